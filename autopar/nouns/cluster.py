@@ -1,0 +1,181 @@
+"""Devices, groups of devices, and the levels of interconnect between them.
+
+A rank is a device's place in one linear order: group after group, the innermost level contiguous.
+A `Level` joins devices into domains of `span` consecutive ranks; levels run from the innermost
+(an NVLink domain, a core's shared memory) to the outermost, whose span is the whole cluster.
+Everything is SI; bandwidths are one direction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+Topology = Literal["switch", "torus", "bus"]
+
+_DTYPE_NAMES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float32": "fp32",
+    "float": "fp32",
+    "float64": "fp64",
+    "double": "fp64",
+    "tfloat32": "tf32",
+    "float8": "fp8",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+    "mxfp8": "fp8",
+    "nvfp4": "fp4",
+}
+# Where a device has no unit for a dtype, the next one that can hold its values does the work.
+_DTYPE_FALLBACK = {
+    "fp4": "fp8",
+    "fp8": "bf16",
+    "bf16": "fp16",
+    "fp16": "fp32",
+    "tf32": "fp32",
+    "fp32": "fp64",
+}
+
+
+def short_dtype(dtype: str) -> str:
+    """The catalogue's name of a dtype: 'torch.bfloat16', 'bfloat16' and 'bf16' are all 'bf16'."""
+    name = dtype.rsplit(".", 1)[-1]
+    return _DTYPE_NAMES.get(name, name)
+
+
+@dataclass(frozen=True)
+class Device:
+    """One kind of accelerator or CPU core, as its datasheet states it."""
+
+    name: str
+    kind: Literal["gpu", "tpu", "cpu"]
+    memory_bytes: int
+    memory_bandwidth_bytes_per_s: float
+    peak_flops_per_s: tuple[tuple[str, float], ...]
+    """(dtype, dense multiply-add FLOP/s) pairs, sorted by dtype."""
+    launch_overhead_s: float
+    """Least time from one op to the next when the device has nothing else to do."""
+    source: str = ""
+    """Where the figures come from."""
+
+    def peak(self, dtype: str) -> float:
+        """Peak FLOP/s in `dtype`, or in the next wider dtype that the device computes in."""
+        peaks = dict(self.peak_flops_per_s)
+        name: str | None = short_dtype(dtype)
+        while name is not None:
+            if name in peaks:
+                return peaks[name]
+            name = _DTYPE_FALLBACK.get(name)
+        return min(peaks.values())
+
+
+@dataclass(frozen=True)
+class DeviceGroup:
+    """`count` equal devices with consecutive ranks."""
+
+    device: Device
+    count: int
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of interconnect: domains of `span` consecutive ranks.
+
+    A domain of the level below (a single device at the innermost) is attached by `ports` ports of
+    `bandwidth_bytes_per_s` each, one direction; one device drives at most one port. Eight rails
+    per node are `ports=8`; one network card for all devices of a node is `ports=1`. Above the first
+    tier `oversubscription` divides what the ports can carry at once.
+    """
+
+    name: str
+    span: int
+    bandwidth_bytes_per_s: float
+    latency_s: float
+    ports: int = 1
+    topology: Topology = "switch"
+    oversubscription: float = 1.0
+    torus_shape: tuple[int, ...] = ()
+    """Links of a torus run along these dimensions, the last one fastest in rank order."""
+    in_network_reduction: bool = False
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Groups of devices and the levels that join them, innermost first."""
+
+    name: str
+    groups: tuple[DeviceGroup, ...]
+    levels: tuple[Level, ...]
+
+    @cached_property
+    def device_count(self) -> int:
+        return sum(group.count for group in self.groups)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Twelve hex digits of the cluster's text form."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:12]
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.groups, self.levels))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def device_at(self, rank: int) -> Device:
+        """The device that has `rank`."""
+        if rank < 0:
+            raise IndexError(f"rank {rank} is negative")
+        first = 0
+        for group in self.groups:
+            if rank < first + group.count:
+                return group.device
+            first += group.count
+        raise IndexError(f"rank {rank} of a cluster of {self.device_count} devices")
+
+    @cached_property
+    def device(self) -> Device:
+        """The device that limits an even split: of the slowest kind, with the least memory."""
+        slowest = min(
+            (group.device for group in self.groups),
+            key=lambda d: (max(flops for _, flops in d.peak_flops_per_s), d.memory_bytes),
+        )
+        least = min(group.device.memory_bytes for group in self.groups)
+        return slowest if slowest.memory_bytes == least else replace(slowest, memory_bytes=least)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of the device that has least of it."""
+        return self.device.memory_bytes
+
+    @property
+    def is_uniform(self) -> bool:
+        return len({group.device for group in self.groups}) == 1
+
+    def to_json(self) -> str:
+        """The text form; `Cluster.from_json` reads it back."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> Cluster:
+        data: dict[str, Any] = json.loads(text)
+        groups = tuple(
+            DeviceGroup(_device_from_dict(group["device"]), group["count"])
+            for group in data["groups"]
+        )
+        levels = tuple(
+            Level(**{**level, "torus_shape": tuple(level["torus_shape"])})
+            for level in data["levels"]
+        )
+        return Cluster(data["name"], groups, levels)
+
+
+def _device_from_dict(data: dict[str, Any]) -> Device:
+    peaks = tuple((str(dtype), float(flops)) for dtype, flops in data["peak_flops_per_s"])
+    return Device(**{**data, "peak_flops_per_s": peaks})

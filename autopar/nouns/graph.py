@@ -1,0 +1,199 @@
+"""The program of a model, framework-neutral: tensors, ops, blocks.
+
+A `Graph` is one forward pass from inputs to the scalar loss. Repeated layers appear once, as a
+`Block` whose body is itself a `Graph`; every occurrence is an op of kind ``"block"``. PyTorch and
+JAX frontends produce the same op kinds; what a backend needs to emit an op again is in its attrs.
+
+Names are keys. A tensor is named after the op that makes it, ``<module path>/<kind>``, relative to
+its block, so that plans stay valid when unrelated lines of the model change. A parameter is named
+by its path: the full one at top level, relative to the instance inside a block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+Role = Literal["parameter", "buffer", "input", "activation", "output"]
+
+DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
+    {
+        "bool": 1,
+        "uint8": 1,
+        "int8": 1,
+        "int16": 2,
+        "float16": 2,
+        "bfloat16": 2,
+        "int32": 4,
+        "float32": 4,
+        "int64": 8,
+        "float64": 8,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One value: ``shape`` is global (unsharded); ``dtype`` is a key of `DTYPE_BYTES`.
+
+    ``differentiable`` says that the loss's gradient flows through it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: Role = "activation"
+    differentiable: bool = False
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.numel * DTYPE_BYTES[self.dtype]
+
+    def __str__(self) -> str:
+        grad = "" if self.differentiable else " const"
+        return f"{self.name}: {self.dtype}{list(self.shape)} {self.role}{grad}"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the user wrote it: module path, file and line (line 0: unknown)."""
+
+    module: str = ""
+    file: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.file else "?"
+        return f"{self.module or '<top>'} ({place})"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation. ``inputs`` and ``outputs`` are tensor names; ``attrs`` are JSON-like values."""
+
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    source: Source = Source()
+
+    @property
+    def name(self) -> str:
+        """The op's key: the name of its first result."""
+        return self.outputs[0]
+
+    def __str__(self) -> str:
+        shown = {k: v for k, v in self.attrs.items() if k not in ("torch", "jax")}
+        return f"{', '.join(self.outputs)} = {self.kind}({', '.join(self.inputs)}) {shown or ''}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A sub-graph that repeats. ``instances`` are the module paths where it occurs, in call order.
+
+    The body's ``inputs`` line up with the inputs of each call op, its ``outputs`` with the outputs.
+    """
+
+    name: str
+    body: Graph
+    instances: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Ops in topological order over named tensors. Inside a body ``blocks`` is empty."""
+
+    tensors: Mapping[str, Tensor]
+    ops: tuple[Op, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    blocks: Mapping[str, Block] = field(default_factory=dict)
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Every trainable or frozen parameter of the unfolded model with its full name, once."""
+        seen: set[str] = set()
+        for tensor in self.tensors.values():
+            if tensor.role == "parameter" and tensor.name not in seen:
+                seen.add(tensor.name)
+                yield tensor.name, tensor
+        for block in self.blocks.values():
+            for instance in dict.fromkeys(block.instances):
+                for tensor in block.body.tensors.values():
+                    full = f"{instance}.{tensor.name}"
+                    if tensor.role == "parameter" and full not in seen:
+                        seen.add(full)
+                        yield full, tensor
+
+    def consumers(self) -> dict[str, list[tuple[Op, int]]]:
+        """For each tensor, the (op, operand position) pairs that read it, in order."""
+        uses: dict[str, list[tuple[Op, int]]] = {name: [] for name in self.tensors}
+        for op in self.ops:
+            for position, name in enumerate(op.inputs):
+                uses[name].append((op, position))
+        return uses
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the text form: equal graphs, equal fingerprints."""
+        return hashlib.sha256(to_text(self).encode()).hexdigest()[:16]
+
+
+def to_text(graph: Graph) -> str:
+    """The graph as JSON text, one line per tensor and op; `from_text` reads it back."""
+    return json.dumps(_to_data(graph), indent=None, separators=(",", ":"), sort_keys=True)
+
+
+def from_text(text: str) -> Graph:
+    """The inverse of `to_text`. Lists come back as tuples, so equality holds."""
+    return _from_data(json.loads(text))
+
+
+def _to_data(graph: Graph) -> dict[str, Any]:
+    return {
+        "tensors": [
+            [t.name, list(t.shape), t.dtype, t.role, t.differentiable]
+            for t in graph.tensors.values()
+        ],
+        "ops": [
+            [op.kind, op.inputs, op.outputs, dict(op.attrs),
+             [op.source.module, op.source.file, op.source.line]]
+            for op in graph.ops
+        ],
+        "inputs": graph.inputs,
+        "outputs": graph.outputs,
+        "blocks": [
+            [b.name, _to_data(b.body), b.instances] for b in graph.blocks.values()
+        ],
+    }
+
+
+def _from_data(data: Mapping[str, Any]) -> Graph:
+    tensors = [Tensor(n, tuple(s), d, r, g) for n, s, d, r, g in data["tensors"]]
+    ops = tuple(
+        Op(k, tuple(i), tuple(o), freeze(a), Source(*s)) for k, i, o, a, s in data["ops"]
+    )
+    blocks = [Block(n, _from_data(b), tuple(i)) for n, b, i in data["blocks"]]
+    return Graph(
+        tensors={t.name: t for t in tensors},
+        ops=ops,
+        inputs=tuple(data["inputs"]),
+        outputs=tuple(data["outputs"]),
+        blocks={b.name: b for b in blocks},
+    )
+
+
+def freeze(value: Any) -> Any:
+    """JSON-like ``value`` with every list turned into a tuple, so that round trips compare equal."""
+    if isinstance(value, Mapping):
+        return {k: freeze(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return tuple(freeze(v) for v in value)
+    return value

@@ -1,0 +1,49 @@
+"""The device mesh: named axes over devices, outermost first.
+
+Rank ``r`` of a mesh ``{dp_replicate: 2, dp_shard: 2, tp: 2}`` has the coordinates of ``r`` written in
+mixed radix; the last axis varies fastest, so it holds the devices that are closest together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+DATA_AXES = ("dp_replicate", "dp_shard")
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """``axes`` and ``sizes`` line up; sizes of 1 may be present and mean nothing."""
+
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def device_count(self) -> int:
+        return math.prod(self.sizes)
+
+    def size(self, axis: str) -> int:
+        """Ranks along ``axis``; 1 where the mesh does not have it."""
+        return self.sizes[self.axes.index(axis)] if axis in self.axes else 1
+
+    def stride(self, axis: str) -> int:
+        """Distance in linear rank order between neighbours along ``axis``."""
+        return math.prod(self.sizes[self.axes.index(axis) + 1 :])
+
+    def trimmed(self) -> Mesh:
+        """The same mesh without its axes of size 1."""
+        kept = [(a, s) for a, s in zip(self.axes, self.sizes, strict=True) if s > 1]
+        return Mesh(tuple(a for a, _ in kept), tuple(s for _, s in kept))
+
+    def __str__(self) -> str:
+        return " x ".join(f"{a}={s}" for a, s in zip(self.axes, self.sizes, strict=True)) or "1"
+
+    @staticmethod
+    def parse(text: str) -> Mesh:
+        """The inverse of ``str``."""
+        if text == "1":
+            return Mesh((), ())
+        pairs = [part.strip().split("=") for part in text.split("x") if part.strip()]
+        return Mesh(tuple(a for a, _ in pairs), tuple(int(s) for _, s in pairs))
