@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 Topology = Literal["switch", "torus", "bus"]
+Library = Literal["nccl", "gloo", "xla"]
 
 _DTYPE_NAMES = {
     "bfloat16": "bf16",
@@ -102,6 +103,9 @@ class Level:
     torus_shape: tuple[int, ...] = ()
     """Links of a torus run along these dimensions, the last one fastest in rank order."""
     in_network_reduction: bool = False
+    """The switch can add (NVLS, SHARP): an all-reduce then sends each byte up and down once."""
+    library: Library = "nccl"
+    """Whose collectives run here; gloo's reduce-scatter is an all-reduce inside."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,98 @@
+"""The op kinds: what both frontends produce and both backends emit.
+
+One line a kind: operands (``?`` optional), attrs, meaning. Scalars never are operands, they are
+attrs. A kind that stands here has a rule in `autopar.rules`; other kinds need one registered by
+the user. ``torch`` or ``jax`` in an op's attrs is the original call, see the frontends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        # calls
+        "block": "inputs of the body; block, instance: one occurrence of a repeated block",
+        # matrix products (a bias is a separate add; emitters fuse it back)
+        "linear": "x [..., k], weight [n, k]; -> [..., n]",
+        "linear_t": "x [..., k], weight [k, n]; -> [..., n] (Conv1D of GPT-2, jnp.dot)",
+        "matmul": "a [..., m, k], b [..., k, n]",
+        "einsum": "operands; equation",
+        "conv": "x [b, c, *s], weight [o, c/groups, *k]; stride, padding, dilation, groups",
+        # attention, one op: q [b, h, s, d], k and v [b, g, t, d], h a multiple of g
+        "attention": "q, k, v, mask?; causal, scale (float or null), dropout_p",
+        "rotary": "x [b, h, s, d], cos [b|1, s, d], sin [b|1, s, d]; style (half): rotary embedding",
+        "repeat_heads": "x [b, g, t, d]; repeats: -> [b, g*repeats, t, d]",
+        # normalisation
+        "layer_norm": "x, weight?, bias?; dims (count of trailing dims), eps",
+        "rms_norm": "x, weight?; eps, upcast (compute in fp32), scale_offset (0 or 1: gemma)",
+        "group_norm": "x [b, c, *s], weight?, bias?; groups, eps",
+        "batch_norm": "x [b, c, *s], weight?, bias?, running_mean?, running_var?; eps, momentum",
+        "softmax": "x; dim, dtype?",
+        "log_softmax": "x; dim, dtype?",
+        # vocabulary
+        "embedding": "ids [...], weight [v, d]; padding_idx",
+        "cross_entropy": "logits [t, v], labels [t]; ignore_index, reduction (mean|sum), label_smoothing",
+        # elementwise, broadcasting; a missing second operand is attr `other`
+        # (attr `scalar_first` where the scalar stands on the left)
+        **{
+            kind: "elementwise, two operands or one and `other`"
+            for kind in (
+                "add", "sub", "mul", "div", "pow", "maximum", "minimum", "eq", "ne", "lt", "le",
+                "gt", "ge", "and", "or", "xor", "remainder", "floor_divide",
+            )
+        },
+        **{
+            kind: "elementwise, one operand"
+            for kind in (
+                "neg", "exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "relu", "gelu", "silu",
+                "sin", "cos", "abs", "not", "erf", "square", "softplus", "leaky_relu", "elu", "hardtanh", "mish",
+                "reciprocal", "identity", "detach", "clamp", "isinf", "isnan", "sign", "floor",
+            )
+        },
+        "cast": "x; dtype",
+        "where": "condition, a?, b?; a, b scalars in attrs where not operands",
+        "masked_fill": "x, mask; value",
+        "dropout": "x; p",
+        # shapes
+        "reshape": "x; shape (view, flatten, squeeze, unsqueeze)",
+        "transpose": "x; dims (a permutation)",
+        "expand": "x; shape",
+        "slice": "x; dim, start, stop, step",
+        "select": "x; dim, index",
+        "split": "x; dim, sizes: -> one result per size (chunk, unbind keeps `squeeze: true`)",
+        "cat": "operands; dim",
+        "stack": "operands; dim",
+        "pad": "x; low_high (pairs, outermost dim first), value",
+        "flip": "x; dims",
+        "roll": "x; dims, shifts",
+        # reductions
+        "sum": "x; dims, keepdim",
+        "mean": "x; dims, keepdim",
+        "amax": "x; dims, keepdim",
+        "amin": "x; dims, keepdim",
+        "any": "x; dims, keepdim",
+        "all": "x; dims, keepdim",
+        "argmax": "x; dim, keepdim",
+        "var": "x; dims, keepdim, correction",
+        "cumsum": "x; dim",
+        # made from nothing
+        "full": "-; shape, value, dtype",
+        "arange": "-; start, stop, step, dtype",
+        "constant": "-; value (nested lists), dtype",
+        "tril": "x; diagonal",
+        "triu": "x; diagonal",
+        # lookups
+        "gather": "x, index; dim",
+        "index_select": "x, index; dim",
+        "index": "x, index...; dims: advanced indexing with broadcast index tensors",
+        "scatter": "x, index, src; dim",
+        "one_hot": "ids; classes",
+        # pooling, images
+        "max_pool": "x [b, c, *s]; kernel, stride, padding, dilation, ceil_mode",
+        "avg_pool": "x [b, c, *s]; kernel, stride, padding",
+        "adaptive_avg_pool": "x [b, c, *s]; output",
+        "interpolate": "x [b, c, *s]; output, mode",
+    }
+)
