@@ -238,7 +238,7 @@ def local_cluster() -> Cluster:
     memory_bytes = max(1 << 24, _machine_memory_bytes(count * core.memory_bytes) // count)
     core = Device(**{**vars(core), "memory_bytes": memory_bytes})
     # Assumed: gloo over the loopback moves about 1 GB/s per process, with 100 us a step.
-    level = Level("loopback", count, 1e9, 1e-4, topology="bus", library="gloo")
+    level = Level("loopback", count, 1e9, 1e-4, library="gloo")
     return Cluster("local", (DeviceGroup(core, count),), (level,))
 
 

@@ -1,0 +1,164 @@
+"""A plan: every decision that turns a model into a distributed program, and nothing derived.
+
+Shardings, collectives, local shapes and memory are functions of a `Plan` and its `Graph`
+(`autopar.lowering`). Keys are tensor names of the graph; inside a block they are written
+``<block name>::<name>``. ``plan.json`` is the text form; `from_json` reads it back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autopar.nouns.mesh import Mesh
+
+FORMAT = 1
+
+
+def key(block: str | None, name: str) -> str:
+    """The plan's key of a tensor or op: ``name`` at top level, ``block::name`` in a block."""
+    return name if block is None else f"{block}::{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A run of blocks that lives on one group of devices.
+
+    mesh:       axes of the stage, outermost first; axes of size 1 may be left out.
+    ops:        op key -> strategy on the model axes (``"tp:n"``; data axes follow from the batch);
+                ops that are not named are ``whole``.
+    shared:     tensor key -> sharding of the copy that several readers share (``"tp:S1"``).
+    parameters: parameter key -> how it is stored on the model axes (``"tp:S0"``; ``D``: whole on
+                every rank, its gradient a partial sum that is reduced once a step).
+    """
+
+    mesh: Mesh
+    ops: Mapping[str, str] = field(default_factory=dict)
+    shared: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprints:
+    """What the plan was made for; a change of any of them makes the plan stale."""
+
+    model: str
+    cluster: str
+    profile: str
+    tool: str
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Predicted peak on the worst device, bytes. ``limit`` is what one device offers."""
+
+    total: int
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    buffers: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the cost model says of the plan. ``lower_bound_s`` bounds every plan in the space."""
+
+    step_time_s: float
+    lower_bound_s: float
+    compute_time_s: float
+    exposed_communication_s: float
+    tokens_per_s: float | None
+    mfu: float
+    memory_bytes: Memory
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerUp:
+    """A plan that lost: its degrees, its time, and why it lost."""
+
+    degrees: Mapping[str, int]
+    zero: int
+    microbatches: int
+    step_time_s: float
+    memory_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All decisions.
+
+    workload:     ``"/abs/or/relative/model.py:Name"``, the model that the plan is for.
+    zero:         state sharding over ``dp_shard``: 0 none, 1 optimizer, 2 + gradients, 3 + parameters.
+    microbatches: gradient accumulation steps; the global batch is cut into them first, then over
+                  ``dp_replicate`` and ``dp_shard``.
+    precision:    dtype of compute (``float32``, ``bfloat16``); parameters are stored as the model
+                  declares them.
+    recompute:    ``none`` or ``full`` (each block's forward runs again in backward).
+    """
+
+    workload: str
+    framework: str
+    stages: tuple[Stage, ...]
+    zero: int
+    microbatches: int
+    precision: str
+    recompute: str
+    optimizer: str
+    schedule: str
+    fingerprints: Fingerprints
+    prediction: Prediction
+    runners_up: tuple[RunnerUp, ...] = ()
+    replicated_ops: tuple[str, ...] = ()
+    searcher: str = ""
+    format: int = FORMAT
+
+    @property
+    def device_count(self) -> int:
+        return sum(stage.mesh.device_count for stage in self.stages)
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        mesh = self.stages[0].mesh
+        names = ("dp_replicate", "dp_shard", "tp", "cp", "ep")
+        return {**{name: mesh.size(name) for name in names}, "pp": len(self.stages)}
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the decisions; ranks compare it before the first step."""
+        return hashlib.sha256(to_json(self).encode()).hexdigest()[:16]
+
+
+def to_json(plan: Plan) -> str:
+    """``plan.json``: sorted, indented, byte for byte the same for equal plans."""
+    data = dataclasses.asdict(plan)
+    for stage, raw in zip(plan.stages, data["stages"], strict=True):
+        raw["mesh"] = str(stage.mesh)
+    return json.dumps(data, indent=1, sort_keys=True) + "\n"
+
+
+def from_json(text: str) -> Plan:
+    """The inverse of `to_json`; raises ValueError for text that is no plan of this format."""
+    data: dict[str, Any] = json.loads(text)
+    if data.get("format") != FORMAT:
+        raise ValueError(
+            f"plan format {data.get('format')!r}, this tool reads {FORMAT}: plan the model again"
+        )
+    stages = tuple(Stage(**{**raw, "mesh": Mesh.parse(raw["mesh"])}) for raw in data["stages"])
+    prediction = dict(data["prediction"])
+    prediction["memory_bytes"] = Memory(**prediction["memory_bytes"])
+    return Plan(
+        **{
+            **data,
+            "stages": stages,
+            "fingerprints": Fingerprints(**data["fingerprints"]),
+            "prediction": Prediction(**prediction),
+            "runners_up": tuple(RunnerUp(**r) for r in data["runners_up"]),
+            "replicated_ops": tuple(data["replicated_ops"]),
+        }
+    )
