@@ -211,7 +211,9 @@ def _explain(error: ValidationError) -> str:
         elif finding["type"] == "missing":
             lines.append(f"{where}: missing")
         elif finding["type"] == "string_type":
-            lines.append(f"{where}: {given!r} has no unit; write text like '400 Gbit/s' or '80 GiB'")
+            lines.append(
+                f"{where}: {given!r} has no unit; write text like '400 Gbit/s' or '80 GiB'"
+            )
         else:
             lines.append(f"{where}: {finding['msg']} (given {given!r})")
     return "; ".join(lines)
@@ -233,7 +235,9 @@ def local_cluster() -> Cluster:
     if gpus:
         level = Level("local gpus", len(gpus), 200e9 if len(gpus) > 1 else 1e12, 3e-6)
         return Cluster("local", (DeviceGroup(gpus[0], len(gpus)),), (level,))
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     core = find_device("cpu-core")
     memory_bytes = max(1 << 24, _machine_memory_bytes(count * core.memory_bytes) // count)
     core = Device(**{**vars(core), "memory_bytes": memory_bytes})

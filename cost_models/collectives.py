@@ -1,0 +1,254 @@
+"""Time of a collective over one mesh axis, from topology, algorithm and size.
+
+Every algorithm is a line `launch + alpha + beta * bytes` (Hockney's alpha-beta model); the library
+picks the cheapest, so a collective is the minimum of a few lines and therefore continuous and
+monotone in bytes. With n ranks, B bytes, and for each level of interconnect k domains joined:
+
+    ring            beta = max over levels of (n-1)/n / w        alpha = hops of each level
+    hierarchical    beta = sum over levels of (k-1)/k / w        alpha = (k-1) per level
+    tree            beta = max over levels of 2 / w              alpha = 2 log2 k per level
+    in-switch       beta = max over levels of 1 / w              alpha = 2 per level
+
+(all-gather and reduce-scatter; an all-reduce by ring or hierarchy is one of each). `w` is what one
+group gets of a domain's uplink while all groups of the axis run at once. Thakur, Rabenseifner,
+Gropp 2005 for the flat algorithms; Cho et al. 2019 (BlueConnect) for the hierarchical one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.cost_models.constants import constant
+from autopar.cost_models.torus import torus_line
+from autopar.nouns.cluster import Cluster, Level
+
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p"]
+KINDS: tuple[Kind, ...] = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "p2p",
+)
+Line = tuple[float, float]
+"""(seconds, seconds per byte)."""
+
+
+@dataclass(frozen=True)
+class AxisGroup:
+    """The ranks of one mesh axis: `size` of them, `stride` apart in linear rank order."""
+
+    size: int
+    stride: int = 1
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective of one axis, ready to price: the slower of two minima of lines."""
+
+    lines: tuple[Line, ...]
+    floor: tuple[Line, ...]
+    """Lines of a collective that is contained in this one (the reduce-scatter in an all-reduce)."""
+
+    def time_s(self, size_bytes: float) -> float:
+        """Seconds for `size_bytes`; nothing to move takes no time."""
+        if size_bytes <= 0 or not self.lines:
+            return 0.0
+        time_s = min(a + b * size_bytes for a, b in self.lines)
+        if self.floor:
+            return max(time_s, min(a + b * size_bytes for a, b in self.floor))
+        return time_s
+
+    def times_s(self, sizes_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Seconds for each of `sizes_bytes`, any shape."""
+        sizes = np.asarray(sizes_bytes, dtype=np.float64)
+        if not self.lines:
+            return np.zeros_like(sizes)
+        times = np.min([a + b * sizes for a, b in self.lines], axis=0)
+        if self.floor:
+            times = np.maximum(times, np.min([a + b * sizes for a, b in self.floor], axis=0))
+        return np.where(sizes > 0, times, 0.0)
+
+
+@overload
+def collective_time_s(
+    cluster: Cluster, kind: Kind, size_bytes: float, group: AxisGroup
+) -> float: ...
+@overload
+def collective_time_s(
+    cluster: Cluster, kind: Kind, size_bytes: NDArray[np.float64], group: AxisGroup
+) -> NDArray[np.float64]: ...
+def collective_time_s(
+    cluster: Cluster, kind: Kind, size_bytes: float | NDArray[np.float64], group: AxisGroup
+) -> float | NDArray[np.float64]:
+    """Seconds of one collective over every group of an axis at once.
+
+    `size_bytes` is the full-size side on one rank: the input of a reduce-scatter, the output of an
+    all-gather, the tensor of the others. An array of sizes gives an array of times. For p2p the
+    group is the axis along which every rank sends to the next one.
+
+    Raises:
+        ValueError: an unknown kind, or a group that reaches past the cluster.
+    """
+    collective = price(cluster, kind, group)
+    if isinstance(size_bytes, np.ndarray):
+        return collective.times_s(size_bytes)
+    return collective.time_s(size_bytes)
+
+
+@lru_cache(maxsize=65536)
+def price(cluster: Cluster, kind: Kind, group: AxisGroup) -> Collective:
+    """The lines of one collective; cached, so pricing another size costs about a microsecond."""
+    if kind not in KINDS:
+        raise ValueError(f"no collective {kind!r}; there are {', '.join(KINDS)}")
+    n, stride = group.size, group.stride
+    if n < 1 or stride < 1 or (n - 1) * stride >= cluster.device_count:
+        raise ValueError(
+            f"a group of {n} ranks {stride} apart does not fit the {cluster.device_count} devices "
+            f"of {cluster.name}"
+        )
+    if n == 1:
+        return Collective((), ())
+    uplinks = _uplinks(cluster, group)
+    library = max(uplinks, key=lambda u: u.level.span).level.library
+    if library == "gloo" and kind == "reduce_scatter":
+        kind = "all_reduce"  # gloo reduces everything everywhere and keeps a part
+    launch = constant(f"collective_launch_{library}_s")
+    lines = tuple((launch + a, b) for a, b in _algorithms(kind, n, uplinks))
+    floor: tuple[Line, ...] = ()
+    if kind == "all_reduce":
+        floor = tuple((launch + a, b) for a, b in _algorithms("reduce_scatter", n, uplinks))
+    return Collective(lines, floor)
+
+
+@dataclass(frozen=True)
+class _Uplink:
+    """What one group sees of one level that it crosses."""
+
+    level: Level
+    inside: int
+    """Ranks of the group in one domain of the level below."""
+    joined: int
+    """Domains of the level below that the group joins inside one domain of this level."""
+    hops: int
+    """Edges at this level of a chain through the whole group."""
+    bandwidth_bytes_per_s: float
+    """Out of one domain of the level below, for this group while all groups run."""
+    is_inner: bool
+    spacing: int
+    """Domains of the level below between neighbours of the group (torus only)."""
+    leaving: int
+    """Ranks of one domain of the level below whose next rank lies outside it."""
+
+
+def _uplinks(cluster: Cluster, group: AxisGroup) -> list[_Uplink]:
+    n, stride = group.size, group.stride
+    uplinks: list[_Uplink] = []
+    child = 1
+    for level in cluster.levels:
+        inside = min(n, max(1, math.ceil(child / stride)))
+        within = min(n, max(1, math.ceil(level.span / stride)))
+        joined = math.ceil(within / inside)
+        if joined > 1:
+            sharing = max(1.0, child / inside)
+            port = level.bandwidth_bytes_per_s / level.oversubscription
+            bandwidth = min(inside * port, level.ports * port / sharing)
+            if level.topology == "bus":
+                bandwidth = level.ports * port * inside / level.span
+            hops = math.ceil(n / inside) - math.ceil(n / within)
+            spacing = max(1, stride // child)
+            uplinks.append(
+                _Uplink(
+                    level, inside, joined, hops, bandwidth, child == 1, spacing, min(stride, child)
+                )
+            )
+        child = level.span
+    return uplinks
+
+
+def _algorithms(kind: Kind, n: int, uplinks: list[_Uplink]) -> list[Line]:
+    """(alpha, beta) of every algorithm that can do `kind`."""
+    flat = _combine(kind, n, uplinks)
+    if kind in ("all_to_all", "p2p", "broadcast"):
+        return flat
+    hierarchical = (
+        sum(line[0] for line in (_hierarchy_line(u) for u in uplinks)),
+        sum(line[1] for line in (_hierarchy_line(u) for u in uplinks)),
+    )
+    if kind != "all_reduce":
+        return [*flat, hierarchical]
+    lines = [(2 * a, 2 * b) for a, b in (*flat, hierarchical)]
+    if all(u.level.topology != "torus" for u in uplinks):
+        rounds_s = sum(2 * math.ceil(math.log2(u.joined)) * u.level.latency_s for u in uplinks)
+        lines.append(
+            (rounds_s, max(2 / (_ring_fraction(u) * u.bandwidth_bytes_per_s) for u in uplinks))
+        )
+        lines.append(_in_switch(uplinks))
+    return lines
+
+
+def _combine(kind: Kind, n: int, uplinks: list[_Uplink]) -> list[Line]:
+    """The flat algorithm: its slowest level sets the rate, every level adds its latency."""
+    alpha_s, beta_s_per_byte = 0.0, 0.0
+    for u in uplinks:
+        a, b = _level_line(kind, n, u)
+        alpha_s += a
+        beta_s_per_byte = max(beta_s_per_byte, b)
+    if kind == "all_to_all":
+        alpha_s += (n - 1) * constant("message_s")
+    return [(alpha_s, beta_s_per_byte)]
+
+
+def _level_line(kind: Kind, n: int, u: _Uplink) -> Line:
+    latency_s = u.level.latency_s
+    if u.level.topology == "torus":
+        a, b = torus_line(kind, u.level, u.joined, u.spacing, u.inside / u.bandwidth_bytes_per_s)
+        return a, b / constant("torus_wire_fraction")
+    if kind in ("all_gather", "reduce_scatter", "all_reduce"):
+        return u.hops * latency_s, (n - 1) / n / (_ring_fraction(u) * u.bandwidth_bytes_per_s)
+    if kind == "broadcast":
+        rounds = math.ceil(math.log2(u.joined))
+        return rounds * latency_s, 1 / (_ring_fraction(u) * u.bandwidth_bytes_per_s)
+    fraction = constant(
+        "gloo_wire_fraction"
+        if u.level.library == "gloo"
+        else ("p2p_wire_fraction" if kind == "p2p" else "all_to_all_wire_fraction")
+    )
+    if kind == "p2p":
+        port = u.level.bandwidth_bytes_per_s / u.level.oversubscription
+        return latency_s, 1 / (fraction * port * min(1.0, u.level.ports / u.leaving))
+    return latency_s, u.inside * (n - u.inside) / n / (fraction * u.bandwidth_bytes_per_s)
+
+
+def _hierarchy_line(u: _Uplink) -> Line:
+    if u.level.topology == "torus":
+        return _level_line("all_gather", u.joined, u)
+    k = u.joined
+    return (k - 1) * u.level.latency_s, (k - 1) / k / (_ring_fraction(u) * u.bandwidth_bytes_per_s)
+
+
+def _in_switch(uplinks: list[_Uplink]) -> Line:
+    """Inner switches add where they can; levels without such switches run a ring."""
+    alpha_s, beta_s_per_byte = 0.0, 0.0
+    for u in uplinks:
+        if u.level.in_network_reduction:
+            alpha_s += 2 * u.level.latency_s
+            rate = 1 / (constant("switch_wire_fraction") * u.bandwidth_bytes_per_s)
+        else:
+            alpha_s += 2 * (u.joined - 1) * u.level.latency_s
+            rate = 2 * (u.joined - 1) / u.joined / (_ring_fraction(u) * u.bandwidth_bytes_per_s)
+        beta_s_per_byte = max(beta_s_per_byte, rate)
+    return alpha_s, beta_s_per_byte
+
+
+def _ring_fraction(u: _Uplink) -> float:
+    if u.level.library == "gloo":
+        return constant("gloo_wire_fraction")
+    return constant("ring_wire_fraction_inner" if u.is_inner else "ring_wire_fraction_outer")

@@ -1,0 +1,148 @@
+"""Time of one op on one device: a roofline with an efficiency by kind of op and device.
+
+    time = launch + max(flops / (e_c * peak), bytes / (e_m * memory bandwidth))
+
+(Williams, Waterman, Patterson 2009.) `e_c` and `e_m` are shares of the datasheet's peak that ops of
+a class reach; `efficiency.yaml` holds them with how each was found. Small matrix products reach
+less: with f = flops of the op, `e_c` falls by f / (f + half), where `half` is the work at which
+half of the large-product efficiency is reached.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from autopar.cost_models.constants import How
+from autopar.nouns.cluster import Cluster, Device, short_dtype
+
+OpClass = Literal["matmul", "attention", "elementwise", "reduction", "gather", "conv"]
+OP_CLASSES: tuple[OpClass, ...] = (
+    "matmul",
+    "attention",
+    "elementwise",
+    "reduction",
+    "gather",
+    "conv",
+)
+
+_FILE = Path(__file__).with_name("efficiency.yaml")
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """The share of the datasheet's peaks that a class of ops reaches on a device."""
+
+    compute: float
+    memory: float
+    half_s: float
+    """Time at peak of the work that reaches half of `compute`."""
+    how: How
+    basis: str
+
+
+@dataclass(frozen=True)
+class OpRate:
+    """A device's rates for one class of ops in one dtype, ready to price."""
+
+    launch_s: float
+    s_per_flop: float
+    s_per_byte: float
+    half_s: float
+    how: How
+
+    def time_s(self, flops: float, moved_bytes: float) -> float:
+        """Seconds of one op; an op that does nothing takes no time."""
+        if flops <= 0 and moved_bytes <= 0:
+            return 0.0
+        compute_s = flops * self.s_per_flop + self.half_s if flops > 0 else 0.0
+        return self.launch_s + max(compute_s, moved_bytes * self.s_per_byte)
+
+    def times_s(
+        self, flops: NDArray[np.float64], moved_bytes: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Seconds of each op of two arrays that broadcast together."""
+        compute_s = np.where(flops > 0, flops * self.s_per_flop + self.half_s, 0.0)
+        times = self.launch_s + np.maximum(compute_s, moved_bytes * self.s_per_byte)
+        return np.where((flops > 0) | (moved_bytes > 0), times, 0.0)
+
+
+@overload
+def op_time_s(
+    where: Cluster | Device, flops: float, bytes_moved: float, dtype: str, op_class: OpClass
+) -> float: ...
+@overload
+def op_time_s(
+    where: Cluster | Device,
+    flops: NDArray[np.float64],
+    bytes_moved: NDArray[np.float64],
+    dtype: str,
+    op_class: OpClass,
+) -> NDArray[np.float64]: ...
+def op_time_s(
+    where: Cluster | Device,
+    flops: float | NDArray[np.float64],
+    bytes_moved: float | NDArray[np.float64],
+    dtype: str,
+    op_class: OpClass,
+) -> float | NDArray[np.float64]:
+    """Seconds of one op (or of each op of two arrays) on a device, or on a cluster's slowest one.
+
+    `bytes_moved` is what the op reads and writes in device memory, `dtype` what it computes in.
+
+    Raises:
+        ValueError: an unknown class of ops.
+    """
+    rate = op_rate(where.device if isinstance(where, Cluster) else where, dtype, op_class)
+    if isinstance(flops, np.ndarray) or isinstance(bytes_moved, np.ndarray):
+        return rate.times_s(np.asarray(flops, float), np.asarray(bytes_moved, float))
+    return rate.time_s(flops, bytes_moved)
+
+
+@lru_cache(maxsize=4096)
+def op_rate(device: Device, dtype: str, op_class: OpClass) -> OpRate:
+    """The rates that price ops of `op_class` in `dtype`; cached."""
+    reached = efficiency(device, dtype, op_class)
+    return OpRate(
+        launch_s=device.launch_overhead_s,
+        s_per_flop=1 / (reached.compute * device.peak(dtype)),
+        s_per_byte=1 / (reached.memory * device.memory_bandwidth_bytes_per_s),
+        half_s=reached.half_s,
+        how=reached.how,
+    )
+
+
+def efficiency(device: Device, dtype: str, op_class: OpClass) -> Efficiency:
+    """The most special entry of `efficiency.yaml` for a device, dtype and class of ops.
+
+    Raises:
+        ValueError: an unknown class of ops.
+    """
+    if op_class not in OP_CLASSES:
+        raise ValueError(f"no op class {op_class!r}; there are {', '.join(OP_CLASSES)}")
+    table = _table()
+    name = short_dtype(dtype)
+    entry: dict[str, Any] = dict(table["general"][op_class])
+    for key in (device.kind, device.name):
+        for wanted in (op_class, f"{op_class} {name}"):
+            entry.update(table.get(key, {}).get(wanted, {}))
+    return Efficiency(
+        compute=float(entry["compute"]),
+        memory=float(entry["memory"]),
+        half_s=float(entry["half_s"]),
+        how=entry["how"],
+        basis=entry["basis"],
+    )
+
+
+@lru_cache(maxsize=1)
+def _table() -> dict[str, dict[str, dict[str, Any]]]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    loaded: dict[str, dict[str, dict[str, Any]]] = yaml.load(_FILE.read_text(), Loader=loader)
+    return loaded
