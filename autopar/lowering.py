@@ -1,0 +1,285 @@
+"""From decisions to consequences: every sharding and every collective of a stage.
+
+`lower` turns a graph and a stage of a plan into a `Lowered`: for each op the shardings it reads and
+gives, and for each tensor the steps on the way from its producer to its readers. Price, memory and
+the emitted program are all read off this one structure, so what runs is what was priced.
+
+A tensor with several readers has one *shared* copy; a reader that wants another sharding makes it
+from that copy. The global batch is cut into microbatches first, so ``microbatch`` is the outermost
+axis here: local shapes are those of one microbatch on one rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
+from autopar.nouns.mesh import DATA_AXES, Mesh
+from autopar.nouns.plan import Stage, key
+from autopar.nouns.sharding import DEFERRED, WHOLE, Placement, Sharding, split
+from autopar.rules.notation import BoundRule
+from autopar.rules.registry import bind
+from autopar.rules.resharding import Collective, Step, collectives, reshard
+from autopar.rules.strategies import Strategy, shardings
+
+MICROBATCH = "microbatch"
+BATCH_AXES = (MICROBATCH, *DATA_AXES)
+
+
+class LoweringError(ValueError):
+    """A stage whose decisions do not fit its graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredTensor:
+    """``produced`` by its op, then brought by ``steps`` to ``shared``, which readers start from."""
+
+    tensor: Tensor
+    produced: Sharding
+    shared: Sharding
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One operand of an op: the shared copy of ``name``, after ``steps``."""
+
+    name: str
+    wanted: Sharding
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredOp:
+    """``bound`` is None for block calls."""
+
+    op: Op
+    bound: BoundRule | None
+    strategy: Strategy
+    operands: tuple[Operand, ...]
+    results: tuple[Sharding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A graph on a mesh (``mesh`` has ``microbatch`` in front). ``blocks`` are lowered bodies."""
+
+    graph: Graph
+    mesh: Mesh
+    block: str | None
+    tensors: Mapping[str, LoweredTensor]
+    ops: tuple[LoweredOp, ...]
+    outputs: tuple[Operand, ...]
+    blocks: Mapping[str, Lowered]
+
+    def local_shape(self, name: str) -> tuple[int, ...]:
+        """Shape of the shared copy of ``name`` on one rank, in one microbatch."""
+        found = self.tensors[name]
+        return found.shared.local_shape(found.tensor.shape, self.mesh)
+
+
+def lower(
+    graph: Graph,
+    stage: Stage,
+    microbatches: int,
+    data_choices: Mapping[str, str],
+    batch_dims: Mapping[str, int],
+    block: str | None = None,
+    inputs: Mapping[str, Sharding] | None = None,
+) -> Lowered:
+    """The consequences of ``stage`` for ``graph``.
+
+    data_choices: for each op key, what data axes do to it (`autopar.rules.batch`).
+    batch_dims:   for each batched graph input, its batch dim.
+    """
+    mesh = Mesh((MICROBATCH, *stage.mesh.axes), (microbatches, *stage.mesh.sizes)).trimmed()
+    blocks: dict[str, Lowered] = {}
+    for name, found in graph.blocks.items():
+        given = {n: Sharding.parse(stage.shared.get(key(name, n), "R")) for n in found.body.inputs}
+        entering = {
+            n: _with_data(given[n], mesh, found.body.tensors[n], data_choices.get(key(name, n), ""))
+            for n in found.body.inputs
+        }
+        blocks[name] = lower(
+            found.body, stage, microbatches, data_choices, {}, name, entering
+        )
+    tensors: dict[str, LoweredTensor] = {}
+    readers = graph.consumers()
+    for name in graph.outputs:
+        readers[name].append((Op("output", (name,), ()), 0))
+
+    def settle(tensor: Tensor, produced: Sharding) -> None:
+        text = stage.shared.get(key(block, tensor.name))
+        shared = produced
+        if text is not None and len(readers[tensor.name]) > 1:
+            model = Sharding.parse(text)
+            shared = Sharding.of(
+                (a, produced.on(a) if a in BATCH_AXES else model.on(a)) for a in mesh.axes
+            )
+        steps = _steps(tensor, produced, shared, mesh, block)
+        tensors[tensor.name] = LoweredTensor(tensor, produced, shared, steps)
+
+    for tensor in graph.tensors.values():
+        if inputs is not None and tensor.name in inputs:
+            tensors[tensor.name] = LoweredTensor(
+                tensor, inputs[tensor.name], inputs[tensor.name], ()
+            )
+        elif tensor.role == "input":
+            dim = batch_dims.get(tensor.name)
+            batch = WHOLE if dim is None else split(dim)
+            settle(tensor, Sharding.of((a, batch if a in BATCH_AXES else WHOLE) for a in mesh.axes))
+        elif tensor.role in ("parameter", "buffer"):
+            stored = Sharding.parse(stage.parameters.get(key(block, tensor.name), "R"))
+            batch = DEFERRED if tensor.differentiable else WHOLE
+            produced = Sharding.of(
+                (a, batch if a in BATCH_AXES else stored.on(a)) for a in mesh.axes
+            )
+            settle(tensor, produced)
+
+    lowered: list[LoweredOp] = []
+    for op in graph.ops:
+        if op.kind == "block":
+            body = blocks[op.attrs["block"]]
+            wants = tuple(body.tensors[n].produced for n in body.graph.inputs)
+            gives = tuple(o.wanted for o in body.outputs)
+            bound, strategy = None, Strategy()
+        else:
+            bound = bind(op, graph.tensors)
+            strategy = _strategy(op, bound, stage, mesh, data_choices, block)
+            wants, gives = shardings(
+                bound,
+                strategy,
+                mesh,
+                [graph.tensors[n].differentiable for n in op.inputs],
+                [graph.tensors[n].differentiable for n in op.outputs],
+            )
+        operands = tuple(
+            Operand(n, w, _steps(graph.tensors[n], tensors[n].shared, w, mesh, block))
+            for n, w in zip(op.inputs, wants, strict=True)
+        )
+        for name, produced in zip(op.outputs, gives, strict=True):
+            settle(graph.tensors[name], produced)
+        lowered.append(LoweredOp(op, bound, strategy, operands, gives))
+
+    outputs = []
+    for name in graph.outputs:
+        shared = tensors[name].shared
+        wanted = shared
+        if block is None:  # the loss: each data rank keeps its share, model axes agree
+            wanted = Sharding.of((a, p) for a, p in shared.placements if a in BATCH_AXES)
+        steps = _steps(graph.tensors[name], shared, wanted, mesh, block)
+        outputs.append(Operand(name, wanted, steps))
+    return Lowered(graph, mesh, block, tensors, tuple(lowered), tuple(outputs), blocks)
+
+
+def _strategy(
+    op: Op,
+    bound: BoundRule,
+    stage: Stage,
+    mesh: Mesh,
+    data_choices: Mapping[str, str],
+    block: str | None,
+) -> Strategy:
+    model = Strategy.parse(stage.ops.get(key(block, op.name), "whole"))
+    data = data_choices[key(block, op.name)]
+    return Strategy(
+        tuple(
+            (a, c) for a in mesh.axes if (c := data if a in BATCH_AXES else model.on(a))
+        )
+    )
+
+
+def _with_data(given: Sharding, mesh: Mesh, tensor: Tensor, choice: str) -> Sharding:
+    """``choice`` of a block input is a placement text: ``S0``, ``D`` or nothing."""
+    batch = Placement.parse(choice) if choice else WHOLE
+    if batch == DEFERRED and not tensor.differentiable:
+        batch = WHOLE
+    return Sharding.of((a, batch if a in BATCH_AXES else given.on(a)) for a in mesh.axes)
+
+
+def _steps(
+    tensor: Tensor, source: Sharding, target: Sharding, mesh: Mesh, block: str | None
+) -> tuple[Step, ...]:
+    steps = reshard(source, target, tensor.shape, mesh, tensor.differentiable)
+    if steps is None:
+        raise LoweringError(
+            f"{key(block, tensor.name)} {list(tensor.shape)} cannot go from [{source}] to [{target}]"
+        )
+    return steps
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A collective of one step of training: where it is, how often it runs per optimizer step."""
+
+    key: str
+    direction: str
+    collective: Collective
+    count: int
+
+
+def activation_collectives(lowered: Lowered, times: int | None = None) -> Iterator[Priced]:
+    """Every collective on activations that one rank takes part in, forward and backward.
+
+    ``times`` is how often the graph runs in a step; by default once per microbatch.
+    """
+    if times is None:
+        times = lowered.mesh.size(MICROBATCH)
+    for found in lowered.tensors.values():
+        if found.tensor.role not in ("parameter", "buffer"):
+            yield from _priced(found.tensor, found.steps, lowered, times)
+    for op in lowered.ops:
+        if op.op.kind == "block":
+            yield from activation_collectives(lowered.blocks[op.op.attrs["block"]], times)
+        for operand in op.operands:
+            yield from _priced(
+                lowered.graph.tensors[operand.name], operand.steps, lowered, times
+            )
+        if op.bound is not None:
+            for direction, inside in internal_collectives(op, lowered.mesh):
+                yield Priced(key(lowered.block, op.op.name), direction, inside, times)
+    for operand in lowered.outputs:
+        yield from _priced(lowered.graph.tensors[operand.name], operand.steps, lowered, times)
+
+
+def internal_collectives(op: LoweredOp, mesh: Mesh) -> Iterator[tuple[str, Collective]]:
+    """(direction, collective) inside the op's own implementation under its strategy."""
+    assert op.bound is not None
+    ways: dict[str, int] = {}
+    for axis, choice in op.strategy.choices:
+        if choice in op.bound.factors:
+            ways[choice] = ways.get(choice, 1) * mesh.size(axis)
+    for inside in op.bound.rule.internal:
+        for axis, choice in op.strategy.choices:
+            if choice == inside.factor and mesh.size(axis) > 1:
+                extents = (-(-op.bound.factors[d].size // ways.get(d, 1)) for d in inside.dims)
+                size = math.prod(extents) * inside.count * DTYPE_BYTES[inside.dtype]
+                yield inside.direction, Collective(inside.kind, axis, size)
+
+
+def _priced(
+    tensor: Tensor, steps: tuple[Step, ...], lowered: Lowered, times: int
+) -> Iterator[Priced]:
+    where = key(lowered.block, tensor.name)
+    for collective in collectives(steps, tensor.dtype, lowered.mesh, "forward"):
+        yield Priced(where, "forward", collective, times)
+    if tensor.differentiable:
+        for collective in collectives(steps, tensor.dtype, lowered.mesh, "backward"):
+            yield Priced(where, "backward", collective, times)
+
+
+__all__ = [
+    "BATCH_AXES",
+    "MICROBATCH",
+    "Lowered",
+    "LoweredOp",
+    "LoweredTensor",
+    "LoweringError",
+    "Operand",
+    "Priced",
+    "activation_collectives",
+    "internal_collectives",
+    "lower",
+]
