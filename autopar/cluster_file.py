@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autopar.cost_models.catalogue import UnknownDevice, device_from_figures, find_device
 from autopar.cost_models.units import Quantity, UnitError, parse_quantity
+from autopar.errors import UserError
 from autopar.nouns.cluster import Cluster, Device, DeviceGroup, Level
 
 # Figures outside these ranges are slips of a unit, not hardware.
@@ -37,7 +38,7 @@ _PHYSICAL: dict[str, tuple[Quantity, float, float]] = {
 }
 
 
-class ClusterFileError(ValueError):
+class ClusterFileError(UserError):
     """A cluster description that cannot be used; the message says what to change."""
 
 
