@@ -1,0 +1,39 @@
+# `make demo` and `make test` need python3.11 (with venv) and nothing else.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+INSTALLED := .venv/installed
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test lint format install clean
+.DELETE_ON_ERROR:
+
+install: $(INSTALLED)
+
+# Once, and again when the dependencies change.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+# Plan a real model for this machine, show the program, train it, prove it right.
+demo: $(INSTALLED)
+	$(BIN)/autopar plan examples/02_gpt.py --cluster examples/clusters/cpu_4.yaml -o out/demo
+	cat out/demo/program/*.py
+	$(BIN)/autopar run out/demo --steps 20
+	$(BIN)/autopar verify out/demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf out plan build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
