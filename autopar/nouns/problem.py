@@ -99,7 +99,7 @@ class Problem:
     """See the module for the mathematics.
 
     ``interval[i] = [lo, hi)`` is the life of node i; an empty one uses no memory.  ``scale`` says
-    what the integers mean: cost 1 is ``1 / scale`` of the builder's unit (seconds, for the planner).
+    what the integers mean: cost 1 is ``1 / scale`` of the builder's unit (the planner's: seconds).
     ``labels[s]``, where given, lists the decisions that strategy ``s`` (counted over all nodes)
     consists of, such as ``("tp:h", "dp:b")``; searchers that decide by meaning read them.
     """
@@ -200,7 +200,7 @@ class Problem:
     # -- the exact evaluator -------------------------------------------------------------------
 
     def total(self, choice: npt.ArrayLike) -> int:
-        """The exact cost of one strategy per node; at least FORBIDDEN when a choice is ruled out."""
+        """The exact cost of one strategy per node; FORBIDDEN or more if a choice is ruled out."""
         x = self._valid(choice)
         picked = self.cost[self.strategy_start[:-1] + x]
         on_edges = self.edge_cost[self._cells(x)]

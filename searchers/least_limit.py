@@ -1,0 +1,73 @@
+"""Why there is no answer: is the limit too low, by how much, and what limit would do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from autopar.nouns.problem import NO_LIMIT, Ints, NoFeasibleAnswer, Problem
+
+if TYPE_CHECKING:
+    from autopar.searchers.run import Run
+
+
+def explain(run: Run) -> NoFeasibleAnswer:
+    """The error to raise for a run that ended without an answer."""
+    p = run.problem
+    proven = _least_peak_bound(p)
+    example = _frugal_choice(p)
+    least = None if example is None else p.peak(example)
+    if example is not None and least is not None and least <= p.usage_limit:
+        return NoFeasibleAnswer("the search ended before it found an answer; raise its budget")
+    parts = []
+    if proven > p.usage_limit:
+        parts.append(
+            f"the usage limit {p.usage_limit} is too low by at least {proven - p.usage_limit}: "
+            f"no choice needs less than {proven}"
+        )
+    elif run.lower_bound == np.inf and p.usage_limit == NO_LIMIT:
+        parts.append("every choice is forbidden")
+    elif run.lower_bound == np.inf:
+        parts.append(f"no allowed choice keeps to the usage limit {p.usage_limit}")
+    else:
+        parts.append(f"no answer was found within the usage limit {p.usage_limit}")
+        if run.excess is not None:
+            parts.append(f"the nearest was over it by {run.excess}")
+    if least is not None:
+        parts.append(f"a limit of {least} would do")
+    return NoFeasibleAnswer("; ".join(parts), least, proven)
+
+
+def _least_peak_bound(p: Problem) -> int:
+    """The peak of every node's least usage: no choice has a lower one."""
+    x = np.zeros(p.num_nodes, np.int64)
+    for i in range(p.num_nodes):
+        lo, hi = p.strategy_start[i], p.strategy_start[i + 1]
+        x[i] = int(np.argmin(p.usage[lo:hi]))
+    return p.peak(x)
+
+
+def _frugal_choice(p: Problem) -> Ints | None:
+    """An allowed choice of small peak: that of the least sum of usages."""
+    from dataclasses import replace
+
+    from autopar.searchers.shrink import Contradiction, shrink
+    from autopar.searchers.tree_decomposition import Elimination
+
+    life = np.repeat(np.diff(p.interval, axis=1).ravel() > 0, p.num_strategies)
+    top = max(int(p.usage.max(initial=0)), 1)
+    usage = (p.usage // (top // 10**9 + 1)) * life
+    frugal = replace(
+        p,
+        cost=np.where(p.cost >= 10**18, p.cost, usage),
+        edge_cost=np.where(p.edge_cost >= 10**18, p.edge_cost, 0),
+        usage_limit=NO_LIMIT,
+    )
+    try:
+        model, lift = shrink(frugal)
+    except Contradiction:
+        return None
+    _, x = Elimination(model, 1 << 18).minimum(model.unary)
+    choice = lift(x)
+    return choice if p.allowed(choice) else None

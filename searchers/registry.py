@@ -1,0 +1,55 @@
+"""The searchers by name, in the order in which a reader should meet them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import cast
+
+from autopar.nouns.problem import Problem, ProblemError, Solution
+from autopar.searchers.run import NO_BUDGET, Budget, Report
+
+
+@dataclass(frozen=True)
+class Searcher:
+    """A row of the table: ``exact`` searchers prove their answer when the budget lets them end."""
+
+    name: str
+    exact: bool
+    good_for: str
+
+    def __call__(
+        self, problem: Problem, budget: Budget, seed: int, progress: Report | None
+    ) -> Solution:
+        # Imported on use: several need libraries that take a while to load.
+        module = import_module(f"autopar.searchers.{self.name}")
+        function = cast(Callable[..., Solution], module.search)
+        return function(problem, budget, seed, progress)
+
+
+SEARCHERS = {
+    s.name: s
+    for s in (
+        Searcher("brute_force", True, "a handful of nodes; the referee"),
+        Searcher("portfolio", True, "the default: looks at the problem and chains the others"),
+        Searcher("elimination", True, "narrow graphs: blocks of real models"),
+    )
+}
+
+
+def search(
+    problem: Problem,
+    searcher: str = "portfolio",
+    budget: Budget = NO_BUDGET,
+    seed: int = 0,
+    progress: Report | None = None,
+) -> Solution:
+    """Solve a problem with the searcher of that name.
+
+    Raises NoFeasibleAnswer when no choice keeps to the limit, and ProblemError for an unknown
+    searcher.  Ctrl-C returns the best answer so far, marked ``interrupted``.
+    """
+    if searcher not in SEARCHERS:
+        raise ProblemError(f"no searcher {searcher!r}; there are {', '.join(SEARCHERS)}")
+    return SEARCHERS[searcher](problem, budget, seed, progress)

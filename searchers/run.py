@@ -1,0 +1,201 @@
+"""What every searcher shares: a budget, the best answer so far, the best bound so far.
+
+A searcher is a function
+
+    search(problem, budget=Budget(), seed=0, progress=None) -> Solution
+
+written as ``with Run(...) as run: ...; return run.solution()``.  Inside the block the searcher
+offers choices and bounds; the block ends early, without an error, when the budget is spent or the
+user presses Ctrl-C.  One *evaluation* is one node whose strategies were compared once, so a sweep
+over a graph of n nodes counts n.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+
+from autopar.nouns.problem import Choice, NoFeasibleAnswer, Problem, Solution
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long to search: ``evaluations`` is deterministic, ``wall_s`` an upper stop; None: no end.
+
+    The search also ends when the answer is within ``gap`` of the bound, relative to the answer.
+    """
+
+    evaluations: int | None = None
+    wall_s: float | None = None
+    gap: float = 0.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What ``progress`` is called with whenever the answer or the bound improves.
+
+    ``cost`` is None before the first feasible answer.  ``note`` is for people: a step's name and
+    what it did.
+    """
+
+    searcher: str
+    cost: int | None
+    lower_bound: float
+    evaluations: int
+    wall_s: float
+    note: str = ""
+
+
+Report = Callable[[Progress], None]
+
+NO_BUDGET = Budget()
+"""Search until the searcher itself sees no reason to go on."""
+
+
+class BudgetSpent(Exception):
+    """Raised inside a searcher when its budget is used up; ``Run`` catches it."""
+
+
+class Run:
+    """One search: clock, incumbent and bound."""
+
+    def __init__(
+        self, problem: Problem, budget: Budget, searcher: str, progress: Report | None = None
+    ) -> None:
+        self.problem = problem
+        self.budget = budget
+        self.searcher = searcher
+        self.progress = progress
+        self.started = time.perf_counter()
+        self.evaluations = 0
+        self.choice: Choice | None = None
+        self.cost: int | None = None
+        self.found_by = searcher
+        self.lower_bound = -math.inf
+        self.budget_spent = False
+        self.interrupted = False
+        self.excess: int | None = None
+
+    # -- budget --------------------------------------------------------------------------------
+
+    @property
+    def wall_s(self) -> float:
+        return time.perf_counter() - self.started
+
+    @property
+    def remaining_s(self) -> float:
+        return math.inf if self.budget.wall_s is None else self.budget.wall_s - self.wall_s
+
+    @property
+    def remaining_evaluations(self) -> float:
+        limit = self.budget.evaluations
+        return math.inf if limit is None else limit - self.evaluations
+
+    def spend(self, evaluations: int) -> None:
+        """Count work done; ends the search when the budget is used up."""
+        self.evaluations += evaluations
+        if self.remaining_evaluations <= 0 or self.remaining_s <= 0:
+            raise BudgetSpent
+
+    # -- what is known -------------------------------------------------------------------------
+
+    def offer(self, choice: npt.ArrayLike, found_by: str = "") -> bool:
+        """Keep a choice when it is feasible and better, by the exact evaluator; True if kept."""
+        x = np.asarray(choice, np.int32)
+        if not self.problem.allowed(x):
+            return False
+        over = self.problem.peak(x) - self.problem.usage_limit
+        if over > 0:
+            self.excess = over if self.excess is None else min(over, self.excess)
+            return False
+        cost = self.problem.total(x)
+        if self.cost is not None and cost >= self.cost:
+            return False
+        self.choice, self.cost = x.copy(), cost
+        self.found_by = f"{self.searcher}: {found_by}" if found_by else self.searcher
+        self.tell(found_by)
+        return True
+
+    def bound(self, lower_bound: float, note: str = "") -> None:
+        """Keep a lower bound on every feasible choice when it is better.
+
+        All costs are integers, so a bound is rounded up, after taking off what doubles may have
+        lost: 1e-12 of its size once it leaves the range where they are exact.
+        """
+        if math.isfinite(lower_bound):
+            whole = lower_bound == math.floor(lower_bound) and abs(lower_bound) < 2**53
+            slack = 0.0 if whole else 1e-12 * abs(lower_bound) + 1e-9
+            lower_bound = float(math.ceil(lower_bound - slack))
+        if lower_bound > self.lower_bound:
+            self.lower_bound = lower_bound
+            self.tell(note)
+
+    @property
+    def closed(self) -> bool:
+        """True when the best choice is proven to be as good as was asked for."""
+        if self.cost is None:
+            return self.lower_bound == math.inf
+        return self.cost - self.lower_bound <= self.budget.gap * abs(self.cost)
+
+    def tell(self, note: str = "") -> None:
+        if self.progress is not None:
+            self.progress(
+                Progress(
+                    self.searcher,
+                    self.cost,
+                    self.lower_bound,
+                    self.evaluations,
+                    self.wall_s,
+                    note,
+                )
+            )
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        self.budget_spent = kind is not None and issubclass(kind, BudgetSpent)
+        self.interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
+        if self.interrupted and self.choice is None:
+            return False
+        return self.budget_spent or self.interrupted
+
+    def solution(self) -> Solution:
+        """The best so far.
+
+        Raises NoFeasibleAnswer when there is none: because the problem has none, or because the
+        search ended before it found one, which the message tells apart.
+        """
+        if self.choice is None or self.cost is None:
+            raise self._nothing()
+        return Solution(
+            choice=self.choice,
+            cost=self.cost,
+            lower_bound=min(self.lower_bound, float(self.cost)),
+            peak=self.problem.peak(self.choice),
+            found_by=self.found_by,
+            evaluations=self.evaluations,
+            budget_spent=self.budget_spent,
+            interrupted=self.interrupted,
+        )
+
+    def _nothing(self) -> NoFeasibleAnswer:
+        from autopar.searchers.least_limit import explain
+
+        return explain(self)
+
+
+def renamed(solution: Solution, searcher: str) -> Solution:
+    """The same answer under another searcher's name."""
+    return replace(solution, found_by=f"{searcher}: {solution.found_by}")

@@ -1,0 +1,234 @@
+"""Exact shrinking: a smaller model with the same optimum, and the way back.
+
+Every step returns ``(smaller model, lift)``; a lifted choice has the same cost and memory, and at
+least one optimal choice survives every step.  Steps repeat until none removes anything.
+
+- ``drop_hopeless``: a label goes when its unary cost is infinite or when, on some edge, it has no
+  finite partner left (arc consistency, Mackworth 1977).
+- ``merge_forced``: where every label of two neighbours has exactly one partner on the other side,
+  choosing one chooses the other, and the two become one variable.
+- ``absorb_fixed``: a variable with one label left is added to its neighbours and disappears.
+- ``drop_dominated``: label l goes when some other label k of the variable is never worse,
+  unary(k) - unary(l) + sum_e max_j [e(k, j) - e(l, j)] <= 0, and uses no more memory in any row
+  (dead-end elimination, Desmet et al. 1992, in the form of Goldstein 1994).
+- ``tidy_memory`` (see ``gather``): rows and terms that cannot matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from autopar.nouns.problem import Ints, Problem, offsets
+from autopar.searchers.gather import Lift, gather, keep_labels, tidy_memory
+from autopar.searchers.model import Floats, Model, from_problem, runs
+
+Say = Callable[[str], None]
+
+
+class Contradiction(Exception):
+    """Every choice is forbidden."""
+
+
+def shrink(problem: Problem, say: Say | None = None) -> tuple[Model, Lift]:
+    """The smallest equivalent model that the steps reach.
+
+    The lift turns a choice for it into a choice for ``problem``.  Raises Contradiction when what
+    the costs forbid leaves no choice at all.
+    """
+    model = tidy_memory(from_problem(problem))
+    lifts: list[Lift] = []
+    steps = (drop_hopeless, merge_forced, absorb_fixed, drop_dominated)
+    changed = True
+    while changed:
+        changed = False
+        for step in steps:
+            result = step(model)
+            if result is None:
+                continue
+            smaller, lift = result
+            smaller = tidy_memory(smaller)
+            lifts.append(lift)
+            if say is not None:
+                say(f"{step.__name__}: {_size(model)} -> {_size(smaller)}")
+            model, changed = smaller, True
+    return model, _chain(lifts)
+
+
+def _size(m: Model) -> str:
+    return (
+        f"{m.num_vars} variables, {m.start[-1]} labels, {len(m.edge)} edges, "
+        f"{len(m.term_var)} memory terms in {len(m.room)} rows"
+    )
+
+
+def _chain(lifts: list[Lift]) -> Lift:
+    def lift(x: Ints) -> Ints:
+        for step in reversed(lifts):
+            x = step(x)
+        return x
+
+    return lift
+
+
+def _line_minima(m: Model) -> tuple[Floats, Floats, Ints, Ints]:
+    """Cheapest cell of every matrix row and column, and the label that each belongs to."""
+    rows, columns = m.sizes[m.edge[:, 0]], m.sizes[m.edge[:, 1]]
+    row_label = runs(m.start[m.edge[:, 0]], rows)
+    column_label = runs(m.start[m.edge[:, 1]], columns)
+    if not len(m.edge):
+        return np.zeros(0), np.zeros(0), row_label, column_label
+    width = np.repeat(columns, rows)
+    row_min = np.minimum.reduceat(m.edge_cost, offsets(width)[:-1])
+    # Columns: the same on transposed cells.
+    column_min = np.minimum.reduceat(
+        m.edge_cost[transposed_cells(m)], offsets(np.repeat(rows, columns))[:-1]
+    )
+    return row_min, column_min, row_label, column_label
+
+
+def transposed_cells(m: Model) -> Ints:
+    """Positions in ``edge_cost`` that list every matrix by columns."""
+    rows, columns = m.sizes[m.edge[:, 0]], m.sizes[m.edge[:, 1]]
+    length = np.repeat(rows, columns)
+    first = runs(m.edge_start[:-1], columns)
+    step = np.repeat(np.repeat(columns, columns), length)
+    place = runs(np.zeros(len(length), np.int64), length)
+    out: Ints = np.repeat(first, length) + place * step
+    return out
+
+
+def drop_hopeless(m: Model) -> tuple[Model, Lift] | None:
+    """Remove labels that no finite choice contains."""
+    row_min, column_min, row_label, column_label = _line_minima(m)
+    keep = np.isfinite(m.unary)
+    keep[row_label[np.isinf(row_min)]] = False
+    keep[column_label[np.isinf(column_min)]] = False
+    # A label whose use alone overfills a row can never be chosen.
+    if len(m.room) and len(m.term_var):
+        tightest = _range_minimum(m.room, m.term_rows)
+        over = m.term_usage > np.repeat(tightest, np.diff(m.term_start))
+        keep[m.term_label[over]] = False
+    if keep.all():
+        return None
+    left = np.add.reduceat(keep, m.start[:-1])
+    if (left == 0).any():
+        raise Contradiction
+    return keep_labels(m, keep)
+
+
+def _range_minimum(values: Floats, ranges: Ints) -> Floats:
+    """min(values[lo:hi]) for many non-empty ranges, by a sparse table."""
+    table = [values]
+    while 2 ** len(table) <= len(values):
+        half, last = 2 ** (len(table) - 1), table[-1]
+        table.append(np.minimum(last[:-half], last[half:]))
+    length = ranges[:, 1] - ranges[:, 0]
+    level = np.frexp(length.astype(np.float64))[1] - 1
+    out = np.empty(len(ranges))
+    for k, row in enumerate(table):
+        at = np.flatnonzero(level == k)
+        out[at] = np.minimum(row[ranges[at, 0]], row[ranges[at, 1] - 2**k])
+    return out
+
+
+def merge_forced(m: Model) -> tuple[Model, Lift] | None:
+    """Merge along every edge that pairs the labels of its ends one to one."""
+    finite = np.isfinite(m.edge_cost)
+    rows, columns = m.sizes[m.edge[:, 0]], m.sizes[m.edge[:, 1]]
+    if not len(m.edge):
+        return None
+    count = np.add.reduceat(finite, m.edge_start[:-1], dtype=np.int64)
+    candidates = np.flatnonzero((rows == columns) & (count == rows))
+    # After drop_hopeless each line has a finite cell, so as many cells as lines is one each.
+    partners: dict[int, list[tuple[int, Ints]]] = {}
+    for e in candidates.tolist():
+        a, b = m.edge[e].tolist()
+        row, column = np.nonzero(np.isfinite(m.matrix(e)))
+        if len(np.unique(row)) < rows[e] or len(np.unique(column)) < rows[e]:
+            continue
+        partners.setdefault(a, []).append((b, column))
+        partners.setdefault(b, []).append((a, np.argsort(column)))
+    if not partners:
+        return None
+    root = np.arange(m.num_vars)
+    seen = np.zeros(m.num_vars, bool)
+    source = [np.arange(k) for k in m.sizes]
+    for v in partners:
+        if seen[v]:
+            continue
+        seen[v] = True
+        stack = [v]
+        while stack:
+            a = stack.pop()
+            for b, b_of_a in partners[a]:
+                if not seen[b]:
+                    seen[b] = True
+                    root[b] = v
+                    source[b] = b_of_a[source[a]]
+                    stack.append(b)
+    roots, var_of = np.unique(root, return_inverse=True)
+    return gather(m, var_of, np.concatenate(source), m.sizes[roots])
+
+
+def absorb_fixed(m: Model) -> tuple[Model, Lift] | None:
+    """Remove the variables that have one label left."""
+    fixed = m.sizes == 1
+    if not fixed.any():
+        return None
+    unary = m.unary.copy()
+    side = fixed[m.edge]
+    constant = m.constant + unary[m.start[:-1][fixed]].sum()
+    both = np.flatnonzero(side.all(axis=1))
+    constant += m.edge_cost[m.edge_start[both]].sum()
+    # With one line only, a matrix is the vector of its other end, whichever way it lies.
+    for end in (0, 1):
+        e = np.flatnonzero(side[:, 1 - end] & ~side[:, end])
+        size = m.sizes[m.edge[e, end]]
+        label = runs(m.start[m.edge[e, end]], size)
+        unary += np.bincount(label, m.edge_cost[runs(m.edge_start[e], size)], len(unary))
+    free = np.flatnonzero(~fixed)
+    number = np.cumsum(~fixed) - 1
+    edges = np.flatnonzero(~side.any(axis=1))
+    sizes = m.sizes[free]
+    edge_size = np.diff(m.edge_start)[edges]
+    term = np.flatnonzero(~fixed[m.term_var])  # a single usage is the least one: already in room
+    gone = np.flatnonzero(fixed[m.term_var])
+    room = m.room
+    if len(gone):
+        used = m.term_usage[m.term_start[gone]]
+        change = np.bincount(m.term_rows[gone, 0], used, len(room) + 1)
+        change -= np.bincount(m.term_rows[gone, 1], used, len(room) + 1)
+        room = room - np.cumsum(change)[: len(room)]
+    term_size = m.sizes[m.term_var[term]]
+    smaller = Model(
+        start=offsets(sizes),
+        unary=unary[runs(m.start[free], sizes)],
+        edge=number[m.edge[edges]],
+        edge_start=offsets(edge_size),
+        edge_cost=m.edge_cost[runs(m.edge_start[edges], edge_size)],
+        term_var=number[m.term_var[term]],
+        term_rows=m.term_rows[term],
+        term_start=offsets(term_size),
+        term_usage=m.term_usage[runs(m.term_start[term], term_size)],
+        room=room,
+        constant=float(constant),
+    )
+
+    def lift(x: Ints) -> Ints:
+        out = np.zeros(len(fixed), np.int64)
+        out[free] = x
+        return out
+
+    return smaller, lift
+
+
+def drop_dominated(m: Model) -> tuple[Model, Lift] | None:
+    """Remove labels that another label of the same variable is never worse than."""
+    from autopar.searchers.dominance import dominated
+
+    gone = dominated(m)
+    if not gone.any():
+        return None
+    return keep_labels(m, ~gone)
