@@ -1,0 +1,96 @@
+"""What emitted programs call beside torch: holders of parameters, and idioms in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from autopar.runtime.torch_private import functional_collectives
+
+
+class Weights(nn.Module):
+    """The parameters and buffers of one layer under their own names; the caller computes."""
+
+    def __init__(self, **tensors: nn.Parameter | nn.Buffer | None) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            setattr(self, name, tensor)
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0) -> Tensor:
+    """``x / sqrt(mean(x^2) + eps) * (offset + weight)`` over the last dim, at least in float32."""
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if offset:
+        return (normed * (offset + weight.to(wide.dtype))).to(x.dtype)
+    normed = normed.to(x.dtype)
+    return normed if weight is None else weight * normed
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding, halves rotated. x [b, h, s, d], cos and sin [b or 1, s, d]."""
+    first, second = x.chunk(2, -1)
+    cos, sin = cos.unsqueeze(1).to(x.dtype), sin.unsqueeze(1).to(x.dtype)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+def repeat_heads(x: Tensor, repeats: int) -> Tensor:
+    """[b, g, t, d] -> [b, g * repeats, t, d], each head ``repeats`` times in a row."""
+    b, g, t, d = x.shape
+    return x[:, :, None].expand(b, g, repeats, t, d).reshape(b, g * repeats, t, d)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """``softmax(q k^T * scale + mask) v``: q [b, h, s, d], k and v [b, g, t, d], h = g * r.
+
+    A boolean mask is true where a query may look, a float one is added; ``scale`` is by default
+    ``1 / sqrt(d)``.
+    """
+    if mask is not None and mask.dtype is not torch.bool:
+        mask = mask.to(q.dtype)
+    return F.scaled_dot_product_attention(
+        q, k, v, mask, dropout, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+
+
+def recompute(function: Callable[..., Any], *args: Any) -> Any:
+    """``function(*args)``, whose forward runs again in backward; its collectives do not."""
+    return checkpoint(function, *args, use_reentrant=False, context_fn=_keep_collectives)
+
+
+_COLLECTIVES = frozenset(
+    getattr(functional_collectives, name).default
+    for name in (
+        "all_reduce",
+        "all_gather_into_tensor",
+        "reduce_scatter_tensor",
+        "all_to_all_single",
+        "wait_tensor",
+    )
+)
+
+
+def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    kept = op in _COLLECTIVES
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+_keep_collectives = partial(create_selective_checkpoint_contexts, _policy)
