@@ -129,7 +129,7 @@ def efficiency(device: Device, dtype: str, op_class: OpClass) -> Efficiency:
     table = _table()
     name = short_dtype(dtype)
     entry: dict[str, Any] = dict(table["general"][op_class])
-    for key in (device.kind, device.name):
+    for key in (device.kind, device.family, device.name):
         for wanted in (op_class, f"{op_class} {name}"):
             entry.update(table.get(key, {}).get(wanted, {}))
     return Efficiency(

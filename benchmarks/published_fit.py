@@ -1,0 +1,114 @@
+"""Fits the constants of the transformer family to published step times.
+
+Each constant has a prior (a physical guess and how sure it is); the fit minimises
+
+    sum over configurations of w rho(log(predicted / measured)) + sum over constants of (log(c / prior) / sigma)^2
+
+with rho the soft-L1 loss and w equal for every source up to a cap, so that a large table does not
+drown a small one. Nothing in here knows which source a constant serves.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from autopar.cost_models.rates import rates_of
+from autopar.cost_models.step_time import Rates, step_time
+from autopar.cost_models.work import Work, work_of
+from benchmarks.published_rows import Run
+
+_FILE = Path(__file__).with_name("published_priors.yaml")
+Array = NDArray[np.float64]
+
+
+@lru_cache(maxsize=1)
+def priors() -> dict[str, tuple[float, float, str]]:
+    """(value, sigma of its logarithm, reason) of every constant."""
+    rows = yaml.safe_load(_FILE.read_text())
+    return {name: (float(v), float(sigma), str(why)) for name, (v, sigma, why) in rows.items()}
+
+
+class Fit:
+    """Step times of many runs as one array function of the constants."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = list(runs)
+        works = [run_work(run) for run in self.runs]
+        self.work = Work(
+            **{f.name: np.array([getattr(w, f.name) for w in works], float) for f in fields(Work)}
+        )
+        self.measured = np.array([run.measured_s for run in self.runs], float)
+        counts = Counter(run.source for run in self.runs)
+        self.weights = np.array([min(1.0, (12 / counts[r.source]) ** 0.5) for r in self.runs])
+        self.names = list(priors())
+        self.prior = np.log([priors()[name][0] for name in self.names])
+        self.sigma = np.array([priors()[name][1] for name in self.names])
+        self.styles = [
+            (r.cluster.device, r.precision, r.software, r.arch.dim, r.layout.schedule)
+            for r in self.runs
+        ]
+        self.distinct = sorted(set(self.styles), key=str)
+        self.which = np.array([self.distinct.index(style) for style in self.styles])
+
+    def predict(self, log_constants: Array) -> Array:
+        """Step seconds of every run."""
+        constants = dict(zip(self.names, np.exp(log_constants).tolist(), strict=True))
+        rows = [rates_of(*style, constants=constants) for style in self.distinct]
+        rates = Rates(
+            **{f.name: np.array([getattr(r, f.name) for r in rows])[self.which] for f in fields(Rates)}
+        )
+        return np.asarray(step_time(self.work, rates).total_s)
+
+    def solve(self, keep: NDArray[np.bool_], start: Array | None = None) -> Array:
+        """Logarithms of the constants that fit the runs of `keep` best."""
+
+        def residuals(x: Array) -> Array:
+            errors = np.log(self.predict(x) / self.measured) / 0.06
+            errors = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
+            return np.concatenate([(errors * self.weights)[keep], (x - self.prior) / self.sigma])
+
+        first = self.prior if start is None else start
+        found = least_squares(residuals, first, method="trf", max_nfev=30, ftol=1e-4, xtol=1e-4)
+        return np.asarray(found.x)
+
+    def left_out(
+        self, label: Callable[[Run], str], start: Array, progress: Callable[[str], None]
+    ) -> Array:
+        """Predictions of every run by constants fitted without its label."""
+        labels = np.array([label(run) for run in self.runs])
+        predicted = np.zeros(len(self.runs))
+        for one in sorted(set(labels.tolist())):
+            out = labels == one
+            predicted[out] = self.predict(self.solve(~out, start))[out]
+            progress(one)
+        return predicted
+
+    def constants(self, log_constants: Array) -> Mapping[str, float]:
+        return dict(zip(self.names, np.exp(log_constants).tolist(), strict=True))
+
+
+def run_work(run: Run) -> Work:
+    """The work of one published run."""
+    return work_of(run.arch, run.layout, run.cluster, run.software, run.precision)
+
+
+def one_per_configuration(runs: Sequence[Run]) -> list[Run]:
+    """The run of the latest software for each configuration (the middle one where equal)."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.key, []).append(run)
+    chosen = []
+    for same in groups.values():
+        latest = max(run.order for run in same)
+        last = sorted((r for r in same if r.order == latest), key=lambda r: r.measured_s or 0.0)
+        chosen.append(last[len(last) // 2])
+    return chosen

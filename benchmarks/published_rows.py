@@ -1,0 +1,334 @@
+"""One row of published measurements as inputs of the estimator.
+
+What a source's software does and what its empty cells mean stands in `published_sources.yaml`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from autopar.cost_models.catalogue import UnknownDevice, find_device
+from autopar.cost_models.family import Arch, LatentAttention
+from autopar.cost_models.layout import Layout, Recompute
+from autopar.cost_models.software import Software
+from autopar.cost_models.units import parse_quantity
+from autopar.nouns.cluster import Cluster, DeviceGroup, Level
+
+_FILE = Path(__file__).with_name("published_sources.yaml")
+Row = dict[str, str]
+
+
+class Unpriceable(ValueError):
+    """A row that cannot be priced; the text is the reason."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One published run, ready to price, with what it measured."""
+
+    id: str
+    source: str
+    arch: Arch
+    layout: Layout
+    cluster: Cluster
+    software: Software
+    precision: str
+    measured_s: float | None
+    """Step time, from tokens/s, step time, TFLOP/s or MFU, whichever is safest."""
+    metric: str
+    memory_bytes: float | None
+    key: str
+    """Equal for rows that repeat one configuration."""
+    group: str
+    """Equal for rows that differ only in layout."""
+    order: float
+    """Later software has a larger number."""
+    device_class: str
+    notes: str = field(default="", repr=False)
+
+
+@lru_cache(maxsize=1)
+def declared() -> dict[str, Any]:
+    """`published_sources.yaml`."""
+    loaded: dict[str, Any] = yaml.safe_load(_FILE.read_text())
+    return loaded
+
+
+def read_run(row: Row) -> Run:
+    """The run that `row` describes.
+
+    Raises:
+        Unpriceable: with the reason.
+    """
+    if "OUTLIER" in row["notes"] and "OUTLIER TFLOPs" not in row["notes"]:
+        raise Unpriceable("the source contradicts itself (OUTLIER in the notes)")
+    for entry in _matching("unpriced", row):
+        raise Unpriceable(entry["reason"])
+    row = dict(row)
+    software = _software(row)
+    for entry in _matching("sources", row):
+        for cell, value in entry.get("fill", {}).items():
+            row[cell] = row[cell] or str(value)
+    try:
+        device = find_device(_device_name(row["device"]))
+    except UnknownDevice as error:
+        raise Unpriceable(str(error)) from None
+    arch = _arch(row)
+    layout = _layout(row, arch)
+    cluster = _cluster(row, device, max(layout.device_count, _int(row, "num_devices") or 1))
+    precision = row["precision"] or "bf16"
+    measured_s, metric = _measured(row, arch, layout, device.peak("bf16"))
+    memory = _float(row, "metric_peak_mem_gib")
+    config = "|".join(
+        row[c]
+        for c in row
+        if not c.startswith("metric") and c not in ("id", "source_location", "notes")
+    )
+    flags = "|".join(re.findall(r"offload=\w+|task=\w+|overlap|natural|forced|Liger|MBridge", row["notes"]))
+    system = "|".join(re.findall(r"; (Megatron-LM|MegaScale);|date", row["notes"]))
+    group = "|".join(
+        row[c]
+        for c in ("source", "model_name", "params_b", "device", "num_devices", "seq_len", "precision")
+    )
+    return Run(
+        id=row["id"],
+        source=row["source"],
+        arch=arch,
+        layout=layout,
+        cluster=cluster,
+        software=software,
+        precision=precision,
+        measured_s=measured_s,
+        metric=metric,
+        memory_bytes=None if memory is None else memory * _memory_unit(row),
+        key=config + flags + system,
+        group=group + "|" + row["global_batch"] + flags,
+        order=_order(row["notes"]),
+        device_class=_device_class(arch, device.family),
+        notes=row["notes"],
+    )
+
+
+def _device_class(arch: Arch, family: str) -> str:
+    if arch.is_moe:
+        return "moe"
+    return "dense, A100 and H100" if family in ("ampere", "hopper") else "dense, other devices"
+
+
+def _matching(section: str, row: Row) -> list[dict[str, Any]]:
+    return [
+        entry
+        for entry in declared()[section]
+        if all(re.search(str(p), row[cell]) for cell, p in entry["match"].items())
+    ]
+
+
+def _software(row: Row) -> Software:
+    choices: dict[str, Any] = dict(declared()["general"]["software"])
+    for section in ("kinds", "sources"):
+        for entry in _matching(section, row):
+            choices.update(entry.get("software", {}))
+    return Software(**choices)
+
+
+def _device_name(text: str) -> str:
+    if text.startswith("H100-96GB"):
+        return "H100-96GB"
+    return text.split(" (")[0]
+
+
+def _arch(row: Row) -> Arch:
+    cells: dict[str, Any] = {
+        name: value
+        for name, column in (
+            ("layers", "layers"),
+            ("hidden", "hidden"),
+            ("heads", "heads"),
+            ("kv_heads", "kv_heads"),
+            ("ffn", "ffn_hidden"),
+            ("vocab", "vocab"),
+            ("experts", "experts"),
+            ("top_k", "topk"),
+            ("seq", "seq_len"),
+        )
+        if (value := _int(row, column)) is not None
+    }
+    implied: dict[str, Any] = {}
+    for entry in _matching("models", row):
+        implied.update(entry["arch"])
+    if "mlp=gelu-2mat" in row["notes"]:
+        implied["gated"] = False
+    if "latent" in implied:
+        implied["latent"] = LatentAttention(*implied["latent"])
+    cells = {**implied, **cells}
+    if "hidden" not in cells:
+        raise Unpriceable("architecture figures are not published")
+    cells.setdefault("vocab", 51200)
+    cells.setdefault("seq", 4096 if "TPU" in row["device"] else 2048)
+    cells.setdefault("kv_heads", cells.get("heads"))
+    params = _float(row, "params_b")
+    if "layers" not in cells:
+        if params is None:
+            raise Unpriceable("the number of layers is not published")
+        per = 12 if not cells.get("gated") else 4 + 3 * cells["ffn"] / cells["hidden"]
+        cells["layers"] = round(
+            (params * 1e9 - cells["vocab"] * cells["hidden"]) / (per * cells["hidden"] ** 2)
+        )
+    for need in ("heads", "ffn"):
+        if need not in cells:
+            raise Unpriceable(f"{need} is not published")
+    arch = Arch(name=row["model_name"], **cells)
+    if params and "gated" not in implied and not arch.is_moe:
+        plain = replace(arch, gated=False)
+        if abs(plain.parameters / 1e9 - params) < abs(arch.parameters / 1e9 - params):
+            arch = plain
+    return arch
+
+
+def _layout(row: Row, arch: Arch) -> Layout:
+    devices = _int(row, "num_devices")
+    if devices is None:
+        raise Unpriceable("the number of devices is not published")
+    tp, pp, cp = (_int(row, c) or 1 for c in ("tp", "pp", "cp"))
+    ep = _int(row, "ep") or (1 if not arch.is_moe else _largest_ep(arch, devices))
+    dp = _int(row, "dp") or max(1, devices // (tp * pp * cp))
+    if row["source"].startswith("Megatron-LM README scaling table Sept"):
+        dp = max(1, devices // (tp * pp * cp)) if dp * tp * pp * cp > devices else dp
+    zero_text = row["zero_or_fsdp"]
+    micro = _int(row, "micro_batch")
+    batch = _int(row, "global_batch")
+    tokens = re.search(r"(\d+)k tokens (?:per|/) ?device", row["notes"])
+    if micro is None and batch is None and tokens:
+        micro = max(1, int(tokens.group(1)) * 1024 // arch.seq)
+    if micro is None:
+        is_tpu = "TPU" in row["device"]
+        micro = max(1, round(batch / dp)) if is_tpu and batch else 1
+    if batch is None:
+        accumulated = re.search(r"GBS (?:in recipe )?(\d+)", row["notes"])
+        batch = int(accumulated.group(1)) if accumulated else dp * micro * (8 * pp if pp > 1 else 4)
+    if batch > 100000:  # BERT counts a step of many accumulations
+        batch = dp * micro * 16
+    zero = 1
+    if re.search(r"FSDP(?!=0)|ZeRO-3|Zero-3", zero_text, re.I) and "FSDP=0" not in zero_text:
+        zero = 2 if "GRAD_OP" in zero_text else 3
+    elif "ZeRO-2" in zero_text:
+        zero = 2
+    elif re.search(r"ZeRO-0|^DDP$", zero_text) or (not zero_text and "20" in row["source"] and "Megatron-LM README" in row["source"]):
+        zero = 0
+    elif not zero_text and "TPU" in row["device"]:
+        zero = 3
+    elif not zero_text and re.search(r"Gaudi|ViT|T5X", row["device"] + row["source"]):
+        zero = 1
+    shard, replicate = dp, 1
+    inner = re.search(r"group=(\d+)|FSDP (\d+) \(ici|FSDP in node \((\d+)\)|shard=(\d+)", zero_text)
+    if inner or "HSDP" in zero_text:
+        size = int(next(g for g in inner.groups() if g)) if inner else _int(row, "devices_per_node") or 8
+        if dp % size == 0 and size < dp:
+            shard, replicate = size, dp // size
+    recompute = "none"
+    text = row["recompute"]
+    if text.startswith("full"):
+        recompute = "full"
+    elif text and text != "none":
+        recompute = "full" if text == "custom" else "selective"
+    interleave = _int(row, "vpp") or 1
+    return Layout(
+        global_batch=batch,
+        microbatch=micro,
+        dp_replicate=replicate,
+        dp_shard=shard,
+        tp=tp,
+        cp=cp,
+        ep=min(ep, tp * cp * dp),
+        pp=pp,
+        zero=zero,
+        schedule="zero_bubble" if re.search("zero-bubble|zbb|ZBV|V-", row["schedule"]) else "1f1b",
+        interleave=interleave if pp > 1 else 1,
+        recompute=cast(Recompute, recompute),
+        sequence_parallel=row["sequence_parallel"] != "no",
+        offload_optimizer="offload" in zero_text,
+    )
+
+
+def _largest_ep(arch: Arch, devices: int) -> int:
+    ep = 1
+    while arch.experts % (2 * ep) == 0 and devices % (2 * ep) == 0 and ep < 64:
+        ep *= 2
+    return ep
+
+
+def _cluster(row: Row, device: Any, count: int) -> Cluster:
+    entry = _matching("clusters", row)[0]
+    levels: list[Level] = []
+    inner = 1
+    for name, span, bandwidth, *ports in entry["levels"]:
+        size = count if span == 0 else min(span, count)
+        if size <= inner and levels:
+            continue
+        levels.append(
+            Level(
+                name=name,
+                span=size,
+                bandwidth_bytes_per_s=parse_quantity(bandwidth, "bandwidth_bytes_per_s"),
+                latency_s=2e-6 if inner == 1 else 5e-6,
+                ports=min(ports[0] if ports else inner, inner),
+                in_network_reduction=device.family in ("hopper", "blackwell") and inner == 1,
+            )
+        )
+        inner = size
+    return Cluster("published", (DeviceGroup(device, count),), tuple(levels))
+
+
+def _measured(
+    row: Row, arch: Arch, layout: Layout, peak: float
+) -> tuple[float | None, str]:
+    """Step seconds and the metric that they come from."""
+    devices = layout.device_count
+    tokens = layout.global_batch * arch.seq
+    step = _float(row, "metric_step_time_s")
+    rate = _float(row, "metric_tokens_per_s_per_gpu")
+    if rate and not (step and row["seq_len"] and row["global_batch"]):
+        return tokens / devices / rate, "tokens/s"
+    if step and row["seq_len"] and row["global_batch"] and not rate:
+        return step, "step time"
+    if rate:
+        return tokens / devices / rate, "tokens/s"
+    tflops, mfu = _float(row, "metric_tflops_per_gpu"), _float(row, "metric_mfu")
+    if step and "ViT" in row["model_name"]:
+        return step, "step time"
+    if tflops is None and mfu is None:
+        return None, ""
+    reached = tflops * 1e12 if tflops else (mfu or 0) * peak
+    notes = row["notes"]
+    flops = arch.flops_per_token(causal_counted="causal" in notes.lower() and "non-causal" not in notes)
+    if "hardware" in notes:
+        flops *= 4 / 3
+    return tokens * flops / devices / reached, "TFLOP/s" if tflops else "MFU"
+
+
+def _memory_unit(row: Row) -> float:
+    return 1e9 if re.search(r"printed (as |\")?GB\b|printed \"GB\"", row["notes"]) else 2.0**30
+
+
+def _order(notes: str) -> float:
+    found = re.search(r"container=\D*([0-9.]+)", notes)
+    if not found:
+        return 0.0
+    parts = [float(p) for p in found.group(1).strip(".").split(".")]
+    return sum(p / 1000.0**i for i, p in enumerate(parts))
+
+
+def _float(row: Row, column: str) -> float | None:
+    text = row.get(column, "")
+    return float(text) if text else None
+
+
+def _int(row: Row, column: str) -> int | None:
+    value = _float(row, column)
+    return None if value is None else int(value)

@@ -1,0 +1,220 @@
+"""A layout by name: every degree and choice that `--fix` may pin, and whether it is legal.
+
+Ranks are laid out as torchtitan and Megatron do, innermost first: tp, cp, dp_shard, dp_replicate,
+pp. Expert parallelism borrows ranks of tp, cp and dp (parallel folding), innermost first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Literal, cast
+
+from autopar.cost_models.family import Arch
+from autopar.errors import UserError
+
+Recompute = Literal["none", "selective", "full"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+
+DEGREES = ("dp_replicate", "dp_shard", "tp", "cp", "ep", "pp")
+_COUNTS = (*DEGREES, "microbatch", "microbatches", "interleave", "zero", "global_batch")
+_WORDS: dict[str, tuple[str, ...]] = {
+    "recompute": ("none", "selective", "full"),
+    "schedule": ("gpipe", "1f1b", "interleaved", "zero_bubble"),
+    "sequence_parallel": ("on", "off"),
+}
+
+
+class LayoutError(UserError):
+    """A layout that cannot be; the message gives the formula with its numbers."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All degrees and choices of one layout. `global_batch` and `microbatch` count sequences."""
+
+    global_batch: int
+    microbatch: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    pp: int = 1
+    zero: int = 1
+    """State sharded over dp_shard: 0 nothing, 1 optimizer, 2 and gradients, 3 and parameters."""
+    schedule: Schedule = "1f1b"
+    interleave: int = 1
+    """Pipeline stages per rank (virtual stages)."""
+    recompute: Recompute = "none"
+    sequence_parallel: bool = True
+    offload_optimizer: bool = False
+
+    @property
+    def dp(self) -> int:
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def device_count(self) -> int:
+        return self.dp * self.cp * self.tp * self.pp
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of one step through one pipeline."""
+        return max(1, round(self.global_batch / (self.dp * self.microbatch)))
+
+    def __str__(self) -> str:
+        """The text form that `--fix` reads back."""
+        parts = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "offload_optimizer":
+                continue
+            if isinstance(value, bool):
+                value = "on" if value else "off"
+            parts.append(f"{field.name}={value}")
+        return ",".join(parts)
+
+
+def parse_fix(text: str) -> dict[str, int | str]:
+    """`"tp=8,pp=4,recompute=full"` as a mapping of choices that the user pinned.
+
+    Raises:
+        LayoutError: an unknown name or a value that the name does not take.
+    """
+    choices: dict[str, int | str] = {}
+    for part in text.replace(" ", ",").split(","):
+        if not part:
+            continue
+        name, equals, value = part.partition("=")
+        if name not in _COUNTS and name not in _WORDS:
+            known = ", ".join((*_COUNTS, *_WORDS))
+            raise LayoutError(f"--fix {part!r}: no choice called {name!r}; there are {known}")
+        if not equals or not value:
+            raise LayoutError(f"--fix {part!r} has no value; write {name}=...")
+        if name in choices:
+            raise LayoutError(f"--fix names {name} twice: {name}={choices[name]} and {part}")
+        if name in _WORDS:
+            if value not in _WORDS[name]:
+                raise LayoutError(f"--fix {part!r}: {name} is one of {', '.join(_WORDS[name])}")
+            choices[name] = value
+            continue
+        least = 0 if name == "zero" else 1
+        if not value.isdigit() or int(value) < least or (name == "zero" and int(value) > 3):
+            wanted = "0, 1, 2 or 3" if name == "zero" else "a whole number from 1"
+            raise LayoutError(f"--fix {part!r}: {name} is {wanted}")
+        choices[name] = int(value)
+    return choices
+
+
+def layout_from_fix(
+    choices: Mapping[str, int | str], device_count: int, global_batch: int | None = None
+) -> Layout:
+    """The one layout that `choices` name; data parallelism takes the devices that are left.
+
+    Degrees that are not named are 1, `microbatch` is 1, `zero` is 1 (3 where only dp_shard is
+    named), `schedule` follows from `interleave`.
+
+    Raises:
+        LayoutError: the degrees do not multiply to the device count, or no batch is known.
+    """
+    given = dict(choices)
+    batch = given.pop("global_batch", global_batch)
+    if batch is None:
+        raise LayoutError("no global batch: add global_batch=N (sequences) to --fix")
+    number = {name: int(given.get(name, 1)) for name in DEGREES}
+    model = number["tp"] * number["cp"] * number["pp"]
+    if "dp_shard" not in given:
+        named = model * number["dp_replicate"]
+        rest, left = divmod(device_count, named)
+        if left or rest == 0:
+            raise LayoutError(
+                f"tp {number['tp']} x cp {number['cp']} x pp {number['pp']} x dp_replicate "
+                f"{number['dp_replicate']} = {named} does not divide {device_count} devices"
+            )
+        number["dp_shard"] = rest
+    pipelined = number["pp"] > 1
+    interleave = int(given.get("interleave", 1))
+    dp = number["dp_replicate"] * number["dp_shard"]
+    microbatch = int(given.get("microbatch", 1))
+    if "microbatches" in given:
+        implied, left = divmod(int(batch), dp * int(given["microbatches"]))
+        if left or ("microbatch" in given and implied != microbatch):
+            raise LayoutError(
+                f"global batch {batch} is not dp {dp} x microbatches {given['microbatches']}"
+                f" x microbatch {given.get('microbatch', '(a whole number)')}"
+            )
+        microbatch = implied
+    default_schedule = "interleaved" if interleave > 1 else "1f1b"
+    return Layout(
+        global_batch=int(batch),
+        microbatch=microbatch,
+        zero=int(given.get("zero", 1 if pipelined or number["tp"] > 1 else 3)),
+        interleave=interleave,
+        schedule=cast(Schedule, given.get("schedule", default_schedule)),
+        recompute=cast(Recompute, given.get("recompute", "none")),
+        sequence_parallel=given.get("sequence_parallel", "on") == "on",
+        **number,
+    )
+
+
+def check_layout(arch: Arch, layout: Layout, device_count: int) -> None:
+    """Refuse a layout that cannot run.
+
+    Raises:
+        LayoutError: every rule that it breaks, each with its formula and numbers.
+    """
+    broken = illegal(arch, layout, device_count)
+    if broken:
+        raise LayoutError("; ".join(broken))
+
+
+def illegal(arch: Arch, layout: Layout, device_count: int) -> list[str]:
+    """One sentence for every rule that `layout` breaks."""
+    x, broken = layout, []
+    if x.device_count != device_count:
+        broken.append(
+            f"dp_replicate {x.dp_replicate} x dp_shard {x.dp_shard} x cp {x.cp} x tp {x.tp} x pp "
+            f"{x.pp} = {x.device_count}, but the cluster has {device_count} devices"
+        )
+    for what, size in (("heads", arch.heads), ("ffn", arch.ffn)):
+        if size % x.tp:
+            broken.append(f"tp {x.tp} does not divide {what} {size}")
+    if arch.latent is None and arch.kv_heads % x.tp and x.tp % arch.kv_heads:
+        broken.append(f"tp {x.tp} and kv_heads {arch.kv_heads}: neither divides the other")
+    stages = x.pp * x.interleave
+    if arch.layers % stages:
+        broken.append(
+            f"pp {x.pp} x interleave {x.interleave} = {stages} stages do not divide "
+            f"{arch.layers} layers"
+        )
+    if x.interleave > 1 and x.pp == 1:
+        broken.append(f"interleave {x.interleave} needs pp > 1")
+    if x.interleave > 1 and x.schedule in ("gpipe", "1f1b"):
+        broken.append(f"interleave {x.interleave} needs schedule=interleaved or zero_bubble")
+    if x.global_batch % (x.dp * x.microbatch):
+        broken.append(
+            f"dp {x.dp} x microbatch {x.microbatch} = {x.dp * x.microbatch} does not divide the "
+            f"global batch {x.global_batch}"
+        )
+    elif x.interleave > 1 and x.schedule == "interleaved" and x.microbatches % x.pp:
+        broken.append(
+            f"interleaved schedule: {x.microbatches} microbatches are no multiple of pp {x.pp}"
+        )
+    if x.cp > 1 and arch.seq % (2 * x.cp):
+        broken.append(f"2 x cp {x.cp} chunks do not divide the sequence {arch.seq}")
+    if x.tp > 1 and x.sequence_parallel and (arch.seq // x.cp) % x.tp:
+        broken.append(f"sequence parallel: tp {x.tp} does not divide the sequence {arch.seq}")
+    if x.ep > 1 and not arch.is_moe:
+        broken.append(f"ep {x.ep} for a model without experts")
+    elif x.ep > 1:
+        if arch.experts % x.ep:
+            broken.append(f"ep {x.ep} does not divide {arch.experts} experts")
+        if (x.tp * x.cp * x.dp) % x.ep:
+            broken.append(
+                f"ep {x.ep} does not divide tp {x.tp} x cp {x.cp} x dp {x.dp} = "
+                f"{x.tp * x.cp * x.dp}"
+            )
+    if x.zero == 3 and x.pp > 1 and x.microbatches > 1 and x.schedule == "gpipe":
+        broken.append("zero 3 under gpipe would gather every parameter for every microbatch twice")
+    return broken

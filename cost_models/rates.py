@@ -1,0 +1,70 @@
+"""Rates of a device for the transformer family, from the catalogue and the table of fitted constants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+import yaml
+
+from autopar.cost_models.software import Software
+from autopar.cost_models.step_time import Rates
+from autopar.nouns.cluster import Device, short_dtype
+
+_FILE = Path(__file__).with_name("fitted.yaml")
+
+
+@lru_cache(maxsize=1)
+def fitted() -> Mapping[str, float]:
+    """The fitted constants by name (`fitted.yaml`)."""
+    rows = yaml.safe_load(_FILE.read_text())
+    return {name: float(row["value"]) for name, row in rows.items()}
+
+
+def rates_of(
+    device: Device,
+    precision: str,
+    software: Software,
+    head_dim: int,
+    schedule: str = "1f1b",
+    constants: Mapping[str, float] | None = None,
+) -> Rates:
+    """The rates at which `device` works under `software`, matrix products in `precision`."""
+    c = fitted() if constants is None else constants
+    wide = device.peak("bf16")
+    matmul = c.get(f"matmul_{device.family}", c["matmul"])
+    name = short_dtype(precision.split("-")[0].split("_")[0])
+    quick = wide
+    if name in ("fp8", "fp4"):
+        quick = device.peak(name) * c[f"narrow_{name}"]
+        if name == "fp8" and "mx" in precision:
+            quick = device.peak(name) * c["narrow_mxfp8"]
+    kernel = f"attention_{software.attention}"
+    attention = c.get(f"{kernel}_{device.family}", c[kernel])
+    if head_dim % 8:
+        attention *= c["odd_head"]
+    memory = c["memory_fused" if software.fused_elementwise else "memory_eager"]
+    return Rates(
+        matmul_flops_per_s=matmul * quick,
+        head_flops_per_s=matmul * wide,
+        expert_flops_per_s=matmul * quick * c["expert"],
+        attention_flops_per_s=attention * wide,
+        attention_backward=2.0 if software.attention == "unfused" else 2.5,
+        memory_bytes_per_s=memory * device.memory_bandwidth_bytes_per_s,
+        softmax_bytes_per_s=c["memory_softmax"] * device.memory_bandwidth_bytes_per_s,
+        thin_size=c["thin_size"],
+        product_s=c["product_graph_s" if software.graphs else "product_s"],
+        expert_s=c["expert_s"],
+        tp_hidden=c["tp_hidden"] if software.tp_overlap else 0.0,
+        ep_hidden=c["ep_hidden"] if software.ep_overlap else 0.0,
+        dp_hidden=c["dp_hidden"] if software.dp_overlap else 0.0,
+        p2p_hidden=c["p2p_hidden"] if software.p2p_overlap else 0.0,
+        contention=c["contention"],
+        tp_wire=c["tp_wire"],
+        dp_wire=c["dp_wire"],
+        ep_wire=c["ep_wire"],
+        straggle=c["straggle"],
+        step_s=c["step_s"],
+        bubble=c["bubble_zero"] if schedule == "zero_bubble" else 1.0,
+    )

@@ -1,0 +1,41 @@
+"""What the software of a run does: declared, never fitted.
+
+The estimator prices an execution style, not a product: which attention kernel runs, whether
+elementwise work is fused, which communication hides behind compute, how parameters are held, and
+which of the device's bytes the reported peak counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+AttentionKernel = Literal["flash", "flash_new", "unfused"]
+MemoryDefinition = Literal["allocated", "reserved", "device"]
+States = Literal["megatron", "fsdp", "bf16"]
+
+
+@dataclass(frozen=True)
+class Software:
+    """Execution style; the defaults are a Megatron-Core or torchtitan run of 2024."""
+
+    attention: AttentionKernel = "flash"
+    """flash: FlashAttention-2 and kin; flash_new: a kernel made for the device (FlashAttention-3, cuDNN);
+    unfused: scores go through device memory."""
+    fused_elementwise: bool = True
+    """Norms, activations, residuals and rotary as fused kernels (compiled or hand-written)."""
+    graphs: bool = False
+    """Launches are recorded (CUDA graphs, XLA): the host never holds the device back."""
+    tp_overlap: bool = False
+    dp_overlap: bool = True
+    ep_overlap: bool = False
+    p2p_overlap: bool = True
+    fused_loss: bool = False
+    """The loss never stores whole logits in fp32."""
+    dropout: bool = False
+    states: States = "megatron"
+    """megatron: bf16 parameters, fp32 gradients, fp32 master and moments; fsdp: fp32 parameters,
+    gradients and moments, gathered in bf16; bf16: bf16 parameters and gradients, fp32 moments."""
+    memory: MemoryDefinition = "allocated"
+    """What a reported peak counts: allocated tensors, the allocator's reserve, or all of the device's
+    used memory (with context and communication library)."""

@@ -1,0 +1,157 @@
+"""Seconds of one training step from a rank's work, rates of its device, and what can hide.
+
+    layer forward   F = P/e + A/e_a + bytes/e_m + exposed collectives
+    layer backward  B = 2 P/e + g A/e_a + 2 bytes/e_m + recomputed forward
+    step            m t_max + (sum over stages of t - t_max) / v + what a step does once
+
+P matrix-product FLOPs, A attention FLOPs (g = 2.5 where the kernel recomputes scores, Dao 2023),
+m microbatches, t a stage's forward and backward of one microbatch, v virtual stages (Narayanan et
+al. 2021, section 2.2). Communication hides only behind compute that is there, at a price: hidden
+seconds take `contention` of theirs from the compute they hide behind.
+
+Every argument may be a float or an array (one entry per layout); only array-generic arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autopar.cost_models.work import Work
+
+Number = Any
+"""A float, or an array of them."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates of one device in one precision under one execution style."""
+
+    matmul_flops_per_s: Number
+    head_flops_per_s: Number
+    expert_flops_per_s: Number
+    attention_flops_per_s: Number
+    attention_backward: Number
+    """Backward FLOPs of attention over its forward's."""
+    memory_bytes_per_s: Number
+    softmax_bytes_per_s: Number
+    thin_size: Number
+    """A product with this smallest dim runs at half rate."""
+    product_s: Number
+    """Fixed time of one matrix product and what surrounds it."""
+    expert_s: Number
+    tp_hidden: Number
+    """Share of tensor-parallel collectives that pieces of the product can hide."""
+    ep_hidden: Number
+    dp_hidden: Number
+    p2p_hidden: Number
+    contention: Number
+    tp_wire: Number
+    """Time of a collective inside a training step over its time alone."""
+    dp_wire: Number
+    ep_wire: Number
+    straggle: Number
+    """Slow-down for each doubling of devices past eight."""
+    step_s: Number
+    """Fixed time of a step outside the layers."""
+    bubble: Number
+    """Share of the fill and drain time that the schedule leaves idle."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step, and where they go (parts add up to `total_s`)."""
+
+    total_s: Number
+    layer_compute_s: Number
+    recompute_s: Number
+    head_s: Number
+    tensor_s: Number
+    context_s: Number
+    expert_s: Number
+    sharded_s: Number
+    """Exposed parameter gathers and gradient scatters inside microbatches (zero 2 and 3)."""
+    bubble_s: Number
+    data_s: Number
+    """Exposed gradient reduction and parameter gathering once a step."""
+    optimizer_s: Number
+    other_s: Number
+
+
+def step_time(work: Work, rates: Rates) -> StepTime:
+    """The step of the slowest pipeline."""
+    w, r = work, rates
+    product_f = (w.matmul_flops + r.thin_size * w.matmul_thin) / r.matmul_flops_per_s
+    product_f = product_f + w.products * r.product_s
+    expert_f = (w.expert_flops + r.thin_size * w.expert_thin) / r.expert_flops_per_s
+    expert_f = expert_f + w.expert_products * r.expert_s
+    attention_f = w.attention_flops / r.attention_flops_per_s
+    softmax_f = w.softmax_bytes / r.softmax_bytes_per_s
+    light_f = (w.elementwise_bytes + w.route_bytes + w.cast_bytes) / r.memory_bytes_per_s
+    forward = product_f + expert_f + attention_f + softmax_f + light_f
+    backward = (
+        2 * (product_f + expert_f)
+        + r.attention_backward * attention_f
+        + 2 * softmax_f
+        + 2 * light_f
+    )
+    again = w.recompute * (product_f + expert_f) + w.recompute_light * (attention_f + softmax_f)
+    again = again + w.recompute * light_f + 0.5 * (w.recompute_light - w.recompute) * light_f
+    compute = forward + backward + again
+
+    tensor = _exposed(
+        (2 + w.recompute) * w.tp_s * r.tp_wire, r.tp_hidden * 2 * product_f, r.contention
+    )
+    tensor = np.where(r.tp_hidden > 0, tensor, (2 + w.recompute) * w.tp_s * r.tp_wire)
+    context = _exposed(
+        (3 + w.recompute) * w.cp_s * r.dp_wire,
+        attention_f * (1 + r.attention_backward) * 0.9,
+        r.contention,
+    )
+    route = (2 + w.recompute) * w.ep_s * r.ep_wire
+    route = _exposed(route, r.ep_hidden * (expert_f * 3 + attention_f * 3), r.contention)
+    gathered = _exposed(
+        w.gather_layer_s * r.dp_wire, r.dp_hidden * (forward + tensor / 2), r.contention
+    ) + _exposed(
+        (w.gather_layer_s + w.scatter_layer_s) * r.dp_wire,
+        r.dp_hidden * (backward + again + tensor / 2),
+        r.contention,
+    )
+    layer = compute + tensor + context + route + gathered
+
+    head = 3 * w.head_flops / r.head_flops_per_s + w.loss_bytes / r.memory_bytes_per_s
+    send = 2 * w.interleave * w.p2p_s * (1 - r.p2p_hidden) * r.dp_wire
+    stage = w.layers * layer + np.where(w.pp > 1, send, 0.0)
+    slowest = np.maximum(stage, stage - w.head_relief * layer + head)
+    fill = (w.all_layers * layer + head - slowest) / w.interleave * r.bubble
+    fill = np.where(w.pp > 1, fill, 0.0)
+    steady = w.microbatches * slowest
+
+    once_hidden = r.dp_hidden * w.layers * (backward + again)
+    data = _exposed(w.reduce_s * r.dp_wire, once_hidden, r.contention)
+    data = data + _exposed(w.gather_s * r.dp_wire, r.dp_hidden * w.layers * forward, r.contention)
+    optimizer = w.optimizer_bytes / r.memory_bytes_per_s
+    slow = 1 + r.straggle * np.log2(np.maximum(1.0, w.devices / 8))
+    total = (steady + fill + data + optimizer + r.step_s) * slow
+    each = w.microbatches * w.layers * slow
+    parts = {
+        "layer_compute_s": each * (forward + backward),
+        "recompute_s": each * again,
+        "head_s": w.microbatches * head * slow,
+        "tensor_s": each * tensor,
+        "context_s": each * context,
+        "expert_s": each * route,
+        "sharded_s": each * gathered,
+        "bubble_s": fill * slow,
+        "data_s": data * slow,
+        "optimizer_s": optimizer * slow,
+    }
+    return StepTime(total_s=total, other_s=total - sum(parts.values()), **parts)
+
+
+def _exposed(comm_s: Number, hiding_s: Number, contention: Number) -> Number:
+    """What `comm_s` adds to a step when `hiding_s` of compute can hide it."""
+    hidden = np.minimum(comm_s, hiding_s)
+    return comm_s - hidden + contention * hidden

@@ -1,0 +1,278 @@
+"""What one rank does in one step of a layout: FLOPs, bytes and collectives, before any rate.
+
+`work_of` reads the architecture, the layout and the cluster and fills a flat record of numbers;
+`step_time` turns it into seconds with rates and constants. Everything is per microbatch and per
+layer where the name says so; `_s` fields are collectives priced on the cluster, not yet hidden.
+FLOPs of a training step follow Narayanan et al. 2021 (section 5.1); bytes of elementwise ops and
+the collectives of tensor and sequence parallelism Korthikanti et al. 2022 (sections 4.1, 4.2).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from autopar.cost_models.collectives import AxisGroup, Kind, collective_time_s
+from autopar.cost_models.family import Arch, Matrix
+from autopar.cost_models.layout import Layout
+from autopar.cost_models.software import Software
+from autopar.nouns.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class Work:
+    """One rank's work. All sizes are after sharding."""
+
+    # layers of this rank's stages, and what the pipeline makes of them
+    layers: float
+    microbatches: float
+    pp: float
+    interleave: float
+    all_layers: float
+    head_relief: float
+    """Layers that the stage with the output head has less than the others."""
+    # matrix products of one layer, forward: FLOPs, and FLOPs over the smallest dim of each product
+    matmul_flops: float
+    matmul_thin: float
+    """Sum of FLOPs / min(rows, columns, depth): small products lose by it."""
+    products: float
+    expert_flops: float
+    expert_thin: float
+    expert_products: float
+    attention_flops: float
+    head_dim: float
+    # device-memory traffic of one layer, forward
+    elementwise_bytes: float
+    softmax_bytes: float
+    route_bytes: float
+    cast_bytes: float
+    """Traffic of converting matrix operands to an 8-bit or 4-bit format."""
+    recompute: float
+    """Share of the layer's forward that backward repeats (matrix products)."""
+    recompute_light: float
+    """The same for attention and elementwise ops."""
+    # the output head and loss, forward
+    head_flops: float
+    loss_bytes: float
+    # once a step
+    optimizer_bytes: float
+    # collectives
+    tp_s: float
+    """Forward collectives of one layer; backward has as much."""
+    cp_s: float
+    ep_s: float
+    p2p_s: float
+    """One activation to the next stage."""
+    gather_layer_s: float
+    """Gathering one layer's parameters (zero 3)."""
+    scatter_layer_s: float
+    """Reducing one layer's gradients, each microbatch (zero 2 and 3 without a pipeline)."""
+    reduce_s: float
+    """Reducing the gradients once a step."""
+    gather_s: float
+    """Gathering updated parameters once a step (zero 1 and 2)."""
+    devices: float
+    tokens: float
+    """Tokens of the global batch."""
+
+
+def work_of(
+    arch: Arch, layout: Layout, cluster: Cluster, software: Software, precision: str = "bf16"
+) -> Work:
+    """The work of the busiest rank. `precision` is what matrix products compute in."""
+    x = layout
+    tokens = x.microbatch * arch.seq / x.cp
+    sp = x.tp if x.sequence_parallel else 1
+    dense = _Products(arch, x, tokens)
+    share = arch.moe_layers / arch.layers
+    dense.add(arch.attention)
+    if share < 1:
+        dense.add(arch.dense_mlp, weight=1 - share)
+    if share > 0 and arch.shared_mlp:
+        dense.add(arch.shared_mlp, weight=share)
+    experts = _Products(arch, x, tokens)
+    routed_tokens = tokens * arch.top_k / (x.tp if x.sequence_parallel else 1)
+    if share > 0:
+        per_expert = max(1.0, routed_tokens * x.ep / arch.experts)
+        experts.add_experts(arch.expert_mlp, per_expert, arch.experts / x.ep, share)
+
+    half = 0.5 if arch.causal and software.attention != "unfused" else 1.0
+    attention_flops = (
+        2 * half * tokens * arch.mean_context * arch.heads * (arch.dim + arch.value_dim) / x.tp
+    )
+    comm = _Collectives(cluster, x)
+    wire = 2.0  # bytes of an activation or gathered parameter
+    hidden_bytes = tokens * arch.hidden * wire
+    tp_s = 2 * comm.tensor(hidden_bytes) if x.tp > 1 else 0.0
+    if arch.is_moe and x.tp > 1 and x.sequence_parallel:
+        tp_s *= 1 - share / 2 * (0 if arch.shared_experts else 1)
+    kv_bytes = 2 * tokens * arch.kv_heads * arch.dim / min(x.tp, arch.kv_heads) * wire
+    cp_s = comm.context(kv_bytes)
+    dispatch_bytes = routed_tokens * arch.hidden * wire
+    ep_s = 2 * share * comm.over("all_to_all", dispatch_bytes, AxisGroup(x.ep))
+
+    outside, routed = arch.layer_parameters
+    local = outside / x.tp + routed / x.ep
+    layers = float(math.ceil(arch.layers / x.pp))
+    rank_parameters = local * layers + arch.vocab * arch.hidden / x.tp
+    gather_layer_s = comm.sharded("all_gather", local * wire) if x.zero == 3 else 0.0
+    gradient_bytes = wire if software.states == "bf16" else 4.0
+    scatter_bytes = wire if software.states != "megatron" else gradient_bytes
+    scatter_layer_s = 0.0
+    reduce_s = gather_s = 0.0
+    if x.zero >= 3:
+        scatter_layer_s = comm.sharded("reduce_scatter", local * scatter_bytes)
+        if x.dp_replicate > 1:
+            reduce_s = comm.replicated(rank_parameters * scatter_bytes / x.dp_shard)
+    else:
+        reduce_s, gather_s = comm.gradients(
+            outside / x.tp * layers + arch.vocab * arch.hidden / x.tp,
+            routed / x.ep * layers,
+            gradient_bytes,
+        )
+    states = rank_parameters / (x.dp_shard * x.cp if x.zero >= 1 else 1)
+    return Work(
+        layers=layers,
+        microbatches=x.microbatches,
+        pp=x.pp,
+        interleave=x.interleave,
+        all_layers=arch.layers,
+        head_relief=1.0 if arch.layers % x.pp else 0.0,
+        matmul_flops=dense.flops,
+        matmul_thin=dense.thin,
+        products=dense.count,
+        expert_flops=experts.flops,
+        expert_thin=experts.thin,
+        expert_products=experts.count,
+        attention_flops=attention_flops,
+        head_dim=arch.dim,
+        elementwise_bytes=_elementwise_bytes(arch, x, tokens, sp, software),
+        softmax_bytes=_softmax_bytes(arch, x, software),
+        route_bytes=share * 6 * dispatch_bytes,
+        cast_bytes=0.0 if precision in ("bf16", "fp16", "fp32") else dense.operand_elements * 3,
+        recompute=1.0 if x.recompute == "full" else 0.0,
+        recompute_light={"full": 1.0, "selective": 0.6, "none": 0.0}[x.recompute],
+        head_flops=2 * tokens * arch.hidden * arch.vocab / x.tp,
+        loss_bytes=tokens * arch.vocab / x.tp * (6 if software.fused_loss else 16),
+        optimizer_bytes=states * 34,
+        tp_s=tp_s,
+        cp_s=cp_s,
+        ep_s=ep_s,
+        p2p_s=comm.pipeline(hidden_bytes / sp),
+        gather_layer_s=gather_layer_s,
+        scatter_layer_s=scatter_layer_s,
+        reduce_s=reduce_s,
+        gather_s=gather_s,
+        devices=x.device_count,
+        tokens=x.global_batch * arch.seq,
+    )
+
+
+class _Products:
+    """Sums over the matrix products of one layer."""
+
+    def __init__(self, arch: Arch, layout: Layout, rows: float) -> None:
+        self.arch, self.layout, self.rows = arch, layout, rows
+        self.flops = self.thin = self.count = self.operand_elements = 0.0
+
+    def add(self, matrices: tuple[Matrix, ...], weight: float = 1.0) -> None:
+        for m in matrices:
+            tp = self.layout.tp
+            columns = m.outputs / tp if m.split == "out" else m.outputs
+            depth = m.inputs / tp if m.split == "in" else m.inputs
+            self._sum(self.rows, columns, depth, 1.0, weight)
+
+    def add_experts(
+        self, matrices: tuple[Matrix, ...], rows: float, experts: float, weight: float
+    ) -> None:
+        for m in matrices:
+            self._sum(rows, m.outputs, m.inputs, experts, weight)
+
+    def _sum(self, rows: float, columns: float, depth: float, times: float, weight: float) -> None:
+        flops = 2 * rows * columns * depth * times * weight
+        self.flops += flops
+        self.thin += flops * (1 / rows + 1 / columns + 1 / depth)
+        self.count += weight * times
+        self.operand_elements += (rows * (columns + depth)) * times * weight
+
+
+class _Collectives:
+    """The collectives of a layout's axes, priced on its cluster."""
+
+    def __init__(self, cluster: Cluster, layout: Layout) -> None:
+        self.cluster, self.layout = cluster, layout
+        x = layout
+        self.inner = x.tp * x.cp
+
+    def over(self, kind: Kind, size_bytes: float, group: AxisGroup) -> float:
+        if group.size == 1:
+            return 0.0
+        return collective_time_s(self.cluster, kind, size_bytes, group)
+
+    def tensor(self, size_bytes: float) -> float:
+        """An all-reduce, or a gather and a scatter under sequence parallelism."""
+        group = AxisGroup(self.layout.tp)
+        if not self.layout.sequence_parallel:
+            return self.over("all_reduce", size_bytes, group)
+        return self.over("all_gather", size_bytes, group) + self.over(
+            "reduce_scatter", size_bytes, group
+        )
+
+    def context(self, kv_bytes: float) -> float:
+        """Keys and values pass round the ring of cp ranks (Liu et al. 2023)."""
+        group = AxisGroup(self.layout.cp, self.layout.tp)
+        return (self.layout.cp - 1) * self.over("p2p", kv_bytes, group)
+
+    def pipeline(self, size_bytes: float) -> float:
+        x = self.layout
+        return self.over("p2p", size_bytes, AxisGroup(x.pp, self.inner * x.dp))
+
+    def sharded(self, kind: Kind, size_bytes: float) -> float:
+        """Over dp_shard; context ranks hold the same parameters and share the work."""
+        x = self.layout
+        return self.over(kind, size_bytes, AxisGroup(x.dp_shard * x.cp, x.tp))
+
+    def replicated(self, size_bytes: float) -> float:
+        x = self.layout
+        group = AxisGroup(x.dp_replicate, self.inner * x.dp_shard)
+        return self.over("all_reduce", size_bytes, group)
+
+    def gradients(self, dense: float, routed: float, element_bytes: float) -> tuple[float, float]:
+        """(reducing gradients, gathering parameters) of one step, parameters given as counts."""
+        x = self.layout
+        whole = AxisGroup(x.dp * x.cp, x.tp)
+        experts = AxisGroup(max(1, x.tp * x.cp * x.dp // x.ep), x.ep)
+        reduce_s = gather_s = 0.0
+        for count, group in ((dense, whole), (routed, experts)):
+            if count == 0:
+                continue
+            if x.zero == 0:
+                reduce_s += self.over("all_reduce", count * element_bytes, group)
+                continue
+            if x.dp_replicate > 1 and group is whole:
+                reduce_s += self.sharded("reduce_scatter", count * element_bytes)
+                reduce_s += self.replicated(count * element_bytes / x.dp_shard)
+                gather_s += self.sharded("all_gather", count * 2.0)
+                continue
+            reduce_s += self.over("reduce_scatter", count * element_bytes, group)
+            gather_s += self.over("all_gather", count * 2.0, group)
+        return reduce_s, gather_s
+
+
+def _elementwise_bytes(
+    arch: Arch, layout: Layout, tokens: float, sp: int, software: Software
+) -> float:
+    """Forward traffic of norms, residuals, rotary, activations of one layer, 2 bytes an element."""
+    hidden = tokens * arch.hidden * (16 if software.dropout else 10) / sp
+    heads = tokens * (arch.heads + 2 * arch.kv_heads) * arch.dim / layout.tp * 2
+    width = arch.ffn * (arch.shared_experts + arch.top_k) if arch.is_moe else arch.ffn
+    activation = tokens * width * (3 if arch.gated else 2) / layout.tp
+    return 2.0 * (hidden + heads + activation)
+
+
+def _softmax_bytes(arch: Arch, layout: Layout, software: Software) -> float:
+    """Forward traffic of scores that pass through device memory: written and read six times."""
+    if software.attention != "unfused":
+        return 0.0
+    scores = layout.microbatch * arch.heads / layout.tp * arch.seq**2 / layout.cp
+    return 2.0 * scores * (9 if software.dropout else 6)
