@@ -1,0 +1,58 @@
+"""From a global batch to the local microbatches of this rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from autopar.runtime.ranks import Ranks
+from autopar.runtime.settings import ProgramError, Settings
+
+Batch = Mapping[str, Any]
+
+
+def cut_batch(batch: Batch, ranks: Ranks, settings: Settings) -> list[dict[str, Any]]:
+    """This rank's microbatches, in order.
+
+    Dim 0 of every tensor is cut into microbatches first, then over ``dp_replicate``, then over
+    ``dp_shard``. Raises `ProgramError` where it does not divide.
+    """
+    micro, width = settings.microbatches, ranks.size(*ranks.data_axes)
+    place = ranks.index(*ranks.data_axes)
+    found: list[dict[str, Any]] = [{} for _ in range(micro)]
+    for name, value in batch.items():
+        if not isinstance(value, torch.Tensor) or name in settings.whole_inputs:
+            for piece in found:
+                piece[name] = _moved(value, ranks)
+            continue
+        if value.dim() == 0 or value.shape[0] % (micro * width):
+            raise ProgramError(
+                f"batch[{name!r}] has shape {list(value.shape)}; dim 0 must divide by "
+                f"{micro} microbatches x {width} data ranks = {micro * width}: give a global batch "
+                "of the size that was planned for, or plan for this one"
+            )
+        rows = value.shape[0] // (micro * width)
+        for i, piece in enumerate(found):
+            start = (i * width + place) * rows
+            piece[name] = _moved(value[start : start + rows], ranks)
+    return found
+
+
+def _moved(value: Any, ranks: Ranks) -> Any:
+    if isinstance(value, torch.Tensor) and value.device != ranks.device:
+        return value.to(ranks.device, non_blocking=True)
+    return value
+
+
+def in_compute_dtype(piece: dict[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:
+    """``piece`` with float32 tensors in the dtype of compute, as parameters are."""
+    if dtype is None:
+        return piece
+    return {
+        name: value.to(dtype)
+        if isinstance(value, torch.Tensor) and value.dtype is torch.float32
+        else value
+        for name, value in piece.items()
+    }

@@ -1,0 +1,44 @@
+"""How an emitted program is to be run: the constants beside its mesh, and what cannot be run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autopar.errors import UserError
+
+
+class ProgramError(UserError):
+    """A program that cannot be run as it stands; the text says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """``SETTINGS`` of an emitted program.
+
+    zero:         what ``dp_shard`` cuts: 0 nothing, 1 optimizer, 2 + gradients, 3 + parameters.
+    microbatches: gradient accumulation steps of one step.
+    precision:    dtype of compute. ``float32`` computes in the dtypes that the model declares;
+                  ``bfloat16`` and ``float16`` replace float32 in parameters where they are used and
+                  in inputs, never in stored parameters, gradients or optimizer state.
+    recompute:    ``none`` or ``full``; the program's forward does it, this records it.
+    units:        module path patterns (``*`` matches one path component) whose parameters are
+                  gathered and reduced together; the rest of the model is one more unit.
+    whole_inputs: batch entries that every microbatch and rank gets uncut.
+    """
+
+    zero: int = 0
+    microbatches: int = 1
+    precision: str = "float32"
+    recompute: str = "none"
+    units: tuple[str, ...] = ()
+    whole_inputs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.zero not in (0, 1, 2, 3):
+            raise ProgramError(f"zero={self.zero}: state sharding is 0, 1, 2 or 3")
+        if self.microbatches < 1:
+            raise ProgramError(f"microbatches={self.microbatches}: at least 1 is needed")
+        if self.precision not in ("float64", "float32", "bfloat16", "float16"):
+            raise ProgramError(
+                f"precision={self.precision!r}: choose float32, bfloat16, float16 or float64"
+            )

@@ -1,0 +1,160 @@
+"""One training step of an emitted program, whatever its mesh and state sharding."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from autopar.runtime import ranks as rank_state
+from autopar.runtime.batches import Batch, cut_batch, in_compute_dtype
+from autopar.runtime.gradients import clip, reduce_late, total_norm
+from autopar.runtime.optimizer import make_optimizer
+from autopar.runtime.parameters import Region, computing, lifted
+from autopar.runtime.ranks import Ranks
+from autopar.runtime.settings import Settings
+from autopar.runtime.storage import store
+from autopar.workload import Workload
+
+Values = Callable[[str, Region], torch.Tensor]
+"""(name, region) -> the initial value of that piece of the parameter or buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What an emitted ``model.py`` defines."""
+
+    mesh: Mapping[str, int]
+    settings: Settings
+    model: type[nn.Module]
+
+    @staticmethod
+    def of(module: ModuleType) -> Program:
+        return Program(module.MESH, module.SETTINGS, module.Model)
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Of the step before: ``gradient_norm`` before clipping (None where it was not needed)."""
+
+    step: int
+    loss: torch.Tensor
+    gradient_norm: torch.Tensor | None
+    time_s: float
+
+
+class Trainer:
+    """Trains a program on this process's place in the mesh.
+
+    Every rank makes one, in the same order, and calls the same methods.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        workload: Workload,
+        values: Values,
+        ranks: Ranks | None = None,
+        lift: torch.dtype | None = None,
+    ) -> None:
+        """``values`` gives the initial weights; ``lift`` replaces every floating dtype, in storage
+        and compute (`autopar.runtime.verify` uses float64)."""
+        self.program = program
+        self.workload = workload
+        self.ranks = ranks or Ranks(program.mesh)
+        self.settings = program.settings
+        self.step_number = 0
+        self.metrics: Metrics | None = None
+        precision = getattr(torch, self.settings.precision)
+        self._dtype = None if lift is not None or precision is torch.float32 else precision
+        with rank_state.using(self.ranks), lifted(lift):
+            model = program.model()
+        self.storage = store(model, self.ranks, self.settings)
+        self.held = list(self.storage.held.values())
+        with torch.no_grad():
+            for held in self.held:
+                held.leaf.copy_(values(held.name, held.region))
+            for name, buffer, region in self.storage.buffers():
+                buffer.copy_(values(name, region))
+        self.optimizer = make_optimizer(workload, self.held)
+
+    @property
+    def model(self) -> nn.Module:
+        """The program's module; its parameters are this rank's pieces."""
+        return self.storage.model
+
+    def step(self, batch: Batch) -> torch.Tensor:
+        """One optimizer step on the *global* ``batch``; returns its loss, the same on all ranks.
+
+        Every rank passes the whole batch and computes on its own slice of it.
+        """
+        start = time.perf_counter()
+        loss = self.backward(batch)
+        norm = self.update()
+        self.metrics = Metrics(self.step_number, loss, norm, time.perf_counter() - start)
+        return loss
+
+    def backward(self, batch: Batch) -> torch.Tensor:
+        """Loss and all gradients of the global ``batch``, reduced over all ranks, not yet clipped.
+
+        Replaces the gradients of the step before. They stand in ``leaf.grad`` of `held`.
+        """
+        self.storage.zero_grad()
+        pieces = cut_batch(batch, self.ranks, self.settings)
+        extra = self._counts(pieces)
+        scale = self.storage.grad_scale
+        loss = torch.zeros((), device=self.ranks.device)
+        work: dist.Work | None = None
+        with rank_state.using(self.ranks), computing(self._dtype):
+            for i, piece in enumerate(pieces):
+                last = i == len(pieces) - 1
+                with self.storage.microbatch(last):
+                    share = self.storage.call(**in_compute_dtype(piece, self._dtype), **extra)
+                    loss = loss + share.detach()
+                    if last:
+                        work = self._sum_over_data(loss)
+                    torch.autograd.backward(share, torch.full_like(share, scale))
+        self.storage.collect()
+        reduce_late(self.held, self.ranks)
+        if work is not None:
+            work.wait()
+        return loss
+
+    def update(self) -> torch.Tensor | None:
+        """Clips as the workload says, steps the optimizer; returns the norm where it clips."""
+        norm = None
+        if self.workload.clip_norm is not None:
+            norm = clip(self.held, self.ranks, self.workload.clip_norm)
+        self.optimizer.step()
+        self.step_number += 1
+        return norm
+
+    def gradient_norm(self) -> torch.Tensor:
+        """The 2-norm of the whole gradient; a collective call."""
+        return total_norm(self.held, self.ranks)
+
+    def _counts(self, pieces: list[dict[str, Any]]) -> dict[str, Any]:
+        """``{"counts": ...}`` where the program asks for sums over the global batch."""
+        ask = getattr(self.storage.model, "counts", None)
+        if ask is None:
+            return {}
+        with torch.no_grad():
+            found = [ask(piece) for piece in pieces]
+            names = list(found[0])
+            sums = torch.stack(
+                [torch.stack([f[n].to(torch.int64) for f in found]).sum() for n in names]
+            )
+            work = self._sum_over_data(sums)
+            if work is not None:
+                work.wait()
+        return {"counts": dict(zip(names, sums.unbind(), strict=True))}
+
+    def _sum_over_data(self, value: torch.Tensor) -> dist.Work | None:
+        group = self.ranks.group(*self.ranks.data_axes)
+        return None if group is None else dist.all_reduce(value, group=group, async_op=True)
