@@ -102,9 +102,7 @@ def lower(
             n: _with_data(given[n], mesh, found.body.tensors[n], data_choices.get(key(name, n), ""))
             for n in found.body.inputs
         }
-        blocks[name] = lower(
-            found.body, stage, microbatches, data_choices, {}, name, entering
-        )
+        blocks[name] = lower(found.body, stage, microbatches, data_choices, {}, name, entering)
     tensors: dict[str, LoweredTensor] = {}
     readers = graph.consumers()
     for name in graph.outputs:
@@ -185,9 +183,7 @@ def _strategy(
     model = Strategy.parse(stage.ops.get(key(block, op.name), "whole"))
     data = data_choices[key(block, op.name)]
     return Strategy(
-        tuple(
-            (a, c) for a in mesh.axes if (c := data if a in BATCH_AXES else model.on(a))
-        )
+        tuple((a, c) for a in mesh.axes if (c := data if a in BATCH_AXES else model.on(a)))
     )
 
 
@@ -234,9 +230,7 @@ def activation_collectives(lowered: Lowered, times: int | None = None) -> Iterat
         if op.op.kind == "block":
             yield from activation_collectives(lowered.blocks[op.op.attrs["block"]], times)
         for operand in op.operands:
-            yield from _priced(
-                lowered.graph.tensors[operand.name], operand.steps, lowered, times
-            )
+            yield from _priced(lowered.graph.tensors[operand.name], operand.steps, lowered, times)
         if op.bound is not None:
             for direction, inside in internal_collectives(op, lowered.mesh):
                 yield Priced(key(lowered.block, op.op.name), direction, inside, times)

@@ -61,6 +61,8 @@ class Device:
     """(dtype, dense multiply-add FLOP/s) pairs, sorted by dtype."""
     launch_overhead_s: float
     """Least time from one op to the next when the device has nothing else to do."""
+    family: str = ""
+    """Devices of one family ('hopper') share measured and fitted efficiencies."""
     source: str = ""
     """Where the figures come from."""
 

@@ -163,23 +163,24 @@ def _to_data(graph: Graph) -> dict[str, Any]:
             for t in graph.tensors.values()
         ],
         "ops": [
-            [op.kind, op.inputs, op.outputs, dict(op.attrs),
-             [op.source.module, op.source.file, op.source.line]]
+            [
+                op.kind,
+                op.inputs,
+                op.outputs,
+                dict(op.attrs),
+                [op.source.module, op.source.file, op.source.line],
+            ]
             for op in graph.ops
         ],
         "inputs": graph.inputs,
         "outputs": graph.outputs,
-        "blocks": [
-            [b.name, _to_data(b.body), b.instances] for b in graph.blocks.values()
-        ],
+        "blocks": [[b.name, _to_data(b.body), b.instances] for b in graph.blocks.values()],
     }
 
 
 def _from_data(data: Mapping[str, Any]) -> Graph:
     tensors = [Tensor(n, tuple(s), d, r, g) for n, s, d, r, g in data["tensors"]]
-    ops = tuple(
-        Op(k, tuple(i), tuple(o), freeze(a), Source(*s)) for k, i, o, a, s in data["ops"]
-    )
+    ops = tuple(Op(k, tuple(i), tuple(o), freeze(a), Source(*s)) for k, i, o, a, s in data["ops"])
     blocks = [Block(n, _from_data(b), tuple(i)) for n, b, i in data["blocks"]]
     return Graph(
         tensors={t.name: t for t in tensors},

@@ -1,0 +1,59 @@
+"""What does not change from one candidate mesh to the next: bound rules and who saves what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from autopar.nouns.graph import Graph, Op
+from autopar.rules.notation import BoundRule
+from autopar.rules.registry import bind
+
+
+@dataclass(slots=True)
+class Bindings:
+    """Bound rules by (block, op), and for each op which of its tensors it is the first to save."""
+
+    _bound: dict[tuple[str | None, str], BoundRule] = field(default_factory=dict)
+    _saved: dict[str | None, dict[str, tuple[str, ...]]] = field(default_factory=dict)
+
+    def of(self, block: str | None, op: Op, graph: Graph) -> BoundRule:
+        found = self._bound.get((block, op.name))
+        if found is None:
+            found = self._bound[block, op.name] = bind(op, graph.tensors)
+        return found
+
+    def saved_by(self, block: str | None, op: Op, graph: Graph) -> tuple[str, ...]:
+        """Tensors kept for backward on behalf of ``op``; one that several ops save counts once."""
+        if block not in self._saved:
+            self._saved[block] = self._savers(block, graph)
+        return self._saved[block].get(op.name, ())
+
+    def _savers(self, block: str | None, graph: Graph) -> dict[str, tuple[str, ...]]:
+        taken: set[str] = set()
+        found: dict[str, tuple[str, ...]] = {}
+        root = _roots(graph, self, block)
+        for op in graph.ops:
+            if op.kind == "block" or not any(graph.tensors[n].differentiable for n in op.outputs):
+                continue
+            rule = self.of(block, op, graph).rule
+            names = [op.inputs[i] for i in rule.saves if i < len(op.inputs)]
+            names += [op.outputs[i] for i in rule.saves_results]
+            mine = []
+            for name in names:
+                storage = root[name]
+                if graph.tensors[storage].role in ("parameter", "buffer") or storage in taken:
+                    continue
+                taken.add(storage)
+                mine.append(name)
+            found[op.name] = tuple(mine)
+        return found
+
+
+def _roots(graph: Graph, bindings: Bindings, block: str | None) -> dict[str, str]:
+    """For each tensor the one whose storage it looks at: itself, or the source of its views."""
+    root = {n: n for n in graph.tensors}
+    for op in graph.ops:
+        if op.kind != "block" and op.inputs and bindings.of(block, op, graph).rule.view:
+            for name in op.outputs:
+                root[name] = root[op.inputs[0]]
+    return root

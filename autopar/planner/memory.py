@@ -1,0 +1,65 @@
+"""Memory of one device over a step: model state, activations, buffers, and what frameworks add."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autopar.nouns.graph import DTYPE_BYTES
+from autopar.nouns.plan import Memory
+from autopar.planner.state import StateSharding
+from autopar.planner.summary import Summary
+
+ALLOCATOR_SHARE = 0.04
+"""Fragmentation of a caching allocator, as a share of what is allocated (assumed)."""
+CONTEXT_BYTES = {"gpu": 1_500_000_000, "tpu": 300_000_000, "cpu": 350_000_000}
+"""Driver context, library handles and channels outside the allocator, per process (assumed)."""
+
+
+def step_memory(
+    summary: Summary, state: StateSharding, recompute: str, limit: int, device_kind: str
+) -> Memory:
+    """Predicted peak of the worst moment of a step, bytes."""
+    parameters, gradients, optimizer, cast = summary.buffer_bytes, 0, 0, 0
+    for unit, copies in summary.owners():
+        for dtype, numel in unit.trained.items():
+            parameters += state.parameter_bytes(numel, dtype) * copies
+            gradients += state.gradient_bytes(numel, dtype) * copies
+            optimizer += state.optimizer_bytes(numel, dtype) * copies
+        for dtype, numel in unit.frozen.items():
+            parameters += state.parameter_bytes(numel, dtype) * copies
+        if not state.fsdp:
+            cast += copies * _cast_bytes({**unit.trained}, state)
+    activations = summary.lives[recompute].peak + cast
+    allocated = parameters + gradients + optimizer + activations
+    gathered = _gathered_bytes(summary, state)
+    overhead = int(ALLOCATOR_SHARE * (allocated + gathered)) + CONTEXT_BYTES[device_kind]
+    return Memory(
+        total=allocated + gathered + overhead,
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=activations,
+        buffers=gathered + overhead,
+        limit=limit,
+    )
+
+
+def _cast_bytes(numel: Mapping[str, int], state: StateSharding) -> int:
+    """Copies of parameters in the dtype of compute, kept for backward."""
+    if state.precision == "float32":
+        return 0
+    return numel.get("float32", 0) * DTYPE_BYTES[state.precision]
+
+
+def _gathered_bytes(summary: Summary, state: StateSharding) -> int:
+    """Parameters made whole for compute: the root and two units under ZeRO 3, all under 1 and 2."""
+    if not state.fsdp:
+        return 0
+
+    def whole(numel: Mapping[str, int]) -> int:
+        return sum(n * DTYPE_BYTES[state.moved_dtype(d)] for d, n in numel.items())
+
+    sizes = [(whole(unit.trained), copies) for unit, copies in summary.owners()]
+    if state.zero == 3:
+        return sizes[0][0] + 2 * max((size for size, _ in sizes[1:]), default=0)
+    return sum(size * copies for size, copies in sizes)

@@ -1,0 +1,67 @@
+"""The searchers' objective of a plan, added up again op by op on the unfolded graph.
+
+Independent of `autopar.planner.folding`: it reads the `Lowered` stage that the emitter prints. A
+searcher's claimed cost must equal this number, to the picosecond.
+"""
+
+from __future__ import annotations
+
+from autopar.lowering import MICROBATCH, Lowered
+from autopar.nouns.plan import key
+from autopar.nouns.sharding import Sharding
+from autopar.planner.prices import Prices
+from autopar.planner.state_prices import StatePrices
+
+
+def objective(lowered: Lowered, prices: Prices, state: StatePrices) -> int:
+    """Picoseconds of one optimizer step, additive: nothing overlaps."""
+    once = _activations(lowered, prices)
+    return once * lowered.mesh.size(MICROBATCH) + _parameters(lowered, state)
+
+
+def _activations(lowered: Lowered, prices: Prices) -> int:
+    """One microbatch through ``lowered``, every call of every block counted."""
+    total = 0
+    tensors = lowered.graph.tensors
+    bodies = {name: _activations(body, prices) for name, body in lowered.blocks.items()}
+    for found in lowered.tensors.values():
+        total += prices.steps(found.steps, found.tensor)
+    for op in lowered.ops:
+        for operand in op.operands:
+            total += prices.steps(operand.steps, tensors[operand.name])
+        total += bodies[op.op.attrs["block"]] if op.bound is None else prices.op(op, tensors)
+    for operand in lowered.outputs:
+        total += prices.steps(operand.steps, tensors[operand.name])
+    return total
+
+
+def _parameters(lowered: Lowered, state: StatePrices) -> int:
+    total = 0
+    for name, found in lowered.tensors.items():
+        if found.tensor.role == "parameter":
+            stored = Sharding(
+                tuple((a, p) for a, p in found.produced.placements if a in _model_axes(lowered))
+            )
+            total += state.price(found.tensor, stored)
+    for name, body in lowered.blocks.items():
+        copies = len(dict.fromkeys(lowered.graph.blocks[name].instances))
+        total += _parameters(body, state) * copies
+    return total
+
+
+def _model_axes(lowered: Lowered) -> tuple[str, ...]:
+    from autopar.lowering import BATCH_AXES
+
+    return tuple(a for a in lowered.mesh.axes if a not in BATCH_AXES)
+
+
+def op_times(lowered: Lowered, prices: Prices) -> dict[str, int]:
+    """Picoseconds of each op for one microbatch (a block's ops once), for `explain`."""
+    found = {
+        key(lowered.block, op.op.name): prices.op(op, lowered.graph.tensors)
+        for op in lowered.ops
+        if op.bound is not None
+    }
+    for body in lowered.blocks.values():
+        found.update(op_times(body, prices))
+    return found

@@ -1,0 +1,147 @@
+"""One training step, played on a compute stream and a communication stream.
+
+Units are the pieces that state sharding moves whole: what lies outside the blocks (the root), and
+each call of a block. Model-axis collectives stand in line with compute. Data-axis traffic runs on
+the communication stream: a unit's parameters are gathered while the unit before it computes, its
+gradients are reduced as soon as its backward is done. What compute cannot cover is exposed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autopar.cost_models.collectives import AxisGroup, collective_time_s
+from autopar.nouns.cluster import Cluster
+from autopar.planner.state import StateSharding
+from autopar.planner.summary import Summary, Unit
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of one optimizer step and where they go."""
+
+    total_s: float
+    compute_s: float
+    model_communication_s: float
+    data_communication_s: float
+    exposed_s: float
+    """Data-axis communication that nothing hid."""
+    optimizer_s: float
+
+    @property
+    def exposed_share(self) -> float:
+        """How much of the data-axis traffic could not be hidden."""
+        if self.data_communication_s <= 0:
+            return 0.0
+        return min(1.0, self.exposed_s / self.data_communication_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    forward_s: float
+    backward_s: float
+    gather_s: float
+    regather_s: float
+    reduce_s: float
+
+
+def simulate(summary: Summary, state: StateSharding, cluster: Cluster, recompute: str) -> StepTime:
+    """Plays one step of a plan under a state sharding."""
+    bodies = {
+        name: _piece(unit, state, cluster, recompute, root=False)
+        for name, unit in summary.bodies.items()
+    }
+    pieces = [_piece(summary.root, state, cluster, "none", root=True)]
+    pieces += [bodies[name] for name in summary.calls]
+    microbatches = summary.microbatches
+    busy = sum(p.forward_s + p.backward_s for p in pieces)
+    units = [summary.root, *(summary.bodies[name] for name in summary.calls)]
+    inline = sum(u.moved_forward_s + u.moved_backward_s for u in units) * microbatches
+    optimizer = _optimizer_s(summary, state, cluster)
+    late = _late_reduction_s(summary, state, cluster)
+    each_reduces = state.fsdp and state.zero >= 2
+    each_gathers = state.fsdp and state.zero == 3
+    first = _play(pieces, gather=state.fsdp, reduce=each_reduces or microbatches == 1)
+    total = first
+    if microbatches > 1:
+        middle = _play(pieces, gather=each_gathers, reduce=each_reduces)
+        total += middle * (microbatches - 2) + _play(pieces, gather=each_gathers, reduce=True)
+    data = sum(p.gather_s + p.regather_s for p in pieces) * (microbatches if each_gathers else 1)
+    data += sum(p.reduce_s for p in pieces) * (microbatches if each_reduces else 1)
+    return StepTime(
+        total_s=total + optimizer + late,
+        compute_s=busy * microbatches - inline,
+        model_communication_s=inline + late,
+        data_communication_s=data,
+        exposed_s=max(0.0, total - busy * microbatches),
+        optimizer_s=optimizer,
+    )
+
+
+def _play(units: list[_Piece], gather: bool, reduce: bool) -> float:
+    """Seconds of one microbatch; unit 0 is the root, gathered first and reduced last."""
+    compute = communication = 0.0
+    ready: list[float] = []
+    starts: list[float] = []
+    for i, unit in enumerate(units):
+        # The gather of unit i is issued when unit i-1 starts to compute.
+        issued = starts[i - 1] if i else 0.0
+        if gather:
+            communication = max(communication, issued) + unit.gather_s
+        ready.append(communication if gather else 0.0)
+        starts.append(max(compute, ready[i]))
+        compute = starts[i] + unit.forward_s
+    communication = max(communication, 0.0)
+    issued = compute
+    for unit in reversed(units):
+        arrived = 0.0
+        if gather and unit.regather_s:
+            communication = max(communication, issued) + unit.regather_s
+            arrived = communication
+        start = max(compute, arrived)
+        issued = start
+        compute = start + unit.backward_s
+        if reduce:
+            communication = max(communication, compute) + unit.reduce_s
+    return max(compute, communication if reduce else 0.0)
+
+
+def _piece(
+    unit: Unit, state: StateSharding, cluster: Cluster, recompute: str, root: bool
+) -> _Piece:
+    spent = {"gather_forward": 0.0, "gather_backward": 0.0, "reduce": 0.0}
+    for dtype, count in unit.trained.items():
+        for phase, moved, _ in state.traffic(count, dtype):
+            group = AxisGroup(state.mesh.size(moved.axis), state.mesh.stride(moved.axis))
+            spent[phase] += collective_time_s(cluster, moved.kind, moved.size_bytes, group)  # type: ignore[arg-type]
+    # A recomputed block runs its forward again, but keeps what its collectives gave.
+    again = unit.forward_s if recompute == "full" else 0.0
+    return _Piece(
+        forward_s=unit.forward_s + unit.moved_forward_s,
+        backward_s=unit.backward_s + unit.moved_backward_s + again,
+        gather_s=spent["gather_forward"],
+        regather_s=0.0 if root else spent["gather_backward"],  # FSDP keeps the root whole
+        reduce_s=spent["reduce"],
+    )
+
+
+def _late_reduction_s(summary: Summary, state: StateSharding, cluster: Cluster) -> float:
+    """Gradients that are partial sums over model axes, reduced once a step in buckets."""
+    sizes: dict[str, int] = {}
+    for unit, copies in summary.owners():
+        for axis, size in unit.deferred.items():
+            sizes[axis] = sizes.get(axis, 0) + size * copies
+    mesh = state.mesh
+    return sum(
+        collective_time_s(cluster, "all_reduce", size, AxisGroup(mesh.size(a), mesh.stride(a)))
+        for a, size in sizes.items()
+    )
+
+
+def _optimizer_s(summary: Summary, state: StateSharding, cluster: Cluster) -> float:
+    moved = sum(
+        state.update_bytes(numel, dtype) * copies
+        for unit, copies in summary.owners()
+        for dtype, numel in unit.trained.items()
+    )
+    return moved / cluster.device.memory_bandwidth_bytes_per_s

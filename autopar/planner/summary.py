@@ -1,0 +1,138 @@
+"""What a lowered plan costs before state sharding is chosen.
+
+One lowering serves every ZeRO level, every split of the data axes and every recompute policy: those
+do not change what a rank computes in a microbatch, only how its model state is kept and moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from autopar.lowering import BATCH_AXES, MICROBATCH, Lowered, internal_collectives
+from autopar.nouns.graph import DTYPE_BYTES, Tensor
+from autopar.nouns.sharding import Sharding
+from autopar.planner.activations import Life, activation_life
+from autopar.planner.prices import PICOSECONDS, Prices
+from autopar.rules.resharding import Step, collectives
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One call of a block, or all that lies outside the blocks: seconds of one microbatch.
+
+    ``trained`` and ``frozen`` are elements of parameters on one model rank, by dtype; ``deferred``
+    the bytes of gradients that are partial sums, by model axis.
+    """
+
+    forward_s: float
+    backward_s: float
+    moved_forward_s: float
+    moved_backward_s: float
+    trained: Mapping[str, int]
+    frozen: Mapping[str, int]
+    deferred: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """``calls`` names the block of each call in order; ``copies`` counts parameter sets by block."""
+
+    microbatches: int
+    root: Unit
+    bodies: Mapping[str, Unit]
+    calls: tuple[str, ...]
+    copies: Mapping[str, int]
+    lives: Mapping[str, Life]
+    buffer_bytes: int
+
+    def owners(self) -> Iterator[tuple[Unit, int]]:
+        """Each unit that owns parameters, with how many sets of them there are."""
+        yield self.root, 1
+        for name, unit in self.bodies.items():
+            yield unit, self.copies[name]
+
+
+def summarise(lowered: Lowered, prices: Prices) -> Summary:
+    """Adds up a lowered plan by unit."""
+    return Summary(
+        microbatches=lowered.mesh.size(MICROBATCH),
+        root=_unit(lowered, prices),
+        bodies={name: _unit(body, prices) for name, body in lowered.blocks.items()},
+        calls=tuple(op.op.attrs["block"] for op in lowered.ops if op.bound is None),
+        copies={
+            name: len(dict.fromkeys(block.instances))
+            for name, block in lowered.graph.blocks.items()
+        },
+        lives={policy: activation_life(lowered, policy) for policy in ("none", "full")},
+        buffer_bytes=_buffer_bytes(lowered),
+    )
+
+
+def _unit(lowered: Lowered, prices: Prices) -> Unit:
+    tensors = lowered.graph.tensors
+    forward = backward = moved_forward = moved_backward = 0
+
+    def add(steps: tuple[Step, ...], tensor: Tensor) -> None:
+        nonlocal moved_forward, moved_backward
+        if not steps:
+            return
+        for moved in collectives(steps, tensor.dtype, lowered.mesh, "forward"):
+            moved_forward += prices.collective(moved)
+        if tensor.differentiable:
+            for moved in collectives(steps, tensor.dtype, lowered.mesh, "backward"):
+                moved_backward += prices.collective(moved)
+
+    trained: dict[str, int] = {}
+    frozen: dict[str, int] = {}
+    deferred: dict[str, int] = {}
+    for found in lowered.tensors.values():
+        add(found.steps, found.tensor)
+        if found.tensor.role != "parameter":
+            continue
+        numel = _stored_numel(lowered, found.tensor, found.produced)
+        kind = trained if found.tensor.differentiable else frozen
+        kind[found.tensor.dtype] = kind.get(found.tensor.dtype, 0) + numel
+        for axis, placement in found.produced.placements:
+            if axis not in BATCH_AXES and placement.kind == "D":
+                size = numel * DTYPE_BYTES[found.tensor.dtype]
+                deferred[axis] = deferred.get(axis, 0) + size
+    for op in lowered.ops:
+        for operand in op.operands:
+            add(operand.steps, tensors[operand.name])
+        if op.bound is None:
+            continue
+        f, b = prices.compute(op, tensors)
+        forward, backward = forward + f, backward + b
+        for direction, moved in internal_collectives(op, lowered.mesh):
+            if direction == "forward":
+                moved_forward += prices.collective(moved)
+            else:
+                moved_backward += prices.collective(moved)
+    for operand in lowered.outputs:
+        add(operand.steps, tensors[operand.name])
+    return Unit(
+        forward / PICOSECONDS,
+        backward / PICOSECONDS,
+        moved_forward / PICOSECONDS,
+        moved_backward / PICOSECONDS,
+        trained,
+        frozen,
+        deferred,
+    )
+
+
+def _stored_numel(lowered: Lowered, tensor: Tensor, produced: Sharding) -> int:
+    size = 1
+    stored = Sharding(tuple((a, p) for a, p in produced.placements if a not in BATCH_AXES))
+    for extent in stored.local_shape(tensor.shape, lowered.mesh):
+        size *= extent
+    return size
+
+
+def _buffer_bytes(lowered: Lowered) -> int:
+    own = sum(t.tensor.size_bytes for t in lowered.tensors.values() if t.tensor.role == "buffer")
+    return own + sum(
+        _buffer_bytes(body) * len(dict.fromkeys(lowered.graph.blocks[name].instances))
+        for name, body in lowered.blocks.items()
+    )
