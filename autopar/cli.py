@@ -1,0 +1,199 @@
+"""The ``autopar`` command: progress to stderr, results to stdout.
+
+Exit codes: 0 done, 2 a user's error, 3 no plan fits. Nothing heavy is imported before a command
+runs, so that ``autopar --help`` is instant.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autopar.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import RenderableType
+
+app = typer.Typer(
+    name="autopar",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Plan, emit, run and verify distributed training of an ordinary model.",
+)
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL.PY[:NAME]", help="The file that holds the model.")
+]
+PlanFolder = Annotated[Path, typer.Argument(metavar="PLAN/", help="A folder from `autopar plan`.")]
+ClusterFile = Annotated[
+    str, typer.Option("--cluster", "-c", help="A cluster.yaml, or `local` for this machine.")
+]
+Fix = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fix",
+        metavar="KEY=VALUE,...",
+        help="Pin choices, as in tp=2,dp_shard=2,zero=3; the search decides the rest.",
+    ),
+]
+Searcher = Annotated[str, typer.Option("--searcher", help="Which solver searches the shardings.")]
+Replicated = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-replicated",
+        metavar="OP",
+        help="Let an op kind without a rule run whole on every device. May be repeated.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+DEFAULT_SEARCHER = "portfolio"
+
+FIXABLE = (
+    "dp_replicate",
+    "dp_shard",
+    "tp",
+    "cp",
+    "ep",
+    "pp",
+    "schedule",
+    "microbatch",
+    "recompute",
+    "zero",
+)
+
+
+class OptionError(UserError):
+    """An option whose value makes no sense; the text says which and what would."""
+
+
+def parse_fix(texts: Iterable[str]) -> dict[str, str]:
+    """``["tp=2,dp_shard=2", "zero=3"]`` as a dict. Raises `OptionError`."""
+    fixed: dict[str, str] = {}
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not value:
+            raise OptionError(
+                f"--fix {part!r} is not KEY=VALUE; write for example --fix tp=2,zero=3"
+            )
+        if name not in FIXABLE:
+            raise OptionError(
+                f"--fix {part}: {name!r} cannot be fixed; choose {', '.join(FIXABLE)}"
+            )
+        if fixed.setdefault(name, value) != value:
+            raise OptionError(f"--fix gives {name} twice, as {fixed[name]} and as {value}")
+    return fixed
+
+
+@app.command()
+def plan(
+    model: Model,
+    cluster: ClusterFile,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the plan goes.")] = Path(
+        "plan"
+    ),
+    fix: Fix = None,
+    searcher: Searcher = DEFAULT_SEARCHER,
+    allow_replicated: Replicated = None,
+    json: Json = False,
+) -> None:
+    """Find the fastest plan that fits, and write it with its program."""
+    from autopar import plan_folder
+    from autopar.commands import plan_files, search
+
+    plan_folder.check_writable(output)
+    found = search(model, cluster, parse_fix(fix or ()), searcher, tuple(allow_replicated or ()))
+    plan_folder.write(output, plan_files(found))
+    _show_plan(found, json)
+    progress(f"written to {output}/; next: autopar run {output}, autopar verify {output}")
+
+
+@app.command()
+def estimate(
+    model: Model,
+    cluster: ClusterFile,
+    fix: Fix = None,
+    searcher: Searcher = DEFAULT_SEARCHER,
+    allow_replicated: Replicated = None,
+    json: Json = False,
+) -> None:
+    """Predicted time and memory, as `plan` finds them, without writing anything."""
+    from autopar.commands import search
+
+    found = search(model, cluster, parse_fix(fix or ()), searcher, tuple(allow_replicated or ()))
+    _show_plan(found, json)
+
+
+@app.command()
+def explain(
+    folder: PlanFolder,
+    what: Annotated[
+        str | None, typer.Option("--op", help="Only ops and parameters whose key contains this.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Why a plan is as it is: strategies, what they move and cost, what else was close."""
+    from autopar.commands import explanation
+
+    parts, data = explanation(folder, what)
+    _show(parts, data, json)
+
+
+@app.command()
+def diff(
+    a: Annotated[Path, typer.Argument(metavar="A/", help="A plan.")],
+    b: Annotated[Path, typer.Argument(metavar="B/", help="Another plan.")],
+    json: Json = False,
+) -> None:
+    """What changed from one plan to another: degrees, strategies, predicted cost."""
+    from autopar import plan_folder
+    from autopar.report.diff import diff as parts
+    from autopar.report.diff import diff_object
+
+    one, two = plan_folder.read_plan(a), plan_folder.read_plan(b)
+    _show(parts(one, two, (str(a), str(b))), diff_object(one, two), json)
+
+
+def progress(message: str) -> None:
+    """One line for the person who waits."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def _show_plan(found: Any, json: bool) -> None:
+    from autopar.commands import plan_object, plan_summary
+
+    _show(plan_summary(found), plan_object(found), json)
+
+
+def _show(parts: Iterable[RenderableType], data: dict[str, Any], json: bool) -> None:
+    if json:
+        import json as text
+
+        print(text.dumps(data))
+        return
+    from autopar.report.render import console
+
+    out = console()
+    for part in parts:
+        out.print(part)
+
+
+def main() -> None:
+    """The entry point: runs the command and turns a user's error into one message."""
+    try:
+        app()
+    except UserError as error:
+        progress(f"autopar: {error}")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        progress("autopar: stopped")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

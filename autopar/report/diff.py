@@ -1,0 +1,120 @@
+"""What changed between two plans: decisions, the strategies of ops, predicted cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from autopar.nouns.plan import Plan
+from autopar.report.render import indented, table
+from autopar.report.units import count, degrees, duration, percent, size
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that two plans do differently, each side as text (``-``: not in that plan)."""
+
+    what: str
+    before: str
+    after: str
+
+
+def decisions(a: Plan, b: Plan) -> list[Change]:
+    """Choices that hold for the whole plan."""
+    sides = [
+        {
+            "model": plan.fingerprints.model,
+            "cluster": plan.fingerprints.cluster,
+            "degrees": degrees(plan.degrees),
+            "ZeRO": str(plan.zero),
+            "microbatches": str(plan.microbatches),
+            "schedule": plan.schedule,
+            "recompute": plan.recompute,
+            "precision": plan.precision,
+            "optimizer": plan.optimizer,
+        }
+        for plan in (a, b)
+    ]
+    return list(_changes(sides[0], sides[1], absent="-"))
+
+
+def strategies(a: Plan, b: Plan) -> list[Change]:
+    """Ops whose strategy changed, parameters stored otherwise, and shared copies that moved."""
+    found: list[Change] = []
+    for field, absent in (("ops", "whole"), ("parameters", "R"), ("shared", "-")):
+        before, after = (
+            {name: text for stage in plan.stages for name, text in getattr(stage, field).items()}
+            for plan in (a, b)
+        )
+        found += _changes(before, after, absent)
+    return found
+
+
+def costs(a: Plan, b: Plan) -> list[tuple[str, str, str, str]]:
+    """(quantity, before, after, change) for every predicted quantity."""
+    one, two = a.prediction, b.prediction
+    rows = [
+        ("step time", one.step_time_s, two.step_time_s, duration),
+        ("compute", one.compute_time_s, two.compute_time_s, duration),
+        (
+            "communication not hidden",
+            one.exposed_communication_s,
+            two.exposed_communication_s,
+            duration,
+        ),
+        ("lower bound", one.lower_bound_s, two.lower_bound_s, duration),
+        ("tokens/s", one.tokens_per_s, two.tokens_per_s, count),
+        ("memory", one.memory_bytes.total, two.memory_bytes.total, size),
+    ]
+    return [
+        (what, show(before), show(after), _relative(before, after))
+        for what, before, after, show in rows
+        if before is not None and after is not None
+    ]
+
+
+def diff_object(a: Plan, b: Plan) -> dict[str, object]:
+    """What ``autopar diff --json`` prints."""
+    one, two = a.prediction, b.prediction
+    return {
+        "decisions": {c.what: [c.before, c.after] for c in decisions(a, b)},
+        "strategies": {c.what: [c.before, c.after] for c in strategies(a, b)},
+        "step_time_s": [one.step_time_s, two.step_time_s],
+        "memory_bytes": [one.memory_bytes.total, two.memory_bytes.total],
+    }
+
+
+def diff(a: Plan, b: Plan, names: tuple[str, str] = ("a", "b")) -> list[RenderableType]:
+    """Tables of everything that differs; one sentence when nothing does."""
+    chosen, moved = decisions(a, b), strategies(a, b)
+    parts: list[RenderableType] = []
+    if not chosen and not moved:
+        parts.append(Text("Both plans decide the same.", style="bold"))
+    for title, changes in (("Decisions", chosen), ("Strategies", moved)):
+        if changes:
+            rows = table("", *names)
+            for change in changes:
+                rows.add_row(change.what, change.before, change.after)
+            parts += [Text(f"{title} ({len(changes)} differ)", style="bold"), indented(rows)]
+    rows = table("", *names, "change", right=(*names, "change"))
+    for row in costs(a, b):
+        rows.add_row(*row)
+    return [*parts, Text("Predicted", style="bold"), indented(rows)]
+
+
+def _changes(before: Mapping[str, str], after: Mapping[str, str], absent: str) -> Iterator[Change]:
+    for what in dict.fromkeys([*before, *after]):
+        one, two = before.get(what, absent), after.get(what, absent)
+        if one != two:
+            yield Change(what, one, two)
+
+
+def _relative(before: float, after: float) -> str:
+    if before == after:
+        return "same"
+    if not before:
+        return "new"
+    return f"{'+' if after > before else '-'}{percent(abs(after / before - 1))}"

@@ -1,0 +1,141 @@
+"""The summary of a plan: for people as tables, for programs as one JSON object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from autopar.nouns.cluster import Cluster
+from autopar.nouns.plan import Memory, Plan, RunnerUp
+from autopar.report.render import indented, table
+from autopar.report.units import count, degrees, duration, percent, size
+
+_MEMORY_ROWS = ("parameters", "gradients", "optimizer", "activations", "buffers")
+
+
+def summary_object(
+    plan: Plan, search_time_s: Mapping[str, float], unruled_ops: Sequence[str]
+) -> dict[str, Any]:
+    """What ``autopar plan --json`` prints. ``search_time_s`` is by phase, in CPU seconds."""
+    said = plan.prediction
+    memory = said.memory_bytes
+    return {
+        "step_time_s": said.step_time_s,
+        "lower_bound_s": said.lower_bound_s,
+        "compute_time_s": said.compute_time_s,
+        "exposed_communication_s": said.exposed_communication_s,
+        "tokens_per_s": said.tokens_per_s,
+        "mfu": said.mfu,
+        "degrees": plan.degrees,
+        "zero": plan.zero,
+        "microbatches": plan.microbatches,
+        "schedule": plan.schedule,
+        "recompute": plan.recompute,
+        "precision": plan.precision,
+        "searcher": plan.searcher,
+        "memory_bytes": {
+            "total": memory.total,
+            **{name: getattr(memory, name) for name in _MEMORY_ROWS},
+            "limit": memory.limit,
+        },
+        "search_time_s": dict(search_time_s),
+        "unruled_ops": list(unruled_ops),
+        "replicated_ops": list(plan.replicated_ops),
+        "runners_up": [
+            {
+                "degrees": dict(lost.degrees),
+                "zero": lost.zero,
+                "microbatches": lost.microbatches,
+                "step_time_s": lost.step_time_s,
+                "memory_bytes": lost.memory_bytes,
+                "reason": lost.reason,
+            }
+            for lost in plan.runners_up
+        ],
+        "plan": plan.fingerprint(),
+    }
+
+
+def summary(plan: Plan, cluster: Cluster) -> list[RenderableType]:
+    """Decisions, predicted time, memory of the worst device, and the plans that lost."""
+    parts: list[RenderableType] = [
+        Text(f"{plan.workload} on {cluster.name}", style="bold"),
+        indented(_decisions(plan, cluster)),
+        Text("\nPredicted step", style="bold"),
+        indented(_times(plan)),
+        Text("\nMemory of the fullest device", style="bold"),
+        indented(_memory(plan.prediction.memory_bytes)),
+    ]
+    if plan.runners_up:
+        parts += [Text("\nPlans that lost", style="bold"), indented(_lost(plan))]
+    if plan.replicated_ops:
+        named = ", ".join(plan.replicated_ops)
+        parts.append(Text(f"\nKept whole on every device, as asked: {named}", style="yellow"))
+    return parts
+
+
+def _decisions(plan: Plan, cluster: Cluster) -> RenderableType:
+    rows = table("", "")
+    devices = ", ".join(f"{group.count} x {group.device.name}" for group in cluster.groups)
+    rows.add_row("devices", f"{plan.device_count} used of {devices}")
+    rows.add_row("degrees", degrees(plan.degrees))
+    rows.add_row("state sharding", _zero(plan))
+    rows.add_row("microbatches", str(plan.microbatches))
+    if plan.degrees["pp"] > 1:
+        rows.add_row("schedule", plan.schedule)
+    rows.add_row("recompute", plan.recompute)
+    rows.add_row("precision", f"{plan.precision}, {plan.optimizer}")
+    return rows
+
+
+def _zero(plan: Plan) -> str:
+    what = ("nothing", "optimizer state", "optimizer state and gradients", "everything")
+    return f"ZeRO {plan.zero}: {what[plan.zero]} split over dp_shard"
+
+
+def _times(plan: Plan) -> RenderableType:
+    said = plan.prediction
+    rows = table("", "")
+    rows.add_row("step time", duration(said.step_time_s))
+    rows.add_row("  compute", duration(said.compute_time_s))
+    rows.add_row("  communication not hidden", duration(said.exposed_communication_s))
+    if said.tokens_per_s is not None:
+        rows.add_row("throughput", f"{count(said.tokens_per_s)} tokens/s")
+    rows.add_row("model FLOP/s utilization", percent(said.mfu))
+    gap = said.step_time_s / said.lower_bound_s - 1 if said.lower_bound_s > 0 else 0.0
+    rows.add_row(
+        "lower bound", f"{duration(said.lower_bound_s)}, {percent(gap)} below this plan's time"
+    )
+    return rows
+
+
+def _memory(memory: Memory) -> RenderableType:
+    rows = table("what", "bytes", "of the limit", right=("bytes", "of the limit"))
+    for name in _MEMORY_ROWS:
+        used = getattr(memory, name)
+        rows.add_row(name, size(used), percent(used / memory.limit))
+    rows.add_row("total at the peak", size(memory.total), percent(memory.total / memory.limit))
+    rows.add_row("limit", size(memory.limit), "")
+    return rows
+
+
+def _lost(plan: Plan) -> RenderableType:
+    columns = ("degrees", "ZeRO", "microbatches", "step", "memory", "why it lost")
+    rows = table(*columns, right=columns[1:5])
+    for lost in plan.runners_up:
+        rows.add_row(*_lost_row(lost))
+    return rows
+
+
+def _lost_row(lost: RunnerUp) -> tuple[str, ...]:
+    return (
+        degrees(lost.degrees),
+        str(lost.zero),
+        str(lost.microbatches),
+        duration(lost.step_time_s),
+        size(lost.memory_bytes),
+        lost.reason,
+    )

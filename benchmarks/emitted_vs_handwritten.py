@@ -1,0 +1,127 @@
+"""The emitted program against the same layout written by hand, side by side in one run.
+
+    python -m benchmarks.emitted_vs_handwritten [--rounds 12] [--json]
+
+Per layout, four gloo processes hold both sides and alternate: a round is one step of each, in
+turns who goes first. Wall time is between barriers; CPU time is the sum over the processes. Both
+sides must report the same loss from the same seed and batches, or the run is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Target, show
+
+PROCESSES = 4
+CLUSTER = Path("examples/clusters/cpu_4.yaml")
+MODEL = Path("benchmarks/gpt.py")
+# layout by hand -> what the plan is pinned to. How tensor parallelism splits the residual stream
+# is the planner's own choice, so its plan stands against both ways to write it by hand.
+PLANS = {
+    "ddp": "dp_replicate=4,zero=0",
+    "fsdp": "dp_shard=4,zero=3",
+    "tensor_parallel": "tp=4",
+    "sequence_parallel": "tp=4",
+}
+TENSOR_PARALLEL = ("tensor_parallel", "sequence_parallel")
+WALL_LIMIT, CPU_LIMIT, TENSOR_PARALLEL_WALL_LIMIT = 1.05, 1.02, 0.9
+WARM_UP = 2
+
+
+def measure(layout: str, folder: Path, rounds: int) -> dict[str, Any] | None:
+    """The worker, one of four processes: seconds a step of both sides; rank 0 returns the row."""
+    import torch
+    import torch.distributed as dist
+
+    import autopar
+    from benchmarks.gpt import batch
+    from benchmarks.handwritten import LAYOUTS
+
+    torch.set_num_threads(1)
+    trainer = autopar.load(folder)
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    by_hand = LAYOUTS[layout]()
+    sides = {"emitted": lambda b: float(trainer.step(b)), "by_hand": by_hand}
+    wall: dict[str, list[float]] = {name: [] for name in sides}
+    cpu: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(WARM_UP + rounds):
+        losses = {}
+        for name in sorted(sides, reverse=bool(turn % 2)):
+            dist.barrier()
+            wall_start, cpu_start = time.perf_counter(), time.process_time()
+            losses[name] = sides[name](batch(turn))
+            own_cpu = torch.tensor(time.process_time() - cpu_start, dtype=torch.float64)
+            dist.barrier()
+            wall[name].append(time.perf_counter() - wall_start)
+            dist.all_reduce(own_cpu)
+            cpu[name].append(float(own_cpu))
+        if abs(losses["emitted"] - losses["by_hand"]) > 1e-4 * abs(losses["by_hand"]):
+            raise SystemExit(f"{layout}, step {turn}: the two sides compute differently: {losses}")
+    dist.barrier()
+    if dist.get_rank():
+        return None
+    row: dict[str, Any] = {"layout": layout}
+    for what, times in (("wall_s", wall), ("cpu_s", cpu)):
+        medians = {name: statistics.median(found[WARM_UP:]) for name, found in times.items()}
+        row |= {f"{name}_{what}": value for name, value in medians.items()}
+        row[f"{what.removesuffix('_s')}_ratio"] = medians["emitted"] / medians["by_hand"]
+    return row
+
+
+def targets(rows: list[dict[str, Any]]) -> list[Target]:
+    found = []
+    for row in rows:
+        layout = row["layout"]
+        wall = TENSOR_PARALLEL_WALL_LIMIT if layout in TENSOR_PARALLEL else WALL_LIMIT
+        found.append(Target(f"{layout}: wall, emitted / by hand", row["wall_ratio"], wall))
+        found.append(Target(f"{layout}: CPU, emitted / by hand", row["cpu_ratio"], CPU_LIMIT))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--layouts", default=",".join(PLANS), help="comma-separated")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--worker", nargs=2, metavar=("LAYOUT", "FOLDER"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        layout, folder = options.worker
+        row = measure(layout, Path(folder), options.rounds)
+        if row is not None:
+            (Path(folder).parent / "row.json").write_text(json.dumps(row))
+        return
+    rows = []
+    for layout in options.layouts.split(","):
+        print(f"{layout}: planning, then {options.rounds} rounds", file=sys.stderr)
+        with tempfile.TemporaryDirectory() as scratch:
+            rows.append(_one_layout(layout, Path(scratch), options.rounds))
+    show(rows, targets(rows), options.json)
+
+
+def _one_layout(layout: str, scratch: Path, rounds: int) -> dict[str, Any]:
+    folder = scratch / "plan"
+    python, threads = sys.executable, {**os.environ, "OMP_NUM_THREADS": "1"}
+    plan = [python, "-m", "autopar.cli", "plan", str(MODEL), "--cluster", str(CLUSTER)]
+    plan += ["--fix", PLANS[layout], "-o", str(folder)]
+    subprocess.run(plan, check=True, stdout=subprocess.DEVNULL, env=threads)
+    run = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}"]
+    run += ["-m", "benchmarks.emitted_vs_handwritten", f"--rounds={rounds}"]
+    subprocess.run([*run, "--worker", layout, str(folder)], check=True, env=threads)
+    row: dict[str, Any] = json.loads((scratch / "row.json").read_text())
+    return row
+
+
+if __name__ == "__main__":
+    main()

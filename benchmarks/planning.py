@@ -1,0 +1,99 @@
+"""What planning costs: the whole `autopar plan` command, imports and emission included.
+
+    python -m benchmarks.planning [--repeats 3] [--json]
+
+Llama 3 at full size (sequence 8192, 64 sequences) for 32 nodes of 8 H100, the mesh chosen by the
+planner. CPU seconds and peak resident memory are those of the subprocess, as the kernel counts
+them; phases are what the command reports of itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Target, show
+
+CLUSTER = Path("examples/clusters/h100_32x8.yaml")
+MODELS = Path("benchmarks/llama3.py")
+SIZES = ("8b", "70b", "405b")
+CPU_LIMIT_S, RSS_LIMIT_GB, LARGER_LIMIT = 8.0, 1.0, 1.15
+
+
+def plan_once(size: str) -> dict[str, Any]:
+    """One run of the command: CPU seconds, peak memory in GB, phases, and what it found."""
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [sys.executable, "-m", "autopar.cli", "plan", f"{MODELS}:llama_{size}"]
+        command += ["--cluster", str(CLUSTER), "-o", f"{scratch}/plan", "--json"]
+        output = Path(scratch) / "stdout"
+        with output.open("w") as stdout:
+            started = subprocess.Popen(
+                command, stdout=stdout, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            )
+            _, status, used = os.wait4(started.pid, 0)
+        started.returncode = os.waitstatus_to_exitcode(status)
+        if started.returncode:
+            raise SystemExit(f"planning {size} ended with exit code {started.returncode}")
+        found = json.loads(output.read_text())
+    return {
+        "cpu_s": used.ru_utime + used.ru_stime,
+        "rss_gb": used.ru_maxrss * 1024 / 1e9,
+        "phases": found["search_time_s"],
+        "degrees": found["degrees"],
+        "step_time_s": found["step_time_s"],
+    }
+
+
+def row(size: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians of the runs; the plan itself must be the same every time."""
+    plans = {json.dumps([run["degrees"], run["step_time_s"]]) for run in runs}
+    if len(plans) != 1:
+        raise SystemExit(f"{size}: equal commands gave {len(plans)} different plans: {plans}")
+    split = {name: ways for name, ways in runs[0]["degrees"].items() if ways > 1}
+    return {
+        "model": f"Llama-3-{size.upper()}",
+        "cpu_s": statistics.median(run["cpu_s"] for run in runs),
+        "rss_gb": statistics.median(run["rss_gb"] for run in runs),
+        **{
+            f"{phase}_s": statistics.median(run["phases"][phase] for run in runs)
+            for phase in runs[0]["phases"]
+        },
+        "step_s": runs[0]["step_time_s"],
+        "degrees": " x ".join(f"{name} {ways}" for name, ways in split.items()),
+    }
+
+
+def targets(rows: list[dict[str, Any]]) -> list[Target]:
+    first, *larger = rows
+    found = [
+        Target(f"{first['model']}: CPU seconds", first["cpu_s"], CPU_LIMIT_S),
+        Target(f"{first['model']}: peak GB", first["rss_gb"], RSS_LIMIT_GB),
+    ]
+    for other in larger:
+        name = f"{other['model']}: CPU, times that of {first['model']}"
+        found.append(Target(name, other["cpu_s"] / first["cpu_s"], LARGER_LIMIT))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--sizes", default=",".join(SIZES), help="comma-separated, smallest first")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows = []
+    for size in options.sizes.split(","):
+        print(f"planning Llama-3-{size.upper()}, {options.repeats} times", file=sys.stderr)
+        rows.append(row(size, [plan_once(size) for _ in range(options.repeats)]))
+    show(rows, targets(rows), options.json)
+
+
+if __name__ == "__main__":
+    main()
