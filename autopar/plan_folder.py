@@ -1,8 +1,8 @@
 """The folder that ``autopar plan -o`` writes and every other command reads.
 
-    plan.json         every decision                     collectives.json   what the program will move
-    cluster.json      the cluster it is for              program/           the code
-    graph.json        the model as it was captured       report.txt         the summary, as printed
+    plan.json      every decision                  collectives.json  what the program will move
+    cluster.json   the cluster it is for           program/          the code
+    graph.json     the model as it was captured    report.txt        the summary, as printed
 
 A folder is written whole or not at all: everything goes into a neighbour first, which is then
 renamed. A folder that holds anything else is never replaced.
