@@ -13,13 +13,16 @@ they make up::
 ``f+``      summed over: splitting it leaves the results as partial sums
 ``f!``      kept whole: no axis may split it
 ``f~``      may be split unevenly (``torch.chunk`` sizes); marks combine, ``k+~``
+``f=4``     the extent, where no dim shows it: ``"(h=4 d) -> h d"``; marks follow, ``h=4!``
 ``(f g)``   a dim made of factors, the major one first; it is split by splitting the first
 ``1``       a dim of size one that belongs to no factor
-``...``     the dims that the explicit ones leave, aligned at the right; size 1 broadcasts
+``...``     the dims that the explicit ones leave, aligned at the right; size 1 broadcasts; marks
+            hold for all of them
 ==========  =====================================================================================
 
 A mark may stand at any occurrence of its factor and holds for all of them. A term may be empty:
-``"t v, t+ -> "`` has a scalar result.
+``"t v!, t+ -> "`` has a scalar result. What a summed factor sums must be all that the result is: a
+bias belongs in an op of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +33,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from autopar.errors import UserError
+
 FactorKind = Literal["parallel", "summed", "whole"]
+Cost = Literal["matmul", "attention", "conv", "elementwise", "reduction", "gather"]
 Dim = tuple[str, ...]
 Term = tuple[Dim, ...]
 
@@ -62,33 +68,68 @@ class Internal:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """A tensor that the op makes for its own backward pass, neither operand nor result.
+
+    It has the extents of ``dims`` (factor names) and takes ``itemsize`` bytes an element: a dropout
+    mask, the log-sum-exp of an attention row, the mean and deviation of a normalised row.
+    """
+
+    dims: tuple[str, ...]
+    itemsize: int
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """``text`` in the notation above, and what no index can say.
 
-    linear:   the op is linear in its first operand and reads nothing else that varies, so a partial
-              sum may pass through it.
-    saves:    operands that the backward pass needs, by position; ``saves_results`` likewise.
-    internal: collectives of special implementations, by the factor that is split.
-    flops:    forward floating-point operations per point of the iteration space (all factors).
-    cost:     which efficiency curve the op follows in the cost model.
-    rebuilds: ops that cost nothing at run time (views).
+    linear:     the op is jointly linear in the operands ``partials`` (None: in all of them) for
+                fixed values of the others, so a partial sum may pass through it.
+    saves:      operands that the backward pass needs, by position; ``saves_results`` likewise.
+    keeps:      what else the forward pass keeps for backward.
+    internal:   collectives of special implementations, by the factor that is split. Such a factor
+                may be absent from the results, which are then whole.
+    special:    (factor, name) of the implementation that takes the plain op's place where an axis
+                splits the factor: ``masked_lookup``, ``vocabulary_parallel``, ``global_count``,
+                ``synchronised``, ``local_groups``.
+    flops:      forward floating-point operations per point of the iteration space (all factors).
+    flop_terms: (coefficient, factors) pairs whose sum replaces that, where not every product runs
+                over all factors.
+    backward:   backward work as a multiple of the forward's; matmul and conv rules count one such
+                product for each operand that has a gradient.
+    cost:       which efficiency curve the op follows in the cost model.
+    view:       the op moves no bytes at run time.
     """
 
     text: str
     linear: bool = False
+    partials: tuple[int, ...] | None = None
     saves: tuple[int, ...] = ()
     saves_results: tuple[int, ...] = ()
+    keeps: tuple[Kept, ...] = ()
     internal: tuple[Internal, ...] = ()
+    special: tuple[tuple[str, str], ...] = ()
     flops: float = 1.0
-    cost: Literal["matmul", "attention", "conv", "elementwise", "reduction", "gather"] = (
-        "elementwise"
-    )
+    flop_terms: tuple[tuple[float, tuple[str, ...]], ...] = ()
+    backward: float = 1.0
+    cost: Cost = "elementwise"
     view: bool = False
+
+    def special_for(self, factor: str) -> str:
+        """The implementation that splitting ``factor`` needs; "" where the plain op will do."""
+        return dict(self.special).get(factor, "")
+
+    def carries_partial(self, position: int) -> bool:
+        """Whether a partial sum may enter at operand ``position`` and leave by the results."""
+        return self.linear and (self.partials is None or position in self.partials)
 
 
 @dataclass(frozen=True, slots=True)
 class BoundRule:
-    """A rule with the extents of one op: every dim is a tuple of factor names, major first."""
+    """A rule with the extents of one op: every dim is a tuple of factor names, major first.
+
+    ``str`` gives a text that binds to the same factors again, given the same shapes.
+    """
 
     rule: Rule
     operands: tuple[Term, ...]
@@ -96,165 +137,268 @@ class BoundRule:
     factors: Mapping[str, Factor] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        def show(term: Term) -> str:
-            return " ".join(
-                self._mark(d[0]) if len(d) == 1 else f"({' '.join(map(self._mark, d))})" if d else "1"
-                for d in term
-            )
+        left = ", ".join(" ".join(map(self._dim, t)) for t in self.operands)
+        return f"{left} -> {', '.join(' '.join(map(self._dim, t)) for t in self.results)}".strip()
 
-        left = ", ".join(show(t) for t in self.operands)
-        return f"{left} -> {', '.join(show(t) for t in self.results)}".strip()
+    def _dim(self, dim: Dim) -> str:
+        if len(dim) == 1:
+            return self._mark(dim[0])
+        return f"({' '.join(map(self._mark, dim))})" if dim else "1"
 
     def _mark(self, name: str) -> str:
         factor = self.factors[name]
         kind = {"parallel": "", "summed": "+", "whole": "!"}[factor.kind]
-        return name + kind + ("~" if factor.uneven else "")
+        shown = any(dim == (name,) for term in (*self.operands, *self.results) for dim in term)
+        size = "" if shown else f"={factor.size}"
+        return name + size + kind + ("~" if factor.uneven else "")
 
     @property
     def points(self) -> int:
         """Size of the whole iteration space."""
         return math.prod(f.size for f in self.factors.values())
 
+    def holder(self, result: int, factor: str) -> int | None:
+        """The dim of a result that holds ``factor``; None where no dim does."""
+        return _holder(self.results[result], factor)
 
-class RuleError(ValueError):
+    def operand_holder(self, operand: int, factor: str) -> int | None:
+        """The dim of an operand that holds ``factor``; None where no dim does."""
+        return _holder(self.operands[operand], factor)
+
+
+def _holder(term: Term, factor: str) -> int | None:
+    return next((i for i, dim in enumerate(term) if factor in dim), None)
+
+
+class RuleError(UserError, ValueError):
     """A rule that does not parse or does not fit the shapes of an op."""
 
 
-_TOKEN = re.compile(r"\(|\)|\.\.\.|1\b|[A-Za-z_]\w*[+!~]*")
+_FACTOR = re.compile(r"([A-Za-z_]\w*)(?:=(\d+))?([+!~]*)")
+_TOKEN = re.compile(r"\(|\)|\.\.\.[+!~]*|1\b|[A-Za-z_]\w*(?:=\d+)?[+!~]*")
 
 
 def parse_term(text: str) -> list[tuple[str, ...]]:
     """``"b (h d+) ..."`` as ``[("b",), ("h", "d+"), ("...",)]``, marks kept; ``1`` is ``()``."""
     tokens = _TOKEN.findall(text)
     if "".join(tokens) != re.sub(r"\s+", "", text):
-        raise RuleError(f"cannot read {text!r}: factors are names with marks + ! ~, groups in ( )")
+        raise RuleError(
+            f"cannot read {text.strip()!r} in a rule. Factors are names with marks + ! ~, "
+            "groups stand in ( ), e.g. 'b s (h d) -> b s h d'"
+        )
     dims: list[tuple[str, ...]] = []
     group: list[str] | None = None
     for token in tokens:
         if token == "(":
+            if group is not None:
+                raise RuleError(f"a ( inside a group in {text.strip()!r}")
             group = []
         elif token == ")":
             if group is None:
-                raise RuleError(f"unbalanced ) in {text!r}")
+                raise RuleError(f"unbalanced ) in {text.strip()!r}")
             dims.append(tuple(group))
             group = None
         elif group is not None:
+            if token == "1" or token.startswith("..."):
+                raise RuleError(f"a group in {text.strip()!r} holds {token!r}: only factors may")
             group.append(token)
         else:
             dims.append(() if token == "1" else (token,))
     if group is not None:
-        raise RuleError(f"unbalanced ( in {text!r}")
+        raise RuleError(f"unbalanced ( in {text.strip()!r}")
+    if sum(d[0].startswith("...") for d in dims if len(d) == 1) > 1:
+        raise RuleError(f"two ... in one term: {text.strip()!r}")
     return dims
 
 
-def bind_rule(
-    rule: Rule,
-    operand_shapes: Sequence[tuple[int, ...]],
-    result_shapes: Sequence[tuple[int, ...]],
-    sizes: Mapping[str, int] | None = None,
-) -> BoundRule:
-    """Fits ``rule`` to the shapes of one op.
-
-    ``sizes`` gives extents that no single dim shows. Raises `RuleError` where they do not fit.
-    """
-    left, arrow, right = rule.text.partition("->")
+def parse_rule(text: str) -> tuple[list[list[tuple[str, ...]]], list[list[tuple[str, ...]]]]:
+    """The operand and result terms of a rule; an empty left side is one scalar operand or none."""
+    left, arrow, right = text.partition("->")
     if not arrow:
-        raise RuleError(f"rule {rule.text!r} has no ->")
-    operand_terms = _terms(left, len(operand_shapes))
-    result_terms = _terms(right, len(result_shapes))
-    marks: dict[str, str] = {}
+        raise RuleError(f"rule {text!r} has no ->, as in 'b s d, d -> b s d'")
+    return [parse_term(p) for p in left.split(",")], [parse_term(p) for p in right.split(",")]
+
+
+def bind_rule(
+    rule: Rule, operand_shapes: Sequence[tuple[int, ...]], result_shapes: Sequence[tuple[int, ...]]
+) -> BoundRule:
+    """Fits ``rule`` to the shapes of one op. Raises `RuleError` where they do not fit."""
+    left, right = parse_rule(rule.text)
+    if left == [[]] and not operand_shapes:
+        left = []
+    for written, given, what in (
+        (left, operand_shapes, "operands"),
+        (right, result_shapes, "results"),
+    ):
+        if len(written) != len(given):
+            raise RuleError(
+                f"rule {rule.text!r} has {len(written)} {what}, the op has {len(given)}: "
+                f"{' '.join(str(list(s)) for s in given)}"
+            )
     shapes = [*operand_shapes, *result_shapes]
-    terms: list[Term] = []
-    ellipsis_rank = max(
-        (
-            len(s) - (len(t) - 1)
-            for t, s in zip([*operand_terms, *result_terms], shapes, strict=True)
-            if ("...",) in t
-        ),
-        default=0,
-    )
-    for term, shape in zip([*operand_terms, *result_terms], shapes, strict=True):
-        terms.append(_expand(rule, term, shape, ellipsis_rank, marks))
-    extents = _solve(rule, terms, shapes, dict(sizes or {}))
-    terms = [
-        tuple(
-            () if shape[i] == 1 and math.prod(extents[f] for f in dim) != 1 else dim
-            for i, dim in enumerate(term)
-        )
-        for term, shape in zip(terms, shapes, strict=True)
+    notes = _Notes(rule.text, {}, {})
+    deep = _ellipsis_rank([*left, *right], shapes)
+    terms: list[Term] = [
+        _expand(term, shape, deep, notes)
+        for term, shape in zip([*left, *right], shapes, strict=True)
     ]
-    operands = tuple(terms[: len(operand_shapes)])
-    results = tuple(terms[len(operand_shapes) :])
-    in_results = {f for t in results for d in t for f in d}
-    factors = {}
-    for name, size in extents.items():
-        mark = marks.get(name, "")
-        kind: FactorKind = "summed" if "+" in mark else "whole" if "!" in mark else "parallel"
-        if kind == "parallel" and name not in in_results and size > 1:
-            raise RuleError(f"factor {name} of {rule.text!r} is in no result: mark it + or !")
-        factors[name] = Factor(name, size, kind, "~" in mark)
+    count = len(operand_shapes)
+    extents = _solve(terms, shapes, notes)
+    operands = tuple(
+        tuple(
+            () if size == 1 and math.prod(extents[f] for f in dim) != 1 else dim
+            for dim, size in zip(term, shape, strict=True)
+        )
+        for term, shape in zip(terms[:count], operand_shapes, strict=True)
+    )
+    results = tuple(terms[count:])
+    _check_results(results, result_shapes, extents, notes)
+    factors = {name: _factor(name, size, results, rule, notes) for name, size in extents.items()}
     return BoundRule(rule, operands, results, factors)
 
 
-def _terms(text: str, count: int) -> list[list[tuple[str, ...]]]:
-    parts = [parse_term(p) for p in text.split(",")] if text.strip() or count == 1 else []
-    if len(parts) != count:
-        raise RuleError(f"{text.strip()!r} names {len(parts)} tensors, the op has {count}")
-    return parts
+@dataclass(frozen=True, slots=True)
+class _Notes:
+    """What the text says about factors beside where they stand."""
+
+    text: str
+    marks: dict[str, str]
+    sizes: dict[str, int]
+
+    def read(self, token: str) -> str:
+        found = _FACTOR.fullmatch(token)
+        assert found is not None, token
+        name, size, marks = found.groups()
+        if name in ("D", "P"):
+            raise RuleError(
+                f"rule {self.text!r}: D and P mean placements; name the factor otherwise"
+            )
+        self.marks[name] = self.marks.get(name, "") + marks
+        if size is not None:
+            self.sizes[name] = int(size)
+        return name
+
+
+def _ellipsis_rank(
+    terms: Sequence[list[tuple[str, ...]]], shapes: Sequence[tuple[int, ...]]
+) -> int:
+    """The most dims that any ``...`` of the rule stands for."""
+    return max(
+        (
+            len(shape) - (len(term) - 1)
+            for term, shape in zip(terms, shapes, strict=True)
+            if any(_is_ellipsis(dim) for dim in term)
+        ),
+        default=0,
+    )
+
+
+def _is_ellipsis(dim: tuple[str, ...]) -> bool:
+    return len(dim) == 1 and dim[0].startswith("...")
 
 
 def _expand(
-    rule: Rule,
-    term: list[tuple[str, ...]],
-    shape: tuple[int, ...],
-    ellipsis_rank: int,
-    marks: dict[str, str],
+    term: list[tuple[str, ...]], shape: tuple[int, ...], ellipsis_rank: int, notes: _Notes
 ) -> Term:
+    """The term with ``...`` written out as factors ``e0``, ``e1``, ... and marks taken off."""
     dims: list[Dim] = []
     for dim in term:
-        if dim == ("...",):
+        if _is_ellipsis(dim):
             here = len(shape) - (len(term) - 1)
-            dims.extend((f"e{ellipsis_rank - here + i}",) for i in range(here))
-            continue
-        names = []
-        for token in dim:
-            name = token.rstrip("+!~")
-            marks[name] = "".join(sorted(set(marks.get(name, "") + token[len(name) :])))
-            names.append(name)
-        dims.append(tuple(names))
+            names = [f"e{ellipsis_rank - here + i}" for i in range(here)]
+            for name in names:
+                notes.read(name + dim[0][3:])
+            dims.extend((name,) for name in names)
+        else:
+            names = [notes.read(token) for token in dim]
+            if any(re.fullmatch(r"e\d+", n) for n in names) and "..." in notes.text:
+                raise RuleError(f"rule {notes.text!r}: e0, e1, ... are the dims of its ...")
+            dims.append(tuple(names))
     if len(dims) != len(shape):
-        raise RuleError(f"rule {rule.text!r}: a term has {len(dims)} dims, the tensor {list(shape)}")
+        raise RuleError(
+            f"rule {notes.text!r}: a term has {len(dims)} dims, the tensor is {list(shape)}"
+        )
     return tuple(dims)
 
 
 def _solve(
-    rule: Rule, terms: list[Term], shapes: list[tuple[int, ...]], extents: dict[str, int]
+    terms: Sequence[Term], shapes: Sequence[tuple[int, ...]], notes: _Notes
 ) -> dict[str, int]:
     """Extents of all factors: single-factor dims first (1 broadcasts), then groups."""
-    pending: list[tuple[Dim, int]] = []
+    extents = dict(notes.sizes)
+    groups: list[tuple[Dim, int]] = []
     for term, shape in zip(terms, shapes, strict=True):
         for dim, size in zip(term, shape, strict=True):
             if len(dim) == 1:
-                known = extents.get(dim[0], 1)
-                if size != 1 and known not in (1, size):
+                known = extents.setdefault(dim[0], size)
+                if known == 1:
+                    extents[dim[0]] = size
+                elif size not in (1, known):
                     raise RuleError(
-                        f"rule {rule.text!r}: factor {dim[0]} is both {known} and {size}"
+                        f"rule {notes.text!r}: factor {dim[0]} is both {known} and {size}"
                     )
-                extents[dim[0]] = max(known, size)
-            elif len(dim) > 1:
-                pending.append((dim, size))
-    for _ in range(len(pending) + 1):
-        for dim, size in pending:
+            elif dim and size != 1:
+                groups.append((dim, size))
+            elif not dim and size != 1:
+                raise RuleError(f"rule {notes.text!r}: a dim written 1 has size {size}")
+    for _ in groups:
+        for dim, size in groups:
             unknown = [f for f in dim if f not in extents]
             if len(unknown) == 1:
                 known = math.prod(extents[f] for f in dim if f in extents)
-                extents[unknown[0]] = size // known
-    for dim, size in pending:
-        if any(f not in extents for f in dim):
-            raise RuleError(f"rule {rule.text!r}: the extents of ({' '.join(dim)}) are not known")
-        if math.prod(extents[f] for f in dim) != size and size != 1:
+                extents[unknown[0]] = size // known if known else 0
+    for term in terms:
+        for dim in term:
+            for name in dim:
+                if name not in extents and not any(name in d for d, _ in groups):
+                    extents[name] = 1
+    for dim, size in groups:
+        missing = [f for f in dim if f not in extents]
+        if missing:
             raise RuleError(
-                f"rule {rule.text!r}: ({' '.join(dim)}) makes "
-                f"{math.prod(extents[f] for f in dim)}, the dim has {size}"
+                f"rule {notes.text!r}: the dim of size {size} does not say how large "
+                f"{' and '.join(missing)} are; write one of them as {missing[0]}=<size>"
+            )
+        made = math.prod(extents[f] for f in dim)
+        if made != size:
+            raise RuleError(
+                f"rule {notes.text!r}: ({' '.join(dim)}) makes {made}, the dim has {size}"
             )
     return extents
+
+
+def _check_results(
+    results: Sequence[Term],
+    shapes: Sequence[tuple[int, ...]],
+    extents: Mapping[str, int],
+    notes: _Notes,
+) -> None:
+    """A result never broadcasts: its dims have the full extents of their factors."""
+    for term, shape in zip(results, shapes, strict=True):
+        for dim, size in zip(term, shape, strict=True):
+            made = math.prod(extents[f] for f in dim)
+            if made != size:
+                raise RuleError(
+                    f"rule {notes.text!r}: a result dim of size {size} stands for "
+                    f"({' '.join(dim)}), which makes {made}; write 1 for a dim kept at one"
+                )
+
+
+def _factor(name: str, size: int, results: Sequence[Term], rule: Rule, notes: _Notes) -> Factor:
+    marks = notes.marks.get(name, "")
+    if "+" in marks and "!" in marks:
+        raise RuleError(f"rule {rule.text!r}: factor {name} is marked both + and !")
+    kind: FactorKind = "summed" if "+" in marks else "whole" if "!" in marks else "parallel"
+    held = [any(name in dim for dim in term) for term in results]
+    inside = any(entry.factor == name for entry in rule.internal)
+    if kind == "summed" and any(held):
+        raise RuleError(
+            f"rule {rule.text!r}: factor {name} is marked + but a result has it; "
+            "a factor that the op both sums and keeps must stay whole: mark it !"
+        )
+    if kind == "parallel" and not all(held) and not inside and size > 1:
+        raise RuleError(
+            f"rule {rule.text!r}: factor {name} is missing from a result; mark it + if the "
+            "results are sums over it, ! if it must stay whole"
+        )
+    return Factor(name, size, kind, "~" in marks)

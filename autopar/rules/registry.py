@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from autopar.errors import UserError
 from autopar.nouns.graph import Op, Tensor
-from autopar.rules.notation import BoundRule, Rule, bind_rule
+from autopar.rules.notation import BoundRule, Rule, RuleError, bind_rule, parse_rule
 
 RuleMaker = Callable[[Op, tuple[Tensor, ...], tuple[Tensor, ...]], Rule]
 
-_RULES: dict[str, Rule | RuleMaker] = {}
+_REGISTERED: dict[str, Rule | RuleMaker] = {}
 
 
-class UnruledOp(LookupError):
+class UnruledOp(UserError, LookupError):
     """No rule is known for an op; the plan names it."""
 
 
@@ -20,40 +21,113 @@ def register(kind: str, rule: str | Rule | RuleMaker) -> None:
     """Registers a rule for an op kind, e.g. ``register("mylib::scale", "b s d, d -> b s d")``.
 
     A callable gets the op with its operand and result tensors, for kinds whose rule depends on
-    shapes or attrs (views, slices). A plain string saves all operands for backward.
+    shapes or attrs (views, slices). A plain string saves all operands for backward and counts two
+    operations a point where it sums, else one. A rule for a built-in kind takes its place. Raises
+    `RuleError` where the text cannot be read.
     """
     if isinstance(rule, str):
-        terms = rule.partition("->")[0].count(",") + 1
-        rule = Rule(rule, saves=tuple(range(terms)))
-    _RULES[kind] = rule
+        rule = _from_text(rule)
+    elif isinstance(rule, Rule):
+        parse_rule(rule.text)
+    _REGISTERED[kind] = rule
+
+
+def unregister(kind: str) -> None:
+    """Takes a registered rule back; a built-in one holds again where there is one."""
+    _REGISTERED.pop(kind, None)
 
 
 def known_kinds() -> tuple[str, ...]:
-    _load()
-    return tuple(sorted(_RULES))
+    """Every kind that has a rule, in alphabetical order."""
+    return tuple(sorted({*_table(), *_REGISTERED}))
 
 
 def rule_for(op: Op, tensors: Mapping[str, Tensor]) -> Rule:
     """The rule of ``op``; raises `UnruledOp` naming its kind and source."""
-    _load()
-    found = _RULES.get(op.kind)
+    operands = tuple(tensors[n] for n in op.inputs)
+    results = tuple(tensors[n] for n in op.outputs)
+    found = _REGISTERED.get(op.kind) or _table().get(op.kind)
     if found is None:
-        raise UnruledOp(f"no rule for op {op.kind!r} at {op.source}")
-    if isinstance(found, Rule):
-        return found
-    return found(
-        op, tuple(tensors[n] for n in op.inputs), tuple(tensors[n] for n in op.outputs)
-    )
+        raise UnruledOp(_unruled(op, operands, results))
+    return found if isinstance(found, Rule) else found(op, operands, results)
 
 
 def bind(op: Op, tensors: Mapping[str, Tensor]) -> BoundRule:
-    """The rule of ``op`` fitted to its shapes."""
-    return bind_rule(
-        rule_for(op, tensors),
-        [tensors[n].shape for n in op.inputs],
-        [tensors[n].shape for n in op.outputs],
+    """The rule of ``op`` fitted to its shapes; raises `UnruledOp` or `RuleError`."""
+    rule = rule_for(op, tensors)
+    try:
+        return bind_rule(
+            rule,
+            [tensors[n].shape for n in op.inputs],
+            [tensors[n].shape for n in op.outputs],
+        )
+    except RuleError as error:
+        raise RuleError(f"op {op.kind!r} at {op.source}: {error}") from None
+
+
+def _from_text(text: str) -> Rule:
+    operands, _ = parse_rule(text)
+    summed = "+" in text
+    return Rule(
+        text,
+        saves=tuple(range(len(operands))) if operands != [[]] else (),
+        flops=2.0 if summed else 1.0,
+        cost="matmul" if summed and len(operands) > 1 else "elementwise",
     )
 
 
-def _load() -> None:
-    from autopar.rules import table  # noqa: F401  (fills _RULES; late, so that table can import us)
+def _unruled(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor]) -> str:
+    def shown(tensors: Sequence[Tensor]) -> str:
+        return ", ".join(f"{t.dtype}{list(t.shape)}" for t in tensors)
+
+    example = suggestion([t.shape for t in operands], [t.shape for t in results])
+    return (
+        f"no rule says how op {op.kind!r} may be split. It stands at {op.source} and maps "
+        f"{shown(operands) or 'nothing'} to {shown(results)}. Register one line, for example\n"
+        f"    autopar.register_rule({op.kind!r}, {example!r})\n"
+        "where equal names are the same index: name (may be split), name+ (summed over), "
+        "name! (kept whole)."
+    )
+
+
+def suggestion(operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]]) -> str:
+    """A rule text that fits the shapes: dims of one size, aligned at the right, share a name.
+
+    Only the leading dim of the first result is left free to be split, where the first operand has
+    it too; every other index is kept whole, which is safe for any op.
+    """
+    names: dict[int, list[tuple[int, str]]] = {}
+    letters = iter("abcdefghijklmnopqrstuvwxyz")
+
+    def name(shape: tuple[int, ...], i: int) -> str:
+        place, size = len(shape) - i, shape[i]
+        if size == 1:
+            return "1"
+        known = names.setdefault(place, [])
+        for extent, letter in known:
+            if extent == size:
+                return letter
+        known.append((size, next(letters, f"x{place}")))
+        return known[-1][1]
+
+    terms = [[name(s, i) for i in range(len(s))] for s in (*results, *operands)]
+    lead = results[0] and operands and operands[0] and terms[0][0] == terms[len(results)][0]
+    free = terms[0][0] if lead and all(free_in(t, terms[0][0]) for t in terms) else ""
+
+    def text(term: Sequence[str]) -> str:
+        return " ".join(n if n in ("1", free) else f"{n}!" for n in term)
+
+    left = ", ".join(map(text, terms[len(results) :]))
+    return f"{left} -> {', '.join(map(text, terms[: len(results)]))}".strip()
+
+
+def free_in(term: Sequence[str], name: str) -> bool:
+    """Whether ``name`` leads the term, or the term has nothing to do with it."""
+    return name not in term or (term[0] == name and term.count(name) == 1)
+
+
+def _table() -> Mapping[str, Rule | RuleMaker]:
+    # Late, because the families import this module's types.
+    from autopar.rules.table import TABLE
+
+    return TABLE

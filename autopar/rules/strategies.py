@@ -7,16 +7,16 @@ A *choice* says what one axis does to one op:
 ``"f"``     the axis splits factor ``f``
 ``"D"``     nothing in the forward pass; the gradients of results and operands stay partial
             sums (backward is linear in the gradient, so this is right for every op)
-``"P"``     a partial sum passes through (linear ops of one operand)
+``"P"``     a partial sum passes through (ops that are linear in some operands)
 ==========  ===============================================================================
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from autopar.nouns.graph import Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding, split
 from autopar.rules.notation import BoundRule, Term
@@ -56,16 +56,8 @@ def choices(
 
     ``taken`` gives, by factor, how many ways the outer axes have split it already.
     """
-    found = [NOTHING]
     taken = taken or {}
-    for name, factor in bound.factors.items():
-        left = factor.size // taken.get(name, 1)
-        if factor.kind == "whole" or left < axis_size:
-            continue
-        if left % axis_size and not (factor.uneven and name not in taken):
-            continue
-        if all(_splittable(term, name, bound, taken) for term in (*bound.operands, *bound.results)):
-            found.append(name)
+    found = [NOTHING, *(f for f in bound.factors if _may_split(bound, f, axis_size, taken))]
     if differentiable:
         found.append(DEFER)
         if bound.rule.linear:
@@ -73,14 +65,39 @@ def choices(
     return found
 
 
-def _splittable(term: Term, name: str, bound: BoundRule, taken: Mapping[str, int]) -> bool:
-    """Splitting ``name`` must leave each rank a contiguous piece of the dim that holds it."""
-    holders = [dim for dim in term if name in dim]
-    if len(holders) > 1:
+def _may_split(bound: BoundRule, name: str, ways: int, taken: Mapping[str, int]) -> bool:
+    factor = bound.factors[name]
+    before = taken.get(name, 1)
+    if factor.kind == "whole" or factor.size % before:
         return False
-    return not holders or all(
-        bound.factors[f].size == taken.get(f, 1)
-        for f in holders[0][: holders[0].index(name)]
+    even = factor.size // before % ways == 0
+    # Every rank gets at least one index: torch.chunk may leave the last ranks with none.
+    if not even and not (
+        factor.uneven and before == 1 and -(-factor.size // ways) * (ways - 1) < factor.size
+    ):
+        return False
+    return all(_contiguous(t, name, bound, taken, even) for t in (*bound.operands, *bound.results))
+
+
+def _contiguous(
+    term: Term, name: str, bound: BoundRule, taken: Mapping[str, int], even: bool
+) -> bool:
+    """Splitting ``name`` must leave each rank a contiguous piece of the dim that holds it.
+
+    The factors before it in its dim must be split down to single indices. An uneven split also
+    needs the dim for itself: pieces of ``(v d)`` are chunks of the dim only where v divides.
+    """
+    holders = [dim for dim in term if name in dim]
+    if not holders:
+        return True
+    dim = holders[0]
+    major = dim[: dim.index(name)]
+    alone = all(f == name or bound.factors[f].size == 1 for f in dim)
+    return (
+        len(holders) == 1
+        and dim.count(name) == 1
+        and all(bound.factors[f].size == taken.get(f, 1) for f in major)
+        and (even or alone)
     )
 
 
@@ -90,7 +107,10 @@ def strategies(
     differentiable: bool,
     pinned: Mapping[str, str] | None = None,
 ) -> list[Strategy]:
-    """Every legal strategy on ``mesh``; ``pinned`` fixes the choice of some axes."""
+    """Every legal strategy on ``mesh``; ``pinned`` fixes the choice of some axes.
+
+    Empty where a pinned choice is not legal for the op.
+    """
     pinned = pinned or {}
     partial: list[tuple[tuple[tuple[str, str], ...], dict[str, int]]] = [((), {})]
     for axis, size in zip(mesh.axes, mesh.sizes, strict=True):
@@ -116,10 +136,13 @@ def shardings(
     operand_differentiable: Sequence[bool],
     result_differentiable: Sequence[bool],
 ) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
-    """What the strategy asks of each operand and gives for each result."""
+    """What the strategy asks of each operand and gives for each result.
+
+    The flags say where gradients flow *through this op*, see `flows`.
+    """
     operands = tuple(
-        Sharding.of((a, _operand(bound, term, strategy.on(a), grad)) for a in mesh.axes)
-        for term, grad in zip(bound.operands, operand_differentiable, strict=True)
+        Sharding.of((a, _operand(bound, i, strategy.on(a), grad)) for a in mesh.axes)
+        for i, grad in zip(range(len(bound.operands)), operand_differentiable, strict=True)
     )
     results = tuple(
         Sharding.of((a, _result(bound, term, strategy.on(a), grad)) for a in mesh.axes)
@@ -128,15 +151,24 @@ def shardings(
     return operands, results
 
 
-def _operand(bound: BoundRule, term: Term, choice: str, differentiable: bool) -> Placement:
+def flows(op: Op, tensors: Mapping[str, Tensor]) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+    """Through which operands and results of ``op`` the loss's gradient flows.
+
+    An operand that has a gradient elsewhere has none here where no result has one (``detach``,
+    comparisons): the edge to it then moves nothing in backward.
+    """
+    results = tuple(tensors[n].differentiable for n in op.outputs)
+    return tuple(any(results) and tensors[n].differentiable for n in op.inputs), results
+
+
+def _operand(bound: BoundRule, position: int, choice: str, differentiable: bool) -> Placement:
     if choice == NOTHING:
         return WHOLE
-    if choice == PASS_PARTIAL:
+    if choice == PASS_PARTIAL and bound.rule.carries_partial(position):
         return PARTIAL
-    if choice != DEFER:
-        for i, dim in enumerate(term):
-            if choice in dim:
-                return split(i)
+    held = bound.operand_holder(position, choice)
+    if held is not None:
+        return split(held)
     return DEFERRED if differentiable else WHOLE
 
 
@@ -150,9 +182,5 @@ def _result(bound: BoundRule, term: Term, choice: str, differentiable: bool) -> 
     for i, dim in enumerate(term):
         if choice in dim:
             return split(i)
+    # A factor that a special implementation resolves inside leaves the result whole.
     return PARTIAL if bound.factors[choice].kind == "summed" else WHOLE
-
-
-def combinations(options: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """All tuples with one member of each option list."""
-    return list(itertools.product(*options))

@@ -1,0 +1,86 @@
+"""Attention as one op, and what stands around it: rotary embedding, repeated kv heads.
+
+Query heads are made of kv heads ``g`` and the queries ``r`` that share one: h = (g r). An axis that
+splits g gives every rank whole groups. An axis may split r where g is down to one a rank: keys and
+values are then whole there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autopar.nouns.graph import Op, Tensor
+from autopar.rules.notation import Kept, Rule, RuleError
+from autopar.rules.registry import RuleMaker
+from autopar.rules.terms import text
+
+# The flash backward computes the scores again and then four products, against two forward
+# (Dao et al. 2022, FlashAttention, appendix B).
+FLASH_BACKWARD = 2.5
+
+
+def _attention(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    del results
+    query, key, value = (t.shape for t in operands[:3])
+    if not len(query) == len(key) == len(value) == 4 or query[1] % key[1]:
+        raise RuleError(
+            f"attention takes q [b, h, s, d], k [b, g, t, d], v [b, g, t, e] with h a multiple of "
+            f"g, not {list(query)}, {list(key)}, {list(value)}"
+        )
+    shared = query[1] // key[1]
+    heads = f"(g={key[1]} r={shared})" if shared > 1 else "g"
+    terms = [["b", heads, "s!", "d!"], ["b", "g", "t!", "d!"], ["b", "g", "t!", "e!"]]
+    if len(operands) > 3:
+        mask = operands[3].shape
+        whole = ["b", heads, "s!", "t!"][4 - len(mask) :]
+        terms.append(["1" if n == 1 else f for f, n in zip(whole, mask, strict=True)])
+    rows, columns = query[2], key[2]
+    seen = 1.0
+    if op.attrs.get("causal"):
+        # Row i sees the columns up to i: count them.
+        seen = sum(min(i + 1, columns) for i in range(min(rows, columns))) / (rows * columns)
+        seen += max(rows - columns, 0) * columns / (rows * columns)
+    space = ("b", "g", "s", "t") if shared == 1 else ("b", "g", "r", "s", "t")
+    heads_kept = ("g",) if shared == 1 else ("g", "r")
+    return Rule(
+        text(terms, [["b", heads, "s!", "e!"]]),
+        saves=tuple(range(len(operands))),
+        saves_results=(0,),
+        keeps=(Kept(("b", *heads_kept, "s"), 4),),
+        flop_terms=((2.0 * seen, (*space, "d")), (2.0 * seen, (*space, "e"))),
+        backward=FLASH_BACKWARD,
+        cost="attention",
+    )
+
+
+def _rotary(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """Linear in x: a rotation of pairs of the last dim."""
+    del op, results
+    names = ["b", "h", "s", "d!"]
+    angles = {2: ["s", "d!"], 3: ["b", "s", "d!"], 4: names}
+    terms = [names]
+    for angle in operands[1:]:
+        term = angles[len(angle.shape)]
+        terms.append(["1" if n == 1 else f for f, n in zip(term, angle.shape, strict=True)])
+    varies = any(t.differentiable for t in operands[1:])
+    return Rule(
+        text(terms, [names]),
+        linear=True,
+        partials=(0,),
+        saves=(0, 1, 2) if varies else (1, 2),
+        flops=3.0,
+    )
+
+
+def _repeat_heads(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    del operands, results
+    repeats = int(op.attrs["repeats"])
+    heads = f"(g r={repeats})" if repeats > 1 else "g"
+    return Rule(f"b g t d -> b {heads} t d", linear=True, flops=0.0)
+
+
+ATTENTION: Mapping[str, Rule | RuleMaker] = {
+    "attention": _attention,
+    "rotary": _rotary,
+    "repeat_heads": _repeat_heads,
+}

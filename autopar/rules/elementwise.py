@@ -1,0 +1,142 @@
+"""Elementwise ops: every dim is parallel; what they save is what their derivative reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from autopar.nouns.graph import Op, Tensor
+from autopar.rules.notation import Kept, Rule
+from autopar.rules.registry import RuleMaker
+from autopar.rules.terms import others_need
+
+# Operations per element of functions that expand to a polynomial or an exponential. Nominal: such
+# ops are bound by memory on every device of the catalogue.
+TRANSCENDENTAL = 4.0
+
+_ONE = "...~ -> ...~"
+
+
+def _one(saves: str = "", linear: bool = False, flops: float = 1.0, view: bool = False) -> Rule:
+    """One operand; ``saves`` is "x", "y" (the result) or both."""
+    return Rule(
+        _ONE,
+        linear=linear,
+        saves=(0,) if "x" in saves else (),
+        saves_results=(0,) if "y" in saves else (),
+        flops=flops,
+        view=view,
+    )
+
+
+def _text(count: int) -> str:
+    return f"{', '.join(['...~'] * count)} -> ...~"
+
+
+def _sum(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """a + b: linear in both together, but a scalar added to a partial sum would be added often."""
+    del results
+    both = len(operands) == 2
+    return Rule(_text(len(operands)), linear=both or op.attrs.get("other", 0) == 0)
+
+
+def _mul(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    del op, results
+    saves = tuple(i for i in range(len(operands)) if others_need(operands, i))
+    return Rule(_text(len(operands)), linear=len(operands) == 1, saves=saves, backward=2.0)
+
+
+def _div(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """a / b is linear in a: a partial numerator passes over a whole denominator."""
+    del results
+    if len(operands) == 1:
+        if op.attrs.get("scalar_first"):
+            return Rule(_text(1), saves=(0,), backward=3.0)
+        return Rule(_text(1), linear=True)
+    saves = (0, 1) if operands[1].differentiable else (1,)
+    return Rule(_text(2), linear=True, partials=(0,), saves=saves, backward=2.0)
+
+
+def _pow(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    del results
+    # The derivative in the exponent is the result times a logarithm.
+    in_exponent = operands[-1].differentiable and (
+        len(operands) == 2 or bool(op.attrs.get("scalar_first"))
+    )
+    return Rule(
+        _text(len(operands)),
+        saves=tuple(range(len(operands))),
+        saves_results=(0,) if in_exponent else (),
+        flops=TRANSCENDENTAL,
+        backward=2.0,
+    )
+
+
+def _larger(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    del op, results
+    return Rule(_text(len(operands)), saves=tuple(range(len(operands))))
+
+
+def _remainder(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    del op, results
+    needed = len(operands) == 2 and operands[1].differentiable
+    return Rule(_text(len(operands)), saves=(0, 1) if needed else ())
+
+
+def _flat(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """No gradient at all: comparisons, logic, rounding."""
+    del op, results
+    return Rule(_text(len(operands)))
+
+
+def _where(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    del results
+    scalars = [op.attrs[name] for name in ("a", "b") if op.attrs.get(name) is not None]
+    return Rule(
+        _text(len(operands)),
+        linear=len(operands) > 1 and all(s == 0 for s in scalars),
+        partials=tuple(range(1, len(operands))),
+        saves=(0,),
+    )
+
+
+def _masked_fill(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    del results
+    plain = len(operands) == 2 and op.attrs.get("value", 0) == 0
+    return Rule(_text(len(operands)), linear=plain, partials=(0,), saves=(1,))
+
+
+def _dropout(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """Keeps its mask, one byte an element. Not linear here: ranks would have to draw one mask."""
+    del results
+    if op.attrs.get("p", 0) == 0:
+        return replace(_one(linear=True), view=True)
+    return replace(_one(flops=2.0), keeps=(Kept(("...",), 1),))
+
+
+ELEMENTWISE: Mapping[str, Rule | RuleMaker] = {
+    "add": _sum,
+    "sub": _sum,
+    "mul": _mul,
+    "div": _div,
+    "pow": _pow,
+    "maximum": _larger,
+    "minimum": _larger,
+    "remainder": _remainder,
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor"), _flat),
+    "floor_divide": _flat,
+    # one operand
+    "neg": _one(linear=True),
+    "identity": _one(linear=True, view=True),
+    "detach": _one(linear=True, view=True),
+    "cast": _one(linear=True),
+    **dict.fromkeys(("exp", "sigmoid", "tanh"), _one("y", flops=TRANSCENDENTAL)),
+    **dict.fromkeys(("sqrt", "rsqrt", "relu", "reciprocal"), _one("y")),
+    **dict.fromkeys(("log", "sin", "cos", "erf"), _one("x", flops=TRANSCENDENTAL)),
+    **dict.fromkeys(("abs", "square", "clamp", "hardtanh", "leaky_relu"), _one("x")),
+    **dict.fromkeys(("gelu", "silu", "softplus", "elu", "mish"), _one("x", flops=TRANSCENDENTAL)),
+    **dict.fromkeys(("not", "isinf", "isnan", "sign", "floor"), _one()),
+    "where": _where,
+    "masked_fill": _masked_fill,
+    "dropout": _dropout,
+}

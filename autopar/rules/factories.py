@@ -1,0 +1,31 @@
+"""Tensors made from nothing, and triangles cut out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autopar.nouns.graph import Op, Tensor
+from autopar.rules.notation import Rule
+from autopar.rules.registry import RuleMaker
+from autopar.rules.terms import letters, text
+
+
+def _filled(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """One value everywhere: a rank makes its own piece."""
+    del op, operands
+    return Rule(text([], [letters(len(results[0].shape))]), flops=0.0)
+
+
+def _written(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """arange, constant: the values depend on the index, so every rank makes them all."""
+    del op, operands
+    return Rule(text([], [[f"{n}!" for n in letters(len(results[0].shape))]]), flops=0.0)
+
+
+FACTORIES: Mapping[str, Rule | RuleMaker] = {
+    "full": _filled,
+    "arange": _written,
+    "constant": _written,
+    "tril": Rule("... m! n! -> ... m! n!", linear=True, flops=0.0),
+    "triu": Rule("... m! n! -> ... m! n!", linear=True, flops=0.0),
+}

@@ -1,0 +1,85 @@
+"""Lookups by index tensors: the dim that is looked into stays whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autopar.nouns.graph import Op, Tensor
+from autopar.rules.notation import Rule
+from autopar.rules.registry import RuleMaker
+from autopar.rules.terms import letters, positive, text
+
+
+def _aligned(op: Op, operands: tuple[Tensor, ...]) -> tuple[int, list[list[str]]]:
+    """Terms of x, index (and src): dims of one size are one factor, others stay whole."""
+    shapes = [t.shape for t in operands]
+    rank = len(shapes[0])
+    dim = positive(op.attrs["dim"], rank)
+    terms: list[list[str]] = [[] for _ in shapes]
+    for i, name in enumerate(letters(rank)):
+        same = len({s[i] for s in shapes}) == 1
+        for k, term in enumerate(terms):
+            term.append(name if same and i != dim else f"{name}_{k}!")
+    return dim, terms
+
+
+def _gather(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """Where the index has its own extent along ``dim`` any part of it can look alone."""
+    del results
+    dim, (source, index) = _aligned(op, operands)
+    index[dim] = "i"
+    return Rule(text([source, index], [index]), saves=(1,), flops=0.0, cost="gather")
+
+
+def _scatter(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    del results
+    _, terms = _aligned(op, operands)
+    return Rule(text(terms, [terms[0]]), saves=(1,), flops=0.0, cost="gather")
+
+
+def _index_select(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    del results
+    rank = len(operands[0].shape)
+    dim = positive(op.attrs["dim"], rank)
+    names = letters(rank)
+    source = [f"{n}!" if i == dim else n for i, n in enumerate(names)]
+    index = ["i"] if operands[1].shape else []
+    found = [*names[:dim], *(index or ["1"]), *names[dim + 1 :]]
+    return Rule(text([source, index], [found]), saves=(1,), flops=0.0, cost="gather")
+
+
+def _index(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """Index tensors broadcast; their dims stand where the indexed dims stood if those adjoin."""
+    del results
+    rank = len(operands[0].shape)
+    dims = [positive(int(d), rank) for d in op.attrs["dims"]]
+    names = letters(rank)
+    deep = max(len(t.shape) for t in operands[1:])
+    looked = [f"j{i}" for i in range(deep)]
+    extents = [
+        max(t.shape[i - deep] if len(t.shape) >= deep - i else 1 for t in operands[1:])
+        for i in range(deep)
+    ]
+    placed = ["1" if n == 1 else j for j, n in zip(looked, extents, strict=True)]
+    rest = [n for i, n in enumerate(names) if i not in dims]
+    adjoining = sorted(dims) == list(range(min(dims), max(dims) + 1))
+    at = min(dims) if adjoining else 0
+    terms = [[f"{n}!" if i in dims else n for i, n in enumerate(names)]]
+    for tensor in operands[1:]:
+        term = looked[deep - len(tensor.shape) :]
+        terms.append(["1" if n == 1 else j for j, n in zip(term, tensor.shape, strict=True)])
+    return Rule(
+        text(terms, [[*rest[:at], *placed, *rest[at:]]]),
+        saves=tuple(range(1, len(operands))),
+        flops=0.0,
+        cost="gather",
+    )
+
+
+LOOKUPS: Mapping[str, Rule | RuleMaker] = {
+    "gather": _gather,
+    "scatter": _scatter,
+    "index_select": _index_select,
+    "index": _index,
+    "one_hot": Rule("... -> ... c!", flops=0.0, cost="gather"),
+}

@@ -1,0 +1,69 @@
+"""Reductions over dims: sums leave partial sums, everything else keeps the reduced dims whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autopar.nouns.graph import Op, Tensor
+from autopar.rules.notation import Rule
+from autopar.rules.registry import RuleMaker
+from autopar.rules.terms import dims_of, letters, one_to_one, text
+
+
+def _reduced(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...], mark: str) -> str:
+    """The rule text: reduced dims get ``mark`` and leave the result, or stay as ones."""
+    rank = len(operands[0].shape)
+    dims = dims_of(op, "dim" if "dim" in op.attrs else "dims", rank)
+    names = letters(rank)
+    left = [n + mark if i in dims else n for i, n in enumerate(names)]
+    kept = len(results[0].shape) == rank
+    right = ["1" if i in dims else n for i, n in enumerate(names) if kept or i not in dims]
+    return text([left], [right])
+
+
+def _sum(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    return Rule(_reduced(op, operands, results, "+"), linear=True, cost="reduction")
+
+
+def _mean(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """A split mean divides the local sum by the global count: the pieces then add up."""
+    written = _reduced(op, operands, results, "+")
+    rank = len(operands[0].shape)
+    dims = dims_of(op, "dims", rank)
+    special = tuple((n, "global_count") for i, n in enumerate(letters(rank)) if i in dims)
+    return Rule(written, linear=True, special=special, cost="reduction")
+
+
+def _largest(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    return Rule(
+        _reduced(op, operands, results, "!"), saves=(0,), saves_results=(0,), cost="reduction"
+    )
+
+
+def _flat(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """any, all, argmax: no gradient."""
+    return Rule(_reduced(op, operands, results, "!"), cost="reduction")
+
+
+def _variance(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    return Rule(_reduced(op, operands, results, "!"), saves=(0,), flops=3.0, cost="reduction")
+
+
+def _running(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    del results
+    shape = operands[0].shape
+    left, right = one_to_one(shape, shape, dims_of(op, "dim", len(shape)), "")
+    return Rule(text([left], [right]), linear=True, cost="reduction")
+
+
+REDUCTIONS: Mapping[str, Rule | RuleMaker] = {
+    "sum": _sum,
+    "mean": _mean,
+    "amax": _largest,
+    "amin": _largest,
+    "any": _flat,
+    "all": _flat,
+    "argmax": _flat,
+    "var": _variance,
+    "cumsum": _running,
+}

@@ -1,0 +1,34 @@
+"""The rules of all built-in kinds, by family. ``block`` has none: its body's ops have theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from autopar.rules.attention import ATTENTION
+from autopar.rules.convolution import CONVOLUTION
+from autopar.rules.elementwise import ELEMENTWISE
+from autopar.rules.factories import FACTORIES
+from autopar.rules.lookups import LOOKUPS
+from autopar.rules.normalisation import NORMALISATION
+from autopar.rules.notation import Rule
+from autopar.rules.products import PRODUCTS
+from autopar.rules.reductions import REDUCTIONS
+from autopar.rules.registry import RuleMaker
+from autopar.rules.views import VIEWS
+from autopar.rules.vocabulary import VOCABULARY
+
+TABLE: Mapping[str, Rule | RuleMaker] = MappingProxyType(
+    {
+        **PRODUCTS,
+        **ATTENTION,
+        **NORMALISATION,
+        **VOCABULARY,
+        **ELEMENTWISE,
+        **REDUCTIONS,
+        **VIEWS,
+        **CONVOLUTION,
+        **FACTORIES,
+        **LOOKUPS,
+    }
+)

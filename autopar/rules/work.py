@@ -1,0 +1,145 @@
+"""The work of one op: floating-point operations and bytes moved, whole or on one device.
+
+Forward work is the rule's operations times the points of its iteration space. Backward, a matrix
+product or convolution is one such product for each operand that has a gradient; other rules say a
+multiple of the forward. Bytes are what an unfused op reads and writes: operands and results
+forward; saved tensors, the results' gradients and the operands' gradients backward. Under a
+strategy every factor has the extent of the largest piece, so these are the figures of the rank that
+has most to do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.sharding import Sharding
+from autopar.rules.notation import BoundRule, Cost
+from autopar.rules.strategies import Strategy, flows, shardings
+
+ONE_DEVICE = Mesh((), ())
+WHOLE_OP = Strategy()
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one rank does for an op, once; ``dtype`` is that of the arithmetic."""
+
+    forward_flops: float
+    backward_flops: float
+    forward_bytes: float
+    backward_bytes: float
+    dtype: str
+    cost: Cost
+
+
+def op_work(
+    op: Op, bound: BoundRule, strategy: Strategy, mesh: Mesh, tensors: Mapping[str, Tensor]
+) -> Work:
+    """The work of ``op`` on one rank of ``mesh`` under ``strategy``."""
+    forward, backward = flops(bound, op, tensors, strategy, mesh)
+    read, read_back = bytes_moved(bound, op, tensors, strategy, mesh)
+    return Work(forward, backward, read, read_back, _dtype(op, tensors), bound.rule.cost)
+
+
+def extents(bound: BoundRule, strategy: Strategy, mesh: Mesh) -> dict[str, int]:
+    """The extent of every factor on the rank that has the largest pieces."""
+    local = {name: factor.size for name, factor in bound.factors.items()}
+    for axis, choice in strategy.choices:
+        if choice in local:
+            local[choice] = -(-local[choice] // mesh.size(axis))
+    return local
+
+
+def flops(
+    bound: BoundRule,
+    op: Op,
+    tensors: Mapping[str, Tensor],
+    strategy: Strategy = WHOLE_OP,
+    mesh: Mesh = ONE_DEVICE,
+) -> tuple[float, float]:
+    """(forward, backward) floating-point operations; of the whole op where no strategy is given."""
+    rule, local = bound.rule, extents(bound, strategy, mesh)
+    terms = rule.flop_terms or ((rule.flops, tuple(local)),)
+    forward = sum(c * math.prod(local[name] for name in names) for c, names in terms)
+    into, out = flows(op, tensors)
+    if not any(out) or not any(into):
+        return forward, 0.0
+    if rule.cost in ("matmul", "conv"):
+        return forward, forward * sum(into)
+    return forward, forward * rule.backward
+
+
+def bytes_moved(
+    bound: BoundRule,
+    op: Op,
+    tensors: Mapping[str, Tensor],
+    strategy: Strategy = WHOLE_OP,
+    mesh: Mesh = ONE_DEVICE,
+) -> tuple[float, float]:
+    """(forward, backward) bytes that the op reads and writes in memory; none for views.
+
+    A lookup reads only what it finds: as many bytes of its table as it writes.
+    """
+    rule = bound.rule
+    if rule.view:
+        return 0.0, 0.0
+    into, out = flows(op, tensors)
+    wants, gives = shardings(bound, strategy, mesh, into, out)
+    operands = [_bytes(tensors[n], s, mesh) for n, s in zip(op.inputs, wants, strict=True)]
+    results = [_bytes(tensors[n], s, mesh) for n, s in zip(op.outputs, gives, strict=True)]
+    forward = float(sum(operands) + sum(results))
+    if rule.cost == "gather" and operands:
+        table = _table(op)
+        forward += min(sum(results), operands[table]) - operands[table]
+    if not any(out) or not any(into):
+        return forward, 0.0
+    saved = sum(operands[i] for i in rule.saves) + sum(results[i] for i in rule.saves_results)
+    local = extents(bound, strategy, mesh)
+    kept = sum(kept_bytes(bound, local))
+    arriving = sum(b for b, grad in zip(results, out, strict=True) if grad)
+    leaving = sum(b for b, grad in zip(operands, into, strict=True) if grad)
+    return forward + kept, float(saved + kept + arriving + leaving)
+
+
+def kept_bytes(bound: BoundRule, local: Mapping[str, int]) -> list[int]:
+    """Bytes of each tensor that the op makes and keeps for its backward pass.
+
+    ``local`` are the factors' `extents`; ``...`` in a rule's `Kept` stands for all dims of its
+    ellipsis.
+    """
+    return [
+        math.prod(local[f] for f in factor_names(bound, kept.dims)) * kept.itemsize
+        for kept in bound.rule.keeps
+    ]
+
+
+def factor_names(bound: BoundRule, dims: tuple[str, ...]) -> tuple[str, ...]:
+    """``dims`` with ``...`` written out as the factors it stands for."""
+    found: list[str] = []
+    for name in dims:
+        if name == "...":
+            found += [f for f in bound.factors if f[0] == "e" and f[1:].isdigit()]
+        else:
+            found.append(name)
+    return tuple(found)
+
+
+def _table(op: Op) -> int:
+    """Which operand a lookup looks into: embedding's second, otherwise the first."""
+    return 1 if op.kind == "embedding" else 0
+
+
+def _bytes(tensor: Tensor, sharding: Sharding, mesh: Mesh) -> int:
+    return math.prod(sharding.local_shape(tensor.shape, mesh)) * DTYPE_BYTES[tensor.dtype]
+
+
+def _dtype(op: Op, tensors: Mapping[str, Tensor]) -> str:
+    """The dtype of the arithmetic: the first operand with a fraction, else the first result's."""
+    for name in op.inputs:
+        if "float" in tensors[name].dtype:
+            return tensors[name].dtype
+    return tensors[op.outputs[0]].dtype
