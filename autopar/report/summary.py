@@ -105,7 +105,7 @@ def _times(plan: Plan) -> RenderableType:
     if said.tokens_per_s is not None:
         rows.add_row("throughput", f"{count(said.tokens_per_s)} tokens/s")
     rows.add_row("model FLOP/s utilization", percent(said.mfu))
-    gap = said.step_time_s / said.lower_bound_s - 1 if said.lower_bound_s > 0 else 0.0
+    gap = 1 - said.lower_bound_s / said.step_time_s
     rows.add_row(
         "lower bound", f"{duration(said.lower_bound_s)}, {percent(gap)} below this plan's time"
     )

@@ -1,0 +1,130 @@
+"""Imports point one way, only some places know a framework, and private torch stands in one."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# What each part may import beside itself; the leaves stand first.
+GROUND = {"nouns", "errors"}
+ALLOWED = {
+    "errors": set(),
+    "nouns": {"errors"},
+    "workload": {"errors"},
+    "plan_folder": GROUND,
+    "rules": GROUND,
+    "lowering": {*GROUND, "rules"},
+    "cost_models": {*GROUND, "rules"},
+    "cluster_file": {*GROUND, "cost_models"},
+    "searchers": {*GROUND, "rules", "cost_models"},
+    "frontends": {*GROUND, "rules", "workload"},
+    "runtime": {*GROUND, "rules", "lowering", "workload", "frontends", "plan_folder"},
+    "planner": {
+        *GROUND,
+        "rules",
+        "lowering",
+        "cost_models",
+        "cluster_file",
+        "searchers",
+        "frontends",
+        "workload",
+    },
+    "report": {*GROUND, "rules", "lowering", "cost_models", "planner", "plan_folder"},
+}
+ABOVE_ALL = {"", "cli", "commands"}
+FRAMEWORKS = {"torch", "jax", "jaxlib", "transformers"}
+MAY_KNOW_FRAMEWORKS = {"frontends", "runtime"}
+PRIVATE_TORCH = "runtime/torch_private.py"
+# The one thing of the runtime that capturing needs.
+ADAPTER = ["autopar", "runtime", "torch_private"]
+
+
+def sources() -> Iterator[tuple[str, Path]]:
+    """(part, file) of every module of the package, each once, the links not followed twice."""
+    for top in ("searchers", "cost_models", "runtime"):
+        for file in sorted((ROOT / top).rglob("*.py")):
+            yield top, file
+    for file in sorted((ROOT / "autopar").rglob("*.py")):
+        inside = file.relative_to(ROOT / "autopar")
+        part = inside.parts[0].removesuffix(".py")
+        if not (ROOT / "autopar" / part).is_symlink():
+            yield ("" if part == "__init__" else part), file
+
+
+def imported(file: Path) -> Iterator[tuple[str, int]]:
+    """Every absolute module name that ``file`` imports, inside functions too."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: write imports in full"
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", node.lineno
+
+
+def places(modules: Iterator[tuple[str, int]]) -> Iterator[tuple[list[str], int]]:
+    yield from ((name.split("."), line) for name, line in modules)
+
+
+def test_every_part_imports_only_what_lies_below_it() -> None:
+    wrong = []
+    for part, file in sources():
+        for name, line in places(imported(file)):
+            if name[0] != "autopar" or part in ABOVE_ALL:
+                continue
+            if part == "frontends" and name[:3] == ADAPTER:
+                continue
+            assert part in ALLOWED, f"{file}: say in {__file__} what `{part}` may import"
+            if name[1] != part and name[1] not in ALLOWED[part]:
+                wrong.append(f"{file.relative_to(ROOT)}:{line}: {part} imports {'.'.join(name)}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_frontends_and_runtime_know_a_framework() -> None:
+    wrong = [
+        f"{file.relative_to(ROOT)}:{line}: {'.'.join(name)}"
+        for part, file in sources()
+        if part not in MAY_KNOW_FRAMEWORKS
+        for name, line in places(imported(file))
+        if name[0] in FRAMEWORKS
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_private_torch_names_stand_in_one_module() -> None:
+    wrong = [
+        f"{file.relative_to(ROOT)}:{line}: {'.'.join(name)}"
+        for _, file in sources()
+        if file.relative_to(ROOT).as_posix() != PRIVATE_TORCH
+        for name, line in places(imported(file))
+        if name[0] == "torch" and any(piece.startswith("_") for piece in name[1:])
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["autopar", "autopar.cli", "autopar.planner", "autopar.cost_models", "autopar.searchers"],
+)
+def test_importing_needs_no_framework(module: str) -> None:
+    code = (
+        f"import {module}, sys; known = {FRAMEWORKS!r} & set(sys.modules); "
+        "assert not known, f'imported {known}'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_public_names() -> None:
+    import autopar
+
+    assert sorted(autopar.__all__) == ["Workload", "load", "parallelize"]
+    for name in autopar.__all__:
+        assert getattr(autopar, name).__doc__, f"autopar.{name} has no docstring"

@@ -1,0 +1,72 @@
+"""Plans and clusters made by hand, for tests of what reads them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from autopar.nouns.cluster import Cluster, Device, DeviceGroup, Level
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import Fingerprints, Memory, Plan, Prediction, RunnerUp, Stage
+
+MIB = 1 << 20
+
+
+def cluster(devices: int = 4) -> Cluster:
+    device = Device("toy", "cpu", 1 << 30, 1e10, (("fp32", 1e11),), 1e-6)
+    level = Level("wire", devices, 1e9, 1e-4, library="gloo")
+    return Cluster("a toy", (DeviceGroup(device, devices),), (level,))
+
+
+def memory(**changes: int) -> Memory:
+    """128 MiB in all of a limit of 1 GiB."""
+    whole = Memory(
+        total=128 * MIB,
+        parameters=16 * MIB,
+        gradients=16 * MIB,
+        optimizer=32 * MIB,
+        activations=60 * MIB,
+        buffers=4 * MIB,
+        limit=1024 * MIB,
+    )
+    return replace(whole, **changes)
+
+
+def prediction(**changes: Any) -> Prediction:
+    whole = Prediction(
+        step_time_s=0.120,
+        lower_bound_s=0.100,
+        compute_time_s=0.090,
+        exposed_communication_s=0.030,
+        tokens_per_s=17_066.7,
+        mfu=0.25,
+        memory_bytes=memory(),
+    )
+    return replace(whole, **changes)
+
+
+def plan(**changes: Any) -> Plan:
+    """A GPT on 2 x 2 devices, with one plan that lost."""
+    stage = Stage(
+        mesh=Mesh(("dp_shard", "tp"), (2, 2)),
+        ops={"block::up/linear": "tp:n", "block::down/linear": "tp:k"},
+        shared={"block::norm/layer_norm": "tp:S1"},
+        parameters={"block::up.weight": "tp:S0"},
+    )
+    lost = RunnerUp({"dp_shard": 4}, 3, 1, 0.150, 64 * MIB, "25 ms more of gathers than it saves")
+    whole = Plan(
+        workload="model.py:GPT",
+        framework="torch",
+        stages=(stage,),
+        zero=2,
+        microbatches=1,
+        precision="float32",
+        recompute="none",
+        optimizer="adamw",
+        schedule="none",
+        fingerprints=Fingerprints("m", "c", "p", "t"),
+        prediction=prediction(),
+        runners_up=(lost,),
+        searcher="elimination",
+    )
+    return replace(whole, **changes)

@@ -1,0 +1,100 @@
+"""The summary states every figure of the plan; a diff states everything that differs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autopar.nouns.mesh import Mesh
+from autopar.report.diff import decisions, diff, diff_object, strategies
+from autopar.report.render import to_text
+from autopar.report.summary import summary, summary_object
+from tests import plans
+
+
+def test_summary_states_every_figure() -> None:
+    text = to_text(summary(plans.plan(), plans.cluster()))
+    for stated in (
+        "model.py:GPT on a toy",
+        "4 used of 4 x toy",
+        "dp_shard 2 x tp 2",
+        "ZeRO 2: optimizer state and gradients",
+        "120 ms",
+        "100 ms, 16.7 % below",
+        "17.1k tokens/s",
+        "25.0 %",
+        "128 MiB",
+        "1.00 GiB",
+        "12.5 %",
+        "150 ms",
+        "25 ms more of gathers than it saves",
+    ):
+        assert stated in text, f"{stated!r} is missing from\n{text}"
+
+
+def test_summary_without_tokens_and_with_replicated_ops() -> None:
+    plan = plans.plan(
+        prediction=plans.prediction(tokens_per_s=None), replicated_ops=("fancy",), runners_up=()
+    )
+    text = to_text(summary(plan, plans.cluster()))
+    assert "tokens/s" not in text
+    assert "Plans that lost" not in text
+    assert "Kept whole on every device, as asked: fancy" in text
+
+
+def test_summary_object_has_what_the_design_promises() -> None:
+    data = summary_object(plans.plan(), {"capture": 1.0, "search": 2.0}, ["fancy"])
+    assert data["degrees"] == {
+        "dp_replicate": 1, "dp_shard": 2, "tp": 2, "cp": 1, "ep": 1, "pp": 1
+    }  # fmt: skip
+    assert data["step_time_s"] == 0.120
+    assert data["lower_bound_s"] == 0.100
+    assert data["tokens_per_s"] == 17_066.7
+    assert data["mfu"] == 0.25
+    assert data["microbatches"] == 1
+    assert data["schedule"] == "none"
+    assert data["memory_bytes"]["total"] == 128 << 20
+    assert sum(data["memory_bytes"][part] for part in _PARTS) == data["memory_bytes"]["total"]
+    assert data["memory_bytes"]["limit"] == 1 << 30
+    assert data["search_time_s"] == {"capture": 1.0, "search": 2.0}
+    assert data["unruled_ops"] == ["fancy"]
+    (lost,) = data["runners_up"]
+    assert lost["reason"] == "25 ms more of gathers than it saves"
+
+
+_PARTS = ("parameters", "gradients", "optimizer", "activations", "buffers")
+
+
+def test_equal_plans_do_not_differ() -> None:
+    assert decisions(plans.plan(), plans.plan()) == []
+    assert strategies(plans.plan(), plans.plan()) == []
+    text = to_text(diff(plans.plan(), plans.plan()))
+    assert "Both plans decide the same." in text
+    assert text.count("same") == 7  # and all six predicted quantities
+
+
+def test_diff_names_what_changed_with_both_sides() -> None:
+    before = plans.plan()
+    stage = replace(
+        before.stages[0],
+        mesh=Mesh(("tp",), (4,)),
+        ops={"block::up/linear": "tp:n", "block::norm/layer_norm": "tp:s"},
+        parameters={},
+    )
+    after = plans.plan(
+        stages=(stage,), zero=0, prediction=plans.prediction(step_time_s=0.09, lower_bound_s=0.08)
+    )
+    assert {c.what: (c.before, c.after) for c in decisions(before, after)} == {
+        "degrees": ("dp_shard 2 x tp 2", "tp 4"),
+        "ZeRO": ("2", "0"),
+    }
+    assert {c.what: (c.before, c.after) for c in strategies(before, after)} == {
+        "block::down/linear": ("tp:k", "whole"),
+        "block::norm/layer_norm": ("whole", "tp:s"),
+        "block::up.weight": ("tp:S0", "R"),
+    }
+    text = to_text(diff(before, after, ("old", "new")))
+    for stated in ("old", "new", "Decisions (2 differ)", "Strategies (3 differ)", "-25.0 %"):
+        assert stated in text
+    data = diff_object(before, after)
+    assert data["step_time_s"] == [0.120, 0.09]
+    assert data["decisions"] == {"degrees": ["dp_shard 2 x tp 2", "tp 4"], "ZeRO": ["2", "0"]}
