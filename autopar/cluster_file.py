@@ -52,6 +52,7 @@ class _DeviceText(_Strict):
     memory_bandwidth: str
     peak: dict[str, str] = Field(min_length=1)
     launch: str = "2 us"
+    family: str = ""
     source: str = "cluster file"
 
 
