@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from autopar.errors import UserError
 from autopar.nouns.graph import Op, Tensor
-from autopar.rules.notation import BoundRule, Rule, RuleError, bind_rule, parse_rule
+from autopar.rules.binding import bind_rule
+from autopar.rules.notation import BoundRule, Rule, RuleError, parse_rule
 
 RuleMaker = Callable[[Op, tuple[Tensor, ...], tuple[Tensor, ...]], Rule]
 
