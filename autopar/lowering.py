@@ -22,7 +22,8 @@ from autopar.nouns.sharding import DEFERRED, WHOLE, Placement, Sharding, split
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
 from autopar.rules.resharding import Collective, Step, collectives, reshard
-from autopar.rules.strategies import Strategy, shardings
+from autopar.rules.strategies import Strategy, flows, shardings
+from autopar.rules.work import extents, factor_names
 
 MICROBATCH = "microbatch"
 BATCH_AXES = (MICROBATCH, *DATA_AXES)
@@ -44,11 +45,15 @@ class LoweredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One operand of an op: the shared copy of ``name``, after ``steps``."""
+    """One operand of an op: the shared copy of ``name``, after ``steps``.
+
+    ``differentiable``: the loss's gradient flows back along this edge.
+    """
 
     name: str
     wanted: Sharding
     steps: tuple[Step, ...]
+    differentiable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,7 @@ def lower(
             shared = Sharding.of(
                 (a, produced.on(a) if a in BATCH_AXES else model.on(a)) for a in mesh.axes
             )
-        steps = _steps(tensor, produced, shared, mesh, block)
+        steps = _steps(tensor, produced, shared, mesh, block, tensor.differentiable)
         tensors[tensor.name] = LoweredTensor(tensor, produced, shared, steps)
 
     for tensor in graph.tensors.values():
@@ -138,24 +143,24 @@ def lower(
 
     lowered: list[LoweredOp] = []
     for op in graph.ops:
+        bound: BoundRule | None = None
+        strategy = Strategy()
         if op.kind == "block":
             body = blocks[op.attrs["block"]]
             wants = tuple(body.tensors[n].produced for n in body.graph.inputs)
             gives = tuple(o.wanted for o in body.outputs)
-            bound, strategy = None, Strategy()
+            into = tuple(
+                body.graph.tensors[inner].differentiable and graph.tensors[outer].differentiable
+                for inner, outer in zip(body.graph.inputs, op.inputs, strict=True)
+            )
         else:
             bound = bind(op, graph.tensors)
             strategy = _strategy(op, bound, stage, mesh, data_choices, block)
-            wants, gives = shardings(
-                bound,
-                strategy,
-                mesh,
-                [graph.tensors[n].differentiable for n in op.inputs],
-                [graph.tensors[n].differentiable for n in op.outputs],
-            )
+            into, out = flows(op, graph.tensors)
+            wants, gives = shardings(bound, strategy, mesh, into, out)
         operands = tuple(
-            Operand(n, w, _steps(graph.tensors[n], tensors[n].shared, w, mesh, block))
-            for n, w in zip(op.inputs, wants, strict=True)
+            Operand(n, w, _steps(graph.tensors[n], tensors[n].shared, w, mesh, block, grad), grad)
+            for n, w, grad in zip(op.inputs, wants, into, strict=True)
         )
         for name, produced in zip(op.outputs, gives, strict=True):
             settle(graph.tensors[name], produced)
@@ -167,8 +172,9 @@ def lower(
         wanted = shared
         if block is None:  # the loss: each data rank keeps its share, model axes agree
             wanted = Sharding.of((a, p) for a, p in shared.placements if a in BATCH_AXES)
-        steps = _steps(graph.tensors[name], shared, wanted, mesh, block)
-        outputs.append(Operand(name, wanted, steps))
+        grad = graph.tensors[name].differentiable
+        steps = _steps(graph.tensors[name], shared, wanted, mesh, block, grad)
+        outputs.append(Operand(name, wanted, steps, grad))
     return Lowered(graph, mesh, block, tensors, tuple(lowered), tuple(outputs), blocks)
 
 
@@ -196,12 +202,18 @@ def _with_data(given: Sharding, mesh: Mesh, tensor: Tensor, choice: str) -> Shar
 
 
 def _steps(
-    tensor: Tensor, source: Sharding, target: Sharding, mesh: Mesh, block: str | None
+    tensor: Tensor,
+    source: Sharding,
+    target: Sharding,
+    mesh: Mesh,
+    block: str | None,
+    differentiable: bool,
 ) -> tuple[Step, ...]:
-    steps = reshard(source, target, tensor.shape, mesh, tensor.differentiable)
+    steps = reshard(source, target, tensor.shape, mesh, differentiable)
     if steps is None:
         raise LoweringError(
-            f"{key(block, tensor.name)} {list(tensor.shape)} cannot go from [{source}] to [{target}]"
+            f"{key(block, tensor.name)} {list(tensor.shape)} cannot go "
+            f"from [{source}] to [{target}]"
         )
     return steps
 
@@ -225,43 +237,42 @@ def activation_collectives(lowered: Lowered, times: int | None = None) -> Iterat
         times = lowered.mesh.size(MICROBATCH)
     for found in lowered.tensors.values():
         if found.tensor.role not in ("parameter", "buffer"):
-            yield from _priced(found.tensor, found.steps, lowered, times)
+            grad = found.tensor.differentiable
+            yield from _priced(found.tensor, found.steps, grad, lowered, times)
     for op in lowered.ops:
         if op.op.kind == "block":
             yield from activation_collectives(lowered.blocks[op.op.attrs["block"]], times)
         for operand in op.operands:
-            yield from _priced(lowered.graph.tensors[operand.name], operand.steps, lowered, times)
+            tensor = lowered.graph.tensors[operand.name]
+            yield from _priced(tensor, operand.steps, operand.differentiable, lowered, times)
         if op.bound is not None:
             for direction, inside in internal_collectives(op, lowered.mesh):
                 yield Priced(key(lowered.block, op.op.name), direction, inside, times)
     for operand in lowered.outputs:
-        yield from _priced(lowered.graph.tensors[operand.name], operand.steps, lowered, times)
+        tensor = lowered.graph.tensors[operand.name]
+        yield from _priced(tensor, operand.steps, operand.differentiable, lowered, times)
 
 
 def internal_collectives(op: LoweredOp, mesh: Mesh) -> Iterator[tuple[str, Collective]]:
     """(direction, collective) inside the op's own implementation under its strategy."""
     assert op.bound is not None
-    ways: dict[str, int] = {}
-    for axis, choice in op.strategy.choices:
-        if choice in op.bound.factors:
-            ways[choice] = ways.get(choice, 1) * mesh.size(axis)
+    local = extents(op.bound, op.strategy, mesh)
     for inside in op.bound.rule.internal:
         for axis, choice in op.strategy.choices:
             if choice == inside.factor and mesh.size(axis) > 1:
-                extents = (-(-op.bound.factors[d].size // ways.get(d, 1)) for d in inside.dims)
-                size = math.prod(extents) * inside.count * DTYPE_BYTES[inside.dtype]
+                names = factor_names(op.bound, inside.dims)
+                numel = math.prod(local[name] for name in names) * inside.count
+                size = numel * DTYPE_BYTES[inside.dtype]
                 yield inside.direction, Collective(inside.kind, axis, size)
 
 
 def _priced(
-    tensor: Tensor, steps: tuple[Step, ...], lowered: Lowered, times: int
+    tensor: Tensor, steps: tuple[Step, ...], differentiable: bool, lowered: Lowered, times: int
 ) -> Iterator[Priced]:
     where = key(lowered.block, tensor.name)
-    for collective in collectives(steps, tensor.dtype, lowered.mesh, "forward"):
-        yield Priced(where, "forward", collective, times)
-    if tensor.differentiable:
-        for collective in collectives(steps, tensor.dtype, lowered.mesh, "backward"):
-            yield Priced(where, "backward", collective, times)
+    for direction in ("forward", "backward") if differentiable else ("forward",):
+        for collective in collectives(steps, tensor.dtype, lowered.mesh, direction):
+            yield Priced(where, direction, collective, times)
 
 
 __all__ = [

@@ -1,8 +1,8 @@
 """A stage as a `Problem` on the folded graph, and the way back.
 
-Nodes are ops (their strategies), tensors with several readers and block inputs (the sharding of the
-copy that they share), and parameters with several readers (how they are stored). A block's ops stand
-once and count as often as the block is called; an edge counts as often as it occurs between calls.
+Nodes are ops (their strategies), tensors with several readers and block inputs (the
+sharding of the copy that they share), and parameters with several readers (how they are stored). A
+block's ops stand once and count as often as the block is called; an edge counts as often as it occurs between calls.
 So the optimum of the folded problem is the optimum among plans that treat equal layers equally, and
 its objective is exactly that of the lifted plan (`autopar.planner.repricing`).
 """
@@ -27,14 +27,14 @@ from autopar.planner.saved import saved_bytes
 from autopar.planner.state_prices import StatePrices
 from autopar.rules.notation import BoundRule
 from autopar.rules.resharding import reshard
-from autopar.rules.strategies import Strategy, shardings, strategies
+from autopar.rules.strategies import Strategy, flows, shardings, strategies
 
 Matrix = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
 class Node:
-    """One node: its options, and for each option the sharding of its single value (if it has one)."""
+    """One node of the problem: its options, what they cost, and what they give."""
 
     key: str
     kind: str  # op | shared | parameter
@@ -180,7 +180,7 @@ class _Builder:
         found = self.legal.get((scope, op.name))
         if found is None:
             bound = self.bindings.of(scope, op, graph)
-            grad = any(graph.tensors[n].differentiable for n in op.outputs)
+            grad = any(flows(op, graph.tensors)[1])
             data = self.data_choices[key(scope, op.name)]
             pinned = {a: data for a in self.mesh.axes if a in BATCH_AXES}
             legal = strategies(bound, self.mesh, grad, pinned)
@@ -196,19 +196,20 @@ class _Builder:
         self, scope: str | None, graph: Graph, op: Op, many: set[str], calls: int, copies: int
     ) -> int:
         bound, legal = self._bound(scope, graph, op)
-        operand_grad = [graph.tensors[n].differentiable for n in op.inputs]
-        result_grad = [graph.tensors[n].differentiable for n in op.outputs]
+        into, out = flows(op, graph.tensors)
         wants: list[list[Sharding]] = [[] for _ in op.inputs]
         node = Node(key(scope, op.name), "op", [], [], [], calls)
         node.results = {n: [] for n in op.outputs}
         saved = self.bindings.saved_by(scope, op, graph)
         for strategy in legal:
-            operands, results = shardings(bound, strategy, self.mesh, operand_grad, result_grad)
+            operands, results = shardings(bound, strategy, self.mesh, into, out)
             lowered = LoweredOp(
                 op,
                 bound,
                 strategy,
-                tuple(Operand(n, w, ()) for n, w in zip(op.inputs, operands, strict=True)),
+                tuple(
+                    Operand(n, w, (), g) for n, w, g in zip(op.inputs, operands, into, strict=True)
+                ),
                 results,
             )
             cost = self.prices.op(lowered, graph.tensors) * calls * self.times
@@ -229,9 +230,11 @@ class _Builder:
             if tensor.role == "parameter" and name not in many:
                 self._own_parameter(scope, node, tensor, wants[position], copies)
             elif (scope, name) in self.fixed:
-                self._unary(node, tensor, self.fixed[scope, name], wants[position], calls)
+                given = self.fixed[scope, name]
+                self._unary(node, tensor, given, wants[position], calls, into[position])
             else:
-                self._edge(self.source[scope, name], index, tensor, wants[position], calls)
+                source = self.source[scope, name]
+                self._edge(source, index, tensor, wants[position], calls, into[position])
         return index
 
     def _own_parameter(
@@ -261,13 +264,7 @@ class _Builder:
                 continue
             bound, legal = self._bound(scope, graph, op)
             for strategy in legal:
-                operands, _ = shardings(
-                    bound,
-                    strategy,
-                    self.mesh,
-                    [graph.tensors[n].differentiable for n in op.inputs],
-                    [graph.tensors[n].differentiable for n in op.outputs],
-                )
+                operands, _ = shardings(bound, strategy, self.mesh, *flows(op, graph.tensors))
                 options.add(_model_part(operands[position], self.mesh))
         ordered = sorted((o for o in options if not _has(o, "P")), key=str)
         batch = DEFERRED if tensor.differentiable else WHOLE
@@ -300,9 +297,9 @@ class _Builder:
         produced = Sharding.of((a, batch if a in BATCH_AXES else WHOLE) for a in self.mesh.axes)
         if tensor.name in many:
             index = self._shared_node(scope, graph, tensor, [produced], readers, 1)
-            self._unary(
-                self.nodes[index], tensor, produced, self.nodes[index].results[tensor.name], 1
-            )
+            node = self.nodes[index]
+            wants = node.results[tensor.name]
+            self._unary(node, tensor, produced, wants, 1, tensor.differentiable)
         else:
             self.fixed[scope, tensor.name] = produced
 
@@ -342,13 +339,7 @@ class _Builder:
                 continue
             bound, legal = self._bound(scope, graph, op)
             for strategy in legal:
-                operands, _ = shardings(
-                    bound,
-                    strategy,
-                    self.mesh,
-                    [graph.tensors[n].differentiable for n in op.inputs],
-                    [graph.tensors[n].differentiable for n in op.outputs],
-                )
+                operands, _ = shardings(bound, strategy, self.mesh, *flows(op, graph.tensors))
                 options.add(self._with_data(operands[position], data))
         ordered = sorted((o for o in options if not _has(o, "P")), key=str)
         node = Node(
@@ -379,7 +370,8 @@ class _Builder:
         if name in many:
             shared = self._shared_node(scope, graph, graph.tensors[name], produced, readers, calls)
             wants = self.nodes[shared].results[name]
-            self._edge((index, name), shared, graph.tensors[name], wants, calls)
+            tensor = graph.tensors[name]
+            self._edge((index, name), shared, tensor, wants, calls, tensor.differentiable)
         else:
             self.source[scope, name] = (index, name)
 
@@ -395,10 +387,11 @@ class _Builder:
             tensor = graph.tensors[outer]
             entry, _ = self.source[block.name, inner]
             wants = self.nodes[entry].results[inner]
+            grad = tensor.differentiable and block.body.tensors[inner].differentiable
             if (None, outer) in self.fixed:
-                self._unary(self.nodes[entry], tensor, self.fixed[None, outer], wants, 1)
+                self._unary(self.nodes[entry], tensor, self.fixed[None, outer], wants, 1, grad)
             else:
-                self._edge(self.source[None, outer], entry, tensor, wants, 1)
+                self._edge(self.source[None, outer], entry, tensor, wants, 1, grad)
         for inner, outer in zip(block.body.outputs, op.outputs, strict=True):
             source = self.source[block.name, inner]
             self.source[None, outer] = source
@@ -406,7 +399,8 @@ class _Builder:
                 produced = self.nodes[source[0]].results[source[1]]
                 tensor = graph.tensors[outer]
                 shared = self._shared_node(None, graph, tensor, produced, readers, 1)
-                self._edge(source, shared, tensor, self.nodes[shared].results[outer], 1)
+                wants = self.nodes[shared].results[outer]
+                self._edge(source, shared, tensor, wants, 1, tensor.differentiable)
 
     def _to_output(self, graph: Graph, name: str) -> None:
         """The loss is whole on the model axes, a share of the sum on each data rank."""
@@ -415,28 +409,43 @@ class _Builder:
         node = self.nodes[index]
         for i, shared in enumerate(node.results[inner]):
             wanted = Sharding.of((a, p) for a, p in shared.placements if a in BATCH_AXES)
-            node.costs[i] = _add(node.costs[i], self._move(tensor, shared, wanted) * self.times)
+            node.costs[i] = _add(
+                node.costs[i],
+                self._move(tensor, shared, wanted, tensor.differentiable) * self.times,
+            )
 
     # -- costs -----------------------------------------------------------------------------------
 
-    def _move(self, tensor: Tensor, source: Sharding, target: Sharding) -> int:
-        place = (source, target, tensor.shape, tensor.dtype, tensor.differentiable)
+    def _move(self, tensor: Tensor, source: Sharding, target: Sharding, grad: bool) -> int:
+        place = (source, target, tensor.shape, tensor.dtype, grad)
         found = self.move_cache.get(place)
         if found is None:
-            steps = reshard(source, target, tensor.shape, self.mesh, tensor.differentiable)
-            found = FORBIDDEN if steps is None else self.prices.steps(steps, tensor)
+            steps = reshard(source, target, tensor.shape, self.mesh, grad)
+            found = FORBIDDEN if steps is None else sum(self.prices.steps(steps, tensor, grad))
             self.move_cache[place] = found
         return found
 
     def _unary(
-        self, node: Node, tensor: Tensor, source: Sharding, wants: list[Sharding], times: int
+        self,
+        node: Node,
+        tensor: Tensor,
+        source: Sharding,
+        wants: list[Sharding],
+        times: int,
+        grad: bool,
     ) -> None:
         for i, want in enumerate(wants):
-            cost = self._move(tensor, source, want)
+            cost = self._move(tensor, source, want, grad)
             node.costs[i] = _add(node.costs[i], cost * times * self.times)
 
     def _edge(
-        self, source: tuple[int, str], b: int, tensor: Tensor, wants: list[Sharding], times: int
+        self,
+        source: tuple[int, str],
+        b: int,
+        tensor: Tensor,
+        wants: list[Sharding],
+        times: int,
+        grad: bool,
     ) -> None:
         """Adds the resharding from what node ``source`` gives to what node ``b`` wants."""
         a, inner = source
@@ -444,7 +453,7 @@ class _Builder:
         rows, row_of = _unique(gives)
         columns, column_of = _unique(wants)
         small = np.array(
-            [[self._move(tensor, s, t) for t in columns] for s in rows], np.int64
+            [[self._move(tensor, s, t, grad) for t in columns] for s in rows], np.int64
         ).reshape(len(rows), len(columns))
         weight = times * self.times
         small = np.where(small >= FORBIDDEN, FORBIDDEN, small * weight)
@@ -469,10 +478,7 @@ class _Builder:
 
     def finish(self, usage_limit: int | None) -> Folded:
         problem = Problem.build(
-            [
-                (np.array(n.costs, np.int64), np.array(n.usages, np.int64), (0, 1))
-                for n in self.nodes
-            ],
+            [(n.costs, n.usages, (0, 1)) for n in self.nodes],
             [(a, b, m) for (a, b), m in self.edges.items()],
             usage_limit,
             labels=[[o.split() if o != "whole" else [] for o in n.options] for n in self.nodes],

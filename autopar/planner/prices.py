@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autopar.cost_models.collectives import AxisGroup, collective_time_s
 from autopar.cost_models.compute import op_time_s
 from autopar.lowering import LoweredOp, internal_collectives
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Tensor
 from autopar.nouns.mesh import Mesh
+from autopar.planner.moves import move_time_s
 from autopar.rules.resharding import Collective, Step, collectives
 from autopar.rules.work import Work, op_work
 
@@ -35,21 +35,22 @@ class Prices:
         """Picoseconds of one collective."""
         found = self._moves.get(moved)
         if found is None:
-            group = AxisGroup(self.mesh.size(moved.axis), self.mesh.stride(moved.axis))
-            seconds = collective_time_s(self.cluster, moved.kind, moved.size_bytes, group)  # type: ignore[arg-type]
+            seconds = move_time_s(self.cluster, self.mesh, moved.kind, moved.axis, moved.size_bytes)
             found = self._moves[moved] = round(seconds * PICOSECONDS)
         return found
 
-    def steps(self, steps: tuple[Step, ...], tensor: Tensor) -> int:
-        """Picoseconds of a resharding, forward and (where there is a gradient) backward."""
-        total = 0
-        for direction in ("forward", "backward") if tensor.differentiable else ("forward",):
-            for moved in collectives(steps, tensor.dtype, self.mesh, direction):
-                total += self.collective(moved)
-        return total
+    def steps(self, steps: tuple[Step, ...], tensor: Tensor, grad: bool) -> tuple[int, int]:
+        """(forward, backward) picoseconds of a resharding; backward only where ``grad`` flows."""
+        forward = backward = 0
+        if steps:
+            for moved in collectives(steps, tensor.dtype, self.mesh, "forward"):
+                forward += self.collective(moved)
+            for moved in collectives(steps, tensor.dtype, self.mesh, "backward") if grad else ():
+                backward += self.collective(moved)
+        return forward, backward
 
     def op(self, op: LoweredOp, tensors: Mapping[str, Tensor]) -> int:
-        """Picoseconds of an op under its strategy, forward and backward, with its own collectives."""
+        """Picoseconds of an op under its strategy, both ways, with its own collectives."""
         forward, backward = self.compute(op, tensors)
         inside = sum(self.collective(moved) for _, moved in internal_collectives(op, self.mesh))
         return forward + backward + inside

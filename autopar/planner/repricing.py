@@ -25,19 +25,21 @@ def _activations(lowered: Lowered, prices: Prices) -> int:
     tensors = lowered.graph.tensors
     bodies = {name: _activations(body, prices) for name, body in lowered.blocks.items()}
     for found in lowered.tensors.values():
-        total += prices.steps(found.steps, found.tensor)
+        total += sum(prices.steps(found.steps, found.tensor, found.tensor.differentiable))
     for op in lowered.ops:
         for operand in op.operands:
-            total += prices.steps(operand.steps, tensors[operand.name])
+            moved = prices.steps(operand.steps, tensors[operand.name], operand.differentiable)
+            total += sum(moved)
         total += bodies[op.op.attrs["block"]] if op.bound is None else prices.op(op, tensors)
     for operand in lowered.outputs:
-        total += prices.steps(operand.steps, tensors[operand.name])
+        moved = prices.steps(operand.steps, tensors[operand.name], operand.differentiable)
+        total += sum(moved)
     return total
 
 
 def _parameters(lowered: Lowered, state: StatePrices) -> int:
     total = 0
-    for name, found in lowered.tensors.items():
+    for found in lowered.tensors.values():
         if found.tensor.role == "parameter":
             stored = Sharding(
                 tuple((a, p) for a, p in found.produced.placements if a in _model_axes(lowered))

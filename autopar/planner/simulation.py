@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autopar.cost_models.collectives import AxisGroup, collective_time_s
 from autopar.nouns.cluster import Cluster
+from autopar.planner.moves import move_time_s
 from autopar.planner.state import StateSharding
 from autopar.planner.summary import Summary, Unit
 
@@ -112,8 +112,9 @@ def _piece(
     spent = {"gather_forward": 0.0, "gather_backward": 0.0, "reduce": 0.0}
     for dtype, count in unit.trained.items():
         for phase, moved, _ in state.traffic(count, dtype):
-            group = AxisGroup(state.mesh.size(moved.axis), state.mesh.stride(moved.axis))
-            spent[phase] += collective_time_s(cluster, moved.kind, moved.size_bytes, group)  # type: ignore[arg-type]
+            spent[phase] += move_time_s(
+                cluster, state.mesh, moved.kind, moved.axis, moved.size_bytes
+            )
     # A recomputed block runs its forward again, but keeps what its collectives gave.
     again = unit.forward_s if recompute == "full" else 0.0
     return _Piece(
@@ -131,10 +132,8 @@ def _late_reduction_s(summary: Summary, state: StateSharding, cluster: Cluster) 
     for unit, copies in summary.owners():
         for axis, size in unit.deferred.items():
             sizes[axis] = sizes.get(axis, 0) + size * copies
-    mesh = state.mesh
     return sum(
-        collective_time_s(cluster, "all_reduce", size, AxisGroup(mesh.size(a), mesh.stride(a)))
-        for a, size in sizes.items()
+        move_time_s(cluster, state.mesh, "all_reduce", axis, size) for axis, size in sizes.items()
     )
 
 

@@ -1,6 +1,6 @@
 """Model state over the data axes: what each parameter costs to keep, gather, reduce and update.
 
-ZeRO (Rajbhandari et al. 2020, section 5) over ``dp_shard``, plain replication over ``dp_replicate``:
+ZeRO over ``dp_shard`` (Rajbhandari et al. 2020, section 5), replication over ``dp_replicate``:
 
 ====  ==========================  =======================================  ===================
 zero  split over dp_shard         gradients                                parameters
@@ -64,7 +64,7 @@ class StateSharding:
         return self._split(numel, 1) * DTYPE_BYTES[dtype] * OPTIMIZER_SLOTS[self.optimizer]
 
     def update_bytes(self, numel: int, dtype: str) -> int:
-        """Device-memory traffic of the optimizer: parameter and slots read and written, gradient read."""
+        """Memory traffic of the optimizer: parameter and slots read and written, gradient read."""
         touched = 3 + 2 * OPTIMIZER_SLOTS[self.optimizer]
         return self._split(numel, 1) * DTYPE_BYTES[dtype] * touched
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from autopar.cost_models.collectives import AxisGroup, collective_time_s
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.sharding import Sharding
+from autopar.planner.moves import move_time_s
 from autopar.planner.prices import PICOSECONDS
 from autopar.planner.state import StateSharding
 
@@ -59,8 +59,7 @@ class StatePrices:
         found = self._slopes.get((kind, axis))
         if found is None:
             mesh = self.sharding.mesh
-            group = AxisGroup(mesh.size(axis), mesh.stride(axis))
-            one = collective_time_s(self.cluster, kind, _LARGE, group)  # type: ignore[arg-type]
-            two = collective_time_s(self.cluster, kind, 2 * _LARGE, group)  # type: ignore[arg-type]
+            one = move_time_s(self.cluster, mesh, kind, axis, _LARGE)
+            two = move_time_s(self.cluster, mesh, kind, axis, 2 * _LARGE)
             found = self._slopes[kind, axis] = (two - one) / _LARGE
         return found

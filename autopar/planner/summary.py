@@ -14,7 +14,7 @@ from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.sharding import Sharding
 from autopar.planner.activations import Life, activation_life
 from autopar.planner.prices import PICOSECONDS, Prices
-from autopar.rules.resharding import Step, collectives
+from autopar.rules.resharding import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """``calls`` names the block of each call in order; ``copies`` counts parameter sets by block."""
+    """``calls``: the block of each call, in order; ``copies``: parameter sets by block."""
 
     microbatches: int
     root: Unit
@@ -73,21 +73,17 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
     tensors = lowered.graph.tensors
     forward = backward = moved_forward = moved_backward = 0
 
-    def add(steps: tuple[Step, ...], tensor: Tensor) -> None:
+    def add(steps: tuple[Step, ...], tensor: Tensor, grad: bool) -> None:
         nonlocal moved_forward, moved_backward
-        if not steps:
-            return
-        for moved in collectives(steps, tensor.dtype, lowered.mesh, "forward"):
-            moved_forward += prices.collective(moved)
-        if tensor.differentiable:
-            for moved in collectives(steps, tensor.dtype, lowered.mesh, "backward"):
-                moved_backward += prices.collective(moved)
+        there, back = prices.steps(steps, tensor, grad)
+        moved_forward += there
+        moved_backward += back
 
     trained: dict[str, int] = {}
     frozen: dict[str, int] = {}
     deferred: dict[str, int] = {}
     for found in lowered.tensors.values():
-        add(found.steps, found.tensor)
+        add(found.steps, found.tensor, found.tensor.differentiable)
         if found.tensor.role != "parameter":
             continue
         numel = _stored_numel(lowered, found.tensor, found.produced)
@@ -99,7 +95,7 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
                 deferred[axis] = deferred.get(axis, 0) + size
     for op in lowered.ops:
         for operand in op.operands:
-            add(operand.steps, tensors[operand.name])
+            add(operand.steps, tensors[operand.name], operand.differentiable)
         if op.bound is None:
             continue
         f, b = prices.compute(op, tensors)
@@ -110,7 +106,7 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
             else:
                 moved_backward += prices.collective(moved)
     for operand in lowered.outputs:
-        add(operand.steps, tensors[operand.name])
+        add(operand.steps, tensors[operand.name], operand.differentiable)
     return Unit(
         forward / PICOSECONDS,
         backward / PICOSECONDS,
