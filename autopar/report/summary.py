@@ -136,6 +136,6 @@ def _lost_row(lost: RunnerUp) -> tuple[str, ...]:
         str(lost.zero),
         str(lost.microbatches),
         duration(lost.step_time_s),
-        size(lost.memory_bytes),
+        size(lost.memory_bytes) if lost.memory_bytes else "-",
         lost.reason,
     )

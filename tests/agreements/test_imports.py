@@ -36,7 +36,7 @@ ALLOWED = {
         "frontends",
         "workload",
     },
-    "report": {*GROUND, "rules", "lowering", "cost_models", "planner", "plan_folder"},
+    "report": {*GROUND, "rules", "lowering", "cost_models", "searchers", "planner", "plan_folder"},
 }
 ABOVE_ALL = {"", "cli", "commands"}
 FRAMEWORKS = {"torch", "jax", "jaxlib", "transformers"}
