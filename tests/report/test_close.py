@@ -13,7 +13,7 @@ from autopar.searchers import search
 
 def _problem() -> Problem:
     draw = np.random.default_rng(7)
-    nodes = [(draw.integers(0, 20, 3), np.zeros(3, np.int64), (0, 1)) for _ in range(4)]
+    nodes = [(draw.integers(0, 20, 3).tolist(), [0, 0, 0], (0, 1)) for _ in range(4)]
     pairs = [(0, 1), (1, 2), (2, 3), (0, 3)]
     edges = [(a, b, draw.integers(0, 20, (3, 3))) for a, b in pairs]
     edges[0][2][:, 2] = FORBIDDEN  # so node 1 can never take its last strategy
