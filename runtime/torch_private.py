@@ -13,5 +13,10 @@ from torch._subclasses.fake_tensor import (
     FakeTensor as FakeTensor,
 )  # a tensor with a device and no memory
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode  # ops on fake tensors
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # sees every op
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only as tree_map_only  # tensors in nested arguments
 
 functional_collectives = torch.ops._c10d_functional  # collectives that compile, seen by modes
+from torch._export.utils import _compiling_state_context as exporting  # the state that torch.export runs a model in
+without_modes = _disable_current_modes  # real ops inside of a mode

@@ -15,15 +15,16 @@ from torch import nn
 from autopar.runtime import ranks as rank_state
 from autopar.runtime.batches import Batch, cut_batch, in_compute_dtype
 from autopar.runtime.gradients import clip, reduce_late, total_norm
+from autopar.runtime.initialize import Target
 from autopar.runtime.optimizer import make_optimizer
-from autopar.runtime.parameters import Region, computing, lifted
+from autopar.runtime.parameters import computing, lifted
 from autopar.runtime.ranks import Ranks
 from autopar.runtime.settings import Settings
 from autopar.runtime.storage import store
 from autopar.workload import Workload
 
-Values = Callable[[str, Region], torch.Tensor]
-"""(name, region) -> the initial value of that piece of the parameter or buffer."""
+Fill = Callable[[Mapping[str, Target]], object]
+"""Writes the initial value of every parameter and buffer, by name, into its target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,11 @@ class Trainer:
         self,
         program: Program,
         workload: Workload,
-        values: Values,
+        fill: Fill,
         ranks: Ranks | None = None,
         lift: torch.dtype | None = None,
     ) -> None:
-        """``values`` gives the initial weights; ``lift`` replaces every floating dtype, in storage
+        """``fill`` gives the initial weights; ``lift`` replaces every floating dtype, in storage
         and compute (`autopar.runtime.verify` uses float64)."""
         self.program = program
         self.workload = workload
@@ -77,11 +78,10 @@ class Trainer:
             model = program.model()
         self.storage = store(model, self.ranks, self.settings)
         self.held = list(self.storage.held.values())
-        with torch.no_grad():
-            for held in self.held:
-                held.leaf.copy_(values(held.name, held.region))
-            for name, buffer, region in self.storage.buffers():
-                buffer.copy_(values(name, region))
+        fill(
+            {h.name: Target(h.leaf, h.region) for h in self.held}
+            | {name: Target(tensor, region) for name, tensor, region in self.storage.buffers()}
+        )
         self.optimizer = make_optimizer(workload, self.held)
 
     @property
