@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from autopar.lowering import Lowered, LoweredOp, Operand
 from autopar.nouns.graph import DTYPE_BYTES, Op
 from autopar.nouns.sharding import Sharding
+from autopar.rules.work import extents, kept_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,9 @@ class _Walk:
                 if i < len(op.operands) and self._counts(op.op.inputs[i]):
                     place, size = self._storage(op, op.operands[i])
                     saved[place] = size
+            kept = sum(kept_bytes(op.bound, extents(op.bound, op.strategy, self.lowered.mesh)))
+            if kept:
+                saved[f"{op.op.name} keeps"] = kept
             for i in op.bound.rule.saves_results:
                 name = self.root[op.op.outputs[i]]
                 saved[name] = _bytes(self.lowered, name, self.lowered.tensors[name].shared)
@@ -139,6 +143,8 @@ class _Walk:
                     seen.add(root)
                 elif self._counts_place(root):
                     temporary[root] = size
+            own = f"{op.op.name} keeps"
+            held += saved.get(own, 0)
             if op.bound is None:
                 block = op.op.attrs["block"]
                 inner = self.bodies[block].peak
@@ -158,9 +164,9 @@ class _Walk:
     def _backward(self, saved: Mapping[str, int], total: int) -> None:
         first: dict[str, int] = {}
         for i, op in enumerate(self.lowered.ops):
-            for place in [self._storage(op, o)[0] for o in op.operands] + [
-                self.root[n] for n in op.op.outputs
-            ]:
+            places = [self._storage(op, o)[0] for o in op.operands]
+            places += [self.root[n] for n in op.op.outputs]
+            for place in [*places, f"{op.op.name} keeps"]:
                 first.setdefault(place, i)
         tensors = self.lowered.graph.tensors
         held = total

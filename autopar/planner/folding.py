@@ -1,8 +1,8 @@
 """A stage as a `Problem` on the folded graph, and the way back.
 
-Nodes are ops (their strategies), tensors with several readers and block inputs (the
-sharding of the copy that they share), and parameters with several readers (how they are stored). A
-block's ops stand once and count as often as the block is called; an edge counts as often as it occurs between calls.
+Nodes are ops (their strategies), tensors with several readers and block inputs (the sharding of
+the copy that they share), and parameters with several readers (how they are stored). A block's
+ops stand once and count as often as the block is called; an edge as often as it occurs between calls.
 So the optimum of the folded problem is the optimum among plans that treat equal layers equally, and
 its objective is exactly that of the lifted plan (`autopar.planner.repricing`).
 """

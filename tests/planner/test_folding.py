@@ -1,0 +1,95 @@
+"""What the folded problem claims is what the lifted plan costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from autopar.cluster_file import load_cluster
+from autopar.lowering import MICROBATCH, lower
+from autopar.nouns.graph import Graph
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import Stage
+from autopar.planner.bindings import Bindings
+from autopar.planner.folding import Folded, fold
+from autopar.planner.prices import Prices
+from autopar.planner.repricing import objective
+from autopar.planner.state import StateSharding
+from autopar.planner.state_prices import StatePrices
+from autopar.rules.batch import data_choices
+from autopar.searchers import search
+from tests.planner.graphs import gpt, unfolded
+
+CLUSTER = load_cluster("examples/clusters/h100_8.yaml")
+BATCH = {"ids": 0, "labels": 0}
+
+
+def folded_problem(
+    graph: Graph, tp: int, shard: int, microbatches: int
+) -> tuple[Folded, Prices, StatePrices]:
+    mesh = Mesh(("dp_shard", "tp"), (shard, tp))
+    full = Mesh((MICROBATCH, *mesh.axes), (microbatches, *mesh.sizes)).trimmed()
+    prices = Prices(CLUSTER, full, "float32")
+    state = StatePrices(CLUSTER, StateSharding(1, mesh, microbatches, "float32"), 0.3)
+    choices = data_choices(graph, BATCH)
+    return fold(graph, full, choices, BATCH, prices, state, Bindings()), prices, state
+
+
+def lifted(stage: Stage, graph: Graph) -> Stage:
+    """The same decisions with a block's written out for each of its instances."""
+
+    def spread(found: dict[str, str], separator: str) -> dict[str, str]:
+        out: dict[str, str] = {}
+        for name, text in found.items():
+            block, inside, rest = name.partition("::")
+            if not inside:
+                out[name] = text
+                continue
+            for instance in graph.blocks[block].instances:
+                out[f"{instance}{separator}{rest}"] = text
+        return out
+
+    return Stage(
+        stage.mesh,
+        spread(dict(stage.ops), "/"),
+        spread(dict(stage.shared), "/"),
+        spread(dict(stage.parameters), "."),
+    )
+
+
+def entries_as_copies(stage: Stage, graph: Graph, flat: Graph) -> Stage:
+    """A block's input is a copy of its own; unfolded, the tensor that enters takes its sharding."""
+    shared = dict(stage.shared)
+    for op in graph.ops:
+        if op.kind == "block":
+            block = graph.blocks[op.attrs["block"]]
+            for inner, outer in zip(block.body.inputs, op.inputs, strict=True):
+                shared[outer] = stage.shared.get(f"{op.attrs['instance']}/{inner}", "R")
+    return Stage(stage.mesh, stage.ops, shared, stage.parameters)
+
+
+@pytest.mark.parametrize(("tp", "shard", "microbatches"), [(1, 8, 1), (2, 4, 2), (4, 2, 1), (8, 1, 4)])
+def test_claimed_objective_equals_the_plan_priced_again(tp: int, shard: int, microbatches: int) -> None:
+    graph = gpt(layers=3, heads=8)
+    folded, prices, state = folded_problem(graph, tp, shard, microbatches)
+    solution = search(folded.problem, searcher="elimination")
+    stage = folded.stage(solution.choice.tolist())
+    lowered = lower(graph, stage, microbatches, data_choices(graph, BATCH), BATCH)
+    assert objective(lowered, prices, state) == solution.cost
+    flat = unfolded(graph)
+    flat_stage = entries_as_copies(lifted(stage, graph), graph, flat)
+    choices = data_choices(flat, BATCH)
+    lowered = lower(flat, flat_stage, microbatches, choices, BATCH)
+    assert objective(lowered, prices, state) == solution.cost
+
+
+def test_unfolded_problem_has_no_better_optimum() -> None:
+    """Equal layers treated equally cost no more than layers treated one by one, here."""
+    graph = gpt(layers=3, heads=8)
+    folded, _, _ = folded_problem(graph, 4, 2, 1)
+    flat, _, _ = folded_problem(unfolded(graph), 4, 2, 1)
+    best = search(folded.problem, searcher="elimination")
+    free = search(flat.problem, searcher="elimination")
+    assert best.optimal
+    assert free.optimal
+    assert free.cost <= best.cost
+    assert best.cost == pytest.approx(free.cost, rel=0.01)
