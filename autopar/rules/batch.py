@@ -1,0 +1,322 @@
+"""Which factor of every op holds the batch, so that data axes (and microbatches) split it.
+
+The batch enters with the inputs and is followed from op to op by the rules. On a data axis a tensor
+is one of
+
+=======  =========================================================================================
+``Sd``   split: dim d holds the batch, as the major factor
+``P``    a sum over the batch, each rank has its own part (the loss)
+``R``    depends on the batch and is whole on every rank: what became of a sum by all_reduce
+free     does not depend on the batch: whole, and where it has a gradient, deferred (``D``) down to
+         the parameters it was made from
+=======  =========================================================================================
+
+An op that meets the batch gets the batch's factor as its choice. A sum passes through linear ops
+(``P``); other ops need it whole (nothing). Free ops defer (``D``) where they have gradients, but
+one whose result has a batch dim that all readers split (a mask that is expanded over the batch)
+makes its own piece: a second pass, from the readers up, finds those.
+
+Gradient accumulation cuts the batch over time, where no collective can reach: it is legal where no
+value of one microbatch needs another one. `BatchFlow.obstacles` names what stands against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from autopar.errors import UserError
+from autopar.nouns.graph import Graph, Op, Tensor
+from autopar.nouns.plan import key
+from autopar.nouns.sharding import PARTIAL, WHOLE, Placement, split
+from autopar.rules.notation import BoundRule
+from autopar.rules.registry import bind
+from autopar.rules.strategies import DEFER, NOTHING, PASS_PARTIAL
+
+State = Placement | None
+"""A placement on the data axes; None is free."""
+
+
+class BatchMixed(UserError):
+    """An op mixes the samples of a batch in a way that data axes cannot split."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFlow:
+    """``choices`` by op key: what data axes do; for inputs of blocks by tensor key: a placement.
+
+    ``tensors`` gives every tensor's placement on the data axes (``S0``, ``P``, ``D``, ``R``).
+    ``obstacles`` are the reasons against gradient accumulation; none: it is legal.
+    """
+
+    choices: Mapping[str, str]
+    tensors: Mapping[str, str]
+    obstacles: tuple[str, ...]
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether the batch may be cut into microbatches."""
+        return not self.obstacles
+
+
+def data_choices(graph: Graph, batch_dims: Mapping[str, int]) -> Mapping[str, str]:
+    """What data axes do to every op and block input; see `batch_flow`."""
+    return batch_flow(graph, batch_dims).choices
+
+
+def batch_flow(graph: Graph, batch_dims: Mapping[str, int]) -> BatchFlow:
+    """Follows the batch through ``graph`` and the bodies of its blocks.
+
+    ``batch_dims`` gives, for each batched input of the graph, the dim that holds the batch. Raises
+    `BatchMixed` naming the first op that keeps the batch whole, and `UnruledOp`.
+    """
+    scopes = {name: _Scope(name, block.body) for name, block in graph.blocks.items()}
+    top = _Scope(None, graph)
+    for name in graph.inputs:
+        dim = batch_dims.get(name)
+        top.states[name] = None if dim is None else split(dim)
+    while True:
+        before = {name: dict(scope.entering) for name, scope in scopes.items()}
+        top.forward(scopes)
+        if before == {name: scope.entering for name, scope in scopes.items()}:
+            break
+    for scope in scopes.values():
+        scope.pull(scopes)
+    top.pull(scopes)
+    every = [top, *scopes.values()]
+    return BatchFlow(
+        {k: v for scope in every for k, v in scope.named_choices().items()},
+        {k: v for scope in every for k, v in scope.named_states().items()},
+        tuple(dict.fromkeys(o for scope in every for o in scope.found_obstacles())),
+    )
+
+
+@dataclass(slots=True)
+class _Scope:
+    """The top level, or the body of one block."""
+
+    name: str | None
+    graph: Graph
+    entering: dict[str, State] = field(default_factory=dict)
+    states: dict[str, State] = field(default_factory=dict)
+    choices: dict[str, str] = field(default_factory=dict)
+    bound: dict[str, BoundRule] = field(default_factory=dict)
+    obstacles: dict[str, str] = field(default_factory=dict)
+
+    def forward(self, scopes: Mapping[str, _Scope]) -> None:
+        """States and choices of all ops, from the inputs down."""
+        self.obstacles.clear()
+        self.states.update(self.entering)
+        for op in self.graph.ops:
+            if op.kind == "block":
+                self._call(op, scopes)
+            else:
+                self._op(op)
+
+    def _call(self, op: Op, scopes: Mapping[str, _Scope]) -> None:
+        body = scopes[op.attrs["block"]]
+        for inner, outer in zip(body.graph.inputs, op.inputs, strict=True):
+            known, now = body.entering.get(inner), self.states.get(outer)
+            body.entering[inner] = _join(known, now, op, inner)
+        body.forward(scopes)
+        for inner, outer in zip(body.graph.outputs, op.outputs, strict=True):
+            self.states[outer] = body.states.get(inner)
+
+    def _op(self, op: Op) -> None:
+        bound = self._bound(op)
+        states = [self.states.get(name) for name in op.inputs]
+        factor = self._factor(op, bound, states)
+        sums = [i for i, s in enumerate(states) if s == PARTIAL]
+        if factor is not None:
+            if sums:
+                self._against(op, f"needs the whole of {op.inputs[sums[0]]}, a sum over the batch")
+            self._splits(op, bound, factor)
+        elif sums:
+            self._sums(op, bound, sums, states)
+        elif any(s == WHOLE for s in states):
+            self._gives(op, NOTHING, WHOLE)
+        else:
+            grad = any(self.graph.tensors[n].differentiable for n in op.outputs)
+            self._gives(op, DEFER if grad else NOTHING, None)
+
+    def _factor(self, op: Op, bound: BoundRule, states: Sequence[State]) -> str | None:
+        """The batch's factor, which all operands that hold the batch agree on."""
+        found: dict[str, str] = {}
+        for i, (name, state) in enumerate(zip(op.inputs, states, strict=True)):
+            if state is None or state.kind != "S" or self.graph.tensors[name].shape[state.dim] == 1:
+                continue
+            dim = bound.operands[i][state.dim]
+            factor = next((f for f in dim if bound.factors[f].size > 1), None)
+            if factor is None or bound.factors[factor].kind == "whole":
+                raise BatchMixed(self._mixed(op, bound, name, state.dim))
+            found[factor] = name
+        if len(found) > 1:
+            pairs = " and ".join(f"{n} (index {f})" for f, n in found.items())
+            raise BatchMixed(
+                f"data axes cannot split the batch: op {op.kind!r} at {op.source} pairs every "
+                f"sample with every other, its operands {pairs} both hold the batch (rule {bound})."
+                f" {_ADVICE}"
+            )
+        return next(iter(found), None)
+
+    def _mixed(self, op: Op, bound: BoundRule, name: str, dim: int) -> str:
+        shape = list(self.graph.tensors[name].shape)
+        return (
+            f"data axes cannot split the batch: op {op.kind!r} at {op.source} keeps dim {dim} of "
+            f"{name} {shape} whole, and that dim holds the batch (rule {bound}). {_ADVICE}"
+        )
+
+    def _splits(self, op: Op, bound: BoundRule, factor: str) -> None:
+        if not _leads(bound, factor):
+            raise BatchMixed(
+                f"data axes cannot split the batch: after op {op.kind!r} at {op.source} the batch "
+                f"(index {factor} of rule {bound}) is not the outer part of its dim. {_ADVICE}"
+            )
+        if any(entry.factor == factor for entry in bound.rule.internal):
+            self._against(op, "takes statistics over the whole batch")
+        self.choices[op.name] = factor
+        for i, name in enumerate(op.outputs):
+            held = bound.holder(i, factor)
+            if held is not None:
+                self.states[name] = split(held)
+            else:
+                self.states[name] = PARTIAL if bound.factors[factor].kind == "summed" else WHOLE
+
+    def _sums(self, op: Op, bound: BoundRule, sums: Sequence[int], states: Sequence[State]) -> None:
+        rule = bound.rule
+        grad = any(self.graph.tensors[n].differentiable for n in op.outputs)
+        if not grad or not all(rule.carries_partial(i) for i in sums):
+            self._against(op, f"needs the whole of {op.inputs[sums[0]]}, a sum over the batch")
+            self._gives(op, NOTHING, WHOLE)
+            return
+        for i, state in enumerate(states):
+            if rule.carries_partial(i) and state != PARTIAL:
+                self._against(op, f"adds {op.inputs[i]} once to a sum over the batch")
+        self._gives(op, PASS_PARTIAL, PARTIAL)
+
+    def _gives(self, op: Op, choice: str, state: State) -> None:
+        self.choices[op.name] = choice
+        for name in op.outputs:
+            self.states[name] = state
+
+    def _bound(self, op: Op) -> BoundRule:
+        if op.name not in self.bound:
+            self.bound[op.name] = bind(op, self.graph.tensors)
+        return self.bound[op.name]
+
+    def _against(self, op: Op, reason: str) -> None:
+        self.obstacles[op.name] = f"op {op.kind!r} at {op.source} {reason}"
+
+    # -- from the readers up -----------------------------------------------------------------------
+
+    def pull(self, scopes: Mapping[str, _Scope]) -> None:
+        """Free tensors that all readers split along one dim are made in pieces."""
+        wanted: dict[str, set[int | None]] = {}
+        for name in self.graph.outputs:
+            wanted.setdefault(name, set()).add(None)
+        for op in reversed(self.graph.ops):
+            if op.kind == "block":
+                body = scopes[op.attrs["block"]]
+                for inner, outer in zip(body.graph.inputs, op.inputs, strict=True):
+                    wanted.setdefault(outer, set()).add(_dim(body.states.get(inner)))
+                continue
+            self._pull_op(op, wanted)
+            bound, choice = self._bound(op), self.choices[op.name]
+            for i, name in enumerate(op.inputs):
+                held = bound.operand_holder(i, choice)
+                wanted.setdefault(name, set()).add(held)
+        for name in self.graph.inputs if self.name is not None else ():
+            dims = wanted.get(name, set())
+            if self.states.get(name) is None and len(dims) == 1:
+                dim = next(iter(dims))
+                if dim is not None:
+                    self.states[name] = self.entering[name] = split(dim)
+
+    def _pull_op(self, op: Op, wanted: Mapping[str, set[int | None]]) -> None:
+        if any(self.states.get(n) is not None for n in op.outputs):
+            return
+        bound = self._bound(op)
+        factors: set[str | None] = set()
+        for i, name in enumerate(op.outputs):
+            for dim in wanted.get(name, set()):
+                held = () if dim is None else bound.results[i][dim]
+                factors.add(next((f for f in held if bound.factors[f].size > 1), None))
+        factor = next(iter(factors)) if len(factors) == 1 else None
+        if factor is None or bound.factors[factor].kind != "parallel" or not _leads(bound, factor):
+            return
+        self.choices[op.name] = factor
+        for i, name in enumerate(op.outputs):
+            held_at = bound.holder(i, factor)
+            assert held_at is not None
+            self.states[name] = split(held_at)
+
+    # -- what was found ----------------------------------------------------------------------------
+
+    def named_choices(self) -> dict[str, str]:
+        found = {
+            key(self.name, op.name): self.choices.get(op.name, NOTHING)
+            for op in self.graph.ops
+            if op.kind != "block"
+        }
+        if self.name is not None:
+            for name in self.graph.inputs:
+                text = str(self._placement(name))
+                found[key(self.name, name)] = "" if text == "R" else text
+        return found
+
+    def named_states(self) -> dict[str, str]:
+        return {key(self.name, name): str(self._placement(name)) for name in self.graph.tensors}
+
+    def _placement(self, name: str) -> Placement:
+        state = self.states.get(name)
+        return _free(self.graph.tensors[name]) if state is None else state
+
+    def found_obstacles(self) -> list[str]:
+        """Reasons of ops, and free tensors of which each microbatch would need its own part."""
+        found = list(self.obstacles.values())
+        for op in self.graph.ops:
+            if op.kind == "block":
+                continue
+            for i, name in enumerate(op.inputs):
+                held = self._bound(op).operand_holder(i, self.choices.get(op.name, NOTHING))
+                if held is not None and _dim(self.states.get(name)) is None:
+                    found.append(
+                        f"op {op.kind!r} at {op.source} takes a piece of {name}, which has the "
+                        "size of the batch but does not come from it"
+                    )
+        return found
+
+
+_ADVICE = (
+    "Name another batch dim, or plan without data parallelism: --fix dp_replicate=1,dp_shard=1"
+)
+
+
+def _leads(bound: BoundRule, factor: str) -> bool:
+    """The factor is the major one of every dim that holds it, and in no term twice."""
+    for term in (*bound.operands, *bound.results):
+        holders = [d for d in term if factor in d]
+        if len(holders) > 1:
+            return False
+        for dim in holders:
+            if next(f for f in dim if bound.factors[f].size > 1) != factor:
+                return False
+    return True
+
+
+def _join(known: State, now: State, op: Op, name: str) -> State:
+    """What a block input is, given two calls: free gives way to anything else."""
+    if known is None or now is None or known == now:
+        return now if known is None else known
+    raise BatchMixed(
+        f"block input {name} at {op.source} holds the batch as {known} in one call and as {now} in "
+        f"another. {_ADVICE}"
+    )
+
+
+def _dim(state: State) -> int | None:
+    return state.dim if state is not None and state.kind == "S" else None
+
+
+def _free(tensor: Tensor) -> Placement:
+    return Placement("D") if tensor.differentiable else WHOLE
