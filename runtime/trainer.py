@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,9 +15,18 @@ from torch import nn
 
 from autopar.runtime import ranks as rank_state
 from autopar.runtime.batches import Batch, cut_batch, in_compute_dtype
+from autopar.runtime.checkpoint import (
+    Piece,
+    contents,
+    find,
+    optimizer_state,
+    read,
+    set_steps,
+    write,
+)
 from autopar.runtime.gradients import clip, reduce_late, total_norm
 from autopar.runtime.initialize import Target
-from autopar.runtime.optimizer import make_optimizer
+from autopar.runtime.optimizer import make_optimizer, trainable
 from autopar.runtime.parameters import computing, lifted
 from autopar.runtime.ranks import Ranks
 from autopar.runtime.settings import Settings
@@ -83,6 +93,8 @@ class Trainer:
             | {name: Target(tensor, region) for name, tensor, region in self.storage.buffers()}
         )
         self.optimizer = make_optimizer(workload, self.held)
+        # Ranks that compute on the same samples draw the same numbers, others draw other ones.
+        torch.manual_seed(workload.seed + 1 + self.ranks.index(*self.ranks.data_axes))
 
     @property
     def model(self) -> nn.Module:
@@ -158,3 +170,51 @@ class Trainer:
     def _sum_over_data(self, value: torch.Tensor) -> dist.Work | None:
         group = self.ranks.group(*self.ranks.data_axes)
         return None if group is None else dist.all_reduce(value, group=group, async_op=True)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes model, optimizer and counters to ``folder``, whole or not at all; all ranks call.
+
+        Any plan of the same model loads it, and `checkpoint.load_plain` on one device.
+        """
+        write(folder, self._pieces() | self._random_pieces())
+
+    def load(self, folder: str | Path) -> None:
+        """The inverse of `save`, from any plan. All ranks call it; raises `CheckpointError`.
+
+        Random numbers go on where they stopped where the number of ranks is the same.
+        """
+        pieces = self._pieces()
+        step = torch.zeros((), dtype=torch.int64)
+        random = self._random_pieces()
+        stored = contents(find(folder))
+        last = [f"{name.partition('.')[0]}.{self.ranks.world - 1}" for name in random]
+        same = set(last) <= set(stored) and f"rng.{self.ranks.world}" not in stored
+        read(folder, pieces | {"step": Piece.whole(step)} | (random if same else {}))
+        self.step_number = int(step)
+        set_steps(self.optimizer, self.step_number)
+        if same:
+            torch.set_rng_state(random[f"rng.{self.ranks.rank}"].tensor)
+            if self.ranks.device.type == "cuda":
+                state = random[f"rng_cuda.{self.ranks.rank}"].tensor
+                torch.cuda.set_rng_state(state, self.ranks.device)
+
+    def _pieces(self) -> dict[str, Piece]:
+        pieces = {"step": Piece.whole(torch.tensor(self.step_number))}
+        updated = {id(h) for h in trainable(self.held)}
+        for held in self.held:
+            shape, leaf = held.declared.shape, held.leaf.detach()
+            pieces[f"model.{held.name}"] = Piece(leaf, held.region, shape)
+            if id(held) in updated:
+                for state, value in optimizer_state(self.optimizer, held.leaf).items():
+                    pieces[f"optimizer.{state}.{held.name}"] = Piece(value, held.region, shape)
+        for name, tensor, region in self.storage.buffers():
+            shape = self.storage.declared_buffers[name].shape
+            pieces[f"model.{name}"] = Piece(tensor, region, shape)
+        return pieces
+
+    def _random_pieces(self) -> dict[str, Piece]:
+        found = {f"rng.{self.ranks.rank}": Piece.whole(torch.get_rng_state())}
+        if self.ranks.device.type == "cuda":
+            state = torch.cuda.get_rng_state(self.ranks.device)
+            found[f"rng_cuda.{self.ranks.rank}"] = Piece.whole(state)
+        return found
