@@ -143,7 +143,8 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
                 f"tp={candidate.tp} data={candidate.data} microbatches={candidate.microbatches}: "
                 f"bound {solved.bound_s * 1e3:.4g} ms"
             )
-            _try_layouts(question, solved, best, bindings)
+            if _try_layouts(question, solved, best, bindings):
+                break
     if best.answer is None:
         raise _too_big(question, best, listed)
     refined = _refine(question, best.answer, bindings)
@@ -208,12 +209,18 @@ def _state(question: Question, layout: Layout, candidate: Candidate) -> StateSha
     )
 
 
-def _try_layouts(question: Question, solved: _Solved, best: _Best, bindings: Bindings) -> None:
-    """Every state sharding of a solved candidate, by simulation; squeezes where none fits."""
+def _try_layouts(question: Question, solved: _Solved, best: _Best, bindings: Bindings) -> bool:
+    """Every state sharding of a solved candidate, by simulation; squeezes where none fits.
+
+    True where memory did not bind: the fastest layout fits, so more microbatches cannot help.
+    """
     fits = False
+    fastest: Answer | None = None
     tightest: tuple[Memory, Layout] | None = None
     for layout in layouts(solved.candidate.data, question.fixed):
         answer = _answer(question, solved, layout)
+        if fastest is None or _order(answer) < _order(fastest):
+            fastest = answer
         if tightest is None or answer.memory.total < tightest[0].total:
             tightest = (answer.memory, layout)
         if answer.memory.total > answer.memory.limit:
@@ -221,15 +228,16 @@ def _try_layouts(question: Question, solved: _Solved, best: _Best, bindings: Bin
         fits = True
         _keep(best, answer)
     if fits or tightest is None:
-        return
+        return fastest is not None and fastest.memory.total <= fastest.memory.limit
     memory, layout = tightest
     squeezed = _squeeze(question, solved, layout, memory, bindings)
     if squeezed is not None:
         _keep(best, squeezed)
-        return
+        return False
     short = memory.total - memory.limit
     if best.shortest is None or short < best.shortest[0]:
         best.shortest = (short, solved.candidate, layout, memory)
+    return False
 
 
 def _squeeze(

@@ -43,6 +43,7 @@ class _Piece:
     gather_s: float
     regather_s: float
     reduce_s: float
+    reduce_last_s: float
 
 
 def simulate(summary: Summary, state: StateSharding, cluster: Cluster, recompute: str) -> StepTime:
@@ -59,15 +60,16 @@ def simulate(summary: Summary, state: StateSharding, cluster: Cluster, recompute
     inline = sum(u.moved_forward_s + u.moved_backward_s for u in units) * microbatches
     optimizer = _optimizer_s(summary, state, cluster)
     late = _late_reduction_s(summary, state, cluster)
-    each_reduces = state.fsdp and state.zero >= 2
     each_gathers = state.fsdp and state.zero == 3
-    first = _play(pieces, gather=state.fsdp, reduce=each_reduces or microbatches == 1)
-    total = first
+    total = _play(pieces, gather=state.fsdp, last=microbatches == 1)
     if microbatches > 1:
-        middle = _play(pieces, gather=each_gathers, reduce=each_reduces)
-        total += middle * (microbatches - 2) + _play(pieces, gather=each_gathers, reduce=True)
-    data = sum(p.gather_s + p.regather_s for p in pieces) * (microbatches if each_gathers else 1)
-    data += sum(p.reduce_s for p in pieces) * (microbatches if each_reduces else 1)
+        middle = _play(pieces, gather=each_gathers, last=False)
+        total += middle * (microbatches - 2) + _play(pieces, gather=each_gathers, last=True)
+    gathers = microbatches if each_gathers else 1
+    data = sum(
+        (p.gather_s + p.regather_s) * gathers + p.reduce_s * microbatches + p.reduce_last_s
+        for p in pieces
+    )
     return StepTime(
         total_s=total + optimizer + late,
         compute_s=busy * microbatches - inline,
@@ -78,7 +80,7 @@ def simulate(summary: Summary, state: StateSharding, cluster: Cluster, recompute
     )
 
 
-def _play(units: list[_Piece], gather: bool, reduce: bool) -> float:
+def _play(units: list[_Piece], gather: bool, last: bool) -> float:
     """Seconds of one microbatch; unit 0 is the root, gathered first and reduced last."""
     compute = communication = 0.0
     ready: list[float] = []
@@ -91,7 +93,6 @@ def _play(units: list[_Piece], gather: bool, reduce: bool) -> float:
         ready.append(communication if gather else 0.0)
         starts.append(max(compute, ready[i]))
         compute = starts[i] + unit.forward_s
-    communication = max(communication, 0.0)
     issued = compute
     for unit in reversed(units):
         arrived = 0.0
@@ -101,15 +102,16 @@ def _play(units: list[_Piece], gather: bool, reduce: bool) -> float:
         start = max(compute, arrived)
         issued = start
         compute = start + unit.backward_s
-        if reduce:
-            communication = max(communication, compute) + unit.reduce_s
-    return max(compute, communication if reduce else 0.0)
+        reduce_s = unit.reduce_s + (unit.reduce_last_s if last else 0.0)
+        if reduce_s:
+            communication = max(communication, compute) + reduce_s
+    return max(compute, communication)
 
 
 def _piece(
     unit: Unit, state: StateSharding, cluster: Cluster, recompute: str, root: bool
 ) -> _Piece:
-    spent = {"gather_forward": 0.0, "gather_backward": 0.0, "reduce": 0.0}
+    spent = dict.fromkeys(("gather_forward", "gather_backward", "reduce", "reduce_last"), 0.0)
     for dtype, count in unit.trained.items():
         for phase, moved, _ in state.traffic(count, dtype):
             spent[phase] += move_time_s(
@@ -123,6 +125,7 @@ def _piece(
         gather_s=spent["gather_forward"],
         regather_s=0.0 if root else spent["gather_backward"],  # FSDP keeps the root whole
         reduce_s=spent["reduce"],
+        reduce_last_s=spent["reduce_last"],
     )
 
 

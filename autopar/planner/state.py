@@ -12,7 +12,7 @@ zero  split over dp_shard         gradients                                param
                                                                            microbatch
 ====  ==========================  =======================================  ===================
 
-Over ``dp_replicate`` the (sharded) gradient is then all-reduced. Parameters move in the dtype of
+Over ``dp_replicate`` the (sharded) gradient is then all-reduced, once a step. Parameters move in the dtype of
 compute, gradients in the dtype that they are reduced in.
 """
 
@@ -74,21 +74,23 @@ class StateSharding:
     def traffic(self, numel: int, dtype: str) -> Iterator[tuple[str, Collective, int]]:
         """(phase, collective, times a step) for ``numel`` elements that one model rank holds.
 
-        Phases: ``gather_forward``, ``gather_backward``, ``reduce`` (may hide behind compute).
+        Phases: ``gather_forward``, ``gather_backward``, ``reduce``, and ``reduce_last``, which runs
+    in the last microbatch only. All may hide behind compute.
         """
         size = numel * DTYPE_BYTES[self.moved_dtype(dtype)]
         gradient = numel * DTYPE_BYTES[dtype]
         if not self.fsdp:
             for axis in ("dp_shard", "dp_replicate"):
                 if self.mesh.size(axis) > 1:
-                    yield "reduce", Collective("all_reduce", axis, gradient), 1
+                    yield "reduce_last", Collective("all_reduce", axis, gradient), 1
             return
         every = self.microbatches if self.zero == 3 else 1
         yield "gather_forward", Collective("all_gather", "dp_shard", size), every
         if self.zero == 3:
             yield "gather_backward", Collective("all_gather", "dp_shard", size), every
         times = self.microbatches if self.zero >= 2 else 1
-        yield "reduce", Collective("reduce_scatter", "dp_shard", gradient), times
+        phase = "reduce" if self.zero >= 2 else "reduce_last"
+        yield phase, Collective("reduce_scatter", "dp_shard", gradient), times
         if self.replicate > 1:
             shard = -(-gradient // self.shard)
-            yield "reduce", Collective("all_reduce", "dp_replicate", shard), times
+            yield "reduce_last", Collective("all_reduce", "dp_replicate", shard), 1
