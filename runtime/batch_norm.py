@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from autopar.runtime import transport
+from autopar.runtime.collectives import apply
 
 
 def batch_norm(
@@ -21,15 +22,17 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
     axes: tuple[str, ...] = (),
+    training: bool = True,
 ) -> Tensor:
     """x [b, c, *s] -> the same, each channel brought to mean 0 and variance 1 over the batch.
 
     ``axes`` split b or s evenly; mean and variance are those over all of their ranks. The running
-    statistics are updated as `torch.nn.BatchNorm2d` does in training (unbiased variance).
+    statistics are updated as `torch.nn.BatchNorm2d` does in training (unbiased variance); without
+    ``training`` they are what x is normalised with.
     """
     if not axes:
-        return F.batch_norm(x, running_mean, running_var, weight, bias, True, momentum, eps)
-    result, mean, variance, count = _Normalise.apply(x, eps, axes)
+        return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+    result, mean, variance, count = apply(_Normalise, x, eps, axes)
     if running_mean is not None and running_var is not None:
         with torch.no_grad():
             unbiased = variance * (count / (count - 1))
@@ -40,7 +43,8 @@ def batch_norm(
         result = result * weight.view(shape)
     if bias is not None:
         result = result + bias.view(shape)
-    return result
+    normed: Tensor = result
+    return normed
 
 
 class _Normalise(Function):

@@ -13,11 +13,14 @@ call                                               forward             backward
 ``shard(x, dim, axis, backward="all_gather")``     keep the own piece  all_gather
 ``shard(x, dim, axis, backward="pad")``            keep the own piece  pad with zeros
 ``all_to_all(x, split, concat, axis)``             all_to_all          all_to_all
+``pad(x, dim, size, axis)``                        zeros around        keep the own piece
 ``keep_first(x, axis)``                            zeros past rank 0   nothing
+``keep_first(x, axis, backward="keep_first")``     zeros past rank 0   zeros past rank 0
+``whole(x, axis)``                                 nothing             zeros past rank 0
 =================================================  ==================  ==================
 
-All but ``shard(..., backward="pad")`` need a dim that the axis divides. Every collective is waited
-for where it is issued.
+``pad`` and ``shard(..., backward="pad")`` take uneven pieces too; the others need a dim that the
+axis divides. Every collective is waited for where it is issued.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
@@ -66,13 +70,28 @@ def all_to_all(x: Tensor, split: int, concat: int, axis: str) -> Tensor:
     return _apply(_AllToAll, x, split, concat, axis)
 
 
-def keep_first(x: Tensor, axis: str) -> Tensor:
-    """``x`` on the first rank of ``axis`` and zeros on the others: a sum that is made of ``x``."""
-    return _apply(_KeepFirst, x, axis)
+def pad(x: Tensor, dim: int, size: int, axis: str) -> Tensor:
+    """This rank's piece of ``dim`` with zeros where the others' are: a partial sum of ``size``."""
+    start, stop = piece(size, axis)
+    around = (x.dim() - 1 - dim) * (0, 0)
+    return F.pad(x, (*around, start, size - stop))
+
+
+def keep_first(x: Tensor, axis: str, backward: str = "none") -> Tensor:
+    """``x`` on the first rank of ``axis`` and zeros on the others: a sum that is made of ``x``.
+
+    ``backward`` is ``keep_first`` where the gradient, too, is to become a partial sum.
+    """
+    return _apply(_KeepFirst, x, axis, backward == "keep_first")
+
+
+def whole(x: Tensor, axis: str) -> Tensor:
+    """``x`` itself; of its gradient, whole on every rank, only the first rank's counts."""
+    return _apply(_Whole, x, axis)
 
 
 def own_piece(x: Tensor, dim: int, axis: str) -> Tensor:
-    """A view of this rank's piece of ``dim``, sized as `torch.chunk` does (the last may be less)."""
+    """A view of this rank's piece of ``dim``; sizes as `torch.chunk` has them."""
     start, stop = piece(x.shape[dim], axis)
     return x.narrow(dim, start, stop - start)
 
@@ -111,8 +130,13 @@ def all_to_all_dims(x: Tensor, split: int, concat: int, axis: str) -> Tensor:
     return torch.cat(pieces, concat)
 
 
+def apply(function: type[Function], *args: Any) -> Any:
+    """``function.apply``, which torch leaves untyped."""
+    return function.apply(*args)  # type: ignore[no-untyped-call]
+
+
 def _apply(function: type[Function], *args: Any) -> Tensor:
-    result: Tensor = function.apply(*args)
+    result: Tensor = apply(function, *args)
     return result
 
 
@@ -197,9 +221,25 @@ class _AllToAll(Function):
 
 class _KeepFirst(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: str) -> Tensor:
-        return x.view_as(x) if transport.index(axis) == 0 else torch.zeros_like(x)
+    def forward(ctx: Any, x: Tensor, axis: str, both: bool) -> Tensor:
+        ctx.axis = axis if both else None
+        return _on_first(x, axis)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return grad, None
+        return grad if ctx.axis is None else _on_first(grad, ctx.axis), None, None
+
+
+class _Whole(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: str) -> Tensor:
+        ctx.axis = axis
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _on_first(grad, ctx.axis), None
+
+
+def _on_first(x: Tensor, axis: str) -> Tensor:
+    return x.view_as(x) if transport.index(axis) == 0 else torch.zeros_like(x)

@@ -15,7 +15,13 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from autopar.runtime import ranks
 from autopar.runtime.torch_private import functional_collectives
+
+
+def device() -> torch.device:
+    """Where this process computes."""
+    return ranks.current().device
 
 
 class Weights(nn.Module):
@@ -31,7 +37,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0) 
     """``x / sqrt(mean(x^2) + eps) * (offset + weight)`` over the last dim, at least in float32."""
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    if offset:
+    if offset and weight is not None:
         return (normed * (offset + weight.to(wide.dtype))).to(x.dtype)
     normed = normed.to(x.dtype)
     return normed if weight is None else weight * normed

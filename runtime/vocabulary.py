@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from autopar.runtime import transport
-from autopar.runtime.collectives import piece
+from autopar.runtime.collectives import apply, piece
 
 
 def embedding(
@@ -41,7 +41,7 @@ def embedding(
 def cross_entropy(
     logits: Tensor,
     labels: Tensor,
-    count: Tensor | int = 1,
+    count: Tensor | int | None = 1,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     vocabulary: int | None = None,
@@ -49,8 +49,9 @@ def cross_entropy(
 ) -> Tensor:
     """Sum of the cross-entropies of this rank's tokens, over ``count``, the tokens of the batch.
 
-    logits [t, v] (this rank's piece of v with ``axis``), labels [t] -> scalar. Half-precision
-    logits are computed with in float32. The shares of all ranks that split t add up to the mean.
+    logits [t, v] (this rank's piece of v with ``axis``), labels [t] -> scalar, or [t] where
+    ``count`` is None. Half-precision logits are computed with in float32. The shares of all ranks
+    that split t add up to the mean.
     """
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()
@@ -59,13 +60,14 @@ def cross_entropy(
             logits,
             labels,
             ignore_index=ignore_index,
-            reduction="sum",
+            reduction="none" if count is None else "sum",
             label_smoothing=label_smoothing,
         )
-        return total / count
+        return total if count is None else total / count
     assert vocabulary is not None
-    losses = _VocabularyParallel.apply(logits, labels, vocabulary, axis, label_smoothing)
-    return losses.masked_fill(labels == ignore_index, 0).sum() / count
+    losses: Tensor = apply(_VocabularyParallel, logits, labels, vocabulary, axis, label_smoothing)
+    losses = losses.masked_fill(labels == ignore_index, 0)
+    return losses if count is None else losses.sum() / count
 
 
 class _VocabularyParallel(Function):
@@ -90,20 +92,20 @@ class _VocabularyParallel(Function):
         mine = labels - start
         elsewhere = (mine < 0) | (mine >= rows)
         column = mine.masked_fill(elsewhere, 0)
-        sums = logits.new_empty((2, tokens))
-        torch.sum(exps, 1, out=sums[0])
         if rows:
-            sums[1] = logits.gather(1, column.unsqueeze(1)).squeeze(1).sub_(highest)
-            sums[1].masked_fill_(elsewhere, 0)
+            label = logits.gather(1, column.unsqueeze(1)).squeeze(1) - highest
+            label = label.masked_fill(elsewhere, 0)
         else:
-            sums[1] = 0
+            label = torch.zeros_like(highest)
+        parts = [exps.sum(1), label]
         if smoothing:
-            # One tensor for both: the label's share and the mean's share of what is subtracted.
-            shifted = (logits - highest.unsqueeze(1)).sum(1)
-            sums[1].mul_(1 - smoothing).add_(shifted, alpha=smoothing / vocabulary)
-        sums = transport.all_reduce(sums, axis)
+            parts.append((logits - highest.unsqueeze(1)).sum(1))
+        sums = transport.all_reduce(torch.stack(parts), axis)
         ctx.save_for_backward(exps.div_(sums[0].unsqueeze(1)), column, elsewhere)
         ctx.constants = (vocabulary, smoothing)
+        if smoothing:
+            taken = (1 - smoothing) * sums[1] + smoothing / vocabulary * sums[2]
+            return sums[0].log() - taken
         return sums[0].log() - sums[1]
 
     @staticmethod
