@@ -1,0 +1,383 @@
+"""Attention, however it is written: softmax(mask(scale * q k)) v as one op.
+
+The two products may be any einsums, with any views in between; what matters is which index of the
+first one ends where in the second. Indices are followed through views as `views.Factor`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from autopar.frontends.jax import views
+from autopar.frontends.jax.draft import Builder, Draft, Node, Operand, Uniform, Value, rewrite
+from autopar.frontends.jax.simplify import simplified
+from autopar.frontends.jax.views import Dims
+
+MASKED = -1e4  # a fill below this is a mask
+
+
+def attention_lifted(draft: Draft) -> Draft:
+    """The draft with every softmax between two products replaced by an ``attention`` op."""
+    return simplified(rewrite(draft, _visit))
+
+
+@dataclass(slots=True)
+class _Logits:
+    """What stands between the first product and the softmax."""
+
+    product: Node
+    scale: float = 1.0
+    causal: bool = False
+    masks: list[tuple[Operand, Dims]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Roles:
+    """Letters of the first product by role; ``batch`` and ``head`` may be missing."""
+
+    batch: str | None
+    head: str | None
+    query: str
+    repeat: str | None
+    key: str
+    depth: str
+
+
+def _visit(node: Node, builder: Builder) -> Sequence[Operand] | None:
+    if node.kind != "einsum":
+        return None
+    for position in (0, 1):
+        found = _attention(node, position, builder)
+        if found is not None:
+            return [found]
+    return None
+
+
+def _attention(second: Node, position: int, builder: Builder) -> Operand | None:
+    """``position`` is the operand of ``second`` that holds the probabilities."""
+    after, x = _views_above(second.inputs[position], builder)
+    softmax = builder.made_by(x, "softmax")
+    if softmax is None or softmax.attrs["dim"] != len(softmax.out.shape) - 1:
+        return None
+    start = _letters(second.attrs["equation"])
+    above = _Climb(builder)
+    if not above.climb(softmax.inputs[0]):
+        return None
+    first = above.product
+    assert first is not None
+    in_q, in_k, out = _letters(first.attrs["equation"])
+    dims = views.factored(first.out.shape)
+    letter_of = {id(f): letter for letter, d in zip(out, dims, strict=True) for f in d}
+    logits = above.settle(dims, letter_of)
+    if logits is None:
+        return None
+    now: Dims | None = above.end
+    for view in after:
+        now = views.followed(now, view) if now is not None else None
+    if now is None:
+        return None
+    in_p = [_letter(d, letter_of) for d in now]
+    if None in in_p:
+        return None
+    roles = _roles(in_q, in_k, out, first, above.key_letter)
+    if roles is None:
+        return None
+    v = second.inputs[1 - position]
+    rename = dict(zip(start[position], in_p, strict=True))
+    used = set(in_q) | set(in_k)
+    fresh = (c for c in "ABCDEFGH" if c not in used)
+    for letter in (*start[1 - position], *start[2]):
+        if letter not in rename:
+            rename[letter] = next(fresh)
+    in_v = [str(rename[c]) for c in start[1 - position]]
+    result = [str(rename[c]) for c in start[2]]
+    return _emit(first, second, v, logits, roles, (in_q, in_k, in_v, result), letter_of, builder)
+
+
+class _Climb:
+    """From the softmax up to the first product, then the way down again with the indices."""
+
+    def __init__(self, builder: Builder) -> None:
+        self.builder = builder
+        self.chain: list[Node] = []
+        self.product: Node | None = None
+        self.end: Dims = []
+        self.key_letter = ""
+
+    def climb(self, x: Operand) -> bool:
+        while isinstance(x, Value) and x in self.builder.maker:
+            node = self.builder.maker[x]
+            if node.kind == "einsum":
+                self.product = node
+                return len(_letters(node.attrs["equation"])) == 3
+            below = self._operand(node)
+            if below is None:
+                return False
+            self.chain.insert(0, node)
+            x = below
+        return False
+
+    @staticmethod
+    def _operand(node: Node) -> Operand | None:
+        """The operand that carries the logits."""
+        if node.kind in (*views.VIEWS, "cast"):
+            return node.inputs[0]
+        if node.kind in ("mul", "div", "add"):
+            first, second = node.inputs
+            if isinstance(second, Uniform) or node.kind == "add":
+                whole = isinstance(first, Value) and first.shape == node.out.shape
+                return first if whole else second
+            return None
+        if node.kind == "where":
+            condition, a, b = node.inputs
+            return a if isinstance(b, Uniform) else b if isinstance(a, Uniform) else None
+        return None
+
+    def settle(self, dims: Dims, letter_of: dict[int, str]) -> _Logits | None:
+        """What the chain does; None where it is not scaling and masking."""
+        assert self.product is not None
+        found = _Logits(self.product)
+        now: Dims | None = dims
+        for node in self.chain:
+            assert now is not None
+            if node.kind in views.VIEWS:
+                now = views.followed(now, node)
+                if now is None:
+                    return None
+            elif node.kind in ("mul", "div"):
+                number = node.inputs[1]
+                if not isinstance(number, Uniform) or found.masks or found.causal:
+                    return None
+                found.scale *= number.value if node.kind == "mul" else 1 / number.value
+            elif node.kind in ("add", "where") and not self._mask(node, now, found, letter_of):
+                return None
+        assert now is not None
+        self.end = now
+        key = _letter(now[-1], letter_of)
+        if not key:
+            return None
+        self.key_letter = key
+        return found
+
+    def _mask(self, node: Node, dims: Dims, found: _Logits, letters: dict[int, str]) -> bool:
+        if node.kind == "where":
+            condition, a, b = node.inputs
+            fill, keep = (b, True) if isinstance(b, Uniform) else (a, False)
+        else:
+            logits = self._operand(node)
+            bias = node.inputs[1] if node.inputs[0] is logits else node.inputs[0]
+            chosen = self.builder.made_by(bias, "where")
+            if chosen is None:
+                if isinstance(bias, Uniform):
+                    return False
+                found.masks.append((bias, dims))
+                return True
+            condition, a, b = chosen.inputs
+            zero = b if isinstance(a, Uniform) and a.value < MASKED else a
+            fill, keep = (a, False) if zero is b else (b, True)
+            if not isinstance(zero, Uniform) or zero.value != 0:
+                return False
+        if not isinstance(fill, Uniform) or fill.value > MASKED:
+            return False
+        return self._condition(condition, keep, dims, found, letters)
+
+    def _condition(
+        self, mask: Operand, keep: bool, dims: Dims, found: _Logits, letters: dict[int, str]
+    ) -> bool:
+        """``mask`` says where logits are kept (or, without ``keep``, where they are not)."""
+        negated = self.builder.made_by(mask, "not")
+        if negated is not None:
+            return self._condition(negated.inputs[0], not keep, dims, found, letters)
+        both = self.builder.made_by(mask, "and") if keep else None
+        if both is not None:
+            return all(self._condition(m, True, dims, found, letters) for m in both.inputs)
+        if self._is_causal(mask, keep, dims, letters):
+            found.causal = True
+        elif keep:
+            found.masks.append((mask, dims))
+        else:
+            assert isinstance(mask, Value)
+            kept = self.builder.op("not", (mask,), mask.shape, "bool")
+            found.masks.append((kept, dims))
+        return True
+
+    def _is_causal(self, mask: Operand, keep: bool, dims: Dims, letters: dict[int, str]) -> bool:
+        """``row >= column`` over positions 0, 1, ... of the last dim and of one before it."""
+        expanded = self.builder.made_by(mask, "expand", "reshape")
+        while expanded is not None:
+            mask = expanded.inputs[0]
+            expanded = self.builder.made_by(mask, "expand", "reshape")
+        node = self.builder.made_by(mask, *(("ge", "le") if keep else ("lt", "gt")))
+        if node is None:
+            return False
+        row, column = node.inputs
+        if node.kind in ("le", "gt"):
+            row, column = column, row
+        sizes = [self._positions(row), self._positions(column)]
+        if sizes[0] is None or sizes[0] != sizes[1]:
+            return False
+        shape = row.shape
+        where = [i - len(shape) for i, n in enumerate(shape) if n != 1]
+        at_end = column.shape[-1:] == (sizes[1],) and len(where) == 1 and where[0] == -2
+        return at_end and _letter(dims[-2], letters) is not None
+
+    def _positions(self, x: Operand) -> int | None:
+        node = self.builder.made_by(x, "reshape", "arange")
+        if node is not None and node.kind == "reshape":
+            node = self.builder.made_by(node.inputs[0], "arange")
+        if node is None or (node.attrs["start"], node.attrs["step"]) != (0, 1):
+            return None
+        return int(node.attrs["stop"])
+
+
+def _views_above(x: Operand, builder: Builder) -> tuple[list[Node], Operand]:
+    chain: list[Node] = []
+    while (node := builder.made_by(x, *views.VIEWS, "cast")) is not None:
+        if node.kind in views.VIEWS:
+            chain.insert(0, node)
+        x = node.inputs[0]
+    return chain, x
+
+
+def _letters(equation: str) -> list[list[str]]:
+    left, _, right = equation.partition("->")
+    return [*(list(term) for term in left.split(",")), list(right)]
+
+
+def _letter(dim: list[views.Factor], letter_of: dict[int, str]) -> str | None:
+    """The letter of the first product that ``dim`` is; "" for a dim of size one."""
+    if not dim:
+        return ""
+    return letter_of.get(id(dim[0])) if len(dim) == 1 and dim[0].parts is None else None
+
+
+def _roles(
+    in_q: list[str], in_k: list[str], out: list[str], first: Node, key: str
+) -> _Roles | None:
+    """Which operand is q does not matter here: the one without the key letter."""
+    if key in in_q:
+        in_q, in_k = in_k, in_q
+        operand = first.inputs[1]
+    else:
+        operand = first.inputs[0]
+    sizes = dict(zip(in_q, operand.shape, strict=True))
+    shared = [c for c in in_q if c in in_k and c in out and sizes[c] != 1]
+    contracted = [c for c in in_q if c in in_k and c not in out]
+    queries = [c for c in in_q if c not in in_k and sizes[c] != 1]
+    if len(contracted) != 1 or len(shared) > 2 or not 1 <= len(queries) <= 2 or key not in in_k:
+        return None
+    batch = shared[0] if shared else None
+    head = shared[1] if len(shared) == 2 else None
+    if len(queries) == 1:
+        return _Roles(batch, head, queries[0], None, key, contracted[0])
+    # grouped queries: the repeat follows its head
+    if head is None or in_q.index(head) + 1 >= len(in_q):
+        return None
+    repeat = in_q[in_q.index(head) + 1]
+    if repeat not in queries:
+        return None
+    query = next(c for c in queries if c != repeat)
+    return _Roles(batch, head, query, repeat, key, contracted[0])
+
+
+def _emit(
+    first: Node,
+    second: Node,
+    v: Operand,
+    logits: _Logits,
+    roles: _Roles,
+    terms: tuple[list[str], list[str], list[str], list[str]],
+    letter_of: dict[int, str],
+    builder: Builder,
+) -> Operand | None:
+    in_q, in_k, in_v, result = terms
+    q, k = first.inputs
+    if roles.key in in_q:
+        in_q, in_k, q, k = in_k, in_q, k, q
+    size = {c: n for c, n in (*zip(in_q, q.shape, strict=True), *zip(in_k, k.shape, strict=True))}
+    value = [c for c in in_v if c and c not in size]
+    width = next((n for c, n in zip(in_v, v.shape, strict=True) if c in value and n != 1), 1)
+    if width != size[roles.depth]:
+        return None
+    kept = [c for c in (roles.batch, roles.head) if c]
+    if not {*kept, roles.key} <= set(in_v) or roles.key in result:
+        return None
+    depth = next(c for c, n in zip(in_v, v.shape, strict=True) if c in value and n == width)
+    heads = [c for c in (roles.head, roles.repeat) if c]
+    b = size[roles.batch] if roles.batch else 1
+    groups = size[roles.head] if roles.head else 1
+    repeats = size[roles.repeat] if roles.repeat else 1
+    s, t = size[roles.query], size[roles.key]
+
+    def laid(x: Operand, term: list[str], order: list[str], shape: tuple[int, ...]) -> Operand:
+        """``x`` with its letters in ``order`` (dims of size one gone), then as ``shape``."""
+        thin = [c for c, n in zip(term, x.shape, strict=True) if n != 1 or c in order]
+        x = builder.reshape(x, tuple(n for c, n in zip(term, x.shape, strict=True) if c in thin))
+        order = [c for c in order if c in thin]
+        if sorted(order) != sorted(thin):
+            raise _NotAttention
+        return builder.reshape(builder.transpose(x, tuple(thin.index(c) for c in order)), shape)
+
+    lead = [c for c in (roles.batch,) if c]
+    try:
+        q = laid(
+            q, in_q, [*lead, *heads, roles.query, roles.depth], (b, groups * repeats, s, width)
+        )
+        head = [roles.head] if roles.head else []
+        k = laid(k, in_k, [*lead, *head, roles.key, roles.depth], (b, groups, t, width))
+        v = laid(v, in_v, [*lead, *head, roles.key, depth], (b, groups, t, width))
+        masks = [_mask(m, d, letter_of, roles, builder) for m, d in logits.masks]
+    except _NotAttention:
+        return None
+    if len(masks) > 1 or (logits.causal and s != t):
+        return None
+    scale: float | None = logits.scale
+    if math.isclose(logits.scale, 1 / math.sqrt(width), rel_tol=1e-6):
+        scale = None
+    out = builder.op(
+        "attention",
+        (q, k, v, *masks),
+        (b, groups * repeats, s, width),
+        second.out.dtype,
+        causal=logits.causal,
+        scale=scale,
+        dropout_p=0.0,
+    )
+    order = [*lead, *heads, roles.query, depth]
+    sizes = {**size, depth: width}
+    spread = builder.reshape(out, tuple(sizes[c] for c in order))
+    final = [c for c, n in zip(result, second.out.shape, strict=True) if c in order]
+    if sorted(final) != sorted(order):
+        return None
+    moved = builder.transpose(spread, tuple(order.index(c) for c in final))
+    return builder.reshape(moved, second.out.shape)
+
+
+class _NotAttention(Exception):
+    """The operands cannot be laid out as attention's."""
+
+
+def _mask(
+    mask: Operand, dims: Dims, letter_of: dict[int, str], roles: _Roles, builder: Builder
+) -> Operand:
+    """A mask over the logits' dims as [b|1, h|1, s|1, t|1]."""
+    if isinstance(mask, Uniform) or roles.repeat is not None:
+        raise _NotAttention
+    here = dims[len(dims) - len(mask.shape) :]
+    letters = []
+    for n, dim in zip(mask.shape, here, strict=True):
+        letter = _letter(dim, letter_of)
+        if letter is None:
+            raise _NotAttention
+        if n != 1:
+            letters.append(letter)
+    order = [roles.batch, roles.head, roles.query, roles.key]
+    present = [c for c in order if c in letters]
+    if len(present) != len(letters):
+        raise _NotAttention
+    size = dict(zip(letters, (n for n in mask.shape if n != 1), strict=True))
+    thin = builder.reshape(mask, tuple(size[c] for c in letters))
+    moved = builder.transpose(thin, tuple(letters.index(c) for c in present if c))
+    return builder.reshape(moved, tuple(size.get(c, 1) if c else 1 for c in order))

@@ -1,0 +1,25 @@
+"""What can be wrong with a JAX model; each text says what was asked and what to try next."""
+
+from __future__ import annotations
+
+from autopar.errors import UserError
+
+
+class CaptureError(UserError):
+    """A JAX loss function that cannot be captured."""
+
+
+class NotScalarLoss(CaptureError):
+    """The function returns something that is not one floating-point number."""
+
+
+class ControlFlow(CaptureError):
+    """``while_loop``, ``cond`` or a Python branch on traced values."""
+
+
+class ParameterWithoutGradient(CaptureError):
+    """A floating-point parameter that the loss does not depend on."""
+
+
+class LargeConstant(CaptureError):
+    """A closed-over array that is too large to be written into the program."""

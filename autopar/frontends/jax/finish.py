@@ -1,0 +1,174 @@
+"""From a finished draft to the `Graph`: numbers into attrs, names, roles, blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from autopar.frontends.jax.draft import Builder, Draft, Node, Operand, Uniform, Value, rewrite
+from autopar.frontends.jax.gradients import differentiable
+from autopar.frontends.jax.naming import common_parent, modules, unique
+from autopar.frontends.jax.simplify import BINARY
+from autopar.nouns.graph import Block, Graph, Op, Source, Tensor
+
+Stacks = dict[str, tuple[str, ...]]
+"""For each stacked parameter of the user's tree its names in the graph, one a layer."""
+
+
+def graph_of(draft: Draft) -> tuple[Graph, Stacks]:
+    """The graph of a draft, and how its stacked parameters are named there."""
+    draft = rewrite(draft, _numbers_into_attrs)
+    return _Finisher(differentiable(draft)).graph(draft)
+
+
+def _numbers_into_attrs(node: Node, builder: Builder) -> Sequence[Operand] | None:
+    """Numbers become attrs where the kind has one for them, tensors elsewhere."""
+    if all(isinstance(x, Value) for x in node.inputs):
+        return None
+    values = node.values
+    attrs = dict(node.attrs)
+    if node.kind in BINARY and len(values) == 1:
+        number = next(x for x in node.inputs if isinstance(x, Uniform))
+        attrs["other"] = number.value
+        if number is node.inputs[0]:
+            attrs["scalar_first"] = True
+    elif node.kind == "where" and isinstance(node.inputs[0], Value):
+        for name, x in zip("ab", node.inputs[1:], strict=True):
+            if isinstance(x, Uniform):
+                attrs[name] = x.value
+    else:
+        values = tuple(_made(x, builder) for x in node.inputs)
+        outs = tuple(replace(o) for o in node.outputs)
+        builder.append(replace(node, inputs=values, outputs=outs))
+        return outs
+    shape = values[0].shape if len(values) == 1 else node.out.shape
+    made = builder.op(node.kind, values, shape, node.out.dtype, **attrs)
+    return [builder.expand(made, node.out.shape)]
+
+
+def _made(x: Operand, builder: Builder) -> Value:
+    if isinstance(x, Value):
+        return x
+    attrs = {"shape": x.shape, "value": x.value, "dtype": x.dtype}
+    return builder.op("full", (), x.shape, x.dtype, **attrs)
+
+
+class _Finisher:
+    """Names the values of a draft and of the bodies in it."""
+
+    def __init__(self, grads: set[Value]) -> None:
+        self.grads = grads
+        self.blocks: dict[str, Block] = {}
+        self.stacks: Stacks = {}
+
+    def graph(self, draft: Draft) -> tuple[Graph, Stacks]:
+        inputs = tuple(v.path for v in draft.inputs if v.role == "input")
+        scanned = {
+            v for n in draft.nodes if n.kind == "scan" for v in n.inputs[_split(n) :]
+        }
+        tensors: dict[str, Tensor] = {}
+        names: dict[Value, str] = {}
+        for value in draft.inputs:
+            if value not in scanned:
+                names[value] = value.path
+                tensors[value.path] = self._tensor(value, value.path)
+        ops = self._ops(draft, "", names, tensors)
+        outputs = tuple(names[v] for v in draft.outputs if isinstance(v, Value))
+        for name in outputs:
+            tensors[name] = replace(tensors[name], role="output")
+        return Graph(tensors, tuple(ops), inputs, outputs, self.blocks), self.stacks
+
+    def _ops(
+        self, draft: Draft, prefix: str, names: dict[Value, str], tensors: dict[str, Tensor]
+    ) -> list[Op]:
+        module_of = modules(draft, prefix)
+        ops: list[Op] = []
+        for node in draft.nodes:
+            if node.kind == "scan":
+                ops.extend(self._calls(node, names, tensors))
+                continue
+            module = module_of[node]
+            base = f"{module}/{node.kind}"
+            for out in node.outputs:
+                names[out] = unique(base, tensors)
+                tensors[names[out]] = self._tensor(out, names[out])
+            source = replace(node.source, module=module)
+            attrs = dict(node.attrs)
+            outs = tuple(names[o] for o in node.outputs)
+            ops.append(Op(node.kind, tuple(names[v] for v in node.values), outs, attrs, source))
+        return ops
+
+    def _calls(
+        self, node: Node, names: dict[Value, str], tensors: dict[str, Tensor]
+    ) -> list[Op]:
+        """One op of kind ``block`` for every layer."""
+        block = self._block(node)
+        consts = node.attrs["consts"]
+        fixed = [names[v] for v in node.values[:consts]]
+        carry = [names[v] for v in node.values[consts : _split(node)]]
+        ops = []
+        instances = block.instances
+        for instance in instances:
+            outs = []
+            for out in node.outputs:
+                name = unique(f"{instance}/block", (*tensors, *outs))
+                outs.append(name)
+                if instance == instances[-1]:
+                    names[out] = name
+                tensors[name] = self._tensor(out, name)
+            source = Source(instance, node.source.file, node.source.line)
+            attrs: Mapping[str, Any] = {"block": block.name, "instance": instance}
+            ops.append(Op("block", (*fixed, *carry), tuple(outs), attrs, source))
+            carry = outs
+        return ops
+
+    def _block(self, node: Node) -> Block:
+        body: Draft = node.attrs["body"]
+        split = _split(node)
+        stacked = body.inputs[split:]
+        instances = node.attrs.get("instances")
+        if instances is None:  # a scan over stacked parameters
+            prefix = common_parent([v.path for v in stacked])
+            order = range(node.attrs["length"])
+            instances = tuple(f"{prefix or 'layer'}.{i}" for i in order)
+            for value in stacked:
+                rest = value.path[len(prefix) :].lstrip(".")
+                self.stacks[value.path] = tuple(f"{i}.{rest}" for i in instances)
+            if node.attrs["reverse"]:
+                instances = instances[::-1]
+        else:
+            prefix = instances[0].rpartition(".")[0]
+        tensors: dict[str, Tensor] = {}
+        names: dict[Value, str] = {}
+        consts = node.attrs["consts"]
+        for i, value in enumerate(body.inputs):
+            if value.role == "parameter":
+                name = value.path[len(prefix) :].lstrip(".")
+            elif i < consts:
+                name = "shared" if consts == 1 else f"shared{i}"
+            else:
+                name = "x" if split - consts == 1 else f"x{i - consts}"
+            names[value] = name
+            tensors[name] = self._tensor(value, name, "input" if i < split else None)
+        ops = self._ops(body, prefix, names, tensors)
+        inputs = tuple(names[v] for v in body.inputs[:split])
+        outputs = tuple(names[v] for v in body.outputs if isinstance(v, Value))
+        for name in outputs:
+            if tensors[name].role == "activation":
+                tensors[name] = replace(tensors[name], role="output")
+        name = unique(prefix or "layer", self.blocks)
+        found = Block(name, Graph(tensors, tuple(ops), inputs, outputs), instances)
+        self.blocks[name] = found
+        return found
+
+    def _tensor(self, value: Value, name: str, role: Any = None) -> Tensor:
+        shown = role or ("parameter" if value.role == "parameter" else value.role)
+        if shown == "parameter" and "float" not in value.dtype:
+            shown = "buffer"
+        return Tensor(name, value.shape, value.dtype, shown, value in self.grads)
+
+
+def _split(node: Node) -> int:
+    """How many operands of a scan come before its stacked parameters."""
+    return int(node.attrs["consts"]) + int(node.attrs["carries"])

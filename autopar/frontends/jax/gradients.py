@@ -1,0 +1,78 @@
+"""Through which values of a draft the gradient of the loss flows."""
+
+from __future__ import annotations
+
+from autopar.frontends.jax.draft import Draft, Node, Operand, Value
+
+STOPS = frozenset(("detach", "sign", "floor", "jax::is_finite", "one_hot", "argmax"))
+
+
+def differentiable(draft: Draft) -> set[Value]:
+    """Values that depend on a floating-point parameter and on which the result depends, both
+    through ops that have derivatives. Values inside bodies of scans are among them."""
+    depends: set[Value] = set()
+    _forward(draft, depends)
+    reaches: set[Value] = set()
+    _backward(draft, {v for v in draft.outputs if isinstance(v, Value)}, reaches)
+    return depends & reaches
+
+
+def is_float(value: Operand) -> bool:
+    return "float" in value.dtype
+
+
+def _forward(draft: Draft, found: set[Value]) -> None:
+    found.update(v for v in draft.inputs if v.role == "parameter" and is_float(v))
+    for node in draft.nodes:
+        if node.kind == "scan":
+            _scan_forward(node, found)
+        elif node.kind not in STOPS and any(v in found for v in node.values):
+            found.update(out for out in node.outputs if is_float(out))
+
+
+def _scan_forward(node: Node, found: set[Value]) -> None:
+    body: Draft = node.attrs["body"]
+    consts, carries = node.attrs["consts"], node.attrs["carries"]
+    for inner, outer in zip(body.inputs, node.inputs, strict=True):
+        if outer in found:
+            found.add(inner)
+    while True:  # what a carry depends on after one step, it depends on before the next
+        _forward(body, found)
+        carried = zip(body.inputs[consts : consts + carries], body.outputs, strict=True)
+        new = {i for i, o in carried if o in found} - found
+        if not new:
+            break
+        found.update(new)
+    pairs = zip(node.outputs, body.outputs, body.inputs[consts : consts + carries], strict=True)
+    found.update(out for out, o, i in pairs if o in found or i in found)
+
+
+def _backward(draft: Draft, results: set[Value], found: set[Value]) -> None:
+    found.update(v for v in results if is_float(v))
+    for node in reversed(draft.nodes):
+        if not any(out in found for out in node.outputs):
+            continue
+        if node.kind == "scan":
+            _scan_backward(node, found)
+        elif node.kind not in STOPS:
+            found.update(v for v in node.values if is_float(v))
+
+
+def _scan_backward(node: Node, found: set[Value]) -> None:
+    body: Draft = node.attrs["body"]
+    consts, carries = node.attrs["consts"], node.attrs["carries"]
+    wanted = {
+        o
+        for out, o in zip(node.outputs, body.outputs, strict=True)
+        if out in found and isinstance(o, Value)
+    }
+    while True:
+        _backward(body, wanted, found)
+        carried = zip(body.inputs[consts : consts + carries], body.outputs, strict=True)
+        new = {o for i, o in carried if i in found and isinstance(o, Value)} - wanted
+        if not new:
+            break
+        wanted |= new
+    for inner, outer in zip(body.inputs, node.inputs, strict=True):
+        if inner in found and isinstance(outer, Value):
+            found.add(outer)

@@ -1,0 +1,185 @@
+"""What a graph means, in plain jnp: the reference for lifting and for the emitted programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from autopar.nouns.graph import Graph, Op
+
+Arrays = Mapping[str, Any]
+
+
+def interpret(graph: Graph) -> Callable[[Arrays, Arrays], Any]:
+    """``loss(params, batch)`` with ``params`` by full name, see `Graph.parameters`."""
+
+    def loss(params: Arrays, batch: Arrays) -> Any:
+        env: dict[str, Any] = {**params, **batch}
+        _run(graph, env, graph, params)
+        return env[graph.outputs[0]]
+
+    return loss
+
+
+def flat_parameters(tree: Any, stacks: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """The leaves of a parameter tree under the names that the graph gives them."""
+    from autopar.frontends.jax.capture import paths_of
+
+    flat: dict[str, Any] = {}
+    for path, leaf in paths_of(tree):
+        if path in stacks:
+            flat.update((name, leaf[i]) for i, name in enumerate(stacks[path]))
+        else:
+            flat[path] = leaf
+    return flat
+
+
+def _run(graph: Graph, env: dict[str, Any], whole: Graph, params: Arrays) -> None:
+    for op in graph.ops:
+        inputs = [env[name] for name in op.inputs]
+        if op.kind == "block":
+            block = whole.blocks[op.attrs["block"]]
+            inner = dict(zip(block.body.inputs, inputs, strict=True))
+            for name, tensor in block.body.tensors.items():
+                if tensor.role in ("parameter", "buffer"):
+                    inner[name] = params[f"{op.attrs['instance']}.{name}"]
+            _run(block.body, inner, whole, params)
+            results: Any = [inner[name] for name in block.body.outputs]
+        elif op.kind == "split":
+            cuts = [sum(op.attrs["sizes"][: i + 1]) for i in range(len(op.attrs["sizes"]) - 1)]
+            results = jnp.split(inputs[0], cuts, axis=op.attrs["dim"])
+        else:
+            results = [_evaluate(op, inputs)]
+        env.update(zip(op.outputs, results, strict=True))
+
+
+def _evaluate(op: Op, x: Sequence[Any]) -> Any:
+    if op.kind in _TWO:
+        other = op.attrs.get("other")
+        if other is None:
+            return _TWO[op.kind](*x)
+        pair = (other, x[0]) if op.attrs.get("scalar_first") else (x[0], other)
+        return _TWO[op.kind](*pair)
+    if op.kind in _ONE:
+        return _ONE[op.kind](x[0])
+    if op.kind in _REDUCE:
+        return _REDUCE[op.kind](x[0], axis=op.attrs["dims"], keepdims=op.attrs["keepdim"])
+    return _OTHER[op.kind](op.attrs, *x)
+
+
+_TWO: Mapping[str, Callable[[Any, Any], Any]] = {
+    "add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "div": jnp.divide, "pow": jnp.power,
+    "maximum": jnp.maximum, "minimum": jnp.minimum, "eq": jnp.equal, "ne": jnp.not_equal,
+    "lt": jnp.less, "le": jnp.less_equal, "gt": jnp.greater, "ge": jnp.greater_equal,
+    "and": jnp.bitwise_and, "or": jnp.bitwise_or, "xor": jnp.bitwise_xor,
+    "linear": lambda x, w: x @ w.T, "linear_t": jnp.matmul, "matmul": jnp.matmul,
+}  # fmt: skip
+
+_ONE: Mapping[str, Callable[[Any], Any]] = {
+    "neg": jnp.negative, "exp": jnp.exp, "log": jnp.log, "sqrt": jnp.sqrt, "rsqrt": jax.lax.rsqrt,
+    "tanh": jnp.tanh, "sigmoid": jax.nn.sigmoid, "sin": jnp.sin, "cos": jnp.cos, "abs": jnp.abs,
+    "not": jnp.logical_not, "erf": jax.lax.erf, "square": jnp.square, "sign": jnp.sign,
+    "floor": jnp.floor, "detach": jax.lax.stop_gradient, "relu": jax.nn.relu,
+    "silu": jax.nn.silu, "softplus": jax.nn.softplus,
+}  # fmt: skip
+
+_REDUCE: Mapping[str, Callable[..., Any]] = {
+    "sum": jnp.sum, "mean": jnp.mean, "amax": jnp.max, "amin": jnp.min, "any": jnp.any,
+    "all": jnp.all,
+}  # fmt: skip
+
+
+def _attention(attrs: Mapping[str, Any], q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+    b, h, s, d = q.shape
+    g, t = k.shape[1:3]
+    scale = d**-0.5 if attrs["scale"] is None else attrs["scale"]
+    q = q.reshape(b, g, h // g, s, d)
+    logits = jnp.einsum("bgrsd,bgtd->bgrst", q, k) * scale
+    if attrs["causal"]:
+        logits = jnp.where(jnp.tril(jnp.ones((s, t), bool)), logits, -jnp.inf)
+    if mask is not None:
+        shape = (b, h, s, t)
+        mask = jnp.broadcast_to(mask, shape).reshape(b, g, h // g, s, t)
+        if mask.dtype == jnp.bool_:
+            logits = jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
+        else:
+            logits = logits + mask
+    mixed = jnp.einsum("bgrst,bgtd->bgrsd", jax.nn.softmax(logits, axis=-1), v)
+    return mixed.reshape(b, h, s, d)
+
+
+def _layer_norm(attrs: Mapping[str, Any], x: Any, weight: Any = 1.0, bias: Any = 0.0) -> Any:
+    dims = tuple(range(-attrs["dims"], 0))
+    mean = x.mean(dims, keepdims=True)
+    variance = jnp.square(x - mean).mean(dims, keepdims=True)
+    return (x - mean) * jax.lax.rsqrt(variance + attrs["eps"]) * weight + bias
+
+
+def _rms_norm(attrs: Mapping[str, Any], x: Any, weight: Any = None) -> Any:
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32)) if attrs["upcast"] else x
+    y = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + attrs["eps"])
+    y = y.astype(x.dtype)
+    return y if weight is None else y * (attrs["scale_offset"] + weight)
+
+
+def _cross_entropy(attrs: Mapping[str, Any], logits: Any, labels: Any) -> Any:
+    picked = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1)
+    return -picked.mean() if attrs["reduction"] == "mean" else -picked.sum()
+
+
+def _where(attrs: Mapping[str, Any], condition: Any, *rest: Any) -> Any:
+    values = list(rest)
+    a = attrs["a"] if attrs.get("a") is not None else values.pop(0)
+    b = attrs["b"] if attrs.get("b") is not None else values.pop(0)
+    return jnp.where(condition, a, b)
+
+
+def _slice(attrs: Mapping[str, Any], x: Any) -> Any:
+    return jax.lax.slice_in_dim(x, attrs["start"], attrs["stop"], attrs["step"], attrs["dim"])
+
+
+def _conv(attrs: Mapping[str, Any], x: Any, weight: Any) -> Any:
+    return jax.lax.conv_general_dilated(
+        x,
+        weight,
+        attrs["stride"],
+        attrs["padding"],
+        rhs_dilation=attrs["dilation"],
+        feature_group_count=attrs["groups"],
+    )
+
+
+_OTHER: Mapping[str, Callable[..., Any]] = {
+    "einsum": lambda a, *xs: jnp.einsum(a["equation"], *xs),
+    "conv": _conv,
+    "attention": _attention,
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "softmax": lambda a, x: jax.nn.softmax(x, axis=a["dim"]),
+    "log_softmax": lambda a, x: jax.nn.log_softmax(x, axis=a["dim"]),
+    "embedding": lambda a, ids, weight: weight[ids],
+    "cross_entropy": _cross_entropy,
+    "gelu": lambda a, x: jax.nn.gelu(x, approximate=a["approximate"] == "tanh"),
+    "clamp": lambda a, x: jnp.clip(x, a["min"], a["max"]),
+    "cast": lambda a, x: x.astype(a["dtype"]),
+    "where": _where,
+    "reshape": lambda a, x: x.reshape(a["shape"]),
+    "transpose": lambda a, x: x.transpose(a["dims"]),
+    "expand": lambda a, x: jnp.broadcast_to(x, a["shape"]),
+    "slice": _slice,
+    "select": lambda a, x: jnp.take(x, a["index"], axis=a["dim"]),
+    "cat": lambda a, *xs: jnp.concatenate(xs, axis=a["dim"]),
+    "stack": lambda a, *xs: jnp.stack(xs, axis=a["dim"]),
+    "pad": lambda a, x: jnp.pad(x, a["low_high"], constant_values=a["value"]),
+    "flip": lambda a, x: jnp.flip(x, a["dims"]),
+    "argmax": lambda a, x: jnp.argmax(x, axis=a["dim"]),
+    "cumsum": lambda a, x: jnp.cumsum(x, axis=a["dim"]),
+    "full": lambda a: jnp.full(a["shape"], a["value"], a["dtype"]),
+    "arange": lambda a: jnp.arange(a["start"], a["stop"], a["step"], a["dtype"]),
+    "constant": lambda a: jnp.array(a["value"], a["dtype"]),
+    "gather": lambda a, x, i: jnp.take_along_axis(x, i, axis=a["dim"]),
+    "index_select": lambda a, x, i: jnp.take(x, i, axis=a["dim"]),
+}

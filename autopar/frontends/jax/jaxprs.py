@@ -1,0 +1,229 @@
+"""From a jaxpr to a draft: calls inlined, scans kept where they are blocks, unrolled where not.
+
+A scan is a block when its stacked operands are parameters and it gives back only its carries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax.extend.core as jex
+import numpy as np
+
+from autopar.frontends.jax.draft import Builder, Draft, Node, Operand, Uniform, Value
+from autopar.frontends.jax.errors import ControlFlow, LargeConstant
+from autopar.frontends.jax.primitives import convert
+from autopar.nouns.graph import Source
+
+INLINED = {  # primitive -> the parameter that holds its jaxpr
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+}
+REFUSED = {
+    "while": "a while_loop or a fori_loop with a traced bound: give a static length, which makes it "
+    "a scan",
+    "cond": "a cond or switch: compute both sides and choose with jnp.where",
+}
+MOST_STEPS = 1024  # of a scan that has to be unrolled
+MOST_ELEMENTS = 1 << 16  # of a closed-over array
+
+Frames = Sequence[tuple[str, int]]
+
+
+def draft_of(closed: Any, inputs: tuple[Value, ...]) -> Draft:
+    """The draft of a closed jaxpr whose operands are ``inputs``, in order."""
+    walker = _Walker(Builder(), "", Source())
+    consts = [walker.constant(c) for c in closed.consts]
+    outputs = walker.run(closed.jaxpr, [*consts, *inputs])
+    return Draft(inputs, tuple(walker.builder.nodes), tuple(outputs))
+
+
+class _Walker:
+    """Evaluates equations into a builder. ``scope`` and ``place`` are those of the caller."""
+
+    def __init__(self, builder: Builder, scope: str, place: Source) -> None:
+        self.builder = builder
+        self.scope = scope
+        self.place = place
+
+    def run(self, jaxpr: Any, operands: Sequence[Operand]) -> list[Operand]:
+        known: dict[Any, Operand] = {}
+        known.update(zip([*jaxpr.constvars, *jaxpr.invars], operands, strict=True))
+
+        def read(atom: Any) -> Operand:
+            if isinstance(atom, jex.Literal):
+                return _literal(atom.val, str(atom.aval.dtype))
+            return known[atom]
+
+        for eqn in jaxpr.eqns:
+            inputs = [read(atom) for atom in eqn.invars]
+            results = self._equation(eqn, inputs)
+            known.update(zip(eqn.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def constant(self, value: Any) -> Operand:
+        """A closed-over array: one number, or an op that makes it."""
+        array = np.asarray(value)
+        if array.size and (array == array.flat[0]).all():
+            return replace(_literal(array.flat[0], str(array.dtype)), shape=array.shape)
+        if array.size > MOST_ELEMENTS:
+            raise LargeConstant(
+                f"the loss closes over an array of shape {list(array.shape)}, {array.size} elements "
+                f"(at most {MOST_ELEMENTS} become part of a program): make it a batch entry, a "
+                "parameter, or compute it with jnp inside the function"
+            )
+        values = np.vectorize(plain, otypes=[object])(array).tolist()
+        dtype = str(array.dtype)
+        return self.builder.op("constant", (), array.shape, dtype, value=values, dtype=dtype)
+
+    def _equation(self, eqn: Any, inputs: list[Operand]) -> list[Operand]:
+        name = eqn.primitive.name
+        source = self._source(eqn)
+        if name in REFUSED:
+            raise ControlFlow(f"{source}: {REFUSED[name]}")
+        self.builder.source = source
+        if name in INLINED:
+            return self._call(eqn.params[INLINED[name]], inputs, source)
+        if name == "scan":
+            return self._scan(eqn, inputs, source)
+        outs = [(tuple(map(int, v.aval.shape)), str(v.aval.dtype)) for v in eqn.outvars]
+        return convert(name, eqn.params, inputs, outs, self.builder)
+
+    def _call(self, called: Any, inputs: Sequence[Operand], source: Source) -> list[Operand]:
+        inner = _Walker(self.builder, source.module, source)
+        if isinstance(called, jex.ClosedJaxpr):
+            consts = [inner.constant(c) for c in called.consts]
+            return inner.run(called.jaxpr, [*consts, *inputs])
+        return inner.run(called, inputs)
+
+    def _scan(self, eqn: Any, inputs: list[Operand], source: Source) -> list[Operand]:
+        params = eqn.params
+        fixed, carried = params["num_consts"], params["num_carry"]
+        body, length = params["jaxpr"], params["length"]
+        stacked = inputs[fixed + carried :]
+        gives_stacks = any(not isinstance(v, jex.DropVar) for v in eqn.outvars[carried:])
+        if (
+            carried
+            and length > 1
+            and stacked
+            and not gives_stacks
+            and all(isinstance(x, Value) and x.role == "parameter" for x in stacked)
+        ):
+            return self._block(eqn, inputs, source)
+        if length > MOST_STEPS:
+            raise ControlFlow(
+                f"{source}: a scan of {length} steps over something other than stacked parameters "
+                f"has to be unrolled, at most {MOST_STEPS} steps: scan over the layers' parameters, "
+                "or vectorise the loop"
+            )
+        consts, carry = inputs[:fixed], inputs[fixed : fixed + carried]
+        stacks: list[dict[int, Operand]] = [{} for _ in eqn.outvars[carried:]]
+        steps = range(length - 1, -1, -1) if params["reverse"] else range(length)
+        for step in steps:
+            pieces = [self._pick(x, step) for x in stacked]
+            results = self._call(body, [*consts, *carry, *pieces], source)
+            carry = results[:carried]
+            for stack, value in zip(stacks, results[carried:], strict=True):
+                stack[step] = value
+        return [
+            *carry,
+            *(self._stack(s, v) for s, v in zip(stacks, eqn.outvars[carried:], strict=True)),
+        ]
+
+    def _block(self, eqn: Any, inputs: list[Operand], source: Source) -> list[Operand]:
+        """The scan as one node; its body's operands are those of the jaxpr's."""
+        params = eqn.params
+        split = params["num_consts"] + params["num_carry"]
+        operands = [self._whole(x) for x in inputs[:split]] + inputs[split:]
+        inner: list[Value] = []
+        for operand, var in zip(operands, params["jaxpr"].jaxpr.invars, strict=True):
+            assert isinstance(operand, Value)
+            shape, dtype = tuple(map(int, var.aval.shape)), str(var.aval.dtype)
+            stacked = len(inner) >= split
+            inner.append(
+                Value(shape, dtype, "parameter", operand.path) if stacked else Value(shape, dtype)
+            )
+        walker = _Walker(Builder(), source.module, source)
+        consts = [walker.constant(c) for c in params["jaxpr"].consts]
+        results = walker.run(params["jaxpr"].jaxpr, [*consts, *inner])
+        carried = params["num_carry"]
+        body = Draft(tuple(inner), tuple(walker.builder.nodes), tuple(results[:carried]))
+        outs = tuple(Value(tuple(map(int, v.aval.shape)), str(v.aval.dtype)) for v in eqn.outvars)
+        attrs = {
+            "body": body,
+            "length": params["length"],
+            "consts": params["num_consts"],
+            "carries": carried,
+            "reverse": params["reverse"],
+        }
+        self.builder.source = source
+        self.builder.append(Node("scan", tuple(operands), outs[:carried], attrs, source))
+        return list(outs)
+
+    def _whole(self, operand: Operand) -> Value:
+        if isinstance(operand, Value):
+            return operand
+        attrs = {"shape": operand.shape, "value": operand.value, "dtype": operand.dtype}
+        return self.builder.op("full", (), operand.shape, operand.dtype, **attrs)
+
+    def _pick(self, x: Operand, step: int) -> Operand:
+        if isinstance(x, Uniform):
+            return replace(x, shape=x.shape[1:])
+        return self.builder.op("select", (x,), x.shape[1:], x.dtype, dim=0, index=step)
+
+    def _stack(self, pieces: Mapping[int, Operand], var: Any) -> Operand:
+        dtype, shape = str(var.aval.dtype), tuple(map(int, var.aval.shape))
+        values = [self._whole(pieces[i]) for i in sorted(pieces)]
+        return self.builder.op("stack", values, shape, dtype, dim=0)
+
+    def _source(self, eqn: Any) -> Source:
+        scope = ".".join(s for s in (self.scope, scope_of(str(eqn.source_info.name_stack))) if s)
+        for file, line in _frames(eqn):
+            return Source(scope, file, line)
+        return Source(scope, self.place.file, self.place.line)
+
+
+def scope_of(stack: str) -> str:
+    """``"blocks.0/attn/jit(silu)"`` as ``"blocks.0.attn"``: the user's named scopes only."""
+    return ".".join(part for part in stack.split("/") if part and "(" not in part)
+
+
+def _frames(eqn: Any) -> Frames:
+    """Frames of the user's own code, innermost first."""
+    traceback = eqn.source_info.traceback
+    if traceback is None:
+        return ()
+    return [
+        (f.file_name, f.line_num)
+        for f in traceback.frames
+        if "/jax/" not in f.file_name and "/autopar/frontends/" not in f.file_name
+    ]
+
+
+def _literal(value: Any, dtype: str) -> Uniform:
+    return Uniform(plain(value), dtype)
+
+
+def plain(value: Any) -> bool | int | float:
+    """A Python number. Floats come back as the shortest decimal that rounds to the same value, so
+    that 1e-5 stays 1e-5 when the program later runs in another precision."""
+    kind = np.asarray(value).dtype
+    if kind == np.bool_:
+        return bool(value)
+    if np.issubdtype(kind, np.integer):
+        return int(value)
+    number = float(value)
+    if kind == np.float64 or not math.isfinite(number):
+        return number
+    return float(str(kind.type(value)))

@@ -1,0 +1,80 @@
+"""Finding a template in a draft: unification from the result backwards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from autopar.frontends.jax.draft import Draft, Node, Operand, Uniform, Value
+from autopar.frontends.jax.simplify import COMMUTATIVE
+
+Binding = dict[Value, Operand]
+CLOSE = 1e-6  # relative: constants of a float32 program are rounded
+
+
+class Matcher:
+    """Matches one template against places of a draft whose makers are ``maker``."""
+
+    def __init__(self, template: Draft, maker: Mapping[Value, Node]) -> None:
+        self.template = template
+        self.template_maker = template.makers()
+        self.inputs = set(template.inputs)
+        self.maker = maker
+
+    def match(self, node: Node) -> Binding | None:
+        """What the template's inputs stand for if its result is that of ``node``."""
+        (result,) = self.template.outputs
+        assert isinstance(result, Value)
+        return self._node(self.template_maker[result], node, {})
+
+    def _operand(self, wanted: Operand, found: Operand, bound: Binding) -> Binding | None:
+        if isinstance(wanted, Uniform):
+            same = isinstance(found, Uniform) and _close(wanted.value, found.value)
+            return bound if same else None
+        if wanted in bound:
+            return bound if bound[wanted] == found else None
+        if wanted in self.inputs:
+            number = wanted.shape == () and isinstance(found, Uniform)
+            if number or (found.shape, found.dtype) == (wanted.shape, wanted.dtype):
+                return {**bound, wanted: found}
+            return None
+        if isinstance(found, Uniform) or found not in self.maker:
+            return None
+        return self._node(self.template_maker[wanted], self.maker[found], bound)
+
+    def _node(self, wanted: Node, found: Node, bound: Binding) -> Binding | None:
+        if (
+            wanted.kind != found.kind
+            or len(wanted.inputs) != len(found.inputs)
+            or wanted.out.shape != found.out.shape
+            or wanted.out.dtype != found.out.dtype
+            or not _same_attrs(wanted.attrs, found.attrs)
+        ):
+            return None
+        orders = [found.inputs]
+        if wanted.kind in COMMUTATIVE:
+            orders.append(found.inputs[::-1])
+        for order in orders:
+            result: Binding | None = bound
+            for a, b in zip(wanted.inputs, order, strict=True):
+                result = self._operand(a, b, result)
+                if result is None:
+                    break
+            if result is not None:
+                return {**result, wanted.out: found.out}
+        return None
+
+
+def _close(a: float, b: float) -> bool:
+    return a == b or (not isinstance(a, bool) and math.isclose(a, b, rel_tol=CLOSE))
+
+
+def _same_attrs(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    if a.keys() != b.keys():
+        return False
+    return all(
+        _close(a[k], b[k]) if isinstance(a[k], int | float) and isinstance(b[k], int | float)
+        else a[k] == b[k]
+        for k in a
+    )  # fmt: skip

@@ -1,0 +1,317 @@
+"""One primitive to one or a few ops of `autopar.nouns.kinds`.
+
+A primitive that stands in no table keeps its name, as kind ``jax::name`` with its parameters as
+text; such an op has no rule unless the user registers one.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from autopar.frontends.jax.draft import Builder, Node, Operand, Shape, Uniform, Value, broadcast
+
+Outs = Sequence[tuple[Shape, str]]
+Convert = Callable[[Mapping[str, Any], list[Operand], Outs, Builder], list[Operand]]
+
+ELEMENTWISE = {
+    "neg": "neg", "exp": "exp", "log": "log", "sqrt": "sqrt", "rsqrt": "rsqrt", "tanh": "tanh",
+    "logistic": "sigmoid", "sin": "sin", "cos": "cos", "abs": "abs", "not": "not", "erf": "erf",
+    "square": "square", "sign": "sign", "floor": "floor", "stop_gradient": "detach",
+    "add": "add", "add_any": "add", "sub": "sub", "mul": "mul", "div": "div", "pow": "pow",
+    "max": "maximum", "min": "minimum", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt",
+    "ge": "ge", "and": "and", "or": "or", "xor": "xor",
+}  # fmt: skip
+REDUCTIONS = {
+    "reduce_sum": "sum", "reduce_max": "amax", "reduce_min": "amin",
+    "reduce_or": "any", "reduce_and": "all",
+}  # fmt: skip
+SAME = ("copy", "copy_p", "optimization_barrier", "sharding_constraint", "name")
+
+
+def convert(
+    name: str, params: Mapping[str, Any], inputs: list[Operand], outs: Outs, builder: Builder
+) -> list[Operand]:
+    """Adds the ops of one equation; returns one operand per result."""
+    if name in SAME:
+        return list(inputs)
+    if name in ELEMENTWISE:
+        shape, dtype = outs[0]
+        if name == "div" and not dtype.startswith(("float", "bfloat")):
+            return _unknown(name, params, inputs, outs, builder)
+        return [builder.op(ELEMENTWISE[name], inputs, shape, dtype)]
+    if name in REDUCTIONS:
+        dims = tuple(sorted(int(d) for d in params["axes"]))
+        x = _value(inputs[0], builder)
+        return [builder.op(REDUCTIONS[name], (x,), *outs[0], dims=dims, keepdim=False)]
+    found = TABLE.get(name)
+    results = found(params, inputs, outs, builder) if found else None
+    return _unknown(name, params, inputs, outs, builder) if results is None else results
+
+
+def _unknown(
+    name: str, params: Mapping[str, Any], inputs: list[Operand], outs: Outs, builder: Builder
+) -> list[Operand]:
+    values = tuple(Value(s, d) for s, d in outs)
+    text = {k: str(v) for k, v in sorted(params.items()) if v is not None}
+    operands = tuple(_value(x, builder) for x in inputs)
+    builder.append(Node(f"jax::{name}", operands, values, {"jax": text}, builder.source))
+    return list(values)
+
+
+def _value(x: Operand, builder: Builder) -> Value:
+    """``x`` as a tensor: a uniform operand is made by an op."""
+    if isinstance(x, Value):
+        return x
+    attrs = {"shape": x.shape, "value": x.value, "dtype": x.dtype}
+    return builder.op("full", (), x.shape, x.dtype, **attrs)
+
+
+def _cast(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
+    shape, dtype = outs[0]
+    if isinstance(inputs[0], Uniform):
+        value = inputs[0].value
+        cast = bool(value) if dtype == "bool" else float(value) if "float" in dtype else int(value)
+        return [Uniform(cast, dtype, shape)]
+    if inputs[0].dtype == dtype:
+        return [inputs[0]]
+    return [builder.op("cast", inputs, shape, dtype, dtype=dtype)]
+
+
+def _integer_pow(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
+    if params["y"] == 2:
+        return [builder.op("square", inputs, *outs[0])]
+    return [builder.op("pow", (inputs[0], Uniform(params["y"], outs[0][1])), *outs[0])]
+
+
+def _exp2(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
+    return [builder.op("pow", (Uniform(2.0, outs[0][1]), inputs[0]), *outs[0])]
+
+
+def _select_n(
+    params: Any, inputs: list[Operand], outs: Outs, builder: Builder
+) -> list[Operand] | None:
+    if len(inputs) != 3 or inputs[0].dtype != "bool":
+        return None
+    condition, if_false, if_true = inputs
+    return [builder.op("where", (condition, if_true, if_false), *outs[0])]
+
+
+def _clamp(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
+    low, x, high = inputs
+    if isinstance(low, Uniform) and isinstance(high, Uniform):
+        return [builder.op("clamp", (x,), *outs[0], min=low.value, max=high.value)]
+    raised = builder.op("maximum", (x, low), *outs[0])
+    return [builder.op("minimum", (raised, high), *outs[0])]
+
+
+def _reshape(
+    params: Any, inputs: list[Operand], outs: Outs, builder: Builder
+) -> list[Operand] | None:
+    if params.get("dimensions") is not None:
+        return None
+    return [builder.reshape(inputs[0], outs[0][0])]
+
+
+def _transpose(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
+    return [builder.transpose(inputs[0], tuple(int(d) for d in params["permutation"]))]
+
+
+def _broadcast_in_dim(
+    params: Any, inputs: list[Operand], outs: Outs, builder: Builder
+) -> list[Operand]:
+    shape = outs[0][0]
+    x = inputs[0]
+    if isinstance(x, Uniform):
+        return [Uniform(x.value, x.dtype, shape)]
+    thin = [1] * len(shape)
+    for i, dim in enumerate(params["broadcast_dimensions"]):
+        thin[int(dim)] = x.shape[i]
+    return [builder.expand(builder.reshape(x, tuple(thin)), shape)]
+
+
+def _slice(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
+    x = _value(inputs[0], builder)
+    strides = params["strides"] or (1,) * len(x.shape)
+    steps = zip(params["start_indices"], params["limit_indices"], strides, strict=True)
+    for dim, (start, stop, step) in enumerate(steps):
+        size = -(-(int(stop) - int(start)) // int(step))
+        if size == x.shape[dim] and step == 1:
+            continue
+        shape = (*x.shape[:dim], size, *x.shape[dim + 1 :])
+        x = builder.op(
+            "slice", (x,), shape, x.dtype, dim=dim, start=int(start), stop=int(stop), step=int(step)
+        )
+    return [x]
+
+
+def _dynamic_slice(
+    params: Any, inputs: list[Operand], outs: Outs, builder: Builder
+) -> list[Operand] | None:
+    starts = inputs[1:]
+    if not all(isinstance(s, Uniform) for s in starts):
+        return None
+    sizes = params["slice_sizes"]
+    limits = zip(starts, sizes, inputs[0].shape, strict=True)
+    first = [min(max(int(s.value), 0), n - k) for s, k, n in limits if isinstance(s, Uniform)]
+    stops = [a + k for a, k in zip(first, sizes, strict=True)]
+    given = {"start_indices": first, "limit_indices": stops, "strides": None}
+    return _slice(given, inputs[:1], outs, builder)
+
+
+def _split(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
+    values = tuple(Value(s, d) for s, d in outs)
+    attrs = {"dim": int(params["axis"]), "sizes": tuple(int(s) for s in params["sizes"])}
+    operands = (_value(inputs[0], builder),)
+    builder.append(Node("split", operands, values, attrs, builder.source))
+    return list(values)
+
+
+def _concatenate(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
+    values = [_value(x, builder) for x in inputs]
+    return [builder.op("cat", values, *outs[0], dim=int(params["dimension"]))]
+
+
+def _pad(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand] | None:
+    x, value = inputs
+    pairs = tuple((int(low), int(high)) for low, high, _ in params["padding_config"])
+    inner = any(within for _, _, within in params["padding_config"])
+    if inner or not isinstance(value, Uniform) or min(min(p) for p in pairs) < 0:
+        return None
+    return [builder.op("pad", (_value(x, builder),), *outs[0], low_high=pairs, value=value.value)]
+
+
+def _rev(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
+    dims = tuple(int(d) for d in params["dimensions"])
+    return [builder.op("flip", (_value(inputs[0], builder),), *outs[0], dims=dims)]
+
+
+def _argmax(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
+    (dim,) = params["axes"]
+    return [builder.op("argmax", inputs, *outs[0], dim=int(dim), keepdim=False)]
+
+
+def _cumsum(
+    params: Any, inputs: list[Operand], outs: Outs, builder: Builder
+) -> list[Operand] | None:
+    if params["reverse"]:
+        return None
+    return [builder.op("cumsum", inputs, *outs[0], dim=int(params["axis"]))]
+
+
+def _iota(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
+    shape, dtype = outs[0]
+    dim = int(params["dimension"])
+    size = shape[dim]
+    line = builder.op("arange", (), (size,), dtype, start=0, stop=size, step=1, dtype=dtype)
+    thin = tuple(size if d == dim else 1 for d in range(len(shape)))
+    return [builder.expand(builder.reshape(line, thin), shape)]
+
+
+def _dot_general(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
+    (left, right), (left_batch, right_batch) = params["dimension_numbers"]
+    a, b = (_value(x, builder) for x in inputs)
+    letters = iter(string.ascii_lowercase)
+    in_a = [next(letters) for _ in a.shape]
+    in_b = [""] * len(b.shape)
+    for i, j in (*zip(left, right, strict=True), *zip(left_batch, right_batch, strict=True)):
+        in_b[j] = in_a[i]
+    in_b = [letter or next(letters) for letter in in_b]
+    result = [in_a[i] for i in left_batch]
+    result += [x for i, x in enumerate(in_a) if i not in (*left, *left_batch)]
+    result += [x for j, x in enumerate(in_b) if j not in (*right, *right_batch)]
+    equation = f"{''.join(in_a)},{''.join(in_b)}->{''.join(result)}"
+    return [builder.op("einsum", (a, b), *outs[0], equation=equation)]
+
+
+def _gather(
+    params: Any, inputs: list[Operand], outs: Outs, builder: Builder
+) -> list[Operand] | None:
+    """Rows of a table, or one element per position along a dim; anything else stays unknown.
+
+    ``indices`` has a last dim of 1 that holds the one coordinate.
+    """
+    numbers = params["dimension_numbers"]
+    x, indices = _value(inputs[0], builder), inputs[1]
+    if len(numbers.start_index_map) != 1 or indices.shape[-1:] != (1,):
+        return None
+    dim = numbers.start_index_map[0]
+    batching = tuple(numbers.operand_batching_dims)
+    sizes = tuple(params["slice_sizes"])
+    shape, dtype = outs[0]
+    if tuple(numbers.collapsed_slice_dims) != (dim,) or sizes[dim] != 1:
+        return None
+    index = builder.reshape(indices, indices.shape[:-1])
+    whole = all(n == sizes[d] for d, n in enumerate(x.shape) if d != dim)
+    rank = len(index.shape)
+    if not batching and whole and dim == 0:
+        if tuple(numbers.offset_dims) != tuple(range(rank, len(shape))):
+            return None
+        if isinstance(index, Uniform):  # x[3]
+            row = builder.op("select", (x,), x.shape[1:], dtype, dim=0, index=int(index.value))
+            return [builder.expand(row, shape)]
+        if len(x.shape) == 2:
+            return [builder.op("embedding", (index, x), shape, dtype, padding_idx=None)]
+        flat = builder.reshape(index, (index.numel,))
+        taken = (index.numel, *x.shape[1:])
+        rows = builder.op("index_select", (x, flat), taken, dtype, dim=0)
+        return [builder.reshape(rows, shape)]
+    others = tuple(d for d in range(len(x.shape)) if d != dim)
+    if batching == others == tuple(numbers.start_indices_batching_dims) and rank == len(x.shape):
+        if numbers.offset_dims or tuple(index.shape) != shape:
+            return None
+        return [builder.op("gather", (x, _value(index, builder)), shape, dtype, dim=dim)]
+    return None
+
+
+def _conv(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand] | None:
+    numbers = params["dimension_numbers"]
+    dilated = any(d != 1 for d in params["lhs_dilation"]) or params["batch_group_count"] != 1
+    if dilated:
+        return None
+    x = builder.transpose(inputs[0], tuple(numbers.lhs_spec))
+    weight = builder.transpose(inputs[1], tuple(numbers.rhs_spec))
+    shape = tuple(outs[0][0][d] for d in numbers.out_spec)
+    y = builder.op(
+        "conv",
+        (x, weight),
+        shape,
+        outs[0][1],
+        stride=tuple(map(int, params["window_strides"])),
+        padding=tuple((int(a), int(b)) for a, b in params["padding"]),
+        dilation=tuple(map(int, params["rhs_dilation"])),
+        groups=int(params["feature_group_count"]),
+    )
+    back = [0] * len(shape)
+    for i, d in enumerate(numbers.out_spec):
+        back[d] = i
+    return [builder.transpose(y, tuple(back))]
+
+
+TABLE: Mapping[str, Callable[..., list[Operand] | None]] = {
+    "convert_element_type": _cast,
+    "integer_pow": _integer_pow,
+    "exp2": _exp2,
+    "select_n": _select_n,
+    "clamp": _clamp,
+    "reshape": _reshape,
+    "squeeze": _reshape,
+    "expand_dims": _reshape,
+    "transpose": _transpose,
+    "broadcast_in_dim": _broadcast_in_dim,
+    "slice": _slice,
+    "dynamic_slice": _dynamic_slice,
+    "split": _split,
+    "concatenate": _concatenate,
+    "pad": _pad,
+    "rev": _rev,
+    "argmax": _argmax,
+    "cumsum": _cumsum,
+    "iota": _iota,
+    "dot_general": _dot_general,
+    "gather": _gather,
+    "conv_general_dilated": _conv,
+}
+
+__all__ = ["broadcast", "convert"]
