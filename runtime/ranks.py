@@ -82,6 +82,16 @@ class Ranks:
                 self._groups[key] = own
         return self._groups[key]
 
+    def axes_of(self, group: dist.ProcessGroup) -> str:
+        """The axes of a group that this mesh made, as ``"dp_replicate+dp_shard"``."""
+        for key, known in self._groups.items():
+            if known.group_name == group.group_name:
+                return "+".join(key)
+        members = dist.get_process_group_ranks(group)
+        if len(members) == self.world:
+            return "+".join(self.mesh.axes)
+        return f"ranks {members}"
+
     def members(self, *axes: str) -> list[list[int]]:
         """All groups of ranks along ``axes``, each in order of its place."""
         rest = [a for a in self.mesh.axes if a not in axes]
