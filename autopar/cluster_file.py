@@ -53,6 +53,7 @@ class _DeviceText(_Strict):
     peak: dict[str, str] = Field(min_length=1)
     launch: str = "2 us"
     family: str = ""
+    power_w: float = Field(default=0.0, ge=0.0)
     source: str = "cluster file"
 
 

@@ -64,7 +64,10 @@ class Fit:
         constants = dict(zip(self.names, np.exp(log_constants).tolist(), strict=True))
         rows = [rates_of(*style, constants=constants) for style in self.distinct]
         rates = Rates(
-            **{f.name: np.array([getattr(r, f.name) for r in rows])[self.which] for f in fields(Rates)}
+            **{
+                f.name: np.array([getattr(r, f.name) for r in rows])[self.which]
+                for f in fields(Rates)
+            }
         )
         return np.asarray(step_time(self.work, rates).total_s)
 

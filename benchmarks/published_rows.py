@@ -90,11 +90,21 @@ def read_run(row: Row) -> Run:
         for c in row
         if not c.startswith("metric") and c not in ("id", "source_location", "notes")
     )
-    flags = "|".join(re.findall(r"offload=\w+|task=\w+|overlap|natural|forced|Liger|MBridge", row["notes"]))
+    flags = "|".join(
+        re.findall(r"offload=\w+|task=\w+|overlap|natural|forced|Liger|MBridge", row["notes"])
+    )
     system = "|".join(re.findall(r"; (Megatron-LM|MegaScale);|date", row["notes"]))
     group = "|".join(
         row[c]
-        for c in ("source", "model_name", "params_b", "device", "num_devices", "seq_len", "precision")
+        for c in (
+            "source",
+            "model_name",
+            "params_b",
+            "device",
+            "num_devices",
+            "seq_len",
+            "precision",
+        )
     )
     return Run(
         id=row["id"],
@@ -110,14 +120,14 @@ def read_run(row: Row) -> Run:
         key=config + flags + system,
         group=group + "|" + row["global_batch"] + flags,
         order=_order(row["notes"]),
-        device_class=_device_class(arch, device.family),
+        device_class=_device_class(row["architecture"], device.family),
         notes=row["notes"],
     )
 
 
-def _device_class(arch: Arch, family: str) -> str:
-    if arch.is_moe:
-        return "moe"
+def _device_class(architecture: str, family: str) -> str:
+    if architecture != "dense":
+        return architecture
     return "dense, A100 and H100" if family in ("ampere", "hopper") else "dense, other devices"
 
 
@@ -160,13 +170,15 @@ def _arch(row: Row) -> Arch:
         if (value := _int(row, column)) is not None
     }
     implied: dict[str, Any] = {}
+    forced: dict[str, Any] = {}
     for entry in _matching("models", row):
-        implied.update(entry["arch"])
+        implied.update(entry.get("arch", {}))
+        forced.update(entry.get("override", {}))
     if "mlp=gelu-2mat" in row["notes"]:
         implied["gated"] = False
     if "latent" in implied:
         implied["latent"] = LatentAttention(*implied["latent"])
-    cells = {**implied, **cells}
+    cells = {**implied, **cells, **forced}
     if "hidden" not in cells:
         raise Unpriceable("architecture figures are not published")
     cells.setdefault("vocab", 51200)
@@ -214,12 +226,16 @@ def _layout(row: Row, arch: Arch) -> Layout:
         batch = int(accumulated.group(1)) if accumulated else dp * micro * (8 * pp if pp > 1 else 4)
     if batch > 100000:  # BERT counts a step of many accumulations
         batch = dp * micro * 16
+    while dp * micro > batch and dp % 2 == 0 and micro == 1:
+        dp, cp = dp // 2, cp * 2  # fewer sequences than replicas: the others share a sequence
     zero = 1
     if re.search(r"FSDP(?!=0)|ZeRO-3|Zero-3", zero_text, re.I) and "FSDP=0" not in zero_text:
         zero = 2 if "GRAD_OP" in zero_text else 3
     elif "ZeRO-2" in zero_text:
         zero = 2
-    elif re.search(r"ZeRO-0|^DDP$", zero_text) or (not zero_text and "20" in row["source"] and "Megatron-LM README" in row["source"]):
+    elif re.search(r"ZeRO-0|^DDP$", zero_text) or (
+        not zero_text and "20" in row["source"] and "Megatron-LM README" in row["source"]
+    ):
         zero = 0
     elif not zero_text and "TPU" in row["device"]:
         zero = 3
@@ -228,7 +244,11 @@ def _layout(row: Row, arch: Arch) -> Layout:
     shard, replicate = dp, 1
     inner = re.search(r"group=(\d+)|FSDP (\d+) \(ici|FSDP in node \((\d+)\)|shard=(\d+)", zero_text)
     if inner or "HSDP" in zero_text:
-        size = int(next(g for g in inner.groups() if g)) if inner else _int(row, "devices_per_node") or 8
+        size = (
+            int(next(g for g in inner.groups() if g))
+            if inner
+            else _int(row, "devices_per_node") or 8
+        )
         if dp % size == 0 and size < dp:
             shard, replicate = size, dp // size
     recompute = "none"
@@ -237,6 +257,13 @@ def _layout(row: Row, arch: Arch) -> Layout:
         recompute = "full"
     elif text and text != "none":
         recompute = "full" if text == "custom" else "selective"
+    recompute_share = 1.0
+    hardware = re.search(r"HFU=([0-9.]+)(%?)", row["notes"])
+    model = _float(row, "metric_mfu")
+    if hardware and model and recompute == "selective":
+        share = 3 * (float(hardware.group(1)) / (100 if hardware.group(2) else 1) / model - 1)
+        if share > 0.05:  # the source counts whole layers run again
+            recompute, recompute_share = "full", min(1.0, share)
     interleave = _int(row, "vpp") or 1
     return Layout(
         global_batch=batch,
@@ -251,6 +278,7 @@ def _layout(row: Row, arch: Arch) -> Layout:
         schedule="zero_bubble" if re.search("zero-bubble|zbb|ZBV|V-", row["schedule"]) else "1f1b",
         interleave=interleave if pp > 1 else 1,
         recompute=cast(Recompute, recompute),
+        recompute_share=recompute_share,
         sequence_parallel=row["sequence_parallel"] != "no",
         offload_optimizer="offload" in zero_text,
     )
@@ -285,9 +313,7 @@ def _cluster(row: Row, device: Any, count: int) -> Cluster:
     return Cluster("published", (DeviceGroup(device, count),), tuple(levels))
 
 
-def _measured(
-    row: Row, arch: Arch, layout: Layout, peak: float
-) -> tuple[float | None, str]:
+def _measured(row: Row, arch: Arch, layout: Layout, peak: float) -> tuple[float | None, str]:
     """Step seconds and the metric that they come from."""
     devices = layout.device_count
     tokens = layout.global_batch * arch.seq
@@ -306,7 +332,9 @@ def _measured(
         return None, ""
     reached = tflops * 1e12 if tflops else (mfu or 0) * peak
     notes = row["notes"]
-    flops = arch.flops_per_token(causal_counted="causal" in notes.lower() and "non-causal" not in notes)
+    flops = arch.flops_per_token(
+        causal_counted="causal" in notes.lower() and "non-causal" not in notes
+    )
     if "hardware" in notes:
         flops *= 4 / 3
     return tokens * flops / devices / reached, "TFLOP/s" if tflops else "MFU"

@@ -54,6 +54,7 @@ def device_from_figures(name: str, figures: dict[str, Any]) -> Device:
         peak_flops_per_s=tuple(sorted(peaks.items())),
         launch_overhead_s=parse_quantity(figures["launch"], "time_s"),
         family=figures.get("family", ""),
+        power_w=float(figures.get("power_w", 0.0)),
         source=figures["source"],
     )
 

@@ -47,6 +47,8 @@ class Layout:
     interleave: int = 1
     """Pipeline stages per rank (virtual stages)."""
     recompute: Recompute = "none"
+    recompute_share: float = 1.0
+    """Share of the layers that `recompute` applies to."""
     sequence_parallel: bool = True
     offload_optimizer: bool = False
 
@@ -68,7 +70,7 @@ class Layout:
         parts = []
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "offload_optimizer":
+            if field.name in ("offload_optimizer", "recompute_share"):
                 continue
             if isinstance(value, bool):
                 value = "on" if value else "off"

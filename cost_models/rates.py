@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +12,13 @@ import yaml
 from autopar.cost_models.software import Software
 from autopar.cost_models.step_time import Rates
 from autopar.nouns.cluster import Device, short_dtype
+
+# Board power of the part of each family that most measurements come from.
+REFERENCE_POWER_W = {"ampere": 400.0, "hopper": 700.0, "blackwell": 1000.0, "cdna3": 750.0}
+
+# Head size at which attention kernels lose half of their rate, FlashAttention-2 figures 4-7: heads of 64 reach
+# about 0.83 of heads of 128.
+HALF_HEAD = 24.0
 
 _FILE = Path(__file__).with_name("fitted.yaml")
 
@@ -34,28 +42,37 @@ def rates_of(
     c = fitted() if constants is None else constants
     wide = device.peak("bf16")
     matmul = c.get(f"matmul_{device.family}", c["matmul"])
-    name = short_dtype(precision.split("-")[0].split("_")[0])
+    reference_w = REFERENCE_POWER_W.get(device.family, 0.0)
+    if device.power_w and reference_w:
+        matmul *= (device.power_w / reference_w) ** c["power"]
+    name = short_dtype(re.split(r"[-_ ]", precision)[0])
     quick = wide
     if name in ("fp8", "fp4"):
-        quick = device.peak(name) * c[f"narrow_{name}"]
-        if name == "fp8" and "mx" in precision:
-            quick = device.peak(name) * c["narrow_mxfp8"]
+        kind = "mxfp8" if "mx" in precision else name
+        quick = device.peak(name) * c.get(f"narrow_{kind}_{device.family}", c[f"narrow_{kind}"])
     kernel = f"attention_{software.attention}"
     attention = c.get(f"{kernel}_{device.family}", c[kernel])
     if head_dim % 8:
         attention *= c["odd_head"]
+    attention *= head_dim / (head_dim + HALF_HEAD) * (128 + HALF_HEAD) / 128
     memory = c["memory_fused" if software.fused_elementwise else "memory_eager"]
     return Rates(
         matmul_flops_per_s=matmul * quick,
         head_flops_per_s=matmul * wide,
         expert_flops_per_s=matmul * quick * c["expert"],
         attention_flops_per_s=attention * wide,
+        attention_seq={"unfused": 0.0, "flash_old": 0.2 * c["attention_seq"]}.get(
+            software.attention, c["attention_seq"]
+        ),
         attention_backward=2.0 if software.attention == "unfused" else 2.5,
         memory_bytes_per_s=memory * device.memory_bandwidth_bytes_per_s,
         softmax_bytes_per_s=c["memory_softmax"] * device.memory_bandwidth_bytes_per_s,
         thin_size=c["thin_size"],
         product_s=c["product_graph_s" if software.graphs else "product_s"],
         expert_s=c["expert_s"],
+        host_layer_s=0.0 if software.graphs else c["host_layer_s"],
+        host_moe_s=0.0 if software.moe_graphs else c["host_moe_s"],
+        offload_parameters_per_s=c["offload_parameters_per_s"],
         tp_hidden=c["tp_hidden"] if software.tp_overlap else 0.0,
         ep_hidden=c["ep_hidden"] if software.ep_overlap else 0.0,
         dp_hidden=c["dp_hidden"] if software.dp_overlap else 0.0,
@@ -65,6 +82,6 @@ def rates_of(
         dp_wire=c["dp_wire"],
         ep_wire=c["ep_wire"],
         straggle=c["straggle"],
-        step_s=c["step_s"],
+        step_s=c["step_graph_s" if software.graphs else "step_s"],
         bubble=c["bubble_zero"] if schedule == "zero_bubble" else 1.0,
     )

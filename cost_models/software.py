@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-AttentionKernel = Literal["flash", "flash_new", "unfused"]
+AttentionKernel = Literal["flash", "flash_new", "flash_old", "unfused"]
 MemoryDefinition = Literal["allocated", "reserved", "device"]
 States = Literal["megatron", "fsdp", "bf16"]
 
@@ -21,11 +21,21 @@ class Software:
 
     attention: AttentionKernel = "flash"
     """flash: FlashAttention-2 and kin; flash_new: a kernel made for the device (FlashAttention-3, cuDNN);
-    unfused: scores go through device memory."""
+    flash_old: FlashAttention-1 and its Triton port; unfused: scores go through device memory."""
     fused_elementwise: bool = True
     """Norms, activations, residuals and rotary as fused kernels (compiled or hand-written)."""
     graphs: bool = False
     """Launches are recorded (CUDA graphs, XLA): the host never holds the device back."""
+    moe_graphs: bool = False
+    """Routing runs as fused kernels, and the host never waits for token counts."""
+    gradient_bytes: int = 0
+    """Bytes of one element of a reduced gradient; 0: what `states` implies."""
+    gradients: Literal["reduce_scatter", "all_reduce"] = "reduce_scatter"
+    """How sharded optimizers (zero 1) get their gradients."""
+    dispatch: Literal["all_to_all", "once_per_domain"] = "all_to_all"
+    """Tokens go to every expert's rank, or once to each domain of devices that holds some (DeepEP)."""
+    imbalance: float = 1.0
+    """Load of the busiest expert rank over the mean."""
     tp_overlap: bool = False
     dp_overlap: bool = True
     ep_overlap: bool = False

@@ -1,7 +1,7 @@
 """Seconds of one training step from a rank's work, rates of its device, and what can hide.
 
     layer forward   F = P/e + A/e_a + bytes/e_m + exposed collectives
-    layer backward  B = 2 P/e + g A/e_a + 2 bytes/e_m + recomputed forward
+    layer backward  B = 2 P/e + g A/e_a + 1.3 bytes/e_m + recomputed forward
     step            m t_max + (sum over stages of t - t_max) / v + what a step does once
 
 P matrix-product FLOPs, A attention FLOPs (g = 2.5 where the kernel recomputes scores, Dao 2023),
@@ -21,6 +21,10 @@ import numpy as np
 
 from autopar.cost_models.work import Work
 
+# Traffic of an elementwise op's backward over its forward's: gradients in and out and the saved input, where the
+# forward has one input and one output; residual additions need nothing.
+LIGHT_BACKWARD = 1.3
+
 Number = Any
 """A float, or an array of them."""
 
@@ -33,6 +37,8 @@ class Rates:
     head_flops_per_s: Number
     expert_flops_per_s: Number
     attention_flops_per_s: Number
+    attention_seq: Number
+    """Keys at which the attention kernel runs at half rate."""
     attention_backward: Number
     """Backward FLOPs of attention over its forward's."""
     memory_bytes_per_s: Number
@@ -42,6 +48,11 @@ class Rates:
     product_s: Number
     """Fixed time of one matrix product and what surrounds it."""
     expert_s: Number
+    host_layer_s: Number
+    """Least time of a layer's forward and backward that the host needs to issue it."""
+    host_moe_s: Number
+    """The same for a layer that routes tokens."""
+    offload_parameters_per_s: Number
     tp_hidden: Number
     """Share of tensor-parallel collectives that pieces of the product can hide."""
     ep_hidden: Number
@@ -88,18 +99,22 @@ def step_time(work: Work, rates: Rates) -> StepTime:
     expert_f = (w.expert_flops + r.thin_size * w.expert_thin) / r.expert_flops_per_s
     expert_f = expert_f + w.expert_products * r.expert_s
     attention_f = w.attention_flops / r.attention_flops_per_s
+    attention_f = attention_f * (1 + r.attention_seq / w.attention_seq)
     softmax_f = w.softmax_bytes / r.softmax_bytes_per_s
     light_f = (w.elementwise_bytes + w.route_bytes + w.cast_bytes) / r.memory_bytes_per_s
     forward = product_f + expert_f + attention_f + softmax_f + light_f
     backward = (
         2 * (product_f + expert_f)
         + r.attention_backward * attention_f
-        + 2 * softmax_f
-        + 2 * light_f
+        + LIGHT_BACKWARD * (softmax_f + light_f)
     )
     again = w.recompute * (product_f + expert_f) + w.recompute_light * (attention_f + softmax_f)
     again = again + w.recompute * light_f + 0.5 * (w.recompute_light - w.recompute) * light_f
-    compute = forward + backward + again
+    backward = backward + w.gradient_bytes / r.memory_bytes_per_s
+    host = (1 - w.moe_share) * r.host_layer_s + w.moe_share * r.host_moe_s
+    compute = (forward + backward + again) * _soft_max(
+        1.0, host / (forward + backward + again)
+    )
 
     tensor = _exposed(
         (2 + w.recompute) * w.tp_s * r.tp_wire, r.tp_hidden * 2 * product_f, r.contention
@@ -133,6 +148,7 @@ def step_time(work: Work, rates: Rates) -> StepTime:
     data = _exposed(w.reduce_s * r.dp_wire, once_hidden, r.contention)
     data = data + _exposed(w.gather_s * r.dp_wire, r.dp_hidden * w.layers * forward, r.contention)
     optimizer = w.optimizer_bytes / r.memory_bytes_per_s
+    optimizer = optimizer + w.offloaded_parameters / r.offload_parameters_per_s
     slow = 1 + r.straggle * np.log2(np.maximum(1.0, w.devices / 8))
     total = (steady + fill + data + optimizer + r.step_s) * slow
     each = w.microbatches * w.layers * slow
@@ -149,6 +165,11 @@ def step_time(work: Work, rates: Rates) -> StepTime:
         "optimizer_s": optimizer * slow,
     }
     return StepTime(total_s=total, other_s=total - sum(parts.values()), **parts)
+
+
+def _soft_max(a: Number, b: Number) -> Number:
+    """The larger of two, rounded where they are close: (a^4 + b^4)^(1/4)."""
+    return (a**4 + b**4) ** 0.25
 
 
 def _exposed(comm_s: Number, hiding_s: Number, contention: Number) -> Number:

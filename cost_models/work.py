@@ -40,6 +40,8 @@ class Work:
     expert_thin: float
     expert_products: float
     attention_flops: float
+    attention_seq: float
+    """Keys that one attention kernel sees: short ones leave it half idle."""
     head_dim: float
     # device-memory traffic of one layer, forward
     elementwise_bytes: float
@@ -54,8 +56,14 @@ class Work:
     # the output head and loss, forward
     head_flops: float
     loss_bytes: float
-    # once a step
+    # once a step, and once a microbatch
     optimizer_bytes: float
+    offloaded_parameters: float
+    """Parameters of this rank whose optimizer runs on the host."""
+    gradient_bytes: float
+    """Adding one layer's gradients to what earlier microbatches left, each microbatch."""
+    moe_share: float
+    """Share of the layers that route tokens."""
     # collectives
     tp_s: float
     """Forward collectives of one layer; backward has as much."""
@@ -93,14 +101,14 @@ def work_of(
     experts = _Products(arch, x, tokens)
     routed_tokens = tokens * arch.top_k / (x.tp if x.sequence_parallel else 1)
     if share > 0:
-        per_expert = max(1.0, routed_tokens * x.ep / arch.experts)
+        per_expert = max(1.0, routed_tokens * x.ep / arch.experts * software.imbalance)
         experts.add_experts(arch.expert_mlp, per_expert, arch.experts / x.ep, share)
 
     half = 0.5 if arch.causal and software.attention != "unfused" else 1.0
     attention_flops = (
         2 * half * tokens * arch.mean_context * arch.heads * (arch.dim + arch.value_dim) / x.tp
     )
-    comm = _Collectives(cluster, x)
+    comm = _Collectives(cluster, x, software)
     wire = 2.0  # bytes of an activation or gathered parameter
     hidden_bytes = tokens * arch.hidden * wire
     tp_s = 2 * comm.tensor(hidden_bytes) if x.tp > 1 else 0.0
@@ -108,7 +116,8 @@ def work_of(
         tp_s *= 1 - share / 2 * (0 if arch.shared_experts else 1)
     kv_bytes = 2 * tokens * arch.kv_heads * arch.dim / min(x.tp, arch.kv_heads) * wire
     cp_s = comm.context(kv_bytes)
-    dispatch_bytes = routed_tokens * arch.hidden * wire
+    routed_bytes = routed_tokens * arch.hidden * wire
+    dispatch_bytes = routed_bytes * _copies(arch, x, cluster, software) * software.imbalance
     ep_s = 2 * share * comm.over("all_to_all", dispatch_bytes, AxisGroup(x.ep))
 
     outside, routed = arch.layer_parameters
@@ -116,14 +125,13 @@ def work_of(
     layers = float(math.ceil(arch.layers / x.pp))
     rank_parameters = local * layers + arch.vocab * arch.hidden / x.tp
     gather_layer_s = comm.sharded("all_gather", local * wire) if x.zero == 3 else 0.0
-    gradient_bytes = wire if software.states == "bf16" else 4.0
-    scatter_bytes = wire if software.states != "megatron" else gradient_bytes
+    gradient_bytes = software.gradient_bytes or {"megatron": 4, "fsdp": 4, "bf16": 2}[software.states]
     scatter_layer_s = 0.0
     reduce_s = gather_s = 0.0
     if x.zero >= 3:
-        scatter_layer_s = comm.sharded("reduce_scatter", local * scatter_bytes)
+        scatter_layer_s = comm.sharded("reduce_scatter", local * gradient_bytes)
         if x.dp_replicate > 1:
-            reduce_s = comm.replicated(rank_parameters * scatter_bytes / x.dp_shard)
+            reduce_s = comm.replicated(rank_parameters * gradient_bytes / x.dp_shard)
     else:
         reduce_s, gather_s = comm.gradients(
             outside / x.tp * layers + arch.vocab * arch.hidden / x.tp,
@@ -145,16 +153,21 @@ def work_of(
         expert_thin=experts.thin,
         expert_products=experts.count,
         attention_flops=attention_flops,
+        attention_seq=arch.mean_context,
         head_dim=arch.dim,
         elementwise_bytes=_elementwise_bytes(arch, x, tokens, sp, software),
         softmax_bytes=_softmax_bytes(arch, x, software),
-        route_bytes=share * 6 * dispatch_bytes,
+        route_bytes=share * (6 if software.moe_graphs else 14) * routed_bytes,
         cast_bytes=0.0 if precision in ("bf16", "fp16", "fp32") else dense.operand_elements * 3,
-        recompute=1.0 if x.recompute == "full" else 0.0,
-        recompute_light={"full": 1.0, "selective": 0.6, "none": 0.0}[x.recompute],
+        recompute=x.recompute_share if x.recompute == "full" else 0.0,
+        recompute_light={"full": 1.0, "selective": 0.6, "none": 0.0}[x.recompute]
+        * x.recompute_share,
         head_flops=2 * tokens * arch.hidden * arch.vocab / x.tp,
         loss_bytes=tokens * arch.vocab / x.tp * (6 if software.fused_loss else 16),
-        optimizer_bytes=states * 34,
+        optimizer_bytes=0.0 if x.offload_optimizer else states * 34,
+        offloaded_parameters=states if x.offload_optimizer else 0.0,
+        gradient_bytes=local * (8 if software.states == "megatron" else 4),
+        moe_share=share,
         tp_s=tp_s,
         cp_s=cp_s,
         ep_s=ep_s,
@@ -199,8 +212,8 @@ class _Products:
 class _Collectives:
     """The collectives of a layout's axes, priced on its cluster."""
 
-    def __init__(self, cluster: Cluster, layout: Layout) -> None:
-        self.cluster, self.layout = cluster, layout
+    def __init__(self, cluster: Cluster, layout: Layout, software: Software) -> None:
+        self.cluster, self.layout, self.software = cluster, layout, software
         x = layout
         self.inner = x.tp * x.cp
 
@@ -246,8 +259,9 @@ class _Collectives:
         for count, group in ((dense, whole), (routed, experts)):
             if count == 0:
                 continue
-            if x.zero == 0:
+            if x.zero == 0 or self.software.gradients == "all_reduce":
                 reduce_s += self.over("all_reduce", count * element_bytes, group)
+                gather_s += self.over("all_gather", count * 2.0, group) * (x.zero > 0)
                 continue
             if x.dp_replicate > 1 and group is whole:
                 reduce_s += self.sharded("reduce_scatter", count * element_bytes)
@@ -257,6 +271,15 @@ class _Collectives:
             reduce_s += self.over("reduce_scatter", count * element_bytes, group)
             gather_s += self.over("all_gather", count * 2.0, group)
         return reduce_s, gather_s
+
+
+def _copies(arch: Arch, layout: Layout, cluster: Cluster, software: Software) -> float:
+    """Copies of a routed token that travel, over top_k: n (1 - (1 - 1/n)^k) of n targets get one."""
+    if not arch.is_moe or software.dispatch == "all_to_all" or layout.ep == 1:
+        return 1.0
+    domain = cluster.levels[0].span
+    targets = layout.ep / domain if layout.ep > domain else layout.ep
+    return targets * (1 - (1 - 1 / targets) ** arch.top_k) / arch.top_k
 
 
 def _elementwise_bytes(
@@ -271,8 +294,8 @@ def _elementwise_bytes(
 
 
 def _softmax_bytes(arch: Arch, layout: Layout, software: Software) -> float:
-    """Forward traffic of scores that pass through device memory: written and read six times."""
+    """Forward traffic of scores that pass through device memory."""
     if software.attention != "unfused":
         return 0.0
     scores = layout.microbatch * arch.heads / layout.tp * arch.seq**2 / layout.cp
-    return 2.0 * scores * (9 if software.dropout else 6)
+    return 2.0 * scores * (6 if software.dropout else 4)

@@ -63,6 +63,8 @@ class Device:
     """Least time from one op to the next when the device has nothing else to do."""
     family: str = ""
     """Devices of one family ('hopper') share measured and fitted efficiencies."""
+    power_w: float = 0.0
+    """Board power; 0 where unknown. Matrix products slow down where it is short."""
     source: str = ""
     """Where the figures come from."""
 
