@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from autopar.lowering import MICROBATCH, Lowered, Priced, activation_collectives
 from autopar.nouns.plan import key
+from autopar.planner.prices import Prices
 from autopar.report.render import indented, table
 from autopar.report.units import duration, percent, size
 from autopar.rules.resharding import Collective
@@ -39,6 +40,7 @@ class Explained:
     key: str
     kind: str
     source: str
+    rule: str
     strategy: str
     compute_s: float
     moved: tuple[Moved, ...]
@@ -56,22 +58,26 @@ class Alternative:
     extra_s: float
 
 
-def explained(
-    lowered: Lowered,
-    compute_ps: Mapping[str, int],
-    price_ps: Callable[[Collective], int],
-) -> list[Explained]:
-    """Every op of the model, blocks first, each block once for all of its calls.
+def _compute_times(lowered: Lowered, prices: Prices) -> dict[str, int]:
+    """Picoseconds of each op's arithmetic for one microbatch; a block's ops for one call."""
+    found = {
+        key(lowered.block, op.op.name): sum(prices.compute(op, lowered.graph.tensors))
+        for op in lowered.ops
+        if op.bound is not None
+    }
+    for body in lowered.blocks.values():
+        found.update(_compute_times(body, prices))
+    return found
 
-    compute_ps: for each op key, picoseconds of one microbatch (of one call in a block).
-    price_ps:   picoseconds of one collective.
-    """
+
+def explained(lowered: Lowered, prices: Prices) -> list[Explained]:
+    """Every op of the model, blocks first, each block once for all of its calls."""
     moved: dict[str, list[Moved]] = defaultdict(list)
     for place, count in _merged(activation_collectives(lowered)).items():
         where, direction, collective = place
-        time_s = price_ps(collective) * count / 1e12
+        time_s = prices.collective(collective) * count / 1e12
         moved[where].append(Moved(direction, collective, count, time_s))
-    return list(_ops(lowered, compute_ps, moved, _calls(lowered)))
+    return list(_ops(lowered, _compute_times(lowered, prices), moved, _calls(lowered)))
 
 
 def explain(
@@ -79,24 +85,37 @@ def explain(
     alternatives: Mapping[str, Sequence[Alternative]],
     step_time_s: float,
 ) -> list[RenderableType]:
-    """Tables by block: one line an op, its collectives under it, then what else was close."""
+    """Tables by block: one line an op with what it moves and what else was close.
+
+    Ops that neither compute nor move anything (views) are left out.
+    """
     parts: list[RenderableType] = []
     for block, members in _by_block(rows).items():
         busy = sum(row.compute_s for row in members)
         moving = sum(row.communication_s for row in members)
         title = f"{block or 'outside the blocks'}: compute {duration(busy)}"
         title += f", collectives {duration(moving)} a step"
-        lines = table("op", "strategy", "a step", "of it", "moves", right=("a step", "of it"))
+        columns = ("op", "strategy", "a step", "of it", "moves", "instead")
+        lines = table(*columns, right=("a step", "of it"))
         for row in members:
             time_s = row.compute_s + row.communication_s
-            moves = "\n".join(f"{move}: {duration(move.time_s)}" for move in row.moved)
-            name = row.key.removeprefix(f"{block}::")
-            share = percent(time_s / step_time_s) if step_time_s else ""
-            lines.add_row(name, row.strategy, duration(time_s), share, moves)
+            if not time_s and not row.moved:
+                continue
+            lines.add_row(
+                row.key.removeprefix(f"{block}::"),
+                row.strategy,
+                duration(time_s),
+                percent(time_s / step_time_s) if step_time_s else "",
+                "\n".join(f"{move}: {duration(move.time_s)}" for move in row.moved),
+                _closest(alternatives.get(row.key, ())),
+            )
         parts += [Text(title, style="bold"), indented(lines), Text()]
+    rules = {f"{row.kind}: {row.rule}": None for row in rows if row.rule and row.compute_s}
+    if rules:
+        parts += [Text("What the letters stand for (+ summed over)", style="bold")]
+        parts += [*(indented(Text(rule)) for rule in rules), Text()]
     if alternatives:
-        parts += [Text("What else was close (everything else chosen anew)", style="bold")]
-        parts += [indented(_close(alternatives)), Text()]
+        parts.append(Text("instead: the closest other split; all other ops chosen anew for it"))
     return parts
 
 
@@ -110,6 +129,7 @@ def explain_object(
                 "key": row.key,
                 "kind": row.kind,
                 "source": row.source,
+                "rule": row.rule,
                 "strategy": row.strategy,
                 "compute_s": row.compute_s,
                 "collectives": [
@@ -159,10 +179,11 @@ def _ops(
 ) -> Iterator[Explained]:
     for body in lowered.blocks.values():
         yield from _ops(body, compute_ps, moved, calls)
-    for given in lowered.graph.inputs:
-        name = key(lowered.block, given)
-        if moves := moved.get(name):
-            yield Explained(name, "input", "", "", 0.0, tuple(moves))
+    made = {name for op in lowered.ops if op.bound is not None for name in op.op.outputs}
+    for name, found in lowered.graph.tensors.items():
+        where = key(lowered.block, name)
+        if name not in made and (moves := moved.get(where)):
+            yield Explained(where, found.role, "", "", "", 0.0, tuple(moves))
     for op in lowered.ops:
         if op.bound is None:
             continue
@@ -173,6 +194,7 @@ def _ops(
             name,
             op.op.kind,
             str(op.op.source),
+            str(op.bound),
             str(op.strategy),
             compute_ps[name] * calls[lowered.block] / 1e12,
             tuple(move for place in places for move in moved.get(place, ())),
@@ -187,9 +209,9 @@ def _by_block(rows: Sequence[Explained]) -> dict[str, list[Explained]]:
     return blocks
 
 
-def _close(alternatives: Mapping[str, Sequence[Alternative]]) -> RenderableType:
-    lines = table("op", "instead", "the step would take", right=("the step would take",))
-    for name, others in alternatives.items():
-        for other in others:
-            lines.add_row(name, other.strategy, f"+{duration(other.extra_s)}")
-    return lines
+def _closest(others: Sequence[Alternative]) -> str:
+    """The cheapest other split; a strategy that only defers a sum says little to a reader."""
+    splits = [o for o in others if not o.strategy.endswith((":D", ":P")) and o.strategy != "whole"]
+    for other in (*splits, *others):
+        return f"{other.strategy} +{duration(other.extra_s)}"
+    return ""

@@ -1,0 +1,84 @@
+"""What `explain` lists adds up to what the searchers minimised, for any choice of strategies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autopar.cluster_file import load_cluster
+from autopar.lowering import MICROBATCH, Lowered, lower
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.problem import FORBIDDEN
+from autopar.planner.bindings import Bindings
+from autopar.planner.folding import fold
+from autopar.planner.prices import Prices
+from autopar.planner.repricing import objective
+from autopar.planner.state import StateSharding
+from autopar.planner.state_prices import StatePrices
+from autopar.report.explain import Alternative, explain, explain_object, explained
+from autopar.report.render import to_text
+from autopar.rules.batch import data_choices
+from autopar.searchers import search
+from tests.planner.graphs import gpt
+
+CLUSTER = load_cluster(Path(__file__).parents[2] / "examples/clusters/h100_8.yaml")
+BATCH = {"ids": 0, "labels": 0}
+MICROBATCHES = 2
+
+
+class FreeState(StatePrices):
+    """Model state that costs nothing, so that only activations are left in the objective."""
+
+    def price(self, *_: object) -> int:
+        return 0
+
+
+def any_plan(seed: int) -> tuple[Lowered, Prices, int]:
+    """A legal plan of random taste, its prices, and its objective in picoseconds."""
+    graph = gpt(layers=3, heads=8)
+    mesh = Mesh(("dp_shard", "tp"), (2, 4))
+    full = Mesh((MICROBATCH, *mesh.axes), (MICROBATCHES, *mesh.sizes))
+    prices = Prices(CLUSTER, full, "float32")
+    state = FreeState(CLUSTER, StateSharding(1, mesh, MICROBATCHES, "float32"), 0.0)
+    choices = data_choices(graph, BATCH)
+    folded = fold(graph, full, choices, BATCH, prices, state, Bindings())
+    draw = np.random.default_rng(seed)
+    cost = folded.problem.cost
+    taste = np.where(cost >= FORBIDDEN, FORBIDDEN, draw.integers(0, 10**9, len(cost)))
+    solution = search(replace(folded.problem, cost=taste), searcher="elimination")
+    stage = folded.stage(solution.choice.tolist())
+    lowered = lower(graph, stage, MICROBATCHES, choices, BATCH)
+    return lowered, prices, objective(lowered, prices, state)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_add_up_to_the_objective(seed: int) -> None:
+    lowered, prices, total_ps = any_plan(seed)
+    rows = explained(lowered, prices)
+    assert any(row.moved for row in rows)
+    listed_s = sum(row.compute_s + row.communication_s for row in rows)
+    assert listed_s == pytest.approx(total_ps / 1e12, rel=1e-9)
+
+
+def test_the_tables_show_strategies_moves_and_the_closest_other_split() -> None:
+    lowered, prices, _ = any_plan(0)
+    rows = explained(lowered, prices)
+    others = {
+        "layers.*::up/linear": (Alternative("tp:D", 1e-6), Alternative("tp:k", 2e-6)),
+        "layers.*::down/linear": (Alternative("tp:D", 3e-6),),
+    }
+    text = to_text(explain(rows, others, step_time_s=1e-3))
+    assert "layers.*: compute" in text
+    assert "outside the blocks: compute" in text
+    assert "tp:k +2.00 us" in text
+    assert "tp:D +3.00 us" in text
+    assert "linear: e0 e1 k+, n~ k+ -> e0 e1 n~" in text
+    moved = next(move for row in rows for move in row.moved)
+    assert f"{moved.collective.kind}({moved.collective.axis})" in text
+    data = explain_object(rows, others)
+    by_key = {op["key"]: op for op in data["ops"]}
+    assert by_key["layers.*::up/linear"]["alternatives"][1] == {"strategy": "tp:k", "extra_s": 2e-6}
+    assert sum(len(op["collectives"]) for op in data["ops"]) == sum(len(r.moved) for r in rows)
