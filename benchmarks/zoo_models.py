@@ -1,0 +1,207 @@
+"""Small models of many families, each a `Workload`, for verification and for the tests.
+
+Every one is unchanged library code built from a config; sizes are such that four devices can split
+batch, heads and hidden dims, with odd ones (a vocabulary of 101, two key-value heads) on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import autopar
+
+BATCH, LENGTH, VOCAB = 8, 16, 101
+Maker = Callable[[], autopar.Workload]
+
+
+def _ids(**more: int) -> Callable[[], Mapping[str, Any]]:
+    """Token ids and labels that differ, some labels ignored; ``more`` names further inputs."""
+
+    def batch() -> Mapping[str, Any]:
+        import torch
+
+        generator = torch.Generator().manual_seed(0)
+
+        def draw(top: int) -> Any:
+            return torch.randint(0, top, (BATCH, LENGTH), generator=generator)
+
+        labels = draw(VOCAB)
+        labels[:, :2] = -100
+        labels[0, :9] = -100  # unequal counts over the ranks
+        return {"input_ids": draw(VOCAB), "labels": labels} | {k: draw(v) for k, v in more.items()}
+
+    return batch
+
+
+def _images(classes: int = 8, size: int = 32) -> Callable[[], Mapping[str, Any]]:
+    def batch() -> Mapping[str, Any]:
+        import torch
+
+        generator = torch.Generator().manual_seed(0)
+        return {
+            "pixel_values": torch.randn(BATCH, 3, size, size, generator=generator),
+            "labels": torch.randint(0, classes, (BATCH,), generator=generator),
+        }
+
+    return batch
+
+
+def _library(
+    model: str, config: str, batch: Callable[[], Mapping[str, Any]], **settings: Any
+) -> Maker:
+    """A Hugging Face model class from a config class with ``settings``."""
+
+    def build() -> Any:
+        import transformers
+
+        made = getattr(transformers, config)(**settings)
+        return getattr(transformers, model)(made)
+
+    def workload() -> autopar.Workload:
+        return autopar.Workload(model=build, batch=batch, optimizer="adamw", clip_norm=1.0)
+
+    return workload
+
+
+_DECODER: Mapping[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "use_cache": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_ENCODER: Mapping[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+_VISION: Mapping[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
+    "num_labels": 8,
+}
+
+ZOO: Mapping[str, Maker] = {
+    "gpt2": _library(
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        _ids(),
+        vocab_size=VOCAB,
+        n_embd=32,
+        n_layer=3,
+        n_head=4,
+        n_positions=64,
+        use_cache=False,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    ),
+    "llama": _library("LlamaForCausalLM", "LlamaConfig", _ids(), **_DECODER),
+    "llama_tied": _library(
+        "LlamaForCausalLM", "LlamaConfig", _ids(), **_DECODER, tie_word_embeddings=True
+    ),
+    "mistral": _library("MistralForCausalLM", "MistralConfig", _ids(), **_DECODER, head_dim=8),
+    "qwen2": _library("Qwen2ForCausalLM", "Qwen2Config", _ids(), **_DECODER),
+    "qwen3": _library("Qwen3ForCausalLM", "Qwen3Config", _ids(), **_DECODER, head_dim=8),
+    "gemma3": _library(
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        _ids(),
+        **{**_DECODER, "num_hidden_layers": 4},
+        head_dim=8,
+        sliding_window=8,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 1
+        + ["sliding_attention"],
+    ),
+    "olmo2": _library("Olmo2ForCausalLM", "Olmo2Config", _ids(), **_DECODER),
+    "granite": _library("GraniteForCausalLM", "GraniteConfig", _ids(), **_DECODER),
+    "phi": _library("PhiForCausalLM", "PhiConfig", _ids(), **_DECODER),
+    "gpt_neox": _library(
+        "GPTNeoXForCausalLM",
+        "GPTNeoXConfig",
+        _ids(),
+        **{k: v for k, v in _DECODER.items() if k != "num_key_value_heads"},
+    ),
+    "opt": _library(
+        "OPTForCausalLM",
+        "OPTConfig",
+        _ids(),
+        vocab_size=VOCAB,
+        hidden_size=32,
+        ffn_dim=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        word_embed_proj_dim=32,
+        dropout=0.0,
+        use_cache=False,
+        pad_token_id=0,
+    ),
+    "bloom": _library(
+        "BloomForCausalLM",
+        "BloomConfig",
+        _ids(),
+        vocab_size=VOCAB,
+        hidden_size=32,
+        n_layer=3,
+        n_head=4,
+        use_cache=False,
+    ),
+    "bert": _library("BertForMaskedLM", "BertConfig", _ids(), **_ENCODER),
+    "roberta": _library("RobertaForMaskedLM", "RobertaConfig", _ids(), **_ENCODER, pad_token_id=0),
+    "t5": _library(
+        "T5ForConditionalGeneration",
+        "T5Config",
+        _ids(),
+        vocab_size=VOCAB,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=3,
+        num_decoder_layers=3,
+        num_heads=4,
+        dropout_rate=0.0,
+        use_cache=False,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+    ),
+    "vit": _library("ViTForImageClassification", "ViTConfig", _images(), **_VISION),
+    "resnet": _library(
+        "ResNetForImageClassification",
+        "ResNetConfig",
+        _images(),
+        embedding_size=16,
+        hidden_sizes=[16, 32],
+        depths=[2, 2],
+        layer_type="basic",
+        num_labels=8,
+    ),
+    "convnext": _library(
+        "ConvNextForImageClassification",
+        "ConvNextConfig",
+        _images(),
+        hidden_sizes=[16, 32],
+        depths=[2, 2],
+        num_stages=2,
+        num_labels=8,
+    ),
+    "mixtral": _library(
+        "MixtralForCausalLM", "MixtralConfig", _ids(), **_DECODER, num_local_experts=4
+    ),
+}
