@@ -1,0 +1,230 @@
+"""One class of the program: its modules, its forward, printed once however often it occurs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from autopar.lowering import Lowered, Operand
+from autopar.nouns.graph import Tensor
+from autopar.nouns.plan import key
+from autopar.runtime.emit_torch import modules
+from autopar.runtime.emit_torch.forward import Forward, Surroundings, interface, reads
+from autopar.runtime.emit_torch.names import class_name, first_free, identifier
+from autopar.runtime.emit_torch.scopes import Scope, under
+from autopar.runtime.emit_torch.site import model_part
+from autopar.runtime.emit_torch.text import Lines, literal
+
+HINTS = {("rotary", 1): "cos", ("rotary", 2): "sin", ("attention", 3): "mask"}
+
+
+@dataclass(slots=True)
+class Library:
+    """Classes in the order in which they must stand; equal text is one class."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def add(self, wish: str, text: str) -> str:
+        """The name under which ``text`` (a class without its first line) is known."""
+        number = 1
+        while True:
+            name = wish if number == 1 else f"{wish}{number}"
+            if self.texts.setdefault(name, text) == text:
+                return name
+            number += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Printing:
+    """What all classes of a program have in common.
+
+    persistent: for buffers by full name, whether they are part of the state.
+    counts:     for each mean over labelled tokens, the expression of its count.
+    """
+
+    library: Library
+    probes: bool
+    recompute: bool
+    precision: str
+    persistent: Mapping[str, bool]
+    counts: Mapping[str, str]
+
+
+def declaration(tensor: Tensor, lowered: Lowered, path: str, printing: Printing) -> str:
+    """``Parameter((8, 8), "float32", "tp:S0")``"""
+    kind = "Parameter" if tensor.role == "parameter" else "Buffer"
+    stored = model_part(lowered.tensors[tensor.name].produced)
+    arguments = [literal(tensor.shape), literal(tensor.dtype)]
+    if stored.placements:
+        arguments.append(literal(str(stored)))
+    if kind == "Parameter" and not tensor.differentiable:
+        arguments.append("trainable=False")
+    if kind == "Buffer" and not printing.persistent.get(path, True):
+        arguments.append("persistent=False")
+    return f"{kind}({', '.join(arguments)})"
+
+
+def scope_class(
+    scope: Scope,
+    lowered: Lowered,
+    instance: str,
+    wish: str,
+    inputs: Sequence[str],
+    outputs: Sequence[Operand],
+    printing: Printing,
+) -> str:
+    """Adds the class of ``scope`` to the library and gives its name.
+
+    ``instance``: the full path of one module that the graph is the forward of.
+    """
+    root = module_tree(scope, lowered, instance, printing, {})
+    around = surroundings(scope, lowered, root, printing)
+    names = argument_names(scope, lowered, inputs)
+    whole = not scope.path
+    forward = Forward(scope, around, dict(zip(inputs, names, strict=True)), outputs, whole)
+    returned = forward.run()
+    lines = Lines(4)
+    lines.add(docstring(lowered, inputs, names, outputs))
+    lines.blank()
+    _init(root, lines)
+    counted = [n for n in ("counts",) if any(o.op.name in printing.counts for o in scope.ops())]
+    arguments = ["self", *(f"{n}: Tensor" for n in names)]
+    arguments += [f"{n}: dict[str, Tensor]" for n in counted]
+    result = "Tensor" if len(outputs) == 1 else f"tuple[{', '.join(['Tensor'] * len(outputs))}]"
+    lines.add(f"def forward({', '.join(arguments)}) -> {result}:")
+    finish(lines, forward, returned)
+    return printing.library.add(wish, "\n".join(lines.lines))
+
+
+def finish(lines: Lines, forward: Forward, returned: str) -> None:
+    """The statements of a forward and its return, after its ``def``."""
+    forward.lines.add(f"return {returned}", forward.return_comment)
+    lines.lines += forward.lines.lines
+
+
+def _init(root: modules.Node, lines: Lines) -> None:
+    if not root.tensors and not root.children:
+        return
+    lines.add("def __init__(self) -> None:")
+    inner = Lines(8)
+    inner.add("super().__init__()")
+    modules.declare(root, inner)
+    lines.lines += inner.lines
+    lines.blank()
+
+
+def surroundings(
+    scope: Scope, lowered: Lowered, root: modules.Node, printing: Printing
+) -> Surroundings:
+    start = len(scope.path) + 1 if scope.path else 0
+    return Surroundings(
+        lowered,
+        attribute=lambda path: modules.access(root, path[start:]),
+        iterable=lambda paths: modules.iterable(root, [p[start:] for p in paths]),
+        probes=printing.probes,
+        recompute=printing.recompute,
+        counts=printing.counts,
+        precision=printing.precision,
+    )
+
+
+def module_tree(
+    scope: Scope,
+    lowered: Lowered,
+    instance: str,
+    printing: Printing,
+    blocks: Mapping[str, str],
+) -> modules.Node:
+    """The modules below a scope's; classes of inner scopes are printed on the way.
+
+    ``blocks`` gives the class of every block instance, by path.
+    """
+    start = len(scope.path) + 1 if scope.path else 0
+    classes = {path: f"{name}()" for path, name in blocks.items()}
+    uses = _outer_uses(scope, lowered)
+    for child in scope.children():
+        inner, made = interface(child, lowered, uses)
+        outputs = [Operand(n, lowered.tensors[n].shared, ()) for n in made]
+        below = scope_class(
+            child, lowered, instance, class_name(child.path), inner, outputs, printing
+        )
+        classes[child.path[start:]] = f"{below}()"
+    taken = [child.path for child in scope.children()]
+    tensors = {}
+    for tensor in lowered.graph.tensors.values():
+        if tensor.role not in ("parameter", "buffer") or not under(tensor.name, scope.path):
+            continue
+        if any(under(tensor.name, path) for path in taken):
+            continue
+        full = f"{instance}.{tensor.name}" if instance else tensor.name
+        tensors[tensor.name[start:]] = declaration(tensor, lowered, full, printing)
+    return modules.tree(tensors, classes)
+
+
+def _outer_uses(scope: Scope, lowered: Lowered) -> dict[str, int]:
+    """How often a tensor is read outside of the child of ``scope`` that makes it."""
+    uses: dict[str, int] = {}
+    items = [*scope.items]
+    for item in items:
+        for name in reads(item, lowered):
+            uses[name] = uses.get(name, 0) + 1
+    inside = {id(op) for op in scope.ops()}
+    for op in lowered.ops:
+        if id(op) not in inside:
+            for name in op.op.inputs:
+                uses[name] = uses.get(name, 0) + 1
+    for output in lowered.outputs:
+        uses[output.name] = uses.get(output.name, 0) + 1
+    return uses
+
+
+def argument_names(scope: Scope, lowered: Lowered, inputs: Sequence[str]) -> list[str]:
+    """Names of a forward's arguments: the stream is ``x``, others by what reads them."""
+    roles: dict[str, str] = {}
+    for op in scope.ops():
+        for place, name in enumerate(op.op.inputs):
+            hint = HINTS.get((op.op.kind, place))
+            if hint is not None:
+                roles.setdefault(name, hint)
+    streams = [
+        n for n in inputs if lowered.graph.tensors[n].differentiable and n not in roles
+    ]
+    names: list[str] = []
+    for name in inputs:
+        wish = roles.get(name) or ("x" if name == next(iter(streams), None) else "")
+        plain = name.rpartition("/")[2] or name
+        names.append(first_free([wish, identifier(plain)], names))
+    return names
+
+
+def docstring(
+    lowered: Lowered, inputs: Sequence[str], names: Sequence[str], outputs: Sequence[Operand]
+) -> str:
+    """Local shapes: ``x [4, 512, 64], cos [1, 512, 8] -> [4, 512, 64]``."""
+    mesh = lowered.mesh
+
+    def shown(name: str) -> str:
+        found = lowered.tensors[name]
+        placed = replace(
+            model_part(found.shared),
+            placements=tuple(
+                (a, p) for a, p in model_part(found.shared).placements if p.kind in "SP"
+            ),
+        )
+        text = str(list(found.shared.local_shape(found.tensor.shape, mesh)))
+        return f"{text} {placed}" if placed.placements else text
+
+    left = ", ".join(f"{n} {shown(t)}" for n, t in zip(names, inputs, strict=True))
+    right = ", ".join(shown(o.name) for o in outputs)
+    text = f'"""{left} -> {right}"""'
+    return text if len(text) <= 92 else f'"""-> {right}"""'
+
+
+def block_class(lowered: Lowered, scope: Scope, instance: str, wish: str, printing: Printing) -> str:
+    """The class of a repeated block."""
+    return scope_class(
+        scope, lowered, instance, wish, lowered.graph.inputs, lowered.outputs, printing
+    )
+
+
+__all__ = ["Library", "Printing", "block_class", "key", "module_tree", "scope_class"]

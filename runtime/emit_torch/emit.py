@@ -1,0 +1,292 @@
+"""The whole file: docstring, mesh, classes from the inside out, the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Protocol
+
+from autopar.lowering import BATCH_AXES, MICROBATCH, Lowered
+from autopar.nouns.plan import Plan
+from autopar.runtime.emit_torch import modules
+from autopar.runtime.emit_torch.bias import fuse_biases
+from autopar.runtime.emit_torch.classes import (
+    Library,
+    Printing,
+    block_class,
+    finish,
+    module_tree,
+    surroundings,
+)
+from autopar.runtime.emit_torch.counts import count_names, counted, labels_only
+from autopar.runtime.emit_torch.forward import Forward
+from autopar.runtime.emit_torch.names import identifier
+from autopar.runtime.emit_torch.scopes import Scope, scopes
+from autopar.runtime.emit_torch.site import EmitError
+from autopar.runtime.emit_torch.text import Lines, literal
+
+FILE = "model.py"
+OWN = re.compile(
+    r"\b(FP32|Buffer|Parameter|Settings|Weights|all_reduce|all_to_all|attention|batch_norm|copy_to"
+    r"|cross_entropy|device|embedding|gather|keep_first|local|pad|recompute|reduce_scatter"
+    r"|repeat_heads|rms_norm|rotary|shard|whole)\("
+)
+
+
+class CapturedTensor(Protocol):
+    """What the emitter asks of a tensor of the original model."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def persistent(self) -> bool: ...
+    @property
+    def shared_with(self) -> tuple[str, ...]: ...
+
+
+class CapturedEntry(Protocol):
+    """One tensor of the batch."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def batch_dim(self) -> int | None: ...
+
+
+class CapturedModel(Protocol):
+    """What the frontend knows of the model beside its graph."""
+
+    @property
+    def tensors(self) -> Mapping[str, CapturedTensor]: ...
+    @property
+    def batch(self) -> tuple[CapturedEntry, ...]: ...
+    @property
+    def samples(self) -> int: ...
+
+
+def emit(
+    lowered: Lowered, plan: Plan, captured: CapturedModel | None = None, probes: bool = False
+) -> dict[str, str]:
+    """The files of the program by name.
+
+    ``probes`` writes every result through ``probe(key, x, sharding)``, one op a line.
+    """
+    blocks = {name: _prepared(block, probes) for name, block in lowered.blocks.items()}
+    lowered = _prepared(lowered, probes)
+    means = counted(lowered)
+    persistent = {} if captured is None else {n: t.persistent for n, t in captured.tensors.items()}
+    full = plan.recompute == "full"
+    printing = Printing(Library(), probes, full, plan.precision, persistent, count_names(means))
+    classes: dict[str, str] = {}
+    for name, block in blocks.items():
+        instances = lowered.graph.blocks[name].instances
+        made = block_class(block, scopes(block), instances[0], _class_wish(name), printing)
+        classes.update(dict.fromkeys(instances, made))
+    scope = scopes(lowered)
+    root = module_tree(scope, lowered, "", printing, classes)
+    model = _model(lowered, scope, root, captured, printing)
+    return {FILE: _file(lowered, plan, captured, printing, model)}
+
+
+def _prepared(lowered: Lowered, probes: bool) -> Lowered:
+    return lowered if probes else fuse_biases(lowered)
+
+
+def _class_wish(name: str) -> str:
+    """Blocks are named after the original class: ``LlamaDecoderLayer``, ``LlamaDecoderLayer_1``."""
+    base = re.sub(r"_(\d+)$", "", name)
+    found = re.sub(r"\W", "", base.split(".")[-1])
+    found = found[:1].upper() + found[1:]
+    return found if found and not found[0].isdigit() else "Block"
+
+
+def _model(
+    lowered: Lowered,
+    scope: Scope,
+    root: modules.Node,
+    captured: CapturedModel | None,
+    printing: Printing,
+) -> str:
+    lines = Lines(4)
+    lines.add('"""The whole model on one rank; see the top of this file."""')
+    lines.blank()
+    lines.add("def __init__(self) -> None:")
+    inner = Lines(8)
+    inner.add("super().__init__()")
+    modules.declare(root, inner)
+    for name, tensor in {} if captured is None else captured.tensors.items():
+        for alias in tensor.shared_with:
+            owner = alias.rpartition(".")[0]
+            if name in lowered.tensors and owner and _exists(root, owner):
+                inner.add(f"{modules.access(root, alias)} = {modules.access(root, name)}  # tied")
+    lines.lines += inner.lines
+    lines.blank()
+    if printing.counts:
+        _counts(lowered, lines, printing, root)
+    around = surroundings(scope, lowered, root, printing)
+    names = {n: identifier(n) for n in lowered.graph.inputs}
+    if any(n != v for n, v in names.items()):
+        raise EmitError(f"batch entries {[n for n, v in names.items() if n != v]} are no names")
+    forward = Forward(scope, around, names, lowered.outputs)
+    returned = forward.run()
+    divided = _copies(lowered)
+    if divided > 1:
+        returned = f"({returned}) / {divided}" if " " in returned else f"{returned} / {divided}"
+    arguments = ["self", *(f"{n}: Tensor" for n in lowered.graph.inputs)]
+    if printing.counts:
+        arguments.append("counts: dict[str, Tensor]")
+    lines.add(f"def forward({', '.join(arguments)}) -> Tensor:")
+    lines.add('    """This rank\'s share of the loss: the sum over ranks and microbatches is it."""')
+    finish(lines, forward, returned)
+    return "\n".join(lines.lines)
+
+
+def _exists(root: modules.Node, path: str) -> bool:
+    for part in path.split("."):
+        if part not in root.children:
+            return False
+        root = root.children[part]
+    return True
+
+
+def _copies(lowered: Lowered) -> int:
+    """How many data ranks and microbatches hold the same whole loss."""
+    found = 1
+    for axis in lowered.mesh.axes:
+        if axis in BATCH_AXES and lowered.outputs[0].wanted.on(axis).kind != "P":
+            found *= lowered.mesh.size(axis)
+    return found
+
+
+def _counts(lowered: Lowered, lines: Lines, printing: Printing, root: modules.Node) -> None:
+    """``counts``: labelled tokens of one microbatch, by the name of the mean."""
+    ops = counted(lowered)
+    part = labels_only(lowered, ops)
+    scope = Scope("", [*part.ops])
+    plain = Printing(printing.library, False, False, printing.precision, {}, {})
+    names = [n for n in part.graph.inputs if any(n in o.op.inputs for o in part.ops)]
+    names += [o.name for o in part.outputs if o.name in part.graph.inputs and o.name not in names]
+    forward = Forward(
+        scope, surroundings(scope, part, root, plain), {n: identifier(n) for n in names}, part.outputs
+    )
+    inner = forward.lines
+    for name in names:
+        inner.add(f"{identifier(name)} = batch[{literal(name)}]")
+    labels = dict(zip([o.name for o in part.outputs], split_returned(forward.run()), strict=True))
+    entries = []
+    for op in ops:
+        ignored = op.op.attrs.get("ignore_index", -100)
+        key = printing.counts[op.op.name].removeprefix("counts[").removesuffix("]")
+        label = labels[op.op.inputs[1]]
+        label = label if label.isidentifier() else f"({label})" if " " in label else label
+        entries.append(f"{key}: ({label} != {ignored}).sum()")
+    lines.add("@staticmethod")
+    lines.add("def counts(batch: dict[str, Tensor]) -> dict[str, Tensor]:")
+    lines.add('    """Labelled tokens of one microbatch; the runtime adds them up over the batch."""')
+    inner.add(f"return {{{', '.join(entries)}}}")
+    lines.lines += inner.lines
+    lines.blank()
+
+
+def split_returned(text: str) -> list[str]:
+    from autopar.runtime.emit_torch.text import split_items
+
+    return split_items(text)
+
+
+def _file(
+    lowered: Lowered,
+    plan: Plan,
+    captured: CapturedModel | None,
+    printing: Printing,
+    model: str,
+) -> str:
+    parts = []
+    for name, text in printing.library.texts.items():
+        parts.append(f"class {name}(nn.Module):\n{text}")
+    parts.append(f"class Model(nn.Module):\n{model}")
+    body = "\n\n\n".join(parts)
+    settings = _settings(lowered, plan, captured)
+    names = {"Settings"} | {m for m in OWN.findall(body)}
+    if re.search(r"\bFP32\b", body):
+        names.add("FP32")
+    if printing.probes:
+        names.add("probe")
+    head = [
+        _docstring(lowered, plan, captured),
+        "",
+        "from __future__ import annotations",
+        "",
+    ]
+    if re.search(r"\btorch\.", body):
+        head.append("import torch")
+    if re.search(r"\bF\.", body):
+        head.append("import torch.nn.functional as F")
+    head += ["from torch import Tensor, nn", "", *_imports(names), ""]
+    mesh = plan.stages[0].mesh
+    sizes = ", ".join(f'"{a}": {n}' for a, n in zip(mesh.axes, mesh.sizes, strict=True))
+    head += [f"MESH = {{{sizes}}}", *settings, "", ""]
+    return "\n".join(head) + "\n" + body + "\n"
+
+
+def _imports(names: set[str]) -> list[str]:
+    """Sorted as ruff's isort does: constants, classes, functions."""
+    ordered = sorted(names, key=lambda n: (0 if n.isupper() else 1 if n[0].isupper() else 2, n))
+    line = f"from autopar.runtime.program import {', '.join(ordered)}"
+    if len(line) <= 100:
+        return [line]
+    return ["from autopar.runtime.program import (", *(f"    {n}," for n in ordered), ")"]
+
+
+def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> list[str]:
+    given = [f"zero={plan.zero}", f"microbatches={plan.microbatches}"]
+    given += [f'precision="{plan.precision}"', f'recompute="{plan.recompute}"']
+    units = _units(lowered)
+    given.append(f"units={literal(units)}")
+    if captured is not None:
+        whole = tuple(e.name for e in captured.batch if e.batch_dim is None)
+        if whole:
+            given.append(f"whole_inputs={literal(whole)}")
+    lines = Lines(0)
+    lines.add(f"SETTINGS = Settings({', '.join(given)})")
+    return lines.lines
+
+
+def _units(lowered: Lowered) -> tuple[str, ...]:
+    """Patterns of the repeated blocks: their parameters travel together."""
+    found = []
+    for block in lowered.graph.blocks.values():
+        for instance in block.instances:
+            head, _, last = instance.rpartition(".")
+            found.append(f"{head}.*" if last.isdigit() and head else instance)
+    return tuple(dict.fromkeys(found))
+
+
+def _docstring(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> str:
+    stage = plan.stages[0]
+    ranks = stage.mesh.device_count
+    size = lowered.mesh.size(MICROBATCH)
+    micro = "1 microbatch" if size == 1 else f"{size} microbatches"
+    samples = "" if captured is None else f"{captured.samples} samples in "
+    zero = {
+        0: "every data rank holds all of the state",
+        1: "optimizer state is split over dp_shard",
+        2: "gradients and optimizer state are split over dp_shard",
+        3: "parameters, gradients and optimizer state are split over dp_shard",
+    }[plan.zero]
+    model = plan.workload.rpartition("/")[2]
+    lines = [
+        f'"""{model} on {ranks} rank{"s" if ranks != 1 else ""}: {stage.mesh}.',
+        "",
+        f"Batch:     {samples}{micro}; shapes below are those of one microbatch on one rank.",
+        f"State:     {zero}.",
+        f"Precision: {plan.precision}.",
+        "",
+        "A comment gives a result's local shape and how the model axes hold it: `tp:S2` split along",
+        "dim 2, `tp:P` a partial sum, nothing where every rank has all of it. Collectives are the",
+        "calls that name an axis. The decisions stand in ../plan.json. To run it:",
+        "",
+        "    autopar run <the folder of plan.json>",
+        '"""',
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,489 @@
+"""The body of one forward: ops as statements, with the variables that a person would choose.
+
+A result that is read once, next to nothing else, is written where it is read; a statement has at
+most the weight of two heavy ops (`LIMIT`). Collectives always are statements of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from autopar.lowering import Lowered, LoweredOp, LoweredTensor, Operand
+from autopar.nouns.plan import key
+from autopar.nouns.sharding import Sharding
+from autopar.rules.resharding import Step
+from autopar.runtime.emit_torch import steps as step_text
+from autopar.runtime.emit_torch.bias import FUSED
+from autopar.runtime.emit_torch.expressions import HEAVY, LIGHT, expression
+from autopar.runtime.emit_torch.loops import Loop, find_loops
+from autopar.runtime.emit_torch.names import identifier, preferred
+from autopar.runtime.emit_torch.scopes import Scope
+from autopar.runtime.emit_torch.site import Site, model_part
+from autopar.runtime.emit_torch.text import Expr, Lines, literal, variable
+from autopar.runtime.emit_torch.variables import Variables
+
+LIMIT = 2 * HEAVY + LIGHT
+LONGEST = 72  # columns of an expression that is written inside another one
+STATED = frozenset({"block", "split", "cross_entropy", "batch_norm"})  # never inside another one
+GIVEN = ("input", "parameter", "buffer")
+SHOWN = frozenset(
+    "linear linear_t matmul einsum conv embedding attention reshape cat stack split".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a forward needs to know about the class it stands in and the program.
+
+    attribute: text for a tensor or module path of the graph, e.g. ``self.q_proj.weight``.
+    iterable:  text for consecutive members of a module list.
+    """
+
+    lowered: Lowered
+    attribute: Callable[[str], str]
+    iterable: Callable[[Sequence[str]], str]
+    probes: bool = False
+    recompute: bool = False
+    counts: Mapping[str, str] = field(default_factory=dict)
+    precision: str = "float32"
+
+
+Item = LoweredOp | Scope | Loop
+
+
+class Forward:
+    """Prints the items of one scope into ``lines``; `returned` is the text after ``return``."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        around: Surroundings,
+        inputs: Mapping[str, str],
+        outputs: Sequence[Operand],
+        root: bool = True,
+    ) -> None:
+        """``inputs``: variable by tensor name; ``outputs``: with the steps before the return.
+
+        ``root``: the scope is a whole graph, not a part of one.
+        """
+        self.around = around
+        self.lowered = around.lowered
+        self.items: list[Item] = find_loops(scope.items, self.lowered)
+        self.outputs = outputs
+        self.lines = Lines(8)
+        self.root = root
+        self.variables = Variables()
+        self.bound: dict[str, str] = {}
+        self.pending: dict[str, Expr] = {}
+        self.wishes: dict[str, str] = {}
+        self._tokens: list[str] = []
+        self._last: tuple[str, str, str] | None = None
+        self._uses = self._count_uses()
+        for name, var in inputs.items():
+            self._bind(name, var)
+
+    # -- who reads what ----------------------------------------------------------------------------
+
+    def _count_uses(self) -> dict[str, int]:
+        uses: dict[str, int] = {}
+        for item in self.items:
+            for name in reads(item, self.lowered):
+                uses[name] = uses.get(name, 0) + 1
+        for output in self.outputs:
+            uses[output.name] = uses.get(output.name, 0) + 1
+        return uses
+
+    def _bind(self, name: str, var: str) -> None:
+        self.bound[name] = var
+        if self._uses.get(name, 0) > 0:
+            self.variables.hold((var,), name)
+        else:
+            self.variables.release(name)
+
+    def _read(self, name: str) -> None:
+        self._uses[name] -= 1
+        if self._uses[name] == 0:
+            self.variables.release(name)
+
+    # -- statements --------------------------------------------------------------------------------
+
+    def _assign(self, var: str, text: str, comment: str = "") -> None:
+        self.lines.add(f"{var} = {text}", comment)
+        self._last = (var, text, comment)
+
+    def _token(self) -> str:
+        """A holder for one operand of the statement that is being made."""
+        self._tokens.append(f"#{len(self._tokens)}")
+        return self._tokens[-1]
+
+    def _close(self) -> None:
+        """The statement is made: its operands are no longer held."""
+        for token in self._tokens:
+            self.variables.release(token)
+        self._tokens.clear()
+
+    def run(self) -> str:
+        """Prints everything; gives the text after ``return``."""
+        if self.root:
+            self._enter()
+        for item in self.items:
+            if isinstance(item, Scope):
+                self._call(item)
+            elif isinstance(item, Loop):
+                self._loop(item)
+            elif item.op.kind == "block":
+                self._loop(Loop((item,), (None,) * len(item.op.inputs)))
+            else:
+                self._op(item)
+        return self._return()
+
+    def _enter(self) -> None:
+        """Shared copies of what a graph starts from; only the root of a graph has any to make."""
+        for name, found in self.lowered.tensors.items():
+            role = found.tensor.role
+            if not found.steps or not self._uses.get(name) or role not in GIVEN:
+                continue
+            if role != "input":
+                if name in self.bound:
+                    continue
+                var = self.variables.pick([identifier(name.split(".")[-1])], name)
+                self.bound[name] = var
+                reading = self.around.attribute(name)
+                self._assign(var, f"local({reading})" if role == "parameter" else reading)
+            self._reshard_in_place(name, found.steps, found.produced)
+
+    def _return(self) -> str:
+        found = [self._operand(o) for o in self.outputs]
+        text = ", ".join(e.text for e in found)
+        if self._last and len(found) == 1 and self._last[0] == text and not self.around.probes:
+            # ``x = f(x)`` and ``return x`` are one line.
+            var, expr, comment = self._last
+            kept = len(self.lines.lines)
+            self.lines.add(f"{var} = {expr}", comment)
+            again = self.lines.lines[kept:]
+            del self.lines.lines[kept:]
+            if self.lines.lines[-len(again) :] == again:
+                del self.lines.lines[-len(again) :]
+                self._comment = comment
+                return expr
+        return text
+
+    _comment = ""
+
+    @property
+    def return_comment(self) -> str:
+        return self._comment
+
+    # -- operands ----------------------------------------------------------------------------------
+
+    def _tensor(self, name: str) -> LoweredTensor:
+        return self.lowered.tensors[name]
+
+    def _operand(self, operand: Operand) -> Expr:
+        """The expression of an operand; its steps are printed."""
+        token = self._token()
+        found = self._source(operand.name, token)
+        if operand.steps:
+            found = self._steps(
+                found, operand.name, operand.steps, self._tensor(operand.name).shared, token
+            )
+        return found
+
+    def _source(self, name: str, token: str) -> Expr:
+        """The shared copy of a tensor."""
+        tensor = self.lowered.graph.tensors[name]
+        if name in self.bound:
+            expr = variable(self.bound[name])
+            self.variables.hold(expr.reads, token)
+            self._read(name)
+            return expr
+        if name in self.pending:
+            expr = self.pending.pop(name)
+            self.variables.hold(expr.reads, token)
+            self.variables.release(f"pending {name}")
+            self._read(name)
+            return expr
+        if tensor.role == "parameter":
+            return Expr(f"local({self.around.attribute(name)})")
+        assert tensor.role == "buffer", name
+        return Expr(self.around.attribute(name))
+
+    def _steps(
+        self, found: Expr, name: str, steps: Sequence[Step], source: Sharding, token: str
+    ) -> Expr:
+        """``found`` after a resharding, in a variable."""
+        tensor = self.lowered.graph.tensors[name]
+        if tensor.role == "parameter":
+            wishes = [identifier(name.split(".")[-1])[:1], identifier(name.split(".")[-1])]
+        else:
+            wishes = [found.text] if found.reads == {found.text} else []
+            wishes += ["x", "h", "whole_x"]
+        text, var, state = found.text, "", source
+        for step in steps:
+            state = state.with_placement(self.lowered.mesh, step.axis, step.target)
+            after = state.local_shape(tensor.shape, self.lowered.mesh)
+            for call, comment in step_text.calls(step, "%", after):
+                if not var:
+                    self.variables.release(token)
+                    var = self.variables.pick(wishes, token)
+                shown = _shape_comment(after, state)
+                self._assign(var, call.replace("%", text), f"{shown}, {comment}" if comment else shown)
+                text = var
+        return variable(var) if var else found
+
+    def _reshard_in_place(self, name: str, steps: Sequence[Step], source: Sharding) -> None:
+        """After a tensor is made: its shared copy under its variable."""
+        var = self.bound[name]
+        tensor = self.lowered.graph.tensors[name]
+        state = source
+        for step in steps:
+            state = state.with_placement(self.lowered.mesh, step.axis, step.target)
+            after = state.local_shape(tensor.shape, self.lowered.mesh)
+            for call, comment in step_text.calls(step, var, after):
+                shown = _shape_comment(after, state)
+                self._assign(var, call, f"{shown}, {comment}" if comment else shown)
+
+    # -- ops ---------------------------------------------------------------------------------------
+
+    def _op(self, op: LoweredOp) -> None:
+        self._flush_for(op, op.operands)
+        args = [self._operand(o) for o in op.operands]
+        bias = args.pop() if op.op.attrs.get(FUSED) else None
+        site = Site(self.lowered, op, tuple(args), bias, self.around.counts.get(op.op.name, ""))
+        self._result(op, expression(site), args)
+
+    def _flush_for(self, op: LoweredOp, operands: Sequence[Operand]) -> None:
+        """Prints pending operands until what is left makes a statement of bearable size."""
+        own = HEAVY if op.op.kind in SHOWN | STATED else LIGHT
+        while True:
+            waiting = [o for o in operands if o.name in self.pending]
+            if not waiting:
+                return
+            stepped = [o for o in waiting if o.steps]
+            weight = own + sum(self.pending[o.name].weight for o in waiting)
+            length = sum(len(self.pending[o.name].text) for o in waiting)
+            if not stepped and weight <= LIMIT and length <= LONGEST:
+                return
+            worst = (stepped or waiting)[0]
+            if not stepped:
+                worst = max(waiting, key=lambda o: (self.pending[o.name].weight, len(self.pending[o.name].text)))
+            self._flush(worst.name)
+
+    def _flush(self, name: str) -> None:
+        expr = self.pending.pop(name)
+        self.variables.release(f"pending {name}")
+        wish = self.wishes.pop(name, "")
+        var = self.variables.pick([wish, *self._stream(expr), "x", "h", wish or "y"], name)
+        self.bound[name] = var
+        self._assign(var, expr.text, self._shown(name))
+
+    def _stream(self, expr: Expr) -> list[str]:
+        """The variable that ``expr`` starts from, to be bound again."""
+        found = [r for r in sorted(expr.reads) if expr.text.startswith(r)]
+        inner = [r for r in sorted(expr.reads) if f"({r}" in expr.text]
+        return found + inner
+
+    def _shown(self, name: str) -> str:
+        """The comment with the local shape of a tensor as produced."""
+        found = self._tensor(name)
+        shape = found.produced.local_shape(found.tensor.shape, self.lowered.mesh)
+        return _shape_comment(shape, found.produced)
+
+    def _result(self, op: LoweredOp, found: Expr, args: Sequence[Expr]) -> None:
+        names = op.op.outputs
+        first = args[0] if args else None
+        self._close()
+        if len(names) == 1 and found.text in found.reads and not self.around.probes:
+            self._bind(names[0], found.text)  # a view of nothing new: another name
+            self._after(names)
+            return
+        if len(names) == 1 and self._can_wait(op, names[0], found):
+            self.pending[names[0]] = found
+            self.wishes[names[0]] = self._wish(op, found)
+            self.variables.hold(found.reads, f"pending {names[0]}")
+            return
+        picked = []
+        for name in names:
+            wish = self._wish(op, found)
+            stream = [first.text] if first is not None and first.reads == {first.text} else []
+            wishes = [wish, *(stream or self._stream(found)), "x", "h", wish or "y"]
+            var = self.variables.pick(wishes, name)
+            self.bound[name] = var
+            picked.append(var)
+            if not self._uses.get(name):
+                self.variables.release(name)
+        shown = self._shown(names[0]) if op.op.kind in SHOWN and len(names) == 1 else ""
+        target = ", ".join(picked)
+        self._assign(target, found.text, shown)
+        self._after(names)
+
+    def _after(self, names: Sequence[str]) -> None:
+        """Probes and shared copies of results that just got their variables."""
+        for name in names:
+            made = self._tensor(name)
+            if self.around.probes:
+                label = literal(key(self.lowered.block, name))
+                var = self.bound[name]
+                self._assign(var, f'probe({label}, {var}, "{made.produced}")')
+            if made.steps:
+                self._reshard_in_place(name, made.steps, made.produced)
+
+    def _wish(self, op: LoweredOp, found: Expr) -> str:
+        return preferred(op.op.name, op.op.kind)
+
+    def _can_wait(self, op: LoweredOp, name: str, found: Expr) -> bool:
+        """Whether the result may be written where it is read."""
+        if self.around.probes or op.op.kind in STATED or self._tensor(name).steps:
+            return False
+        if self._uses.get(name, 0) != 1:
+            return False
+        if any(o.name == name for o in self.outputs) and len(self.outputs) > 1:
+            return False
+        return len(found.text) <= LONGEST and found.weight <= LIMIT - LIGHT
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def _call(self, scope: Scope) -> None:
+        """``x = self.mlp(x)``"""
+        inputs, outputs = interface(scope, self.lowered, self._uses)
+        waiting = [n for n in inputs if n in self.pending]
+        while sum(self.pending[n].weight for n in waiting) > HEAVY or (
+            waiting and sum(len(self.pending[n].text) for n in waiting) > LONGEST - 10
+        ):
+            self._flush(waiting.pop())
+        args = [self._source(n, self._token()) for n in inputs]
+        counted = ["counts"] if _needs_counts(scope, self.around) else []
+        text = f"{self.around.attribute(scope.path)}({', '.join([a.text for a in args] + counted)})"
+        reads_all = frozenset().union(*(a.reads for a in args)) if args else frozenset()
+        found = Expr(text, reads=reads_all, weight=HEAVY + sum(a.weight for a in args))
+        self._close()
+        once = len(outputs) == 1 and self._uses.get(outputs[0], 0) == 1
+        if once and len(self.outputs) == 1 and len(text) <= LONGEST and not self.around.probes:
+            self.pending[outputs[0]] = found
+            self.wishes[outputs[0]] = ""
+            self.variables.hold(found.reads, f"pending {outputs[0]}")
+            return
+        picked = []
+        for name in outputs:
+            var = self.variables.pick([*self._stream(found), "x", "h", "y"], name)
+            self.bound[name] = var
+            picked.append(var)
+        self._assign(", ".join(picked), text)
+
+    def _loop(self, loop: Loop) -> None:
+        """``for layer in self.layers: x = layer(x)``; also a single call."""
+        first, last = loop.calls[0], loop.calls[-1]
+        for operand in first.operands:
+            if operand.name in self.pending:
+                self._flush(operand.name)
+        # Variables of the operands at the start of each round.
+        names: list[str] = []
+        for operand, result in zip(first.operands, loop.carried, strict=True):
+            name = operand.name
+            held = self._source(name, self._token()).text
+            for _ in loop.calls[1:]:
+                if result is None:
+                    self._read(name)
+            if result is not None and self._uses.get(name, 0) > 0:
+                fresh = self.variables.pick(["x", "h"], self._token())
+                self._assign(fresh, held)
+                held = fresh
+            names.append(held)
+        body = Lines(self.lines.indent + (4 if len(loop.calls) > 1 else 0))
+        outer, self.lines = self.lines, body
+        args = []
+        for var, operand in zip(names, first.operands, strict=True):
+            args.append(self._round_steps(variable(var), operand).text)
+        member = "layer"
+        if len(loop.calls) == 1:
+            member = self.around.attribute(first.op.attrs["instance"])
+        elif len(set(loop.instances)) == 1:
+            member = self.around.attribute(loop.instances[0])
+        call = f"{member}({', '.join(args)})"
+        if self.around.recompute:
+            call = f"recompute({', '.join([member, *args])})"
+        targets = []
+        carried = {r: v for v, r in zip(names, loop.carried, strict=True) if r is not None}
+        for i, name in enumerate(last.op.outputs):
+            if i in carried:
+                targets.append(carried[i])
+            elif len(loop.calls) > 1 or not self._uses.get(name):
+                targets.append("_")
+        self._close()
+        for i, name in enumerate(last.op.outputs):
+            if i in carried:
+                self._bind(name, carried[i])
+                continue
+            if len(loop.calls) == 1 and self._uses.get(name):
+                var = self.variables.pick([*names[:1], "x", "h"], name)
+                self.bound[name] = var
+                targets.insert(i, var)
+        self._assign(", ".join(targets), call)
+        for name in last.op.outputs:
+            if self._tensor(name).steps and name in self.bound:
+                self._reshard_in_place(name, self._tensor(name).steps, self._tensor(name).produced)
+        self.lines = outer
+        if len(loop.calls) == 1:
+            self.lines.lines += body.lines
+            return
+        repeated = len(set(loop.instances)) == 1
+        header = (
+            f"for _ in range({len(loop.calls)}):"
+            if repeated
+            else f"for layer in {self.around.iterable(loop.instances)}:"
+        )
+        self.lines.add(header)
+        self.lines.lines += body.lines
+        self._last = None
+
+    def _round_steps(self, found: Expr, operand: Operand) -> Expr:
+        if not operand.steps:
+            return found
+        source = self._tensor(operand.name).shared
+        return self._steps(found, operand.name, operand.steps, source, self._token())
+
+
+def _shape_comment(shape: Sequence[int], sharding: Sharding) -> str:
+    """``[4, 512, 256] tp:S2``; gradients' placements are left out."""
+    shown = Sharding(tuple((a, p) for a, p in model_part(sharding).placements if p.kind != "D"))
+    return f"{list(shape)}" + (f" {shown}" if shown.placements else "")
+
+
+def _needs_counts(scope: Scope, around: Surroundings) -> bool:
+    return any(op.op.name in around.counts for op in scope.ops())
+
+
+def reads(item: Item, lowered: Lowered) -> list[str]:
+    """Values that an item reads from its surroundings, once for each time it asks for them."""
+    if isinstance(item, Loop):
+        found = []
+        for i, call in enumerate(item.calls):
+            for operand, result in zip(call.operands, item.carried, strict=True):
+                if i == 0 or result is None:
+                    found.append(operand.name)
+        return [n for n in found if is_value(lowered, n)]
+    if isinstance(item, Scope):
+        made = {n for op in item.ops() for n in op.op.outputs}
+        wanted = (n for op in item.ops() for n in op.op.inputs)
+        return [n for n in dict.fromkeys(wanted) if n not in made and is_value(lowered, n)]
+    return [o.name for o in item.operands if is_value(lowered, o.name)]
+
+
+def is_value(lowered: Lowered, name: str) -> bool:
+    """Whether a tensor lives in a variable: no parameter that is read where it is used."""
+    found = lowered.tensors[name]
+    return found.tensor.role not in ("parameter", "buffer") or bool(found.steps)
+
+
+def interface(
+    scope: Scope, lowered: Lowered, uses: Mapping[str, int]
+) -> tuple[list[str], list[str]]:
+    """(tensors that a scope reads from outside, tensors made inside and read outside)."""
+    made = [n for op in scope.ops() for n in op.op.outputs]
+    inputs = reads(scope, lowered)
+    found = [n for n in made if uses.get(n, 0) > 0]
+    return inputs, found
+
+
+__all__ = ["Forward", "Surroundings", "interface", "is_value", "reads"]

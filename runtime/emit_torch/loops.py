@@ -1,0 +1,102 @@
+"""Runs of block calls that are a loop: ``for layer in self.layers: x = layer(x, cos, sin)``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.lowering import Lowered, LoweredOp
+from autopar.runtime.emit_torch.scopes import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Calls that differ in their module only.
+
+    carried: for each operand of the call after the first, which result of the call before it is;
+             None where all calls read one tensor.
+    """
+
+    calls: tuple[LoweredOp, ...]
+    carried: tuple[int | None, ...]
+
+    @property
+    def instances(self) -> tuple[str, ...]:
+        return tuple(c.op.attrs["instance"] for c in self.calls)
+
+
+def find_loops(items: Sequence[LoweredOp | Scope], lowered: Lowered) -> list[LoweredOp | Scope | Loop]:
+    """``items`` with every run of two or more alike block calls as one `Loop`."""
+    readers: dict[str, int] = {name: len(r) for name, r in lowered.graph.consumers().items()}
+    for name in lowered.graph.outputs:
+        readers[name] += 1
+    found: list[LoweredOp | Scope | Loop] = []
+    run: list[LoweredOp] = []
+    carried: tuple[int | None, ...] = ()
+
+    def close() -> None:
+        if len(run) > 1:
+            found.append(Loop(tuple(run), carried))
+        else:
+            found.extend(run)
+        run.clear()
+
+    for item in items:
+        if isinstance(item, Scope) or item.op.kind != "block":
+            close()
+            found.append(item)
+            continue
+        if run:
+            pattern = _pattern(run[-1], item, readers)
+            alike = pattern is not None and _alike(run[-1], item, lowered)
+            if alike and pattern is not None and (len(run) == 1 or pattern == carried):
+                carried = pattern
+                run.append(item)
+                continue
+            close()
+        run.append(item)
+    close()
+    return found
+
+
+def _pattern(
+    before: LoweredOp, after: LoweredOp, readers: dict[str, int]
+) -> tuple[int | None, ...] | None:
+    """How ``after`` depends on ``before``; None where that is no loop."""
+    if len(before.op.inputs) != len(after.op.inputs):
+        return None
+    if len(before.op.outputs) != len(after.op.outputs):
+        return None
+    if not _next_to(before.op.attrs["instance"], after.op.attrs["instance"]):
+        return None
+    found: list[int | None] = []
+    for old, new in zip(before.op.inputs, after.op.inputs, strict=True):
+        if new in before.op.outputs:
+            found.append(before.op.outputs.index(new))
+        elif new == old:
+            found.append(None)
+        else:
+            return None
+    for i, name in enumerate(before.op.outputs):
+        if readers[name] != found.count(i):
+            return None  # read after the loop, or elsewhere
+    return tuple(found)
+
+
+def _next_to(before: str, after: str) -> bool:
+    if before == after:
+        return True
+    head, _, index = before.rpartition(".")
+    other_head, _, other = after.rpartition(".")
+    if head != other_head or not (index.isdigit() and other.isdigit()):
+        return False
+    return int(other) == int(index) + 1
+
+
+def _alike(before: LoweredOp, after: LoweredOp, lowered: Lowered) -> bool:
+    """The same resharding before the call and after it."""
+    if [o.steps for o in before.operands] != [o.steps for o in after.operands]:
+        return False
+    return [lowered.tensors[n].steps for n in before.op.outputs] == [
+        lowered.tensors[n].steps for n in after.op.outputs
+    ]

@@ -1,0 +1,160 @@
+"""Pieces of Python source: expressions that know how tightly they bind, and lines of 100 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+COLUMNS = 100
+
+# How tightly an expression binds, as Python's grammar orders it.
+COMPARE, OR, XOR, AND, SUM, PRODUCT, UNARY, ATOM = range(8)
+
+
+@dataclass(frozen=True, slots=True)
+class Expr:
+    """``text`` of an expression.
+
+    level:  how tightly it binds (`SUM`, `ATOM`, ...).
+    reads:  the variables in it.
+    weight: how much a reader has to take in at once; see `autopar.runtime.emit_torch.forward`.
+    """
+
+    text: str
+    level: int = ATOM
+    reads: frozenset[str] = frozenset()
+    weight: int = 0
+
+    def within(self, level: int) -> str:
+        """The text as an operand of an operator that binds at ``level``."""
+        return self.text if self.level >= level else f"({self.text})"
+
+    @property
+    def atom(self) -> str:
+        """The text as the receiver of a method."""
+        return self.within(ATOM)
+
+
+def variable(name: str) -> Expr:
+    return Expr(name, reads=frozenset((name,)))
+
+
+def tuple_text(values: Iterable[object]) -> str:
+    """``(1, 2)``, ``(1,)``, ``()``."""
+    shown = [literal(v) for v in values]
+    return f"({shown[0]},)" if len(shown) == 1 else f"({', '.join(shown)})"
+
+
+def literal(value: object) -> str:
+    """Source text of a number, string, or nested tuple, as the formatter leaves it."""
+    if isinstance(value, (tuple, list)):
+        return tuple_text(value)
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if isinstance(value, float):
+        if value != value or value in (float("inf"), float("-inf")):
+            return f'float("{value}")'
+        return repr(value)
+    return repr(value)
+
+
+@dataclass(slots=True)
+class Lines:
+    """Lines of a function body, wrapped as the formatter would."""
+
+    indent: int
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, text: str, comment: str = "") -> None:
+        """One statement; a comment that does not fit beside it goes above."""
+        pad = " " * self.indent
+        line = pad + text
+        beside = f"{line}  # {comment}" if comment else line
+        if len(beside) <= COLUMNS:
+            self.lines.append(beside)
+            return
+        if comment:
+            self.lines.append(f"{pad}# {comment}")
+        self.lines.extend([line] if len(line) <= COLUMNS else wrap(text, self.indent))
+
+    def blank(self) -> None:
+        if self.lines and self.lines[-1]:
+            self.lines.append("")
+
+
+def fits(text: str, indent: int) -> bool:
+    return len(text) + indent <= COLUMNS
+
+
+def wrap(text: str, indent: int) -> list[str]:
+    """A statement that ends with a bracketed list, broken as the formatter does: the content on one
+    line where it fits, else one item a line. Other statements are left as they are."""
+    pad = " " * indent
+    opening = _last_bracket(text)
+    if opening is None:
+        return [pad + text]
+    close = _closing(text, opening)
+    head, inner, tail = text[: opening + 1], text[opening + 1 : close], text[close:]
+    items = split_items(inner)
+    if len(pad) + 4 + len(inner) <= COLUMNS and not inner.endswith(","):
+        return [pad + head, f"{pad}    {inner}", pad + tail]
+    broken: list[str] = []
+    for item in items:
+        line = f"{item},"
+        broken.extend(
+            [f"{pad}    {line}"] if fits(line, indent + 4) else wrap(line, indent + 4)
+        )
+    return [pad + head, *broken, pad + tail]
+
+
+def _last_bracket(text: str) -> int | None:
+    """Where the bracket opens that closes last in ``text``."""
+    depth, quoted, found = 0, False, None
+    for i, char in enumerate(text):
+        if char == '"':
+            quoted = not quoted
+        elif quoted:
+            continue
+        elif char in "([{":
+            if depth == 0:
+                found = i
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+    return found
+
+
+def _closing(text: str, opening: int) -> int:
+    depth, quoted = 0, False
+    for i in range(opening, len(text)):
+        char = text[i]
+        if char == '"':
+            quoted = not quoted
+        elif not quoted:
+            depth += (char in "([{") - (char in ")]}")
+            if depth == 0:
+                return i
+    raise ValueError(f"unbalanced brackets in {text!r}")
+
+
+def split_items(inner: str) -> list[str]:
+    """The comma-separated items at the top level of ``inner``."""
+    items, depth, quoted, start = [], 0, False, 0
+    for i, char in enumerate(inner):
+        if char == '"':
+            quoted = not quoted
+        elif quoted:
+            continue
+        elif char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+        elif char == "," and depth == 0:
+            items.append(inner[start:i].strip())
+            start = i + 1
+    last = inner[start:].strip()
+    return [*items, last] if last else items
+
+
+def call(function: str, arguments: Sequence[str]) -> str:
+    return f"{function}({', '.join(arguments)})"
