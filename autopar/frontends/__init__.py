@@ -1,0 +1,1 @@
+"""Frontends: from a user's model to a `Graph`. Importing this package imports no framework."""

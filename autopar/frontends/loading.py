@@ -1,0 +1,102 @@
+"""Finding the one model of a user's file."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from autopar.errors import UserError
+from autopar.workload import Workload, workload_of
+
+
+class LoadError(UserError):
+    """The file that should hold the model cannot give one."""
+
+
+def load_workload(target: str) -> Workload:
+    """The workload of ``"model.py"``, or of ``"model.py:Name"`` where the file has several.
+
+    A name may be a `Workload` or a class under `parallelize`; without a name, what the file only
+    imports does not count. Raises `LoadError` for no file, no model, two models, an unknown name,
+    or a file that fails while it runs.
+    """
+    path, _, name = target.partition(":")
+    module = _run(Path(path))
+    found = _models(module)
+    if name:
+        value = getattr(module, name, None)
+        workload = workload_of(value)
+        if workload is None:
+            has = f"it has {_listing(found)}" if found else "it has no model at all"
+            what = (
+                "does not exist" if value is None else f"is a {type(value).__name__}, not a model"
+            )
+            raise LoadError(f"{target}: {name} {what} in {path}; {has}")
+        return workload
+    if not found:
+        raise LoadError(
+            f"{path} has no model: put @autopar.parallelize(batch=...) on an nn.Module class, or "
+            "write workload = autopar.Workload(model=..., batch=...)"
+        )
+    if len(found) > 1:
+        first = next(iter(found))
+        raise LoadError(
+            f"{path} has {len(found)} models, {_listing(found)}: say which, as in {path}:{first}"
+        )
+    return next(iter(found.values()))
+
+
+def _models(module: ModuleType) -> dict[str, Workload]:
+    """Models that the file itself makes, by name, each once."""
+    found: dict[str, Workload] = {}
+    for name, value in vars(module).items():
+        workload = workload_of(value)
+        imported = isinstance(value, type) and value.__module__ != module.__name__
+        if workload is None or imported or any(workload is other for other in found.values()):
+            continue
+        found[name] = workload
+    return found
+
+
+def _listing(found: dict[str, Any]) -> str:
+    return ", ".join(sorted(found))
+
+
+def _run(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise LoadError(
+            f"{path} is not a file; give a Python file, as in model.py or model.py:Name"
+        )
+    path = path.resolve()
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise LoadError(f"{path} is not a Python file: its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    # dataclasses and pickles of the file look their module up by name; so do files beside it
+    before = sys.modules.get(path.stem)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise LoadError(_failure(path, error)) from error
+    finally:
+        sys.path.remove(str(path.parent))
+        if before is not None:
+            sys.modules[path.stem] = before
+    return module
+
+
+def _failure(path: Path, error: BaseException) -> str:
+    """Where in the user's file it failed: the last of its lines on the traceback."""
+    if isinstance(error, SyntaxError):
+        return f"{path}:{error.lineno}: {error.msg}"
+    lines = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    place = f"{path}:{lines[-1].lineno}" if lines else str(path)
+    return f"{place}: {type(error).__name__}: {error}"

@@ -1,0 +1,14 @@
+"""The PyTorch frontend: any `nn.Module` whose forward returns the loss, to a `Graph`."""
+
+from autopar.frontends.pytorch.capture import capture, capture_built
+from autopar.frontends.pytorch.captured import BatchEntry, Captured, ModelTensor
+from autopar.frontends.pytorch.errors import CaptureError
+
+__all__ = [
+    "BatchEntry",
+    "CaptureError",
+    "Captured",
+    "ModelTensor",
+    "capture",
+    "capture_built",
+]

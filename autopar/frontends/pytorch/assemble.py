@@ -1,0 +1,142 @@
+"""Naming every tensor and writing the program down as a `Graph`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from autopar.frontends.pytorch.gradients import Gradients, Variant
+from autopar.frontends.pytorch.ir import Node, Value
+from autopar.frontends.pytorch.program import Body, Program
+from autopar.nouns.graph import Block, Graph, Op, Source, Tensor
+
+
+def assemble(program: Program, gradients: Gradients) -> Graph:
+    """The graph: one block per variant of a body, named after the layer's class."""
+    names = _block_names(program, gradients)
+    blocks: dict[str, Block] = {}
+    for variant, name in names.items():
+        body = program.bodies[variant[0]]
+        calls = [c for c in program.nodes if gradients.of_call.get(c) == variant]
+        graph = _body(body, gradients.variants[variant])
+        blocks[name] = Block(name, graph, tuple(c.attrs["instance"] for c in calls))
+    scope = _Scope("", gradients.top)
+    for value in program.inputs:
+        scope.declare(value, value.name, "input")
+    ops = []
+    for node in program.nodes:
+        if node.kind == "call":
+            block, instance = names[gradients.of_call[node]], node.attrs["instance"]
+            attrs = {"block": block, "instance": instance}
+            ops.append(scope.op(node, f"{instance}/block", "block", attrs))
+        else:
+            ops.append(scope.op(node))
+    scope.rename_role(program.result, "output")
+    return Graph(
+        tensors=scope.tensors(),
+        ops=tuple(ops),
+        inputs=tuple(scope.names[v] for v in program.inputs),
+        outputs=(scope.names[program.result],),
+        blocks=blocks,
+    )
+
+
+def _block_names(program: Program, gradients: Gradients) -> dict[Variant, str]:
+    """In order of first call: ``LlamaDecoderLayer``, the next of that class with ``_1``."""
+    fresh = _fresh()
+    names: dict[Variant, str] = {}
+    for node in program.nodes:
+        variant = gradients.of_call.get(node)
+        if variant is not None and variant not in names:
+            names[variant] = fresh(program.bodies[variant[0]].class_name)
+    return names
+
+
+def _body(body: Body, differentiable: set[Value]) -> Graph:
+    scope = _Scope(body.path, differentiable)
+    for value, name in zip(body.entries, body.names, strict=True):
+        scope.declare(value, name, "input")
+    ops = tuple(scope.op(node) for node in body.nodes)
+    for value in body.exits:
+        scope.rename_role(value, "output")
+    return Graph(
+        tensors=scope.tensors(),
+        ops=ops,
+        inputs=tuple(scope.names[v] for v in body.entries),
+        outputs=tuple(scope.names[v] for v in body.exits),
+    )
+
+
+class _Scope:
+    """The names of one graph; ``path`` is the instance that they are relative to."""
+
+    def __init__(self, path: str, differentiable: set[Value]) -> None:
+        self.path = path
+        self.names: dict[Value, str] = {}
+        self._roles: dict[Value, str] = {}
+        self._differentiable = differentiable
+        self._fresh = _fresh()
+
+    def declare(self, value: Value, name: str, role: str) -> None:
+        self.names[value] = self._fresh(name)
+        self._roles[value] = role
+
+    def rename_role(self, value: Value, role: str) -> None:
+        if self._roles[value] == "activation":
+            self._roles[value] = role
+
+    def op(
+        self, node: Node, name: str = "", kind: str = "", attrs: Mapping[str, object] | None = None
+    ) -> Op:
+        for value in node.inputs:
+            if value not in self.names:  # the model's own tensors, when first read
+                self.declare(value, self._relative(value.name), value.role)
+        kind = kind or node.kind
+        name = name or self._op_name(node)
+        if len(node.outputs) == 1:
+            self.declare(node.output, name, "activation")
+        else:
+            name = self._fresh(name)
+            for place, value in enumerate(node.outputs):
+                self.declare(value, f"{name}.{place}", "activation")
+        source = node.source
+        return Op(
+            kind,
+            tuple(self.names[v] for v in node.inputs),
+            tuple(self.names[v] for v in node.outputs),
+            dict(node.attrs if attrs is None else attrs),
+            Source(self._relative(source.module), source.file, source.line),
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {
+            name: Tensor(name, v.shape, v.dtype, self._roles[v], v in self._differentiable)  # type: ignore[arg-type]
+            for v, name in self.names.items()
+        }
+
+    def _op_name(self, node: Node) -> str:
+        module = self._relative(node.source.module)
+        kind = node.kind.replace("::", ".")
+        return f"{module}/{kind}" if module else kind
+
+    def _relative(self, path: str) -> str:
+        if not self.path:
+            return path
+        if path == self.path:
+            return ""
+        return path.removeprefix(f"{self.path}.")
+
+
+def _fresh() -> Callable[[str], str]:
+    taken: set[str] = set()
+
+    def fresh(name: str) -> str:
+        found, count = name, 0
+        while found in taken:
+            count += 1
+            found = f"{name}_{count}"
+        taken.add(found)
+        return found
+
+    return fresh
+
+

@@ -1,0 +1,464 @@
+"""What each aten op becomes: the table that `lift` looks ops up in.
+
+A function gets the lifter, the fx node and the call's arguments by their schema names, operands as
+`Value`. Elementwise ops, reductions and shapes stand in
+`aten_elementwise` and `aten_shapes`, the rest here. An op that
+stands nowhere keeps its aten name as its kind, for the planner to name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from autopar.frontends.pytorch import ir
+from autopar.frontends.pytorch.aten_elementwise import (
+    ELEMENTWISE,
+    REDUCTIONS,
+    Arguments,
+    Lift,
+    Unliftable,
+)
+from autopar.frontends.pytorch.aten_shapes import SHAPES
+from autopar.frontends.pytorch.ir import Value
+from autopar.nouns.graph import freeze
+
+if TYPE_CHECKING:
+    from autopar.frontends.pytorch.lift import Lifter
+
+
+def lift_call(lifter: Lifter, node: fx.Node) -> Any:
+    """Emits what ``node`` becomes and returns its value, or values for several results."""
+    packet = node.target._opname  # type: ignore[union-attr]
+    if packet.endswith("_") and not packet.endswith("__"):
+        packet = packet[:-1]  # the lifter gives in-place ops their effect
+    arguments = _bound(lifter, node)
+    lift = TABLE.get(packet) if node.target.namespace == "aten" else None  # type: ignore[union-attr]
+    start = len(lifter.nodes)
+    if lift is not None:
+        try:
+            result = lift(lifter, node, arguments)
+        except Unliftable:
+            del lifter.nodes[start:]
+        else:
+            if len(lifter.nodes) == start + 1:
+                _keep_call(lifter, lifter.nodes[start], node)
+            return result
+    return _unknown(lifter, node)
+
+
+def _bound(lifter: Lifter, node: fx.Node) -> Arguments:
+    """Arguments by schema name, defaults filled in, operands as values."""
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+
+    def value(v: Any) -> Any:
+        if isinstance(v, fx.Node):
+            return lifter.read(v)
+        if isinstance(v, list | tuple):
+            return [value(x) for x in v]
+        return v
+
+    found: Arguments = {}
+    for place, argument in enumerate(schema):
+        if place < len(node.args):
+            found[argument.name] = value(node.args[place])
+        elif argument.name in node.kwargs:
+            found[argument.name] = value(node.kwargs[argument.name])
+        else:
+            found[argument.name] = argument.default_value if argument.has_default_value() else None
+    return found
+
+
+def _keep_call(lifter: Lifter, made: ir.Node, node: fx.Node) -> None:
+    call = torch_call(lifter, node, made.inputs)
+    if call is not None:
+        made.attrs["torch"] = call
+
+
+def torch_call(lifter: Lifter, node: fx.Node, inputs: list[Value]) -> Any:
+    """The original call as data, operands as ``"%0"``; None if ``inputs`` are not its operands."""
+    places: dict[Value, int] = {}
+    for place, operand in enumerate(inputs):
+        places.setdefault(operand, place)
+    strange = False
+
+    def plain(v: Any) -> Any:
+        nonlocal strange
+        if isinstance(v, fx.Node):
+            found = places.get(lifter.read(v))
+            strange = strange or found is None
+            return f"%{found}"
+        if isinstance(v, list | tuple):
+            return [plain(x) for x in v]
+        if isinstance(v, torch.dtype | torch.memory_format | torch.layout):
+            return str(v)
+        if v is None or isinstance(v, bool | int | float | str):
+            return v
+        strange = True
+        return None
+
+    skipped = ("device", "layout", "pin_memory")
+    data = {
+        "target": str(node.target),
+        "args": [plain(a) for a in node.args if not isinstance(a, torch.device)],
+        "kwargs": {k: plain(v) for k, v in node.kwargs.items() if k not in skipped},
+    }
+    return None if strange else freeze(data)
+
+
+def _unknown(lifter: Lifter, node: fx.Node) -> Any:
+    """An op without a kind: named after itself, to be ruled by the user or refused by the plan."""
+    operands: list[Value] = []
+
+    def collect(v: Any) -> None:
+        if isinstance(v, fx.Node):
+            operands.append(lifter.read(v))
+        elif isinstance(v, list | tuple):
+            for x in v:
+                collect(x)
+
+    collect(list(node.args) + list(node.kwargs.values()))
+    meta = node.meta.get("val")
+    several = isinstance(meta, list | tuple)
+    outputs = [ir.like(t) for t in (meta if several else [meta]) if isinstance(t, torch.Tensor)]
+    kind = f"{node.target.namespace}::{node.target._opname}"  # type: ignore[union-attr]
+    made = lifter.emit_many(kind, operands, outputs)
+    _keep_call(lifter, lifter.nodes[-1], node)
+    return made if several else made[0] if made else None
+
+
+def written_through(lifter: Lifter, view: fx.Node, base: Value, value: Value) -> Value | None:
+    """``base`` with the part that ``view`` shows replaced by ``value``; None where that is unknown."""
+    packet = view.target._opname if hasattr(view.target, "_opname") else ""  # type: ignore[union-attr]
+    arguments = _bound(lifter, view)
+    if packet in ("alias", "detach", "contiguous", "to", "view_as", "lift_fresh", "detach_"):
+        return value if value.shape == base.shape else None
+    if packet in ("view", "reshape", "squeeze", "unsqueeze", "_unsafe_view", "flatten"):
+        return lifter.emit("reshape", [value], base.shape, base.dtype, shape=base.shape)
+    if packet not in ("slice", "select"):
+        return None
+    dim = arguments["dim"] % len(base.shape)
+    size = base.shape[dim]
+    if packet == "slice":
+        start, stop, _ = slice(arguments["start"], arguments["end"]).indices(size)
+        if arguments["step"] != 1:
+            return None
+    else:
+        start = arguments["index"] % size
+        stop = start + 1
+    full = (*base.shape[:dim], stop - start, *base.shape[dim + 1 :])
+    if value.shape != full:
+        value = lifter.emit("reshape", [value], full, value.dtype, shape=full)
+
+    def part(a: int, b: int) -> list[Value]:
+        if a == b:
+            return []
+        shape = (*base.shape[:dim], b - a, *base.shape[dim + 1 :])
+        return [lifter.emit("slice", [base], shape, base.dtype, dim=dim, start=a, stop=b, step=1)]
+
+    pieces = [*part(0, start), value, *part(stop, size)]
+    if len(pieces) == 1:
+        return value
+    return lifter.emit("cat", pieces, base.shape, base.dtype, dim=dim)
+
+
+# -- matrix products ------------------------------------------------------------------------------
+
+
+def _add_bias(lifter: Lifter, x: Value, bias: Value | None, shape: tuple[int, ...] = ()) -> Value:
+    if bias is None:
+        return x
+    if shape:
+        bias = lifter.emit("reshape", [bias], shape, bias.dtype, shape=shape)
+    call = {"target": "aten.add.Tensor", "args": ["%0", "%1"], "kwargs": {}}
+    return lifter.emit("add", [x, bias], x.shape, x.dtype, bias=True, torch=call)
+
+
+def _product(lifter: Lifter, node: fx.Node, kind: str, a: Value, b: Value, target: str) -> Value:
+    out = (*a.shape[:-1], b.shape[0] if kind == "linear" else b.shape[-1])
+    if kind == "matmul":
+        out = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    call = {"target": target, "args": ["%0", "%1"], "kwargs": {}}
+    return lifter.emit(kind, [a, b], out, a.dtype, torch=call)
+
+
+def _linear(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x, weight = a["input"], a["weight"]
+    if len(weight.shape) != 2:
+        raise Unliftable
+    product = _product(lifter, node, "linear", x, weight, "aten.linear.default")
+    return _add_bias(lifter, product, a["bias"])
+
+
+def _addmm(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    bias, x, weight = a["self"], a["mat1"], a["mat2"]
+    if a["beta"] != 1 or a["alpha"] != 1 or len(bias.shape) != 1:
+        raise Unliftable
+    product = _product(lifter, node, "linear_t", x, weight, "aten.matmul.default")
+    return _add_bias(lifter, product, bias)
+
+
+def _matmul(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x, y = a["self"], a.get("other", a.get("mat2"))
+    if len(x.shape) < 2 or len(y.shape) < 2:
+        raise Unliftable
+    flat = len(y.shape) == 2 and (len(x.shape) > 2 or y.role == "parameter")
+    return _product(lifter, node, "linear_t" if flat else "matmul", x, y, "aten.matmul.default")
+
+
+def _einsum(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    meta = ir.like(node.meta["val"])
+    return lifter.emit("einsum", a["tensors"], meta.shape, meta.dtype, equation=a["equation"])
+
+
+def _pair(value: Any, n: int) -> list[int]:
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    return values * n if len(values) == 1 else values
+
+
+def _conv(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x, weight = a["input"], a["weight"]
+    n = len(weight.shape) - 2
+    if len(x.shape) != n + 2 or a.get("transposed"):
+        raise Unliftable
+    dilation, stride, padding = _pair(a["dilation"], n), _pair(a["stride"], n), a["padding"]
+    if padding == "valid":
+        padding = [0] * n
+    elif padding == "same":
+        reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+        if any(r % 2 for r in reach):
+            raise Unliftable
+        padding = [r // 2 for r in reach]
+    meta = ir.like(node.meta["val"])
+    out = lifter.emit(
+        "conv", [x, weight], meta.shape, meta.dtype,
+        stride=stride, padding=_pair(padding, n), dilation=dilation, groups=a["groups"],
+    )  # fmt: skip
+    return _add_bias(lifter, out, a["bias"], (weight.shape[0], *[1] * n))
+
+
+# -- attention, normalisation, vocabulary ----------------------------------------------------------
+
+
+def _attention(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    q, k, v = a["query"], a["key"], a["value"]
+    if len(q.shape) != 4:
+        raise Unliftable
+    mask = [a["attn_mask"]] if a["attn_mask"] is not None else []
+    return lifter.emit(
+        "attention", [q, k, v, *mask], (*q.shape[:-1], v.shape[-1]), q.dtype,
+        causal=a["is_causal"], scale=a["scale"], dropout_p=float(a["dropout_p"]),
+    )  # fmt: skip
+
+
+def _optional(*values: Value | None) -> list[Value]:
+    return [v for v in values if v is not None]
+
+
+def _layer_norm(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x = a["input"]
+    if a["weight"] is None and a["bias"] is not None:
+        raise Unliftable
+    return lifter.emit(
+        "layer_norm", [x, *_optional(a["weight"], a["bias"])], x.shape, x.dtype,
+        dims=len(a["normalized_shape"]), eps=a["eps"],
+    )  # fmt: skip
+
+
+def _rms_norm(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x = a["input"]
+    if len(a["normalized_shape"]) != 1:
+        raise Unliftable
+    return lifter.emit(
+        "rms_norm", [x, *_optional(a["weight"])], x.shape, x.dtype,
+        eps=a["eps"], upcast=True, scale_offset=0,
+    )  # fmt: skip
+
+
+def _group_norm(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x = a["input"]
+    if a["weight"] is None and a["bias"] is not None:
+        raise Unliftable
+    return lifter.emit(
+        "group_norm", [x, *_optional(a["weight"], a["bias"])], x.shape, x.dtype,
+        groups=a["num_groups"], eps=a["eps"],
+    )  # fmt: skip
+
+
+def _batch_norm(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x = a["input"]
+    operands = [a["weight"], a["bias"], a["running_mean"], a["running_var"]]
+    given = [o is not None for o in operands]
+    if given[0] != given[1] or given[2] != given[3] or a["momentum"] is None:
+        raise Unliftable
+    return lifter.emit(
+        "batch_norm", [x, *_optional(*operands)], x.shape, x.dtype,
+        eps=a["eps"], momentum=a["momentum"], affine=given[0], training=a["training"],
+        updates_buffers=bool(a["training"] and given[2]),
+    )  # fmt: skip
+
+
+def _embedding(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    ids, weight = a["indices"], a["weight"]
+    if a["sparse"] or a["scale_grad_by_freq"]:
+        raise Unliftable
+    padding = a["padding_idx"] if a["padding_idx"] is not None and a["padding_idx"] >= 0 else None
+    shape = (*ids.shape, weight.shape[1])
+    return lifter.emit("embedding", [ids, weight], shape, weight.dtype, padding_idx=padding)
+
+
+def _cross_entropy(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    logits, labels = a["self"], a["target"]
+    reduction = {1: "mean", 2: "sum"}.get(a["reduction"])
+    if (
+        a.get("weight") is not None
+        or reduction is None
+        or labels.is_float
+        or len(labels.shape) == 0
+    ):
+        raise Unliftable
+    classes = logits.shape[1]
+    if len(logits.shape) > 2:  # [b, c, *s]: classes to the end, all else one dim
+        order = (0, *range(2, len(logits.shape)), 1)
+        moved = tuple(logits.shape[d] for d in order)
+        logits = lifter.emit("transpose", [logits], moved, logits.dtype, dims=order)
+        flat = (labels_count(labels), classes)
+        logits = lifter.emit("reshape", [logits], flat, logits.dtype, shape=flat)
+        labels = lifter.emit("reshape", [labels], flat[:1], labels.dtype, shape=flat[:1])
+    return lifter.emit(
+        "cross_entropy", [logits, labels], (), logits.dtype,
+        ignore_index=int(a["ignore_index"]), reduction=reduction,
+        label_smoothing=float(a.get("label_smoothing", 0.0)),
+    )  # fmt: skip
+
+
+def labels_count(labels: Value) -> int:
+    count = 1
+    for size in labels.shape:
+        count *= size
+    return count
+
+
+def _dropout(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x = a["input"]
+    if not a["train"] or a["p"] == 0:
+        return x
+    return lifter.emit("dropout", [x], x.shape, x.dtype, p=float(a["p"]))
+
+
+def _softmax(kind: str) -> Lift:
+    def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+        x = a["self"]
+        meta = ir.like(node.meta["val"])
+        attrs: dict[str, Any] = {"dim": a["dim"] % len(x.shape)}
+        if meta.dtype != x.dtype:
+            attrs["dtype"] = meta.dtype
+        return lifter.emit(kind, [x], x.shape, meta.dtype, **attrs)
+
+    return lift
+
+
+def _index(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x, indices = a["self"], a["indices"]
+    dims = [d for d, index in enumerate(indices) if index is not None]
+    operands = [i for i in indices if i is not None]
+    if any(i.dtype == "bool" for i in operands):
+        raise Unliftable
+    meta = ir.like(node.meta["val"])
+    return lifter.emit("index", [x, *operands], meta.shape, meta.dtype, dims=dims)
+
+
+def _lookup(kind: str) -> Lift:
+    def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+        x, index = a["self"], a["index"]
+        meta = ir.like(node.meta["val"])
+        dim = a["dim"] % max(len(x.shape), 1)
+        operands = [x, index]
+        if kind == "scatter":
+            if not isinstance(a.get("src"), Value) or a.get("reduce") is not None:
+                raise Unliftable
+            operands.append(a["src"])
+        return lifter.emit(kind, operands, meta.shape, meta.dtype, dim=dim)
+
+    return lift
+
+
+def _one_hot(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    meta = ir.like(node.meta["val"])
+    return lifter.emit("one_hot", [a["self"]], meta.shape, meta.dtype, classes=meta.shape[-1])
+
+
+# -- pooling --------------------------------------------------------------------------------------
+
+
+def _max_pool(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x = a["self"]
+    n = len(a["kernel_size"])
+    if len(x.shape) != n + 2:
+        raise Unliftable
+    kernel = _pair(a["kernel_size"], n)
+    meta = ir.like(node.meta["val"])
+    return lifter.emit(
+        "max_pool", [x], meta.shape, meta.dtype, kernel=kernel,
+        stride=_pair(a["stride"], n) if a["stride"] else kernel, padding=_pair(a["padding"], n),
+        dilation=_pair(a["dilation"], n), ceil_mode=a["ceil_mode"],
+    )  # fmt: skip
+
+
+def _avg_pool(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x = a["self"]
+    n = len(a["kernel_size"])
+    plain = not a["ceil_mode"] and a.get("divisor_override") is None
+    if len(x.shape) != n + 2 or not plain or not (a["count_include_pad"] or not any(a["padding"])):
+        raise Unliftable
+    kernel = _pair(a["kernel_size"], n)
+    meta = ir.like(node.meta["val"])
+    return lifter.emit(
+        "avg_pool", [x], meta.shape, meta.dtype, kernel=kernel,
+        stride=_pair(a["stride"], n) if a["stride"] else kernel, padding=_pair(a["padding"], n),
+    )  # fmt: skip
+
+
+def _adaptive_avg_pool(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x, output = a["self"], list(a["output_size"])
+    if len(x.shape) != len(output) + 2:
+        raise Unliftable
+    meta = ir.like(node.meta["val"])
+    if set(output) == {1}:  # a mean over what is left
+        dims = tuple(range(2, len(x.shape)))
+        return lifter.emit("mean", [x], meta.shape, x.dtype, dims=dims, keepdim=True)
+    return lifter.emit("adaptive_avg_pool", [x], meta.shape, meta.dtype, output=meta.shape[2:])
+
+
+TABLE: dict[str, Lift] = {
+    **ELEMENTWISE,
+    **SHAPES,
+    **REDUCTIONS,
+    "linear": _linear,
+    "addmm": _addmm,
+    "matmul": _matmul,
+    "mm": _matmul,
+    "bmm": _matmul,
+    "einsum": _einsum,
+    **{name: _conv for name in ("conv1d", "conv2d", "conv3d", "convolution")},
+    "scaled_dot_product_attention": _attention,
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "group_norm": _group_norm,
+    "batch_norm": _batch_norm,
+    "embedding": _embedding,
+    "cross_entropy_loss": _cross_entropy,
+    "dropout": _dropout,
+    "softmax": _softmax("softmax"),
+    "log_softmax": _softmax("log_softmax"),
+    "index": _index,
+    "gather": _lookup("gather"),
+    "index_select": _lookup("index_select"),
+    "scatter": _lookup("scatter"),
+    "one_hot": _one_hot,
+    **{f"max_pool{n}d": _max_pool for n in (1, 2, 3)},
+    **{f"avg_pool{n}d": _avg_pool for n in (1, 2, 3)},
+    **{f"adaptive_avg_pool{n}d": _adaptive_avg_pool for n in (1, 2, 3)},
+}

@@ -1,0 +1,297 @@
+"""Aten ops that move elements around or make tensors from nothing, as op kinds."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from autopar.frontends.pytorch import ir
+from autopar.frontends.pytorch.aten_elementwise import Arguments, Lift, Unliftable
+from autopar.frontends.pytorch.ir import Value
+
+if TYPE_CHECKING:
+    from autopar.frontends.pytorch.lift import Lifter
+
+
+def reshape_to(lifter: Lifter, x: Value, shape: tuple[int, ...]) -> Value:
+    return x if x.shape == shape else lifter.emit("reshape", [x], shape, x.dtype, shape=shape)
+
+
+def _reshape(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x: Value = next(iter(a.values()))
+    meta = ir.like(node.meta["val"])
+    if meta.dtype != x.dtype:  # view(dtype): the same bytes under another name
+        raise Unliftable
+    return reshape_to(lifter, x, meta.shape)
+
+
+def transpose_to(lifter: Lifter, x: Value, dims: tuple[int, ...]) -> Value:
+    if dims == tuple(range(len(dims))):
+        return x
+    return lifter.emit("transpose", [x], tuple(x.shape[d] for d in dims), x.dtype, dims=dims)
+
+
+def _permute(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x: Value = a["self"]
+    rank = len(x.shape)
+    return transpose_to(lifter, x, tuple(d % rank for d in a["dims"]))
+
+
+def _swap(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x: Value = a["self"]
+    rank = len(x.shape)
+    if rank < 2:
+        return x
+    names = ("dim0", "dim1") if "dim0" in a else ("axis0", "axis1")
+    first, second = (a.get(n, d) % rank for n, d in zip(names, (-2, -1), strict=True))
+    order = list(range(rank))
+    order[first], order[second] = order[second], order[first]
+    return transpose_to(lifter, x, tuple(order))
+
+
+def _movedim(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x: Value = a["self"]
+    rank = len(x.shape)
+    source, target = a["source"], a["destination"]
+    source = [d % rank for d in (source if isinstance(source, list) else [source])]
+    target = [d % rank for d in (target if isinstance(target, list) else [target])]
+    order = [d for d in range(rank) if d not in source]
+    for where, what in sorted(zip(target, source, strict=True)):
+        order.insert(where, what)
+    return transpose_to(lifter, x, tuple(order))
+
+
+def _expand(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x: Value = a["self"]
+    meta = ir.like(node.meta["val"])
+    if meta.shape == x.shape:
+        return x
+    return lifter.emit("expand", [x], meta.shape, x.dtype, shape=meta.shape)
+
+
+def _repeat(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    """Copies side by side: each dim [n] becomes [copies, n] and is merged."""
+    x: Value = a["self"]
+    copies = list(a.get("repeats", a.get("dims")))
+    if len(copies) < len(x.shape):  # tile
+        copies = [1] * (len(x.shape) - len(copies)) + copies
+    sizes = [1] * (len(copies) - len(x.shape)) + list(x.shape)
+    apart, spread = [], []
+    for count, size in zip(copies, sizes, strict=True):
+        if count > 1 and size > 1:
+            apart += [1, size]
+            spread += [count, size]
+        else:
+            apart.append(size)
+            spread.append(count * size)
+    out = reshape_to(lifter, x, tuple(apart))
+    if tuple(spread) != out.shape:
+        out = lifter.emit("expand", [out], tuple(spread), x.dtype, shape=tuple(spread))
+    return reshape_to(lifter, out, ir.like(node.meta["val"]).shape)
+
+
+def _repeat_interleave(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    """Every element ``repeats`` times in place."""
+    x, repeats = a["self"], a["repeats"]
+    if isinstance(repeats, Value):
+        raise Unliftable
+    if a["dim"] is None:
+        x = reshape_to(lifter, x, (math.prod(x.shape),))
+    dim = (a["dim"] or 0) % len(x.shape)
+    out = (*x.shape[:dim], x.shape[dim] * repeats, *x.shape[dim + 1 :])
+    if repeats == 1:
+        return x  # type: ignore[no-any-return]
+    if len(x.shape) == 4 and dim == 1:
+        return lifter.emit("repeat_heads", [x], out, x.dtype, repeats=repeats)
+    apart = (*x.shape[: dim + 1], 1, *x.shape[dim + 1 :])
+    spread = (*x.shape[: dim + 1], repeats, *x.shape[dim + 1 :])
+    each = lifter.emit("reshape", [x], apart, x.dtype, shape=apart)
+    each = lifter.emit("expand", [each], spread, x.dtype, shape=spread)
+    return reshape_to(lifter, each, out)
+
+
+def slice_of(lifter: Lifter, x: Value, dim: int, start: int, stop: int, step: int = 1) -> Value:
+    size = len(range(start, stop, step))
+    if size == x.shape[dim]:
+        return x
+    shape = (*x.shape[:dim], size, *x.shape[dim + 1 :])
+    return lifter.emit("slice", [x], shape, x.dtype, dim=dim, start=start, stop=stop, step=step)
+
+
+def _slice(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x: Value = a["self"]
+    dim = a["dim"] % len(x.shape)
+    start, stop, step = slice(a["start"], a["end"], a["step"]).indices(x.shape[dim])
+    return slice_of(lifter, x, dim, start, max(start, stop), step)
+
+
+def _narrow(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x: Value = a["self"]
+    if isinstance(a["start"], Value):
+        raise Unliftable
+    dim = a["dim"] % len(x.shape)
+    start = a["start"] % x.shape[dim] if a["start"] < 0 else a["start"]
+    return slice_of(lifter, x, dim, start, start + a["length"])
+
+
+def _select(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x: Value = a["self"]
+    dim = a["dim"] % len(x.shape)
+    shape = (*x.shape[:dim], *x.shape[dim + 1 :])
+    index = a["index"] % x.shape[dim]
+    return lifter.emit("select", [x], shape, x.dtype, dim=dim, index=index)
+
+
+def _split(lifter: Lifter, node: fx.Node, a: Arguments) -> list[Value]:
+    x: Value = a["self"]
+    dim = a["dim"] % len(x.shape)
+    metas = [ir.like(t) for t in node.meta["val"]]
+    if len(metas) == 1:
+        return [x]
+    sizes = tuple(m.shape[dim] for m in metas)
+    return lifter.emit_many("split", [x], metas, dim=dim, sizes=sizes)
+
+
+def _unbind(lifter: Lifter, node: fx.Node, a: Arguments) -> list[Value]:
+    x: Value = a["self"]
+    dim = a["dim"] % len(x.shape)
+    metas = [ir.like(t) for t in node.meta["val"]]
+    return lifter.emit_many("split", [x], metas, dim=dim, sizes=(1,) * len(metas), squeeze=True)
+
+
+def _cat(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    meta = ir.like(node.meta["val"])
+    operands = []
+    for x in a["tensors"]:
+        if x.shape == (0,) and len(meta.shape) > 1:
+            continue  # an old custom: an empty list of tensors starts as tensor([])
+        if x.dtype != meta.dtype:
+            x = lifter.emit("cast", [x], x.shape, meta.dtype, dtype=meta.dtype)
+        operands.append(x)
+    if len(operands) == 1:
+        return operands[0]
+    return lifter.emit("cat", operands, meta.shape, meta.dtype, dim=a["dim"] % len(meta.shape))
+
+
+def _stack(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    meta = ir.like(node.meta["val"])
+    if any(x.dtype != meta.dtype for x in a["tensors"]):
+        raise Unliftable
+    dim = a["dim"] % len(meta.shape)
+    return lifter.emit("stack", a["tensors"], meta.shape, meta.dtype, dim=dim)
+
+
+def _pad(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x: Value = a["self"]
+    if a.get("mode", "constant") != "constant" or min(a["pad"]) < 0:
+        raise Unliftable
+    pairs = [(a["pad"][i], a["pad"][i + 1]) for i in range(0, len(a["pad"]), 2)][::-1]
+    low_high = [(0, 0)] * (len(x.shape) - len(pairs)) + pairs
+    if not any(map(any, low_high)):
+        return x
+    value = a["value"] or 0
+    meta = ir.like(node.meta["val"])
+    if not x.is_float:
+        value = int(value)
+    return lifter.emit("pad", [x], meta.shape, x.dtype, low_high=low_high, value=value)
+
+
+def _flip(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x: Value = a["self"]
+    dims = tuple(d % len(x.shape) for d in a["dims"])
+    return lifter.emit("flip", [x], x.shape, x.dtype, dims=dims)
+
+
+def _roll(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x: Value = a["self"]
+    if not a["dims"]:
+        raise Unliftable
+    dims = tuple(d % len(x.shape) for d in a["dims"])
+    return lifter.emit("roll", [x], x.shape, x.dtype, dims=dims, shifts=tuple(a["shifts"]))
+
+
+def _band(kind: str) -> Lift:
+    def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+        x: Value = a["self"]
+        return lifter.emit(kind, [x], x.shape, x.dtype, diagonal=a["diagonal"])
+
+    return lift
+
+
+# -- made from nothing ----------------------------------------------------------------------------
+
+
+def full_of(lifter: Lifter, shape: tuple[int, ...], value: Any, dtype: str) -> Value:
+    return lifter.emit("full", [], shape, dtype, shape=shape, value=value, dtype=dtype)
+
+
+def _filled(value: Any = None) -> Lift:
+    def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+        meta = ir.like(node.meta["val"])
+        found = a.get("fill_value", a.get("value", a.get("s"))) if value is None else value
+        if isinstance(found, Value):  # fill with a tensor's value
+            if found.dtype != meta.dtype:
+                found = lifter.emit("cast", [found], found.shape, meta.dtype, dtype=meta.dtype)
+            return lifter.emit("expand", [found], meta.shape, meta.dtype, shape=meta.shape)
+        if meta.dtype == "bool":
+            found = bool(found)
+        return full_of(lifter, meta.shape, found, meta.dtype)
+
+    return lift
+
+
+def _arange(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    meta = ir.like(node.meta["val"])
+    start, stop, step = a.get("start", 0), a["end"], a.get("step", 1)
+    return lifter.emit(
+        "arange", [], meta.shape, meta.dtype, start=start, stop=stop, step=step, dtype=meta.dtype
+    )
+
+
+def _linspace(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    meta = ir.like(node.meta["val"])
+    start, stop, count = a["start"], a["end"], a["steps"]
+    if isinstance(start, Value) or isinstance(stop, Value) or count < 2:
+        raise Unliftable
+    step = (stop - start) / (count - 1)
+    values = [start + step * i if i < count // 2 else stop - step * (count - 1 - i)
+              for i in range(count)]  # fmt: skip
+    return lifter.emit("constant", [], meta.shape, meta.dtype, value=values, dtype=meta.dtype)
+
+
+_RESHAPES = (
+    "view reshape _unsafe_view view_as reshape_as flatten unflatten squeeze unsqueeze "
+    "_reshape_alias atleast_2d"
+)
+
+SHAPES: dict[str, Lift] = {
+    **{name: _reshape for name in _RESHAPES.split()},
+    "permute": _permute,
+    **{name: _swap for name in ("transpose", "t", "numpy_T", "mT", "swapaxes", "swapdims")},
+    "movedim": _movedim,
+    **{name: _expand for name in ("expand", "expand_as", "broadcast_to")},
+    "repeat": _repeat,
+    "tile": _repeat,
+    "repeat_interleave": _repeat_interleave,
+    "slice": _slice,
+    "narrow": _narrow,
+    "select": _select,
+    **{name: _split for name in ("split", "split_with_sizes", "chunk", "tensor_split")},
+    "unbind": _unbind,
+    **{name: _cat for name in ("cat", "concat", "concatenate")},
+    "stack": _stack,
+    "pad": _pad,
+    "constant_pad_nd": _pad,
+    "flip": _flip,
+    "roll": _roll,
+    "tril": _band("tril"),
+    "triu": _band("triu"),
+    **{name: _filled(0) for name in "zeros zeros_like new_zeros zero".split()},
+    **{name: _filled(0) for name in "empty empty_like new_empty".split()},
+    **{name: _filled(1) for name in "ones ones_like new_ones".split()},
+    **{name: _filled() for name in "full full_like new_full fill scalar_tensor".split()},
+    "arange": _arange,
+    "linspace": _linspace,
+}

@@ -1,0 +1,191 @@
+"""Building the user's model and batch without the memory that they would take.
+
+Parameters live on the meta device. Small tensors that are made from given values (`arange`,
+`zeros`, `tensor`) are real, so that a constructor may read them: ``[p.item() for p in
+torch.linspace(0, rate, depth)]`` works as usual.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from autopar.frontends.pytorch.errors import BatchError, BuildError
+from autopar.runtime.torch_private import FakeTensorMode
+from autopar.workload import Workload
+
+SMALL = 1 << 14  # elements; the largest tensor that is real
+
+_SIZED: dict[Callable[..., Any], int] = {  # factories by position of the first size argument
+    torch.zeros: 0,
+    torch.ones: 0,
+    torch.full: 0,
+}
+_COUNTED = (torch.arange, torch.linspace, torch.logspace, torch.eye, torch.tensor)
+
+
+class SmallReal(TorchFunctionMode):
+    """Inside ``torch.device("meta")``: small tensors with values are real all the same."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") is None and self._is_small(func, args, kwargs):
+            kwargs["device"] = "cpu"
+        return func(*args, **kwargs)
+
+    @staticmethod
+    def _is_small(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
+        if func in _SIZED:
+            size = kwargs.get("size", args[0] if args else ())
+            if isinstance(size, int):  # zeros(2, 3); full takes a tuple only
+                size = [a for a in args if isinstance(a, int)]
+            return math.prod(size) <= SMALL
+        if func in (torch.arange, torch.eye):
+            numbers = [a for a in args if isinstance(a, int | float)]
+            return len(numbers) == len(args) and bool(numbers) and max(map(abs, numbers)) <= SMALL
+        return func in _COUNTED
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The model (meta and small real tensors) and the fake batch, with the mode that fakes."""
+
+    model: nn.Module
+    batch: dict[str, torch.Tensor]
+    mode: FakeTensorMode
+
+
+def build(workload: Workload) -> Built:
+    """Calls the workload's model and batch. Raises `BuildError` and `BatchError`."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    return Built(build_model(workload), build_batch(workload, mode), mode)
+
+
+def build_model(workload: Workload) -> nn.Module:
+    """The model on the meta device, in the mode (train or eval) that it comes in."""
+    assert workload.model is not None
+    try:
+        with torch.device("meta"), SmallReal():
+            model = workload.model()
+    except Exception as error:
+        first = error
+        try:  # a constructor that mixes small and large tensors
+            with torch.device("meta"):
+                model = workload.model()
+        except Exception:
+            raise BuildError(
+                f"building the model without memory failed: {type(first).__name__}: {first}\n"
+                f"  at {last_line(first)}\nThe constructor runs on the 'meta' device: it must not "
+                "read values of large tensors"
+            ) from first
+    if not isinstance(model, nn.Module):
+        raise BuildError(
+            f"the workload's model made a {type(model).__name__}, not an nn.Module: return the "
+            "module itself"
+        )
+    return model
+
+
+def build_batch(workload: Workload, mode: FakeTensorMode) -> dict[str, torch.Tensor]:
+    """The global batch as distinct fake CPU tensors, by name."""
+    try:
+        with mode:
+            made = workload.batch()
+    except Exception:
+        made = _real_batch(workload)  # a batch that reads its own values has to be real
+    if not isinstance(made, Mapping) or not made:
+        raise BatchError(
+            f"the batch is a {type(made).__name__}, not a dict of tensors: return "
+            "{'argument of forward': tensor, ...}"
+        )
+    fakes: dict[str, torch.Tensor] = {}
+    for name, value in made.items():
+        if not isinstance(value, torch.Tensor):
+            raise BatchError(
+                f"batch[{name!r}] is a {type(value).__name__}, not a tensor: put constants into "
+                "the model, tensors into the batch"
+            )
+        # one fake per name: a tensor that is passed twice would be one operand in the trace
+        fakes[name] = fake(torch.empty(value.shape, dtype=value.dtype, device="meta"), mode)
+    check_batch(fakes, workload.whole_inputs)
+    return fakes
+
+
+def check_batch(batch: Mapping[str, torch.Tensor], whole: tuple[str, ...]) -> int:
+    """The number of samples; raises `BatchError` where dim 0 of two tensors differs."""
+    unknown = [name for name in whole if name not in batch]
+    if unknown:
+        raise BatchError(f"whole_inputs names {unknown[0]!r}; the batch has {', '.join(batch)}")
+    cut = {name: t.shape[0] for name, t in batch.items() if name not in whole and t.ndim}
+    if not cut:
+        raise BatchError("no tensor of the batch has a dim 0 that counts samples")
+    if len(set(cut.values())) > 1:
+        shown = ", ".join(f"{n} {list(batch[n].shape)}" for n in cut)
+        raise BatchError(
+            f"dim 0 of the batch's tensors differs: {shown}. It counts the samples; name tensors "
+            f"without a batch dim in Workload(whole_inputs=...)"
+        )
+    return next(iter(cut.values()))
+
+
+def fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """A fake CPU tensor of the same shape, strides and dtype as ``tensor``."""
+    from autopar.runtime.torch_private import FakeTensor
+
+    meta = tensor.detach() if tensor.is_meta else tensor.detach().to("meta")
+    return FakeTensor(mode, meta, torch.device("cpu"))
+
+
+def _real_batch(workload: Workload) -> Any:
+    try:
+        return workload.batch()
+    except Exception as error:
+        raise BuildError(
+            f"making the batch failed: {type(error).__name__}: {error}\n  at {last_line(error)}"
+        ) from error
+
+
+def last_line(error: BaseException) -> str:
+    """``file:line`` of the innermost frame that is not torch's own."""
+    place = "?"
+    trace = error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not is_internal(file):
+            place = f"{file}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
+_OWN = (
+    inspect.getfile(torch).rpartition("/")[0] + "/",
+    __file__.rpartition("/")[0] + "/",
+    "<",
+)
+
+
+def is_internal(file: str) -> bool:
+    """Whether ``file`` is torch's or ours, so no place to show to a user."""
+    return file.startswith(_OWN)
+
+
+@contextmanager
+def without_cache(model: nn.Module) -> Iterator[None]:
+    """Inside, a Hugging Face model keeps no key-value cache: a loss never reads it."""
+    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    cached = [c for c in configs.values() if getattr(c, "use_cache", None) is True]
+    for config in cached:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in cached:
+            config.use_cache = True

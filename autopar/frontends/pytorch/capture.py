@@ -1,0 +1,92 @@
+"""From a `Workload` to a `Captured` model."""
+
+from __future__ import annotations
+
+from autopar.frontends.pytorch.assemble import assemble
+from autopar.frontends.pytorch.build import Built, build, check_batch
+from autopar.frontends.pytorch.calls import NotAlike
+from autopar.frontends.pytorch.captured import BatchEntry, Captured, ModelTensor
+from autopar.frontends.pytorch.gradients import check_reached, find_gradients
+from autopar.frontends.pytorch.ir import dtype_name
+from autopar.frontends.pytorch.lift import Lifter
+from autopar.frontends.pytorch.program import Program, cut, prune
+from autopar.frontends.pytorch.rewrite import rewrite
+from autopar.frontends.pytorch.trace import Repeats, Trace, take_trace
+from autopar.workload import Workload
+
+
+def capture(workload: Workload) -> Captured:
+    """Builds the model without memory, traces it and lifts it.
+
+    Raises a `CaptureError` (see `errors`) for whatever in the model or the batch prevents that.
+    """
+    return capture_built(build(workload), workload.whole_inputs)
+
+
+def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
+    """`capture` for a model that stands already."""
+    repeats = Repeats(built.model)
+    while True:
+        try:
+            trace = take_trace(built, repeats)
+            lifter = Lifter(trace)
+            lifter.run()
+            program = cut(lifter, trace.kinds)
+            break
+        except NotAlike as error:  # told apart from now on
+            repeats.split(error)
+    rewrite(program)
+    prune(program)
+    gradients = find_gradients(program)
+    tensors = _tensors(trace, program)
+    check_reached(program, gradients, [t.name for t in tensors.values() if t.trainable])
+    graph = assemble(program, gradients)
+    batch = tuple(
+        BatchEntry(
+            name,
+            tuple(t.shape),
+            dtype_name(t.dtype),
+            None if name in whole_inputs or t.ndim == 0 else 0,
+        )
+        for name, t in built.batch.items()
+    )
+    samples = check_batch(built.batch, whole_inputs)
+    return Captured(graph, tensors, batch, samples, _tokens(batch))
+
+
+def _tokens(batch: tuple[BatchEntry, ...]) -> int | None:
+    """Elements of the first batch entry of integer ids with a sequence dim."""
+    for entry in batch:
+        if "int" in entry.dtype and len(entry.shape) == 2 and entry.batch_dim == 0:
+            return entry.shape[0] * entry.shape[1]
+    return None
+
+
+def _tensors(trace: Trace, program: Program) -> dict[str, ModelTensor]:
+    also: dict[str, list[str]] = {}
+    for alias, name in trace.aliases.items():
+        also.setdefault(name, []).append(alias)
+    used = _used(program)
+    return {
+        n.name: ModelTensor(
+            n.name,
+            tuple(n.tensor.shape),
+            dtype_name(n.tensor.dtype),
+            n.role,
+            n.role == "parameter" and n.tensor.requires_grad,
+            n.persistent,
+            n.name in used,
+            tuple(also.get(n.name, ())),
+        )
+        for n in trace.named.values()
+    }
+
+
+def _used(program: Program) -> set[str]:
+    """Full names of the model's tensors that some op reads."""
+    used = {v.name for n in program.nodes for v in n.inputs if v.name}
+    for body in program.bodies.values():
+        inner = {v.name for n in body.nodes for v in n.inputs if v.name}
+        for call in program.calls(body.number):
+            used |= {f"{call.attrs['instance']}{name.removeprefix(body.path)}" for name in inner}
+    return used

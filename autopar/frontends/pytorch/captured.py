@@ -1,0 +1,72 @@
+"""What a capture gives: the graph and everything about the model that the graph leaves out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autopar.nouns.graph import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTensor:
+    """A parameter or buffer of the model under its full name.
+
+    shared_with: the other names of a tied tensor; the graph knows the first one only.
+    persistent:  part of the state dict (False for non-persistent buffers and plain attributes).
+    used:        the loss reads it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: str
+    trainable: bool
+    persistent: bool
+    used: bool
+    shared_with: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEntry:
+    """One tensor of the global batch. ``batch_dim`` is None where every device gets it whole."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    batch_dim: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A captured model.
+
+    tensors:  parameters and buffers in the order of the model's own state.
+    samples:  size of the global batch; ``tokens`` per global batch, None without integer ids.
+    """
+
+    graph: Graph
+    tensors: Mapping[str, ModelTensor]
+    batch: tuple[BatchEntry, ...]
+    samples: int
+    tokens: int | None
+
+    @property
+    def parameters(self) -> tuple[ModelTensor, ...]:
+        return tuple(t for t in self.tensors.values() if t.role == "parameter")
+
+    @property
+    def buffers(self) -> tuple[ModelTensor, ...]:
+        return tuple(t for t in self.tensors.values() if t.role == "buffer")
+
+    @property
+    def tied(self) -> tuple[tuple[str, ...], ...]:
+        """Groups of names that are one tensor, the graph's name first."""
+        return tuple((t.name, *t.shared_with) for t in self.tensors.values() if t.shared_with)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of graph, tensors and batch: changes when the model's structure does."""
+        lines = [self.graph.fingerprint(), *map(repr, self.tensors.values())]
+        lines += map(repr, self.batch)
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -1,0 +1,113 @@
+"""Through which tensors the loss's gradient flows, and whether it reaches every parameter.
+
+A body is looked at once for each combination of operands that need gradients and results that are
+used by the loss; two combinations make two blocks, since their backward passes differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from autopar.frontends.pytorch.errors import LossError, UnreachedParameterError
+from autopar.frontends.pytorch.ir import Node, Value
+from autopar.frontends.pytorch.program import Program
+
+Flags = tuple[bool, ...]
+Variant = tuple[int, Flags, Flags]  # body number, operands that need gradients, results that give
+
+
+@dataclass(slots=True)
+class Gradients:
+    """The differentiable values of the top level and of every variant of every body."""
+
+    top: set[Value]
+    variants: dict[Variant, set[Value]] = field(default_factory=dict)
+    of_call: dict[Node, Variant] = field(default_factory=dict)
+
+
+def find_gradients(program: Program) -> Gradients:
+    """Raises `LossError` where no gradient flows from the loss at all."""
+    found = Gradients(set())
+
+    def body_needs(node: Node, needs: set[Value]) -> Flags:
+        body = program.bodies[node.attrs["number"]]
+        flags = tuple(v in needs for v in node.inputs)
+        inner = _forward(body.nodes, [v for v, f in zip(body.entries, flags, strict=True) if f])
+        return tuple(v in inner for v in body.exits)
+
+    memo: dict[tuple[int, Flags], Flags] = {}
+
+    def call_needs(node: Node, needs: set[Value]) -> Iterable[Value]:
+        key = (node.attrs["number"], tuple(v in needs for v in node.inputs))
+        if key not in memo:
+            memo[key] = body_needs(node, needs)
+        return [v for v, f in zip(node.outputs, memo[key], strict=True) if f]
+
+    needs = _forward(program.nodes, (), call_needs)
+    if program.result not in needs:
+        raise LossError(
+            "no gradient flows from the loss to any parameter: it is computed under no_grad, is "
+            "detached, or the model has no trainable parameter"
+        )
+    live: set[Value] = {program.result}
+    for node in reversed(program.nodes):
+        if node.kind == "call":
+            body = program.bodies[node.attrs["number"]]
+            given = tuple(v in needs for v in node.inputs)
+            asked = tuple(v in live for v in node.outputs)
+            variant = (body.number, given, asked)
+            if variant not in found.variants:
+                entries = [v for v, f in zip(body.entries, given, strict=True) if f]
+                inner = _forward(body.nodes, entries)
+                exits = [v for v, f in zip(body.exits, asked, strict=True) if f]
+                found.variants[variant] = _backward(body.nodes, inner, exits)
+            found.of_call[node] = variant
+            flowing = found.variants[variant]
+            live.update(
+                v for v, e in zip(node.inputs, body.entries, strict=True) if e in flowing
+            )
+        elif any(v in live for v in node.outputs):
+            live.update(v for v in node.inputs if v in needs)
+    found.top = live & needs
+    return found
+
+
+def _forward(
+    nodes: Iterable[Node], start: Iterable[Value], call: object = None
+) -> set[Value]:
+    """Values that depend on a trainable parameter or on ``start`` in a differentiable way."""
+    needs = set(start)
+    for node in nodes:
+        needs.update(v for v in node.inputs if v.trainable)
+        if node.kind == "call":
+            needs.update(call(node, needs))  # type: ignore[operator]
+        elif node.grad and node.kind != "detach" and any(v in needs for v in node.inputs):
+            needs.update(v for v in node.outputs if v.is_float)
+    return needs
+
+
+def _backward(nodes: list[Node], needs: set[Value], exits: Iterable[Value]) -> set[Value]:
+    live = {v for v in exits if v in needs}
+    for node in reversed(nodes):
+        if any(v in live for v in node.outputs):
+            live.update(v for v in node.inputs if v in needs)
+    return live & needs
+
+
+def check_reached(program: Program, gradients: Gradients, trainable: Iterable[str]) -> None:
+    """Raises `UnreachedParameterError` naming the trainable parameters without a gradient."""
+    reached = {v.name for v in gradients.top if v.role == "parameter"}
+    for call, variant in gradients.of_call.items():
+        body = program.bodies[variant[0]]
+        for value in gradients.variants[variant]:
+            if value.role == "parameter":
+                reached.add(f"{call.attrs['instance']}{value.name.removeprefix(body.path)}")
+    missing = [name for name in trainable if name not in reached]
+    if missing:
+        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
+        raise UnreachedParameterError(
+            f"the loss does not depend on {len(missing)} trainable "
+            f"parameter{'s' if missing[1:] else ''}: {shown}. Use them in the forward, delete them, "
+            "or call .requires_grad_(False) on them"
+        )

@@ -1,0 +1,108 @@
+"""Running a `Graph` op by op with torch: the referee for what the frontend lifts.
+
+It computes from kinds and attrs alone, and looks at ``attrs["torch"]`` only for kinds that are an
+aten op's own name. Slow and plain on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.frontends.pytorch.kernels import KERNELS, Call
+from autopar.nouns.graph import Graph, Op
+
+Observer = Callable[[str, Op, Tensor], None]
+
+
+def interpret(
+    graph: Graph,
+    tensors: Mapping[str, Tensor],
+    batch: Mapping[str, Tensor],
+    *,
+    wide: bool = False,
+    dropout: bool = False,
+    observe: Observer | None = None,
+) -> Tensor:
+    """The loss of ``graph`` on ``batch``, differentiable in ``tensors``.
+
+    tensors: parameters and buffers by full name. Batch norms write into their running buffers.
+    wide:    computes in float64 what the graph computes in float32 (casts, constants, softmax).
+    dropout: False leaves every dropout out.
+    observe: called with the full name of every tensor that an op makes, the op and the value.
+    """
+    run = _Run(tensors, wide, dropout, observe)
+    (loss,) = run.graph(graph, "", [batch[name] for name in graph.inputs], graph)
+    return loss
+
+
+class _Run:
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        wide: bool,
+        dropout: bool,
+        observe: Observer | None,
+    ) -> None:
+        self.tensors, self.wide, self.dropout, self.observe = tensors, wide, dropout, observe
+
+    def graph(
+        self, graph: Graph, prefix: str, inputs: Iterable[Tensor], whole: Graph
+    ) -> list[Tensor]:
+        """Results of ``graph``; its own tensors are found under ``prefix``."""
+        values = dict(zip(graph.inputs, inputs, strict=True))
+        for name, tensor in graph.tensors.items():
+            if tensor.role in ("parameter", "buffer") and name not in values:
+                values[name] = self.tensors[prefix + name]
+        for op in graph.ops:
+            operands = [values[name] for name in op.inputs]
+            if op.kind == "block":
+                body = whole.blocks[op.attrs["block"]].body
+                made = self.graph(body, f"{op.attrs['instance']}.", operands, whole)
+            else:
+                made = self.op(op, operands, graph)
+            for name, value in zip(op.outputs, made, strict=True):
+                values[name] = value
+                if self.observe is not None:
+                    self.observe(prefix + name, op, value)
+        return [values[name] for name in graph.outputs]
+
+    def op(self, op: Op, operands: list[Tensor], graph: Graph) -> list[Tensor]:
+        results = [graph.tensors[name] for name in op.outputs]
+        call = Call(op, operands, results, self.wide, self.dropout)
+        kernel = KERNELS.get(op.kind)
+        made = kernel(call) if kernel is not None else _original(call)
+        made = [made] if isinstance(made, Tensor) else list(made)
+        for tensor, value in zip(results, made, strict=True):
+            if tuple(value.shape) != tensor.shape:
+                raise ValueError(
+                    f"{op} at {op.source} makes {list(value.shape)}, the graph says "
+                    f"{list(tensor.shape)}"
+                )
+        return made
+
+
+def _original(call: Call) -> Any:
+    """The aten op that the frontend had no kind for."""
+    kept = call.op.attrs.get("torch")
+    if kept is None:
+        raise ValueError(f"{call.op.kind} at {call.op.source} cannot be run: no original call kept")
+    target: Any = torch.ops
+    for part in kept["target"].split("."):
+        target = getattr(target, part)
+    kwargs = {k: _argument(v, call) for k, v in kept["kwargs"].items()}
+    return target(*[_argument(v, call) for v in kept["args"]], **kwargs)
+
+
+def _argument(value: Any, call: Call) -> Any:
+    if isinstance(value, str) and value.startswith("%"):
+        return call.operands[int(value[1:])]
+    if isinstance(value, str) and value.startswith("torch."):
+        found = getattr(torch, value.removeprefix("torch."))
+        return call.dtype(value.removeprefix("torch.")) if isinstance(found, torch.dtype) else found
+    if isinstance(value, tuple | list):
+        return [_argument(v, call) for v in value]
+    return value

@@ -1,0 +1,252 @@
+"""From the fx graph of aten ops to nodes of op kinds, one for one where that is possible.
+
+`aten` holds what each aten op becomes. This file walks the graph: it binds arguments by name,
+gives in-place ops their functional form, and keeps the original call in ``attrs["torch"]``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.frontends.pytorch import ir
+from autopar.frontends.pytorch.calls import NotAlike
+from autopar.frontends.pytorch.errors import MutationError, UnsupportedOpError
+from autopar.frontends.pytorch.ir import Node, Value
+from autopar.frontends.pytorch.trace import Trace
+from autopar.nouns.graph import Source, freeze
+
+_MARKS = {
+    torch.ops.autopar.enter.default: "enter",
+    torch.ops.autopar.leave.default: "leave",
+    torch.ops.autopar.call.default: "call",
+}
+_ERASED = frozenset(
+    {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range"}
+)
+
+
+class Lifter:
+    """Walks one trace; ``nodes`` grows. The functions of `aten` call `emit` and `constant`."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.nodes: list[Node] = []
+        self.inputs: list[Value] = []
+        self.result: Value | None = None
+        self.values: dict[int, Value] = {}  # of the model's own tensors, by id
+        self._env: dict[fx.Node, Any] = {}
+        self._views: dict[fx.Node, fx.Node] = {}  # view -> what it looks at
+        self._version: dict[fx.Node, int] = {}
+        self._written = any(_is_inplace(n.target) for n in trace.graph.nodes)
+        self._grad = True
+        self._source = Source()
+        self._entered: dict[fx.Node, int] = {}  # results of "enter" -> kind
+
+    def run(self) -> None:
+        place = -1
+        for place, node in enumerate(self.trace.graph.nodes):
+            self._source = self.trace.sources.at(place)
+            if node.op == "placeholder":
+                name = self.trace.batch[len(self.inputs)]
+                value = ir.like(node.meta["val"])
+                value.role, value.name = "input", name
+                self.inputs.append(value)
+                self._env[node] = value
+            elif node.op == "get_attr":
+                self._env[node] = self._held(node)
+            elif node.op == "call_function":
+                self._call(node)
+            elif node.op == "output":
+                self.result = self.read(node.args[0])
+
+    # -- what the functions of `aten` use ---------------------------------------------------------
+
+    def emit(
+        self,
+        kind: str,
+        inputs: Sequence[Value],
+        shape: Sequence[int],
+        dtype: str,
+        /,
+        **attrs: Any,
+    ) -> Value:
+        """A node with one result of the given shape and dtype."""
+        out = Value(tuple(shape), dtype)
+        return self.emit_many(kind, inputs, [out], **attrs)[0]
+
+    def emit_many(
+        self, kind: str, inputs: Sequence[Value], outputs: list[Value], /, **attrs: Any
+    ) -> list[Value]:
+        node = Node(kind, list(inputs), outputs, freeze(attrs), self._source, self._grad)
+        self.nodes.append(node)
+        return outputs
+
+    # -- reading and writing values ---------------------------------------------------------------
+
+    def read(self, node: Any) -> Any:
+        """The current value of an fx node: a view is looked up again after its base was written."""
+        if not isinstance(node, fx.Node):
+            return node
+        base = self._views.get(node)
+        if base is not None and self._written:
+            current = self._version.get(self._root(node), 0)
+            if self._version.get(node, 0) < current:
+                self._env[node] = self._lifted(node)
+                self._version[node] = current
+        return self._env[node]
+
+    def _root(self, node: fx.Node) -> fx.Node:
+        while node in self._views:
+            node = self._views[node]
+        return node
+
+    def _write(self, node: fx.Node, value: Value) -> None:
+        """``node`` now holds ``value``, and so does what it looks at."""
+        base = self._views.get(node)
+        if base is None:
+            self._check_writable(node)
+            self._env[node] = value
+            self._version[node] = self._version.get(node, 0) + 1
+            return
+        from autopar.frontends.pytorch.aten import written_through
+
+        whole = written_through(self, node, self.read(base), value)
+        if whole is None:
+            raise MutationError(
+                f"{self._source}: {node.target} writes through a view ({node.name}) that has no "
+                "functional form here: build the tensor with torch.cat or torch.where instead"
+            )
+        self._write(base, whole)
+        self._env[node] = value
+        self._version[node] = self._version[self._root(node)]
+
+    def _check_writable(self, node: fx.Node) -> None:
+        held = self._env.get(node)
+        if node in self._entered:
+            kind = self.trace.kinds[self._entered[node]]
+            raise NotAlike(kind.group, "the layer writes into its input")
+        if isinstance(held, Value) and held.role in ("parameter", "buffer"):
+            raise MutationError(
+                f"{self._source}: the forward writes into {held.role} {held.name!r}. Only batch "
+                "normalisation may update its buffers: compute a new tensor instead"
+            )
+
+    def _counts_batches(self, node: fx.Node) -> bool:
+        """Batch normalisation's counter: part of what ``updates_buffers`` says."""
+        held = self._env.get(node.args[0])  # type: ignore[arg-type]
+        name = held.name if isinstance(held, Value) else ""
+        return name.rpartition(".")[2] == "num_batches_tracked"
+
+    def _held(self, node: fx.Node) -> Value:
+        """The parameter, buffer or constant that a ``get_attr`` node names."""
+        tensor = operator.attrgetter(str(node.target))(self.trace.root)
+        known = self.values.get(id(tensor))
+        if known is not None:
+            return known
+        named = self.trace.named.get(id(tensor))
+        value = ir.like(tensor)
+        if named is not None:
+            value.role = "parameter" if named.role == "parameter" else "buffer"
+            value.name = named.name
+            value.trainable = tensor.requires_grad
+        else:
+            real = getattr(tensor, "constant", tensor)
+            if real is None:
+                raise UnsupportedOpError(
+                    f"{self._source}: a tensor made outside the model and the batch is used; "
+                    "register it as a buffer"
+                )
+            data = real.detach().to(torch.float64 if real.dtype.is_floating_point else real.dtype)
+            value = self.emit(
+                "constant", [], value.shape, value.dtype, value=data.tolist(), dtype=value.dtype
+            )
+        self.values[id(tensor)] = value
+        return value
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def _call(self, node: fx.Node) -> None:
+        target = node.target
+        if target is operator.getitem:
+            self._env[node] = self.read(node.args[0])[node.args[1]]
+            if node.args[0] in self._entered:
+                self._entered[node] = self._entered[node.args[0]]
+            elif isinstance(node.args[0], fx.Node) and node.args[0] in self._views:
+                self._views[node] = node.args[0]
+                self._version[node] = self._version.get(self._root(node), 0)
+        elif target in _MARKS:
+            kind = int(node.args[1])
+            tensors = [self.read(t) for t in node.args[0]]
+            outputs = [ir.like(t) for t in node.meta["val"]]
+            self._env[node] = self.emit_many(_MARKS[target], tensors, outputs, number=kind)
+            if _MARKS[target] == "enter":
+                self._entered[node] = kind
+        elif target is torch._C._set_grad_enabled:
+            self._grad = bool(node.args[0])
+        elif isinstance(target, torch._ops.OpOverload):
+            if target._opname in _ERASED:
+                return
+            if self._written and (base := _viewed(node)) is not None:
+                self._views[node] = base
+                self._version[node] = self._version.get(self._root(base), 0)
+            if _is_inplace(target) and self._counts_batches(node):
+                return
+            result = self._lifted(node)
+            if _is_inplace(target):
+                self._write(node.args[0], result)
+                self._views[node] = node.args[0]
+                self._version[node] = self._version.get(self._root(node), 0)
+            self._env[node] = result
+        else:
+            self._other(node)
+
+    def _other(self, node: fx.Node) -> None:
+        name = getattr(node.target, "__name__", str(node.target))
+        if name == "_enter_autocast":
+            if len(node.args) > 2 and node.args[2] is False:
+                return
+            raise UnsupportedOpError(
+                f"{self._source}: torch.autocast inside the forward; take it out, precision is "
+                "chosen by Workload(precision=...)"
+            )
+        if name == "_exit_autocast":
+            return
+        raise UnsupportedOpError(
+            f"{self._source}: {name} is not supported in a forward: write it with tensor ops"
+        )
+
+    def _lifted(self, node: fx.Node) -> Any:
+        if node.target is operator.getitem:
+            return self.read(node.args[0])[node.args[1]]
+        from autopar.frontends.pytorch.aten import lift_call
+
+        return lift_call(self, node)
+
+
+Lift = Callable[[Lifter, fx.Node, dict[str, Any]], Any]
+
+
+def _is_inplace(target: Any) -> bool:
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return False
+    name = target._opname
+    return name.endswith("_") and not name.endswith("__") and name != "detach_"
+
+
+def _viewed(node: fx.Node) -> fx.Node | None:
+    """The operand whose memory the result of ``node`` shares, if any."""
+    first = node.args[0] if node.args else None
+    if not isinstance(first, fx.Node) or _is_inplace(node.target):
+        return None
+    made, given = node.meta.get("val"), first.meta.get("val")
+    if isinstance(made, list | tuple):
+        made = made[0] if made else None
+    if not isinstance(made, torch.Tensor) or not isinstance(given, torch.Tensor):
+        return None
+    same = made.untyped_storage()._cdata == given.untyped_storage()._cdata
+    return first if same else None

@@ -1,0 +1,214 @@
+"""Repeated layers, found before anything is traced: which submodules are built alike.
+
+Two members of a container are alike when their signatures are equal: class tree, parameters and
+buffers by shape and dtype, sharing, and every other attribute. An attribute that only counts the
+members (``layer_idx``) is left out and put under watch, see `Counter`: should the forward compute
+with it, the members are not alike after all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+_INTERNAL = frozenset(vars(nn.Module()))
+_HOOKS = tuple(n for n in _INTERNAL if n.endswith("_hooks"))
+_DEPTH = 4  # how deep plain objects in attributes are compared by value
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A submodule that may repeat; ``group`` is equal for members built alike.
+
+    counters: (submodule path, attribute) of the integers left out of the signature.
+    alone:    no other member of the model is built like this one.
+    shared:   full names of its tensors that other modules hold too.
+    """
+
+    path: str
+    module: nn.Module
+    group: int
+    counters: tuple[tuple[str, str], ...]
+    alone: bool
+    shared: frozenset[str]
+
+
+class Counter(int):
+    """An integer that notes whether anything is computed from it."""
+
+    used: bool = False
+
+    def __new__(cls, value: int) -> Counter:
+        return super().__new__(cls, value)
+
+
+def _watch(name: str) -> Any:
+    plain = getattr(int, name)
+
+    def method(self: Counter, *args: Any) -> Any:
+        self.used = True
+        return plain(self, *args)
+
+    return method
+
+
+for _name in (
+    "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ "
+    "__rfloordiv__ __mod__ __rmod__ __divmod__ __pow__ __rpow__ __lshift__ __rshift__ __and__ "
+    "__or__ __xor__ __neg__ __abs__ __int__ __float__ __index__ __bool__ __eq__ __ne__ __lt__ "
+    "__le__ __gt__ __ge__ __hash__ __str__ __repr__ __format__"
+).split():
+    setattr(Counter, _name, _watch(_name))
+
+
+def find_repeats(model: nn.Module, counted: bool = True) -> dict[int, Member]:
+    """Every submodule that may repeat, by ``id``; ``counted`` False keeps counting attributes in."""
+    paths = {id(m): path for path, m in model.named_modules()}
+    owners = Tally(id(t) for m in model.modules() for t in _tensors(m))
+    groups: dict[Hashable, int] = {}
+    found: list[tuple[nn.Module, int, tuple[tuple[str, str], ...], frozenset[str]]] = []
+    for siblings in _runs(model):
+        shared = _shared(siblings, owners)
+        shapes = [_signature(m, shared) for m in siblings]
+        counting = _counting([ints for _, ints in shapes]) if counted else ()
+        for module, (shape, ints) in zip(siblings, shapes, strict=True):
+            kept = tuple(sorted((k, v) for k, v in ints.items() if k not in counting))
+            group = groups.setdefault((shape, kept), len(groups))
+            here = tuple(k for k in counting if k in ints)
+            found.append((module, group, here, _names(model, shared)))
+    sizes = Tally(group for _, group, _, _ in found)
+    return {
+        id(m): Member(paths[id(m)], m, group, counters, sizes[group] == 1, common)
+        for m, group, counters, common in found
+    }
+
+
+def _names(model: nn.Module, tensors: set[int]) -> frozenset[str]:
+    if not tensors:
+        return frozenset()
+    named = (*model.named_parameters(), *model.named_buffers())
+    return frozenset(name for name, t in named if id(t) in tensors)
+
+
+def _runs(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Siblings with children of their own: members of a list, or of one class in one parent."""
+    seen: set[int] = set()
+    for parent in model.modules():
+        children = [c for c in parent.children() if id(c) not in seen and any(c.children())]
+        if not isinstance(parent, nn.ModuleList):
+            classes = Tally(type(c) for c in children)
+            children = [c for c in children if classes[type(c)] > 1]
+        children = [c for c in children if not isinstance(c, nn.ModuleList | nn.ModuleDict)]
+        seen.update(map(id, children))
+        if children:
+            yield children
+
+
+def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
+    for table in (module._parameters, module._buffers):
+        yield from (t for t in table.values() if t is not None)
+
+
+def _shared(siblings: list[nn.Module], owners: Tally[int]) -> set[int]:
+    """Tensors that some sibling has in common with another or with the rest of the model."""
+    shared: set[int] = set()
+    seen: set[int] = set()
+    for module in siblings:
+        inside = Tally(id(t) for m in module.modules() for t in _tensors(m))
+        shared.update(t for t, count in inside.items() if count != owners[t] or t in seen)
+        seen.update(inside)
+    return shared
+
+
+Ints = dict[tuple[str, str], int]
+
+
+def _signature(module: nn.Module, shared: set[int]) -> tuple[Hashable, Ints]:
+    """What must be equal, and apart from it the integer attributes by (path, name)."""
+    ints: Ints = {}
+    first: dict[int, str] = {}
+    parts: list[Hashable] = []
+    inside = {id(m): path for path, m in module.named_modules()}
+    for path, m in module.named_modules():
+        parts.append((path, id(type(m)), id(m) if _is_shared_module(m, shared) else None))
+        for table in (m._parameters, m._buffers):
+            for name, t in table.items():
+                if t is None:
+                    parts.append((name, None))
+                    continue
+                place = first.setdefault(id(t), f"{path}.{name}")
+                same = id(t) if id(t) in shared else place
+                kept = name in m._non_persistent_buffers_set
+                parts.append((name, tuple(t.shape), t.dtype, t.requires_grad, same, kept))
+        parts.append(tuple(id(h) for name in _HOOKS for h in (vars(m)[name] or {}).values()))
+        for name, value in vars(m).items():
+            if name in _INTERNAL and name != "training":
+                continue
+            if type(value) is int:
+                ints[path, name] = value
+            else:
+                parts.append((name, _value(value, inside, _DEPTH)))
+    return tuple(parts), ints
+
+
+def _is_shared_module(module: nn.Module, shared: set[int]) -> bool:
+    return any(id(t) in shared for t in _tensors(module))
+
+
+def _counting(tables: list[Ints]) -> tuple[tuple[str, str], ...]:
+    """Attributes whose value is the member's place plus a constant, in all members that have it."""
+    if len(tables) < 2:
+        return ()
+    offsets: dict[tuple[str, str], set[int]] = {}
+    holders: Tally[tuple[str, str]] = Tally()
+    for place, ints in enumerate(tables):
+        for key, value in ints.items():
+            offsets.setdefault(key, set()).add(value - place)
+            holders[key] += 1
+    return tuple(sorted(k for k, o in offsets.items() if len(o) == 1 and holders[k] > 1))
+
+
+def _value(value: Any, inside: dict[int, str], depth: int) -> Hashable:
+    """``value`` as something equal for equal values; what cannot be compared is its identity.
+
+    Modules of the member (``inside``: their paths by id) are their paths.
+    """
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return (type(value), value)
+    if isinstance(value, torch.Tensor):
+        return ("tensor", tuple(value.shape), value.dtype, id(value))
+    if isinstance(value, torch.dtype | torch.device | torch.Size | type):
+        return value
+    if id(value) in inside:
+        return ("module", inside[id(value)])
+    if depth == 0:
+        return id(value)
+
+    def down(part: Any) -> Hashable:
+        return _value(part, inside, depth - 1)
+
+    if isinstance(value, list | tuple):
+        return (type(value), tuple(map(down, value)))
+    if isinstance(value, dict):
+        return (type(value), len(value), tuple((k, down(v)) for k, v in value.items() if _plain(k)))
+    if isinstance(value, set | frozenset) and all(map(_plain, value)):
+        return (type(value), tuple(sorted(map(repr, value))))
+    if isinstance(value, MethodType):
+        return (value.__func__, down(value.__self__))
+    if isinstance(value, partial):
+        return ("partial", down(value.func), down(value.args), down(value.keywords))
+    if isinstance(value, FunctionType):
+        cells = [down(c.cell_contents) for c in value.__closure__ or ()]
+        return ("function", value.__code__, down(value.__defaults__), tuple(cells))
+    return id(value)
+
+
+def _plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)

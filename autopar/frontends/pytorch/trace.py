@@ -1,0 +1,235 @@
+"""Running the forward on fake tensors and writing down every aten op that it calls.
+
+The trace is taken before autograd and before composite ops are broken up: `linear`, attention and
+cross-entropy stay one op. Beside each op stand the module and the line of the user that called it.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.overrides import TorchFunctionMode
+
+from autopar.frontends.pytorch.build import Built, fake, is_internal, last_line, without_cache
+from autopar.frontends.pytorch.calls import Calls, Kind, NotAlike
+from autopar.frontends.pytorch.errors import DataDependentError, ForwardError, LossError
+from autopar.frontends.pytorch.repeats import find_repeats
+from autopar.nouns.graph import Source
+from autopar.runtime.torch_private import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    exporting,
+)
+
+_DATA = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A parameter, buffer or plain tensor attribute of the model, under its first name."""
+
+    name: str
+    tensor: torch.Tensor
+    role: str  # "parameter" or "buffer"
+    persistent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What was written down.
+
+    graph:   the fx graph; placeholders are the batch entries in order, ``batch`` their names.
+    root:    holds what ``get_attr`` nodes name.
+    named:   the model's tensors by ``id`` of the tensor that stood for them in the trace.
+    aliases: every other name of a tied tensor, to the first one.
+    """
+
+    graph: fx.Graph
+    root: nn.Module
+    batch: tuple[str, ...]
+    named: dict[int, Named]
+    aliases: dict[str, str]
+    kinds: list[Kind]
+    sources: Sources
+
+
+class Sources:
+    """Which module and line an op came from, by its place in the trace."""
+
+    def __init__(self, paths: dict[int, str]) -> None:
+        self._paths = paths
+        self._stack = [""]
+        self._starts: list[int] = []
+        self._sources: list[tuple[str, str, int]] = []
+
+    def at(self, place: int) -> Source:
+        found = bisect_right(self._starts, place) - 1
+        return Source(*self._sources[found]) if found >= 0 else Source()
+
+    def note(self, frame: FrameType | None) -> None:
+        mode = get_proxy_mode()
+        if mode is None:
+            return
+        while frame is not None and is_internal(frame.f_code.co_filename):
+            frame = frame.f_back
+        file, line = (frame.f_code.co_filename, frame.f_lineno) if frame else ("", 0)
+        self._starts.append(len(mode.tracer.graph.nodes))
+        self._sources.append((self._stack[-1], file, line))
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        def enter(module: nn.Module, args: Any) -> None:
+            self._stack.append(self._paths.get(id(module), self._stack[-1]))
+
+        def leave(module: nn.Module, args: Any, result: Any) -> None:
+            self._stack.pop()
+
+        hooks = (register_module_forward_pre_hook(enter), register_module_forward_hook(leave))
+        try:
+            with _Noting(self):
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+class _Noting(TorchFunctionMode):
+    def __init__(self, sources: Sources) -> None:
+        super().__init__()
+        self.sources = sources
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ != "__get__":  # shape, dtype and the like make no op
+            self.sources.note(sys._getframe(1))
+        return func(*args, **(kwargs or {}))
+
+
+class Repeats:
+    """Which layers are taken as alike; a trace that shows otherwise narrows it down."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.members = find_repeats(model)
+        self.apart: set[int] = set()
+        self.repeated: set[int] = set()
+
+    def split(self, error: NotAlike) -> None:
+        (self.repeated if error.repeated else self.apart).add(error.group)
+
+    def calls(self) -> Calls:
+        return Calls(self.members, self.apart, self.repeated)
+
+
+def take_trace(built: Built, repeats: Repeats) -> Trace:
+    """Traces the forward once, repeated layers once each.
+
+    Raises `NotAlike` for layers that turn out to differ, else a `CaptureError`.
+    """
+    return _trace(built, repeats.calls())
+
+
+def _trace(built: Built, calls: Calls) -> Trace:
+    model = built.model
+    names = tuple(built.batch)
+    sources = Sources({id(m): path for path, m in model.named_modules()})
+
+    def run(*tensors: torch.Tensor) -> torch.Tensor:
+        with sources.recording(), calls.patched():
+            return _loss(model(**dict(zip(names, tensors, strict=True))))
+
+    with ExitStack() as stack:
+        named, aliases = stack.enter_context(_fakes_inside(model, built.mode))
+        stack.enter_context(without_cache(model))
+        stack.enter_context(exporting())
+        stack.enter_context(built.mode)
+        try:
+            traced = make_fx(run, pre_dispatch=True)(*built.batch.values())
+        except (NotAlike, LossError):
+            raise
+        except Exception as error:
+            raise _explained(error) from error
+    return Trace(traced.graph, traced, names, named, aliases, calls.kinds, sources)
+
+
+def _loss(result: Any) -> torch.Tensor:
+    loss = result
+    if not isinstance(result, torch.Tensor):
+        loss = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", None)
+    if not isinstance(loss, torch.Tensor):
+        fields = ", ".join(map(str, result)) if isinstance(result, dict) else "no .loss"
+        raise LossError(
+            f"the forward returns a {type(result).__name__} ({fields}) without a loss: return the "
+            "scalar loss, or a record with .loss (Hugging Face models compute it when the batch "
+            "has labels)"
+        )
+    if loss.numel() != 1 or not loss.dtype.is_floating_point:
+        raise LossError(
+            f"the forward returns a {str(loss.dtype).removeprefix('torch.')} tensor of shape "
+            f"{list(loss.shape)}, not a scalar loss: reduce it, as in loss.mean()"
+        )
+    return loss
+
+
+def _explained(error: Exception) -> Exception:
+    """``error`` of the user's forward as a named error that points at the user's line."""
+    place = last_line(error)
+    text = str(error).strip().partition("\n")[0]
+    data = isinstance(error, _DATA) or "data-dependent" in text or "tracing tensor" in text
+    if data or "meta tensors" in text:
+        return DataDependentError(
+            f"{place} needs the value of a tensor while the model is captured ({text}). The program "
+            "must be the same for every batch: replace .item(), bool(tensor), int(tensor) and "
+            "boolean indexing by torch.where, masks or fixed shapes"
+        )
+    return ForwardError(f"the forward failed at {place}: {type(error).__name__}: {text}")
+
+
+@contextmanager
+def _fakes_inside(
+    model: nn.Module, mode: FakeTensorMode
+) -> Iterator[tuple[dict[int, Named], dict[str, str]]]:
+    """Inside, every tensor that the model holds is a fake CPU tensor; yields what they stand for."""
+    places: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    fakes: dict[int, torch.Tensor] = {}
+    named: dict[int, Named] = {}
+    aliases: dict[str, str] = {}
+    try:
+        for path, module in model.named_modules():
+            plain = {n: v for n, v in vars(module).items() if isinstance(v, torch.Tensor)}
+            tables = (module._parameters, module._buffers, plain)
+            for table, role in zip(tables, ("parameter", "buffer", "buffer"), strict=True):
+                for key, tensor in list(table.items()):
+                    if tensor is None:
+                        continue
+                    name = f"{path}.{key}" if path else key
+                    made = fakes.get(id(tensor))
+                    if made is None:
+                        made = fake(tensor, mode)
+                        if role == "parameter":
+                            made = nn.Parameter(made, requires_grad=tensor.requires_grad)
+                        fakes[id(tensor)] = made
+                        kept = table is not plain and key not in module._non_persistent_buffers_set
+                        named[id(made)] = Named(name, made, role, kept)
+                    else:
+                        aliases[name] = named[id(made)].name
+                    home = vars(module) if table is plain else table
+                    places.append((home, key, tensor))
+                    home[key] = made
+        yield named, aliases
+    finally:
+        for home, key, tensor in places:
+            home[key] = tensor

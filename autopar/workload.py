@@ -1,0 +1,108 @@
+"""What a user hands over: a model, one global batch, and how it is to be trained.
+
+Importing this module imports neither torch nor jax; what the callables return decides which
+frontend captures it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from autopar.errors import UserError
+
+OPTIMIZERS = ("adamw", "sgd")
+PRECISIONS = ("float32", "bfloat16", "float16", "float64")
+DECORATED = "__autopar_workload__"
+
+Class = TypeVar("Class", bound=type)
+
+
+class WorkloadError(UserError):
+    """A `Workload` that says too little or contradicts itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A model with its batch and optimizer; PyTorch gives ``model``, JAX ``loss`` and ``init``.
+
+    model:         makes the `nn.Module`; its ``forward(**batch)`` returns the scalar loss or a
+                   record with ``.loss``. Called under fake tensors: no weights are allocated.
+    loss, init:    JAX: ``loss(params, batch)`` is the scalar loss, ``init(key)`` makes the params.
+    batch:         makes one *global* batch by name; dim 0 of every tensor counts the samples. It
+                   may take the number of the step.
+    optimizer:     ``adamw`` or ``sgd``, with ``learning_rate``, ``weight_decay``, ``betas``, ``eps``.
+    clip_norm:     largest norm of the whole gradient; None leaves it as it is.
+    precision:     dtype of compute; parameters are stored as the model declares them.
+    seed:          seed of the initial weights.
+    whole_inputs:  names of batch entries without a batch dim, which every device gets whole.
+
+    Raises `WorkloadError`.
+    """
+
+    batch: Callable[..., Mapping[str, Any]]
+    model: Callable[[], Any] | None = None
+    loss: Callable[..., Any] | None = None
+    init: Callable[..., Any] | None = None
+    optimizer: str = "adamw"
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    clip_norm: float | None = None
+    precision: str = "float32"
+    seed: int = 0
+    whole_inputs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.model is None) == (self.loss is None):
+            raise WorkloadError(
+                "a Workload needs either model=... (a callable that makes an nn.Module) or "
+                f"loss=... and init=... (JAX); it got {'both' if self.model else 'neither'}"
+            )
+        if (self.loss is None) != (self.init is None):
+            raise WorkloadError("loss=... and init=... go together: init(key) makes loss's params")
+        for name in ("batch", "model", "loss", "init"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise WorkloadError(
+                    f"{name}={type(value).__name__}(...) is not callable: write {name}=lambda: ..., "
+                    "so that it can be made under fake tensors"
+                )
+        if self.optimizer not in OPTIMIZERS:
+            raise WorkloadError(f"optimizer={self.optimizer!r}: choose {' or '.join(OPTIMIZERS)}")
+        if self.precision not in PRECISIONS:
+            raise WorkloadError(f"precision={self.precision!r}: choose {', '.join(PRECISIONS)}")
+
+    @property
+    def framework(self) -> Literal["torch", "jax"]:
+        return "jax" if self.model is None else "torch"
+
+
+def parallelize(
+    *, batch: Callable[..., Mapping[str, Any]], **options: Any
+) -> Callable[[Class], Class]:
+    """Class decorator: marks an `nn.Module` as the model of its file and leaves it as it is.
+
+    ``options`` are the other fields of `Workload`. The class is built without arguments.
+    """
+
+    def mark(model: Class) -> Class:
+        setattr(model, DECORATED, Workload(model=model, batch=batch, **options))
+        return model
+
+    return mark
+
+
+def workload_of(value: Any) -> Workload | None:
+    """The workload that ``value`` is, or that `parallelize` put on it; None for anything else.
+
+    A subclass of a decorated class is not decorated itself.
+    """
+    if isinstance(value, Workload):
+        return value
+    if isinstance(value, type):
+        found = value.__dict__.get(DECORATED)
+        return found if isinstance(found, Workload) else None
+    return None
