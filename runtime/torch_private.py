@@ -5,6 +5,7 @@ One import a line, with the reason. Tests import this module alone, so that a mo
 
 import torch
 import torch.distributed._functional_collectives  # registers the ops named at the end
+from torch._export.utils import _compiling_state_context
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException as DataDependentOutputException,
 )
@@ -13,15 +14,12 @@ from torch._subclasses.fake_tensor import (
     FakeTensor as FakeTensor,
 )  # a tensor with a device and no memory
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode  # ops on fake tensors
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # sees every op
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # sees every op
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only as tree_map_only  # tensors in nested arguments
 
 functional_collectives = torch.ops._c10d_functional  # collectives that compile, seen by modes
 without_modes = _disable_current_modes  # real ops inside of a mode
 resolve_group = _resolve_process_group  # a process group by its name
-
-from torch._export.utils import (  # noqa: E402  the state that torch.export runs a model in
-    _compiling_state_context as exporting,  # noqa: F401
-)
+exporting = _compiling_state_context  # the state that torch.export runs a model in
