@@ -74,8 +74,8 @@ class StateSharding:
     def traffic(self, numel: int, dtype: str) -> Iterator[tuple[str, Collective, int]]:
         """(phase, collective, times a step) for ``numel`` elements that one model rank holds.
 
-        Phases: ``gather_forward``, ``gather_backward``, ``reduce``, and ``reduce_last``, which runs
-    in the last microbatch only. All may hide behind compute.
+            Phases: ``gather_forward``, ``gather_backward``, ``reduce``, and ``reduce_last``, which runs
+        in the last microbatch only. All may hide behind compute.
         """
         size = numel * DTYPE_BYTES[self.moved_dtype(dtype)]
         gradient = numel * DTYPE_BYTES[dtype]

@@ -1,0 +1,5 @@
+"""Planning: candidates, the sharding search for each, simulation, and the choice."""
+
+from autopar.planner.planning import Options, PlanResult, plan, plan_captured
+
+__all__ = ["Options", "PlanResult", "plan", "plan_captured"]

@@ -1,0 +1,211 @@
+"""From a model file and a cluster file to a plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+from autopar.errors import UserError
+from autopar.frontends.dispatch import Captured, capture
+from autopar.frontends.loading import load_workload
+from autopar.lowering import Lowered
+from autopar.nouns.cluster import Cluster
+from autopar.nouns.graph import Graph
+from autopar.nouns.plan import Fingerprints, Plan, Prediction
+from autopar.planner.candidates import Fixed
+from autopar.planner.precision import at_precision
+from autopar.planner.search import Answer, Outcome, Question, search_plan
+from autopar.planner.unruled import replicate, unruled
+from autopar.planner.utilization import model_flops
+from autopar.rules.batch import BatchFlow, BatchMixed, batch_flow
+from autopar.workload import Workload
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``replicated``: op kinds without a rule that the user lets run whole on every device."""
+
+    searcher: str = "elimination"
+    replicated: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """A plan with what it was made from; ``search_time_s`` is CPU seconds by phase."""
+
+    plan: Plan
+    workload: Workload
+    cluster: Cluster
+    captured: Captured
+    graph: Graph
+    lowered: Lowered
+    search_time_s: Mapping[str, float]
+    unruled_ops: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Clock:
+    spent: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.process_time()
+        try:
+            yield
+        finally:
+            self.spent[name] = self.spent.get(name, 0.0) + time.process_time() - start
+
+
+def plan(
+    workload_ref: str,
+    cluster_ref: str,
+    fix: Mapping[str, str] | None = None,
+    options: Options | None = None,
+    progress: Progress = lambda _: None,
+) -> PlanResult:
+    """Plans ``"model.py:Name"`` for ``"cluster.yaml"`` or ``"local"``.
+
+    Raises `UserError` with what was asked, the numbers, and the next thing to try.
+    """
+    from autopar.cluster_file import load_cluster
+
+    options = options or Options()
+    clock = _Clock()
+    with clock.phase("load"):
+        cluster = load_cluster(cluster_ref)
+        workload = load_workload(workload_ref)
+    progress(f"capturing {workload_ref}")
+    with clock.phase("capture"):
+        captured = capture(workload)
+    progress(f"searching layouts for {cluster.device_count} devices of {cluster.name}")
+    with clock.phase("search"):
+        found = plan_captured(captured, workload, cluster, workload_ref, fix, options, progress)
+    return PlanResult(
+        plan=found.plan,
+        workload=workload,
+        cluster=cluster,
+        captured=captured,
+        graph=found.graph,
+        lowered=found.lowered,
+        search_time_s=clock.spent,
+        unruled_ops=found.unruled_ops,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The outcome for a captured model."""
+
+    plan: Plan
+    graph: Graph
+    lowered: Lowered
+    unruled_ops: tuple[str, ...]
+
+
+def plan_captured(
+    captured: Captured,
+    workload: Workload,
+    cluster: Cluster,
+    workload_ref: str,
+    fix: Mapping[str, str] | None = None,
+    options: Options | None = None,
+    progress: Progress = lambda _: None,
+) -> Planned:
+    """Plans a model that is captured already."""
+    options = options or Options()
+    graph = captured.graph
+    missing = unruled(graph)
+    kept_whole = replicate(graph, missing, options.replicated)
+    graph = at_precision(graph, workload.precision)
+    batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
+    flow, obstacle = _flow(graph, batch_dims)
+    fixed = Fixed.parse(dict(fix or {}), captured.samples, cluster.device_count)
+    if obstacle is not None:
+        fixed = _without_data_axes(fixed, obstacle)
+    question = Question(
+        graph=graph,
+        batch_dims=batch_dims,
+        data_choices=flow.choices,
+        batch=captured.samples,
+        accumulates=flow.accumulates,
+        cluster=cluster,
+        precision=workload.precision,
+        optimizer=workload.optimizer,
+        fixed=fixed,
+        searcher=options.searcher,
+    )
+    outcome = search_plan(question, progress)
+    made = _plan(outcome, question, captured, workload, workload_ref, kept_whole)
+    return Planned(made, graph, outcome.best.lowered, tuple(missing))
+
+
+def _flow(graph: Graph, batch_dims: Mapping[str, int]) -> tuple[BatchFlow, BatchMixed | None]:
+    """How the batch runs through the graph; where it cannot be split, nothing is and why."""
+    try:
+        return batch_flow(graph, batch_dims), None
+    except BatchMixed as error:
+        return batch_flow(graph, {}), error
+
+
+def _without_data_axes(fixed: Fixed, obstacle: BatchMixed) -> Fixed:
+    asked = (fixed.dp_replicate or 1) * (fixed.dp_shard or 1) * (fixed.microbatches or 1)
+    if asked > 1:
+        raise obstacle
+    return Fixed(1, 1, fixed.tp, fixed.zero, 1, fixed.recompute)
+
+
+def _plan(
+    outcome: Outcome,
+    question: Question,
+    captured: Captured,
+    workload: Workload,
+    workload_ref: str,
+    kept_whole: Sequence[str],
+) -> Plan:
+    best = outcome.best
+    return Plan(
+        workload=workload_ref,
+        framework=workload.framework,
+        stages=(best.stage,),
+        zero=best.layout.zero,
+        microbatches=best.candidate.microbatches,
+        precision=workload.precision,
+        recompute=best.layout.recompute,
+        optimizer=workload.optimizer,
+        schedule="none",
+        fingerprints=Fingerprints(
+            model=captured.fingerprint(),
+            cluster=question.cluster.fingerprint,
+            profile="built-in",
+            tool=version("autopar"),
+        ),
+        prediction=_prediction(best, outcome.lower_bound_s, question, captured),
+        runners_up=outcome.runners_up,
+        replicated_ops=tuple(kept_whole),
+        searcher=best.solution.found_by,
+    )
+
+
+def _prediction(
+    best: Answer, lower_bound_s: float, question: Question, captured: Captured
+) -> Prediction:
+    seconds = best.time.total_s
+    cluster = question.cluster
+    peak = cluster.device.peak(question.precision) * cluster.device_count
+    return Prediction(
+        step_time_s=seconds,
+        lower_bound_s=lower_bound_s,
+        compute_time_s=best.time.compute_s,
+        exposed_communication_s=best.time.exposed_s + best.time.model_communication_s,
+        tokens_per_s=captured.tokens / seconds if captured.tokens else None,
+        mfu=model_flops(question.graph) / (seconds * peak),
+        memory_bytes=best.memory,
+    )
+
+
+__all__ = ["Options", "PlanResult", "Planned", "UserError", "plan", "plan_captured"]
