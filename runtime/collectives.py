@@ -51,18 +51,18 @@ def reduce_scatter(x: Tensor, dim: int, axis: str) -> Tensor:
     return _apply(_ReduceScatter, x, dim, axis)
 
 
-def gather(x: Tensor, dim: int, axis: str, backward: str = "slice") -> Tensor:
+def gather(x: Tensor, dim: int, axis: str, backward: str = "none") -> Tensor:
     """The pieces of ``dim`` put together. ``backward`` is ``slice`` where the gradient is whole on
-    every rank, ``reduce_scatter`` where each rank has a part of it."""
+    every rank, ``reduce_scatter`` where each rank has a part of it, ``none`` without gradient."""
     return _apply(_GatherPart if backward == "reduce_scatter" else _Gather, x, dim, axis)
 
 
-def shard(x: Tensor, dim: int, axis: str, backward: str = "all_gather") -> Tensor:
+def shard(x: Tensor, dim: int, axis: str, backward: str = "none") -> Tensor:
     """This rank's piece of ``dim``. ``backward`` is ``all_gather`` where every rank wants the whole
-    gradient, ``pad`` where a partial sum of it is enough."""
-    if backward == "pad":
-        return own_piece(x, dim, axis)
-    return _apply(_Shard, x, dim, axis)
+    gradient, ``pad`` where a partial sum of it is enough, ``none`` without gradient."""
+    if backward == "all_gather":
+        return _apply(_Shard, x, dim, axis)
+    return own_piece(x, dim, axis)
 
 
 def all_to_all(x: Tensor, split: int, concat: int, axis: str) -> Tensor:

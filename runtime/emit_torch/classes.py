@@ -144,7 +144,7 @@ def module_tree(
     uses = _outer_uses(scope, lowered)
     for child in scope.children():
         inner, made = interface(child, lowered, uses)
-        outputs = [Operand(n, lowered.tensors[n].shared, ()) for n in made]
+        outputs = [Operand(n, lowered.tensors[n].shared, (), True) for n in made]
         below = scope_class(
             child, lowered, instance, class_name(child.path), inner, outputs, printing
         )

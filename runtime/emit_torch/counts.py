@@ -46,7 +46,7 @@ def labels_only(lowered: Lowered, ops: list[LoweredOp]) -> Lowered:
         for name, t in lowered.tensors.items()
     }
     names = dict.fromkeys(op.op.inputs[1] for op in ops)
-    outputs = tuple(Operand(n, tensors[n].shared, ()) for n in names)
+    outputs = tuple(Operand(n, tensors[n].shared, (), False) for n in names)
     return replace(lowered, ops=tuple(kept), tensors=tensors, outputs=outputs)
 
 

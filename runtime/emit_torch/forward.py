@@ -20,7 +20,7 @@ from autopar.runtime.emit_torch.loops import Loop, find_loops
 from autopar.runtime.emit_torch.names import identifier, preferred
 from autopar.runtime.emit_torch.scopes import Scope
 from autopar.runtime.emit_torch.site import Site, model_part
-from autopar.runtime.emit_torch.text import Expr, Lines, literal, variable
+from autopar.runtime.emit_torch.text import COLUMNS, Expr, Lines, literal, variable
 from autopar.runtime.emit_torch.variables import Variables
 
 LIMIT = 2 * HEAVY + LIGHT
@@ -262,13 +262,25 @@ class Forward:
                 return
             stepped = [o for o in waiting if o.steps]
             weight = own + sum(self.pending[o.name].weight for o in waiting)
-            length = sum(len(self.pending[o.name].text) for o in waiting)
-            if not stepped and weight <= LIMIT and length <= LONGEST:
+            if not stepped and weight <= LIMIT and self._width(operands) <= COLUMNS - 8:
                 return
-            worst = (stepped or waiting)[0]
-            if not stepped:
-                worst = max(waiting, key=lambda o: (self.pending[o.name].weight, len(self.pending[o.name].text)))
+            worst = max(stepped or waiting, key=lambda o: self._size(o.name))
             self._flush(worst.name)
+
+    def _width(self, operands: Sequence[Operand]) -> int:
+        """About how many columns a statement with these operands takes."""
+        total = len("name = F.function()")
+        for operand in operands:
+            if operand.name in self.pending:
+                total += len(self.pending[operand.name].text)
+            elif operand.name in self.bound:
+                total += len(self.bound[operand.name])
+            elif not operand.steps:
+                total += len(f"local({self.around.attribute(operand.name)})")
+        return total + 2 * len(operands)
+
+    def _size(self, name: str) -> tuple[int, int]:
+        return self.pending[name].weight, len(self.pending[name].text)
 
     def _flush(self, name: str) -> None:
         expr = self.pending.pop(name)

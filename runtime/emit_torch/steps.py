@@ -37,13 +37,17 @@ def calls(step: Step, x: str, after: tuple[int, ...]) -> list[tuple[str, str]]:
     if kinds == ("P", "S"):
         return [(f"reduce_scatter({x}, {_dim(target)}, axis={axis})", "backward: all_gather")]
     if source.kind == "S" and target.kind in ("R", "D"):
-        return [(f'gather({x}, {_dim(source)}, axis={axis}, backward="{step.backward}")', "")]
+        return [(f"gather({x}, {_dim(source)}, axis={axis}{_backward(step)})", "")]
     if source.kind in ("R", "D") and target.kind == "S":
-        return [(f'shard({x}, {_dim(target)}, axis={axis}, backward="{step.backward}")', "")]
+        return [(f"shard({x}, {_dim(target)}, axis={axis}{_backward(step)})", "")]
     if kinds == ("S", "S"):
         given = f"split={target.dim}, concat={source.dim}, axis={axis}"
         return [(f"all_to_all({x}, {given})", "")]
     raise EmitError(f"no collective goes from {source} to {target} on {step.axis}")
+
+
+def _backward(step: Step) -> str:
+    return "" if step.backward == "none" else f', backward="{step.backward}"'
 
 
 def _dim(placement: Placement) -> str:

@@ -1,0 +1,129 @@
+"""Ranks as threads of one process: collectives are exchanges through a shared table."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from autopar.nouns.mesh import Mesh
+from autopar.runtime import ranks, transport
+
+_here = threading.local()
+
+
+@dataclass
+class World:
+    """``log`` has (kind, axis, bytes of the full-size side) of rank 0's collectives, in order."""
+
+    mesh: Mesh
+    barrier: threading.Barrier
+    slots: list[Any] = field(default_factory=list)
+    log: list[tuple[str, str, int]] = field(default_factory=list)
+
+    def exchange(self, value: torch.Tensor, axis: str) -> list[torch.Tensor]:
+        """What the ranks of this rank's group along ``axis`` put in, in order."""
+        rank = _here.ranks.rank
+        self.slots[rank] = (axis, value)
+        self.barrier.wait(60)
+        stride, size = self.mesh.stride(axis), self.mesh.size(axis)
+        first = rank - rank // stride % size * stride
+        found = [self.slots[first + i * stride] for i in range(size)]
+        self.barrier.wait(60)
+        assert all(a == axis for a, _ in found), "ranks are in different collectives"
+        return [v for _, v in found]
+
+    def note(self, kind: str, axis: str, numel: int, itemsize: int) -> None:
+        if _here.ranks.rank == 0:
+            self.log.append((kind, axis, numel * itemsize))
+
+
+def _all_reduce(x: torch.Tensor, axis: str, op: str = "sum") -> torch.Tensor:
+    world = _here.world
+    world.note("all_reduce", axis, x.numel(), x.element_size())
+    parts = torch.stack(world.exchange(x.detach(), axis))
+    return parts.sum(0) if op == "sum" else parts.amax(0)
+
+
+def _all_gather(x: torch.Tensor, axis: str) -> torch.Tensor:
+    world = _here.world
+    world.note("all_gather", axis, x.numel() * world.mesh.size(axis), x.element_size())
+    return torch.cat(world.exchange(x.detach(), axis))
+
+
+def _reduce_scatter(x: torch.Tensor, axis: str) -> torch.Tensor:
+    world = _here.world
+    world.note("reduce_scatter", axis, x.numel(), x.element_size())
+    total = torch.stack(world.exchange(x.detach(), axis)).sum(0)
+    return total.chunk(world.mesh.size(axis))[transport.index(axis)].clone()
+
+
+def _all_to_all(x: torch.Tensor, axis: str) -> torch.Tensor:
+    world = _here.world
+    world.note("all_to_all", axis, x.numel(), x.element_size())
+    here, size = transport.index(axis), world.mesh.size(axis)
+    return torch.cat([p.chunk(size)[here] for p in world.exchange(x.detach(), axis)])
+
+
+@contextmanager
+def _patched() -> Iterator[None]:
+    functions = {
+        "all_reduce": _all_reduce,
+        "all_gather": _all_gather,
+        "reduce_scatter": _reduce_scatter,
+        "all_to_all": _all_to_all,
+    }
+    before = {name: getattr(transport, name) for name in functions}
+    current = ranks.current
+    try:
+        for name, function in functions.items():
+            setattr(transport, name, function)
+        ranks.current = lambda: _here.ranks  # type: ignore[assignment]
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(transport, name, function)
+        ranks.current = current
+
+
+def run(mesh: Mesh, task: Callable[[Any], Any]) -> tuple[list[Any], World]:
+    """``task(ranks)`` on every rank of ``mesh``; the results in rank order."""
+    count = mesh.device_count
+    world = World(mesh, threading.Barrier(count), [None] * count)
+    results: list[Any] = [None] * count
+    errors: list[BaseException] = []
+
+    def work(rank: int) -> None:
+        _here.world = world
+        _here.ranks = SimpleNamespace(
+            mesh=mesh,
+            rank=rank,
+            device=torch.device("cpu"),
+            coordinates={a: rank // mesh.stride(a) % mesh.size(a) for a in mesh.axes},
+        )
+        try:
+            results[rank] = task(_here.ranks)
+        except BaseException as error:
+            errors.append(error)
+            world.barrier.abort()
+
+    with _patched():
+        threads = [threading.Thread(target=work, args=(r,)) for r in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    real = [e for e in errors if not isinstance(e, threading.BrokenBarrierError)]
+    if real or errors:
+        raise (real or errors)[0]
+    return results, world
+
+
+def coordinates(mesh: Mesh) -> Iterator[tuple[int, ...]]:
+    yield from itertools.product(*(range(n) for n in mesh.sizes))
