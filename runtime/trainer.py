@@ -171,6 +171,10 @@ class Trainer:
         group = self.ranks.group(*self.ranks.data_axes)
         return None if group is None else dist.all_reduce(value, group=group, async_op=True)
 
+    def compile(self) -> None:
+        """Compiles the forward by `torch.compile`, unit by unit where FSDP2 holds it."""
+        self.storage.compile()
+
     def save(self, folder: str | Path) -> None:
         """Writes model, optimizer and counters to ``folder``, whole or not at all; all ranks call.
 

@@ -1,0 +1,155 @@
+"""Starting a job on this machine: one process per rank, by torchrun's own agent.
+
+Importing this module needs no torch; `run` and `verify_many` do.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from autopar import plan_folder
+from autopar.errors import UserError
+
+TIMEOUT_S = 300.0
+
+
+class RankFailed(UserError):
+    """A process of the job stopped; the text is its own error, and the others stopped with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """``losses`` of the steps that were run; times in seconds, ``step_time_s`` their median."""
+
+    losses: tuple[float, ...]
+    step_time_s: float
+    predicted_step_time_s: float
+    ranks: int
+    step: int
+
+
+def run(
+    folder: str | Path,
+    steps: int,
+    *,
+    compile: bool = False,
+    resume: str | Path | None = None,
+    save: str | Path | None = None,
+    save_every: int = 0,
+    device: str = "auto",
+    timeout_s: float = TIMEOUT_S,
+) -> RunResult:
+    """Trains ``steps`` steps of the plan in ``folder``; loss and time of each go to stdout.
+
+    resume:     a checkpoint of any plan of the same model, to go on from.
+    save:       where a checkpoint goes at the end, and after every ``save_every`` steps.
+    timeout_s:  how long a rank waits for one that hangs; one that dies stops the job at once.
+
+    Raises `RankFailed`, and what `autopar.load` raises.
+    """
+    if steps < 0:
+        raise UserError(f"--steps {steps}: give a number of steps, as in --steps 20")
+    plan = plan_folder.read_plan(folder)
+    options = {
+        "plan": str(folder),
+        "steps": steps,
+        "compile": compile,
+        "resume": str(resume) if resume else None,
+        "save": str(save) if save else None,
+        "save_every": save_every,
+        "device": device,
+        "timeout_s": timeout_s,
+    }
+    found = launch("run", options, plan.device_count)
+    return RunResult(
+        tuple(found["losses"]),
+        found["step_time_s"],
+        found["predicted_step_time_s"],
+        found["ranks"],
+        found["step"],
+    )
+
+
+def launch(job: str, options: dict[str, Any], ranks: int) -> Any:
+    """Runs a job of `autopar.runtime.worker` on ``ranks`` processes and returns its result.
+
+    Raises `RankFailed`, or the `UserError` that a rank raised, as one of the same exit code.
+    """
+    with tempfile.TemporaryDirectory(prefix="autopar-") as results:
+        failures = _torchrun(job, options, ranks, results)
+        if failures is not None:
+            raise _failure(failures, Path(results), ranks)
+        return json.loads((Path(results) / "result.json").read_text())
+
+
+def _torchrun(job: str, options: dict[str, Any], ranks: int, results: str) -> dict[int, Any] | None:
+    """None, or the failures of the job by rank."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # The agent logs the same failure in several places; the caller gets it once.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        run_id=os.path.basename(results),
+        max_restarts=0,
+        monitor_interval=0.1,
+    )
+    arguments = ["-m", "autopar.runtime.worker", job, json.dumps(options), results]
+    sys.stdout.flush()
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # a rank is a core; torchrun warns otherwise
+    try:
+        elastic_launch(config, sys.executable)(*arguments)
+    except ChildFailedError as error:
+        return dict(error.failures)
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+    return None
+
+
+class _UserErrorOfRank(UserError):
+    """What a rank raised for the user: its own text, nothing around it."""
+
+
+def _failure(failures: dict[int, Any], results: Path, ranks: int) -> UserError:
+    """The first cause: a process that was killed, or the error that came first."""
+    for rank, found in failures.items():
+        if found.exitcode < 0 and -found.exitcode != signal.SIGTERM:
+            name = signal.Signals(-found.exitcode).name
+            hint = " (out of memory?)" if name == "SIGKILL" else ""
+            return RankFailed(
+                f"rank {rank} of {ranks} was killed by {name}{hint}; the other ranks were stopped"
+            )
+    reports = [json.loads(file.read_text()) for file in results.glob("error-*.json")]
+    if not reports:
+        codes = ", ".join(f"rank {r}: exit code {f.exitcode}" for r, f in failures.items())
+        return RankFailed(f"the job stopped without an error message ({codes})")
+    first = min(reports, key=lambda report: report["time"])
+    if first["user"]:
+        return _user_error(first)
+    return RankFailed(
+        f"rank {first['rank']} of {ranks} failed {first['where']} and the others were stopped:\n"
+        f"{first['traceback'].rstrip()}"
+    )
+
+
+def _user_error(report: dict[str, Any]) -> UserError:
+    class Raised(_UserErrorOfRank):
+        exit_code: ClassVar[int] = report["exit_code"]
+
+    Raised.__name__ = report["error"]
+    return Raised(report["message"])

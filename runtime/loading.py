@@ -1,0 +1,161 @@
+"""From a plan folder to a trainer on this process's place in the mesh, with everything checked."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import itertools
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+
+from autopar import plan_folder
+from autopar.errors import UserError
+from autopar.frontends.loading import load_workload
+from autopar.nouns.plan import Plan
+from autopar.runtime.initialize import initialize
+from autopar.runtime.ranks import Ranks
+from autopar.runtime.trainer import Program, Trainer
+from autopar.workload import Workload
+
+TIMEOUT_S = 300.0
+"""How long a collective waits for ranks that neither come nor die."""
+
+_serial = itertools.count()
+
+
+class StalePlan(UserError):
+    """The model has changed since it was planned."""
+
+
+class PlansDiffer(UserError):
+    """The ranks of one job were given different plans."""
+
+
+def load(folder: str | Path, device: str = "auto", check_model: bool = True) -> Trainer:
+    """The trainer of the plan in ``folder``, with the initial weights of the original model.
+
+    Called by every process of a torchrun job (or by a plain process where the plan has one rank);
+    starts the process group if that has not happened. ``device`` is ``cpu``, ``cuda`` or ``auto``.
+
+    Raises:
+        PlansDiffer: the ranks do not run the same plan and program.
+        StalePlan: the model is not the one that was planned (``check_model``: capture it again).
+        ProgramError: the number of processes is not the plan's.
+    """
+    plan = plan_folder.read_plan(folder)
+    place = start(device)
+    check_same(plan, folder)
+    workload = load_workload(plan.workload)
+    if check_model:
+        _check_model(plan, workload)
+    assert workload.model is not None
+    program = Program.of(read_program(folder))
+    make = workload.model
+    notes: list[str | None] = []
+    trainer = Trainer(
+        program,
+        workload,
+        lambda targets: notes.append(initialize(make, workload.seed, targets)),
+        Ranks(program.mesh, place),
+    )
+    if notes[0] is not None and trainer.ranks.rank == 0:
+        print(
+            f"autopar: the whole model was built in memory for its initial weights ({notes[0]})",
+            file=sys.stderr,
+        )
+    return trainer
+
+
+def start(device: str = "auto", timeout_s: float = TIMEOUT_S) -> torch.device:
+    """Joins the process group that torchrun's environment names; returns this process's device.
+
+    NCCL (and gloo for what lies on the CPU) where there is a GPU for every local process, gloo
+    otherwise. Without that environment the process stays alone.
+    """
+    local, count = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if device == "auto":
+        device = "cuda" if torch.cuda.device_count() >= count else "cpu"
+    place = torch.device("cpu")
+    if device == "cuda":
+        if torch.cuda.device_count() < count:
+            raise UserError(
+                f"device cuda: {torch.cuda.device_count()} GPUs for {count} processes on this "
+                "machine; use --device cpu, or plan for fewer devices"
+            )
+        place = torch.device("cuda", local)
+        torch.cuda.set_device(place)
+    if not dist.is_initialized() and "RANK" in os.environ:
+        backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    return place
+
+
+def check_same(plan: Plan, folder: str | Path) -> None:
+    """Raises `PlansDiffer` on every rank unless all have the same plan and program."""
+    if not dist.is_initialized():
+        return
+    own = (plan.fingerprint(), _program_hash(folder), str(Path(folder).resolve()))
+    found: list[tuple[str, str, str]] = [own] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    if len({(plan_hash, program) for plan_hash, program, _ in found}) > 1:
+        shown = "; ".join(
+            f"rank {rank}: plan {plan_hash}, program {program} from {where}"
+            for rank, (plan_hash, program, where) in enumerate(found)
+        )
+        raise PlansDiffer(
+            f"the ranks run different plans. {shown}. Copy one plan folder to every machine"
+        )
+
+
+def _program_hash(folder: str | Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted((Path(folder) / plan_folder.PROGRAM).rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _check_model(plan: Plan, workload: Workload) -> None:
+    """Captures the model again on rank 0 and compares its fingerprint with the plan's."""
+    answer: list[str] = [""]
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        from autopar.frontends.pytorch import capture
+
+        try:
+            answer = [capture(workload).graph.fingerprint()]
+        except UserError as error:
+            answer = [f"none, it cannot be captured any more: {error}"]
+    if dist.is_initialized():
+        dist.broadcast_object_list(answer, src=0)
+    if answer[0] != plan.fingerprints.model:
+        raise StalePlan(
+            f"{plan.workload} has changed since it was planned: its fingerprint was "
+            f"{plan.fingerprints.model} and is {answer[0]}; plan it again with `autopar plan`"
+        )
+
+
+def read_program(folder: str | Path) -> ModuleType:
+    """Runs ``program/model.py`` of a plan folder as a module of its own."""
+    file = (Path(folder) / plan_folder.PROGRAM / "model.py").resolve()
+    name = f"autopar_program_{next(_serial)}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None or not file.exists():
+        raise plan_folder.PlanFolderError(
+            f"no program in {folder} ({file} is missing); make one with `autopar plan`"
+        )
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(file.parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(file.parent))
+    return module
+
+
+__all__ = ["PlansDiffer", "StalePlan", "check_same", "load", "read_program", "start"]

@@ -1,0 +1,124 @@
+"""What each process of a job started by `autopar.runtime.launch` runs.
+
+    python -m autopar.runtime.worker run|verify '{"json": "options"}' <folder for results>
+
+A process that fails leaves ``error-<rank>.json`` there and stops at once; the launcher tells whose
+error came first.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from autopar import plan_folder
+from autopar.errors import UserError
+from autopar.runtime.batches import Batch
+from autopar.runtime.loading import load, start
+from autopar.workload import Workload
+
+_where = {"step": "before the first step"}
+
+
+def train(options: dict[str, Any], results: Path) -> None:
+    """``steps`` steps of ``plan``; rank 0 prints them and leaves ``result.json``."""
+    folder = options["plan"]
+    start(options["device"], options["timeout_s"])
+    trainer = load(folder, options["device"])
+    predicted = plan_folder.read_plan(folder).prediction.step_time_s
+    if options["resume"]:
+        trainer.load(options["resume"])
+    if options["compile"]:
+        trainer.compile()
+    first = not dist.is_initialized() or dist.get_rank() == 0
+    losses, times = [], []
+    for _ in range(options["steps"]):
+        step = trainer.step_number
+        _where["step"] = f"in step {step}"
+        batch = batch_of(trainer.workload, step)
+        begin = time.perf_counter()
+        loss = float(trainer.step(batch))
+        times.append(time.perf_counter() - begin)
+        losses.append(loss)
+        if first:
+            print(
+                f"step {step}  loss {loss:.6f}  {times[-1]:.4f} s (predicted {predicted:.4f} s)",
+                flush=True,
+            )
+        every = options["save_every"]
+        if options["save"] and every and trainer.step_number % every == 0:
+            trainer.save(options["save"])
+    if options["save"]:
+        _where["step"] = "while saving"
+        trainer.save(options["save"])
+    if first:
+        settled = times[1:] or times  # the first step pays for buffers and caches
+        result = {
+            "losses": losses,
+            "step_time_s": median(settled) if settled else 0.0,
+            "predicted_step_time_s": predicted,
+            "ranks": trainer.ranks.world,
+            "step": trainer.step_number,
+        }
+        (results / "result.json").write_text(json.dumps(result))
+
+
+def batch_of(workload: Workload, step: int) -> Batch:
+    """The global batch of a step: ``batch(step)`` where it takes the number, else ``batch()``."""
+    taken = inspect.signature(workload.batch).parameters.values()
+    numbered = any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in taken)
+    return workload.batch(step) if numbered else workload.batch()
+
+
+def verify(options: dict[str, Any], results: Path) -> None:
+    """Every plan of ``plans``, one after the other; rank 0 leaves ``result.json``."""
+    from autopar.runtime.verify import verify_here
+
+    start(options["device"], options["timeout_s"])
+    found = []
+    for folder in options["plans"]:
+        _where["step"] = f"while verifying {folder}"
+        found.append(verify_here(folder))
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        (results / "result.json").write_text(json.dumps(found))
+
+
+@record
+def main() -> None:
+    job, options, results = sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3])
+    rank = os.environ.get("RANK", "0")
+    try:
+        {"run": train, "verify": verify}[job](options, results)
+    except Exception as error:
+        report = {
+            "time": time.time(),
+            "rank": int(rank),
+            "where": _where["step"],
+            "error": type(error).__name__,
+            "message": str(error),
+            "user": isinstance(error, UserError),
+            "exit_code": getattr(error, "exit_code", 1),
+            "traceback": traceback.format_exc(),
+        }
+        (results / f"error-{rank}.json").write_text(json.dumps(report))
+        # At once, without waiting for threads: the others hang until this process is gone.
+        sys.stdout.flush()
+        os._exit(1)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    main()

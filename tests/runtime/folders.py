@@ -1,0 +1,61 @@
+"""Plan folders around the program that was written by hand."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+from autopar import plan_folder
+from autopar.frontends.loading import load_workload
+from autopar.nouns import plan as plans
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import Fingerprints, Stage
+from tests.plans import plan, prediction
+
+HERE = Path(__file__).parent
+WORKLOAD = f"{HERE / 'tiny_gpt.py'}:workload"
+
+
+@functools.cache
+def model_fingerprint(workload: str) -> str:
+    from autopar.frontends.pytorch import capture
+
+    return capture(load_workload(workload)).graph.fingerprint()
+
+
+def write(
+    folder: Path,
+    mesh: dict[str, int],
+    zero: int = 0,
+    microbatches: int = 1,
+    precision: str = "float32",
+    workload: str = WORKLOAD,
+    program: str | None = None,
+    collectives: str = "",
+    fingerprint: str | None = None,
+) -> Path:
+    """A folder as `autopar plan` would leave it, as far as the runtime reads it."""
+    found = replace(
+        plan(),
+        workload=workload,
+        stages=(Stage(Mesh(tuple(mesh), tuple(mesh.values()))),),
+        zero=zero,
+        microbatches=microbatches,
+        precision=precision,
+        fingerprints=Fingerprints(fingerprint or model_fingerprint(workload), "c", "p", "t"),
+        prediction=prediction(step_time_s=0.012),
+    )
+    text = program or (HERE / "tiny_gpt_program.py").read_text()
+    head, rest = text.split("MESH = ", 1)
+    rest = rest.split("\n\n", 1)[1]
+    settings = (
+        f"Settings(zero={zero}, microbatches={microbatches}, precision={precision!r}, "
+        'units=("layers.*",))'
+    )
+    text = f"{head}MESH = {mesh}\nSETTINGS = {settings}\n\n{rest}"
+    files = {plan_folder.PLAN: plans.to_json(found), "program/model.py": text}
+    if collectives:
+        files[plan_folder.COLLECTIVES] = collectives
+    plan_folder.write(folder, files)
+    return folder
