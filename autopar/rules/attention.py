@@ -76,7 +76,8 @@ def _repeat_heads(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, .
     del operands, results
     repeats = int(op.attrs["repeats"])
     heads = f"(g r={repeats})" if repeats > 1 else "g"
-    return Rule(f"b g t d -> b {heads} t d", linear=True, flops=0.0)
+    special = (("r", "local_repeats"),) if repeats > 1 else ()
+    return Rule(f"b g t d -> b {heads} t d", linear=True, flops=0.0, special=special)
 
 
 ATTENTION: Mapping[str, Rule | RuleMaker] = {

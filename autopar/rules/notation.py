@@ -91,7 +91,7 @@ class Rule:
                 may be absent from the results, which are then whole.
     special:    (factor, name) of the implementation that takes the plain op's place where an axis
                 splits the factor: ``masked_lookup``, ``vocabulary_parallel``, ``global_count``,
-                ``synchronised``, ``local_groups``.
+                ``synchronised``; ``local_groups``, ``local_repeats``: the attr counts local ones.
     flops:      forward floating-point operations per point of the iteration space (all factors).
     flop_terms: (coefficient, factors) pairs whose sum replaces that, where not every product runs
                 over all factors.

@@ -36,7 +36,7 @@ from functools import lru_cache
 
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.sharding import DEFERRED, WHOLE, Placement, Sharding, split
+from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding, split
 
 # What each direction does; the names in COLLECTIVES move bytes.
 NONE = "none"
@@ -109,6 +109,8 @@ def reshard(
 ) -> tuple[Step, ...] | None:
     """The steps that turn ``source`` into ``target`` with the fewest bytes; None if there are none.
 
+    Only axes that change take part, and those that stand in their way: work is not moved to an axis
+    that could lie on a slower link.
     A dim that several axes split is undone from the innermost axis and rebuilt from the outermost,
     so that every rank always holds a contiguous piece. Uneven pieces are cut out of whole tensors
     and padded to partial sums; collectives on pieces need equal ones, so the way from uneven pieces
@@ -227,9 +229,9 @@ class _Walk:
         return sorted(found)
 
     def _targets(self, start: Placement, goal: Placement) -> Iterator[Placement]:
-        """Where an axis may go on its way: the goal, whole, or split along any dim."""
+        """Where an axis may go on its way: anywhere."""
         seen: set[Placement] = set()
-        whole = (WHOLE, DEFERRED) if self.differentiable else (WHOLE,)
+        whole = (WHOLE, DEFERRED, PARTIAL) if self.differentiable else (WHOLE, PARTIAL)
         for placement in (goal, start, *whole, *map(split, range(len(self.shape)))):
             if placement not in seen:
                 seen.add(placement)

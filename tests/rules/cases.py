@@ -1,0 +1,495 @@
+"""Random small ops of every kind, odd sizes and indivisible heads included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from autopar.nouns.graph import Op
+from autopar.nouns.graph import Tensor as Noun
+from tests.rules.reference import Call, run
+
+SIZES = st.sampled_from((1, 2, 3, 4, 5, 6, 8))
+SMALL = st.sampled_from((1, 2, 3, 4))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One op with values for its operands (leaves, float64 where they have gradients)."""
+
+    op: Op
+    operands: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+
+    @property
+    def nouns(self) -> dict[str, Noun]:
+        """The graph's tensors of this op."""
+        pairs = zip(
+            (*self.op.inputs, *self.op.outputs), (*self.operands, *self.results), strict=True
+        )
+        return {
+            name: Noun(name, tuple(t.shape), str(t.dtype)[6:], "activation", t.requires_grad)
+            for name, t in pairs
+        }
+
+
+class Draw:
+    """Sizes from hypothesis, values from a seeded generator."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self.data = data
+        self.generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
+
+    def of(self, *options: Any) -> Any:
+        return self.data.draw(st.sampled_from(options))
+
+    def size(self) -> int:
+        return self.data.draw(SIZES)
+
+    def small(self) -> int:
+        return self.data.draw(SMALL)
+
+    def flag(self) -> bool:
+        return self.data.draw(st.booleans())
+
+    def shape(self, least: int = 1, most: int = 3) -> tuple[int, ...]:
+        return tuple(self.size() for _ in range(self.data.draw(st.integers(least, most))))
+
+    def dim(self, shape: Sequence[int]) -> int:
+        return self.data.draw(st.integers(-len(shape), len(shape) - 1))
+
+    def dims(self, shape: Sequence[int]) -> tuple[int, ...]:
+        found = self.data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))
+        return tuple(sorted(found))
+
+    def real(self, *shape: int, gradient: bool | None = None) -> Tensor:
+        """Numbers away from zero, so that no derivative is undefined; sometimes a constant."""
+        values = torch.rand(shape, generator=self.generator, dtype=torch.double) + 0.25
+        wants = self.flag() or self.flag() if gradient is None else gradient
+        return values.requires_grad_(wants)
+
+    def signed(self, *shape: int) -> Tensor:
+        x = self.real(*shape, gradient=False)
+        flips = torch.randint(0, 2, shape, generator=self.generator) * 2 - 1
+        return (x * flips).requires_grad_()
+
+    def ids(self, bound: int, *shape: int) -> Tensor:
+        return torch.randint(0, bound, shape, generator=self.generator)
+
+    def bits(self, *shape: int) -> Tensor:
+        return self.ids(2, *shape).bool()
+
+    def broadcast(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """A shape that broadcasts to ``shape``: leading dims gone, others shrunk to one."""
+        left_out = self.data.draw(st.integers(0, len(shape)))
+        return tuple(1 if self.of(False, False, True) else n for n in shape[left_out:])
+
+
+Builder = Callable[[Draw, str], tuple[tuple[Tensor, ...], dict[str, Any]]]
+
+
+def build(kind: str, data: st.DataObject) -> Case:
+    """A random op of ``kind``."""
+    operands, attrs = CASES[kind](Draw(data), kind)
+    return case(kind, operands, attrs)
+
+
+def case(kind: str, operands: Sequence[Tensor], attrs: Mapping[str, Any]) -> Case:
+    """An op of ``kind`` on these operands, its results computed."""
+    results = run(kind, Call(attrs, tuple(operands), _result_shapes(kind, attrs)))
+    op = Op(
+        kind,
+        tuple(f"in{i}" for i in range(len(operands))),
+        tuple(f"out{i}" for i in range(len(results))),
+        attrs,
+    )
+    return Case(op, tuple(operands), results)
+
+
+def _result_shapes(kind: str, attrs: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+    return (attrs["shape"],) if kind in ("reshape", "expand", "full") else ()
+
+
+def _two(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    shape = d.shape(1, 3)
+    if kind == "floor_divide":  # no derivative in torch
+        return (d.real(*shape, gradient=False), d.real(*d.broadcast(shape), gradient=False)), {}
+    if d.flag():
+        return (d.real(*shape),), {"other": d.of(0, 1.5), "scalar_first": d.flag()} | (
+            {"other": 1.5} if kind in ("div", "remainder", "pow") else {}
+        )
+    pair = [d.real(*shape), d.real(*d.broadcast(shape))]
+    return tuple(reversed(pair) if d.flag() else pair), {}
+
+
+def _one(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    shape = d.shape(1, 3)
+    positive = kind in ("log", "sqrt", "rsqrt", "reciprocal")
+    extra: dict[str, dict[str, Any]] = {
+        "cast": {"dtype": "float64"},
+        "clamp": {"min": -0.5, "max": 0.5},
+        "dropout": {"p": d.of(0.0, 0.5)} if kind == "dropout" else {},
+    }
+    return (d.real(*shape) if positive else d.signed(*shape),), extra.get(kind, {})
+
+
+def _linear(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    k, n = d.size(), d.size()
+    weight = (n, k) if kind == "linear" else (k, n)
+    return (d.real(*d.shape(1, 2), k), d.real(*weight)), {}
+
+
+def _matmul(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    m, k, n = d.size(), d.size(), d.size()
+    batch = d.shape(0, 2)
+    pair = (d.real(*batch, m, k), d.real(*d.broadcast(batch), k, n))
+    return pair, {}
+
+
+def _einsum(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    equation = d.of(
+        "abc,dc->abd", "ab,bc->ca", "abc,abd->cd", "ab->ba", "abc->b", "...ij,...jk->...ik"
+    )
+    extents = {letter: d.size() for letter in "abcdijk"}
+    left = equation.partition("->")[0]
+    shapes = [[extents[c] for c in part.replace("...", "a")] for part in left.split(",")]
+    return tuple(d.real(*s) for s in shapes), {"equation": equation}
+
+
+def _conv(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    rank, groups = d.of(1, 2), d.of(1, 1, 2, 4)
+    inside, out = d.small(), d.small()
+    space = [d.of(4, 5, 6) for _ in range(rank)]
+    x = d.real(d.size(), groups * inside, *space)
+    weight = d.real(groups * out, inside, *[d.of(1, 3) for _ in range(rank)])
+    each = {"stride": (d.of(1, 2),) * rank, "padding": (d.of(0, 1),) * rank}
+    return (x, weight), {**each, "dilation": (1,) * rank, "groups": groups}
+
+
+def _attention(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    b, g, r, s, t, k = (
+        d.small(),
+        d.of(1, 2, 3, 4),
+        d.of(1, 2, 3, 4),
+        d.small(),
+        d.small(),
+        d.of(2, 4),
+    )
+    e = d.of(k, 2)
+    operands = [d.real(b, g * r, s, k), d.real(b, g, t, k), d.real(b, g, t, e)]
+    causal = d.flag()
+    if not causal and d.flag():
+        full = (b, g * r, s, t)
+        shape = tuple(1 if d.of(False, False, True) else n for n in full)[d.of(0, 0, 2) :]
+        mask = d.bits(*shape)
+        mask[..., 0] = True  # every row sees something
+        operands.append(d.real(*shape) if d.flag() else mask)
+    return tuple(operands), {"causal": causal, "scale": d.of(None, 0.5), "dropout_p": 0.0}
+
+
+def _rotary(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    b, s, k = d.size(), d.size(), d.of(2, 4)
+    rows = d.of(1, b)
+    angles = [d.real(rows, s, k, gradient=False) for _ in range(2)]
+    return (d.real(b, d.size(), s, k), *angles), {"style": "half"}
+
+
+def _layer_norm(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    dims = d.of(1, 1, 2)
+    trailing = [d.of(2, 3, 4) for _ in range(dims)]
+    affine = [d.real(*trailing) for _ in range(d.of(0, 1, 2))]
+    return (d.real(*d.shape(1, 2), *trailing), *affine), {"dims": dims, "eps": 1e-5}
+
+
+def _rms_norm(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    width = d.of(2, 3, 4)
+    affine = [d.real(width) for _ in range(d.of(0, 1))]
+    attrs = {"eps": 1e-5, "upcast": False, "scale_offset": d.of(0, 1)}
+    return (d.real(*d.shape(1, 2), width), *affine), attrs
+
+
+def _group_norm(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    groups, channels = d.size(), d.of(1, 2, 3)
+    affine = [d.real(groups * channels) for _ in range(d.of(0, 2))]
+    x = d.real(d.size(), groups * channels, *d.of((3,), (2, 3)))
+    return (x, *affine), {"groups": groups, "eps": 1e-5}
+
+
+def _batch_norm(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    channels, training = d.size(), d.of(True, True, False)
+    affine = [d.real(channels) for _ in range(d.of(0, 1, 2) if training else 2)]
+    stored = [] if training else [d.real(channels, gradient=False) for _ in range(2)]
+    image = d.of((), (4,), (2, 3))
+    # Two samples alone have no scale of their own: their gradients cancel.
+    x = d.real(d.of(2, 3, 4, 6) if image else d.of(6, 8), channels, *image)
+    attrs = {"eps": 1e-5, "momentum": 0.1, "training": training}
+    return (x, *affine, *stored), attrs
+
+
+def _softmax(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape()
+    return (d.signed(*shape),), {"dim": d.dim(shape)}
+
+
+def _embedding(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    rows = d.of(3, 4, 7, 8, 12)
+    return (d.ids(rows, *d.shape(0, 2)), d.real(rows, d.size(), gradient=True)), {
+        "padding_idx": None
+    }
+
+
+def _cross_entropy(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    rows, classes = d.size(), d.of(3, 4, 7, 8, 12)
+    labels = d.ids(classes, rows)
+    if rows > 1 and d.flag():
+        labels[0] = -100
+    return (d.signed(rows, classes), labels), {
+        "ignore_index": -100,
+        "reduction": d.of("mean", "sum"),
+        "label_smoothing": d.of(0.0, 0.0, 0.1),
+    }
+
+
+def _logic(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape()
+    return (d.bits(*shape), d.bits(*d.broadcast(shape))), {}
+
+
+def _where(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape()
+    given = d.of("ab", "a", "b")
+    attrs = {n: d.of(0.0, -2.0) for n in "ab" if n not in given}
+    values = [d.real(*d.broadcast(shape)) for _ in given]
+    return (d.bits(*shape), *values), attrs
+
+
+def _masked_fill(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape()
+    return (d.real(*shape), d.bits(*d.broadcast(shape))), {"value": d.of(0.0, -9.0)}
+
+
+def _reshape(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Dims merged, dims split, or both across each other."""
+    del kind
+    old = [d.size() for _ in range(d.of(1, 2, 3))]
+    total = 1
+    for n in old:
+        total *= n
+    new: list[int] = []
+    while total > 1 and len(new) < 3:
+        new.append(d.of(*[n for n in range(1, total + 1) if total % n == 0]))
+        total //= new[-1]
+    return (d.real(*old),), {"shape": (*new, total)}
+
+
+def _expand(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape()
+    return (d.real(*d.broadcast(shape)),), {"shape": shape}
+
+
+def _slice(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape()
+    dim = d.dim(shape)
+    start, step = d.of((0, 1), (0, 1), (1, 1), (0, 2))
+    return (d.real(*shape),), {"dim": dim, "start": start, "stop": shape[dim], "step": step}
+
+
+def _select(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape()
+    return (d.real(*shape),), {"dim": d.dim(shape), "index": d.of(0, -1)}
+
+
+def _split(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape()
+    dim = d.dim(shape)
+    squeeze = d.flag()
+    size = shape[dim]
+    sizes = (1,) * size if squeeze else (size // 2, size - size // 2) if size > 1 else (1,)
+    return (d.real(*shape),), {"dim": dim, "sizes": sizes, "squeeze": squeeze}
+
+
+def _cat(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape()
+    dim = d.dim(shape)
+    shapes = [list(shape) for _ in range(d.of(1, 2, 3))]
+    for s in shapes:
+        s[dim] = d.size()
+    return tuple(d.real(*s) for s in shapes), {"dim": dim}
+
+
+def _stack(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape(1, 2)
+    return tuple(d.real(*shape) for _ in range(d.of(2, 3))), {"dim": d.dim((*shape, 1))}
+
+
+def _pad(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape()
+    pairs = tuple(d.of((0, 0), (1, 0), (2, 1)) for _ in shape)
+    return (d.real(*shape),), {"low_high": pairs, "value": d.of(0.0, 1.0)}
+
+
+def _shifted(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    shape = d.shape()
+    dims = d.dims(shape)
+    extra = {"shifts": tuple(d.of(1, -1) for _ in dims)} if kind == "roll" else {}
+    return (d.real(*shape),), {"dims": dims, **extra}
+
+
+def _transpose(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape()
+    return (d.real(*shape),), {"dims": tuple(d.data.draw(st.permutations(range(len(shape)))))}
+
+
+def _reduction(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    shape = tuple(n + 1 for n in d.shape())
+    x = d.bits(*shape) if kind in ("any", "all") else d.real(*shape)
+    attrs: dict[str, Any] = {"dims": d.dims(shape), "keepdim": d.flag()}
+    if kind == "argmax":
+        attrs = {"dim": d.of(None, d.dim(shape)), "keepdim": False}
+    if kind == "var":
+        attrs["correction"] = d.of(0, 1)
+    return (x,), attrs
+
+
+def _running(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape()
+    return (d.real(*shape),), {"dim": d.dim(shape)}
+
+
+def _made(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    if kind == "full":
+        return (), {"shape": d.shape(), "value": 3.0, "dtype": "float64"}
+    if kind == "arange":
+        return (), {"start": 0, "stop": d.size(), "step": 1, "dtype": "int64"}
+    return (), {"value": ((1.0, 2.0), (3.0, 4.0)), "dtype": "float64"}
+
+
+def _triangle(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    return (d.real(*d.shape(2, 3)),), {"diagonal": d.of(-1, 0, 1)}
+
+
+def _gather(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    shape = d.shape()
+    dim = d.dim(shape)
+    smaller = [n if d.flag() else max(n - 1, 1) for n in shape]
+    if kind == "gather":
+        smaller[dim] = d.size()
+        return (d.real(*shape), d.ids(shape[dim], *smaller)), {"dim": dim}
+    # Different targets for different sources, so that the result does not depend on order.
+    smaller[dim] = max(shape[dim] - 1, 1)
+    places = torch.arange(smaller[dim]).view(
+        [-1 if i == dim % len(shape) else 1 for i in range(len(shape))]
+    )
+    source = d.real(*smaller)
+    return (d.real(*shape), places.expand(smaller).clone(), source), {"dim": dim}
+
+
+def _index_select(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape()
+    dim = d.dim(shape)
+    return (d.real(*shape), d.ids(shape[dim], d.size())), {"dim": dim}
+
+
+def _index(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape(2, 3)
+    dims = d.dims(shape)
+    common = d.shape(1, 2)
+    found = [d.ids(shape[i], *(common if d.flag() else d.broadcast(common))) for i in dims]
+    return (d.real(*shape), *found), {"dims": dims}
+
+
+def _image(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    x = d.real(d.size(), d.size(), d.of(4, 6), d.of(4, 5))
+    if kind == "adaptive_avg_pool":
+        return (x,), {"output": d.of((1, 1), (2, 2))}
+    if kind == "interpolate":
+        return (x,), {"output": (7, 7), "mode": d.of("nearest", "bilinear")}
+    return (x,), {"kernel": (2, 2), "stride": (d.of(1, 2),) * 2, "padding": (d.of(0, 1),) * 2}
+
+
+_ARITHMETIC = "add sub mul div pow maximum minimum remainder floor_divide eq ne lt le gt ge"
+_FUNCTIONS = (
+    "neg exp log sqrt rsqrt tanh sigmoid relu gelu silu sin cos abs erf square softplus leaky_relu "
+    "elu hardtanh mish reciprocal identity detach clamp isinf isnan sign floor cast dropout"
+)
+
+CASES: Mapping[str, Builder] = {
+    **dict.fromkeys(_ARITHMETIC.split(), _two),
+    **dict.fromkeys(_FUNCTIONS.split(), _one),
+    **dict.fromkeys(("and", "or", "xor"), _logic),
+    "not": lambda d, kind: ((d.bits(*d.shape()),), {}),
+    "linear": _linear,
+    "linear_t": _linear,
+    "matmul": _matmul,
+    "einsum": _einsum,
+    "conv": _conv,
+    "attention": _attention,
+    "rotary": _rotary,
+    "repeat_heads": lambda d, kind: (
+        (d.real(d.size(), d.size(), d.small(), d.small()),),
+        {"repeats": d.of(1, 2, 3, 4)},
+    ),
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "group_norm": _group_norm,
+    "batch_norm": _batch_norm,
+    "softmax": _softmax,
+    "log_softmax": _softmax,
+    "embedding": _embedding,
+    "cross_entropy": _cross_entropy,
+    "where": _where,
+    "masked_fill": _masked_fill,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "expand": _expand,
+    "slice": _slice,
+    "select": _select,
+    "split": _split,
+    "cat": _cat,
+    "stack": _stack,
+    "pad": _pad,
+    "flip": _shifted,
+    "roll": _shifted,
+    **dict.fromkeys(("sum", "mean", "amax", "amin", "any", "all", "argmax", "var"), _reduction),
+    "cumsum": _running,
+    **dict.fromkeys(("full", "arange", "constant"), _made),
+    **dict.fromkeys(("tril", "triu"), _triangle),
+    "gather": _gather,
+    "scatter": _gather,
+    "index_select": _index_select,
+    "index": _index,
+    "one_hot": lambda d, kind: ((d.ids(5, *d.shape()),), {"classes": 5}),
+    **dict.fromkeys(("max_pool", "avg_pool", "adaptive_avg_pool", "interpolate"), _image),
+}

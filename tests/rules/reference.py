@@ -1,0 +1,312 @@
+"""What each op kind computes, in plain torch: the meaning that the rules are checked against.
+
+A function gets a `Call`: the op's attrs, its operands, and the shapes that its results shall have.
+Attrs that name extents of the whole op (``shape``, ``groups``) are taken from the shapes instead
+where the op runs on one rank, as an emitted program does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    attrs: Mapping[str, Any]
+    operands: tuple[Tensor, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def x(self) -> Tensor:
+        return self.operands[0]
+
+    def optional(self, position: int) -> Tensor | None:
+        return self.operands[position] if len(self.operands) > position else None
+
+
+Reference = Callable[[Call], Tensor | tuple[Tensor, ...]]
+
+
+def _two(function: Callable[[Any, Any], Tensor]) -> Reference:
+    def run(call: Call) -> Tensor:
+        if len(call.operands) == 2:
+            return function(*call.operands)
+        other = call.attrs["other"]
+        if call.attrs.get("scalar_first"):
+            return function(torch.tensor(other, dtype=call.x.dtype), call.x)
+        return function(call.x, torch.tensor(other, dtype=call.x.dtype))
+
+    return run
+
+
+def _one(function: Callable[[Tensor], Tensor]) -> Reference:
+    return lambda call: function(call.x)
+
+
+def _over_dims(function: Callable[..., Tensor]) -> Reference:
+    return lambda call: function(call.x, dim=call.attrs["dims"], keepdim=call.attrs["keepdim"])
+
+
+def _mean(call: Call) -> Tensor:
+    total = call.x.sum(dim=call.attrs["dims"], keepdim=call.attrs["keepdim"])
+    local = math.prod(call.x.shape[d] for d in call.attrs["dims"])
+    count: int = call.attrs.get("count", local)
+    return total / count
+
+
+def _all_or_any(function: Callable[..., Tensor]) -> Reference:
+    def run(call: Call) -> Tensor:
+        x = call.x
+        for dim in sorted(call.attrs["dims"], reverse=True):
+            x = function(x, dim=dim, keepdim=call.attrs["keepdim"])
+        return x
+
+    return run
+
+
+def _conv(call: Call) -> Tensor:
+    x, weight = call.operands
+    # As many groups as the local channels and the filters' depth make.
+    groups = x.shape[1] // weight.shape[1]
+    function = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[x.dim() - 2]
+    a = call.attrs
+    return function(x, weight, None, a["stride"], a["padding"], a["dilation"], groups)
+
+
+def _attention(call: Call) -> Tensor:
+    q, k, v = call.operands[:3]
+    return F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=call.optional(3),
+        is_causal=call.attrs["causal"],
+        scale=call.attrs["scale"],
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+
+
+def _rotary(call: Call) -> Tensor:
+    x, cos, sin = call.operands
+    if cos.dim() == 3:
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
+def _layer_norm(call: Call) -> Tensor:
+    shape = call.x.shape[call.x.dim() - call.attrs["dims"] :]
+    return F.layer_norm(call.x, shape, call.optional(1), call.optional(2), call.attrs["eps"])
+
+
+def _rms_norm(call: Call) -> Tensor:
+    weight = call.optional(1)
+    if weight is not None and call.attrs["scale_offset"]:
+        weight = weight + call.attrs["scale_offset"]
+    return F.rms_norm(call.x, call.x.shape[-1:], weight, call.attrs["eps"])
+
+
+def _group_norm(call: Call) -> Tensor:
+    groups = call.attrs.get("local_groups", call.attrs["groups"])
+    return F.group_norm(call.x, groups, call.optional(1), call.optional(2), call.attrs["eps"])
+
+
+def _batch_norm(call: Call) -> Tensor:
+    x, eps = call.x, call.attrs["eps"]
+    if not call.attrs["training"]:
+        weight, bias, mean, variance = call.operands[1:]
+        return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
+    return F.batch_norm(x, None, None, call.optional(1), call.optional(2), True, 0.0, eps)
+
+
+def _embedding(call: Call) -> Tensor:
+    ids, weight = call.operands
+    start = call.attrs.get("first_row")
+    if start is None:
+        return F.embedding(ids, weight)
+    # A piece of the vocabulary: rows that others hold count as zero.
+    mine = (ids >= start) & (ids < start + weight.shape[0])
+    found = F.embedding((ids - start).clamp(0, weight.shape[0] - 1), weight)
+    return torch.where(mine.unsqueeze(-1), found, torch.zeros((), dtype=weight.dtype))
+
+
+def _cross_entropy(call: Call) -> Tensor:
+    logits, labels = call.operands
+    a = call.attrs
+    options = {"ignore_index": a["ignore_index"], "label_smoothing": a["label_smoothing"]}
+    total = F.cross_entropy(logits, labels, reduction="sum", **options)
+    if a["reduction"] == "sum":
+        return total
+    count: int = a.get("count", int((labels != a["ignore_index"]).sum()))
+    return total / count
+
+
+def _where(call: Call) -> Tensor:
+    condition, *rest = call.operands
+    values = [
+        rest.pop(0)
+        if call.attrs.get(n) is None
+        else torch.tensor(call.attrs[n], dtype=torch.double)
+        for n in ("a", "b")
+    ]
+    return torch.where(condition, values[0], values[1])
+
+
+def _expand(call: Call) -> Tensor:
+    return call.x.expand(call.shapes[0])
+
+
+def _slice(call: Call) -> Tensor:
+    a = call.attrs
+    cut = [slice(None)] * call.x.dim()
+    cut[a["dim"]] = slice(a["start"], a["stop"], a["step"])
+    return call.x[tuple(cut)]
+
+
+def _split(call: Call) -> tuple[Tensor, ...]:
+    dim = call.attrs["dim"]
+    pieces = torch.split(call.x, list(call.attrs["sizes"]), dim)
+    return tuple(p.squeeze(dim) for p in pieces) if call.attrs.get("squeeze") else pieces
+
+
+def _pad(call: Call) -> Tensor:
+    flat = [n for pair in reversed(call.attrs["low_high"]) for n in pair]
+    return F.pad(call.x, flat, value=call.attrs["value"])
+
+
+def _index(call: Call) -> Tensor:
+    x, *found = call.operands
+    where: list[Any] = [slice(None)] * x.dim()
+    for dim, index in zip(call.attrs["dims"], found, strict=True):
+        where[dim] = index
+    return x[tuple(where)]
+
+
+def _pool(function: Callable[..., Tensor]) -> Reference:
+    def run(call: Call) -> Tensor:
+        names = {"kernel": "kernel_size", "stride": "stride", "padding": "padding"}
+        return function(call.x, **{long: call.attrs[short] for short, long in names.items()})
+
+    return run
+
+
+REFERENCE: Mapping[str, Reference] = {
+    "linear": lambda c: F.linear(*c.operands),
+    "linear_t": lambda c: c.operands[0] @ c.operands[1],
+    "matmul": lambda c: torch.matmul(*c.operands),
+    "einsum": lambda c: torch.einsum(c.attrs["equation"], *c.operands),
+    "conv": _conv,
+    "attention": _attention,
+    "rotary": _rotary,
+    "repeat_heads": lambda c: c.x.repeat_interleave(
+        c.attrs.get("local_repeats", c.attrs["repeats"]), 1
+    ),
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "group_norm": _group_norm,
+    "batch_norm": _batch_norm,
+    "softmax": lambda c: F.softmax(c.x, c.attrs["dim"]),
+    "log_softmax": lambda c: F.log_softmax(c.x, c.attrs["dim"]),
+    "embedding": _embedding,
+    "cross_entropy": _cross_entropy,
+    "add": _two(torch.add),
+    "sub": _two(torch.sub),
+    "mul": _two(torch.mul),
+    "div": _two(torch.div),
+    "pow": _two(torch.pow),
+    "maximum": _two(torch.maximum),
+    "minimum": _two(torch.minimum),
+    "remainder": _two(torch.remainder),
+    "floor_divide": _two(torch.floor_divide),
+    "eq": _two(torch.eq),
+    "ne": _two(torch.ne),
+    "lt": _two(torch.lt),
+    "le": _two(torch.le),
+    "gt": _two(torch.gt),
+    "ge": _two(torch.ge),
+    "and": _two(torch.logical_and),
+    "or": _two(torch.logical_or),
+    "xor": _two(torch.logical_xor),
+    "neg": _one(torch.neg),
+    "exp": _one(torch.exp),
+    "log": _one(torch.log),
+    "sqrt": _one(torch.sqrt),
+    "rsqrt": _one(torch.rsqrt),
+    "tanh": _one(torch.tanh),
+    "sigmoid": _one(torch.sigmoid),
+    "relu": _one(torch.relu),
+    "gelu": _one(F.gelu),
+    "silu": _one(F.silu),
+    "sin": _one(torch.sin),
+    "cos": _one(torch.cos),
+    "abs": _one(torch.abs),
+    "not": _one(torch.logical_not),
+    "erf": _one(torch.erf),
+    "square": _one(torch.square),
+    "softplus": _one(F.softplus),
+    "leaky_relu": _one(F.leaky_relu),
+    "elu": _one(F.elu),
+    "hardtanh": _one(F.hardtanh),
+    "mish": _one(F.mish),
+    "reciprocal": _one(torch.reciprocal),
+    "identity": _one(lambda x: x.view_as(x)),
+    "detach": _one(torch.detach),
+    "clamp": lambda c: c.x.clamp(c.attrs["min"], c.attrs["max"]),
+    "isinf": _one(torch.isinf),
+    "isnan": _one(torch.isnan),
+    "sign": _one(torch.sign),
+    "floor": _one(torch.floor),
+    "cast": lambda c: c.x.to(getattr(torch, c.attrs["dtype"])),
+    "where": _where,
+    "masked_fill": lambda c: c.x.masked_fill(c.operands[1], c.attrs["value"]),
+    "dropout": lambda c: F.dropout(c.x, c.attrs["p"]),
+    "reshape": lambda c: c.x.reshape(c.shapes[0]),
+    "transpose": lambda c: c.x.permute(c.attrs["dims"]),
+    "expand": _expand,
+    "slice": _slice,
+    "select": lambda c: c.x.select(c.attrs["dim"], c.attrs["index"]),
+    "split": _split,
+    "cat": lambda c: torch.cat(c.operands, c.attrs["dim"]),
+    "stack": lambda c: torch.stack(c.operands, c.attrs["dim"]),
+    "pad": _pad,
+    "flip": lambda c: c.x.flip(c.attrs["dims"]),
+    "roll": lambda c: c.x.roll(c.attrs["shifts"], c.attrs["dims"]),
+    "sum": _over_dims(torch.sum),
+    "mean": _mean,
+    "amax": _over_dims(torch.amax),
+    "amin": _over_dims(torch.amin),
+    "any": _all_or_any(torch.any),
+    "all": _all_or_any(torch.all),
+    "argmax": lambda c: c.x.argmax(c.attrs["dim"], c.attrs["keepdim"]),
+    "var": lambda c: torch.var(
+        c.x, c.attrs["dims"], correction=c.attrs["correction"], keepdim=c.attrs["keepdim"]
+    ),
+    "cumsum": lambda c: c.x.cumsum(c.attrs["dim"]),
+    "full": lambda c: torch.full(c.shapes[0], c.attrs["value"], dtype=torch.double),
+    "arange": lambda c: torch.arange(c.attrs["start"], c.attrs["stop"], c.attrs["step"]),
+    "constant": lambda c: torch.tensor(c.attrs["value"], dtype=torch.double),
+    "tril": lambda c: c.x.tril(c.attrs["diagonal"]),
+    "triu": lambda c: c.x.triu(c.attrs["diagonal"]),
+    "gather": lambda c: c.x.gather(c.attrs["dim"], c.operands[1]),
+    "index_select": lambda c: c.x.index_select(c.attrs["dim"], c.operands[1]),
+    "index": _index,
+    "scatter": lambda c: c.x.scatter(c.attrs["dim"], c.operands[1], c.operands[2]),
+    "one_hot": lambda c: F.one_hot(c.x, c.attrs["classes"]),
+    "max_pool": _pool(F.max_pool2d),
+    "avg_pool": _pool(F.avg_pool2d),
+    "adaptive_avg_pool": lambda c: F.adaptive_avg_pool2d(c.x, c.attrs["output"]),
+    "interpolate": lambda c: F.interpolate(c.x, c.attrs["output"], mode=c.attrs["mode"]),
+}
+
+
+def run(kind: str, call: Call) -> tuple[Tensor, ...]:
+    """The results of ``kind``, always as a tuple."""
+    found = REFERENCE[kind](call)
+    return found if isinstance(found, tuple) else (found,)

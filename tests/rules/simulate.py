@@ -1,0 +1,306 @@
+"""One process plays all ranks of a mesh: tensors dealt out by their shardings, and put together.
+
+An op runs on each rank with the pieces that its strategy asks for, in plain torch. Special
+implementations are played too: ranks that would talk share one autograd graph.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding
+from autopar.rules.notation import BoundRule
+from autopar.rules.strategies import Strategy, flows, shardings
+from tests.rules.cases import Case
+from tests.rules.reference import Call, run
+
+Coordinate = tuple[int, ...]
+Pieces = dict[Coordinate, Tensor]
+
+DUAL = {"R": WHOLE, "D": PARTIAL, "P": WHOLE}
+
+
+def coordinates(mesh: Mesh) -> Iterator[Coordinate]:
+    return itertools.product(*(range(n) for n in mesh.sizes))
+
+
+def dual(sharding: Sharding, mesh: Mesh) -> Sharding:
+    """How the gradient of a tensor lies: D is a partial sum, P is whole."""
+    return Sharding.of((a, DUAL.get(p.kind, p)) for a in mesh.axes for p in (sharding.on(a),))
+
+
+def bounds(size: int, ways: int, index: int) -> tuple[int, int]:
+    """(start, length) of piece ``index``, as ``torch.chunk`` cuts."""
+    step = -(-size // ways)
+    start = min(index * step, size)
+    return start, min(step, size - start)
+
+
+def deal(tensor: Tensor, sharding: Sharding, mesh: Mesh, generator: torch.Generator) -> Pieces:
+    """The tensor on every rank. Partial sums are random parts that add up to it."""
+    pieces: Pieces = {(): tensor}
+    for axis, size in zip(mesh.axes, mesh.sizes, strict=True):
+        placement = sharding.on(axis)
+        pieces = {
+            (*at, i): part
+            for at, piece in pieces.items()
+            for i, part in enumerate(_parts(piece, placement, size, generator))
+        }
+    return pieces
+
+
+def _parts(
+    piece: Tensor, placement: Placement, ways: int, generator: torch.Generator
+) -> list[Tensor]:
+    if placement.kind == "S":
+        cuts = [bounds(piece.shape[placement.dim], ways, i) for i in range(ways)]
+        return [piece.narrow(placement.dim, *cut) for cut in cuts]
+    if placement.kind == "P":
+        shape = (ways - 1, *piece.shape)
+        drawn = torch.rand(shape, generator=generator, dtype=torch.double) - 0.5
+        return [piece - drawn.sum(0), *drawn]
+    return [piece] * ways
+
+
+def collect(
+    pieces: Mapping[Coordinate, Tensor], sharding: Sharding, mesh: Mesh, what: str = ""
+) -> Tensor:
+    """The whole tensor. Fails, naming ``what``, where ranks that should hold the same do not."""
+    now = dict(pieces)
+    for axis, size in reversed(list(zip(mesh.axes, mesh.sizes, strict=True))):
+        placement = sharding.on(axis)
+        now = {
+            at: _join(
+                [now[*at, i] for i in range(size)], placement, f"{what}: ranks of {axis} differ"
+            )
+            for at in {k[:-1] for k in now}
+        }
+    return now[()]
+
+
+def _join(parts: list[Tensor], placement: Placement, what: str) -> Tensor:
+    if placement.kind == "S":
+        return torch.cat(parts, placement.dim)
+    if placement == PARTIAL:
+        return torch.stack(parts).sum(0)
+    assert placement in (WHOLE, DEFERRED), placement
+    for part in parts[1:]:
+        same(part, parts[0], what)
+    return parts[0]
+
+
+def same(found: Tensor, expected: Tensor, what: str) -> None:
+    """Equal to 1e-12 of the largest number, or the assertion says where and by how much."""
+    assert found.shape == expected.shape, f"{what}: {found.shape} is not {expected.shape}"
+    if found.dtype != torch.double:
+        assert torch.equal(found, expected), what
+    elif found.numel():
+        error = float((found - expected).abs().max())
+        scale = 1 + float(expected.abs().max())
+        assert error <= 1e-12 * scale, f"{what}: off by {error:.3g} (largest {scale - 1:.3g})"
+
+
+def check(case: Case, bound: BoundRule, strategy: Strategy, mesh: Mesh) -> None:
+    """Runs the op split by ``strategy`` and compares results and gradients with the whole op."""
+    generator = torch.Generator().manual_seed(7)
+    into, out = flows(case.op, case.nouns)
+    wants, gives = shardings(bound, strategy, mesh, into, out)
+    leaves: list[Pieces] = []
+    for operand, want, grad in zip(case.operands, wants, into, strict=True):
+        dealt = deal(operand.detach(), want, mesh, generator)
+        leaves.append({c: t.clone().requires_grad_(grad) for c, t in dealt.items()})
+    results = _run(case, bound, strategy, mesh, leaves, gives)
+    place = f"{case.op.kind} [{bound}] {strategy} on {mesh}"
+    for i, (whole, give) in enumerate(zip(case.results, gives, strict=True)):
+        pieces = {c: found[i].detach() for c, found in results.items()}
+        here = f"{place}, result {i}"
+        same(collect(pieces, give, mesh, here), whole.detach(), here)
+    if not any(into):
+        return
+    arriving = [torch.rand(t.shape, dtype=torch.double, generator=generator) for t in case.results]
+    expected = torch.autograd.grad(
+        [r for r, g in zip(case.results, out, strict=True) if g],
+        [o for o, g in zip(case.operands, into, strict=True) if g],
+        [a for a, g in zip(arriving, out, strict=True) if g],
+        retain_graph=True,
+        materialize_grads=True,
+    )
+    found = _gradients(
+        bound, strategy, mesh, leaves, results, arriving, gives, into, out, generator
+    )
+    flowing = [i for i, grad in enumerate(into) if grad]
+    for i, whole in zip(flowing, expected, strict=True):
+        here = f"{place}, gradient of operand {i} ({wants[i]})"
+        same(collect(found[i], dual(wants[i], mesh), mesh, here), whole, here)
+
+
+def _gradients(
+    bound: BoundRule,
+    strategy: Strategy,
+    mesh: Mesh,
+    leaves: list[Pieces],
+    results: dict[Coordinate, tuple[Tensor, ...]],
+    arriving: list[Tensor],
+    gives: tuple[Sharding, ...],
+    into: tuple[bool, ...],
+    out: tuple[bool, ...],
+    generator: torch.Generator,
+) -> dict[int, Pieces]:
+    """Gradients of all leaves, for result gradients that lie as the shardings say."""
+    inside = {entry.factor for entry in bound.rule.internal}
+    once = [i for i, a in enumerate(mesh.axes) if strategy.on(a) in inside]
+    outputs: list[Tensor] = []
+    weights: list[Tensor] = []
+    for i, give in enumerate(gives):
+        if not out[i]:
+            continue
+        dealt = deal(arriving[i], dual(give, mesh), mesh, generator)
+        for at, piece in dealt.items():
+            # One graph through all ranks that talk: a result that is whole on them counts once.
+            if any(at[k] and give.on(mesh.axes[k]) == WHOLE for k in once):
+                continue
+            outputs.append(results[at][i])
+            weights.append(piece)
+    places = [(i, at) for i, grad in enumerate(into) if grad for at in leaves[i]]
+    grads = torch.autograd.grad(
+        outputs, [leaves[i][at] for i, at in places], weights, materialize_grads=True
+    )
+    found: dict[int, Pieces] = {}
+    for (i, at), grad in zip(places, grads, strict=True):
+        found.setdefault(i, {})[at] = grad
+    return found
+
+
+def _run(
+    case: Case,
+    bound: BoundRule,
+    strategy: Strategy,
+    mesh: Mesh,
+    leaves: list[Pieces],
+    gives: tuple[Sharding, ...],
+) -> dict[Coordinate, tuple[Tensor, ...]]:
+    """The op on every rank."""
+    chosen = {bound.rule.special_for(c): axis for axis, c in strategy.choices if c in bound.factors}
+    if "synchronised" in chosen:
+        return _batch_norm(case, bound, strategy, mesh, leaves)
+    if "vocabulary_parallel" in chosen:
+        return _cross_entropy(case, bound, strategy, mesh, leaves)
+    found = {}
+    for at in coordinates(mesh):
+        shapes = tuple(
+            _local(tuple(r.shape), give, mesh, at)
+            for r, give in zip(case.results, gives, strict=True)
+        )
+        operands = tuple(pieces[at] for pieces in leaves)
+        attrs = {**case.op.attrs, **_local_attrs(case, bound, strategy, mesh, at)}
+        found[at] = run(case.op.kind, Call(attrs, operands, shapes))
+    return found
+
+
+def _local(
+    shape: tuple[int, ...], sharding: Sharding, mesh: Mesh, at: Coordinate
+) -> tuple[int, ...]:
+    local = list(shape)
+    for axis, index in zip(mesh.axes, at, strict=True):
+        placement = sharding.on(axis)
+        if placement.kind == "S":
+            local[placement.dim] = bounds(local[placement.dim], mesh.size(axis), index)[1]
+    return tuple(local)
+
+
+def _local_attrs(
+    case: Case, bound: BoundRule, strategy: Strategy, mesh: Mesh, at: Coordinate
+) -> dict[str, Any]:
+    """What the special implementations of `Rule.special` know beside their operands."""
+    attrs: dict[str, Any] = {}
+    for name in {bound.rule.special_for(c) for _, c in strategy.choices if c in bound.factors}:
+        if name == "masked_lookup":
+            start, size = 0, bound.factors["v"].size
+            for axis, index in zip(mesh.axes, at, strict=True):
+                if strategy.on(axis) == "v":
+                    offset, size = bounds(size, mesh.size(axis), index)
+                    start += offset
+            attrs["first_row"] = start
+        elif name == "global_count" and case.op.kind == "mean":
+            x = case.operands[0]
+            attrs["count"] = torch.Size([x.shape[d] for d in case.op.attrs["dims"]]).numel()
+        elif name == "global_count":
+            attrs["count"] = int((case.operands[1] != case.op.attrs["ignore_index"]).sum())
+        elif name in ("local_groups", "local_repeats"):
+            attr, factor = {"local_groups": ("groups", "g"), "local_repeats": ("repeats", "r")}[
+                name
+            ]
+            ways = 1
+            for axis, choice in strategy.choices:
+                ways *= mesh.size(axis) if choice == factor else 1
+            attrs[name] = case.op.attrs[attr] // ways
+    return attrs
+
+
+def _talk(bound: BoundRule, strategy: Strategy, mesh: Mesh, name: str) -> list[int]:
+    """Positions of the axes over which a special implementation's collectives run."""
+    return [
+        i
+        for i, a in enumerate(mesh.axes)
+        if strategy.on(a) in bound.factors and bound.rule.special_for(strategy.on(a)) == name
+    ]
+
+
+def _batch_norm(
+    case: Case, bound: BoundRule, strategy: Strategy, mesh: Mesh, leaves: list[Pieces]
+) -> dict[Coordinate, tuple[Tensor, ...]]:
+    """Statistics from the sums and squares of all ranks that split the batch or the image."""
+    axes = _talk(bound, strategy, mesh, "synchronised")
+    x = leaves[0]
+    dims = [d for d in range(x[next(iter(x))].dim()) if d != 1]
+
+    def peers(at: Coordinate) -> list[Coordinate]:
+        return [c for c in x if all(c[k] == at[k] for k in range(len(at)) if k not in axes)]
+
+    found: dict[Coordinate, tuple[Tensor, ...]] = {}
+    for at in coordinates(mesh):
+        group = [x[c] for c in peers(at)]
+        count = sum(p.numel() for p in group) // x[at].shape[1]
+        mean = torch.stack([p.sum(dims) for p in group]).sum(0) / count
+        shape = [-1 if d == 1 else 1 for d in range(x[at].dim())]
+        apart = [((p - mean.view(shape)) ** 2).sum(dims) for p in group]
+        deviation = (torch.stack(apart).sum(0) / count + case.op.attrs["eps"]).sqrt()
+        y = (x[at] - mean.view(shape)) / deviation.view(shape)
+        for i, pieces in enumerate(leaves[1:]):
+            y = y * pieces[at].view(shape) if i == 0 else y + pieces[at].view(shape)
+        found[at] = (y,)
+    return found
+
+
+def _cross_entropy(
+    case: Case, bound: BoundRule, strategy: Strategy, mesh: Mesh, leaves: list[Pieces]
+) -> dict[Coordinate, tuple[Tensor, ...]]:
+    """Maximum, sum of exponentials and the label's logit over the ranks that split v."""
+    axes = _talk(bound, strategy, mesh, "vocabulary_parallel")
+    logits, labels = leaves
+    a = case.op.attrs
+    classes = case.operands[0].shape[1]
+    found: dict[Coordinate, tuple[Tensor, ...]] = {}
+    for at in coordinates(mesh):
+        group = [c for c in logits if all(c[k] == at[k] for k in range(len(at)) if k not in axes)]
+        rows = torch.cat([logits[c] for c in sorted(group)], 1)
+        assert rows.shape[1] == classes
+        largest = torch.stack([logits[c].max(1).values for c in group]).max(0).values.detach()
+        exponents = [(logits[c] - largest.unsqueeze(1)).exp().sum(1) for c in group]
+        logsum = torch.stack(exponents).sum(0).log() + largest
+        valid = labels[at] != a["ignore_index"]
+        hot = F.one_hot(labels[at].clamp(min=0), classes).to(torch.double)
+        loss = (1 - a["label_smoothing"]) * (logsum - (rows * hot).sum(1))
+        loss = loss + a["label_smoothing"] * (logsum - rows.mean(1))
+        total = (loss * valid).sum()
+        if a["reduction"] == "mean":
+            total = total / (case.operands[1] != a["ignore_index"]).sum()
+        found[at] = (total,)
+    return found

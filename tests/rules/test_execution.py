@@ -1,0 +1,76 @@
+"""Every rule against execution: split by any legal strategy, an op computes what the whole op does.
+
+Operands are cut as the strategy's shardings say, the op runs on each simulated rank, results are
+put together again; then gradients go back the same way (see `tests.rules.simulate`).
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from autopar.nouns.kinds import KINDS
+from autopar.nouns.mesh import Mesh
+from autopar.rules.notation import BoundRule
+from autopar.rules.registry import bind, known_kinds
+from autopar.rules.strategies import NOTHING, strategies
+from tests.rules.cases import CASES, Case, build, case
+from tests.rules.simulate import check
+
+ONE_AXIS = [Mesh(("a",), (n,)) for n in (2, 3, 4)]
+TWO_AXES = [Mesh(("a", "b"), sizes) for sizes in ((2, 2), (2, 3), (3, 2), (4, 2), (2, 4))]
+PAIRS = 6  # strategies tried on each two-axis mesh
+
+# Kinds of which no factor may be split, and why.
+NEVER_SPLIT = {
+    "arange": "its values depend on the index",
+    "constant": "its values depend on the index",
+}
+# Played with the deterministic part only: ranks would have to draw one mask together.
+WITHOUT_NOISE = {"dropout": {"p": 0.0}}
+
+
+def tried(kind: str, case: Case, bound: BoundRule) -> set[str]:
+    """Checks every one-axis strategy and a sample of two-axis ones; returns the choices made."""
+    made: set[str] = set()
+    grad = any(t.requires_grad for t in case.results)
+    for mesh in ONE_AXIS:
+        for strategy in strategies(bound, mesh, grad):
+            check(case, bound, strategy, mesh)
+            made |= {c for _, c in strategy.choices}
+    draw = random.Random(str(bound))
+    for mesh in TWO_AXES:
+        legal = strategies(bound, mesh, grad)
+        for strategy in draw.sample(legal, min(PAIRS, len(legal))):
+            check(case, bound, strategy, mesh)
+    return made
+
+
+def test_every_kind_has_a_rule_and_a_case() -> None:
+    assert set(known_kinds()) == set(KINDS) - {"block"} == set(CASES)
+
+
+@pytest.mark.parametrize("kind", sorted(CASES))
+def test_split_equals_whole(kind: str) -> None:
+    made: set[str] = set()
+
+    @settings(
+        max_examples=12,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.data())
+    def run(data: st.DataObject) -> None:
+        drawn = build(kind, data)
+        if kind in WITHOUT_NOISE:
+            drawn = case(kind, drawn.operands, WITHOUT_NOISE[kind])
+        made.update(tried(kind, drawn, bind(drawn.op, drawn.nouns)))
+
+    run()
+    split = made - {NOTHING, "D", "P"}
+    assert bool(split) != (kind in NEVER_SPLIT), f"{kind}: only {made} tried"
