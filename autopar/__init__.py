@@ -1,5 +1,23 @@
 """autopar: from an ordinary model and a cluster to a distributed training program."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from autopar.workload import Workload, parallelize
 
-__all__ = ["Workload", "parallelize"]
+if TYPE_CHECKING:
+    from autopar.rules.registry import register as register_rule
+
+__all__ = ["Workload", "parallelize", "register_rule"]
+
+# Found on first use, so that importing autopar stays instant.
+_LATER = {"register_rule": ("autopar.rules.registry", "register")}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        module, attribute = _LATER[name]
+        return getattr(import_module(module), attribute)
+    raise AttributeError(f"module 'autopar' has no attribute {name!r}")

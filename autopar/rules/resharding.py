@@ -63,7 +63,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective: ``size_bytes`` is the full-size side on one rank of the axis.
+    """One collective: ``size_bytes`` is the full-size side on the rank with the largest pieces.
 
     (The tensor of an all_reduce or all_to_all, the output of an all_gather, the input of a
     reduce_scatter.)

@@ -125,6 +125,6 @@ def test_importing_needs_no_framework(module: str) -> None:
 def test_public_names() -> None:
     import autopar
 
-    assert sorted(autopar.__all__) == ["Workload", "load", "parallelize"]
+    assert sorted(autopar.__all__) == ["Workload", "load", "parallelize", "register_rule"]
     for name in autopar.__all__:
         assert getattr(autopar, name).__doc__, f"autopar.{name} has no docstring"

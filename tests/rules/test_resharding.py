@@ -43,13 +43,14 @@ def every(mesh: Mesh) -> list[Sharding]:
 def play(
     pieces: Pieces, kind: str, axis: str, here: Placement, there: Placement, mesh: Mesh
 ) -> tuple[Pieces, Collective | None]:
-    """One move of all ranks, and the bytes of the collective on its full-size side."""
+    """One move of all ranks, and the bytes of the collective on its largest full-size side."""
     k = mesh.axes.index(axis)
     after: Pieces = {}
     moved = 0
     for at in coordinates(mesh):
         group = [pieces[*at[:k], i, *at[k + 1 :]] for i in range(mesh.sizes[k])]
-        after[at], moved = _move(group, at[k], kind, here, there)
+        after[at], numel = _move(group, at[k], kind, here, there)
+        moved = max(moved, numel)
     return after, Collective(kind, axis, moved * ITEMSIZE) if kind in COLLECTIVES else None
 
 
