@@ -158,7 +158,18 @@ def module_tree(
             continue
         full = f"{instance}.{tensor.name}" if instance else tensor.name
         tensors[tensor.name[start:]] = declaration(tensor, lowered, full, printing)
-    return modules.tree(tensors, classes)
+    order = [path[start:] for path in _reading_order(scope)]
+    return modules.tree(tensors, classes, order)
+
+
+def _reading_order(scope: Scope) -> list[str]:
+    """Paths of tensors and block instances in the order in which ops come to them."""
+    found = []
+    for op in scope.ops():
+        if op.op.kind == "block":
+            found.append(op.op.attrs["instance"])
+        found += op.op.inputs
+    return list(dict.fromkeys(found))
 
 
 def _outer_uses(scope: Scope, lowered: Lowered) -> dict[str, int]:

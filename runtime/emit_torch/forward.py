@@ -6,6 +6,7 @@ most the weight of two heavy ops (`LIMIT`). Collectives always are statements of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -26,7 +27,10 @@ from autopar.runtime.emit_torch.variables import Variables
 LIMIT = 2 * HEAVY + LIGHT
 LONGEST = 72  # columns of an expression that is written inside another one
 STATED = frozenset({"block", "split", "cross_entropy", "batch_norm"})  # never inside another one
+SPELLED = re.compile(r"\.(reshape|expand)\([-\d, ]+\)$")  # shows the shape itself
 GIVEN = ("input", "parameter", "buffer")
+VIEWS = frozenset("reshape transpose expand".split())
+FOLLOWING = frozenset("reshape transpose expand rotary add mul repeat_heads cast".split())
 SHOWN = frozenset(
     "linear linear_t matmul einsum conv embedding attention reshape cat stack split".split()
 )
@@ -76,7 +80,8 @@ class Forward:
         self.variables = Variables()
         self.bound: dict[str, str] = {}
         self.pending: dict[str, Expr] = {}
-        self.wishes: dict[str, str] = {}
+        self.wishes: dict[str, str] = {}  # what each value would like to be called
+        self._flows: dict[str, bool] = {}  # by variable: whether gradients flow through it
         self._tokens: list[str] = []
         self._last: tuple[str, str, str] | None = None
         self._uses = self._count_uses()
@@ -94,8 +99,12 @@ class Forward:
             uses[output.name] = uses.get(output.name, 0) + 1
         return uses
 
-    def _bind(self, name: str, var: str) -> None:
+    def _named(self, name: str, var: str) -> None:
         self.bound[name] = var
+        self._flows[var] = self.lowered.graph.tensors[name].differentiable
+
+    def _bind(self, name: str, var: str) -> None:
+        self._named(name, var)
         if self._uses.get(name, 0) > 0:
             self.variables.hold((var,), name)
         else:
@@ -256,6 +265,7 @@ class Forward:
     def _flush_for(self, op: LoweredOp, operands: Sequence[Operand]) -> None:
         """Prints pending operands until what is left makes a statement of bearable size."""
         own = HEAVY if op.op.kind in SHOWN | STATED else LIGHT
+        own = LIMIT - LIGHT if op.op.kind == "cross_entropy" else own
         while True:
             waiting = [o for o in operands if o.name in self.pending]
             if not waiting:
@@ -285,16 +295,20 @@ class Forward:
     def _flush(self, name: str) -> None:
         expr = self.pending.pop(name)
         self.variables.release(f"pending {name}")
-        wish = self.wishes.pop(name, "")
-        var = self.variables.pick([wish, *self._stream(expr), "x", "h", wish or "y"], name)
-        self.bound[name] = var
-        self._assign(var, expr.text, self._shown(name))
+        var = self.variables.pick(self._names(name, expr), name)
+        self._named(name, var)
+        self._assign(var, expr.text, "" if SPELLED.search(expr.text) else self._shown(name))
 
-    def _stream(self, expr: Expr) -> list[str]:
-        """The variable that ``expr`` starts from, to be bound again."""
-        found = [r for r in sorted(expr.reads) if expr.text.startswith(r)]
-        inner = [r for r in sorted(expr.reads) if f"({r}" in expr.text]
-        return found + inner
+    def _names(self, name: str, expr: Expr) -> list[str]:
+        """Variables for a value, best first: its own wish, the stream that it continues."""
+        wish = self.wishes.get(name, "")
+        flows = self.lowered.graph.tensors[name].differentiable
+        stream = []
+        for var in sorted(expr.reads):
+            if re.match(rf"(\w+\.)*\w*\(?{var}\b", expr.text) and self._flows.get(var) == flows:
+                stream.append(var)
+        last = wish or ("h" if flows else "mask")
+        return [wish, *stream, *(("x", "h") if flows else ("ids",)), last]
 
     def _shown(self, name: str) -> str:
         """The comment with the local shape of a tensor as produced."""
@@ -304,7 +318,8 @@ class Forward:
 
     def _result(self, op: LoweredOp, found: Expr, args: Sequence[Expr]) -> None:
         names = op.op.outputs
-        first = args[0] if args else None
+        for name in names:
+            self.wishes[name] = self._wish(op)
         self._close()
         if len(names) == 1 and found.text in found.reads and not self.around.probes:
             self._bind(names[0], found.text)  # a view of nothing new: another name
@@ -312,20 +327,17 @@ class Forward:
             return
         if len(names) == 1 and self._can_wait(op, names[0], found):
             self.pending[names[0]] = found
-            self.wishes[names[0]] = self._wish(op, found)
             self.variables.hold(found.reads, f"pending {names[0]}")
             return
         picked = []
         for name in names:
-            wish = self._wish(op, found)
-            stream = [first.text] if first is not None and first.reads == {first.text} else []
-            wishes = [wish, *(stream or self._stream(found)), "x", "h", wish or "y"]
-            var = self.variables.pick(wishes, name)
-            self.bound[name] = var
+            var = self.variables.pick(self._names(name, found), name)
+            self._named(name, var)
             picked.append(var)
             if not self._uses.get(name):
                 self.variables.release(name)
         shown = self._shown(names[0]) if op.op.kind in SHOWN and len(names) == 1 else ""
+        shown = "" if SPELLED.search(found.text) else shown
         target = ", ".join(picked)
         self._assign(target, found.text, shown)
         self._after(names)
@@ -341,8 +353,14 @@ class Forward:
             if made.steps:
                 self._reshard_in_place(name, made.steps, made.produced)
 
-    def _wish(self, op: LoweredOp, found: Expr) -> str:
-        return preferred(op.op.name, op.op.kind)
+    def _wish(self, op: LoweredOp) -> str:
+        """A name for the result: by kind and module, else that of the value it goes on with."""
+        found = preferred(op.op.name, op.op.kind)
+        if found or not op.op.inputs:
+            return found
+        sources = [self.wishes.get(n, "") for n in op.op.inputs]
+        first = next((w for w in sources if w), "")
+        return first if op.op.kind in FOLLOWING or len(op.op.inputs) == 1 else ""
 
     def _can_wait(self, op: LoweredOp, name: str, found: Expr) -> bool:
         """Whether the result may be written where it is read."""
@@ -352,7 +370,8 @@ class Forward:
             return False
         if any(o.name == name for o in self.outputs) and len(self.outputs) > 1:
             return False
-        return len(found.text) <= LONGEST and found.weight <= LIMIT - LIGHT
+        longest = COLUMNS - 16 if op.op.kind in VIEWS else LONGEST
+        return len(found.text) <= longest and found.weight <= LIMIT - LIGHT
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -373,13 +392,12 @@ class Forward:
         once = len(outputs) == 1 and self._uses.get(outputs[0], 0) == 1
         if once and len(self.outputs) == 1 and len(text) <= LONGEST and not self.around.probes:
             self.pending[outputs[0]] = found
-            self.wishes[outputs[0]] = ""
             self.variables.hold(found.reads, f"pending {outputs[0]}")
             return
         picked = []
         for name in outputs:
-            var = self.variables.pick([*self._stream(found), "x", "h", "y"], name)
-            self.bound[name] = var
+            var = self.variables.pick(self._names(name, found), name)
+            self._named(name, var)
             picked.append(var)
         self._assign(", ".join(picked), text)
 
@@ -429,7 +447,7 @@ class Forward:
                 continue
             if len(loop.calls) == 1 and self._uses.get(name):
                 var = self.variables.pick([*names[:1], "x", "h"], name)
-                self.bound[name] = var
+                self._named(name, var)
                 targets.insert(i, var)
         self._assign(", ".join(targets), call)
         for name in last.op.outputs:

@@ -33,13 +33,23 @@ def _is_attribute(name: str) -> bool:
     return name.isidentifier() and not keyword.iskeyword(name)
 
 
-def tree(tensors: Mapping[str, str], classes: Mapping[str, str]) -> Node:
+def tree(
+    tensors: Mapping[str, str], classes: Mapping[str, str], order: Sequence[str] = ()
+) -> Node:
     """Modules below one class.
 
     tensors: declaration by path, ``{"q_proj.weight": 'Parameter((8, 8), "float32")'}``.
     classes: class by module path; what such a module holds is its own affair.
+    order:   paths in the order in which the forward comes to them.
     """
     root = Node()
+    known = [*tensors, *(f"{path}." for path in classes)]
+    heads = {prefix for path in known for prefix in _prefixes(path)}
+    for path in order:
+        parts = path.split(".")
+        while parts and ".".join(parts) not in heads:
+            parts.pop()
+        _reach(root, parts)
     for path, built in classes.items():
         _reach(root, path.split(".")).built = built
     for path, text in tensors.items():
@@ -53,6 +63,13 @@ def _reach(root: Node, parts: Sequence[str]) -> Node:
     for part in parts:
         root = root.children.setdefault(part, Node())
     return root
+
+
+def _prefixes(path: str) -> Iterator[str]:
+    """The modules that lead to a tensor."""
+    parts = path.split(".")[:-1]
+    for end in range(1, len(parts) + 1):
+        yield ".".join(parts[:end])
 
 
 def _sort(node: Node) -> None:
