@@ -2,9 +2,12 @@
 
 Nodes are ops (their strategies), tensors with several readers and block inputs (the sharding of
 the copy that they share), and parameters with several readers (how they are stored). A block's
-ops stand once and count as often as the block is called; an edge as often as it occurs between calls.
-So the optimum of the folded problem is the optimum among plans that treat equal layers equally, and
-its objective is exactly that of the lifted plan (`autopar.planner.repricing`).
+ops stand once and count as often as the block is called; an edge as often as it occurs between
+calls. So the optimum of the folded problem is the optimum among plans that treat equal layers
+equally, and its objective is exactly that of the lifted plan (`autopar.planner.repricing`).
+
+Where the mesh has data axes the batch is theirs: model axes split everything else. (A batch split
+over ``tp`` is data parallelism without state sharding, which the data axes do better.)
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from autopar.rules.notation import BoundRule
 from autopar.rules.resharding import reshard
 from autopar.rules.strategies import Strategy, flows, shardings, strategies
 
+PRODUCTS = ("matmul", "conv", "attention")
 Matrix = npt.NDArray[np.int64]
 
 
@@ -95,12 +99,15 @@ def fold(
     state: StatePrices,
     bindings: Bindings,
     usage_limit: int | None = None,
+    must_split: bool = False,
 ) -> Folded:
     """Builds the folded problem on ``mesh`` (with its ``microbatch`` axis in front, trimmed).
 
+    ``must_split``: products that a model axis can split are split.
+
     Raises `NoStrategy` where the batch cannot be cut as the data axes ask.
     """
-    builder = _Builder(graph, mesh, data_choices, batch_dims, prices, state, bindings)
+    builder = _Builder(graph, mesh, data_choices, batch_dims, prices, state, bindings, must_split)
     builder.build()
     return builder.finish(usage_limit)
 
@@ -115,8 +122,10 @@ class _Builder:
         prices: Prices,
         state: StatePrices,
         bindings: Bindings,
+        must_split: bool,
     ) -> None:
         self.bindings = bindings
+        self.must_split = must_split
         self.legal: dict[tuple[str | None, str], tuple[BoundRule, list[Strategy]]] = {}
         self.graph = graph
         self.mesh = mesh
@@ -184,6 +193,12 @@ class _Builder:
             data = self.data_choices[key(scope, op.name)]
             pinned = {a: data for a in self.mesh.axes if a in BATCH_AXES}
             legal = strategies(bound, self.mesh, grad, pinned)
+            if data in bound.factors:
+                model = self._model_axes()
+                legal = [s for s in legal if all(s.on(a) != data for a in model)]
+            if self.must_split and bound.rule.cost in PRODUCTS:
+                split = [s for s in legal if self._splits(s, bound)]
+                legal = split or legal
             found = self.legal[scope, op.name] = (bound, legal)
         bound, legal = found
         if not legal:
@@ -191,6 +206,9 @@ class _Builder:
                 f"op {op.kind} at {op.source} cannot be cut by {self.mesh} (rule {bound})"
             )
         return bound, legal
+
+    def _splits(self, strategy: Strategy, bound: BoundRule) -> bool:
+        return any(strategy.on(a) in bound.factors for a in self._model_axes())
 
     def _op_node(
         self, scope: str | None, graph: Graph, op: Op, many: set[str], calls: int, copies: int

@@ -28,6 +28,7 @@ from autopar.planner.simulation import StepTime, simulate
 from autopar.planner.state import StateSharding
 from autopar.planner.state_prices import StatePrices
 from autopar.planner.summary import Summary, summarise
+from autopar.rules.strategies import DEFER, PASS_PARTIAL, Strategy
 from autopar.searchers import search as solve
 
 REFINEMENTS = 3
@@ -126,7 +127,7 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
             firsts.append(first)
     for first in sorted(firsts, key=lambda s: s.bound_s):
         bounds.append(first.bound_s)
-        if best.answer is not None and first.bound_s >= best.answer.time.total_s:
+        if _beaten(best, first):
             _lose_by_bound(best, first)
             continue
         for candidate in by_degree[first.candidate.tp]:
@@ -136,7 +137,7 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
             if solved is None:
                 continue
             tried += 1
-            if best.answer is not None and solved.bound_s >= best.answer.time.total_s:
+            if _beaten(best, solved):
                 _lose_by_bound(best, solved)
                 break
             progress(
@@ -156,6 +157,12 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
     )
 
 
+def _beaten(best: _Best, solved: _Solved) -> bool:
+    """Not even with all data traffic hidden would the candidate win."""
+    known = best.answer
+    return known is not None and solved.bound_s >= known.time.total_s
+
+
 def _solve(
     question: Question,
     candidate: Candidate,
@@ -163,8 +170,13 @@ def _solve(
     layout: Layout | None = None,
     exposed: float = 0.0,
     usage_limit: int | None = None,
+    must_split: bool = False,
 ) -> _Solved | None:
-    """The best sharding of all ops for a candidate; None where the model cannot be cut so."""
+    """The best sharding of all ops for a candidate; None where the model cannot be cut so.
+
+    A model so small that tensor parallelism costs more than it saves would leave the tp ranks with
+    the same work; such an answer is replaced by the best one that splits the products.
+    """
     chosen = layout or Layout(1, candidate.data, 1 if candidate.data > 1 else 0, "none")
     mesh = chosen.mesh(candidate.tp)
     full = Mesh((MICROBATCH, *mesh.axes), (candidate.microbatches, *mesh.sizes)).trimmed()
@@ -180,11 +192,14 @@ def _solve(
             state,
             bindings,
             usage_limit,
+            must_split,
         )
         solution = solve(folded.problem, searcher=question.searcher)
     except (NoStrategy, NoFeasibleAnswer):
         return None
     stage = replace(folded.stage(solution.choice.tolist()), mesh=mesh)
+    if candidate.tp > 1 and not must_split and not _splits(stage):
+        return _solve(question, candidate, bindings, layout, exposed, usage_limit, True)
     lowered = _lower(question, stage, candidate)
     return _Solved(candidate, folded, solution, stage, lowered, summarise(lowered, prices))
 
@@ -287,6 +302,12 @@ def _keep(best: _Best, answer: Answer) -> None:
             _lose(best, before, "slower")
     else:
         _lose(best, answer, "slower")
+
+
+def _splits(stage: Stage) -> bool:
+    """The tensor-parallel ranks split some op (``tp:D`` and ``tp:P`` split nothing)."""
+    choices = (Strategy.parse(text).on("tp") for text in stage.ops.values())
+    return any(choice not in ("", DEFER, PASS_PARTIAL) for choice in choices)
 
 
 def _order(answer: Answer) -> tuple[float, int, int, int]:

@@ -12,8 +12,8 @@ zero  split over dp_shard         gradients                                param
                                                                            microbatch
 ====  ==========================  =======================================  ===================
 
-Over ``dp_replicate`` the (sharded) gradient is then all-reduced, once a step. Parameters move in the dtype of
-compute, gradients in the dtype that they are reduced in.
+Over ``dp_replicate`` the (sharded) gradient is then all-reduced, once a step. Parameters move in
+the dtype of compute, gradients in the dtype that they are reduced in.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class StateSharding:
     def traffic(self, numel: int, dtype: str) -> Iterator[tuple[str, Collective, int]]:
         """(phase, collective, times a step) for ``numel`` elements that one model rank holds.
 
-            Phases: ``gather_forward``, ``gather_backward``, ``reduce``, and ``reduce_last``, which runs
-        in the last microbatch only. All may hide behind compute.
+        Phases: ``gather_forward``, ``gather_backward``, ``reduce``, and ``reduce_last``, which
+        runs in the last microbatch only. All may hide behind compute.
         """
         size = numel * DTYPE_BYTES[self.moved_dtype(dtype)]
         gradient = numel * DTYPE_BYTES[dtype]
