@@ -11,12 +11,14 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from autopar import plan_folder
 from autopar.errors import UserError
+from autopar.runtime.verified import VerifyResult
 
 TIMEOUT_S = 300.0
 
@@ -76,6 +78,30 @@ def run(
         found["ranks"],
         found["step"],
     )
+
+
+def verify(folder: str | Path, device: str = "cpu") -> VerifyResult:
+    """Compares the plan in ``folder`` with its model on its ranks; see `VerifyResult`.
+
+    Raises `RankFailed`, and what loading the plan raises.
+    """
+    return verify_many([folder], device)[0]
+
+
+def verify_many(
+    folders: Sequence[str | Path], device: str = "cpu", timeout_s: float = TIMEOUT_S
+) -> list[VerifyResult]:
+    """`verify` for several plans, with one start of the processes for each number of ranks."""
+    by_ranks: dict[int, list[str]] = {}
+    for folder in folders:
+        ranks = plan_folder.read_plan(folder).device_count
+        by_ranks.setdefault(ranks, []).append(str(folder))
+    found: dict[str, VerifyResult] = {}
+    for ranks, group in by_ranks.items():
+        options = {"plans": group, "device": device, "timeout_s": timeout_s}
+        for data in launch("verify", options, ranks):
+            found[data["plan"]] = VerifyResult.read(data)
+    return [found[str(folder)] for folder in folders]
 
 
 def launch(job: str, options: dict[str, Any], ranks: int) -> Any:

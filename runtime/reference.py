@@ -1,0 +1,212 @@
+"""The original model on one device in float64: what every plan is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from autopar.errors import UserError
+from autopar.runtime.batches import Batch
+from autopar.workload import Workload
+
+STEPS = 2
+
+
+class VerifyError(UserError):
+    """Something that keeps a plan from being compared with its model."""
+
+
+class NoDropout(TorchFunctionMode):
+    """Inside, dropout does nothing: random masks cannot agree between layouts."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if name in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if name == "scaled_dot_product_attention":
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            kwargs = {k: 0.0 if k == "dropout_p" else v for k, v in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+class Exact(NoDropout):
+    """Inside, float32 means float64 as well.
+
+    Models cast to float32 on purpose (norms, softmax, rotary embedding, loss); in a float64 run
+    that would lose what a comparison needs.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "float":
+            return args[0].double()
+        args = tuple(torch.float64 if a is torch.float32 else a for a in args)
+        kwargs = {k: torch.float64 if v is torch.float32 else v for k, v in (kwargs or {}).items()}
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+_DROPOUTS = frozenset(
+    {
+        "dropout",
+        "dropout_",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "alpha_dropout",
+        "alpha_dropout_",
+        "feature_dropout",
+        "feature_dropout_",
+        "feature_alpha_dropout",
+        "feature_alpha_dropout_",
+        "native_dropout",
+    }
+)
+
+
+@contextmanager
+def exact() -> Iterator[None]:
+    """`Exact`, with float64 as the default dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with Exact():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """``STEPS`` steps from the initial weights on one batch.
+
+    gradients: by step and name, before clipping; only what has one.
+    weights:   parameters and floating buffers after the last step.
+    alias:     every name of a tensor -> the name that it has here.
+    """
+
+    batch: dict[str, Any]
+    losses: tuple[float, ...]
+    gradients: tuple[dict[str, torch.Tensor], ...]
+    weights: dict[str, torch.Tensor]
+    alias: dict[str, str]
+
+    def weights_norm(self) -> float:
+        return _norm(self.weights)
+
+    def gradients_norm(self, step: int) -> float:
+        return _norm(self.gradients[step])
+
+
+def _norm(tensors: Mapping[str, torch.Tensor]) -> float:
+    return float(torch.stack([t.norm() for t in tensors.values()]).norm()) if tensors else 0.0
+
+
+def reference(workload: Workload, batch: Batch, device: torch.device) -> Reference:
+    """Trains the original model for `STEPS` steps on ``batch``, whose floats must be float64.
+
+    Raises `VerifyError` where the model's result is no loss.
+    """
+    assert workload.model is not None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(workload.seed)
+        model = workload.model().double().to(device)
+    optimizer = plain_optimizer(workload, model)
+    losses: list[float] = []
+    gradients: list[dict[str, torch.Tensor]] = []
+    moved = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in batch.items()}
+    for _ in range(STEPS):
+        model.zero_grad(set_to_none=True)
+        with exact():
+            loss = loss_of(model(**moved))
+            loss.backward()  # type: ignore[no-untyped-call]
+        losses.append(float(loss.detach()))
+        found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        gradients.append({n: g.detach().clone() for n, g in found.items()})
+        if workload.clip_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), workload.clip_norm)
+        optimizer.step()
+    weights = {n: p.detach() for n, p in model.named_parameters()}
+    weights |= {n: b for n, b in model.named_buffers() if b.is_floating_point()}
+    return Reference(dict(batch), tuple(losses), tuple(gradients), weights, aliases(model))
+
+
+def plain_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
+    """The workload's optimizer over a whole model, as one would write it by hand."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if workload.optimizer == "adamw":
+        return torch.optim.AdamW(
+            parameters,
+            lr=workload.learning_rate,
+            betas=workload.betas,
+            eps=workload.eps,
+            weight_decay=workload.weight_decay,
+        )
+    return torch.optim.SGD(
+        parameters, lr=workload.learning_rate, weight_decay=workload.weight_decay
+    )
+
+
+def aliases(model: nn.Module) -> dict[str, str]:
+    first: dict[int, str] = {}
+    found = {}
+    for named in (
+        model.named_parameters(remove_duplicate=False),
+        model.named_buffers(remove_duplicate=False),
+    ):
+        for name, tensor in named:
+            found[name] = first.setdefault(id(tensor), name)
+    return found
+
+
+def loss_of(result: Any) -> torch.Tensor:
+    """The loss in what a forward returned: itself, ``.loss`` or ``["loss"]``."""
+    found = result
+    if isinstance(result, Mapping) and "loss" in result:
+        found = result["loss"]
+    elif not isinstance(result, torch.Tensor):
+        found = getattr(result, "loss", None)
+    if not isinstance(found, torch.Tensor) or found.numel() != 1:
+        raise VerifyError(f"the model's forward returned a {type(result).__name__} without a loss")
+    return found
+
+
+def random_batch(workload: Workload, seed: int = 1) -> dict[str, Any]:
+    """A batch shaped like the workload's, of distinct random tensors.
+
+    Distinct, since a batch that passes one tensor twice hides a program that mixes them up. Ids are
+    drawn from the range that the real batch shows and negative ones (ignored labels) stay in
+    number; masks and flags are permuted over the samples; floats get the real mean and spread, in
+    float64. Inputs without a batch dim stay as they are.
+    """
+    real = workload.batch()
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[str, Any] = {}
+    for name, value in real.items():
+        if not isinstance(value, torch.Tensor):
+            found[name] = value
+            continue
+        value = value.detach().cpu()
+        wide = value.double() if value.is_floating_point() else value
+        keep = name in workload.whole_inputs or value.dim() == 0 or not value.numel()
+        found[name] = wide.clone() if keep else _random_like(wide, generator)
+    return found
+
+
+def _random_like(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if value.is_floating_point():
+        noise = torch.randn(value.shape, dtype=value.dtype, generator=generator)
+        spread = value.std() if value.numel() > 1 else torch.zeros(())
+        return noise * (spread if spread > 0 else 1.0) + value.mean()
+    mixed = value[torch.randperm(value.shape[0], generator=generator)]
+    low = int(value[value >= 0].min()) if bool((value >= 0).any()) else 0
+    high = int(value.max())
+    if value.dtype is torch.bool or high <= 1:
+        return mixed
+    drawn = torch.randint(low, high + 1, value.shape, dtype=value.dtype, generator=generator)
+    return torch.where(mixed < 0, mixed, drawn)

@@ -1,0 +1,89 @@
+"""What verifying a plan found. Needs no torch, so that the command line can read it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Largest errors of a run against the reference, each relative to the tensor's own norm.
+
+    Where a gradient is zero in theory (under a millionth of the whole gradient's norm), what is
+    left of it is rounding, and AdamW divides it by itself: such a gradient is measured against a
+    millionth of the whole gradient's norm, and its weight against the norm of all weights. In a
+    plan's own precision the root of its machine epsilon stands for the millionth.
+    """
+
+    loss: float
+    gradient: float
+    weight: float
+    worst_gradient: str
+    worst_weight: str
+
+    @property
+    def largest(self) -> float:
+        return max(self.loss, self.gradient, self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """A plan against its model: two optimizer steps in float64 from one seed, dropout off.
+
+    own:                    the same in the plan's own precision, against the float64 reference.
+    collectives_match:      whether a step issues the bytes that were priced, by kind and axis;
+                            None where the folder has no ``collectives.json``.
+    collective_differences: one line for each kind and axis that differs.
+    issued:                 the collectives of one step, as rows of ``collectives.json``.
+    """
+
+    plan: str
+    ranks: int
+    exact: Errors
+    own: Errors
+    precision: str
+    collectives_match: bool | None
+    collective_differences: tuple[str, ...]
+    issued: tuple[dict[str, Any], ...]
+    time_s: float
+
+    @property
+    def passed(self) -> bool:
+        """Within `TOLERANCE`, and the collectives are the priced ones."""
+        return self.exact.largest <= TOLERANCE and self.collectives_match is not False
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``autopar verify --json`` prints."""
+        return {
+            "plan": self.plan,
+            "passed": self.passed,
+            "loss_rel_err": self.exact.loss,
+            "max_grad_rel_err": self.exact.gradient,
+            "max_weight_rel_err": self.exact.weight,
+            "worst_grad": self.exact.worst_gradient,
+            "worst_weight": self.exact.worst_weight,
+            "tolerance": TOLERANCE,
+            "collectives_match": self.collectives_match,
+            "collective_differences": list(self.collective_differences),
+            "collectives": list(self.issued),
+            "ranks": self.ranks,
+            "dropout": "off",
+            "own_precision": {"precision": self.precision, **asdict(self.own)},
+            "time_s": self.time_s,
+        }
+
+    @staticmethod
+    def read(data: dict[str, Any]) -> VerifyResult:
+        """From `dataclasses.asdict` of one, after JSON."""
+        return VerifyResult(
+            **{
+                **data,
+                "exact": Errors(**data["exact"]),
+                "own": Errors(**data["own"]),
+                "collective_differences": tuple(data["collective_differences"]),
+                "issued": tuple(data["issued"]),
+            }
+        )

@@ -1,0 +1,263 @@
+"""A plan against the model that it was made from, on the plan's own ranks.
+
+Every rank runs the plan; rank 0 also runs the original model, gathers the pieces of gradients and
+weights, and compares each with its region of the whole. A piece that several ranks hold is compared
+on each of them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autopar import plan_folder
+from autopar.frontends.loading import load_workload
+from autopar.runtime import counting, program
+from autopar.runtime.counting import Counting
+from autopar.runtime.initialize import initialize
+from autopar.runtime.loading import check_same, read_program, start
+from autopar.runtime.parameters import Region
+from autopar.runtime.ranks import Ranks
+from autopar.runtime.reference import (
+    STEPS,
+    NoDropout,
+    Reference,
+    VerifyError,
+    exact,
+    random_batch,
+    reference,
+)
+from autopar.runtime.trainer import Program, Trainer
+from autopar.runtime.verified import Errors, VerifyResult
+from autopar.workload import Workload
+
+NEGLIGIBLE = 1e-6
+"""A gradient below this share of the whole gradient's norm is rounding around zero, in float64."""
+
+Piece = tuple[str, Region, torch.Tensor]
+
+_references: dict[str, Reference] = {}
+
+
+def verify_here(folder: str | Path) -> dict[str, Any]:
+    """Verifies the plan in ``folder``; all its ranks call it. Rank 0's answer is a `VerifyResult`
+    as `dataclasses.asdict` gives it, the others' is empty."""
+    begin = time.perf_counter()
+    plan = plan_folder.read_plan(folder)
+    place = start()
+    check_same(plan, folder)
+    workload = load_workload(plan.workload)
+    first = not dist.is_initialized() or dist.get_rank() == 0
+    batch = random_batch(workload)
+    if first and plan.workload not in _references:
+        _references[plan.workload] = reference(workload, batch, torch.device("cpu"))
+    wanted = _references.get(plan.workload)
+    lifted = _run(folder, workload, batch, place, wanted, torch.float64)
+    own = _run(folder, workload, batch, place, wanted, None)
+    if not first:
+        return {}
+    assert lifted.errors is not None
+    assert own.errors is not None
+    match, lines = _priced(folder, own.issued)
+    result = VerifyResult(
+        plan=str(folder),
+        ranks=plan.device_count,
+        exact=lifted.errors,
+        own=own.errors,
+        precision=plan.precision,
+        collectives_match=match,
+        collective_differences=tuple(lines),
+        issued=tuple(asdict(row) for row in own.issued),
+        time_s=time.perf_counter() - begin,
+    )
+    return asdict(result)
+
+
+def _priced(folder: str | Path, issued: list[counting.Row]) -> tuple[bool | None, list[str]]:
+    file = Path(folder) / plan_folder.COLLECTIVES
+    if not file.exists():
+        return None, []
+    lines = counting.differences(counting.from_json(file.read_text()), issued)
+    return not lines, lines
+
+
+@dataclass(slots=True)
+class _Run:
+    errors: Errors | None = None
+    issued: list[counting.Row] = field(default_factory=list)
+
+
+def _run(
+    folder: str | Path,
+    workload: Workload,
+    batch: Mapping[str, Any],
+    device: torch.device,
+    wanted: Reference | None,
+    lift: torch.dtype | None,
+) -> _Run:
+    """`STEPS` steps; without ``lift`` one more, whose collectives are counted."""
+    trainer = make_trainer(folder, workload, device, lift)
+    whole = exact() if lift is not None else NoDropout()
+    given = dict(batch) if lift is not None else _in_float32(batch)
+    comparison = Comparison(wanted, NEGLIGIBLE if lift is not None else _rounding(trainer))
+    with whole:
+        for step in range(STEPS):
+            loss = float(trainer.backward(given))
+            comparison.loss(step, loss)
+            pieces = [
+                (h.name, h.region, h.leaf.grad.detach().cpu())
+                for h in trainer.held
+                if h.leaf.grad is not None
+            ]
+            _gather(pieces, lambda found, step=step: comparison.gradients(step, found))
+            trainer.update()
+        held = [(h.name, h.region, h.leaf.detach().cpu()) for h in trainer.held]
+        buffers = trainer.storage.buffers()
+        held += [(n, r, t.cpu()) for n, t, r in buffers if t.is_floating_point()]
+        _gather(held, comparison.weights)
+        result = _Run(comparison.errors() if wanted is not None else None)
+        if lift is None:
+            # DDP settles its buckets in the first steps; this one is like all later ones.
+            with Counting(trainer.ranks) as counted:
+                trainer.step(given)
+            result.issued = counted.rows()
+    return result
+
+
+def make_trainer(
+    folder: str | Path, workload: Workload, device: torch.device, lift: torch.dtype | None
+) -> Trainer:
+    """The plan's trainer with the original initial weights; ``lift`` replaces float32 in it."""
+    assert workload.model is not None
+    make = workload.model
+    before = program.FP32
+    program.FP32 = lift or before  # emitted code takes the name when it is imported
+    try:
+        found = Program.of(read_program(folder))
+    finally:
+        program.FP32 = before
+    return Trainer(
+        found,
+        workload,
+        lambda targets: initialize(make, workload.seed, targets),
+        Ranks(found.mesh, device),
+        lift=lift,
+    )
+
+
+def _rounding(trainer: Trainer) -> float:
+    """`NEGLIGIBLE` of the plan's own precision: the root of its machine epsilon."""
+    return math.sqrt(torch.finfo(getattr(torch, trainer.settings.precision)).eps)
+
+
+def _in_float32(batch: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        n: v.float() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
+        for n, v in batch.items()
+    }
+
+
+def _gather(pieces: list[Piece], compare: Callable[[list[Piece]], None]) -> None:
+    """Hands the pieces of all ranks to ``compare`` on rank 0."""
+    if not dist.is_initialized():
+        compare(pieces)
+        return
+    rank, world = dist.get_rank(), dist.get_world_size()
+    found: list[Any] | None = [None] * world if rank == 0 else None
+    plain = [(name, [(s.start, s.stop) for s in region], t) for name, region, t in pieces]
+    dist.gather_object(plain, found, dst=0)
+    if found is not None:
+        compare(
+            [
+                (name, tuple(slice(*ends) for ends in region), t)
+                for rank_pieces in found
+                for name, region, t in rank_pieces
+            ]
+        )
+
+
+class Comparison:
+    """Collects the largest relative errors; without a reference (ranks other than 0) nothing."""
+
+    def __init__(self, wanted: Reference | None, negligible: float) -> None:
+        self._wanted = wanted
+        self._share = negligible
+        self._loss = 0.0
+        self._gradient = (0.0, "")
+        self._weight = (0.0, "")
+
+    def loss(self, step: int, value: float) -> None:
+        if self._wanted is not None:
+            right = self._wanted.losses[step]
+            error = abs(value - right) / max(abs(right), 1e-300)
+            self._loss = max(self._loss, error if math.isfinite(value) else math.inf)
+
+    def gradients(self, step: int, pieces: list[Piece]) -> None:
+        if self._wanted is None:
+            return
+        whole = self._wanted.gradients[step]
+        floor = self._share * self._wanted.gradients_norm(step)
+        errors = _errors(pieces, whole, self._wanted.alias)
+        for name, error in errors.items():
+            self._gradient = max(
+                self._gradient, (error / max(float(whole[name].norm()), floor, 1e-300), name)
+            )
+
+    def weights(self, pieces: list[Piece]) -> None:
+        if self._wanted is None:
+            return
+        all_weights = self._wanted.weights_norm()
+        for name, error in _errors(pieces, self._wanted.weights, self._wanted.alias).items():
+            own = float(self._wanted.weights[name].norm())
+            scale = all_weights if self._negligible(name) else own
+            self._weight = max(self._weight, (error / max(scale, 1e-300), name))
+
+    def _negligible(self, name: str) -> bool:
+        assert self._wanted is not None
+        norms = [
+            float(g[name].norm()) / max(self._wanted.gradients_norm(i), 1e-300)
+            for i, g in enumerate(self._wanted.gradients)
+            if name in g
+        ]
+        return bool(norms) and max(norms) < self._share
+
+    def errors(self) -> Errors:
+        return Errors(
+            self._loss, self._gradient[0], self._weight[0], self._gradient[1], self._weight[1]
+        )
+
+
+def _errors(
+    pieces: list[Piece], whole: Mapping[str, torch.Tensor], alias: Mapping[str, str]
+) -> dict[str, float]:
+    """Norm of the difference by name. Raises `VerifyError` where pieces do not make the whole."""
+    squares: dict[str, float] = {}
+    covered: dict[str, int] = {}
+    for given, region, piece in pieces:
+        name = alias.get(given, given)
+        if name not in whole:
+            raise VerifyError(f"the program has a value for {given}, the model has none")
+        right = whole[name][region]
+        if right.shape != piece.shape:
+            raise VerifyError(
+                f"{given}: the program holds {list(piece.shape)}, its region is {list(right.shape)}"
+            )
+        error = float((piece.double() - right.cpu()).square().sum())
+        squares[name] = squares.get(name, 0.0) + (error if math.isfinite(error) else math.inf)
+        covered[name] = covered.get(name, 0) + piece.numel()
+    for name, right in whole.items():
+        if covered.get(name, 0) < right.numel() or covered[name] % max(right.numel(), 1):
+            raise VerifyError(
+                f"{name}: the ranks hold {covered.get(name, 0)} of {right.numel()} elements"
+            )
+    return {name: math.sqrt(square) for name, square in squares.items()}
+
+
+__all__ = ["Comparison", "make_trainer", "verify_here"]
