@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -198,16 +199,20 @@ def check(made: Emitted, model: nn.Module, batch: Tensors, tolerance: float = 1e
     for name, gradient in wanted.gradients.items():
         error = relative(found.gradients[name], gradient)
         assert error < tolerance, f"gradient of {name}: {error:.2e}"
-    assert sorted(found.log) == sorted(priced(made))
+    issued, wanted_moves = Counter(found.log), Counter(priced(made))
+    assert issued == wanted_moves, f"{issued - wanted_moves} not priced, {wanted_moves - issued} not issued"
     return found
 
 
 def priced(made: Emitted) -> list[tuple[str, str, int]]:
-    """What rank 0 should issue in float64: everything floating is twice as large as priced."""
+    """What rank 0 should issue in float64: float32 is twice as large as priced."""
     found = []
     for entry in activation_collectives(made.lowered):
-        kind = entry.collective.kind
-        found += [(kind, entry.collective.axis, entry.collective.size_bytes * 2)] * entry.count
+        block, _, name = entry.key.rpartition("::")
+        graph = made.lowered.blocks[block].graph if block else made.lowered.graph
+        wide = 2 if graph.tensors[name].dtype == "float32" else 1
+        move = entry.collective
+        found += [(move.kind, move.axis, move.size_bytes * wide)] * entry.count
     return found
 
 
