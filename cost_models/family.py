@@ -127,17 +127,27 @@ class Arch:
         return self.mlp(self.ffn, self.experts, float(self.top_k)) if self.is_moe else ()
 
     @cached_property
-    def layer_parameters(self) -> tuple[int, int]:
-        """(outside routed experts, in routed experts) of an average layer, norms left out."""
-        attention = sum(m.parameters for m in self.attention)
-        dense = sum(m.parameters for m in self.dense_mlp)
-        if not self.is_moe:
-            return attention + dense, 0
-        shared = sum(m.parameters for m in self.shared_mlp) + self.hidden * self.experts
+    def dense_layer_parameters(self) -> int:
+        """Parameters of a layer with one MLP, norms left out."""
+        return sum(m.parameters for m in (*self.attention, *self.dense_mlp))
+
+    @cached_property
+    def moe_layer_parameters(self) -> tuple[int, int]:
+        """(outside routed experts, in routed experts) of a layer with experts."""
+        shared = sum(m.parameters for m in (*self.attention, *self.shared_mlp))
         routed = sum(m.parameters for m in self.expert_mlp)
-        share = self.moe_layers / self.layers
+        return shared + self.hidden * self.experts, routed
+
+    @cached_property
+    def layer_parameters(self) -> tuple[int, int]:
+        """(outside routed experts, in routed experts) of an average layer."""
+        return self.mean_parameters(self.moe_layers / self.layers)
+
+    def mean_parameters(self, share: float) -> tuple[int, int]:
+        """The same of layers of which `share` have experts."""
+        outside, routed = self.moe_layer_parameters
         return (
-            round(attention + dense * (1 - share) + shared * share),
+            round(self.dense_layer_parameters * (1 - share) + outside * share),
             round(routed * share),
         )
 

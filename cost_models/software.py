@@ -12,7 +12,7 @@ from typing import Literal
 
 AttentionKernel = Literal["flash", "flash_new", "flash_old", "unfused"]
 MemoryDefinition = Literal["allocated", "reserved", "device"]
-States = Literal["megatron", "fsdp", "bf16"]
+States = Literal["megatron", "deepspeed", "deepspeed_bf16", "hybrid_zero", "fsdp", "bf16"]
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,18 @@ class Software:
     dp_overlap: bool = True
     ep_overlap: bool = False
     p2p_overlap: bool = True
-    fused_loss: bool = False
-    """The loss never stores whole logits in fp32."""
+    loss: Literal["eager", "fused", "chunked"] = "eager"
+    """eager: logits, an fp32 copy, its softmax and gradients; fused: logits and their gradient;
+    chunked: never all logits at once (Liger)."""
+    selective: Literal["attention", "ops"] = "attention"
+    """What selective recompute runs again: the attention core (Megatron), or every second product and
+    all elementwise ops (torchtitan)."""
     dropout: bool = False
     states: States = "megatron"
     """megatron: bf16 parameters, fp32 gradients, fp32 master and moments; fsdp: fp32 parameters,
-    gradients and moments, gathered in bf16; bf16: bf16 parameters and gradients, fp32 moments."""
+    gradients and moments, gathered in bf16; deepspeed: 16-bit parameters and gradients, fp32 master,
+    moments and a gradient shard (deepspeed_bf16: whole fp32 gradients beside 16-bit ones);
+    hybrid_zero: the same with flattened 16-bit and fp32 copies of the shard's gradients; bf16: bf16 parameters and gradients, fp32 moments."""
     memory: MemoryDefinition = "allocated"
     """What a reported peak counts: allocated tensors, the allocator's reserve, or all of the device's
     used memory (with context and communication library)."""

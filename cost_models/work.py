@@ -19,6 +19,17 @@ from autopar.cost_models.software import Software
 from autopar.nouns.cluster import Cluster
 
 
+# Bytes of one element of a reduced gradient, by how the software holds its states.
+GRADIENT_BYTES = {
+    "megatron": 4,
+    "deepspeed": 2,
+    "deepspeed_bf16": 2,
+    "hybrid_zero": 2,
+    "fsdp": 4,
+    "bf16": 2,
+}
+
+
 @dataclass(frozen=True)
 class Work:
     """One rank's work. All sizes are after sharding."""
@@ -125,7 +136,7 @@ def work_of(
     layers = float(math.ceil(arch.layers / x.pp))
     rank_parameters = local * layers + arch.vocab * arch.hidden / x.tp
     gather_layer_s = comm.sharded("all_gather", local * wire) if x.zero == 3 else 0.0
-    gradient_bytes = software.gradient_bytes or {"megatron": 4, "fsdp": 4, "bf16": 2}[software.states]
+    gradient_bytes = software.gradient_bytes or GRADIENT_BYTES[software.states]
     scatter_layer_s = 0.0
     reduce_s = gather_s = 0.0
     if x.zero >= 3:
@@ -159,11 +170,10 @@ def work_of(
         softmax_bytes=_softmax_bytes(arch, x, software),
         route_bytes=share * (6 if software.moe_graphs else 14) * routed_bytes,
         cast_bytes=0.0 if precision in ("bf16", "fp16", "fp32") else dense.operand_elements * 3,
-        recompute=x.recompute_share if x.recompute == "full" else 0.0,
-        recompute_light={"full": 1.0, "selective": 0.6, "none": 0.0}[x.recompute]
-        * x.recompute_share,
+        recompute=_recompute(x, software)[0],
+        recompute_light=_recompute(x, software)[1],
         head_flops=2 * tokens * arch.hidden * arch.vocab / x.tp,
-        loss_bytes=tokens * arch.vocab / x.tp * (6 if software.fused_loss else 16),
+        loss_bytes=tokens * arch.vocab / x.tp * {"eager": 16, "fused": 6, "chunked": 8}[software.loss],
         optimizer_bytes=0.0 if x.offload_optimizer else states * 34,
         offloaded_parameters=states if x.offload_optimizer else 0.0,
         gradient_bytes=local * (8 if software.states == "megatron" else 4),
@@ -271,6 +281,16 @@ class _Collectives:
             reduce_s += self.over("reduce_scatter", count * element_bytes, group)
             gather_s += self.over("all_gather", count * 2.0, group)
         return reduce_s, gather_s
+
+
+def _recompute(layout: Layout, software: Software) -> tuple[float, float]:
+    """(share of matrix products, share of attention and elementwise work) that runs again."""
+    share = layout.recompute_share
+    if layout.recompute == "full":
+        return share, share
+    if layout.recompute == "selective":
+        return (0.5 * share, share) if software.selective == "ops" else (0.0, 0.6 * share)
+    return 0.0, 0.0
 
 
 def _copies(arch: Arch, layout: Layout, cluster: Cluster, software: Software) -> float:

@@ -1,0 +1,207 @@
+"""Peak memory of one rank, by what holds it, with the moment of the peak.
+
+Parameters, gradients and optimizer state follow Rajbhandari et al. 2020 (ZeRO, section 3), saved
+activations Korthikanti et al. 2022 (equations 1 to 6) generalised to grouped-query attention, gated
+and routed MLPs, microbatches in flight Narayanan et al. 2021 (section 2.2). Three definitions of a
+peak are told apart: `allocated` tensors, what the allocator has `reserved`, and what the `device`
+has lost to this process, context and communication library included.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+from autopar.cost_models.constants import constant
+from autopar.cost_models.family import Arch
+from autopar.cost_models.layout import Layout
+from autopar.cost_models.software import Software
+
+
+# Bytes a parameter: (weights, gradients, optimizer state).
+STATE_BYTES = {
+    "megatron": (2, 4, 12),
+    "deepspeed": (2, 2, 16),
+    "deepspeed_bf16": (2, 6, 12),
+    "hybrid_zero": (2, 2, 18),
+    "fsdp": (4, 4, 8),
+    "bf16": (2, 2, 12),
+}
+# Bytes of one logit at the loss: the 16-bit logits and their gradient, then the fp32 copies of an eager loss.
+LOGIT_BYTES = {"eager": 12.0, "fused": 4.0, "chunked": 0.5}
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of the rank that needs most, at its peak."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    """Saved for backward, all microbatches in flight."""
+    working: float
+    """The layer (or loss) that is being computed at the peak."""
+    gathered: float
+    """Parameters gathered, gradients not yet scattered, communication buffers."""
+    framework: float
+    """Allocator's slack, context, communication library, as the definition counts them."""
+    stage: int
+    moment: str
+    """When the peak is reached."""
+
+    @property
+    def total(self) -> float:
+        return sum(size for _, size in self.parts())
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """Within which four of five published peaks of known definition lie."""
+        share = constant("memory_band")
+        return self.total * (1 - share), self.total * (1 + share)
+
+    def parts(self) -> list[tuple[str, float]]:
+        """(name, bytes), in the order of the fields."""
+        return [
+            (f.name, getattr(self, f.name))
+            for f in fields(self)
+            if f.name not in ("stage", "moment")
+        ]
+
+
+def footprint(
+    arch: Arch, layout: Layout, software: Software, precision: str = "bf16"
+) -> Footprint:
+    """The footprint of the fullest pipeline stage; `precision` is what matrix products read."""
+    last = layout.pp - 1
+    stages = [_stage(arch, layout, software, stage, precision) for stage in {0, last}]
+    return max(stages, key=lambda f: (f.total, -f.stage))
+
+
+def _stage(
+    arch: Arch, layout: Layout, software: Software, stage: int, precision: str
+) -> Footprint:
+    x = layout
+    last = stage == x.pp - 1
+    layers = arch.layers / x.pp if x.pp == 1 else math.ceil(arch.layers / x.pp)
+    if last and x.pp > 1 and arch.layers % x.pp:
+        layers -= 1
+    share = _moe_share(arch, layers, stage, x.pp)
+    outside, routed = arch.mean_parameters(share)
+    ends = arch.embedding_parameters * (stage == 0) + (
+        arch.head_parameters + (arch.embedding_parameters if arch.tied and x.pp > 1 else 0)
+    ) * last
+    dense = (outside * layers + ends) / x.tp
+    expert = routed * layers / x.ep
+    states = _states(dense, expert, x, software)
+    layer_local = outside / x.tp + routed / x.ep
+
+    saved = saved_bytes(arch, x, software, share, precision)
+    whole = saved_bytes(arch, replace(x, recompute="none"), software, share, precision)
+    activations = saved * layers * in_flight(x, stage)
+    tokens = x.microbatch * arch.seq / x.cp
+    logits = tokens * arch.vocab / x.tp * LOGIT_BYTES[software.loss] * last
+    again = whole - saved if x.recompute != "none" else 0.0
+    grad_working = 2 * tokens * (arch.ffn * (2 if arch.gated else 1) / x.tp + 4 * arch.hidden)
+    working, moment = max(
+        (again + grad_working, "backward of a layer"), (logits, "the loss"), key=lambda w: w[0]
+    )
+    gathered = 0.0
+    if x.zero == 3 and x.dp_shard > 1:
+        gathered = 2 * 2 * layer_local + 4 * layer_local + 2 * ends / x.tp
+    elif x.dp > 1:
+        gathered = constant("bucket_bytes") * (2 if software.states.startswith("deepspeed") else 1)
+    framework = constant("workspace_bytes")
+    if software.memory in ("reserved", "device"):
+        framework += constant("allocator_slack") * (activations + working + gathered)
+    if software.memory == "device":
+        groups = sum(size > 1 for size in (x.tp, x.pp, x.cp, x.ep, x.dp))
+        framework += constant("context_bytes") + groups * constant("communicator_bytes")
+    return Footprint(*states, activations, working, gathered, framework, stage, moment)
+
+
+def _states(
+    dense: float, expert: float, x: Layout, software: Software
+) -> tuple[float, float, float]:
+    """(parameters, gradients, optimizer) bytes from local parameter counts."""
+    whole = dense + expert
+    dense_shard = dense / (x.dp_shard * x.cp)
+    expert_shard = expert / max(1, x.tp * x.cp * x.dp_shard / x.ep)
+    shard = dense_shard + expert_shard
+    weight, gradient, rest = STATE_BYTES[software.states]
+    if software.gradient_bytes and software.states == "megatron":
+        gradient = software.gradient_bytes
+    if software.states == "fsdp" and x.zero < 3:
+        weight += 2
+    parameters = weight * (shard if x.zero == 3 else whole)
+    gradients = gradient * (shard if x.zero >= 2 else whole)
+    optimizer = rest * (shard if x.zero >= 1 else whole)
+    if x.offload_optimizer:
+        parameters, optimizer = parameters / weight * 2, 0.0
+        gradients /= 2
+    return parameters, gradients, optimizer
+
+
+def in_flight(layout: Layout, stage: int) -> float:
+    """Microbatches whose activations stage `stage` holds at its peak, in whole stages."""
+    x = layout
+    if x.pp == 1:
+        return 1.0
+    if x.schedule == "gpipe":
+        return float(x.microbatches)
+    if x.interleave > 1:
+        chunks = (x.interleave - 1) * x.pp + 2 * (x.pp - stage) - 1
+        return min(chunks / x.interleave, float(x.microbatches))
+    return float(min(x.pp - stage, x.microbatches))
+
+
+def _moe_share(arch: Arch, layers: float, stage: int, pp: int) -> float:
+    """Share of a stage's layers that have experts; the dense ones come first."""
+    if not arch.is_moe:
+        return 0.0
+    if pp == 1:
+        return arch.moe_layers / arch.layers
+    dense = min(max(0.0, arch.dense_layers - stage * layers), layers)
+    return 1 - dense / layers
+
+
+def saved_bytes(
+    arch: Arch, layout: Layout, software: Software, share: float = 0.0, precision: str = "bf16"
+) -> float:
+    """Activation bytes that one layer saves for backward, one microbatch, on one rank.
+
+    `share` of the layer has experts. Operands of 8-bit products are saved in 8 bits.
+    """
+    x = layout
+    tokens = x.microbatch * arch.seq / x.cp
+    sp = x.tp if x.sequence_parallel else 1
+    layer_input = 2 * arch.hidden / sp
+    if x.recompute == "full":
+        plain = replace(x, recompute="none")
+        kept = 1 - x.recompute_share
+        again = tokens * layer_input * x.recompute_share
+        return again + kept * saved_bytes(arch, plain, software, share, precision)
+    operand = 2 if precision.split(" ")[0] in ("bf16", "fp16", "fp32") else 1
+    light = x.recompute == "selective"
+    ops = light and software.selective == "ops"
+    norms = 2 * layer_input + (0 if light else operand * arch.hidden / sp * 2)
+    if software.dropout:
+        norms += 2 * arch.hidden / sp
+    if not software.fused_elementwise:
+        norms += 8 * arch.hidden / sp
+    heads = 2 * (arch.heads * arch.dim + 2 * arch.kv_heads * arch.dim) * (0.5 if ops else 1.0)
+    heads = (heads + operand * arch.heads * arch.value_dim + 4 * arch.heads) / x.tp
+    if arch.latent is not None:
+        heads += 2 * (arch.heads * arch.dim / x.tp + arch.latent.kv_rank + arch.latent.q_rank)
+    scores = 0.0
+    if software.attention == "unfused" and not light:
+        scores = arch.heads * arch.seq / x.tp * (5 if software.dropout else 4)
+    per_width = 2.0 * (2 if arch.gated else 1) * (0.5 if ops else 1.0) + (0 if light else operand)
+    if not software.fused_elementwise and arch.gated:
+        per_width += 2
+    mlp = per_width * (arch.dense_ffn or arch.ffn) / x.tp * (1 - share)
+    if share:
+        shared = per_width * arch.ffn * arch.shared_experts / x.tp
+        routed = arch.top_k / sp * (per_width * arch.ffn + 2 * 2 * arch.hidden)
+        mlp += share * (shared + routed * software.imbalance)
+    return tokens * (norms + heads + scores + mlp)
