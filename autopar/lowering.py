@@ -236,9 +236,8 @@ def activation_collectives(lowered: Lowered, times: int | None = None) -> Iterat
     if times is None:
         times = lowered.mesh.size(MICROBATCH)
     for found in lowered.tensors.values():
-        if found.tensor.role not in ("parameter", "buffer"):
-            grad = found.tensor.differentiable
-            yield from _priced(found.tensor, found.steps, grad, lowered, times)
+        grad = found.tensor.differentiable  # of a tied parameter there can be a shared copy too
+        yield from _priced(found.tensor, found.steps, grad, lowered, times)
     for op in lowered.ops:
         if op.op.kind == "block":
             yield from activation_collectives(lowered.blocks[op.op.attrs["block"]], times)
