@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from autopar.errors import UserError
 from autopar.runtime.parameters import Region, region_shape
+from autopar.runtime.recording import named_tensors
 
 
 class CheckpointError(UserError):
@@ -135,12 +137,14 @@ def write(folder: str | Path, pieces: Pieces) -> None:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
     _barrier()
-    save(
-        {name: piece.tensor for name, piece in pieces.items()},
-        storage_writer=FileSystemWriter(new),
-        planner=_Saver(pieces),
-        no_dist=alone,
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # that is so
+        save(
+            {name: piece.tensor for name, piece in pieces.items()},
+            storage_writer=FileSystemWriter(new),
+            planner=_Saver(pieces),
+            no_dist=alone,
+        )
     _barrier()
     if alone or dist.get_rank() == 0:
         old = _beside(target, "old")
@@ -171,12 +175,14 @@ def read(folder: str | Path, pieces: Pieces, alone: bool = False) -> None:
                 f"{name} has shape {list(stored[name])} in {source} and {list(piece.shape)} in "
                 "the model: the checkpoint was written for another model"
             )
-    load(
-        {name: piece.tensor for name, piece in pieces.items()},
-        storage_reader=FileSystemReader(source),
-        planner=_Loader(pieces),
-        no_dist=alone or not dist.is_initialized(),
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # that is so
+        load(
+            {name: piece.tensor for name, piece in pieces.items()},
+            storage_reader=FileSystemReader(source),
+            planner=_Loader(pieces),
+            no_dist=alone or not dist.is_initialized(),
+        )
 
 
 def find(folder: str | Path) -> Path:
@@ -251,14 +257,10 @@ def load_plain(
 def _stored_under(model: nn.Module, stored: Iterable[str]) -> dict[str, torch.Tensor]:
     known = set(stored)
     found: dict[int, tuple[str, torch.Tensor]] = {}
-    for named in (
-        model.named_parameters(remove_duplicate=False),
-        model.named_buffers(remove_duplicate=False),
-    ):
-        for name, tensor in named:
-            if id(tensor) not in found or f"model.{name}" in known:
-                found[id(tensor)] = (name, tensor)
-    return dict(found.values())
+    for name, tensor in named_tensors(model):
+        if id(tensor) not in found or f"model.{name}" in known:
+            found[id(tensor)] = (name, tensor)
+    return {n: t for n, t in found.values() if isinstance(t, nn.Parameter) or f"model.{n}" in known}
 
 
 __all__ = ["CheckpointError", "Piece", "load_plain", "read", "write"]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from autopar.runtime.parameters import Region
-from autopar.runtime.recording import Call, Record, Untrusted, View, record
+from autopar.runtime.recording import Call, Record, Untrusted, View, named_tensors, record
 from autopar.runtime.settings import ProgramError
 from autopar.runtime.torch_private import tree_map_only
 
@@ -43,7 +43,7 @@ def initialize(
         except Exception as error:  # whatever a constructor does under fake tensors
             reason = str(error) if isinstance(error, Untrusted) else _short(error)
             torch.manual_seed(seed)
-            _fill(_tensors(make()), targets)
+            _fill(dict(named_tensors(make())), targets)
             return reason
         _check(found.values, targets)
         torch.manual_seed(seed)
@@ -54,11 +54,6 @@ def initialize(
 def _short(error: Exception) -> str:
     text = str(error).strip().partition("\n")[0][:120]
     return f"{type(error).__name__}: {text}"
-
-
-def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    parameters = model.named_parameters(remove_duplicate=False)
-    return {**dict(parameters), **dict(model.named_buffers(remove_duplicate=False))}
 
 
 def _check(values: Mapping[str, View | torch.Tensor], targets: Mapping[str, Target]) -> None:

@@ -127,7 +127,7 @@ def _check_model(plan: Plan, workload: Workload) -> None:
         from autopar.frontends.pytorch import capture
 
         try:
-            answer = [capture(workload).graph.fingerprint()]
+            answer = [capture(workload).fingerprint()]
         except UserError as error:
             answer = [f"none, it cannot be captured any more: {error}"]
     if dist.is_initialized():

@@ -154,14 +154,20 @@ def record(make: Callable[[], nn.Module]) -> Record:
     if not torch.equal(state, torch.random.get_rng_state()):
         raise Untrusted("it sets the state of the random generator")
     found = recorder.record
-    for named in (
-        model.named_parameters(remove_duplicate=False),
-        model.named_buffers(remove_duplicate=False),
-    ):
-        for name, tensor in named:
-            real = not isinstance(tensor, FakeTensor)
-            found.values[name] = tensor.detach().clone() if real else recorder.view(tensor)
+    for name, tensor in named_tensors(model):
+        real = not isinstance(tensor, FakeTensor)
+        found.values[name] = tensor.detach().clone() if real else recorder.view(tensor)
     return found
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, buffers and plain tensor attributes under all of their names, in this order."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor):
+                yield f"{path}.{name}" if path else name, value
 
 
 @contextmanager

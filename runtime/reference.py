@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from autopar.errors import UserError
 from autopar.runtime.batches import Batch
+from autopar.runtime.recording import named_tensors
 from autopar.workload import Workload
 
 STEPS = 2
@@ -37,18 +38,23 @@ class NoDropout(TorchFunctionMode):
 
 
 class Exact(NoDropout):
-    """Inside, float32 means float64 as well.
+    """Inside, every floating dtype that is asked for means float64 as well.
 
-    Models cast to float32 on purpose (norms, softmax, rotary embedding, loss); in a float64 run
-    that would lose what a comparison needs.
+    Models cast to float32 on purpose (norms, softmax, rotary embedding, loss), and programs to the
+    plan's precision; in a float64 run that would lose what a comparison needs.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") == "float":
+        if getattr(func, "__name__", "") in ("float", "half", "bfloat16"):
             return args[0].double()
-        args = tuple(torch.float64 if a is torch.float32 else a for a in args)
-        kwargs = {k: torch.float64 if v is torch.float32 else v for k, v in (kwargs or {}).items()}
+        args = tuple(map(_widened, args))
+        kwargs = {key: _widened(value) for key, value in (kwargs or {}).items()}
         return super().__torch_function__(func, types, args, kwargs)
+
+
+def _widened(value: Any) -> Any:
+    floats = (torch.float32, torch.bfloat16, torch.float16)
+    return torch.float64 if isinstance(value, torch.dtype) and value in floats else value
 
 
 _DROPOUTS = frozenset(
@@ -86,7 +92,7 @@ class Reference:
     """``STEPS`` steps from the initial weights on one batch.
 
     gradients: by step and name, before clipping; only what has one.
-    weights:   parameters and floating buffers after the last step.
+    weights:   parameters, floating buffers and tensor attributes after the last step.
     alias:     every name of a tensor -> the name that it has here.
     """
 
@@ -153,15 +159,9 @@ def plain_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimiz
 
 
 def aliases(model: nn.Module) -> dict[str, str]:
+    """Every name of a tensor of ``model`` -> its first name."""
     first: dict[int, str] = {}
-    found = {}
-    for named in (
-        model.named_parameters(remove_duplicate=False),
-        model.named_buffers(remove_duplicate=False),
-    ):
-        for name, tensor in named:
-            found[name] = first.setdefault(id(tensor), name)
-    return found
+    return {name: first.setdefault(id(t), name) for name, t in named_tensors(model)}
 
 
 def loss_of(result: Any) -> torch.Tensor:

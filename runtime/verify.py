@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def _run(
                 for h in trainer.held
                 if h.leaf.grad is not None
             ]
-            _gather(pieces, lambda found, step=step: comparison.gradients(step, found))
+            _gather(pieces, partial(comparison.gradients, step))
             trainer.update()
         held = [(h.name, h.region, h.leaf.detach().cpu()) for h in trainer.held]
         buffers = trainer.storage.buffers()
@@ -204,7 +205,7 @@ class Comparison:
             return
         whole = self._wanted.gradients[step]
         floor = self._share * self._wanted.gradients_norm(step)
-        errors = _errors(pieces, whole, self._wanted.alias)
+        errors = _errors(pieces, whole, self._wanted.alias, whole)
         for name, error in errors.items():
             self._gradient = max(
                 self._gradient, (error / max(float(whole[name].norm()), floor, 1e-300), name)
@@ -214,7 +215,8 @@ class Comparison:
         if self._wanted is None:
             return
         all_weights = self._wanted.weights_norm()
-        for name, error in _errors(pieces, self._wanted.weights, self._wanted.alias).items():
+        found = _errors(pieces, self._wanted.weights, self._wanted.alias, self._wanted.gradients[0])
+        for name, error in found.items():
             own = float(self._wanted.weights[name].norm())
             scale = all_weights if self._negligible(name) else own
             self._weight = max(self._weight, (error / max(scale, 1e-300), name))
@@ -235,9 +237,15 @@ class Comparison:
 
 
 def _errors(
-    pieces: list[Piece], whole: Mapping[str, torch.Tensor], alias: Mapping[str, str]
+    pieces: list[Piece],
+    whole: Mapping[str, torch.Tensor],
+    alias: Mapping[str, str],
+    needed: Container[str],
 ) -> dict[str, float]:
-    """Norm of the difference by name. Raises `VerifyError` where pieces do not make the whole."""
+    """Norm of the difference by name. Raises `VerifyError` where pieces do not make the whole.
+
+    What is not ``needed`` may be missing: programs leave out tensors that the loss never reads.
+    """
     squares: dict[str, float] = {}
     covered: dict[str, int] = {}
     for given, region, piece in pieces:
@@ -253,10 +261,9 @@ def _errors(
         squares[name] = squares.get(name, 0.0) + (error if math.isfinite(error) else math.inf)
         covered[name] = covered.get(name, 0) + piece.numel()
     for name, right in whole.items():
-        if covered.get(name, 0) < right.numel() or covered[name] % max(right.numel(), 1):
-            raise VerifyError(
-                f"{name}: the ranks hold {covered.get(name, 0)} of {right.numel()} elements"
-            )
+        held = covered.get(name, 0)
+        if (held or name in needed) and (held < right.numel() or held % max(right.numel(), 1)):
+            raise VerifyError(f"{name}: the ranks hold {held} of {right.numel()} elements")
     return {name: math.sqrt(square) for name, square in squares.items()}
 
 

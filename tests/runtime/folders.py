@@ -21,7 +21,7 @@ WORKLOAD = f"{HERE / 'tiny_gpt.py'}:workload"
 def model_fingerprint(workload: str) -> str:
     from autopar.frontends.pytorch import capture
 
-    return capture(load_workload(workload)).graph.fingerprint()
+    return capture(load_workload(workload)).fingerprint()
 
 
 def write(
