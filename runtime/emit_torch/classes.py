@@ -197,9 +197,7 @@ def argument_names(scope: Scope, lowered: Lowered, inputs: Sequence[str]) -> lis
             hint = HINTS.get((op.op.kind, place))
             if hint is not None:
                 roles.setdefault(name, hint)
-    streams = [
-        n for n in inputs if lowered.graph.tensors[n].differentiable and n not in roles
-    ]
+    streams = [n for n in inputs if lowered.graph.tensors[n].differentiable and n not in roles]
     names: list[str] = []
     for name in inputs:
         wish = roles.get(name) or ("x" if name == next(iter(streams), None) else "")
@@ -231,7 +229,9 @@ def docstring(
     return text if len(text) <= 92 else f'"""-> {right}"""'
 
 
-def block_class(lowered: Lowered, scope: Scope, instance: str, wish: str, printing: Printing) -> str:
+def block_class(
+    lowered: Lowered, scope: Scope, instance: str, wish: str, printing: Printing
+) -> str:
     """The class of a repeated block."""
     return scope_class(
         scope, lowered, instance, wish, lowered.graph.inputs, lowered.outputs, printing

@@ -20,14 +20,14 @@ from autopar.runtime.emit_torch.classes import (
 )
 from autopar.runtime.emit_torch.counts import count_names, counted, labels_only
 from autopar.runtime.emit_torch.forward import Forward
-from autopar.runtime.emit_torch.names import identifier
+from autopar.runtime.emit_torch.names import first_free, identifier
 from autopar.runtime.emit_torch.scopes import Scope, scopes
 from autopar.runtime.emit_torch.site import EmitError
-from autopar.runtime.emit_torch.text import Lines, literal
+from autopar.runtime.emit_torch.text import Lines, literal, split_items
 
 FILE = "model.py"
 OWN = re.compile(
-    r"\b(FP32|Buffer|Parameter|Settings|Weights|all_reduce|all_to_all|attention|batch_norm|copy_to"
+    r"(?<![\w.])(FP32|Buffer|Parameter|Settings|Weights|all_reduce|all_to_all|attention|batch_norm|copy_to"
     r"|cross_entropy|device|embedding|gather|keep_first|local|pad|recompute|reduce_scatter"
     r"|repeat_heads|rms_norm|rotary|shard|whole)\("
 )
@@ -136,7 +136,7 @@ def _model(
     if printing.counts:
         arguments.append("counts: dict[str, Tensor]")
     lines.add(f"def forward({', '.join(arguments)}) -> Tensor:")
-    lines.add('    """This rank\'s share of the loss: the sum over ranks and microbatches is it."""')
+    lines.add('    """This rank\'s share: summed over data ranks and microbatches, the loss."""')
     finish(lines, forward, returned)
     return "\n".join(lines.lines)
 
@@ -167,31 +167,32 @@ def _counts(lowered: Lowered, lines: Lines, printing: Printing, root: modules.No
     names = [n for n in part.graph.inputs if any(n in o.op.inputs for o in part.ops)]
     names += [o.name for o in part.outputs if o.name in part.graph.inputs and o.name not in names]
     forward = Forward(
-        scope, surroundings(scope, part, root, plain), {n: identifier(n) for n in names}, part.outputs
+        scope,
+        surroundings(scope, part, root, plain),
+        {n: identifier(n) for n in names},
+        part.outputs,
     )
     inner = forward.lines
     for name in names:
         inner.add(f"{identifier(name)} = batch[{literal(name)}]")
-    labels = dict(zip([o.name for o in part.outputs], split_returned(forward.run()), strict=True))
+    labels: dict[str, str] = {}
+    for output, text in zip(part.outputs, split_items(forward.run()), strict=True):
+        if not text.isidentifier():
+            var = first_free(("labels",), labels.values())
+            inner.add(f"{var} = {text}")
+            text = var
+        labels[output.name] = text
     entries = []
     for op in ops:
         ignored = op.op.attrs.get("ignore_index", -100)
         key = printing.counts[op.op.name].removeprefix("counts[").removesuffix("]")
-        label = labels[op.op.inputs[1]]
-        label = label if label.isidentifier() else f"({label})" if " " in label else label
-        entries.append(f"{key}: ({label} != {ignored}).sum()")
+        entries.append(f"{key}: ({labels[op.op.inputs[1]]} != {ignored}).sum()")
     lines.add("@staticmethod")
     lines.add("def counts(batch: dict[str, Tensor]) -> dict[str, Tensor]:")
-    lines.add('    """Labelled tokens of one microbatch; the runtime adds them up over the batch."""')
+    lines.add('    """Labelled tokens of one microbatch; the runtime sums them over the batch."""')
     inner.add(f"return {{{', '.join(entries)}}}")
     lines.lines += inner.lines
     lines.blank()
-
-
-def split_returned(text: str) -> list[str]:
-    from autopar.runtime.emit_torch.text import split_items
-
-    return split_items(text)
 
 
 def _file(
@@ -282,8 +283,8 @@ def _docstring(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> 
         f"State:     {zero}.",
         f"Precision: {plan.precision}.",
         "",
-        "A comment gives a result's local shape and how the model axes hold it: `tp:S2` split along",
-        "dim 2, `tp:P` a partial sum, nothing where every rank has all of it. Collectives are the",
+        "A comment gives a result's local shape and how the model axes hold it: `tp:S2` is split",
+        "along dim 2, `tp:P` a partial sum; all else is whole on every rank. Collectives are the",
         "calls that name an axis. The decisions stand in ../plan.json. To run it:",
         "",
         "    autopar run <the folder of plan.json>",

@@ -197,9 +197,7 @@ def _batch_norm(site: Site) -> Expr:
         return Expr(call("batch_norm", arguments), weight=HEAVY)
     split = site.at.operands[0].wanted
     axes = [
-        a
-        for a, p in split.placements
-        if p.kind == "S" and p.dim != 1 and site.mesh.size(a) > 1
+        a for a, p in split.placements if p.kind == "S" and p.dim != 1 and site.mesh.size(a) > 1
     ]
     if "microbatch" in axes:
         raise EmitError(f"{site.at.op.name}: batch statistics cannot go over microbatches")
@@ -256,9 +254,7 @@ def _infix(site: Site) -> Expr:
         right = Expr(f"{alpha} * {right.within(PRODUCT + 1)}", PRODUCT)
     # Comparisons do not chain: both sides must bind tighter.
     outer = level + 1 if level == COMPARE else level
-    return Expr(
-        f"{left.within(outer)} {sign} {right.within(level + 1)}", level, weight=LIGHT
-    )
+    return Expr(f"{left.within(outer)} {sign} {right.within(level + 1)}", level, weight=LIGHT)
 
 
 def _pow(site: Site) -> Expr:
@@ -320,7 +316,9 @@ def _identity(site: Site) -> Expr:
 
 
 def _clamp(site: Site) -> Expr:
-    bounds = [f"{n}={literal(site.attrs[n])}" for n in ("min", "max") if site.attrs.get(n) is not None]
+    bounds = [
+        f"{n}={literal(site.attrs[n])}" for n in ("min", "max") if site.attrs.get(n) is not None
+    ]
     return Expr(f"{site.args[0].atom}.clamp({', '.join(bounds)})", weight=LIGHT)
 
 

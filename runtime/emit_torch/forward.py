@@ -117,8 +117,8 @@ class Forward:
 
     # -- statements --------------------------------------------------------------------------------
 
-    def _assign(self, var: str, text: str, comment: str = "") -> None:
-        self.lines.add(f"{var} = {text}", comment)
+    def _assign(self, var: str, text: str, comment: str = "", above: bool = False) -> None:
+        self.lines.add(f"{var} = {text}", comment, above)
         self._last = (var, text, comment)
 
     def _token(self) -> str:
@@ -236,8 +236,8 @@ class Forward:
                 if not var:
                     self.variables.release(token)
                     var = self.variables.pick(wishes, token)
-                shown = _shape_comment(after, state)
-                self._assign(var, call.replace("%", text), f"{shown}, {comment}" if comment else shown)
+                shown = _shape_comment(after, state) + (f", {comment}" if comment else "")
+                self._assign(var, call.replace("%", text), shown, above=True)
                 text = var
         return variable(var) if var else found
 
@@ -250,8 +250,8 @@ class Forward:
             state = state.with_placement(self.lowered.mesh, step.axis, step.target)
             after = state.local_shape(tensor.shape, self.lowered.mesh)
             for call, comment in step_text.calls(step, var, after):
-                shown = _shape_comment(after, state)
-                self._assign(var, call, f"{shown}, {comment}" if comment else shown)
+                shown = _shape_comment(after, state) + (f", {comment}" if comment else "")
+                self._assign(var, call, shown, above=True)
 
     # -- ops ---------------------------------------------------------------------------------------
 
@@ -307,8 +307,11 @@ class Forward:
         for var in sorted(expr.reads):
             if re.match(rf"(\w+\.)*\w*\(?{var}\b", expr.text) and self._flows.get(var) == flows:
                 stream.append(var)
-        last = wish or ("h" if flows else "mask")
-        return [wish, *stream, *(("x", "h") if flows else ("ids",)), last]
+        if flows:
+            return [wish, *stream, "x", "h", wish or "h"]
+        dtype = self.lowered.graph.tensors[name].dtype
+        plain = "mask" if dtype == "bool" else "ids" if "int" in dtype else "values"
+        return [wish, *stream, plain, wish or plain]
 
     def _shown(self, name: str) -> str:
         """The comment with the local shape of a tensor as produced."""

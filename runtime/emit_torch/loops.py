@@ -25,7 +25,9 @@ class Loop:
         return tuple(c.op.attrs["instance"] for c in self.calls)
 
 
-def find_loops(items: Sequence[LoweredOp | Scope], lowered: Lowered) -> list[LoweredOp | Scope | Loop]:
+def find_loops(
+    items: Sequence[LoweredOp | Scope], lowered: Lowered
+) -> list[LoweredOp | Scope | Loop]:
     """``items`` with every run of two or more alike block calls as one `Loop`."""
     readers: dict[str, int] = {name: len(r) for name, r in lowered.graph.consumers().items()}
     for name in lowered.graph.outputs:

@@ -33,9 +33,7 @@ def _is_attribute(name: str) -> bool:
     return name.isidentifier() and not keyword.iskeyword(name)
 
 
-def tree(
-    tensors: Mapping[str, str], classes: Mapping[str, str], order: Sequence[str] = ()
-) -> Node:
+def tree(tensors: Mapping[str, str], classes: Mapping[str, str], order: Sequence[str] = ()) -> Node:
     """Modules below one class.
 
     tensors: declaration by path, ``{"q_proj.weight": 'Parameter((8, 8), "float32")'}``.
@@ -132,7 +130,11 @@ def _declare(target: str, node: Node, lines: Lines) -> None:
             else f"{literal(name)}: {_simple(child) or 'nn.Module()'}"
             for name, child in node.children.items()
         )
-        lines.add(f"{target} = nn.ModuleList([{made}])" if node.listed else f"{target} = nn.ModuleDict({{{made}}})")
+        lines.add(
+            f"{target} = nn.ModuleList([{made}])"
+            if node.listed
+            else f"{target} = nn.ModuleDict({{{made}}})"
+        )
         for name, child in node.children.items():
             if _simple(child) is None:
                 place = f"{target}[{name}]" if node.listed else f"{target}[{literal(name)}]"

@@ -56,7 +56,9 @@ def preferred(name: str, kind: str) -> str:
         return "logits"
     if not module or module.isdigit() or module in _OUTGOING or "norm" in kind:
         return "x"
-    if re.fullmatch(r"(c_)?fc\d*|w\d|lin\d|intermediate|conv\d*|shortcut|downsample|dense\w*", module):
+    if re.fullmatch(
+        r"(c_)?fc\d*|w\d|lin\d|intermediate|conv\d*|shortcut|downsample|dense\w*", module
+    ):
         return "x"
     return identifier(_SUFFIX.sub("", module)) or "x"
 

@@ -8,9 +8,9 @@ from autopar.runtime.emit_torch.site import EmitError
 
 
 def calls(step: Step, x: str, after: tuple[int, ...]) -> list[tuple[str, str]]:
-    """(expression, comment) for each call that the step is, the later ones reading a variable ``x``.
+    """(expression, comment) for each call that the step is.
 
-    ``after`` is the shape on one rank after the step.
+    ``x`` is the variable that they read; ``after`` is the shape on one rank after the step.
     """
     if step.axis == "microbatch":
         raise EmitError(

@@ -1,4 +1,4 @@
-"""Pieces of Python source: expressions that know how tightly they bind, and lines of 100 columns."""
+"""Pieces of Python source: expressions that know how tightly they bind, and wrapped lines."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ class Lines:
     indent: int
     lines: list[str] = field(default_factory=list)
 
-    def add(self, text: str, comment: str = "") -> None:
-        """One statement; a comment that does not fit beside it goes above."""
+    def add(self, text: str, comment: str = "", above: bool = False) -> None:
+        """One statement; a comment that does not fit beside it goes ``above`` or is left out."""
         pad = " " * self.indent
         line = pad + text
         beside = f"{line}  # {comment}" if comment else line
         if len(beside) <= COLUMNS:
             self.lines.append(beside)
             return
-        if comment:
+        if comment and above:
             self.lines.append(f"{pad}# {comment}")
         self.lines.extend([line] if len(line) <= COLUMNS else wrap(text, self.indent))
 
@@ -101,9 +101,7 @@ def wrap(text: str, indent: int) -> list[str]:
     broken: list[str] = []
     for item in items:
         line = f"{item},"
-        broken.extend(
-            [f"{pad}    {line}"] if fits(line, indent + 4) else wrap(line, indent + 4)
-        )
+        broken.extend([f"{pad}    {line}"] if fits(line, indent + 4) else wrap(line, indent + 4))
     return [pad + head, *broken, pad + tail]
 
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from tests.emit import simulated
-from tests.plans import plan as some_plan
 from torch import nn
 
 from autopar.frontends.pytorch.capture import capture
@@ -24,6 +22,8 @@ from autopar.runtime.emit_torch import emit
 from autopar.runtime.parameters import declared_in, lifted
 from autopar.runtime.storage import materialise
 from autopar.workload import Workload
+from tests.emit import simulated
+from tests.plans import plan as some_plan
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -94,9 +94,7 @@ def run(made: Emitted, model: nn.Module, batch: Tensors) -> Result:
     whole.update({n: b for n, b in model.named_buffers() if n not in whole})
     whole = {n: t.detach() for n, t in whole.items()}
     micro = made.plan.microbatches
-    batch = {
-        n: t.double() if t.is_floating_point() else t for n, t in batch.items()
-    }
+    batch = {n: t.double() if t.is_floating_point() else t for n, t in batch.items()}
 
     def task(ranks: Any) -> Any:
         program = module.Model()
@@ -115,10 +113,7 @@ def run(made: Emitted, model: nn.Module, batch: Tensors) -> Result:
         pieces = cut(batch, made.captured, mesh, ranks.coordinates, micro)
         extra = {}
         if hasattr(program, "counts"):
-            every = [
-                cut(batch, made.captured, mesh, place, micro)
-                for place in data_places(mesh)
-            ]
+            every = [cut(batch, made.captured, mesh, place, micro) for place in data_places(mesh)]
             found = [program.counts(p) for pieces_ in every for p in pieces_]
             extra["counts"] = {k: sum(f[k] for f in found) for k in found[0]}
         loss = torch.zeros((), dtype=torch.float64)
@@ -192,7 +187,9 @@ def cut(
 
 def check(made: Emitted, model: nn.Module, batch: Tensors, tolerance: float = 1e-9) -> Result:
     """Loss and every gradient within ``tolerance`` of their norm; collectives as priced."""
-    wanted = reference(model, {n: t.double() if t.is_floating_point() else t for n, t in batch.items()})
+    wanted = reference(
+        model, {n: t.double() if t.is_floating_point() else t for n, t in batch.items()}
+    )
     found = run(made, model, batch)
     assert relative(found.loss, wanted.loss) < tolerance, (found.loss, wanted.loss)
     assert set(found.gradients) == set(wanted.gradients)
@@ -200,7 +197,9 @@ def check(made: Emitted, model: nn.Module, batch: Tensors, tolerance: float = 1e
         error = relative(found.gradients[name], gradient)
         assert error < tolerance, f"gradient of {name}: {error:.2e}"
     issued, wanted_moves = Counter(found.log), Counter(priced(made))
-    assert issued == wanted_moves, f"{issued - wanted_moves} not priced, {wanted_moves - issued} not issued"
+    assert issued == wanted_moves, (
+        f"{issued - wanted_moves} not priced, {wanted_moves - issued} not issued"
+    )
     return found
 
 

@@ -27,10 +27,8 @@ class Chooser:
         self.captured = captured
         self.stage_mesh = mesh
         self.mesh = Mesh((MICROBATCH, *mesh.axes), (microbatches, *mesh.sizes)).trimmed()
-        self.model = Mesh(*zip(*((a, s) for a, s in zip(mesh.axes, mesh.sizes, strict=True)
-                                 if a not in BATCH_AXES and s > 1), strict=True)) \
-            if any(a not in BATCH_AXES and s > 1 for a, s in zip(mesh.axes, mesh.sizes, strict=True)) \
-            else Mesh((), ())  # fmt: skip
+        model = [(a, n) for a, n in zip(mesh.axes, mesh.sizes, strict=True) if a not in BATCH_AXES]
+        self.model = Mesh(tuple(a for a, _ in model), tuple(n for _, n in model)).trimmed()
         self.random = random.Random(seed)
         self.whole = whole
         self.microbatches = microbatches
@@ -54,9 +52,7 @@ class Chooser:
             batch = Placement("R")
         chosen = self._placements(tensor)
         self.shared[key(block, tensor.name)] = str(chosen)
-        return Sharding.of(
-            (a, batch if a in BATCH_AXES else chosen.on(a)) for a in self.mesh.axes
-        )
+        return Sharding.of((a, batch if a in BATCH_AXES else chosen.on(a)) for a in self.mesh.axes)
 
     def _placements(self, tensor: Tensor) -> Sharding:
         """A random placement on each model axis that can hold it evenly."""
@@ -97,9 +93,7 @@ class Chooser:
             if tensor.role == "input":
                 dim = self.dims.get(tensor.name)
                 batch = Placement("R") if dim is None else split(dim)
-                settle(
-                    tensor, Sharding.of((a, batch) for a in self.mesh.axes if a in BATCH_AXES)
-                )
+                settle(tensor, Sharding.of((a, batch) for a in self.mesh.axes if a in BATCH_AXES))
             elif tensor.role in ("parameter", "buffer"):
                 stored = self._placements(tensor) if tensor.role == "parameter" else Sharding()
                 if tensor.role == "parameter":
