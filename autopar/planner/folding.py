@@ -258,10 +258,16 @@ class _Builder:
     def _own_parameter(
         self, scope: str | None, node: Node, tensor: Tensor, wants: list[Sharding], copies: int
     ) -> None:
-        """A parameter with one reader is stored as its reader wants it."""
+        """A parameter with one reader is stored as its reader wants it.
+
+        One that joins a partial sum is stored whole and counts on the first rank alone.
+        """
         stored = []
         for i, want in enumerate(wants):
-            sharding = _model_part(want, self.mesh)
+            sharding = Sharding.of(
+                (a, WHOLE if p.kind == "P" else p)
+                for a, p in _model_part(want, self.mesh).placements
+            )
             stored.append(sharding)
             node.costs[i] += self.state.price(tensor, sharding) * copies
             node.usages[i] += self.state.bytes(tensor, sharding) * copies
