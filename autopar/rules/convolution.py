@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from autopar.nouns.graph import Op, Tensor
 from autopar.rules.notation import Kept, Rule
 from autopar.rules.registry import RuleMaker
-from autopar.rules.terms import letters, others_need, text
+from autopar.rules.terms import letters, text
 
 
 def _conv(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
@@ -25,7 +25,7 @@ def _conv(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> 
     space = ("b", *(("g",) if many else ()), "o", "c", *kernel, *out)
     return Rule(
         text(terms, [["b", filters, *[f"{n}!" for n in out]]]),
-        saves=tuple(i for i in (0, 1) if others_need(operands[:2], i)),
+        saves=(0, 1),
         special=(("g", "local_groups"),) if many else (),
         flop_terms=((2.0, space),),
         cost="conv",

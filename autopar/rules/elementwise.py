@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from autopar.nouns.graph import Op, Tensor
+from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
 from autopar.rules.notation import Kept, Rule
 from autopar.rules.registry import RuleMaker
 from autopar.rules.terms import others_need
@@ -41,17 +41,27 @@ def _sum(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> R
 
 
 def _mul(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """a * b is linear in a where b is one constant number."""
     del op, results
     saves = tuple(i for i in range(len(operands)) if others_need(operands, i))
-    return Rule(_text(len(operands)), linear=len(operands) == 1, saves=saves, backward=2.0)
+    numbers = [i for i, t in enumerate(operands) if t.numel == 1 and not t.differentiable]
+    scaled = [i for i in range(len(operands)) if i not in numbers]
+    return Rule(
+        _text(len(operands)),
+        linear=len(scaled) == 1,
+        partials=tuple(scaled),
+        saves=saves,
+        backward=2.0,
+    )
 
 
 def _div(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
     """a / b is linear in a: a partial numerator passes over a whole denominator."""
     del results
     if len(operands) == 1:
-        if op.attrs.get("scalar_first"):
-            return Rule(_text(1), saves=(0,), backward=3.0)
+        if op.attrs.get("scalar_first"):  # keeps the reciprocal
+            kept = Kept(("...",), DTYPE_BYTES[operands[0].dtype])
+            return Rule(_text(1), keeps=(kept,), backward=3.0)
         return Rule(_text(1), linear=True)
     saves = (0, 1) if operands[1].differentiable else (1,)
     return Rule(_text(2), linear=True, partials=(0,), saves=saves, backward=2.0)
@@ -78,9 +88,10 @@ def _larger(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -
 
 
 def _remainder(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
-    del op, results
-    needed = len(operands) == 2 and operands[1].differentiable
-    return Rule(_text(len(operands)), saves=(0, 1) if needed else ())
+    del results
+    divided_by = len(operands) == 2 or bool(op.attrs.get("scalar_first"))
+    needed = divided_by and operands[-1].differentiable
+    return Rule(_text(len(operands)), saves=tuple(range(len(operands))) if needed else ())
 
 
 def _flat(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:

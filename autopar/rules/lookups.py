@@ -28,7 +28,8 @@ def _gather(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -
     del results
     dim, (source, index) = _aligned(op, operands)
     index[dim] = "i"
-    return Rule(text([source, index], [index]), saves=(1,), flops=0.0, cost="gather")
+    # PyTorch keeps the source too, for its shape.
+    return Rule(text([source, index], [index]), saves=(0, 1), flops=0.0, cost="gather")
 
 
 def _scatter(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:

@@ -66,10 +66,11 @@ def _batch_norm(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...
     spatial = letters(len(operands[0].shape) - 2, "p")
     image = ["b", "c", *spatial]
     training = bool(op.attrs.get("training", True))
+    affine = bool(op.attrs.get("affine", len(operands) in (3, 5)))
     over = ["b", *spatial] if training else []
     return Rule(
         text([image, *[["c"]] * (len(operands) - 1)], [image]),
-        saves=tuple(range(len(operands))),
+        saves=tuple(i for i in range(len(operands)) if not (affine and i == 2)),
         keeps=(Kept(("c",), MEAN_AND_DEVIATION),) if training else (),
         internal=tuple(
             Internal(factor, "all_reduce", direction, ("c",), 2, "float32")

@@ -94,8 +94,8 @@ def _unruled(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor]) -> s
 def suggestion(operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]]) -> str:
     """A rule text that fits the shapes: dims of one size, aligned at the right, share a name.
 
-    Only the leading dim of the first result is left free to be split, where the first operand has
-    it too; every other index is kept whole, which is safe for any op.
+    Only the leading dim, most often the batch, is left free to be split, where all results and the
+    first operand have it; every other index is kept whole, which is safe for any op.
     """
     names: dict[int, list[tuple[int, str]]] = {}
     letters = iter("abcdefghijklmnopqrstuvwxyz")
@@ -112,8 +112,9 @@ def suggestion(operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int,
         return known[-1][1]
 
     terms = [[name(s, i) for i in range(len(s))] for s in (*results, *operands)]
-    lead = results[0] and operands and operands[0] and terms[0][0] == terms[len(results)][0]
-    free = terms[0][0] if lead and all(free_in(t, terms[0][0]) for t in terms) else ""
+    first = terms[0][0] if terms[0] else ""
+    led = all(t and t[0] == first for t in terms[: len(results) + 1]) and len(terms) > len(results)
+    free = first if led and all(_leads(t, first) for t in terms) else ""
 
     def text(term: Sequence[str]) -> str:
         return " ".join(n if n in ("1", free) else f"{n}!" for n in term)
@@ -122,7 +123,7 @@ def suggestion(operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int,
     return f"{left} -> {', '.join(map(text, terms[: len(results)]))}".strip()
 
 
-def free_in(term: Sequence[str], name: str) -> bool:
+def _leads(term: Sequence[str], name: str) -> bool:
     """Whether ``name`` leads the term, or the term has nothing to do with it."""
     return name not in term or (term[0] == name and term.count(name) == 1)
 

@@ -33,7 +33,11 @@ def _cross_entropy(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, 
         text([[row, "v~"], targets], [["t"] if one_per_row else []]),
         saves=(1,),
         # The log-probabilities, in the precision of the logits.
-        keeps=(Kept(("t", "v"), DTYPE_BYTES[logits.dtype]),),
+        # Smoothing keeps which rows count, too.
+        keeps=(
+            Kept(("t", "v"), DTYPE_BYTES[logits.dtype]),
+            *([Kept(("t",), 1)] if smooth else []),
+        ),
         internal=(
             Internal("v", "all_reduce", "forward", ("t",), 1, "float32"),
             Internal("v", "all_reduce", "forward", ("t",), 3 if smooth else 2, "float32"),

@@ -39,9 +39,13 @@ def _two(function: Callable[[Any, Any], Tensor]) -> Reference:
         if len(call.operands) == 2:
             return function(*call.operands)
         other = call.attrs["other"]
-        if call.attrs.get("scalar_first"):
-            return function(torch.tensor(other, dtype=call.x.dtype), call.x)
-        return function(call.x, torch.tensor(other, dtype=call.x.dtype))
+        if function is torch.div and call.attrs.get("scalar_first"):
+            return other / call.x
+        # Python numbers where torch takes them: a tensor would be kept for backward.
+        if function in (torch.mul, torch.div, torch.pow) and not call.attrs.get("scalar_first"):
+            return function(call.x, other)
+        number = torch.tensor(other, dtype=call.x.dtype)
+        return function(*(number, call.x) if call.attrs.get("scalar_first") else (call.x, number))
 
     return run
 

@@ -1,0 +1,96 @@
+"""Rules of users: one line, first in line, and a message that says how where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import autopar
+from autopar.nouns.graph import Op, Source, Tensor
+from autopar.nouns.mesh import Mesh
+from autopar.rules.binding import bind_rule
+from autopar.rules.notation import Rule, RuleError
+from autopar.rules.registry import UnruledOp, bind, known_kinds, suggestion, unregister
+from autopar.rules.strategies import strategies
+
+TENSORS = {
+    "x": Tensor("x", (4, 6, 8), "float32", differentiable=True),
+    "w": Tensor("w", (8,), "float32", "parameter", True),
+    "y": Tensor("y", (4, 6, 8), "float32", differentiable=True),
+}
+OP = Op("mylib::scale", ("x", "w"), ("y",), {}, Source("blocks.0.mlp", "model.py", 12))
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> Iterator[None]:
+    yield
+    unregister("mylib::scale")
+    unregister("add")
+
+
+def test_one_line_registers_a_rule() -> None:
+    autopar.register_rule("mylib::scale", "b s d, d -> b s d")
+    bound = bind(OP, TENSORS)
+    assert str(bound) == "b s d, d -> b s d"
+    assert bound.rule.saves == (0, 1)
+    found = {str(s) for s in strategies(bound, Mesh(("tp",), (2,)), True)}
+    assert found == {"whole", "tp:b", "tp:s", "tp:d", "tp:D"}
+    assert "mylib::scale" in known_kinds()
+
+
+def test_a_summed_index_counts_as_a_product() -> None:
+    autopar.register_rule("mylib::scale", "b s k+, k+ -> b s")
+    op = Op("mylib::scale", ("x", "w"), ("z",))
+    rule = bind(op, TENSORS | {"z": Tensor("z", (4, 6), "float32")}).rule
+    assert (rule.flops, rule.cost) == (2.0, "matmul")
+
+
+def test_a_registered_rule_comes_before_a_built_in_one() -> None:
+    before = bind(Op("add", ("x", "w"), ("y",)), TENSORS)
+    autopar.register_rule("add", Rule("b! s d!, d! -> b! s d!"))
+    assert str(bind(Op("add", ("x", "w"), ("y",)), TENSORS)) == "b! s d!, d! -> b! s d!"
+    unregister("add")
+    assert bind(Op("add", ("x", "w"), ("y",)), TENSORS) == before
+
+
+def test_a_text_that_cannot_be_read_is_refused_at_once() -> None:
+    with pytest.raises(RuleError, match="has no ->"):
+        autopar.register_rule("mylib::scale", "b s d, d")
+    with pytest.raises(RuleError, match="names with marks"):
+        autopar.register_rule("mylib::scale", "b s? -> b")
+
+
+def test_a_rule_that_does_not_fit_names_the_op() -> None:
+    autopar.register_rule("mylib::scale", "b s d -> b s d")
+    with pytest.raises(RuleError) as caught:
+        bind(OP, TENSORS)
+    text = str(caught.value)
+    assert text.startswith("op 'mylib::scale' at blocks.0.mlp (model.py:12): ")
+    assert "has 1 operands, the op has 2: [4, 6, 8] [8]" in text
+
+
+def test_an_op_without_a_rule_says_what_to_type() -> None:
+    with pytest.raises(UnruledOp) as caught:
+        bind(OP, TENSORS)
+    text = str(caught.value)
+    assert "'mylib::scale'" in text
+    assert "blocks.0.mlp (model.py:12)" in text
+    assert "float32[4, 6, 8], float32[8] to float32[4, 6, 8]" in text
+    assert "autopar.register_rule('mylib::scale', 'a b! c!, c! -> a b! c!')" in text
+
+
+@pytest.mark.parametrize(
+    ("operands", "results"),
+    [
+        ([(4, 6, 8), (8,)], [(4, 6, 8)]),
+        ([(4, 6), (6, 4)], [(4, 4)]),
+        ([], [(3, 3)]),
+        ([(1, 5)], [()]),
+        ([(4, 4), (4,)], [(4, 4), (4,)]),
+        ([(2,) * 30], [(2,) * 30]),
+    ],
+)
+def test_suggestions_fit(operands: list[tuple[int, ...]], results: list[tuple[int, ...]]) -> None:
+    text = suggestion(operands, results)
+    assert str(bind_rule(Rule(text), operands, results)) == text

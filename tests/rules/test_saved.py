@@ -1,0 +1,106 @@
+"""What rules say is kept for backward, against what autograd keeps when the reference op runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from autopar.rules.registry import bind
+from autopar.rules.work import kept_bytes
+from tests.rules.cases import CASES, Draw, case
+from tests.rules.reference import Call, run
+
+# Where PyTorch on a CPU keeps something else than the implementation that the rule stands for.
+ELSEWHERE = {
+    "dropout": "the mask has the input's dtype here and one byte an element on accelerators",
+    "rms_norm": "small ops that keep the normalised input, too; one fused kernel on accelerators",
+    "attention": "small odd shapes take the composed path, which keeps all scores",
+}
+
+
+def _kept(operands: Sequence[Tensor], kind: str, call: Call) -> tuple[set[int], set[int], int]:
+    """(operands, results, bytes of all else but numbers) that autograd keeps, by storage."""
+    seen: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        seen.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        results = run(kind, call)
+    places = {t.untyped_storage().data_ptr(): i for i, t in enumerate(operands)}
+    made = {t.untyped_storage().data_ptr(): i for i, t in enumerate(results)}
+    rest = [t for at, t in seen.items() if t.dim() and at not in places and at not in made]
+    return (
+        {places[at] for at in seen if at in places},
+        {made[at] for at in seen if at in made and at not in places},
+        sum(math.prod(t.shape) * t.element_size() for t in rest),
+    )
+
+
+def _check(kind: str, operands: Sequence[Tensor], attrs: dict[str, object]) -> None:
+    whole = case(kind, operands, attrs)
+    if not any(r.requires_grad for r in whole.results):
+        return
+    bound = bind(whole.op, whole.nouns)
+    local = {n: f.size for n, f in bound.factors.items()}
+    shapes = tuple(tuple(r.shape) for r in whole.results)
+    saved = _kept(operands, kind, Call(attrs, tuple(operands), shapes))
+    said = (
+        set(bound.rule.saves),
+        set(bound.rule.saves_results),
+        sum(kept_bytes(bound, local)),
+    )
+    assert saved == said, f"{kind} [{bound}] {attrs}"
+
+
+@pytest.mark.parametrize("kind", sorted(set(CASES) - set(ELSEWHERE)))
+def test_rules_say_what_autograd_keeps(kind: str) -> None:
+    @settings(
+        max_examples=10,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        operands, attrs = CASES[kind](Draw(data), kind)
+        floats = [
+            t.detach().float().requires_grad_(t.requires_grad) if t.dtype == torch.double else t
+            for t in operands
+        ]
+        _check(kind, floats, attrs)
+
+    check()
+
+
+@pytest.mark.parametrize("shared", [1, 2])
+def test_fused_attention_keeps_its_result_and_a_number_a_row(shared: int) -> None:
+    q, k, v = (torch.rand(2, h, 5, 8).requires_grad_() for h in (2 * shared, 2, 2))
+    for causal in (False, True):
+        _check("attention", (q, k, v), {"causal": causal, "scale": None, "dropout_p": 0.0})
+
+
+def test_a_fused_norm_keeps_less_than_the_composed_one() -> None:
+    """The rule counts the fused kernel: x and one number a row; composed, one more x."""
+    x, w = torch.rand(4, 8).requires_grad_(), torch.rand(8).requires_grad_()
+    call = Call({"eps": 1e-5, "upcast": False, "scale_offset": 0}, (x, w), ((4, 8),))
+    whole = case("rms_norm", (x, w), call.attrs)
+    bound = bind(whole.op, whole.nouns)
+    said = sum(kept_bytes(bound, {n: f.size for n, f in bound.factors.items()}))
+    assert _kept((x, w), "rms_norm", call) == ({0, 1}, set(), said + 4 * 8 * 4)
+
+
+def test_a_dropout_mask() -> None:
+    x = torch.rand(4, 8).requires_grad_()
+    whole = case("dropout", (x,), {"p": 0.5})
+    bound = bind(whole.op, whole.nouns)
+    assert kept_bytes(bound, {n: f.size for n, f in bound.factors.items()}) == [4 * 8]
+    assert _kept((x,), "dropout", Call({"p": 0.5}, (x,), ())) == (set(), set(), 4 * 8 * 4)

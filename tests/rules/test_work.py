@@ -1,0 +1,121 @@
+"""Work against PyTorch's own counts, and how it divides over ranks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from autopar.nouns.graph import Op, Tensor
+from autopar.nouns.mesh import Mesh
+from autopar.rules.notation import Rule
+from autopar.rules.registry import bind, register, unregister
+from autopar.rules.strategies import Strategy
+from autopar.rules.work import bytes_moved, extents, flops, kept_bytes, op_work
+from tests.rules.cases import Case, case
+
+TP2 = Mesh(("tp",), (2,))
+
+
+def _real(*shape: int, grad: bool = True) -> torch.Tensor:
+    return torch.rand(shape, dtype=torch.double).requires_grad_(grad)
+
+
+def _conv(groups: int) -> Case:
+    attrs = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": groups}
+    return case("conv", [_real(2, 4, 6, 6), _real(8, 4 // groups, 3, 3)], attrs)
+
+
+def _attention(causal: bool) -> Case:
+    attrs = {"causal": causal, "scale": None, "dropout_p": 0.0}
+    return case("attention", [_real(2, 4, 8, 4) for _ in range(3)], attrs)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: case("linear", [_real(3, 5, 8), _real(6, 8)], {}),
+        lambda: case("linear", [_real(3, 5, 8, grad=False), _real(6, 8)], {}),
+        lambda: case("matmul", [_real(2, 3, 4), _real(2, 4, 5)], {}),
+        lambda: _conv(1),
+    ],
+)
+def test_flops_are_those_that_pytorch_counts(make: Any) -> None:
+    counter = FlopCounterMode(display=False)
+    with counter:
+        whole: Case = make()
+        forward = counter.get_total_flops()
+        torch.autograd.backward([r.sum() for r in whole.results])
+    backward = counter.get_total_flops() - forward
+    found = flops(bind(whole.op, whole.nouns), whole.op, whole.nouns)
+    assert found == (forward, backward)
+
+
+def test_grouped_convolutions_do_a_share_of_the_work() -> None:
+    one, two = (flops(bind(c.op, c.nouns), c.op, c.nouns) for c in (_conv(1), _conv(2)))
+    assert two == (one[0] / 2, one[1] / 2)
+
+
+def test_attention_counts_what_a_causal_mask_leaves() -> None:
+    whole, causal = (_attention(c) for c in (False, True))
+    full = flops(bind(whole.op, whole.nouns), whole.op, whole.nouns)
+    assert full == (4 * 2 * 4 * 8 * 8 * 4, 2.5 * 4 * 2 * 4 * 8 * 8 * 4)
+    part = flops(bind(causal.op, causal.nouns), causal.op, causal.nouns)
+    assert part[0] == pytest.approx(full[0] * (8 * 9 / 2) / 64)
+
+
+def test_work_divides_over_ranks() -> None:
+    whole = case("linear", [_real(4, 6), _real(7, 6)], {})
+    bound = bind(whole.op, whole.nouns)
+    split = Strategy.parse("tp:k")
+    assert flops(bound, whole.op, whole.nouns, split, TP2)[0] == 2 * 4 * 7 * 6 / 2
+    # The rank with the larger piece of an uneven split sets the pace.
+    assert extents(bound, Strategy.parse("tp:n"), TP2)["n"] == 4
+    assert flops(bound, whole.op, whole.nouns, Strategy.parse("tp:D"), TP2)[0] == 2 * 4 * 7 * 6
+
+
+def test_bytes() -> None:
+    whole = case("linear", [_real(4, 6), _real(8, 6)], {})
+    bound = bind(whole.op, whole.nouns)
+    x, w, y = 4 * 6 * 8, 8 * 6 * 8, 4 * 8 * 8
+    assert bytes_moved(bound, whole.op, whole.nouns) == (x + w + y, (x + w) + y + (x + w))
+    split = Strategy.parse("tp:n")
+    assert bytes_moved(bound, whole.op, whole.nouns, split, TP2) == (
+        x + w / 2 + y / 2,
+        (x + w / 2) + y / 2 + (x + w / 2),
+    )
+
+
+def test_a_lookup_reads_what_it_finds() -> None:
+    whole = case("embedding", [torch.zeros(3, dtype=torch.long), _real(100, 4)], {})
+    forward, _ = bytes_moved(bind(whole.op, whole.nouns), whole.op, whole.nouns)
+    assert forward == 3 * 8 + 2 * (3 * 4 * 8)
+
+
+def test_views_move_nothing() -> None:
+    whole = case("transpose", [_real(3, 4)], {"dims": (1, 0)})
+    work = op_work(whole.op, bind(whole.op, whole.nouns), Strategy(), TP2, whole.nouns)
+    assert (work.forward_flops, work.forward_bytes, work.backward_bytes) == (0, 0, 0)
+
+
+def test_kept_tensors_are_local() -> None:
+    whole = _attention(False)
+    bound = bind(whole.op, whole.nouns)
+    local = extents(bound, Strategy.parse("tp:g"), TP2)
+    assert kept_bytes(bound, local) == [2 * (4 // 2) * 8 * 4]
+    assert math.prod(extents(bound, Strategy(), TP2).values()) == bound.points
+
+
+def test_what_has_no_gradient_does_no_backward_work() -> None:
+    tensors = {n: Tensor(n, (4,), "float32") for n in "xy"}
+    register("mylib::thing", "a -> a")
+    try:
+        op = Op("mylib::thing", ("x",), ("y",))
+        assert flops(bind(op, tensors), op, tensors) == (4.0, 0.0)
+        assert bytes_moved(bind(op, tensors), op, tensors) == (32.0, 0.0)
+    finally:
+        unregister("mylib::thing")
+    assert Rule("a -> a").flops == 1.0
