@@ -1,12 +1,15 @@
 """The ``autopar`` command: progress to stderr, results to stdout.
 
-Exit codes: 0 done, 2 a user's error, 3 no plan fits. Nothing heavy is imported before a command
-runs, so that ``autopar --help`` is instant.
+Exit codes: 0 done, 1 a plan that does not compute what its model computes, 2 a user's error, 3 no
+plan fits. Nothing heavy is imported before a command runs: ``autopar --help`` is instant.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +18,15 @@ import typer
 from autopar.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from rich.console import RenderableType
+
+    from autopar.planner import PlanResult
+
+
+def progress(message: str) -> None:
+    """One line for the person who waits."""
+    print(message, file=sys.stderr, flush=True)
+
 
 app = typer.Typer(
     name="autopar",
@@ -42,7 +51,9 @@ Fix = Annotated[
         help="Pin choices, as in tp=2,dp_shard=2,zero=3; the search decides the rest.",
     ),
 ]
-Searcher = Annotated[str, typer.Option("--searcher", help="Which solver searches the shardings.")]
+Searcher = Annotated[
+    str | None, typer.Option("--searcher", help="Which solver searches the shardings.")
+]
 Replicated = Annotated[
     list[str] | None,
     typer.Option(
@@ -51,8 +62,8 @@ Replicated = Annotated[
         help="Let an op kind without a rule run whole on every device. May be repeated.",
     ),
 ]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda, or auto.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-DEFAULT_SEARCHER = "portfolio"
 
 FIXABLE = (
     "dp_replicate",
@@ -98,7 +109,7 @@ def plan(
         "plan"
     ),
     fix: Fix = None,
-    searcher: Searcher = DEFAULT_SEARCHER,
+    searcher: Searcher = None,
     allow_replicated: Replicated = None,
     json: Json = False,
 ) -> None:
@@ -108,8 +119,9 @@ def plan(
 
     plan_folder.check_writable(output)
     found = search(model, cluster, parse_fix(fix or ()), searcher, tuple(allow_replicated or ()))
-    plan_folder.write(output, plan_files(found))
-    _show_plan(found, json)
+    files, emit_s = plan_files(found)
+    plan_folder.write(output, files)
+    _show_plan(found, emit_s, json)
     progress(f"written to {output}/; next: autopar run {output}, autopar verify {output}")
 
 
@@ -118,7 +130,7 @@ def estimate(
     model: Model,
     cluster: ClusterFile,
     fix: Fix = None,
-    searcher: Searcher = DEFAULT_SEARCHER,
+    searcher: Searcher = None,
     allow_replicated: Replicated = None,
     json: Json = False,
 ) -> None:
@@ -126,7 +138,46 @@ def estimate(
     from autopar.commands import search
 
     found = search(model, cluster, parse_fix(fix or ()), searcher, tuple(allow_replicated or ()))
-    _show_plan(found, json)
+    _show_plan(found, None, json)
+
+
+@app.command()
+def run(
+    folder: PlanFolder,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to train.")],
+    compile: Annotated[bool, typer.Option("--compile", help="Use torch.compile.")] = False,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="A checkpoint to go on from, of any plan.")
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option("--save", help="Where a checkpoint goes at the end.")
+    ] = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Train with a plan on this machine; predicted time stands beside measured."""
+    from dataclasses import asdict
+
+    from autopar.report.runs import run_summary
+    from autopar.runtime import launch
+
+    with _results_only(json):
+        found = launch.run(folder, steps, compile=compile, resume=resume, save=save, device=device)
+    _show(run_summary(found), asdict(found), json)
+
+
+@app.command()
+def verify(folder: PlanFolder, device: Device = "cpu", json: Json = False) -> None:
+    """Check that a plan computes what the single-device model computes, in float64."""
+    from autopar.report.runs import verify_summary
+    from autopar.runtime import launch
+
+    progress(f"running {folder} and its model side by side")
+    with _results_only(json):
+        found = launch.verify(folder, device)
+    _show(verify_summary(found), found.to_json(), json)
+    if not found.passed:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -159,15 +210,26 @@ def diff(
     _show(parts(one, two, (str(a), str(b))), diff_object(one, two), json)
 
 
-def progress(message: str) -> None:
-    """One line for the person who waits."""
-    print(message, file=sys.stderr, flush=True)
+@contextmanager
+def _results_only(json: bool) -> Iterator[None]:
+    """With ``--json``, what the processes of a job print goes to stderr."""
+    if not json:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
-def _show_plan(found: Any, json: bool) -> None:
+def _show_plan(found: PlanResult, emit_s: float | None, json: bool) -> None:
     from autopar.commands import plan_object, plan_summary
 
-    _show(plan_summary(found), plan_object(found), json)
+    _show(plan_summary(found), plan_object(found, emit_s), json)
 
 
 def _show(parts: Iterable[RenderableType], data: dict[str, Any], json: bool) -> None:
@@ -176,11 +238,9 @@ def _show(parts: Iterable[RenderableType], data: dict[str, Any], json: bool) -> 
 
         print(text.dumps(data))
         return
-    from autopar.report.render import console
+    from autopar.report.render import show
 
-    out = console()
-    for part in parts:
-        out.print(part)
+    show(parts)
 
 
 def main() -> None:

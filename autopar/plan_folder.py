@@ -3,6 +3,7 @@
     plan.json      every decision                  collectives.json  what the program will move
     cluster.json   the cluster it is for           program/          the code
     graph.json     the model as it was captured    report.txt        the summary, as printed
+    batch.json     its batch
 
 A folder is written whole or not at all: everything goes into a neighbour first, which is then
 renamed. A folder that holds anything else is never replaced.
@@ -10,6 +11,7 @@ renamed. A folder that holds anything else is never replaced.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -26,10 +28,11 @@ from autopar.nouns.plan import Plan
 PLAN = "plan.json"
 CLUSTER = "cluster.json"
 GRAPH = "graph.json"
+BATCH = "batch.json"
 COLLECTIVES = "collectives.json"
 PROGRAM = "program"
 REPORT = "report.txt"
-OWN = frozenset({PLAN, CLUSTER, GRAPH, COLLECTIVES, PROGRAM, REPORT, "__pycache__"})
+OWN = frozenset({PLAN, CLUSTER, GRAPH, BATCH, COLLECTIVES, PROGRAM, REPORT, "__pycache__"})
 
 
 class PlanFolderError(UserError):
@@ -101,6 +104,13 @@ def read_cluster(folder: str | Path) -> Cluster:
 def read_graph(folder: str | Path) -> Graph:
     """The model as it was when the plan was made. Raises `PlanFolderError`."""
     return graphs.from_text(_text(folder, GRAPH))
+
+
+def read_batch_dims(folder: str | Path) -> dict[str, int]:
+    """For each batched tensor of the batch, its batch dim. Raises `PlanFolderError`."""
+    entries = json.loads(_text(folder, BATCH))
+    dims = {name: entry["batch_dim"] for name, entry in entries.items()}
+    return {name: dim for name, dim in dims.items() if dim is not None}
 
 
 def _text(folder: str | Path, name: str) -> str:

@@ -12,7 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from autopar.report.render import console, table
+from autopar.report import render
+from autopar.report.render import table
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +46,16 @@ def show(rows: Sequence[dict[str, Any]], targets: Sequence[Target], as_json: boo
         targets_data = [{**asdict(target), "met": target.met} for target in targets]
         print(json.dumps({"rows": list(rows), "targets": targets_data, "machine": machine()}))
         return
-    out = console()
     columns = list(rows[0])
     shown = table(*columns, right=columns[1:])
     for row in rows:
         shown.add_row(*(_cell(row.get(column)) for column in columns))
-    out.print(shown)
-    out.print()
     judged = table("target", "value", "at most", "", right=("value", "at most"))
     for target in targets:
         verdict = "met" if target.met else "MISSED"
         judged.add_row(target.name, _cell(target.value), _cell(target.limit), verdict)
-    out.print(judged)
-    out.print()
-    out.print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    beside = ", ".join(f"{name} {value}" for name, value in machine().items())
+    render.show([shown, "", judged, "", beside])
 
 
 def _cell(value: Any) -> str:

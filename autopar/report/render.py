@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Iterable
 
 from rich.console import Console, RenderableType
@@ -12,10 +13,15 @@ from rich.table import Table
 WIDTH = 100
 
 
-def console() -> Console:
-    """Standard output; at least `WIDTH` columns, so that a pipe loses nothing."""
-    found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=WIDTH)
+def show(parts: Iterable[RenderableType]) -> None:
+    """Prints to standard output, `WIDTH` columns wide where that is no terminal."""
+    parts = list(parts)
+    out = Console(highlight=False)
+    if not out.is_terminal:
+        sys.stdout.write(to_text(parts))
+        return
+    for part in parts:
+        out.print(part)
 
 
 def to_text(parts: Iterable[RenderableType]) -> str:

@@ -1,0 +1,139 @@
+"""What the commands do; `autopar.cli` reads their options and prints their results."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autopar import plan_folder
+from autopar.cli import progress
+from autopar.nouns.graph import to_text as graph_text
+from autopar.nouns.plan import to_json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from autopar.planner import PlanResult
+
+COLLECTIVES_FORMAT = 1
+"""The format that `autopar.runtime.counting` reads."""
+
+
+def search(
+    model: str,
+    cluster: str,
+    fix: Mapping[str, str],
+    searcher: str | None,
+    replicated: tuple[str, ...],
+) -> PlanResult:
+    """The best plan of ``"model.py:Name"`` for a cluster file. Raises `UserError`."""
+    from autopar.planner import Options, plan
+
+    options = Options(replicated=replicated)
+    if searcher is not None:
+        options = Options(searcher=_known(searcher), replicated=replicated)
+    return plan(model, cluster, fix, options, progress)
+
+
+def plan_files(found: PlanResult) -> tuple[dict[str, str], float]:
+    """Every file of the plan's folder as text, and the CPU seconds that making them took."""
+    start = time.process_time()
+    files = {
+        plan_folder.PLAN: to_json(found.plan),
+        plan_folder.CLUSTER: found.cluster.to_json() + "\n",
+        plan_folder.GRAPH: graph_text(found.captured.graph) + "\n",
+        plan_folder.BATCH: _batch(found),
+        plan_folder.REPORT: _report(found),
+        plan_folder.COLLECTIVES: _collectives(found),
+    }
+    for name, text in _program(found).items():
+        files[f"{plan_folder.PROGRAM}/{name}"] = text
+    return files, time.process_time() - start
+
+
+def plan_summary(found: PlanResult) -> list[RenderableType]:
+    from autopar.report.summary import summary
+
+    return summary(found.plan, found.cluster)
+
+
+def plan_object(found: PlanResult, emit_s: float | None) -> dict[str, Any]:
+    """What ``--json`` prints; phases are CPU seconds, ``emit`` that of writing the program."""
+    from autopar.report.summary import summary_object
+
+    phases = dict(found.search_time_s)
+    if emit_s is not None:
+        phases["emit"] = emit_s
+    return summary_object(found.plan, phases, found.unruled_ops)
+
+
+def explanation(folder: Path, what: str | None) -> tuple[list[RenderableType], dict[str, Any]]:
+    """Tables and object of ``autopar explain``. Raises `PlanFolderError`."""
+    from autopar.report.close import alternatives
+    from autopar.report.explain import explain, explain_object, explained
+    from autopar.report.revisit import revisit
+
+    again = revisit(folder)
+    rows = [row for row in explained(again.lowered, again.prices) if (what or "") in row.key]
+    shown = {row.key for row in rows if row.compute_s or row.moved}
+    nodes = [
+        (index, node.options)
+        for index, node in enumerate(again.folded.nodes)
+        if node.kind == "op" and node.key in shown
+    ]
+    progress(f"pricing what else {len(nodes)} ops could do")
+    close = {
+        again.folded.nodes[index].key: others
+        for index, others in alternatives(again.folded.problem, again.choice, nodes).items()
+    }
+    step_time_s = again.plan.prediction.step_time_s
+    return explain(rows, close, step_time_s), explain_object(rows, close)
+
+
+def _program(found: PlanResult) -> dict[str, str]:
+    if found.plan.framework == "jax":
+        from autopar.runtime.emit_jax import emit as emit_jax
+
+        return emit_jax(found.lowered, found.plan, found.captured)
+    from autopar.runtime.emit_torch import emit
+
+    return emit(found.lowered, found.plan, found.captured)
+
+
+def _collectives(found: PlanResult) -> str:
+    from autopar.planner.priced import priced_collectives
+
+    stored = {name: tensor.dtype for name, tensor in found.captured.tensors.items()}
+    clips = found.workload.clip_norm is not None
+    rows = [asdict(row) for row in priced_collectives(found.lowered, found.plan, stored, clips)]
+    return json.dumps({"format": COLLECTIVES_FORMAT, "rows": rows}, indent=1) + "\n"
+
+
+def _batch(found: PlanResult) -> str:
+    entries = {
+        entry.name: {"shape": entry.shape, "dtype": entry.dtype, "batch_dim": entry.batch_dim}
+        for entry in found.captured.batch
+    }
+    return json.dumps(entries, indent=1) + "\n"
+
+
+def _report(found: PlanResult) -> str:
+    from autopar.report.render import to_text
+
+    return to_text(plan_summary(found))
+
+
+def _known(searcher: str) -> str:
+    from autopar.errors import UserError
+    from autopar.searchers import SEARCHERS
+
+    names = list(SEARCHERS)
+    if searcher not in names:
+        raise UserError(
+            f"--searcher {searcher}: there is none of that name; choose {', '.join(names)}"
+        )
+    return searcher
