@@ -1,7 +1,9 @@
 """The JAX frontend: a pure loss function of parameters and a batch, to a `Graph`."""
 
-from autopar.frontends.jax.capture import Captured, capture, paths_of
+from autopar.frontends.jax.capture import capture, capture_workload, paths_of
+from autopar.frontends.jax.captured import BatchEntry, Captured, ModelTensor
 from autopar.frontends.jax.errors import (
+    BatchError,
     CaptureError,
     ControlFlow,
     LargeConstant,
@@ -10,12 +12,16 @@ from autopar.frontends.jax.errors import (
 )
 
 __all__ = [
+    "BatchEntry",
+    "BatchError",
     "CaptureError",
     "Captured",
     "ControlFlow",
     "LargeConstant",
+    "ModelTensor",
     "NotScalarLoss",
     "ParameterWithoutGradient",
     "capture",
+    "capture_workload",
     "paths_of",
 ]

@@ -131,7 +131,7 @@ class _Climb:
                 return first if whole else second
             return None
         if node.kind == "where":
-            condition, a, b = node.inputs
+            _, a, b = node.inputs
             return a if isinstance(b, Uniform) else b if isinstance(a, Uniform) else None
         return None
 

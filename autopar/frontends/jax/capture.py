@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from autopar.frontends.jax.attention import attention_lifted
+from autopar.frontends.jax.captured import Captured, batch_entries, model_tensors, samples_of
 from autopar.frontends.jax.draft import Draft, Value
 from autopar.frontends.jax.errors import (
     CaptureError,
@@ -18,26 +18,19 @@ from autopar.frontends.jax.errors import (
     NotScalarLoss,
     ParameterWithoutGradient,
 )
-from autopar.frontends.jax.finish import graph_of
+from autopar.frontends.jax.finish import Stacks, graph_of
 from autopar.frontends.jax.fold import folded
 from autopar.frontends.jax.idioms import lifted
 from autopar.frontends.jax.jaxprs import draft_of
 from autopar.frontends.jax.norms import norms_weighted
+from autopar.frontends.jax.precision import exact_constants
 from autopar.frontends.jax.products import products_named
 from autopar.frontends.jax.simplify import simplified
 from autopar.frontends.jax.vocabulary import lookups_lifted
 from autopar.nouns.graph import Graph
+from autopar.workload import Workload
 
 Loss = Callable[[Any, Mapping[str, Any]], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """``stacks`` gives, for a leaf of the user's parameter tree that holds all layers of a scan, the
-    names that its slices have in the graph; other leaves are named by their own path."""
-
-    graph: Graph
-    stacks: Mapping[str, tuple[str, ...]]
 
 
 def paths_of(tree: Any) -> list[tuple[str, Any]]:
@@ -46,19 +39,33 @@ def paths_of(tree: Any) -> list[tuple[str, Any]]:
     return [(keystr(path, simple=True, separator="."), leaf) for path, leaf in leaves]
 
 
-def capture(loss: Loss, params: Any, batch: Mapping[str, Any]) -> Captured:
+def capture(
+    loss: Loss, params: Any, batch: Mapping[str, Any], whole_inputs: tuple[str, ...] = ()
+) -> Captured:
     """The graph of ``loss(params, batch)``.
 
     ``params`` is a tree and ``batch`` a dict of arrays or of anything with shape and dtype; only
-    shapes are looked at. Raises `CaptureError` and its kinds.
+    shapes are looked at. ``whole_inputs`` names batch entries without a batch dim. Raises
+    `CaptureError` and its kinds.
     """
     params = jax.tree.map(_abstract, params)
     batch = {name: _abstract(value) for name, value in batch.items()}
-    draft = draft_of(_jaxpr(loss, params, batch), _inputs(params, batch))
-    return _captured(draft)
+    closed = _jaxpr(loss, params, batch)
+    exact = exact_constants(loss, closed, params, batch)
+    graph, stacks = _graph(draft_of(closed, _inputs(params, batch), exact))
+    entries = batch_entries(batch, whole_inputs)
+    return Captured(graph, model_tensors(graph), entries, samples_of(entries), stacks)
 
 
-def _captured(draft: Draft) -> Captured:
+def capture_workload(workload: Workload) -> Captured:
+    """`capture` of a workload that gives ``loss``, ``init`` and ``batch``; nothing is computed."""
+    assert workload.loss is not None
+    assert workload.init is not None
+    params = jax.eval_shape(workload.init, jax.random.key(workload.seed))
+    return capture(workload.loss, params, workload.batch(), workload.whole_inputs)
+
+
+def _graph(draft: Draft) -> tuple[Graph, Stacks]:
     for step in (
         simplified,
         lifted,
@@ -78,7 +85,7 @@ def _captured(draft: Draft) -> Captured:
             f"parameters: {shown}. Take them out of the tree, use them in the loss, or pass what "
             "is not trained as a batch entry"
         )
-    return Captured(graph, stacks)
+    return graph, stacks
 
 
 def _abstract(leaf: Any) -> Any:
@@ -111,8 +118,8 @@ def _jaxpr(loss: Loss, params: Any, batch: Mapping[str, Any]) -> Any:
     except jax.errors.ConcretizationTypeError as error:
         text = str(error).partition("\n")[0]
         raise ControlFlow(
-            f"the loss needs the value of an array while it is traced ({text}). The program must be "
-            "the same for every batch: replace if, int() and bool() on arrays by jnp.where"
+            f"the loss needs the value of an array while it is traced ({text}). The program must "
+            "be the same for every batch: replace if, int() and bool() on arrays by jnp.where"
         ) from error
     leaves = jax.tree.leaves(shapes)
     single = len(leaves) == 1 and leaves[0].shape == () and "float" in str(leaves[0].dtype)

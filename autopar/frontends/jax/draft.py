@@ -57,7 +57,7 @@ class Node:
     inputs: tuple[Operand, ...]
     outputs: tuple[Value, ...]
     attrs: Mapping[str, Any] = field(default_factory=dict)
-    source: Source = Source()
+    source: Source = field(default_factory=Source)
 
     @property
     def out(self) -> Value:
@@ -173,6 +173,31 @@ def live(draft: Draft) -> Draft:
             kept.append(node)
             needed.update(node.values)
     return Draft(draft.inputs, tuple(reversed(kept)), draft.outputs)
+
+
+def ordered(draft: Draft) -> Draft:
+    """The nodes in the order in which the results ask for them, operands from the left.
+
+    Equal programs have equal order, whatever order their lines were written in.
+    """
+    maker = draft.makers()
+    nodes: list[Node] = []
+    done: set[Node] = set()
+    # (node, whether its operands have been asked for)
+    todo = [(maker[v], False) for v in reversed(draft.outputs) if v in maker]
+    while todo:
+        node, ready = todo.pop()
+        if node in done:
+            continue
+        if ready:
+            done.add(node)
+            if node.kind == "scan":
+                node = replace(node, attrs={**node.attrs, "body": ordered(node.attrs["body"])})
+            nodes.append(node)
+            continue
+        todo.append((node, True))
+        todo.extend((maker[v], False) for v in reversed(node.values) if v in maker)
+    return Draft(draft.inputs, tuple(nodes), draft.outputs)
 
 
 def merged(draft: Draft) -> Draft:

@@ -23,3 +23,7 @@ class ParameterWithoutGradient(CaptureError):
 
 class LargeConstant(CaptureError):
     """A closed-over array that is too large to be written into the program."""
+
+
+class BatchError(CaptureError):
+    """The batch is not a dict of arrays with one common batch dim."""

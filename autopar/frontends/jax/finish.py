@@ -6,11 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autopar.frontends.jax.draft import Builder, Draft, Node, Operand, Uniform, Value, rewrite
+from autopar.frontends.jax.draft import (
+    Builder,
+    Draft,
+    Node,
+    Operand,
+    Uniform,
+    Value,
+    ordered,
+    rewrite,
+)
+from autopar.frontends.jax.errors import CaptureError
 from autopar.frontends.jax.gradients import differentiable
 from autopar.frontends.jax.naming import common_parent, modules, unique
 from autopar.frontends.jax.simplify import BINARY
-from autopar.nouns.graph import Block, Graph, Op, Source, Tensor
+from autopar.nouns.graph import Block, Graph, Op, Role, Source, Tensor
 
 Stacks = dict[str, tuple[str, ...]]
 """For each stacked parameter of the user's tree its names in the graph, one a layer."""
@@ -18,7 +28,7 @@ Stacks = dict[str, tuple[str, ...]]
 
 def graph_of(draft: Draft) -> tuple[Graph, Stacks]:
     """The graph of a draft, and how its stacked parameters are named there."""
-    draft = rewrite(draft, _numbers_into_attrs)
+    draft = ordered(rewrite(draft, _numbers_into_attrs))
     return _Finisher(differentiable(draft)).graph(draft)
 
 
@@ -64,9 +74,7 @@ class _Finisher:
 
     def graph(self, draft: Draft) -> tuple[Graph, Stacks]:
         inputs = tuple(v.path for v in draft.inputs if v.role == "input")
-        scanned = {
-            v for n in draft.nodes if n.kind == "scan" for v in n.inputs[_split(n) :]
-        }
+        scanned = _only_stacked(draft)
         tensors: dict[str, Tensor] = {}
         names: dict[Value, str] = {}
         for value in draft.inputs:
@@ -84,14 +92,19 @@ class _Finisher:
     ) -> list[Op]:
         module_of = modules(draft, prefix)
         ops: list[Op] = []
+        taken = set(tensors)
         for node in draft.nodes:
             if node.kind == "scan":
                 ops.extend(self._calls(node, names, tensors))
                 continue
             module = module_of[node]
-            base = f"{module}/{node.kind}"
-            for out in node.outputs:
-                names[out] = unique(base, tensors)
+            kind = node.kind.replace("::", ".")
+            base = f"{module}/{kind}" if module else kind
+            single = len(node.outputs) == 1
+            name = unique(base, taken)
+            taken.add(name)
+            for place, out in enumerate(node.outputs):
+                names[out] = name if single else f"{name}.{place}"
                 tensors[names[out]] = self._tensor(out, names[out])
             source = replace(node.source, module=module)
             attrs = dict(node.attrs)
@@ -99,9 +112,7 @@ class _Finisher:
             ops.append(Op(node.kind, tuple(names[v] for v in node.values), outs, attrs, source))
         return ops
 
-    def _calls(
-        self, node: Node, names: dict[Value, str], tensors: dict[str, Tensor]
-    ) -> list[Op]:
+    def _calls(self, node: Node, names: dict[Value, str], tensors: dict[str, Tensor]) -> list[Op]:
         """One op of kind ``block`` for every layer."""
         block = self._block(node)
         consts = node.attrs["consts"]
@@ -110,7 +121,7 @@ class _Finisher:
         ops = []
         instances = block.instances
         for instance in instances:
-            outs = []
+            outs: list[str] = []
             for out in node.outputs:
                 name = unique(f"{instance}/block", (*tensors, *outs))
                 outs.append(name)
@@ -162,11 +173,28 @@ class _Finisher:
         self.blocks[name] = found
         return found
 
-    def _tensor(self, value: Value, name: str, role: Any = None) -> Tensor:
-        shown = role or ("parameter" if value.role == "parameter" else value.role)
+    def _tensor(self, value: Value, name: str, role: Role | None = None) -> Tensor:
+        shown: Role = role or value.role
         if shown == "parameter" and "float" not in value.dtype:
             shown = "buffer"
         return Tensor(name, value.shape, value.dtype, shown, value in self.grads)
+
+
+def _only_stacked(draft: Draft) -> set[Value]:
+    """Parameters that are read as the layers of blocks; they belong to the instances."""
+    stacked: set[Value] = set()
+    plain: set[Value] = set()
+    for node in draft.nodes:
+        split = _split(node) if node.kind == "scan" else len(node.inputs)
+        plain.update(node.values[:split])
+        stacked.update(node.values[split:])
+        both = [v.path for v in plain & stacked if "instances" not in node.attrs]
+        if node.kind == "scan" and both:
+            raise CaptureError(
+                f"{node.source}: parameter {both[0]!r} holds the layers of a scan and is read as a "
+                "whole too: keep what is shared in a parameter of its own"
+            )
+    return stacked - plain
 
 
 def _split(node: Node) -> int:

@@ -60,7 +60,7 @@ def _fold(draft: Draft, prefix: str) -> Draft:
     members = {i: [n for n in draft.nodes if level[n] == i] for i in indices}
     if any(not members[i] for i in indices):
         return draft
-    # The last layer's level also holds what follows it: as many ops as the layer before are its own.
+    # The last level also holds what follows the layers; the last layer is as long as the others.
     last = indices[-1]
     members[last] = members[last][: len(members[indices[-2]])]
     layers = [_layer(i, members[i], draft, owner) for i in indices]
@@ -132,11 +132,9 @@ def _layer(
     return _Layer(index, tuple(nodes), tuple(inputs), tuple(parameters.items()), outputs, signature)
 
 
-def _chained(
-    before: _Layer, after: _Layer, readers: dict[Value, list[Node]], draft: Draft
-) -> bool:
-    """Equal layers; each input of ``after`` is an output of ``before`` or what ``before`` had there,
-    and nobody else reads what ``before`` gives."""
+def _chained(before: _Layer, after: _Layer, readers: dict[Value, list[Node]], draft: Draft) -> bool:
+    """Equal layers; each input of ``after`` is an output of ``before`` or what that had there, and
+    nobody else reads what ``before`` gives."""
     if before.signature != after.signature:
         return False
     made, allowed = set(before.outputs), {*before.nodes, *after.nodes}
@@ -159,7 +157,7 @@ def _replaced(draft: Draft, run: Sequence[_Layer], prefix: str) -> Draft:
         (p for p, i in enumerate(carried) if i is not None), key=lambda p: carried[p] or 0
     )
     inner: dict[Value, Value] = {}
-    body_inputs = []
+    body_inputs: list[Value] = []
     for value in [*(first.inputs[p] for p in (*fixed, *moving))]:
         inner[value] = Value(value.shape, value.dtype)
         body_inputs.append(inner[value])
@@ -178,7 +176,7 @@ def _replaced(draft: Draft, run: Sequence[_Layer], prefix: str) -> Draft:
         body_nodes.append(replace(node, inputs=inputs, outputs=outs))
     results = tuple(inner[v] for v in first.outputs)
     body = Draft(tuple(body_inputs), tuple(body_nodes), results)
-    operands = [first.inputs[p] for p in (*fixed, *moving)]
+    operands: list[Operand] = [first.inputs[p] for p in (*fixed, *moving)]
     # one operand per stacked parameter: the first layer's stands for all
     operands += [value for _, value in first.parameters]
     attrs = {
@@ -200,5 +198,8 @@ def _replaced(draft: Draft, run: Sequence[_Layer], prefix: str) -> Draft:
         if own.intersection(node.values):
             late.append(node)
             own.update(node.outputs)
-    early = [n for n in before if n not in late]
-    return live(Draft(draft.inputs, (*early, call, *late, *after), draft.outputs))
+    nodes = [*(n for n in before if n not in late), call, *late, *after]
+    read = {v for n in nodes for v in n.values}
+    theirs = {v for layer in run[1:] for _, v in layer.parameters} - read
+    left = tuple(v for v in draft.inputs if v not in theirs)
+    return live(Draft(left, tuple(nodes), draft.outputs))

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from autopar.frontends.jax import forms
 from autopar.frontends.jax.draft import (
     Builder,
     Draft,
@@ -107,26 +108,6 @@ def _with_weight(*kinds: str) -> Callable[[Node, Builder], Operands | None]:
     return operands
 
 
-# --- softmax ------------------------------------------------------------------------------------
-
-
-def softmax(x):  # type: ignore[no-untyped-def]
-    return jax.nn.softmax(x, axis=-1)
-
-
-def softmax_plain(x):  # type: ignore[no-untyped-def]
-    e = jnp.exp(x - jnp.max(x, axis=-1, keepdims=True))
-    return e / jnp.sum(e, axis=-1, keepdims=True)
-
-
-def log_softmax(x):  # type: ignore[no-untyped-def]
-    return jax.nn.log_softmax(x, axis=-1)
-
-
-def log_softmax_by_logsumexp(x):  # type: ignore[no-untyped-def]
-    return x - jax.nn.logsumexp(x, axis=-1, keepdims=True)
-
-
 def _last_dim(kind: str) -> Callable[[Node, Bound, Builder], Operand]:
     def build(node: Node, bound: Bound, builder: Builder) -> Operand:
         out = node.out
@@ -135,81 +116,11 @@ def _last_dim(kind: str) -> Callable[[Node, Bound, Builder], Operand]:
     return build
 
 
-# --- activations --------------------------------------------------------------------------------
-
-
-def gelu_tanh(x):  # type: ignore[no-untyped-def]
-    return jax.nn.gelu(x, approximate=True)
-
-
-def gelu_exact(x):  # type: ignore[no-untyped-def]
-    return jax.nn.gelu(x, approximate=False)
-
-
-def gelu_erf(x):  # type: ignore[no-untyped-def]
-    return 0.5 * x * (1 + jax.lax.erf(x / jnp.sqrt(2.0).astype(x.dtype)))
-
-
-def silu(x):  # type: ignore[no-untyped-def]
-    return jax.nn.silu(x)
-
-
-def softplus(x):  # type: ignore[no-untyped-def]
-    return jax.nn.softplus(x)
-
-
 def _unary(kind: str, **attrs: Any) -> Callable[[Node, Bound, Builder], Operand]:
     def build(node: Node, bound: Bound, builder: Builder) -> Operand:
         return builder.op(kind, (bound["x"],), node.out.shape, node.out.dtype, **attrs)
 
     return build
-
-
-# --- norms --------------------------------------------------------------------------------------
-
-
-def _upcast(x):  # type: ignore[no-untyped-def]
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
-def layer_norm_rsqrt(x, eps):  # type: ignore[no-untyped-def]
-    centred = _upcast(x) - jnp.mean(_upcast(x), -1, keepdims=True)
-    variance = jnp.mean(jnp.square(centred), -1, keepdims=True)
-    return (centred * jax.lax.rsqrt(variance + eps)).astype(x.dtype)
-
-
-def layer_norm_sqrt(x, eps):  # type: ignore[no-untyped-def]
-    centred = _upcast(x) - jnp.mean(_upcast(x), -1, keepdims=True)
-    variance = jnp.mean(jnp.square(centred), -1, keepdims=True)
-    return (centred / jnp.sqrt(variance + eps)).astype(x.dtype)
-
-
-def layer_norm_fast(x, eps):  # type: ignore[no-untyped-def]
-    mean = jnp.mean(_upcast(x), -1, keepdims=True)
-    variance = jnp.mean(jnp.square(_upcast(x)), -1, keepdims=True) - jnp.square(mean)
-    return ((_upcast(x) - mean) * jax.lax.rsqrt(variance + eps)).astype(x.dtype)
-
-
-def layer_norm_weighted(x, weight, eps):  # type: ignore[no-untyped-def]
-    centred = x - jnp.mean(x, -1, keepdims=True)
-    variance = jnp.mean(jnp.square(centred), -1, keepdims=True)
-    return centred * (jax.lax.rsqrt(variance + eps) * weight)
-
-
-def layer_norm_flax(x, weight, eps):  # type: ignore[no-untyped-def]
-    mean = jnp.mean(x, -1, keepdims=True)
-    variance = jnp.maximum(0.0, jnp.mean(jnp.square(x), -1, keepdims=True) - jnp.square(mean))
-    return (x - mean) * (jax.lax.rsqrt(variance + eps) * weight)
-
-
-def rms_norm_rsqrt(x, eps):  # type: ignore[no-untyped-def]
-    y = _upcast(x)
-    return (y * jax.lax.rsqrt(jnp.mean(jnp.square(y), -1, keepdims=True) + eps)).astype(x.dtype)
-
-
-def rms_norm_sqrt(x, eps):  # type: ignore[no-untyped-def]
-    y = _upcast(x)
-    return (y / jnp.sqrt(jnp.mean(jnp.square(y), -1, keepdims=True) + eps)).astype(x.dtype)
 
 
 def _layer_norm(node: Node, bound: Bound, builder: Builder) -> Operand | None:
@@ -226,22 +137,6 @@ def _rms_norm(node: Node, bound: Bound, builder: Builder) -> Operand | None:
         return None
     attrs = {"eps": eps, "upcast": node.out.dtype in ("float16", "bfloat16"), "scale_offset": 0}
     return builder.op("rms_norm", (bound["x"],), node.out.shape, node.out.dtype, **attrs)
-
-
-# --- picking one entry per row ------------------------------------------------------------------
-
-
-def row_of_logsumexp(x, labels):  # type: ignore[no-untyped-def]
-    picked = jnp.take_along_axis(x, labels[..., None], axis=-1)[..., 0]
-    return jax.nn.logsumexp(x, axis=-1) - picked
-
-
-def pick_one_hot(x, labels):  # type: ignore[no-untyped-def]
-    return jnp.sum(jax.nn.one_hot(labels, x.shape[-1], dtype=x.dtype) * x, axis=-1)
-
-
-def pick_by_index(x, labels):  # type: ignore[no-untyped-def]
-    return x[jnp.arange(x.shape[0]), labels]
 
 
 def _rows(*kinds: str) -> Callable[[Node, Builder], Operands | None]:
@@ -295,25 +190,44 @@ def _negative_log(node: Node, bound: Bound, builder: Builder) -> Operand:
 
 GROUPS: tuple[tuple[Idiom, ...], ...] = (
     (
-        Idiom((row_of_logsumexp,), _rows("sub"), _negative_log),
-        Idiom((pick_one_hot,), _rows("sum"), _picked),
-        Idiom((pick_by_index,), _rows("jax::gather"), _picked),
+        Idiom((forms.row_of_logsumexp,), _rows("sub"), _negative_log),
+        Idiom((forms.pick_one_hot,), _rows("sum"), _picked),
+        Idiom((forms.pick_by_index,), _rows("jax::gather"), _picked),
     ),
     (
-        Idiom((softmax, softmax_plain), _like_result("div"), _last_dim("softmax")),
+        Idiom((forms.softmax, forms.softmax_plain), _like_result("div"), _last_dim("softmax")),
         Idiom(
-            (log_softmax, log_softmax_by_logsumexp), _like_result("sub"), _last_dim("log_softmax")
+            (forms.log_softmax, forms.log_softmax_by_logsumexp),
+            _like_result("sub"),
+            _last_dim("log_softmax"),
         ),
-        Idiom((gelu_tanh,), _like_result("mul"), _unary("gelu", approximate="tanh")),
-        Idiom((gelu_exact, gelu_erf), _like_result("mul"), _unary("gelu", approximate="none")),
-        Idiom((silu,), _like_result("mul"), _unary("silu")),
-        Idiom((softplus,), _like_result("where", "add"), _unary("softplus")),
         Idiom(
-            (layer_norm_rsqrt, layer_norm_sqrt, layer_norm_fast),
+            (forms.gelu_tanh, forms.gelu_tanh_left),
+            _like_result("mul"),
+            _unary("gelu", approximate="tanh"),
+        ),
+        Idiom(
+            (forms.gelu_exact, forms.gelu_erf),
+            _like_result("mul"),
+            _unary("gelu", approximate="none"),
+        ),
+        Idiom((forms.silu,), _like_result("mul"), _unary("silu")),
+        Idiom((forms.softplus,), _like_result("where", "add"), _unary("softplus")),
+        Idiom(
+            (
+                forms.layer_norm_rsqrt,
+                forms.layer_norm_sqrt,
+                forms.layer_norm_fast,
+                forms.layer_norm_clipped,
+            ),
             _like_result("mul", "div", "cast"),
             _layer_norm,
         ),
-        Idiom((layer_norm_weighted, layer_norm_flax), _with_weight("mul"), _layer_norm),
-        Idiom((rms_norm_rsqrt, rms_norm_sqrt), _like_result("mul", "div", "cast"), _rms_norm),
+        Idiom((forms.layer_norm_weighted, forms.layer_norm_flax), _with_weight("mul"), _layer_norm),
+        Idiom(
+            (forms.rms_norm_rsqrt, forms.rms_norm_sqrt),
+            _like_result("mul", "div", "cast"),
+            _rms_norm,
+        ),
     ),
 )

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from autopar.frontends.jax.precision import NARROW
 from autopar.nouns.graph import Graph, Op
 
 Arrays = Mapping[str, Any]
 
 
-def interpret(graph: Graph) -> Callable[[Arrays, Arrays], Any]:
-    """``loss(params, batch)`` with ``params`` by full name, see `Graph.parameters`."""
+def interpret(graph: Graph, wide: bool = False) -> Callable[[Arrays, Arrays], Any]:
+    """``loss(params, batch)`` with ``params`` by full name, see `Graph.parameters`.
+
+    ``wide``: float64 wherever an op of the graph asks for a narrower float.
+    """
+    if wide:
+        graph = _widened(graph)
 
     def loss(params: Arrays, batch: Arrays) -> Any:
         env: dict[str, Any] = {**params, **batch}
@@ -35,6 +42,16 @@ def flat_parameters(tree: Any, stacks: Mapping[str, Sequence[str]]) -> dict[str,
         else:
             flat[path] = leaf
     return flat
+
+
+def _widened(graph: Graph) -> Graph:
+    def op(found: Op) -> Op:
+        if found.attrs.get("dtype") in NARROW:
+            return replace(found, attrs={**found.attrs, "dtype": "float64"})
+        return found
+
+    blocks = {n: replace(b, body=_widened(b.body)) for n, b in graph.blocks.items()}
+    return replace(graph, ops=tuple(map(op, graph.ops)), blocks=blocks)
 
 
 def _run(graph: Graph, env: dict[str, Any], whole: Graph, params: Arrays) -> None:

@@ -6,44 +6,41 @@ A scan is a block when its stacked operands are parameters and it gives back onl
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.extend.core as jex
 import numpy as np
 
 from autopar.frontends.jax.draft import Builder, Draft, Node, Operand, Uniform, Value
 from autopar.frontends.jax.errors import ControlFlow, LargeConstant
+from autopar.frontends.jax.precision import CALLS
 from autopar.frontends.jax.primitives import convert
 from autopar.nouns.graph import Source
 
-INLINED = {  # primitive -> the parameter that holds its jaxpr
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-    "remat": "jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-}
 REFUSED = {
-    "while": "a while_loop or a fori_loop with a traced bound: give a static length, which makes it "
-    "a scan",
+    "while": "a while_loop or a fori_loop with a traced bound: give a static length, which makes "
+    "it a scan",
     "cond": "a cond or switch: compute both sides and choose with jnp.where",
 }
 MOST_STEPS = 1024  # of a scan that has to be unrolled
 MOST_ELEMENTS = 1 << 16  # of a closed-over array
 
+NOT_THE_USERS = (os.path.dirname(jax.__file__), os.path.dirname(__file__))
+
 Frames = Sequence[tuple[str, int]]
 
 
-def draft_of(closed: Any, inputs: tuple[Value, ...]) -> Draft:
-    """The draft of a closed jaxpr whose operands are ``inputs``, in order."""
-    walker = _Walker(Builder(), "", Source())
+def draft_of(
+    closed: Any, inputs: tuple[Value, ...], exact: Mapping[int, float] | None = None
+) -> Draft:
+    """The draft of a closed jaxpr whose operands are ``inputs``, in order; ``exact`` gives literals
+    by ``id`` with the value that they had before rounding."""
+    walker = _Walker(Builder(), "", Source(), exact or {})
     consts = [walker.constant(c) for c in closed.consts]
     outputs = walker.run(closed.jaxpr, [*consts, *inputs])
     return Draft(inputs, tuple(walker.builder.nodes), tuple(outputs))
@@ -52,10 +49,13 @@ def draft_of(closed: Any, inputs: tuple[Value, ...]) -> Draft:
 class _Walker:
     """Evaluates equations into a builder. ``scope`` and ``place`` are those of the caller."""
 
-    def __init__(self, builder: Builder, scope: str, place: Source) -> None:
+    def __init__(
+        self, builder: Builder, scope: str, place: Source, exact: Mapping[int, float]
+    ) -> None:
         self.builder = builder
         self.scope = scope
         self.place = place
+        self.exact = exact
 
     def run(self, jaxpr: Any, operands: Sequence[Operand]) -> list[Operand]:
         known: dict[Any, Operand] = {}
@@ -63,7 +63,8 @@ class _Walker:
 
         def read(atom: Any) -> Operand:
             if isinstance(atom, jex.Literal):
-                return _literal(atom.val, str(atom.aval.dtype))
+                found = _literal(atom.val, str(atom.aval.dtype))
+                return replace(found, value=self.exact.get(id(atom), found.value))
             return known[atom]
 
         for eqn in jaxpr.eqns:
@@ -79,7 +80,7 @@ class _Walker:
             return replace(_literal(array.flat[0], str(array.dtype)), shape=array.shape)
         if array.size > MOST_ELEMENTS:
             raise LargeConstant(
-                f"the loss closes over an array of shape {list(array.shape)}, {array.size} elements "
+                f"the loss closes over an array {list(array.shape)}, {array.size} elements "
                 f"(at most {MOST_ELEMENTS} become part of a program): make it a batch entry, a "
                 "parameter, or compute it with jnp inside the function"
             )
@@ -93,15 +94,17 @@ class _Walker:
         if name in REFUSED:
             raise ControlFlow(f"{source}: {REFUSED[name]}")
         self.builder.source = source
-        if name in INLINED:
-            return self._call(eqn.params[INLINED[name]], inputs, source)
+        if name == "custom_jvp_call" and _is_relu(eqn.params["call_jaxpr"].jaxpr):
+            return [self.builder.op("relu", inputs, inputs[0].shape, inputs[0].dtype)]
+        if name in CALLS:
+            return self._call(eqn.params[CALLS[name]], inputs, source)
         if name == "scan":
             return self._scan(eqn, inputs, source)
         outs = [(tuple(map(int, v.aval.shape)), str(v.aval.dtype)) for v in eqn.outvars]
         return convert(name, eqn.params, inputs, outs, self.builder)
 
     def _call(self, called: Any, inputs: Sequence[Operand], source: Source) -> list[Operand]:
-        inner = _Walker(self.builder, source.module, source)
+        inner = _Walker(self.builder, source.module, source, self.exact)
         if isinstance(called, jex.ClosedJaxpr):
             consts = [inner.constant(c) for c in called.consts]
             return inner.run(called.jaxpr, [*consts, *inputs])
@@ -124,8 +127,8 @@ class _Walker:
         if length > MOST_STEPS:
             raise ControlFlow(
                 f"{source}: a scan of {length} steps over something other than stacked parameters "
-                f"has to be unrolled, at most {MOST_STEPS} steps: scan over the layers' parameters, "
-                "or vectorise the loop"
+                f"has to be unrolled, at most {MOST_STEPS} steps: scan over the layers' "
+                "parameters, or vectorise the loop"
             )
         consts, carry = inputs[:fixed], inputs[fixed : fixed + carried]
         stacks: list[dict[int, Operand]] = [{} for _ in eqn.outvars[carried:]]
@@ -154,7 +157,7 @@ class _Walker:
             inner.append(
                 Value(shape, dtype, "parameter", operand.path) if stacked else Value(shape, dtype)
             )
-        walker = _Walker(Builder(), source.module, source)
+        walker = _Walker(Builder(), source.module, source, self.exact)
         consts = [walker.constant(c) for c in params["jaxpr"].consts]
         results = walker.run(params["jaxpr"].jaxpr, [*consts, *inner])
         carried = params["num_carry"]
@@ -195,8 +198,9 @@ class _Walker:
 
 
 def scope_of(stack: str) -> str:
-    """``"blocks.0/attn/jit(silu)"`` as ``"blocks.0.attn"``: the user's named scopes only."""
-    return ".".join(part for part in stack.split("/") if part and "(" not in part)
+    """``"blocks.0/attn/jit(silu)"`` as ``"blocks.0.attn"``: named scopes only, neither transforms
+    nor the equations that einsum leaves."""
+    return ".".join(part for part in stack.split("/") if re.fullmatch(r"\w[\w.-]*", part))
 
 
 def _frames(eqn: Any) -> Frames:
@@ -207,8 +211,16 @@ def _frames(eqn: Any) -> Frames:
     return [
         (f.file_name, f.line_num)
         for f in traceback.frames
-        if "/jax/" not in f.file_name and "/autopar/frontends/" not in f.file_name
+        if not f.file_name.startswith(NOT_THE_USERS)
     ]
+
+
+def _is_relu(jaxpr: Any) -> bool:
+    """`jax.nn.relu`, whose derivative at zero is not that of a maximum."""
+    if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].params.get("name") != "relu":
+        return False
+    inner = jaxpr.eqns[0].params["jaxpr"].jaxpr
+    return [e.primitive.name for e in inner.eqns] == ["max"]
 
 
 def _literal(value: Any, dtype: str) -> Uniform:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from autopar.frontends.jax.draft import Draft, Node, Operand, Uniform, Value
@@ -56,14 +56,18 @@ class Matcher:
         if wanted.kind in COMMUTATIVE:
             orders.append(found.inputs[::-1])
         for order in orders:
-            result: Binding | None = bound
-            for a, b in zip(wanted.inputs, order, strict=True):
-                result = self._operand(a, b, result)
-                if result is None:
-                    break
+            result = self._operands(zip(wanted.inputs, order, strict=True), bound)
             if result is not None:
                 return {**result, wanted.out: found.out}
         return None
+
+    def _operands(self, pairs: Iterable[tuple[Operand, Operand]], bound: Binding) -> Binding | None:
+        for wanted, found in pairs:
+            result = self._operand(wanted, found, bound)
+            if result is None:
+                return None
+            bound = result
+        return bound
 
 
 def _close(a: float, b: float) -> bool:

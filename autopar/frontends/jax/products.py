@@ -77,7 +77,7 @@ def _named(
     a, b = terms
     lead = right[:-2]
     if len(right) >= 2 and len(a) == len(b) == len(right):
-        m, n = right[-2:]
+        m, n = right[-2], right[-1]
         if a[:-1] == lead + m and b == lead + a[-1] + n and a[-1] not in right:
             return builder.op("matmul", operands, out.shape, out.dtype)
     return None

@@ -94,7 +94,7 @@ def _folded(node: Node) -> Uniform | None:
 
 
 def _neutral(node: Node, builder: Builder) -> Operand | None:
-    """Operations that change nothing: ``x + 0``, ``x * 1``, ``max(x, -inf)``, ``where(c, T, F)``."""
+    """Ops that change nothing: ``x + 0``, ``x * 1``, ``max(x, -inf)``, ``where(c, T, F)``."""
     out = node.out
 
     def unchanged(x: Operand) -> Operand | None:

@@ -7,6 +7,7 @@ result is one split, one permutation and one merge of the factors of its start.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,11 +87,12 @@ def _steps(chain: Sequence[Node]) -> list[tuple[str, Shape]] | None:
     """The shortest views that do what the chain does."""
     shape = chain[0].inputs[0].shape
     start = factored(shape)
-    dims: Dims | None = start
+    dims = start
     for node in chain:
-        dims = followed(dims, node)
-        if dims is None:
+        after = followed(dims, node)
+        if after is None:
             return None
+        dims = after
     return between(start, shape, dims, chain[-1].out.shape)
 
 
@@ -136,7 +138,7 @@ def _runs(start: Dims, end: Dims) -> list[list[Factor]]:
     follows = {}
     for dim in end:
         leaves = [leaf for factor in dim for leaf in factor.leaves()]
-        follows.update({id(a): id(b) for a, b in zip(leaves, leaves[1:], strict=False)})
+        follows.update({id(a): id(b) for a, b in itertools.pairwise(leaves)})
     groups: list[list[Factor]] = []
     for dim in start:
         previous: Factor | None = None

@@ -1,0 +1,285 @@
+"""Captured graphs mean what the loss function means, and say it with the ops of the vocabulary."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from autopar.frontends.jax import capture
+from autopar.frontends.jax.interpret import flat_parameters, interpret
+from autopar.frontends.jax.precision import widened
+from autopar.nouns.graph import Graph, from_text, to_text
+from tests.jax import models
+
+LOSS = 1e-12
+GRADIENT = 1e-12  # of each gradient's norm, or of the norm of all where it is zero in theory
+
+
+def kinds(graph: Graph) -> list[str]:
+    return [op.kind for op in graph.ops]
+
+
+def equal(loss: Callable[..., Any], params: Any, batch: Any) -> Graph:
+    """Captures at declared precision, compares value and gradients in float64."""
+    captured = capture(loss, params, batch)
+    run = interpret(captured.graph, wide=True)
+    with jax.enable_x64(True):
+        largest = 10 if "label" in batch else models.V
+        weights, data = (models.concrete(t, "float64", largest=largest) for t in (params, batch))
+        wanted, gradients = jax.jit(jax.value_and_grad(widened(loss)))(weights, data)
+        found, ours = jax.jit(
+            jax.value_and_grad(lambda p: run(flat_parameters(p, captured.stacks), data))
+        )(weights)
+        assert abs(found - wanted) <= LOSS * abs(wanted)
+        pairs = list(zip(jax.tree.leaves(gradients), jax.tree.leaves(ours), strict=True))
+        whole = jnp.sqrt(sum(jnp.sum(g**2) for g, _ in pairs))
+        assert whole > 0
+        for g, o in pairs:
+            norm = jnp.linalg.norm(g)
+            scale = norm if norm > 1e-12 * whole else whole
+            assert jnp.linalg.norm(g - o) <= GRADIENT * scale
+    return captured.graph
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_graph_equals_loss_function(name: str) -> None:
+    model = models.MODELS[name]()
+    graph = equal(model.loss, model.params, model.batch)
+    assert not [k for k in kinds(graph) if k.startswith("jax::")]
+    assert from_text(to_text(graph)) == graph
+    assert all(op.source.file.endswith("models.py") and op.source.line for op in graph.ops)
+
+
+def test_gpt_is_made_of_idioms() -> None:
+    model = models.gpt_scan()
+    graph = capture(model.loss, model.params, model.batch).graph
+    body = graph.blocks["blocks"].body
+    assert Counter(kinds(body)) == {
+        "layer_norm": 2, "linear": 6, "add": 8, "reshape": 4, "transpose": 4, "attention": 1,
+        "gelu": 1,
+    }  # fmt: skip
+    assert kinds(graph) == [
+        "embedding", "arange", "embedding", "add", "block", "block", "block", "layer_norm",
+        "linear", "reshape", "reshape", "cross_entropy",
+    ]  # fmt: skip
+    attention = next(op for op in body.ops if op.kind == "attention")
+    assert dict(attention.attrs) == {"causal": True, "scale": None, "dropout_p": 0.0}
+    assert attention.name == "attention/attention"
+    names = {name for name, _ in graph.parameters()}
+    assert {"blocks.2.attention.q.weight", "tokens.weight", "head.weight"} <= names
+
+
+def test_unrolled_layers_fold_into_the_graph_of_the_scan() -> None:
+    scan, unrolled = models.gpt_scan(), models.gpt_unrolled()
+    a = capture(scan.loss, scan.params, scan.batch).graph
+    b = capture(unrolled.loss, unrolled.params, unrolled.batch).graph
+
+    def without_source(graph: Graph) -> Any:
+        return [(op.kind, op.inputs, op.outputs, dict(op.attrs)) for op in graph.ops]
+
+    assert without_source(a) == without_source(b)
+    assert without_source(a.blocks["blocks"].body) == without_source(b.blocks["blocks"].body)
+    assert a.blocks["blocks"].instances == b.blocks["blocks"].instances
+    assert dict(a.tensors) == dict(b.tensors)
+
+
+def test_a_layer_that_differs_stands_by_itself() -> None:
+    def loss(params: Any, batch: Any) -> Any:
+        x = batch["x"]
+        for i, p in enumerate(params["layers"]):
+            x = x + (jnp.tanh if i != 2 else jnp.sin)(x @ p["weight"])
+        return jnp.mean(jnp.square(x))
+
+    layers = [{"weight": models.shape(8, 8)} for _ in range(6)]
+    graph = equal(loss, {"layers": layers}, {"x": models.shape(4, 8)})
+    assert [b.instances for b in graph.blocks.values()] == [
+        ("layers.0", "layers.1"),
+        ("layers.3", "layers.4", "layers.5"),
+    ]
+    assert kinds(graph)[2:5] == ["linear_t", "sin", "add"]
+
+
+def test_outputs_of_inner_layers_that_are_read_later_are_not_folded_away() -> None:
+    def loss(params: Any, batch: Any) -> Any:
+        x, seen = batch["x"], []
+        for p in params["layers"]:
+            x = jnp.tanh(x @ p["weight"])
+            seen.append(x)
+        return sum(jnp.mean(jnp.square(y)) for y in seen)
+
+    layers = [{"weight": models.shape(8, 8)} for _ in range(4)]
+    equal(loss, {"layers": layers}, {"x": models.shape(4, 8)})
+
+
+def test_scan_over_activations_is_unrolled() -> None:
+    def loss(params: Any, batch: Any) -> Any:
+        def step(h: Any, x: Any) -> Any:
+            h = jnp.tanh(x @ params["w"] + h @ params["u"])
+            return h, h
+
+        _, hs = jax.lax.scan(step, jnp.zeros((4, 8)), batch["x"].transpose(1, 0, 2))
+        return jnp.mean(jnp.square(hs))
+
+    params = {"w": models.shape(8, 8), "u": models.shape(8, 8)}
+    graph = equal(loss, params, {"x": models.shape(4, 5, 8)})
+    assert kinds(graph).count("tanh") == 5
+    assert not graph.blocks
+
+
+FORMS: dict[str, tuple[Callable[..., Any], str, dict[str, Any]]] = {
+    "gelu": (jax.nn.gelu, "gelu", {"approximate": "tanh"}),
+    "gelu_exact": (lambda x: jax.nn.gelu(x, approximate=False), "gelu", {"approximate": "none"}),
+    "gelu_by_hand": (
+        lambda x: 0.5 * x * (1 + jnp.tanh(jnp.sqrt(2 / jnp.pi) * (x + 0.044715 * x**3))),
+        "gelu",
+        {"approximate": "tanh"},
+    ),
+    "silu": (jax.nn.silu, "silu", {}),
+    "swish_by_hand": (lambda x: x * jax.nn.sigmoid(x), "silu", {}),
+    "relu": (jax.nn.relu, "relu", {}),
+    "softmax": (lambda x: jax.nn.softmax(x), "softmax", {"dim": 1}),
+    "softmax_by_hand": (
+        lambda x: (
+            jnp.exp(x - x.max(-1, keepdims=True))
+            / jnp.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)
+        ),
+        "softmax",
+        {"dim": 1},
+    ),
+    "log_softmax": (jax.nn.log_softmax, "log_softmax", {"dim": 1}),
+    "log_softmax_by_hand": (
+        lambda x: x - jax.nn.logsumexp(x, -1, keepdims=True),
+        "log_softmax",
+        {"dim": 1},
+    ),
+    "layer_norm": (
+        lambda x: jax.nn.standardize(x, axis=-1, epsilon=1e-5),
+        "layer_norm",
+        {"dims": 1, "eps": 1e-5},
+    ),
+    "rms_norm": (
+        lambda x: x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6),
+        "rms_norm",
+        {"eps": 1e-6, "upcast": False, "scale_offset": 0},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_idioms(name: str) -> None:
+    form, kind, attrs = FORMS[name]
+
+    def loss(params: Any, batch: Any) -> Any:
+        return jnp.mean(form(batch["x"] @ params["w"]) * batch["y"])
+
+    batch = {"x": models.shape(4, 8), "y": models.shape(4, 8)}
+    graph = equal(loss, {"w": models.shape(8, 8)}, batch)
+    assert [(op.kind, dict(op.attrs)) for op in graph.ops[1:]] == [
+        (kind, attrs),
+        ("mul", {}),
+        ("mean", {"dims": (0, 1), "keepdim": False}),
+    ]
+
+
+def test_jnp_maximum_stays_a_maximum() -> None:
+    """Its derivative where the operands are equal is a half; that of relu is zero."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        return jnp.sum(jnp.maximum(params["w"] - params["w"], 0) * batch["x"] + params["w"])
+
+    graph = equal(loss, {"w": models.shape(4)}, {"x": models.shape(3, 4)})
+    assert "maximum" in kinds(graph)
+
+
+def attend(order: str, mask: bool, causal: bool, heads: int) -> Callable[..., Any]:
+    """Attention by hand over [b, s, h, d] or [b, h, s, d], with or without repeated kv heads."""
+
+    def run(q: Any, k: Any, v: Any, keep: Any) -> Any:
+        if heads != q.shape[2]:
+            k, v = (jnp.repeat(t, q.shape[2] // heads, axis=2) for t in (k, v))
+        if order == "bhsd":
+            q, k, v = (t.swapaxes(1, 2) for t in (q, k, v))
+            logits = q @ k.swapaxes(2, 3) * q.shape[-1] ** -0.5
+        else:
+            logits = jnp.einsum("bshd,bthd->bhst", q, k) * q.shape[-1] ** -0.5
+        s = logits.shape[-1]
+        if causal:
+            rows, columns = jnp.arange(s)[:, None], jnp.arange(s)[None]
+            logits = logits + jnp.where(rows >= columns, 0.0, -1e9)
+        if mask:
+            logits = jnp.where(keep[:, None, None, :], logits, -1e30)
+        weights = jax.nn.softmax(logits, axis=-1)
+        if order == "bhsd":
+            return (weights @ v).swapaxes(1, 2)
+        return jnp.einsum("bhst,bthd->bshd", weights, v)
+
+    return run
+
+
+@pytest.mark.parametrize("order", ["bhsd", "bshd"])
+@pytest.mark.parametrize(
+    ("mask", "causal"), [(False, False), (True, False), (False, True), (True, True)]
+)
+def test_attention_by_hand(order: str, mask: bool, causal: bool) -> None:
+    def loss(params: Any, batch: Any) -> Any:
+        x = batch["x"]
+        q, k, v = (jnp.einsum("bsk,khd->bshd", x, params[n]) for n in "qkv")
+        keep = batch["length"][:, None] > jnp.arange(x.shape[1])
+        y = attend(order, mask, causal, 3)(q, k, v, keep)
+        return jnp.mean(jnp.square(y))
+
+    params = {name: models.shape(8, 3, 4) for name in "qkv"}
+    batch = {"x": models.shape(2, 6, 8), "length": models.ids(2)}
+    graph = equal(loss, params, batch)
+    (attention,) = [op for op in graph.ops if op.kind == "attention"]
+    assert attention.attrs["causal"] is causal
+    assert len(attention.inputs) == 3 + mask
+    assert graph.tensors[attention.inputs[0]].shape == (2, 3, 6, 4)
+    assert "softmax" not in kinds(graph)
+
+
+def test_cross_entropy_forms_agree() -> None:
+    def forms(logits: Any, labels: Any) -> dict[str, Any]:
+        likelihood = jax.nn.log_softmax(logits)
+        hot = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
+        picked = jnp.take_along_axis(logits, labels[:, None], 1)[:, 0]
+        return {
+            "gather": -jnp.take_along_axis(likelihood, labels[:, None], 1).mean(),
+            "index": -likelihood[jnp.arange(len(labels)), labels].mean(),
+            "one_hot": -(hot * likelihood).sum(-1).mean(),
+            "logsumexp": (jax.nn.logsumexp(logits, -1) - picked).mean(),
+            "sum": -jnp.take_along_axis(likelihood, labels[:, None], 1).sum(),
+        }
+
+    params = {"w": models.shape(8, 10)}
+    batch = {"x": models.shape(6, 8), "label": models.ids(6)}
+    for name in ("gather", "index", "one_hot", "logsumexp", "sum"):
+
+        def loss(params: Any, batch: Any, name: str = name) -> Any:
+            return forms(batch["x"] @ params["w"], batch["label"])[name]
+
+        graph = equal(loss, params, batch)
+        assert kinds(graph) == ["linear_t", "cross_entropy"], name
+        assert graph.ops[-1].attrs["reduction"] == ("sum" if name == "sum" else "mean")
+
+
+def test_unknown_primitives_keep_their_name() -> None:
+    def loss(params: Any, batch: Any) -> Any:
+        return jnp.mean(jnp.sort(batch["x"] @ params["w"], axis=-1))
+
+    graph = capture(loss, {"w": models.shape(8, 8)}, {"x": models.shape(4, 8)}).graph
+    assert "jax::sort" in kinds(graph)
+
+
+def test_named_scopes_are_modules() -> None:
+    def loss(params: Any, batch: Any) -> Any:
+        with jax.named_scope("tail"):
+            return jnp.mean(jnp.square(jnp.tanh(batch["x"] @ params["w"])))
+
+    graph = capture(loss, {"w": models.shape(8, 8)}, {"x": models.shape(4, 8)}).graph
+    assert [op.name for op in graph.ops] == ["linear_t", "tail/tanh", "tail/square", "tail/mean"]
