@@ -9,11 +9,15 @@ from autopar.workload import Workload, parallelize
 
 if TYPE_CHECKING:
     from autopar.rules.registry import register as register_rule
+    from autopar.runtime.loading import load
 
-__all__ = ["Workload", "parallelize", "register_rule"]
+__all__ = ["Workload", "load", "parallelize", "register_rule"]
 
 # Found on first use, so that importing autopar stays instant.
-_LATER = {"register_rule": ("autopar.rules.registry", "register")}
+_LATER = {
+    "load": ("autopar.runtime.loading", "load"),
+    "register_rule": ("autopar.rules.registry", "register"),
+}
 
 
 def __getattr__(name: str) -> Any:
