@@ -38,6 +38,8 @@ from autopar.runtime import transport
 
 def all_reduce(x: Tensor, axis: str) -> Tensor:
     """The sum of ``x`` over ``axis``; its gradient is whole on every rank already."""
+    if x.dtype is torch.bool:  # one rank has the value, the others False
+        return all_reduce(x.to(torch.uint8), axis).bool()
     return _apply(_AllReduce, x, axis)
 
 
@@ -48,6 +50,8 @@ def copy_to(x: Tensor, axis: str) -> Tensor:
 
 def reduce_scatter(x: Tensor, dim: int, axis: str) -> Tensor:
     """The sum of ``x`` over ``axis``, of which each rank keeps its piece of ``dim``."""
+    if x.dtype is torch.bool:
+        return reduce_scatter(x.to(torch.uint8), dim, axis).bool()
     return _apply(_ReduceScatter, x, dim, axis)
 
 
@@ -96,11 +100,14 @@ def own_piece(x: Tensor, dim: int, axis: str) -> Tensor:
     return x.narrow(dim, start, stop - start)
 
 
-def piece(size: int, axis: str) -> tuple[int, int]:
-    """(start, stop) of this rank's piece of a dim of ``size``."""
-    step = -(-size // transport.size(axis))
-    start = min(transport.index(axis) * step, size)
-    return start, min(start + step, size)
+def piece(size: int, *axes: str) -> tuple[int, int]:
+    """(start, stop) of this rank's piece of a dim of ``size``, cut by the first axis first."""
+    start, stop = 0, size
+    for axis in axes:
+        step = -(-(stop - start) // transport.size(axis))
+        start, stop = start + transport.index(axis) * step, stop
+        start, stop = min(start, stop), min(start + step, stop)
+    return start, stop
 
 
 def all_gather_dim(x: Tensor, dim: int, axis: str) -> Tensor:

@@ -16,15 +16,17 @@ from torch.autograd import Function
 from autopar.runtime import transport
 from autopar.runtime.collectives import apply, piece
 
+Axes = str | tuple[str, ...]
+
 
 def embedding(
-    ids: Tensor, weight: Tensor, vocabulary: int, axis: str, padding_idx: int | None = None
+    ids: Tensor, weight: Tensor, vocabulary: int, axis: Axes, padding_idx: int | None = None
 ) -> Tensor:
-    """Rows of a table of which each rank of ``axis`` holds a piece: a partial sum.
+    """Rows of a table of which each rank of ``axis`` (or axes) holds a piece: a partial sum.
 
     ids [...] int64, weight [rows of this rank, d] -> [..., d], zero where another rank has the row.
     """
-    start, _ = piece(vocabulary, axis)
+    start, _ = piece(vocabulary, *_axes(axis))
     rows = weight.shape[0]
     if rows == 0:
         return weight.sum() + weight.new_zeros((*ids.shape, weight.shape[1]))
@@ -45,7 +47,7 @@ def cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     vocabulary: int | None = None,
-    axis: str | None = None,
+    axis: Axes | None = None,
 ) -> Tensor:
     """Sum of the cross-entropies of this rank's tokens, over ``count``, the tokens of the batch.
 
@@ -65,9 +67,20 @@ def cross_entropy(
         )
         return total if count is None else total / count
     assert vocabulary is not None
-    losses: Tensor = apply(_VocabularyParallel, logits, labels, vocabulary, axis, label_smoothing)
+    axes = _axes(axis)
+    losses: Tensor = apply(_VocabularyParallel, logits, labels, vocabulary, axes, label_smoothing)
     losses = losses.masked_fill(labels == ignore_index, 0)
     return losses if count is None else losses.sum() / count
+
+
+def _axes(axis: Axes) -> tuple[str, ...]:
+    return (axis,) if isinstance(axis, str) else axis
+
+
+def _over(x: Tensor, axes: tuple[str, ...], op: str = "sum") -> Tensor:
+    for axis in axes:
+        x = transport.all_reduce(x, axis, op)
+    return x
 
 
 class _VocabularyParallel(Function):
@@ -79,15 +92,20 @@ class _VocabularyParallel(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, labels: Tensor, vocabulary: int, axis: str, smoothing: float
+        ctx: Any,
+        logits: Tensor,
+        labels: Tensor,
+        vocabulary: int,
+        axes: tuple[str, ...],
+        smoothing: float,
     ) -> Tensor:
-        start, _ = piece(vocabulary, axis)
+        start, _ = piece(vocabulary, *axes)
         tokens, rows = logits.shape
         if rows:
             highest = logits.amax(1)
         else:
             highest = logits.new_full((tokens,), float("-inf"))
-        highest = transport.all_reduce(highest, axis, "max")
+        highest = _over(highest, axes, "max")
         exps = (logits - highest.unsqueeze(1)).exp_()
         mine = labels - start
         elsewhere = (mine < 0) | (mine >= rows)
@@ -100,7 +118,7 @@ class _VocabularyParallel(Function):
         parts = [exps.sum(1), label]
         if smoothing:
             parts.append((logits - highest.unsqueeze(1)).sum(1))
-        sums = transport.all_reduce(torch.stack(parts), axis)
+        sums = _over(torch.stack(parts), axes)
         ctx.save_for_backward(exps.div_(sums[0].unsqueeze(1)), column, elsewhere)
         ctx.constants = (vocabulary, smoothing)
         if smoothing:

@@ -102,14 +102,12 @@ def _embedding(site: Site) -> Expr:
     if not axes:
         return Expr(call("F.embedding", [ids, weight, *given]), weight=HEAVY)
     rows = f"vocabulary={site.whole(1)[0]}"
-    where = f'axis="{_single(site, axes)}"'
+    where = _axis(axes)
     return Expr(call("embedding", [ids, weight, rows, where, *given]), weight=HEAVY)
 
 
-def _single(site: Site, axes: tuple[str, ...]) -> str:
-    if len(axes) != 1:
-        raise EmitError(f"{site.at.op.name}: the vocabulary is split by several axes {axes}")
-    return axes[0]
+def _axis(axes: tuple[str, ...]) -> str:
+    return f"axis={literal(axes[0] if len(axes) == 1 else axes)}"
 
 
 def _cross_entropy(site: Site) -> Expr:
@@ -128,7 +126,7 @@ def _cross_entropy(site: Site) -> Expr:
     if axes:
         if len(site.whole(1)) != 1:
             raise EmitError(f"{site.at.op.name}: labels that are probabilities need whole rows")
-        given += [f"vocabulary={site.whole(0)[1]}", f'axis="{_single(site, axes)}"']
+        given += [f"vocabulary={site.whole(0)[1]}", _axis(axes)]
     return Expr(call("cross_entropy", [logits, labels, *given]), weight=HEAVY)
 
 

@@ -48,7 +48,7 @@ def _all_reduce(x: torch.Tensor, axis: str, op: str = "sum") -> torch.Tensor:
     world = _here.world
     world.note("all_reduce", axis, x.numel(), x.element_size())
     parts = torch.stack(world.exchange(x.detach(), axis))
-    return parts.sum(0) if op == "sum" else parts.amax(0)
+    return parts.sum(0, dtype=x.dtype) if op == "sum" else parts.amax(0)
 
 
 def _all_gather(x: torch.Tensor, axis: str) -> torch.Tensor:
@@ -60,7 +60,7 @@ def _all_gather(x: torch.Tensor, axis: str) -> torch.Tensor:
 def _reduce_scatter(x: torch.Tensor, axis: str) -> torch.Tensor:
     world = _here.world
     world.note("reduce_scatter", axis, x.numel(), x.element_size())
-    total = torch.stack(world.exchange(x.detach(), axis)).sum(0)
+    total = torch.stack(world.exchange(x.detach(), axis)).sum(0, dtype=x.dtype)
     return total.chunk(world.mesh.size(axis))[transport.index(axis)].clone()
 
 
