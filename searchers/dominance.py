@@ -76,7 +76,8 @@ def _dominated_labels(
         step = max(1, CHUNK // lines.shape[1])
         for lo in range(0, len(rival), step):
             part = slice(lo, lo + step)
-            found[part] += _excess(lines[rival[part]], lines[mine[part]])
+            with np.errstate(invalid="ignore"):
+                found[part] += _excess(lines[rival[part]], lines[mine[part]])
     worst = np.full((size, size), np.inf)
     worst[rival, mine] = found
     better = worst <= 0

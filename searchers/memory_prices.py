@@ -18,6 +18,19 @@ from autopar.nouns.problem import Ints
 from autopar.searchers.model import Floats, Model
 
 
+def overfull_rows(over: Floats) -> list[int]:
+    """The fullest row of every stretch of rows that are over their room.
+
+    Neighbouring rows have nearly the same terms, so pricing or constraining one of each stretch
+    makes progress where all of them at once would count the same excess a thousand times.
+    """
+    full = np.flatnonzero(over > 0)
+    if not len(full):
+        return []
+    stretches = np.split(full, np.flatnonzero(np.diff(full) > 1) + 1)
+    return [int(s[over[s].argmax()]) for s in stretches]
+
+
 @dataclass
 class Cuts:
     """The choices met so far, as cuts on the dual; ``rows`` are those that may have a price."""
@@ -33,12 +46,7 @@ class Cuts:
         self.costs.append(self.model.cost(x))
         self.excess.append(over)
         if len(over) and over.max() > 0:
-            # A price on the worst row of every overfull stretch is enough to make progress.
-            positive = np.flatnonzero(over > 0)
-            for stretch in np.split(positive, np.flatnonzero(np.diff(positive) > 1) + 1):
-                worst = int(stretch[over[stretch].argmax()])
-                if worst not in self.rows:
-                    self.rows.append(worst)
+            self.rows += [r for r in overfull_rows(over) if r not in self.rows]
         return over
 
     def best_prices(self, box: float) -> tuple[float, Floats]:

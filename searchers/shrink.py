@@ -26,6 +26,8 @@ from autopar.searchers.model import Floats, Model, from_problem, runs
 
 Say = Callable[[str], None]
 
+LARGE = 20_000  # labels from which on a round must remove 2 % to be repeated
+
 
 class Contradiction(Exception):
     """Every choice is forbidden."""
@@ -37,12 +39,17 @@ def shrink(problem: Problem, say: Say | None = None) -> tuple[Model, Lift]:
     The lift turns a choice for it into a choice for ``problem``.  Raises Contradiction when what
     the costs forbid leaves no choice at all.
     """
-    model = tidy_memory(from_problem(problem))
+    return shrink_model(from_problem(problem), say)
+
+
+def shrink_model(model: Model, say: Say | None = None) -> tuple[Model, Lift]:
+    """The same for a model."""
+    model = tidy_memory(model)
     lifts: list[Lift] = []
     steps = (drop_hopeless, merge_forced, absorb_fixed, drop_dominated)
-    changed = True
-    while changed:
-        changed = False
+    worth_it = True
+    while worth_it:
+        labels = model.start[-1]
         for step in steps:
             result = step(model)
             if result is None:
@@ -52,7 +59,13 @@ def shrink(problem: Problem, say: Say | None = None) -> tuple[Model, Lift]:
             lifts.append(lift)
             if say is not None:
                 say(f"{step.__name__}: {_size(model)} -> {_size(smaller)}")
-            model, changed = smaller, True
+            model = smaller
+        # Another round costs as much as this one; a large model needs a reason for it.
+        worth_it = model.start[-1] < (labels if labels < LARGE else 0.98 * labels)
+    # Labels removed last may have left single ones.
+    while (result := absorb_fixed(model)) is not None:
+        lifts.append(result[1])
+        model = tidy_memory(result[0])
     return model, _chain(lifts)
 
 

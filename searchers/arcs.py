@@ -1,0 +1,49 @@
+"""A model as arcs, the layout that the compiled searchers walk.
+
+Every edge {a, b} becomes two arcs, 2e from a to b and 2e + 1 from b to a, each with its own matrix
+(rows = labels of the tail, columns = labels of the head) and its own message (one number per label
+of the head).  ``arc ^ 1`` is the way back.  The arcs out of v are
+``out[out_start[v]:out_start[v + 1]]``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from autopar.nouns.problem import Ints, offsets
+from autopar.searchers.model import Floats, Model
+from autopar.searchers.shrink import transposed_cells
+
+
+class Arcs(NamedTuple):
+    """Shapes: n variables, m edges, S labels."""
+
+    start: Ints  # (n + 1,) labels of each variable
+    out: Ints  # (2 m,) arcs by tail
+    out_start: Ints  # (n + 1,)
+    head: Ints  # (2 m,)
+    cell_start: Ints  # (2 m,) where the arc's matrix begins
+    cells: Floats  # every matrix twice, the second time by columns
+    message_start: Ints  # (2 m + 1,)
+
+
+def arcs(m: Model, big: float) -> Arcs:
+    """The arcs of a model; infinite costs become ``big``."""
+    count = len(m.edge)
+    tail, head = m.edge.ravel(), m.edge[:, ::-1].ravel()
+    cells = np.concatenate([m.edge_cost, m.edge_cost[transposed_cells(m)]])
+    np.minimum(cells, big, out=cells)
+    cell_start = np.empty(2 * count, np.int64)
+    cell_start[0::2] = m.edge_start[:-1]
+    cell_start[1::2] = m.edge_start[:-1] + len(m.edge_cost)
+    return Arcs(
+        start=m.start,
+        out=np.argsort(tail, kind="stable"),
+        out_start=offsets(np.bincount(tail, minlength=m.num_vars)),
+        head=head,
+        cell_start=cell_start,
+        cells=cells,
+        message_start=offsets(m.sizes[head]),
+    )

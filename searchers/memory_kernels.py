@@ -1,0 +1,183 @@
+"""Compiled bookkeeping of memory: a segment tree over rows, changes of label, greedy repair.
+
+The tree holds, for every row, the memory used beyond its room; the largest is ``tree[1]``, so a
+choice fits when that is not above zero.  Imported only when a model is large.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+jit = numba.njit(cache=True, nogil=True, fastmath={"nsz", "contract", "nnan", "ninf"})
+
+
+@jit  # type: ignore[untyped-decorator]
+def add_range(tree, lazy, leaves, lo, hi, value):  # type: ignore[no-untyped-def]
+    """Add to rows lo:hi of a segment tree whose root, ``tree[1]``, is the largest row."""
+    left = lo + leaves
+    right = hi + leaves
+    first = left
+    last = right - 1
+    while left < right:
+        if left & 1:
+            tree[left] += value
+            lazy[left] += value
+            left += 1
+        if right & 1:
+            right -= 1
+            tree[right] += value
+            lazy[right] += value
+        left >>= 1
+        right >>= 1
+    first >>= 1
+    last >>= 1
+    while first > 0:
+        tree[first] = max(tree[2 * first], tree[2 * first + 1]) + lazy[first]
+        if last != first:
+            tree[last] = max(tree[2 * last], tree[2 * last + 1]) + lazy[last]
+        first >>= 1
+        last >>= 1
+
+
+@jit  # type: ignore[untyped-decorator]
+def change_label(  # type: ignore[no-untyped-def]
+    start, out, out_start, head, cell_start, cells, unary, terms, x, tree, lazy, leaves, v, label
+):
+    """Give v another label; keeps the memory tree right and returns the change of cost."""
+    old = x[v]
+    size = start[v + 1] - start[v]
+    delta = unary[start[v] + label] - unary[start[v] + old]
+    for s in range(out_start[v], out_start[v + 1]):
+        arc = out[s]
+        at = cell_start[arc ^ 1] + x[head[arc]] * size
+        delta += cells[at + label] - cells[at + old]
+    term_at, term_lo, term_hi, usage_at, usage = terms
+    for t in range(term_at[v], term_at[v + 1]):
+        grown = usage[usage_at[t] + label] - usage[usage_at[t] + old]
+        if grown != 0.0:
+            add_range(tree, lazy, leaves, term_lo[t], term_hi[t], grown)
+    x[v] = label
+    return delta
+
+
+@jit  # type: ignore[untyped-decorator]
+def repair(  # type: ignore[no-untyped-def]
+    start,
+    out,
+    out_start,
+    head,
+    cell_start,
+    cells,
+    message_start,
+    unary,
+    guide,
+    terms,
+    x,
+    tree,
+    lazy,
+    leaves,
+    max_steps,
+):
+    """Relieve the fullest row, again and again, by the change that costs least per unit relieved.
+
+    A change counts what ``guide`` says, at least zero.  Changes that make the fullest row fuller
+    than it was are taken back.  Returns the change of (true) cost; the choice fits afterwards
+    exactly if ``tree[1] <= 0``.
+    """
+    term_at, term_lo, term_hi, usage_at, usage = terms
+    n = len(start) - 1
+    widest = 0
+    for v in range(n):
+        widest = max(widest, start[v + 1] - start[v])
+    score = np.empty(widest)
+    relief = np.empty(widest)
+    banned = np.zeros(n, np.int64)
+    delta = 0.0
+    for _ in range(max_steps):
+        worst = tree[1]
+        if worst <= 0.0:
+            break
+        node = 1
+        while node < leaves:
+            node *= 2
+            if tree[node + 1] > tree[node]:
+                node += 1
+        row = node - leaves
+        best_rate = 1e300
+        best_v = -1
+        best_label = -1
+        for v in range(n):
+            if banned[v] > 3:
+                continue
+            size = start[v + 1] - start[v]
+            some = False
+            for t in range(term_at[v], term_at[v + 1]):
+                if term_lo[t] <= row and row < term_hi[t]:
+                    if not some:
+                        some = True
+                        for k in range(size):
+                            relief[k] = 0.0
+                    mine = usage[usage_at[t] + x[v]]
+                    for k in range(size):
+                        relief[k] += mine - usage[usage_at[t] + k]
+            if not some:
+                continue
+            useful = False
+            for k in range(size):
+                useful = useful or relief[k] > 0.0
+            if not useful:
+                continue
+            for k in range(size):
+                score[k] = guide[start[v] + k]
+            for s in range(out_start[v], out_start[v + 1]):
+                arc = out[s]
+                at = cell_start[arc ^ 1] + x[head[arc]] * size
+                for k in range(size):
+                    score[k] += cells[at + k]
+            for k in range(size):
+                if relief[k] > 0.0:
+                    rate = max(score[k] - score[x[v]], 0.0) / min(relief[k], worst)
+                    if rate < best_rate:
+                        best_rate = rate
+                        best_v = v
+                        best_label = k
+        if best_v < 0:
+            break
+        old = x[best_v]
+        change = change_label(
+            start,
+            out,
+            out_start,
+            head,
+            cell_start,
+            cells,
+            unary,
+            terms,
+            x,
+            tree,
+            lazy,
+            leaves,
+            best_v,
+            best_label,
+        )
+        delta += change
+        if tree[1] > worst:
+            delta += change_label(
+                start,
+                out,
+                out_start,
+                head,
+                cell_start,
+                cells,
+                unary,
+                terms,
+                x,
+                tree,
+                lazy,
+                leaves,
+                best_v,
+                old,
+            )
+            banned[best_v] = 4
+    return delta

@@ -1,0 +1,98 @@
+"""The compiled inner loop of TRW-S (see ``trws``); imported only when it is needed."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+jit = numba.njit(cache=True, nogil=True, fastmath={"nsz", "contract", "nnan", "ninf"})
+
+
+@jit  # type: ignore[untyped-decorator]
+def sweep(
+    start,
+    out,
+    out_start,
+    head,
+    cell_start,
+    cells,
+    message_start,  # type: ignore[no-untyped-def]
+    unary,
+    message,
+    backwards,
+    reduced,
+    choice,
+):
+    """One pass over the variables in order, or backwards; updates everything on its last line.
+
+    Returns the bound of the pass.  ``reduced`` becomes the reduced cost of every label (least zero
+    for each variable), ``choice`` a labelling decoded one variable after the other.
+    """
+    n = len(start) - 1
+    widest = 0
+    for v in range(n):
+        widest = max(widest, start[v + 1] - start[v])
+    score = np.empty(widest)
+    line = np.empty(widest)
+    bound = 0.0
+    for step in range(n):
+        v = n - 1 - step if backwards else step
+        lo = start[v]
+        size = start[v + 1] - lo
+        total = reduced[lo : lo + size]
+        for i in range(size):
+            total[i] = unary[lo + i]
+            score[i] = unary[lo + i]
+        later = 0
+        for s in range(out_start[v], out_start[v + 1]):
+            back = out[s] ^ 1
+            w = head[out[s]]
+            came = message[message_start[back] : message_start[back] + size]
+            for i in range(size):
+                total[i] += came[i]
+            if (w > v) != backwards:
+                later += 1
+                for i in range(size):
+                    score[i] += came[i]
+            else:
+                at = cell_start[back] + choice[w] * size
+                for i in range(size):
+                    score[i] += cells[at + i]
+        best = 0
+        least = total[0]
+        for i in range(1, size):
+            least = min(least, total[i])
+            if score[i] < score[best]:
+                best = i
+        choice[v] = best
+        bound += least
+        for i in range(size):
+            total[i] -= least
+        share = 1.0 / max(later, out_start[v + 1] - out_start[v] - later, 1)
+        for s in range(out_start[v], out_start[v + 1]):
+            arc = out[s]
+            w = head[arc]
+            if (w > v) == backwards:
+                continue
+            width = start[w + 1] - start[w]
+            came = message[message_start[arc ^ 1] : message_start[arc ^ 1] + size]
+            sent = line[:width]
+            at = cell_start[arc]
+            for i in range(size):
+                mine = share * total[i] - came[i]
+                row = cells[at : at + width]
+                at += width
+                if i == 0:
+                    for j in range(width):
+                        sent[j] = mine + row[j]
+                else:
+                    for j in range(width):
+                        sent[j] = min(sent[j], mine + row[j])
+            least = sent[0]
+            for j in range(1, width):
+                least = min(least, sent[j])
+            bound += least
+            to = message[message_start[arc] : message_start[arc] + width]
+            for j in range(width):
+                to[j] = sent[j] - least
+    return bound
