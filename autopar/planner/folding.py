@@ -165,7 +165,7 @@ class _Builder:
             if tensor.role in ("parameter", "buffer"):
                 if tensor.role == "parameter" and tensor.name in many:
                     self._parameter_node(scope, graph, tensor, readers[tensor.name], copies)
-                elif tensor.role == "buffer":
+                elif tensor.role == "buffer" and not self._updated(tensor.name, readers):
                     self.fixed[scope, tensor.name] = Sharding()
             elif tensor.name in graph.inputs:
                 if scope is None:
@@ -245,7 +245,7 @@ class _Builder:
         self.nodes.append(node)
         for position, name in enumerate(op.inputs):
             tensor = graph.tensors[name]
-            if tensor.role == "parameter" and name not in many:
+            if self._owned(scope, tensor, many):
                 self._own_parameter(scope, node, tensor, wants[position], copies)
             elif (scope, name) in self.fixed:
                 given = self.fixed[scope, name]
@@ -254,6 +254,17 @@ class _Builder:
                 source = self.source[scope, name]
                 self._edge(source, index, tensor, wants[position], calls, into[position])
         return index
+
+    def _updated(self, name: str, readers: Mapping[str, list[tuple[Op, int]]]) -> bool:
+        """A buffer that its one reader writes (running statistics)."""
+        uses = readers[name]
+        return len(uses) == 1 and bool(uses[0][0].attrs.get("updates_buffers"))
+
+    def _owned(self, scope: str | None, tensor: Tensor, many: set[str]) -> bool:
+        """Stored as its one reader wants it: each rank has, and updates, the piece that it uses."""
+        if tensor.role == "buffer":
+            return (scope, tensor.name) not in self.fixed
+        return tensor.role == "parameter" and tensor.name not in many
 
     def _own_parameter(
         self, scope: str | None, node: Node, tensor: Tensor, wants: list[Sharding], copies: int

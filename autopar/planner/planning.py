@@ -132,7 +132,7 @@ def plan_captured(
         batch_dims=batch_dims,
         data_choices=flow.choices,
         batch=captured.samples,
-        accumulates=flow.accumulates,
+        obstacles=flow.obstacles,
         cluster=cluster,
         precision=workload.precision,
         optimizer=workload.optimizer,

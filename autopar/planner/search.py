@@ -20,7 +20,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Memory, RunnerUp, Stage
 from autopar.nouns.problem import NoFeasibleAnswer, Solution
 from autopar.planner.bindings import Bindings
-from autopar.planner.candidates import Candidate, Fixed, Layout, candidates, layouts
+from autopar.planner.candidates import Candidate, Fixed, FixError, Layout, candidates, layouts
 from autopar.planner.folding import Folded, NoStrategy, fold
 from autopar.planner.memory import step_memory
 from autopar.planner.prices import PICOSECONDS, Prices
@@ -37,13 +37,16 @@ REFINEMENTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is to be planned: the model's graph, its batch, and where it is to run."""
+    """What is to be planned: the model's graph, its batch, and where it is to run.
+
+    ``obstacles``: why the batch may not be cut into microbatches; none: it may.
+    """
 
     graph: Graph
     batch_dims: Mapping[str, int]
     data_choices: Mapping[str, str]
     batch: int
-    accumulates: bool
+    obstacles: tuple[str, ...]
     cluster: Cluster
     precision: str
     optimizer: str
@@ -115,8 +118,8 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
     bounds: list[float] = []
     tried = 0
     listed = candidates(question.cluster.device_count, question.batch, question.fixed)
-    if not question.accumulates:
-        listed = [c for c in listed if c.microbatches == 1] or listed[:1]
+    if question.obstacles:
+        listed = _without_accumulation(listed, question.obstacles)
     by_degree: dict[int, list[Candidate]] = {}
     for candidate in listed:
         by_degree.setdefault(candidate.tp, []).append(candidate)
@@ -155,6 +158,16 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
         runners_up=_runners_up(best, refined),
         tried=tried,
     )
+
+
+def _without_accumulation(listed: list[Candidate], obstacles: tuple[str, ...]) -> list[Candidate]:
+    whole = [c for c in listed if c.microbatches == 1]
+    if not whole:
+        raise FixError(
+            f"the batch cannot be cut into {listed[0].microbatches} microbatches: {obstacles[0]}; "
+            "leave microbatch out of --fix, or give the whole batch of a rank"
+        )
+    return whole
 
 
 def _beaten(best: _Best, solved: _Solved) -> bool:

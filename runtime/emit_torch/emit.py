@@ -254,12 +254,22 @@ def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> l
 
 
 def _units(lowered: Lowered) -> tuple[str, ...]:
-    """Patterns of the repeated blocks: their parameters travel together."""
+    """Patterns of the repeated blocks: their parameters travel together.
+
+    ``head.*`` stands for a list of which every member repeats; otherwise members are named.
+    """
+    instances = {i for block in lowered.graph.blocks.values() for i in block.instances}
+    members: dict[str, set[str]] = {}
+    for name, _ in lowered.graph.parameters():
+        parts = name.split(".")
+        for i in range(1, len(parts)):
+            members.setdefault(".".join(parts[:i]), set()).add(".".join(parts[: i + 1]))
     found = []
     for block in lowered.graph.blocks.values():
         for instance in block.instances:
             head, _, last = instance.rpartition(".")
-            found.append(f"{head}.*" if last.isdigit() and head else instance)
+            every = last.isdigit() and head and members.get(head, set()) <= instances
+            found.append(f"{head}.*" if every else instance)
     return tuple(dict.fromkeys(found))
 
 
