@@ -80,7 +80,7 @@ def _stored(
 
 
 def global_counts(graph: Graph) -> int:
-    """Losses that are means over the labelled tokens of the global batch: each asks for one count."""
+    """Losses that are means over the labelled tokens of the batch: each asks for one count."""
     bodies = [block.body for block in graph.blocks.values()]
     return sum(
         op.kind == "cross_entropy" and op.attrs.get("reduction", "mean") == "mean"
