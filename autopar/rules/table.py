@@ -15,6 +15,7 @@ from autopar.rules.notation import Rule
 from autopar.rules.products import PRODUCTS
 from autopar.rules.reductions import REDUCTIONS
 from autopar.rules.registry import RuleMaker
+from autopar.rules.torch_calls import TORCH_CALLS
 from autopar.rules.views import VIEWS
 from autopar.rules.vocabulary import VOCABULARY
 
@@ -30,5 +31,6 @@ TABLE: Mapping[str, Rule | RuleMaker] = MappingProxyType(
         **CONVOLUTION,
         **FACTORIES,
         **LOOKUPS,
+        **TORCH_CALLS,
     }
 )

@@ -441,6 +441,31 @@ def _image(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     return (x,), {"kernel": (2, 2), "stride": (d.of(1, 2),) * 2, "padding": (d.of(0, 1),) * 2}
 
 
+def _baddbmm(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    b, m, k, n = d.size(), d.size(), d.size(), d.size()
+    added = (b, d.of(1, m), n)
+    return (d.real(*added), d.real(b, m, k), d.real(b, k, n)), {
+        "torch": {"args": ("%0", "%1", "%2"), "kwargs": {"beta": 1.0, "alpha": 0.5}}
+    }
+
+
+def _along(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Calls along a dim that is an argument, or the last one where there is no argument."""
+    shape = d.shape()
+    dim = d.of(None, d.dim(shape))
+    # The dim's place is taken by what stands before it.
+    before = {"aten::diff": ("%0", 1), "aten::sort": ("%0",), "aten::topk": ("%0", 1)}[kind]
+    call = {"args": before if dim is None else (*before, dim), "kwargs": {}}
+    operands = [d.real(*shape)]
+    if kind == "aten::diff":
+        ahead = list(shape)
+        ahead[-1 if dim is None else dim] = d.small()
+        operands.append(d.real(*ahead))
+        call = {"args": ("%0", 1, -1 if dim is None else dim, "%1"), "kwargs": {}}
+    return tuple(operands), {"torch": call}
+
+
 _ARITHMETIC = "add sub mul div pow maximum minimum remainder floor_divide eq ne lt le gt ge"
 _FUNCTIONS = (
     "neg exp log sqrt rsqrt tanh sigmoid relu gelu silu sin cos abs erf square softplus leaky_relu "
@@ -493,5 +518,7 @@ CASES: Mapping[str, Builder] = {
     "index_select": _index_select,
     "index": _index,
     "one_hot": lambda d, kind: ((d.ids(5, *d.shape()),), {"classes": 5}),
+    "aten::baddbmm": _baddbmm,
+    **dict.fromkeys(("aten::diff", "aten::sort", "aten::topk"), _along),
     **dict.fromkeys(("max_pool", "avg_pool", "adaptive_avg_pool", "interpolate"), _image),
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +40,7 @@ def _two(function: Callable[[Any, Any], Tensor]) -> Reference:
             return function(*call.operands)
         other = call.attrs["other"]
         if function is torch.div and call.attrs.get("scalar_first"):
-            return other / call.x
+            return cast(Tensor, other / call.x)
         # Python numbers where torch takes them: a tensor would be kept for backward.
         if function in (torch.mul, torch.div, torch.pow) and not call.attrs.get("scalar_first"):
             return function(call.x, other)
@@ -310,7 +310,18 @@ REFERENCE: Mapping[str, Reference] = {
 }
 
 
+def _as_called(kind: str, call: Call) -> Tensor | tuple[Tensor, ...]:
+    """The call that the op's attrs hold, operands filled in."""
+    held = call.attrs["torch"]
+    args = [
+        call.operands[int(a[1:])] if isinstance(a, str) and a.startswith("%") else a
+        for a in held["args"]
+    ]
+    found = getattr(torch.ops.aten, kind.removeprefix("aten::"))(*args, **held["kwargs"])
+    return tuple(found) if isinstance(found, list | tuple) else cast(Tensor, found)
+
+
 def run(kind: str, call: Call) -> tuple[Tensor, ...]:
     """The results of ``kind``, always as a tuple."""
-    found = REFERENCE[kind](call)
+    found = _as_called(kind, call) if "::" in kind else REFERENCE[kind](call)
     return found if isinstance(found, tuple) else (found,)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from autopar.nouns.graph import Graph
@@ -22,7 +24,7 @@ def classifier(normalised: bool = False) -> tuple[Drawing, str]:
 
 def loss(g: Drawing, logits: str) -> str:
     labels = g.given("labels", B, dtype="int64")
-    attrs = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
+    attrs: dict[str, Any] = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
     return g.op("cross_entropy", (logits, labels), name="loss", **attrs)
 
 

@@ -50,7 +50,8 @@ def tried(kind: str, case: Case, bound: BoundRule) -> set[str]:
 
 
 def test_every_kind_has_a_rule_and_a_case() -> None:
-    assert set(known_kinds()) == set(KINDS) - {"block"} == set(CASES)
+    assert {k for k in known_kinds() if "::" not in k} == set(KINDS) - {"block"}
+    assert set(known_kinds()) == set(CASES)
 
 
 @pytest.mark.parametrize("kind", sorted(CASES))
