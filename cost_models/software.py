@@ -30,6 +30,8 @@ class Software:
     """Routing runs as fused kernels, and the host never waits for token counts."""
     gradient_bytes: int = 0
     """Bytes of one element of a reduced gradient; 0: what `states` implies."""
+    bucket_bytes: float = 0.0
+    """Gradients travel in buckets of this size; 0: 40 million elements, more on many ranks."""
     gradients: Literal["reduce_scatter", "all_reduce"] = "reduce_scatter"
     """How sharded optimizers (zero 1) get their gradients."""
     dispatch: Literal["all_to_all", "once_per_domain"] = "all_to_all"

@@ -24,7 +24,7 @@ GRADIENT_BYTES = {
     "megatron": 4,
     "deepspeed": 2,
     "deepspeed_bf16": 2,
-    "hybrid_zero": 2,
+    "hybrid_zero": 4,
     "fsdp": 4,
     "bf16": 2,
 }
@@ -176,7 +176,7 @@ def work_of(
         loss_bytes=tokens * arch.vocab / x.tp * {"eager": 16, "fused": 6, "chunked": 8}[software.loss],
         optimizer_bytes=0.0 if x.offload_optimizer else states * 34,
         offloaded_parameters=states if x.offload_optimizer else 0.0,
-        gradient_bytes=local * (8 if software.states == "megatron" else 4),
+        gradient_bytes=local * 2 * gradient_bytes,
         moe_share=share,
         tp_s=tp_s,
         cp_s=cp_s,
@@ -260,6 +260,12 @@ class _Collectives:
         group = AxisGroup(x.dp_replicate, self.inner * x.dp_shard)
         return self.over("all_reduce", size_bytes, group)
 
+    def bucketed(self, kind: Kind, size_bytes: float, group: AxisGroup) -> float:
+        """A collective over all gradients or parameters, bucket by bucket."""
+        bucket = self.software.bucket_bytes or 2.0 * max(4e7, 1e6 * group.size)
+        count = max(1, math.ceil(size_bytes / bucket))
+        return count * self.over(kind, size_bytes / count, group)
+
     def gradients(self, dense: float, routed: float, element_bytes: float) -> tuple[float, float]:
         """(reducing gradients, gathering parameters) of one step, parameters given as counts."""
         x = self.layout
@@ -270,16 +276,16 @@ class _Collectives:
             if count == 0:
                 continue
             if x.zero == 0 or self.software.gradients == "all_reduce":
-                reduce_s += self.over("all_reduce", count * element_bytes, group)
-                gather_s += self.over("all_gather", count * 2.0, group) * (x.zero > 0)
+                reduce_s += self.bucketed("all_reduce", count * element_bytes, group)
+                gather_s += self.bucketed("all_gather", count * 2.0, group) * (x.zero > 0)
                 continue
             if x.dp_replicate > 1 and group is whole:
                 reduce_s += self.sharded("reduce_scatter", count * element_bytes)
                 reduce_s += self.replicated(count * element_bytes / x.dp_shard)
                 gather_s += self.sharded("all_gather", count * 2.0)
                 continue
-            reduce_s += self.over("reduce_scatter", count * element_bytes, group)
-            gather_s += self.over("all_gather", count * 2.0, group)
+            reduce_s += self.bucketed("reduce_scatter", count * element_bytes, group)
+            gather_s += self.bucketed("all_gather", count * 2.0, group)
         return reduce_s, gather_s
 
 
