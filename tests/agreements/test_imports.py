@@ -46,7 +46,16 @@ ALLOWED = {
         "frontends",
         "workload",
     },
-    "report": {*GROUND, "rules", "lowering", "cost_models", "searchers", "planner", "plan_folder"},
+    "report": {
+        *GROUND,
+        "rules",
+        "lowering",
+        "cost_models",
+        "searchers",
+        "planner",
+        "plan_folder",
+        "runtime",
+    },
 }
 ABOVE_ALL = {"", "cli", "commands"}
 FRAMEWORKS = {"torch", "jax", "jaxlib", "transformers"}
