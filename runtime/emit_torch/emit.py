@@ -211,8 +211,6 @@ def _file(
     names = {"Settings"} | {m for m in OWN.findall(body)}
     if re.search(r"\bFP32\b", body):
         names.add("FP32")
-    if printing.probes:
-        names.add("probe")
     head = [
         _docstring(lowered, plan, captured),
         "",
@@ -223,7 +221,10 @@ def _file(
         head.append("import torch")
     if re.search(r"\bF\.", body):
         head.append("import torch.nn.functional as F")
-    head += ["from torch import Tensor, nn", "", *_imports(names), ""]
+    head += ["from torch import Tensor, nn", ""]
+    if printing.probes:
+        head.append("from autopar.runtime.probe import probe")
+    head += [*_imports(names), ""]
     mesh = plan.stages[0].mesh
     sizes = ", ".join(f'"{a}": {n}' for a, n in zip(mesh.axes, mesh.sizes, strict=True))
     head += [f"MESH = {{{sizes}}}", *settings, "", ""]

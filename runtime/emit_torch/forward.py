@@ -272,14 +272,16 @@ class Forward:
                 return
             stepped = [o for o in waiting if o.steps]
             weight = own + sum(self.pending[o.name].weight for o in waiting)
-            if not stepped and weight <= LIMIT and self._width(operands) <= COLUMNS - 8:
+            if not stepped and weight <= LIMIT and self._width(op, operands) <= COLUMNS - 8:
                 return
             worst = max(stepped or waiting, key=lambda o: self._size(o.name))
             self._flush(worst.name)
 
-    def _width(self, operands: Sequence[Operand]) -> int:
+    def _width(self, op: LoweredOp, operands: Sequence[Operand]) -> int:
         """About how many columns a statement with these operands takes."""
-        total = len("name = F.function()")
+        total = len(f"{self._wish(op)} = F.{op.op.kind}()") + 4
+        if op.op.kind in VIEWS:
+            total += len(str(self.lowered.graph.tensors[op.op.name].shape))
         for operand in operands:
             if operand.name in self.pending:
                 total += len(self.pending[operand.name].text)
@@ -373,7 +375,9 @@ class Forward:
             return False
         if any(o.name == name for o in self.outputs) and len(self.outputs) > 1:
             return False
-        longest = COLUMNS - 16 if op.op.kind in VIEWS else LONGEST
+        longest = LONGEST
+        if op.op.kind in VIEWS:  # a chain may fill the line
+            longest = COLUMNS - self.lines.indent - len(f"{self.wishes[name] or 'values'}2 = ")
         return len(found.text) <= longest and found.weight <= LIMIT - LIGHT
 
     # -- calls -------------------------------------------------------------------------------------

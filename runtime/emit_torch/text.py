@@ -54,7 +54,7 @@ def literal(value: object) -> str:
     if isinstance(value, float):
         if value != value or value in (float("inf"), float("-inf")):
             return f'float("{value}")'
-        return repr(value)
+        return repr(value).replace("e+", "e")
     return repr(value)
 
 
@@ -87,12 +87,18 @@ def fits(text: str, indent: int) -> bool:
 
 
 def wrap(text: str, indent: int) -> list[str]:
-    """A statement that ends with a bracketed list, broken as the formatter does: the content on one
-    line where it fits, else one item a line. Other statements are left as they are."""
+    """A statement broken as the formatter does.
+
+    Its last brackets are opened, with the content on one line where it fits, else one item a line.
+    An operation or a chain of methods is put in parentheses instead.
+    """
     pad = " " * indent
     opening = _last_bracket(text)
     if opening is None:
         return [pad + text]
+    target, _, value = text.partition(" = ")
+    if value and target.isidentifier() and _is_chain(value) and fits(value, indent + 4):
+        return [f"{pad}{target} = (", f"{pad}    {value}", f"{pad})"]
     close = _closing(text, opening)
     head, inner, tail = text[: opening + 1], text[opening + 1 : close], text[close:]
     items = split_items(inner)
@@ -103,6 +109,17 @@ def wrap(text: str, indent: int) -> list[str]:
         line = f"{item},"
         broken.extend([f"{pad}    {line}"] if fits(line, indent + 4) else wrap(line, indent + 4))
     return [pad + head, *broken, pad + tail]
+
+
+def _is_chain(text: str) -> bool:
+    """Whether operators, or methods of a result, stand outside of all brackets."""
+    depth, outside = 0, ""
+    for char in text:
+        depth -= char in ")]}"
+        if depth == 0:
+            outside += char
+        depth += char in "([{"
+    return " " in outside or ")." in outside
 
 
 def _last_bracket(text: str) -> int | None:
