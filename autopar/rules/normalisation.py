@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from autopar.nouns.graph import Op, Tensor
 from autopar.rules.notation import Internal, Kept, Rule
 from autopar.rules.registry import RuleMaker
-from autopar.rules.terms import letters, positive, text
+from autopar.rules.terms import accumulated, letters, positive, text
 
 # Nominal operations per element: statistics, normalising, scale and shift.
 NORM_FLOPS = 8.0
@@ -73,7 +73,7 @@ def _batch_norm(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...
         saves=tuple(i for i in range(len(operands)) if not (affine and i == 2)),
         keeps=(Kept(("c",), MEAN_AND_DEVIATION),) if training else (),
         internal=tuple(
-            Internal(factor, "all_reduce", direction, ("c",), 2, "float32")
+            Internal(factor, "all_reduce", direction, ("c",), 2, accumulated(operands[0]))
             for factor in over
             for direction in ("forward", "backward")
         ),

@@ -52,6 +52,11 @@ def one_to_one(
     return left, right
 
 
+def accumulated(tensor: Tensor) -> str:
+    """The dtype of sums over a tensor's elements inside an op: at least float32."""
+    return "float64" if tensor.dtype == "float64" else "float32"
+
+
 def product(rule: Rule) -> Callable[[Op, tuple[Tensor, ...], tuple[Tensor, ...]], Rule]:
     """``rule`` of a product: an operand is saved where another one needs it for its gradient."""
 
@@ -69,6 +74,7 @@ def others_need(operands: Sequence[Tensor], position: int) -> bool:
 
 __all__ = [
     "RuleMaker",
+    "accumulated",
     "dims_of",
     "letters",
     "one_to_one",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
 from autopar.rules.notation import Internal, Kept, Rule
 from autopar.rules.registry import RuleMaker
-from autopar.rules.terms import text
+from autopar.rules.terms import accumulated, text
 
 LOSS_FLOPS = 8.0  # per logit: maximum, subtract, exponential, sum
 
@@ -25,6 +25,7 @@ def _cross_entropy(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, 
     del results
     smooth = float(op.attrs.get("label_smoothing", 0.0)) > 0
     logits, labels = operands[0], operands[1]
+    dtype = accumulated(logits)
     reduction = op.attrs.get("reduction", "mean")
     one_per_row = reduction == "none"
     row = "t" if one_per_row else "t+"
@@ -39,8 +40,8 @@ def _cross_entropy(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, 
             *([Kept(("t",), 1)] if smooth else []),
         ),
         internal=(
-            Internal("v", "all_reduce", "forward", ("t",), 1, "float32"),
-            Internal("v", "all_reduce", "forward", ("t",), 3 if smooth else 2, "float32"),
+            Internal("v", "all_reduce", "forward", ("t",), 1, dtype),
+            Internal("v", "all_reduce", "forward", ("t",), 3 if smooth else 2, dtype),
         ),
         special=(
             ("v", "vocabulary_parallel"),

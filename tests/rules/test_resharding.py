@@ -8,6 +8,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from autopar.nouns.mesh import Mesh
@@ -147,6 +149,16 @@ def cuts(sharding: Sharding, shape: tuple[int, ...], mesh: Mesh) -> bool:
         if size % math.prod(map(mesh.size, axes)) and len(axes) > 1:
             return False
     return True
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_three_axes(data: st.DataObject) -> None:
+    mesh, shape = Mesh(("a", "b", "c"), (2, 3, 2)), (12, 12, 5)
+    placements = st.sampled_from((*PLACEMENTS, split(2)))
+    source, target = (Sharding.of((a, data.draw(placements)) for a in mesh.axes) for _ in range(2))
+    if cuts(source, shape, mesh) and cuts(target, shape, mesh):
+        check(source, target, shape, mesh)
 
 
 @pytest.mark.parametrize(("mesh", "shape"), TWO[:2], ids=str)
