@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Container, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from autopar import plan_folder
 from autopar.frontends.loading import load_workload
@@ -24,7 +26,7 @@ from autopar.runtime import counting, program
 from autopar.runtime.counting import Counting
 from autopar.runtime.initialize import initialize
 from autopar.runtime.loading import check_same, read_program, start
-from autopar.runtime.parameters import Region
+from autopar.runtime.parameters import Region, region_shape
 from autopar.runtime.ranks import Ranks
 from autopar.runtime.reference import (
     STEPS,
@@ -105,30 +107,26 @@ def _run(
 ) -> _Run:
     """`STEPS` steps; without ``lift`` one more, whose collectives are counted."""
     trainer = make_trainer(folder, workload, device, lift)
-    whole = exact() if lift is not None else NoDropout()
+    quiet: Callable[[], AbstractContextManager[Any]] = exact if lift else NoDropout
     given = dict(batch) if lift is not None else _in_float32(batch)
     comparison = Comparison(wanted, NEGLIGIBLE if lift is not None else _rounding(trainer))
-    with whole:
-        for step in range(STEPS):
-            loss = float(trainer.backward(given))
-            comparison.loss(step, loss)
-            pieces = [
-                (h.name, h.region, h.leaf.grad.detach().cpu())
-                for h in trainer.held
-                if h.leaf.grad is not None
-            ]
-            _gather(pieces, partial(comparison.gradients, step))
-            trainer.update()
-        held = [(h.name, h.region, h.leaf.detach().cpu()) for h in trainer.held]
-        buffers = trainer.storage.buffers()
-        held += [(n, r, t.cpu()) for n, t, r in buffers if t.is_floating_point()]
-        _gather(held, comparison.weights)
-        result = _Run(comparison.errors() if wanted is not None else None)
-        if lift is None:
-            # DDP settles its buckets in the first steps; this one is like all later ones.
-            with Counting(trainer.ranks) as counted:
-                trainer.step(given)
-            result.issued = counted.rows()
+    for step in range(STEPS):
+        with quiet():
+            loss = trainer.backward(given)
+        comparison.loss(step, float(loss))
+        graded = [(h.name, h.region, h.leaf.grad) for h in trainer.held]
+        pieces = [(name, region, grad) for name, region, grad in graded if grad is not None]
+        _gather(pieces, partial(comparison.gradients, step))
+        trainer.update()
+    held: list[Piece] = [(h.name, h.region, h.leaf.detach()) for h in trainer.held]
+    held += [(n, r, t) for n, t, r in trainer.storage.buffers() if t.is_floating_point()]
+    _gather(held, comparison.weights)
+    result = _Run(comparison.errors() if wanted is not None else None)
+    if lift is None:
+        # DDP settles its buckets in the first steps; this one is like all later ones.
+        with NoDropout(), Counting(trainer.ranks) as counted:
+            trainer.step(given)
+        result.issued = counted.rows()
     return result
 
 
@@ -166,22 +164,38 @@ def _in_float32(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gather(pieces: list[Piece], compare: Callable[[list[Piece]], None]) -> None:
-    """Hands the pieces of all ranks to ``compare`` on rank 0."""
+    """Hands the pieces of all ranks, in float64 on the CPU, to ``compare`` on rank 0."""
+    flats = [t.detach().reshape(-1).to("cpu", torch.float64) for _, _, t in pieces]
+    flat = torch.cat([*flats, torch.empty(0, dtype=torch.float64)])
     if not dist.is_initialized():
-        compare(pieces)
+        compare(_pieces([(name, region) for name, region, _ in pieces], flat))
         return
     rank, world = dist.get_rank(), dist.get_world_size()
-    found: list[Any] | None = [None] * world if rank == 0 else None
-    plain = [(name, [(s.start, s.stop) for s in region], t) for name, region, t in pieces]
-    dist.gather_object(plain, found, dst=0)
-    if found is not None:
-        compare(
-            [
-                (name, tuple(slice(*ends) for ends in region), t)
-                for rank_pieces in found
-                for name, region, t in rank_pieces
-            ]
-        )
+    index: list[Any] | None = [None] * world if rank == 0 else None
+    own = [(name, [(s.start, s.stop) for s in region]) for name, region, _ in pieces]
+    dist.gather_object(own, index, dst=0)
+    longest = torch.tensor(flat.numel())
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    padded = nn.functional.pad(flat, (0, int(longest) - flat.numel()))
+    into = [torch.empty_like(padded) for _ in range(world)] if rank == 0 else None
+    dist.gather(padded, into, dst=0)
+    if index is not None and into is not None:
+        found: list[Piece] = []
+        for named, values in zip(index, into, strict=True):
+            regions = [(name, tuple(slice(*ends) for ends in region)) for name, region in named]
+            found += _pieces(regions, values)
+        compare(found)
+
+
+def _pieces(named: list[tuple[str, Region]], flat: torch.Tensor) -> list[Piece]:
+    found: list[Piece] = []
+    start = 0
+    for name, region in named:
+        shape = region_shape(region)
+        count = math.prod(shape)
+        found.append((name, region, flat[start : start + count].view(shape)))
+        start += count
+    return found
 
 
 class Comparison:
@@ -257,7 +271,7 @@ def _errors(
             raise VerifyError(
                 f"{given}: the program holds {list(piece.shape)}, its region is {list(right.shape)}"
             )
-        error = float((piece.double() - right.cpu()).square().sum())
+        error = float((piece - right.cpu()).square().sum())
         squares[name] = squares.get(name, 0.0) + (error if math.isfinite(error) else math.inf)
         covered[name] = covered.get(name, 0) + piece.numel()
     for name, right in whole.items():
