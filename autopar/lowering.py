@@ -228,10 +228,13 @@ class Priced:
     count: int
 
 
-def activation_collectives(lowered: Lowered, times: int | None = None) -> Iterator[Priced]:
+def activation_collectives(
+    lowered: Lowered, recompute: str = "none", times: int | None = None
+) -> Iterator[Priced]:
     """Every collective on activations that one rank takes part in, forward and backward.
 
-    ``times`` is how often the graph runs in a step; by default once per microbatch.
+    ``times`` is how often the graph runs in a step; by default once per microbatch. Under
+    ``recompute="full"`` blocks run forward again, see `rerun_collectives`.
     """
     if times is None:
         times = lowered.mesh.size(MICROBATCH)
@@ -240,7 +243,10 @@ def activation_collectives(lowered: Lowered, times: int | None = None) -> Iterat
         yield from _priced(found.tensor, found.steps, grad, lowered, times)
     for op in lowered.ops:
         if op.op.kind == "block":
-            yield from activation_collectives(lowered.blocks[op.op.attrs["block"]], times)
+            body = lowered.blocks[op.op.attrs["block"]]
+            yield from activation_collectives(body, recompute, times)
+            if recompute == "full":
+                yield from rerun_collectives(body, times)
         for operand in op.operands:
             tensor = lowered.graph.tensors[operand.name]
             yield from _priced(tensor, operand.steps, operand.differentiable, lowered, times)
@@ -250,6 +256,31 @@ def activation_collectives(lowered: Lowered, times: int | None = None) -> Iterat
     for operand in lowered.outputs:
         tensor = lowered.graph.tensors[operand.name]
         yield from _priced(tensor, operand.steps, operand.differentiable, lowered, times)
+
+
+def rerun_collectives(body: Lowered, times: int = 1) -> Iterator[Priced]:
+    """Forward collectives of a block that is recomputed.
+
+    Recomputation stops at the last op that saves anything: what comes after it is not run again.
+    """
+    savers = [i for i, op in enumerate(body.ops) if _saves(op, body)]
+    for i, op in enumerate(body.ops[: max(savers, default=-1) + 1]):
+        for operand in op.operands:
+            yield from _priced(body.graph.tensors[operand.name], operand.steps, False, body, times)
+        if op.bound is not None:
+            for direction, inside in internal_collectives(op, body.mesh):
+                if direction == "forward":
+                    yield Priced(key(body.block, op.op.name), direction, inside, times)
+        for name in op.op.outputs if i < max(savers) else ():
+            yield from _priced(
+                body.graph.tensors[name], body.tensors[name].steps, False, body, times
+            )
+
+
+def _saves(op: LoweredOp, body: Lowered) -> bool:
+    rule = None if op.bound is None else op.bound.rule
+    grad = any(body.graph.tensors[n].differentiable for n in op.op.outputs)
+    return grad and (rule is None or bool(rule.saves or rule.saves_results or rule.keeps))
 
 
 def internal_collectives(op: LoweredOp, mesh: Mesh) -> Iterator[tuple[str, Collective]]:

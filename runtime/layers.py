@@ -77,8 +77,13 @@ def attention(
     )
 
 
-def recompute(function: Callable[..., Any], *args: Any) -> Any:
-    """``function(*args)``, whose forward runs again in backward; its collectives do not."""
+def recompute(function: Callable[..., Any], *args: Any, keep_collectives: bool = False) -> Any:
+    """``function(*args)``, whose forward runs again in backward.
+
+    ``keep_collectives``: what its collectives gave is kept, so that they do not run again.
+    """
+    if not keep_collectives:
+        return checkpoint(function, *args, use_reentrant=False)
     return checkpoint(function, *args, use_reentrant=False, context_fn=_keep_collectives)
 
 

@@ -20,7 +20,7 @@ class Settings:
     precision:    dtype of compute. ``float32`` computes in the dtypes that the model declares;
                   ``bfloat16`` and ``float16`` replace float32 in parameters where they are used and
                   in inputs, never in stored parameters, gradients or optimizer state.
-    recompute:    ``none`` or ``full``; the program's forward does it, this records it.
+    recompute:    ``none``, ``compute`` or ``full``; the program's forward does it.
     units:        module path patterns (``*`` matches one path component) whose parameters are
                   gathered and reduced together; the rest of the model is one more unit.
     whole_inputs: batch entries that every microbatch and rank gets uncut.

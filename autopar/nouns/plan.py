@@ -100,7 +100,8 @@ class Plan:
                   ``dp_replicate`` and ``dp_shard``.
     precision:    dtype of compute (``float32``, ``bfloat16``); parameters are stored as the model
                   declares them.
-    recompute:    ``none`` or ``full`` (each block's forward runs again in backward).
+    recompute:    ``none``; ``full``: each block's forward runs again in backward; ``compute``: so it
+                  does, but what its collectives gave is kept.
     """
 
     workload: str

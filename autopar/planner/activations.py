@@ -31,15 +31,15 @@ def activation_life(lowered: Lowered, recompute: str) -> Life:
     """Follows one microbatch forward and backward."""
     bodies = {name: activation_life(body, recompute) for name, body in lowered.blocks.items()}
     kept_by_call = {
-        name: _checkpointed(body) if recompute == "full" else bodies[name].saved
+        name: {"none": bodies[name].saved, "compute": _moved_bytes(body), "full": 0}[recompute]
         for name, body in lowered.blocks.items()
     }
     walk = _Walk(lowered, bodies, kept_by_call)
     return walk.run()
 
 
-def _checkpointed(body: Lowered) -> int:
-    """What a recomputed block keeps: its inputs belong to others, results of collectives stay."""
+def _moved_bytes(body: Lowered) -> int:
+    """Results of a block's forward collectives on activations."""
     kept = 0
     for found in body.tensors.values():
         if _moves(found.steps) and found.tensor.differentiable:

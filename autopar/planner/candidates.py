@@ -14,7 +14,7 @@ from autopar.errors import UserError
 from autopar.nouns.mesh import Mesh
 
 ZERO_LEVELS = (0, 1, 2, 3)
-RECOMPUTE = ("none", "full")
+RECOMPUTE = ("none", "compute", "full")
 
 
 class FixError(UserError):
@@ -44,7 +44,7 @@ class Fixed:
         for name, text in pairs.items():
             if name == "recompute":
                 if text not in RECOMPUTE:
-                    raise FixError(f"--fix recompute={text}: choose {' or '.join(RECOMPUTE)}")
+                    raise FixError(f"--fix recompute={text}: choose {', '.join(RECOMPUTE)}")
                 recompute = text
                 continue
             if name == "schedule":

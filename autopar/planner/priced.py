@@ -32,7 +32,7 @@ def priced_collectives(
     ``stored_dtypes``: the dtype in which each parameter is stored, by full name.
     """
     found: Counter[tuple[str, str, int, str]] = Counter()
-    for priced in activation_collectives(lowered):
+    for priced in activation_collectives(lowered, plan.recompute):
         moved = priced.collective
         what = f"{priced.key} {priced.direction}"
         found[moved.kind, moved.axis, moved.size_bytes, what] += priced.count

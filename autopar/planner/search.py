@@ -20,7 +20,15 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Memory, RunnerUp, Stage
 from autopar.nouns.problem import NoFeasibleAnswer, Solution
 from autopar.planner.bindings import Bindings
-from autopar.planner.candidates import Candidate, Fixed, FixError, Layout, candidates, layouts
+from autopar.planner.candidates import (
+    RECOMPUTE,
+    Candidate,
+    Fixed,
+    FixError,
+    Layout,
+    candidates,
+    layouts,
+)
 from autopar.planner.folding import Folded, NoStrategy, fold
 from autopar.planner.memory import step_memory
 from autopar.planner.prices import PICOSECONDS, Prices
@@ -327,7 +335,7 @@ def _order(answer: Answer) -> tuple[float, int, int, int]:
     """Fastest first; between equals, the one that shards and recomputes least."""
     return (
         round(answer.time.total_s, 12),
-        answer.layout.recompute == "full",
+        RECOMPUTE.index(answer.layout.recompute),
         answer.layout.zero,
         answer.layout.dp_shard,
     )

@@ -117,8 +117,9 @@ def _piece(
             spent[phase] += move_time_s(
                 cluster, state.mesh, moved.kind, moved.axis, moved.size_bytes
             )
-    # A recomputed block runs its forward again, but keeps what its collectives gave.
-    again = unit.forward_s if recompute == "full" else 0.0
+    again = unit.forward_s if recompute != "none" else 0.0
+    if recompute == "full":
+        again += unit.moved_again_s
     return _Piece(
         forward_s=unit.forward_s + unit.moved_forward_s,
         backward_s=unit.backward_s + unit.moved_backward_s + again,

@@ -9,10 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from autopar.lowering import BATCH_AXES, MICROBATCH, Lowered, internal_collectives
+from autopar.lowering import (
+    BATCH_AXES,
+    MICROBATCH,
+    Lowered,
+    internal_collectives,
+    rerun_collectives,
+)
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.sharding import Sharding
 from autopar.planner.activations import Life, activation_life
+from autopar.planner.candidates import RECOMPUTE
 from autopar.planner.prices import PICOSECONDS, Prices
 from autopar.rules.resharding import Step
 
@@ -22,13 +29,15 @@ class Unit:
     """One call of a block, or all that lies outside the blocks: seconds of one microbatch.
 
     ``trained`` and ``frozen`` are elements of parameters on one model rank, by dtype; ``deferred``
-    the bytes of gradients that are partial sums, by model axis.
+    the bytes of gradients that are partial sums, by model axis. ``moved_again_s``: collectives that
+    run once more where the unit is recomputed in full.
     """
 
     forward_s: float
     backward_s: float
     moved_forward_s: float
     moved_backward_s: float
+    moved_again_s: float
     trained: Mapping[str, int]
     frozen: Mapping[str, int]
     deferred: Mapping[str, int]
@@ -64,7 +73,7 @@ def summarise(lowered: Lowered, prices: Prices) -> Summary:
             name: len(dict.fromkeys(block.instances))
             for name, block in lowered.graph.blocks.items()
         },
-        lives={policy: activation_life(lowered, policy) for policy in ("none", "full")},
+        lives={policy: activation_life(lowered, policy) for policy in RECOMPUTE},
         buffer_bytes=_buffer_bytes(lowered),
     )
 
@@ -112,6 +121,7 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
         backward / PICOSECONDS,
         moved_forward / PICOSECONDS,
         moved_backward / PICOSECONDS,
+        sum(prices.collective(p.collective) for p in rerun_collectives(lowered)) / PICOSECONDS,
         trained,
         frozen,
         deferred,

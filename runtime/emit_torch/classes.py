@@ -44,7 +44,7 @@ class Printing:
 
     library: Library
     probes: bool
-    recompute: bool
+    recompute: str
     precision: str
     persistent: Mapping[str, bool]
     counts: Mapping[str, str]

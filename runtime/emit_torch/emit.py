@@ -75,8 +75,8 @@ def emit(
     lowered = _prepared(lowered, probes)
     means = counted(lowered)
     persistent = {} if captured is None else {n: t.persistent for n, t in captured.tensors.items()}
-    full = plan.recompute == "full"
-    printing = Printing(Library(), probes, full, plan.precision, persistent, count_names(means))
+    again, names = plan.recompute, count_names(means)
+    printing = Printing(Library(), probes, again, plan.precision, persistent, names)
     classes: dict[str, str] = {}
     for name, block in blocks.items():
         instances = lowered.graph.blocks[name].instances
@@ -163,7 +163,7 @@ def _counts(lowered: Lowered, lines: Lines, printing: Printing, root: modules.No
     ops = counted(lowered)
     part = labels_only(lowered, ops)
     scope = Scope("", [*part.ops])
-    plain = Printing(printing.library, False, False, printing.precision, {}, {})
+    plain = Printing(printing.library, False, "none", printing.precision, {}, {})
     names = [n for n in part.graph.inputs if any(n in o.op.inputs for o in part.ops)]
     names += [o.name for o in part.outputs if o.name in part.graph.inputs and o.name not in names]
     forward = Forward(

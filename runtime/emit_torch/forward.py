@@ -48,7 +48,7 @@ class Surroundings:
     attribute: Callable[[str], str]
     iterable: Callable[[Sequence[str]], str]
     probes: bool = False
-    recompute: bool = False
+    recompute: str = "none"
     counts: Mapping[str, str] = field(default_factory=dict)
     precision: str = "float32"
 
@@ -438,8 +438,9 @@ class Forward:
         elif len(set(loop.instances)) == 1:
             member = self.around.attribute(loop.instances[0])
         call = f"{member}({', '.join(args)})"
-        if self.around.recompute:
-            call = f"recompute({', '.join([member, *args])})"
+        if self.around.recompute != "none":
+            kept = ["keep_collectives=True"] if self.around.recompute == "compute" else []
+            call = f"recompute({', '.join([member, *args, *kept])})"
         targets = []
         carried = {r: v for v, r in zip(names, loop.carried, strict=True) if r is not None}
         for i, name in enumerate(last.op.outputs):
