@@ -18,7 +18,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding
 from autopar.rules.notation import BoundRule
 from autopar.rules.strategies import Strategy, flows, shardings
-from tests.rules.cases import Case
+from tests.rules.drawing import Case
 from tests.rules.reference import Call, run
 
 Coordinate = tuple[int, ...]

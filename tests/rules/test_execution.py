@@ -17,7 +17,8 @@ from autopar.nouns.mesh import Mesh
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind, known_kinds
 from autopar.rules.strategies import NOTHING, strategies
-from tests.rules.cases import CASES, Case, build, case
+from tests.rules.cases import CASES, build
+from tests.rules.drawing import Case, case
 from tests.rules.simulate import check
 
 ONE_AXIS = [Mesh(("a",), (n,)) for n in (2, 3, 4)]

@@ -16,7 +16,7 @@ from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind, rule_for
 from autopar.rules.strategies import Strategy, shardings, strategies
 from tests.rules import simulate
-from tests.rules.cases import Case, case
+from tests.rules.drawing import Case, case
 from tests.rules.simulate import check
 
 AXIS = Mesh(("a",), (2,))

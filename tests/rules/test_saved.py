@@ -13,7 +13,8 @@ from torch import Tensor
 
 from autopar.rules.registry import bind
 from autopar.rules.work import kept_bytes
-from tests.rules.cases import CASES, Draw, case
+from tests.rules.cases import CASES
+from tests.rules.drawing import Draw, case
 from tests.rules.reference import Call, run
 
 # Where PyTorch on a CPU keeps something else than the implementation that the rule stands for.

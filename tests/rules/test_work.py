@@ -15,7 +15,7 @@ from autopar.rules.notation import Rule
 from autopar.rules.registry import bind, register, unregister
 from autopar.rules.strategies import Strategy
 from autopar.rules.work import bytes_moved, extents, flops, kept_bytes, op_work
-from tests.rules.cases import Case, case
+from tests.rules.drawing import Case, case
 
 TP2 = Mesh(("tp",), (2,))
 
