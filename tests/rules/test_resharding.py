@@ -14,6 +14,7 @@ from torch import Tensor
 
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding, split
+from autopar.rules import resharding
 from autopar.rules.resharding import (
     COLLECTIVES,
     Collective,
@@ -229,3 +230,31 @@ def test_sums_are_reduced_before_pieces_are_gathered() -> None:
     steps = reshard(Sharding.parse("a:P b:S0"), Sharding(), (4, 4), mesh, True)
     assert steps is not None
     assert [(s.axis, s.forward) for s in steps] == [("a", "all_reduce"), ("b", "all_gather")]
+
+
+@pytest.mark.parametrize(
+    ("pair", "wrong"),
+    [
+        (("S", "D"), ("all_gather", "slice")),  # a partial gradient taken for a whole one
+        (("R", "D"), ("none", "none")),
+        (("P", "R"), ("none", "none")),
+        (("D", "S"), ("slice", "all_gather")),
+        (("R", "P"), ("none", "none")),
+    ],
+)
+def test_a_wrong_table_is_caught(
+    monkeypatch: pytest.MonkeyPatch, pair: tuple[str, str], wrong: tuple[str, str]
+) -> None:
+    mesh = Mesh(("a",), (2,))
+    source, target = (
+        Sharding.of([("a", Placement(kind, 0 if kind == "S" else -1))]) for kind in pair
+    )
+    check(source, target, (4, 6), mesh)
+    monkeypatch.setitem(resharding._TABLE, pair, wrong)
+    reshard.cache_clear()
+    try:
+        with pytest.raises(AssertionError):
+            check(source, target, (4, 6), mesh)
+    finally:
+        monkeypatch.undo()
+        reshard.cache_clear()
