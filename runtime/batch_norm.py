@@ -11,6 +11,7 @@ from torch.autograd import Function
 
 from autopar.runtime import transport
 from autopar.runtime.collectives import apply
+from autopar.runtime.norms import HALF
 
 
 def batch_norm(
@@ -30,6 +31,9 @@ def batch_norm(
     statistics are updated as `torch.nn.BatchNorm2d` does in training (unbiased variance); without
     ``training`` they are what x is normalised with.
     """
+    if x.dtype in HALF and running_mean is not None:
+        weight = None if weight is None else weight.to(running_mean.dtype)
+        bias = None if bias is None else bias.to(running_mean.dtype)
     if not axes:
         return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
     result, mean, variance, count = apply(_Normalise, x, eps, axes)
@@ -43,7 +47,7 @@ def batch_norm(
         result = result * weight.view(shape)
     if bias is not None:
         result = result + bias.view(shape)
-    normed: Tensor = result
+    normed: Tensor = result.to(x.dtype)
     return normed
 
 
@@ -54,7 +58,7 @@ class _Normalise(Function):
     def forward(ctx: Any, x: Tensor, eps: float, axes: tuple[str, ...]) -> Any:
         dims = (0, *range(2, x.dim()))
         shape = (1, -1, *(1 for _ in x.shape[2:]))
-        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        wide = x.float() if x.dtype in HALF else x
         moments = torch.stack([wide.sum(dims), wide.square().sum(dims)])
         count = x.numel() // x.shape[1]
         for axis in axes:

@@ -33,23 +33,6 @@ class Weights(nn.Module):
             setattr(self, name, tensor)
 
 
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0) -> Tensor:
-    """``x / sqrt(mean(x^2) + eps) * (offset + weight)`` over the last dim, at least in float32."""
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    if offset and weight is not None:
-        return (normed * (offset + weight.to(wide.dtype))).to(x.dtype)
-    normed = normed.to(x.dtype)
-    return normed if weight is None else weight * normed
-
-
-def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding, halves rotated. x [b, h, s, d], cos and sin [b or 1, s, d]."""
-    first, second = x.chunk(2, -1)
-    cos, sin = cos.unsqueeze(1).to(x.dtype), sin.unsqueeze(1).to(x.dtype)
-    return x * cos + torch.cat((-second, first), -1) * sin
-
-
 def repeat_heads(x: Tensor, repeats: int) -> Tensor:
     """[b, g, t, d] -> [b, g * repeats, t, d], each head ``repeats`` times in a row."""
     b, g, t, d = x.shape

@@ -26,10 +26,10 @@ from autopar.runtime.layers import (
     device,
     recompute,
     repeat_heads,
-    rms_norm,
-    rotary,
 )
+from autopar.runtime.norms import rms_norm, rotary
 from autopar.runtime.parameters import Buffer, Parameter, local
+from autopar.runtime.probe import probe
 from autopar.runtime.settings import Settings
 from autopar.runtime.vocabulary import cross_entropy, embedding
 
@@ -53,6 +53,7 @@ __all__ = [
     "keep_first",
     "local",
     "pad",
+    "probe",
     "recompute",
     "reduce_scatter",
     "repeat_heads",
