@@ -74,10 +74,10 @@ def plan_object(found: PlanResult, emit_s: float | None) -> dict[str, Any]:
 def explanation(folder: Path, what: str | None) -> tuple[list[RenderableType], dict[str, Any]]:
     """Tables and object of ``autopar explain``. Raises `PlanFolderError`."""
     from autopar.report.close import alternatives
-    from autopar.report.explain import explain, explain_object, explained
-    from autopar.report.revisit import revisit
+    from autopar.report.explain import explain, explain_object, explained, state_moved
+    from autopar.report.revisit import open_folder
 
-    again = revisit(folder)
+    again = open_folder(folder)
     rows = [row for row in explained(again.lowered, again.prices) if (what or "") in row.key]
     shown = {row.key for row in rows if row.compute_s or row.moved}
     nodes = [
@@ -91,7 +91,8 @@ def explanation(folder: Path, what: str | None) -> tuple[list[RenderableType], d
         for index, others in alternatives(again.folded.problem, again.choice, nodes).items()
     }
     step_time_s = again.plan.prediction.step_time_s
-    return explain(rows, close, step_time_s), explain_object(rows, close)
+    state = () if what else state_moved(again.lowered, plan_folder.read_collectives(folder))
+    return explain(rows, close, step_time_s, state), explain_object(rows, close, state)
 
 
 def _program(found: PlanResult) -> dict[str, str]:

@@ -17,6 +17,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from autopar.errors import UserError
 from autopar.nouns import graph as graphs
@@ -111,6 +112,12 @@ def read_batch_dims(folder: str | Path) -> dict[str, int]:
     entries = json.loads(_text(folder, BATCH))
     dims = {name: entry["batch_dim"] for name, entry in entries.items()}
     return {name: dim for name, dim in dims.items() if dim is not None}
+
+
+def read_collectives(folder: str | Path) -> list[dict[str, Any]]:
+    """The rows of ``collectives.json``. Raises `PlanFolderError`."""
+    rows: list[dict[str, Any]] = json.loads(_text(folder, COLLECTIVES))["rows"]
+    return rows
 
 
 def _text(folder: str | Path, name: str) -> str:

@@ -17,25 +17,62 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autopar import plan_folder
+from autopar.commands import plan_files
+from autopar.planner import plan
 from benchmarks.figures import Target, show
+from benchmarks.pinned import pin
 
-PROCESSES = 4
-CLUSTER = Path("examples/clusters/cpu_4.yaml")
-MODEL = Path("benchmarks/gpt.py")
-# layout by hand -> what the plan is pinned to. How tensor parallelism splits the residual stream
-# is the planner's own choice, so its plan stands against both ways to write it by hand.
-PLANS = {
-    "ddp": "dp_replicate=4,zero=0",
-    "fsdp": "dp_shard=4,zero=3",
-    "tensor_parallel": "tp=4",
-    "sequence_parallel": "tp=4",
-}
-TENSOR_PARALLEL = ("tensor_parallel", "sequence_parallel")
 WALL_LIMIT, CPU_LIMIT, TENSOR_PARALLEL_WALL_LIMIT = 1.05, 1.02, 0.9
 WARM_UP = 2
+PROCESSES = 4
+CLUSTER = "examples/clusters/cpu_4.yaml"
+MODEL = "benchmarks/gpt.py"
+_MEGATRON = {
+    "*attention.[qkv]/linear": "tp:n",
+    "*attention.out/linear": "tp:k",
+    "*mlp.up/linear": "tp:n",
+    "*mlp.down/linear": "tp:k",
+    "tokens/embedding": "tp:v",
+    "head/linear": "tp:n",
+    "cross_entropy": "tp:v",
+}
+_RESIDUAL = ("*norm/layer_norm", "*::add", "*::add_1", "add")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """``fix`` pins the degrees, ``pins`` the strategies of ops; ``by_hand`` is what it meets."""
+
+    by_hand: str
+    fix: Mapping[str, str]
+    pins: Mapping[str, str] = field(default_factory=dict)
+    wall_limit: float = WALL_LIMIT
+
+
+LAYOUTS = {
+    "ddp": Layout("ddp", {"dp_replicate": "4"}),
+    "fsdp": Layout("fsdp", {"dp_shard": "4", "zero": "3"}),
+    "tensor_parallel": Layout(
+        "tensor_parallel",
+        {"tp": "4"},
+        {**_MEGATRON, **dict.fromkeys(_RESIDUAL, "whole"), "positions/embedding": "whole"},
+        TENSOR_PARALLEL_WALL_LIMIT,
+    ),
+    "sequence_parallel": Layout(
+        "sequence_parallel",
+        {"tp": "4"},
+        {**_MEGATRON, **dict.fromkeys(_RESIDUAL, "tp:e1"), "positions/embedding": "tp:e0"},
+        TENSOR_PARALLEL_WALL_LIMIT,
+    ),
+    # What the planner itself takes for tp=4, against Megatron's layout written by hand.
+    "tp_as_planned": Layout("tensor_parallel", {"tp": "4"}, wall_limit=TENSOR_PARALLEL_WALL_LIMIT),
+}
 
 
 def measure(layout: str, folder: Path, rounds: int) -> dict[str, Any] | None:
@@ -45,13 +82,13 @@ def measure(layout: str, folder: Path, rounds: int) -> dict[str, Any] | None:
 
     import autopar
     from benchmarks.gpt import batch
-    from benchmarks.handwritten import LAYOUTS
+    from benchmarks.handwritten import BY_HAND
 
     torch.set_num_threads(1)
     trainer = autopar.load(folder)
     if not dist.is_initialized():
         dist.init_process_group("gloo")
-    by_hand = LAYOUTS[layout]()
+    by_hand = BY_HAND[LAYOUTS[layout].by_hand]()
     sides = {"emitted": lambda b: float(trainer.step(b)), "by_hand": by_hand}
     wall: dict[str, list[float]] = {name: [] for name in sides}
     cpu: dict[str, list[float]] = {name: [] for name in sides}
@@ -83,8 +120,8 @@ def targets(rows: list[dict[str, Any]]) -> list[Target]:
     found = []
     for row in rows:
         layout = row["layout"]
-        wall = TENSOR_PARALLEL_WALL_LIMIT if layout in TENSOR_PARALLEL else WALL_LIMIT
-        found.append(Target(f"{layout}: wall, emitted / by hand", row["wall_ratio"], wall))
+        wall_limit = LAYOUTS[layout].wall_limit
+        found.append(Target(f"{layout}: wall, emitted / by hand", row["wall_ratio"], wall_limit))
         found.append(Target(f"{layout}: CPU, emitted / by hand", row["cpu_ratio"], CPU_LIMIT))
     return found
 
@@ -92,7 +129,7 @@ def targets(rows: list[dict[str, Any]]) -> list[Target]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--layouts", default=",".join(PLANS), help="comma-separated")
+    parser.add_argument("--layouts", default=",".join(LAYOUTS), help="comma-separated")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", nargs=2, metavar=("LAYOUT", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -111,11 +148,13 @@ def main() -> None:
 
 
 def _one_layout(layout: str, scratch: Path, rounds: int) -> dict[str, Any]:
-    folder = scratch / "plan"
+    chosen, folder = LAYOUTS[layout], scratch / "plan"
+    found = plan(MODEL, CLUSTER, chosen.fix)
+    if chosen.pins:
+        found = pin(found, chosen.pins)
+    files, _ = plan_files(found)
+    plan_folder.write(folder, files)
     python, threads = sys.executable, {**os.environ, "OMP_NUM_THREADS": "1"}
-    plan = [python, "-m", "autopar.cli", "plan", str(MODEL), "--cluster", str(CLUSTER)]
-    plan += ["--fix", PLANS[layout], "-o", str(folder)]
-    subprocess.run(plan, check=True, stdout=subprocess.DEVNULL, env=threads)
     run = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}"]
     run += ["-m", "benchmarks.emitted_vs_handwritten", f"--rounds={rounds}"]
     subprocess.run([*run, "--worker", layout, str(folder)], check=True, env=threads)

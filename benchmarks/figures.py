@@ -55,7 +55,7 @@ def show(rows: Sequence[dict[str, Any]], targets: Sequence[Target], as_json: boo
         verdict = "met" if target.met else "MISSED"
         judged.add_row(target.name, _cell(target.value), _cell(target.limit), verdict)
     beside = ", ".join(f"{name} {value}" for name, value in machine().items())
-    render.show([shown, "", judged, "", beside])
+    render.show([shown, "", judged, "", beside], width=140)
 
 
 def _cell(value: Any) -> str:

@@ -86,7 +86,7 @@ def sequence_parallel() -> Step:
     return _model_parallel(block, outer)
 
 
-LAYOUTS: dict[str, Callable[[], Step]] = {
+BY_HAND: dict[str, Callable[[], Step]] = {
     "ddp": ddp,
     "fsdp": fsdp,
     "tensor_parallel": tensor_parallel,

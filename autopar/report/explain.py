@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import RenderableType
@@ -29,8 +29,10 @@ class Moved:
 
     def __str__(self) -> str:
         moved = self.collective
+        way = "fwd" if self.direction == "forward" else "bwd"
         times = f"{self.count} x " if self.count > 1 else ""
-        return f"{self.direction} {times}{moved.kind}({moved.axis}) {size(moved.size_bytes)}"
+        what = f"{moved.kind}({moved.axis}) {size(moved.size_bytes)}"
+        return f"{way} {times}{what}, {duration(self.time_s)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +82,46 @@ def explained(lowered: Lowered, prices: Prices) -> list[Explained]:
     return list(_ops(lowered, _compute_times(lowered, prices), moved, _calls(lowered)))
 
 
+@dataclass(frozen=True, slots=True)
+class StateMoved:
+    """Traffic of parameters, gradients and counts in a step: bytes of all ``count`` collectives."""
+
+    what: str
+    kind: str
+    axis: str
+    count: int
+    size_bytes: int
+
+
+def state_moved(lowered: Lowered, rows: Sequence[Mapping[str, Any]]) -> list[StateMoved]:
+    """The rows of ``collectives.json`` that no activation causes; equal purposes added up.
+
+    A purpose is the last word of a row's text: ``forward`` and ``backward`` gather parameters.
+    """
+    moving = {f"{p.key} {p.direction}" for p in activation_collectives(lowered)}
+    counts: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for row in rows:
+        if row["what"] not in moving:
+            total = counts[
+                _PURPOSE.get(row["what"].split()[-1], row["what"]), row["kind"], row["axis"]
+            ]
+            total[0] += row["count"]
+            total[1] += row["count"] * row["size_bytes"]
+    return [StateMoved(*place, count, moved) for place, (count, moved) in counts.items()]
+
+
+_PURPOSE = {
+    "forward": "parameters, for forward",
+    "backward": "parameters, for backward",
+    "gradients": "gradients",
+}
+
+
 def explain(
     rows: Sequence[Explained],
     alternatives: Mapping[str, Sequence[Alternative]],
     step_time_s: float,
+    state: Sequence[StateMoved] = (),
 ) -> list[RenderableType]:
     """Tables by block: one line an op with what it moves and what else was close.
 
@@ -106,10 +144,18 @@ def explain(
                 row.strategy,
                 duration(time_s),
                 percent(time_s / step_time_s) if step_time_s else "",
-                "\n".join(f"{move}: {duration(move.time_s)}" for move in row.moved),
+                "\n".join(str(move) for move in row.moved),
                 _closest(alternatives.get(row.key, ())),
             )
         parts += [Text(title, style="bold"), indented(lines), Text()]
+    if state:
+        lines = table(
+            "model state", "moved by", "times", "bytes a step", right=("times", "bytes a step")
+        )
+        for one in state:
+            moved_by = f"{one.kind}({one.axis})"
+            lines.add_row(one.what, moved_by, str(one.count), size(one.size_bytes))
+        parts += [indented(lines), Text()]
     rules = {f"{row.kind}: {row.rule}": None for row in rows if row.rule and row.compute_s}
     if rules:
         parts += [Text("What the letters stand for (+ summed over)", style="bold")]
@@ -120,7 +166,9 @@ def explain(
 
 
 def explain_object(
-    rows: Sequence[Explained], alternatives: Mapping[str, Sequence[Alternative]]
+    rows: Sequence[Explained],
+    alternatives: Mapping[str, Sequence[Alternative]],
+    state: Sequence[StateMoved] = (),
 ) -> dict[str, Any]:
     """What ``autopar explain --json`` prints."""
     return {
@@ -149,7 +197,8 @@ def explain_object(
                 ],
             }
             for row in rows
-        ]
+        ],
+        "state": [asdict(one) for one in state],
     }
 
 

@@ -10,24 +10,24 @@ from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 
-WIDTH = 100
+WIDTH = 120
 
 
-def show(parts: Iterable[RenderableType]) -> None:
-    """Prints to standard output, `WIDTH` columns wide where that is no terminal."""
+def show(parts: Iterable[RenderableType], width: int = WIDTH) -> None:
+    """Prints to standard output, ``width`` columns wide where that is no terminal."""
     parts = list(parts)
     out = Console(highlight=False)
     if not out.is_terminal:
-        sys.stdout.write(to_text(parts))
+        sys.stdout.write(to_text(parts, width))
         return
     for part in parts:
         out.print(part)
 
 
-def to_text(parts: Iterable[RenderableType]) -> str:
-    """The same parts without colour, `WIDTH` columns wide."""
+def to_text(parts: Iterable[RenderableType], width: int = WIDTH) -> str:
+    """The parts as plain text, ``width`` columns wide."""
     buffer = io.StringIO()
-    plain = Console(file=buffer, width=WIDTH, highlight=False, color_system=None)
+    plain = Console(file=buffer, width=width, highlight=False, color_system=None)
     for part in parts:
         plain.print(part)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from autopar import plan_folder
 from autopar.lowering import MICROBATCH, Lowered, lower
+from autopar.nouns.cluster import Cluster
+from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan
 from autopar.planner.bindings import Bindings
@@ -32,18 +35,25 @@ class Revisited:
     choice: tuple[int, ...]
 
 
-def revisit(folder: str | Path) -> Revisited:
-    """Lowers and prices the plan in ``folder`` again; needs neither the model nor its framework.
+def open_folder(folder: str | Path) -> Revisited:
+    """The plan in ``folder``; needs neither the model nor its framework.
 
-    Data traffic is priced at the share that the simulation leaves exposed, as the search did.
     Raises `PlanFolderError`.
     """
     plan = plan_folder.read_plan(folder)
-    cluster = plan_folder.read_cluster(folder)
     graph = plan_folder.read_graph(folder)
     replicate(graph, unruled(graph), plan.replicated_ops)
     graph = at_precision(graph, plan.precision)
-    batch_dims = plan_folder.read_batch_dims(folder)
+    return revisit(
+        plan, plan_folder.read_cluster(folder), graph, plan_folder.read_batch_dims(folder)
+    )
+
+
+def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str, int]) -> Revisited:
+    """Lowers and prices a plan again, with ``graph`` at the plan's precision.
+
+    Data traffic is priced at the share that the simulation leaves exposed, as the search did.
+    """
     choices = data_choices(graph, batch_dims)
     (stage,) = plan.stages
     mesh = Mesh((MICROBATCH, *stage.mesh.axes), (plan.microbatches, *stage.mesh.sizes)).trimmed()

@@ -1,0 +1,50 @@
+"""A plan whose strategies are pinned op by op, for comparing one and the same layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import fnmatch
+
+import numpy as np
+
+from autopar.lowering import lower
+from autopar.nouns.problem import FORBIDDEN
+from autopar.planner import PlanResult
+from autopar.report.revisit import revisit
+from autopar.rules.batch import data_choices
+from autopar.searchers import search
+
+
+def pin(found: PlanResult, pins: Mapping[str, str]) -> PlanResult:
+    """The best plan on the mesh of ``found`` in which ops have the strategies of ``pins``.
+
+    pins: pattern of op keys (``"*attention.q/linear"``) -> strategy (``"tp:n"``). All other ops are
+    chosen anew. The prediction stays that of ``found``.
+
+    Raises ValueError for a pattern without an op, or an op without that strategy.
+    """
+    batch_dims = {e.name: e.batch_dim for e in found.captured.batch if e.batch_dim is not None}
+    again = revisit(found.plan, found.cluster, found.graph, batch_dims)
+    problem = again.folded.problem
+    cost = problem.cost.copy()
+    for pattern, wanted in pins.items():
+        matching = [
+            (i, node)
+            for i, node in enumerate(again.folded.nodes)
+            if node.kind == "op" and fnmatch(node.key, pattern)
+        ]
+        if not matching:
+            raise ValueError(f"no op is called {pattern}")
+        for i, node in matching:
+            first, end = problem.strategy_start[i : i + 2]
+            keep = node.options.index(wanted)
+            cost[first:end] = np.where(np.arange(end - first) == keep, cost[first:end], FORBIDDEN)
+    solution = search(replace(problem, cost=cost), searcher="elimination")
+    if solution.cost >= FORBIDDEN:
+        raise ValueError(f"no plan has {dict(pins)}")
+    mesh = found.plan.stages[0].mesh
+    stage = replace(again.folded.stage(solution.choice.tolist()), mesh=mesh)
+    choices = data_choices(found.graph, batch_dims)
+    lowered = lower(found.graph, stage, found.plan.microbatches, choices, batch_dims)
+    return replace(found, plan=replace(found.plan, stages=(stage,)), lowered=lowered)
