@@ -7,6 +7,7 @@ monotone in bytes. With n ranks, B bytes, and for each level of interconnect k d
     ring            beta = max over levels of (n-1)/n / w        alpha = hops of each level
     hierarchical    beta = sum over levels of (k-1)/k / w        alpha = (k-1) per level
     tree            beta = max over levels of 2 / w              alpha = 2 log2 k per level
+    chain           beta = max over levels of 1 / w              alpha = hops of each level (broadcast)
     in-switch       beta = max over levels of 1 / w              alpha = 2 per level
 
 (all-gather and reduce-scatter; an all-reduce by ring or hierarchy is one of each). `w` is what one
@@ -120,12 +121,21 @@ def price(cluster: Cluster, kind: Kind, group: AxisGroup) -> Collective:
     library = max(uplinks, key=lambda u: u.level.span).level.library
     if library == "gloo" and kind == "reduce_scatter":
         kind = "all_reduce"  # gloo reduces everything everywhere and keeps a part
-    launch = constant(f"collective_launch_{library}_s")
-    lines = tuple((launch + a, b) for a, b in _algorithms(kind, n, uplinks))
+    lines = _protocols(library, _algorithms(kind, n, uplinks))
     floor: tuple[Line, ...] = ()
     if kind == "all_reduce":
-        floor = tuple((launch + a, b) for a, b in _algorithms("reduce_scatter", n, uplinks))
+        floor = _protocols(library, _algorithms("reduce_scatter", n, uplinks))
     return Collective(lines, floor)
+
+
+def _protocols(library: str, algorithms: list[Line]) -> tuple[Line, ...]:
+    """Each algorithm under each protocol: NCCL's quick one starts sooner and moves less a second."""
+    launch = constant(f"collective_launch_{library}_s")
+    lines = [(launch + a, b) for a, b in algorithms]
+    if library == "nccl":
+        quick, factor = constant("collective_quick_nccl_s"), constant("collective_quick_factor")
+        lines += [(quick + a, b * factor) for a, b in algorithms]
+    return tuple(lines)
 
 
 @dataclass(frozen=True)
@@ -214,8 +224,7 @@ def _level_line(kind: Kind, n: int, u: _Uplink) -> Line:
     if kind in ("all_gather", "reduce_scatter", "all_reduce"):
         return u.hops * latency_s, (n - 1) / n / (_ring_fraction(u) * u.bandwidth_bytes_per_s)
     if kind == "broadcast":
-        rounds = math.ceil(math.log2(u.joined))
-        return rounds * latency_s, 1 / (_ring_fraction(u) * u.bandwidth_bytes_per_s)
+        return u.hops * latency_s, 1 / (_ring_fraction(u) * u.bandwidth_bytes_per_s)
     fraction = constant(
         "gloo_wire_fraction"
         if u.level.library == "gloo"

@@ -30,6 +30,9 @@ class Software:
     """Routing runs as fused kernels, and the host never waits for token counts."""
     gradient_bytes: int = 0
     """Bytes of one element of a reduced gradient; 0: what `states` implies."""
+    updates: Literal["all_gather", "broadcast"] = "all_gather"
+    """How sharded optimizers hand out new parameters: gathered under the next forward, or each
+    owner's part broadcast in turn before it."""
     bucket_bytes: float = 0.0
     """Gradients travel in buckets of this size; 0: 40 million elements, more on many ranks."""
     gradients: Literal["reduce_scatter", "all_reduce"] = "reduce_scatter"

@@ -147,6 +147,7 @@ def step_time(work: Work, rates: Rates) -> StepTime:
     once_hidden = r.dp_hidden * w.layers * (backward + again)
     data = _exposed(w.reduce_s * r.dp_wire, once_hidden, r.contention)
     data = data + _exposed(w.gather_s * r.dp_wire, r.dp_hidden * w.layers * forward, r.contention)
+    data = data + w.update_s
     optimizer = w.optimizer_bytes / r.memory_bytes_per_s
     optimizer = optimizer + w.offloaded_parameters / r.offload_parameters_per_s
     slow = 1 + r.straggle * np.log2(np.maximum(1.0, w.devices / 8))

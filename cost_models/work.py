@@ -81,7 +81,7 @@ class Work:
     cp_s: float
     ep_s: float
     p2p_s: float
-    """One activation to the next stage."""
+    """One activation to the next stage, each tensor rank sending its share (scatter-gather)."""
     gather_layer_s: float
     """Gathering one layer's parameters (zero 3)."""
     scatter_layer_s: float
@@ -90,6 +90,8 @@ class Work:
     """Reducing the gradients once a step."""
     gather_s: float
     """Gathering updated parameters once a step (zero 1 and 2)."""
+    update_s: float
+    """Handing out updated parameters where nothing hides it."""
     devices: float
     tokens: float
     """Tokens of the global batch."""
@@ -181,11 +183,12 @@ def work_of(
         tp_s=tp_s,
         cp_s=cp_s,
         ep_s=ep_s,
-        p2p_s=comm.pipeline(hidden_bytes / sp),
+        p2p_s=comm.pipeline(hidden_bytes / x.tp),
         gather_layer_s=gather_layer_s,
         scatter_layer_s=scatter_layer_s,
         reduce_s=reduce_s,
-        gather_s=gather_s,
+        gather_s=0.0 if software.updates == "broadcast" else gather_s,
+        update_s=comm.broadcasts(rank_parameters) if software.updates == "broadcast" else 0.0,
         devices=x.device_count,
         tokens=x.global_batch * arch.seq,
     )
@@ -265,6 +268,12 @@ class _Collectives:
         bucket = self.software.bucket_bytes or 2.0 * max(4e7, 1e6 * group.size)
         count = max(1, math.ceil(size_bytes / bucket))
         return count * self.over(kind, size_bytes / count, group)
+
+    def broadcasts(self, parameters: float) -> float:
+        """Every rank of the shard group sends the parameters that it owns to all others."""
+        x = self.layout
+        group = AxisGroup(x.dp_shard * x.cp, x.tp)
+        return group.size * self.over("broadcast", 2.0 * parameters / group.size, group)
 
     def gradients(self, dense: float, routed: float, element_bytes: float) -> tuple[float, float]:
         """(reducing gradients, gathering parameters) of one step, parameters given as counts."""
