@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import itertools
+import linecache
 import os
 import sys
 from datetime import timedelta
@@ -140,22 +140,25 @@ def _check_model(plan: Plan, workload: Workload) -> None:
 
 
 def read_program(folder: str | Path) -> ModuleType:
-    """Runs ``program/model.py`` of a plan folder as a module of its own."""
+    """Runs ``program/model.py`` of a plan folder. Raises `PlanFolderError`."""
     file = (Path(folder) / plan_folder.PROGRAM / "model.py").resolve()
-    name = f"autopar_program_{next(_serial)}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None or not file.exists():
+    if not file.exists():
         raise plan_folder.PlanFolderError(
             f"no program in {folder} ({file} is missing); make one with `autopar plan`"
         )
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    sys.path.insert(0, str(file.parent))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(file.parent))
+    return run_program(file.read_text(), str(file))
+
+
+def run_program(text: str, file: str = "<program>") -> ModuleType:
+    """Runs the text of a program as a module of its own."""
+    name = f"autopar_program_{next(_serial)}"
+    module = ModuleType(name)
+    module.__file__ = file
+    sys.modules[name] = module  # dataclasses and torch.compile look it up by name
+    # tracebacks and torch.compile show the lines of a text that is in no file
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    exec(compile(text, file, "exec"), module.__dict__)
     return module
 
 
-__all__ = ["PlansDiffer", "StalePlan", "check_same", "load", "read_program", "start"]
+__all__ = ["PlansDiffer", "StalePlan", "check_same", "load", "read_program", "run_program", "start"]

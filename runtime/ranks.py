@@ -20,18 +20,25 @@ class Ranks:
     Every rank must ask for the same groups in the same order, since making one is collective.
     """
 
-    def __init__(self, sizes: Mapping[str, int], device: torch.device | None = None) -> None:
-        """``sizes``: ranks by axis, outermost first. Raises `ProgramError` where the number of
-        processes is another one."""
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        device: torch.device | None = None,
+        alone: bool = False,
+    ) -> None:
+        """``sizes``: ranks by axis, outermost first; ``alone``: this process is a mesh of its own.
+
+        Raises `ProgramError` where the number of processes is another one.
+        """
         self.mesh = Mesh(tuple(sizes), tuple(sizes.values())).trimmed()
         self.device = device or torch.device("cpu")
-        world = dist.get_world_size() if dist.is_initialized() else 1
+        world = dist.get_world_size() if dist.is_initialized() and not alone else 1
         if world != self.mesh.device_count:
             raise ProgramError(
                 f"the plan's mesh {self.mesh} has {self.mesh.device_count} ranks and {world} "
                 f"processes run: start it with torchrun --nproc-per-node {self.mesh.device_count}"
             )
-        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.rank = dist.get_rank() if world > 1 else 0
         self.coordinates = {a: self._coordinate(self.rank, a) for a in self.mesh.axes}
         self._groups: dict[tuple[str, ...], dist.ProcessGroup] = {}
         self._device_mesh: DeviceMesh | None = None

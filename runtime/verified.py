@@ -38,6 +38,7 @@ class VerifyResult:
                             None where the folder has no ``collectives.json``.
     collective_differences: one line for each kind and axis that differs.
     issued:                 the collectives of one step, as rows of ``collectives.json``.
+    first_difference:       where `exact` is beyond `TOLERANCE`: the first result that differs.
     """
 
     plan: str
@@ -49,6 +50,7 @@ class VerifyResult:
     collective_differences: tuple[str, ...]
     issued: tuple[dict[str, Any], ...]
     time_s: float
+    first_difference: str = ""
 
     @property
     def passed(self) -> bool:
@@ -72,6 +74,7 @@ class VerifyResult:
             "ranks": self.ranks,
             "dropout": "off",
             "own_precision": {"precision": self.precision, **asdict(self.own)},
+            "first_difference": self.first_difference,
             "time_s": self.time_s,
         }
 

@@ -21,11 +21,13 @@ import torch.distributed as dist
 from torch import nn
 
 from autopar import plan_folder
+from autopar.errors import UserError
 from autopar.frontends.loading import load_workload
 from autopar.runtime import counting, program
 from autopar.runtime.counting import Counting
 from autopar.runtime.initialize import initialize
 from autopar.runtime.loading import check_same, read_program, start
+from autopar.runtime.locate import locate, probed
 from autopar.runtime.parameters import Region, region_shape
 from autopar.runtime.ranks import Ranks
 from autopar.runtime.reference import (
@@ -38,7 +40,7 @@ from autopar.runtime.reference import (
     reference,
 )
 from autopar.runtime.trainer import Program, Trainer
-from autopar.runtime.verified import Errors, VerifyResult
+from autopar.runtime.verified import TOLERANCE, Errors, VerifyResult
 from autopar.workload import Workload
 
 NEGLIGIBLE = 1e-6
@@ -64,6 +66,8 @@ def verify_here(folder: str | Path) -> dict[str, Any]:
     wanted = _references.get(plan.workload)
     lifted = _run(folder, workload, batch, place, wanted, torch.float64)
     own = _run(folder, workload, batch, place, wanted, None)
+    failed = lifted.errors is not None and lifted.errors.largest > TOLERANCE
+    where = _locate(folder, workload, batch, place, failed)
     if not first:
         return {}
     assert lifted.errors is not None
@@ -79,8 +83,31 @@ def verify_here(folder: str | Path) -> dict[str, Any]:
         collective_differences=tuple(lines),
         issued=tuple(asdict(row) for row in own.issued),
         time_s=time.perf_counter() - begin,
+        first_difference=where,
     )
     return asdict(result)
+
+
+def _locate(
+    folder: str | Path,
+    workload: Workload,
+    batch: Mapping[str, Any],
+    device: torch.device,
+    failed: bool,
+) -> str:
+    """What rank 0 says of the first difference, if it ``failed``; all ranks call this."""
+    texts: list[Any] = [None]
+    if failed:
+        try:
+            texts = [probed(folder, workload)]
+        except UserError as error:
+            texts = [f"the first difference cannot be named: {error}"]
+    if dist.is_initialized():
+        dist.broadcast_object_list(texts, src=0)
+    if texts[0] is None or isinstance(texts[0], str):
+        return texts[0] or ""
+    spread, single, places = texts[0]
+    return locate(spread, single, places, workload, batch, device)
 
 
 def _priced(folder: str | Path, issued: list[counting.Row]) -> tuple[bool | None, list[str]]:
