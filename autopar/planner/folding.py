@@ -12,6 +12,7 @@ over ``tp`` is data parallelism without state sharding, which the data axes do b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autopar.lowering import BATCH_AXES, LoweredOp, Operand
-from autopar.nouns.graph import Graph, Op, Tensor
+from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Stage, key
 from autopar.nouns.problem import FORBIDDEN, Problem
@@ -100,14 +101,17 @@ def fold(
     bindings: Bindings,
     usage_limit: int | None = None,
     must_split: bool = False,
+    recompute: bool = False,
 ) -> Folded:
     """Builds the folded problem on ``mesh`` (with its ``microbatch`` axis in front, trimmed).
 
-    ``must_split``: products that a model axis can split are split.
+    ``must_split``: products that a model axis can split are split. ``recompute``: of a block's
+    activations only the inputs outlive a call.
 
     Raises `NoStrategy` where the batch cannot be cut as the data axes ask.
     """
-    builder = _Builder(graph, mesh, data_choices, batch_dims, prices, state, bindings, must_split)
+    builder = _Builder(graph, mesh, data_choices, batch_dims, prices, state, bindings)
+    builder.must_split, builder.recompute = must_split, recompute
     builder.build()
     return builder.finish(usage_limit)
 
@@ -122,10 +126,9 @@ class _Builder:
         prices: Prices,
         state: StatePrices,
         bindings: Bindings,
-        must_split: bool,
     ) -> None:
         self.bindings = bindings
-        self.must_split = must_split
+        self.must_split = self.recompute = False
         self.legal: dict[tuple[str | None, str], tuple[BoundRule, list[Strategy]]] = {}
         self.graph = graph
         self.mesh = mesh
@@ -143,7 +146,7 @@ class _Builder:
     # -- scopes ----------------------------------------------------------------------------------
 
     def build(self) -> None:
-        calls: dict[str, int] = {name: 0 for name in self.graph.blocks}
+        calls = self.calls = {name: 0 for name in self.graph.blocks}
         for op in self.graph.ops:
             if op.kind == "block":
                 calls[op.attrs["block"]] += 1
@@ -219,6 +222,7 @@ class _Builder:
         node = Node(key(scope, op.name), "op", [], [], [], calls)
         node.results = {n: [] for n in op.outputs}
         saved = self.bindings.saved_by(scope, op, graph)
+        alive = 1 if self.recompute else calls
         for strategy in legal:
             operands, results = shardings(bound, strategy, self.mesh, into, out)
             lowered = LoweredOp(
@@ -231,7 +235,7 @@ class _Builder:
                 results,
             )
             cost = self.prices.op(lowered, graph.tensors) * calls * self.times
-            usage = saved_bytes(lowered, graph.tensors, self.mesh, saved) * calls
+            usage = saved_bytes(lowered, graph.tensors, self.mesh, saved) * alive
             node.options.append(
                 str(Strategy(tuple((a, c) for a, c in strategy.choices if a not in BATCH_AXES)))
             )
@@ -350,7 +354,12 @@ class _Builder:
         if batch == DEFERRED and not tensor.differentiable:
             batch = WHOLE
         produced = Sharding.of((a, batch if a in BATCH_AXES else WHOLE) for a in self.mesh.axes)
-        self._shared_node(scope, graph, tensor, [produced], readers, 1)
+        index = self._shared_node(scope, graph, tensor, [produced], readers, 1)
+        if self.recompute and tensor.differentiable:
+            node = self.nodes[index]
+            for i, sharding in enumerate(node.results[tensor.name]):
+                local = math.prod(sharding.local_shape(tensor.shape, self.mesh))
+                node.usages[i] += local * DTYPE_BYTES[tensor.dtype] * self.calls[scope]
 
     def _shared_node(
         self,

@@ -37,8 +37,11 @@ from autopar.planner.state import StateSharding
 from autopar.planner.state_prices import StatePrices
 from autopar.planner.summary import Summary, summarise
 from autopar.rules.strategies import DEFER, PASS_PARTIAL, Strategy
+from autopar.searchers import Budget
 from autopar.searchers import search as solve
 
+SQUEEZES = 60
+"""Eliminations that a problem with a memory limit may take."""
 REFINEMENTS = 3
 """Rounds of search and simulation until the exposed share of traffic settles."""
 
@@ -214,8 +217,12 @@ def _solve(
             bindings,
             usage_limit,
             must_split,
+            chosen.recompute != "none",
         )
-        solution = solve(folded.problem, searcher=question.searcher)
+        budget = Budget(
+            evaluations=None if usage_limit is None else SQUEEZES * folded.problem.num_nodes
+        )
+        solution = solve(folded.problem, searcher=question.searcher, budget=budget)
     except (NoStrategy, NoFeasibleAnswer):
         return None
     stage = replace(folded.stage(solution.choice.tolist()), mesh=mesh)
@@ -281,9 +288,13 @@ def _squeeze(
 ) -> Answer | None:
     """Solves again with a price on memory, so that the tightest layout may fit after all."""
     over = memory.total - memory.limit
-    peak = solved.solution.peak
+    if over > memory.activations:
+        return None
+    free = _solve(question, solved.candidate, bindings, layout, 1.0)
+    if free is None:
+        return None
     for share in (1.05, 1.5, 2.5):
-        limit = int(peak - share * over)
+        limit = int(free.solution.peak - share * over)
         if limit <= 0:
             return None
         again = _solve(question, solved.candidate, bindings, layout, 1.0, limit)
