@@ -1,0 +1,144 @@
+"""Resharding an activation along one mesh axis inside `jax.shard_map`: what emitted programs call.
+
+Each function states one step of `autopar.rules.resharding`, forward and backward, under the names
+that the PyTorch runtime has:
+
+===================================================  ==================  ==================
+call                                                 forward             backward
+===================================================  ==================  ==================
+``all_reduce(x, axis)``                              all_reduce          nothing
+``copy_to(x, axis)``                                 nothing             all_reduce
+``reduce_scatter(x, dim, axis)``                     reduce_scatter      all_gather
+``gather(x, dim, axis, backward="slice")``           all_gather          keep the own piece
+``gather(x, dim, axis, backward="reduce_scatter")``  all_gather          reduce_scatter
+``shard(x, dim, axis, backward="all_gather")``       keep the own piece  all_gather
+``shard(x, dim, axis, backward="pad")``              keep the own piece  pad with zeros
+``all_to_all(x, split, concat, axis)``               all_to_all          all_to_all
+``pad(x, dim, axis)``                                zeros around        keep the own piece
+``keep_first(x, axis)``                              zeros past rank 0   nothing
+``keep_first(x, axis, backward="keep_first")``       zeros past rank 0   zeros past rank 0
+``whole(x, axis)``                                   nothing             zeros past rank 0
+===================================================  ==================  ==================
+
+The mesh axis divides every dim that is cut. jax's own derivatives of collectives answer for values
+that vary over an axis or do not; these are right for what a plan says, a partial sum included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Array = Any
+Axes = str | tuple[str, ...]
+Function = Callable[[Array], Array]
+
+
+def all_reduce(x: Array, axis: Axes) -> Array:
+    """The sum of ``x`` over ``axis``; its gradient is whole on every rank already."""
+    if x.dtype == jnp.bool_:  # one rank has the value, the others False
+        return lax.psum(x.astype(jnp.int32), axis).astype(jnp.bool_)
+    return _pair(x, lambda x: lax.psum(x, axis), _same)
+
+
+def copy_to(x: Array, axis: Axes) -> Array:
+    """``x`` itself; each rank's gradient is a part of it, and backward sums the parts."""
+    return _pair(x, _same, lambda g: lax.psum(g, axis))
+
+
+def reduce_scatter(x: Array, dim: int, axis: str) -> Array:
+    """The sum of ``x`` over ``axis``, of which each rank keeps its piece of ``dim``."""
+    return _pair(x, lambda x: scatter(x, dim, axis), lambda g: join(g, dim, axis))
+
+
+def gather(x: Array, dim: int, axis: str, backward: str = "none") -> Array:
+    """The pieces of ``dim`` put together. ``backward`` is ``slice`` where the gradient is whole on
+    every rank, ``reduce_scatter`` where each rank has a part of it."""
+    ways: dict[str, Function] = {
+        "slice": lambda g: own_piece(g, dim, axis),
+        "reduce_scatter": lambda g: scatter(g, dim, axis),
+    }
+    return _pair(x, lambda x: join(x, dim, axis), ways.get(backward))
+
+
+def shard(x: Array, dim: int, axis: str, backward: str = "none") -> Array:
+    """This rank's piece of ``dim``. ``backward`` is ``all_gather`` where every rank wants the whole
+    gradient, ``pad`` where a partial sum of it is enough."""
+    ways: dict[str, Function] = {
+        "all_gather": lambda g: join(g, dim, axis),
+        "pad": lambda g: padded(g, dim, axis),
+    }
+    return _pair(x, lambda x: own_piece(x, dim, axis), ways.get(backward))
+
+
+def all_to_all(x: Array, split: int, concat: int, axis: str) -> Array:
+    """``x`` is split along ``concat`` on entry and along ``split`` on exit."""
+    return _pair(
+        x,
+        lambda x: lax.all_to_all(x, axis, split, concat, tiled=True),
+        lambda g: lax.all_to_all(g, axis, concat, split, tiled=True),
+    )
+
+
+def pad(x: Array, dim: int, axis: str) -> Array:
+    """This rank's piece with zeros where the others' pieces are: a sum that is made of the pieces."""
+    return _pair(x, lambda x: padded(x, dim, axis), lambda g: own_piece(g, dim, axis))
+
+
+def keep_first(x: Array, axis: str, backward: str = "none") -> Array:
+    """``x`` on the first rank of ``axis`` and zeros on the others: a sum that is made of ``x``."""
+    both = backward == "keep_first"
+    return _pair(x, lambda x: _on_first(x, axis), (lambda g: _on_first(g, axis)) if both else _same)
+
+
+def whole(x: Array, axis: str) -> Array:
+    """``x`` itself; its gradient is whole on every rank and is kept on the first one only."""
+    return _pair(x, _same, lambda g: _on_first(g, axis))
+
+
+# -- without derivatives ---------------------------------------------------------------------------
+
+
+def join(x: Array, dim: int, axis: Axes) -> Array:
+    """The pieces of ``dim`` of all ranks of ``axis``, in order."""
+    return lax.all_gather(x, axis, axis=dim, tiled=True)
+
+
+def scatter(x: Array, dim: int, axis: Axes) -> Array:
+    """This rank's piece of ``dim`` of the sum of ``x``."""
+    return lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True)
+
+
+def own_piece(x: Array, dim: int, axis: Axes) -> Array:
+    """This rank's piece of ``dim``."""
+    size = x.shape[dim] // lax.axis_size(axis)
+    return lax.dynamic_slice_in_dim(x, lax.axis_index(axis) * size, size, dim)
+
+
+def padded(x: Array, dim: int, axis: str) -> Array:
+    """``x`` at this rank's place of ``dim``, zeros elsewhere."""
+    size = x.shape[dim]
+    shape = (*x.shape[:dim], size * lax.axis_size(axis), *x.shape[dim + 1 :])
+    start = lax.axis_index(axis) * size
+    return lax.dynamic_update_slice_in_dim(jnp.zeros(shape, x.dtype), x, start, dim)
+
+
+def _on_first(x: Array, axis: str) -> Array:
+    return jnp.where(lax.axis_index(axis) == 0, x, jnp.zeros_like(x))
+
+
+def _same(x: Array) -> Array:
+    return x
+
+
+def _pair(x: Array, forward: Function, backward: Function | None) -> Array:
+    """``forward(x)`` with ``backward`` as what happens to its gradient; None: it has none."""
+    if backward is None or not jnp.issubdtype(x.dtype, jnp.floating):
+        return forward(x)
+    function = jax.custom_vjp(forward)
+    function.defvjp(lambda x: (forward(x), None), lambda _, g: (backward(g),))
+    return function(x)

@@ -1,0 +1,113 @@
+"""The ops of emitted JAX programs that are more than one jnp call, on the pieces of one rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from autopar.runtime.jax_collectives import Axes, all_reduce
+
+Array = Any
+
+
+def wide(x: Array) -> Array:
+    """``x`` in at least float32."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def linear(x: Array, weight: Array) -> Array:
+    """x [..., k], weight [n, k] -> [..., n]."""
+    return jnp.einsum("...k,nk->...n", x, weight)
+
+
+def layer_norm(
+    x: Array, weight: Array = None, bias: Array = None, dims: int = 1, eps: float = 1e-5
+) -> Array:
+    """``(x - mean) / sqrt(variance + eps) * weight + bias`` over the last ``dims`` dims."""
+    over = tuple(range(-dims, 0))
+    y = wide(x)
+    y = y - y.mean(over, keepdims=True)
+    y = y * lax.rsqrt(jnp.square(y).mean(over, keepdims=True) + eps)
+    y = y if weight is None else y * weight
+    return (y if bias is None else y + bias).astype(x.dtype)
+
+
+def rms_norm(
+    x: Array, weight: Array = None, eps: float = 1e-6, upcast: bool = False, scale_offset: int = 0
+) -> Array:
+    """``x / sqrt(mean(x^2) + eps) * (scale_offset + weight)`` over the last dim."""
+    y = wide(x) if upcast else x
+    y = (y * lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + eps)).astype(x.dtype)
+    return y if weight is None else y * (weight + scale_offset)
+
+
+def attention(
+    q: Array, k: Array, v: Array, mask: Array = None, causal: bool = False, scale: Any = None
+) -> Array:
+    """softmax(scale * q k^T + mask) v: q [b, h, s, d], k and v [b, g, t, d], h a multiple of g.
+
+    The softmax is computed in at least float32; ``scale`` None is ``1 / sqrt(d)``. A boolean mask
+    says which scores count, another one is added; a row that has none gets the mean of v.
+    """
+    b, h, s, d = q.shape
+    g, t = k.shape[1:3]
+    q = q.reshape(b, g, h // g, s, d)
+    scores = wide(jnp.einsum("bgrsd,bgtd->bgrst", q, k)) * (d**-0.5 if scale is None else scale)
+    least = jnp.finfo(scores.dtype).min
+    if causal:
+        rows, columns = jnp.arange(s)[:, None], jnp.arange(t)
+        scores = jnp.where(rows >= columns, scores, least)
+    if mask is not None:
+        mask = jnp.broadcast_to(mask, (b, h, s, t)).reshape(scores.shape)
+        scores = jnp.where(mask, scores, least) if mask.dtype == jnp.bool_ else scores + mask
+    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    return jnp.einsum("bgrst,bgtd->bgrsd", weights, v).reshape(b, h, s, d)
+
+
+def embedding(ids: Array, weight: Array, axis: Axes | None = None) -> Array:
+    """Rows of ``weight``. With ``axis`` each rank holds a piece of the rows: a partial sum, zero
+    where another rank has the row. Negative ids count from the end, as in jnp."""
+    if axis is None:
+        return weight[ids]
+    rows = weight.shape[0]
+    ids = jnp.where(ids < 0, ids + rows * lax.axis_size(axis), ids)
+    place = ids - lax.axis_index(axis) * rows
+    mine = (place >= 0) & (place < rows)
+    found = weight[jnp.where(mine, place, 0)]
+    return jnp.where(mine[..., None], found, jnp.zeros_like(found))
+
+
+def cross_entropy(
+    logits: Array, labels: Array, count: float = 1, axis: Axes | None = None
+) -> Array:
+    """The sum of the cross-entropies of this rank's rows over ``count``, the rows of the batch.
+
+    logits [t, v] (with ``axis`` this rank's piece of v), labels [t] -> scalar. The shares of all
+    ranks that split t add up to the mean. Computed in at least float32.
+    """
+    logits = wide(logits)
+    if axis is None:
+        likelihood = jax.nn.log_softmax(logits, axis=-1)
+        return -jnp.take_along_axis(likelihood, labels[:, None], axis=-1).sum() / count
+    columns = logits.shape[-1]
+    labels = jnp.where(labels < 0, labels + columns * lax.axis_size(axis), labels)
+    place = labels - lax.axis_index(axis) * columns
+    mine = (place >= 0) & (place < columns)
+    largest = lax.pmax(lax.stop_gradient(logits).max(-1), axis)
+    logits = logits - largest[:, None]
+    picked = jnp.take_along_axis(logits, jnp.where(mine, place, 0)[:, None], axis=-1)[:, 0]
+    parts = jnp.stack([jnp.exp(logits).sum(-1), jnp.where(mine, picked, 0.0)])
+    total, label = all_reduce(parts, axis)
+    return (jnp.log(total) - label).sum() / count
+
+
+def conv(
+    x: Array, weight: Array, stride: Any, padding: Any, dilation: Any, groups: int = 1
+) -> Array:
+    """x [b, c, *s], weight [o, c/groups, *k] -> [b, o, *s]."""
+    return lax.conv_general_dilated(
+        x, weight, stride, padding, rhs_dilation=dilation, feature_group_count=groups
+    )

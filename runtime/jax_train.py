@@ -1,0 +1,237 @@
+"""One training step of an emitted JAX program: gradients, their reductions, the update.
+
+Everything runs on the pieces of one device inside one `jax.shard_map`, so the collectives of a step
+are those that are written here, in the program and nowhere else. What is reduced when is the table
+of `autopar.state_collectives`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from autopar.runtime.jax_collectives import join, own_piece, scatter
+from autopar.runtime.jax_layout import GRADIENTS, OPTIMIZER, PARAMETERS, Layout, Leaf
+from autopar.runtime.jax_optimizer import SLOTS, update
+from autopar.runtime.jax_program import Stack
+from autopar.workload import Workload
+
+Array = Any
+Arrays = Mapping[str, Array]
+State = dict[str, Any]
+"""``params`` and one dict of arrays for each slot of the optimizer, and the number of ``step``s."""
+
+
+class Step:
+    """The jitted functions of a program: ``gradients(params, batch)`` and ``step(state, batch)``.
+
+    A batch has the microbatches as its first dim: [m, samples, ...]; see `Step.cut`.
+    """
+
+    def __init__(self, program: ModuleType, workload: Workload) -> None:
+        self.program = program
+        self.workload = workload
+        self.layout = Layout.of(program)
+        mesh = self.layout.mesh or {"dp_shard": 1}
+        self.mesh = jax.make_mesh(
+            tuple(mesh.values()), tuple(mesh), axis_types=(AxisType.Auto,) * len(mesh)
+        )
+        slots = SLOTS[workload.optimizer]
+        self.state_specs: dict[str, Any] = {
+            "params": self.layout.specs(PARAMETERS),
+            **{slot: self.layout.specs(OPTIMIZER) for slot in slots},
+            "step": PartitionSpec(),
+        }
+        reduced = self.layout.specs(OPTIMIZER)
+        plain = PartitionSpec()
+        batch = dict(program.BATCH)
+        self.gradients = self._jit(
+            self._gradients, (self.state_specs["params"], batch), (plain, reduced)
+        )
+        self.step = self._jit(
+            self._step, (self.state_specs, batch), (self.state_specs, plain, plain), donate=(0,)
+        )
+
+    def _jit(self, function: Any, given: Any, made: Any, donate: tuple[int, ...] = ()) -> Any:
+        local = jax.shard_map(
+            function, mesh=self.mesh, in_specs=given, out_specs=made, check_vma=False
+        )
+        return jax.jit(
+            local,
+            in_shardings=placed(self.mesh, given),
+            out_shardings=placed(self.mesh, made),
+            donate_argnums=donate,
+        )
+
+    def initial(self, parameters: Callable[[], Arrays]) -> State:
+        """The state before the first step, every piece made on the device that holds it.
+
+        ``parameters`` gives the arrays of `Layout.gather_names`.
+        """
+
+        def make() -> State:
+            params = dict(parameters())
+            zeros = {k: jnp.zeros_like(p) for k, p in params.items()}
+            slots = {slot: zeros for slot in SLOTS[self.workload.optimizer]}
+            return {"params": params, **slots, "step": jnp.zeros((), jnp.int32)}
+
+        state: State = jax.jit(make, out_shardings=placed(self.mesh, self.state_specs))()
+        return state
+
+    def cut(self, batch: Mapping[str, Any]) -> dict[str, Array]:
+        """A global batch with its microbatches apart, each entry where its readers are."""
+        count = self.layout.settings.microbatches
+        found = {}
+        for name, spec in self.program.BATCH.items():
+            array = jnp.asarray(batch[name])
+            if name in self.layout.settings.whole_inputs or not array.ndim:
+                array = jnp.broadcast_to(array, (count, *array.shape))
+            else:
+                array = array.reshape(count, array.shape[0] // count, *array.shape[1:])
+            found[name] = jax.device_put(array, NamedSharding(self.mesh, spec))
+        return found
+
+    # -- on the pieces of one device -------------------------------------------------------------
+
+    def _step(self, state: State, batch: Arrays) -> tuple[State, Array, Array]:
+        loss, gradients = self._gradients(state["params"], batch)
+        norm = jnp.zeros((), loss.dtype)
+        if self.workload.clip_norm is not None:
+            norm = self._norm(gradients)
+            scale = jnp.minimum(1.0, self.workload.clip_norm / (norm + 1e-6))
+            gradients = {k: g * scale.astype(g.dtype) for k, g in gradients.items()}
+        own = {k: self._own(k, p) for k, p in state["params"].items()}
+        slots = {slot: state[slot] for slot in SLOTS[self.workload.optimizer]}
+        new, slots = update(self.workload, state["step"] + 1, own, gradients, slots)
+        params = {k: self._joined(k, p) for k, p in new.items()}
+        return {"params": params, **slots, "step": state["step"] + 1}, loss, norm
+
+    def _gradients(self, params: Arrays, batch: Arrays) -> tuple[Array, Arrays]:
+        """The loss of the global batch, and this device's piece of the reduced gradients."""
+        first = {n: a[0] for n, a in batch.items()}
+        if self.layout.settings.microbatches == 1:
+            loss, gradients = self._micro(params, first)
+        else:
+            shapes = jax.eval_shape(partial(self._micro, params), first)
+            zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+            def add(total: Any, micro: Arrays) -> tuple[Any, None]:
+                return jax.tree.map(jnp.add, total, self._micro(params, micro)), None
+
+            (loss, gradients), _ = lax.scan(add, zero, dict(batch))
+        axes = self.layout.data_axes
+        if axes:
+            loss = lax.psum(loss, axes)
+        return loss, {k: self._reduced(k, g) for k, g in gradients.items()}
+
+    def _micro(self, params: Arrays, batch: Arrays) -> tuple[Array, dict[str, Array]]:
+        """Loss share and gradients of one microbatch; with ZeRO 2 cut at once."""
+
+        def share(params: Arrays) -> Array:
+            return self.program.loss(self._given(params), **self._computing(batch))
+
+        loss, gradients = jax.value_and_grad(share)(params)
+        if self.layout.settings.zero == GRADIENTS:
+            gradients = {k: self._scattered(k, g) for k, g in gradients.items()}
+        return loss.astype(jnp.promote_types(loss.dtype, jnp.float32)), dict(gradients)
+
+    def _given(self, params: Arrays) -> dict[str, Any]:
+        """What the program's ``loss`` reads: parameters by name, and a `Stack` for each block."""
+        leaves = self.layout.leaves
+        found: dict[str, Any] = {
+            k: self._prepared(leaves[k], p) for k, p in params.items() if not leaves[k].layers
+        }
+        settings = self.layout.settings
+        for block in self.program.BLOCKS:
+            own = {leaf.name: leaf for k, leaf in leaves.items() if k.startswith(f"{block}/")}
+            found[block] = Stack(
+                {name: params[leaf.key] for name, leaf in own.items()},
+                partial(self._prepared_all, own),
+                regather=settings.zero == PARAMETERS and self.layout.mesh.get("dp_shard", 1) > 1,
+                recompute=settings.recompute == "full",
+            )
+        return found
+
+    def _prepared_all(self, leaves: Mapping[str, Leaf], arrays: Arrays) -> dict[str, Array]:
+        return {name: self._prepared(leaves[name], a) for name, a in arrays.items()}
+
+    def _prepared(self, leaf: Leaf, p: Array) -> Array:
+        """One layer's parameter whole over ``dp_shard``, in the dtype of compute."""
+        stored, moved = p.dtype, self._dtype(p.dtype)
+        if self.layout.settings.zero < PARAMETERS or leaf.cut is None:
+            return p.astype(moved)
+        dim = leaf.cut
+
+        def gathered(p: Array) -> Array:
+            return join(p.astype(moved), dim, "dp_shard")
+
+        function = jax.custom_vjp(gathered)
+        function.defvjp(
+            lambda p: (gathered(p), None),
+            lambda _, g: (scatter(g.astype(stored), dim, "dp_shard"),),
+        )
+        return function(p)
+
+    def _dtype(self, dtype: Any) -> Any:
+        precision = self.layout.settings.precision
+        narrow = precision in ("bfloat16", "float16") and dtype == jnp.float32
+        return jnp.dtype(precision) if narrow else dtype
+
+    def _computing(self, batch: Arrays) -> dict[str, Array]:
+        return {n: a.astype(self._dtype(a.dtype)) for n, a in batch.items()}
+
+    def _scattered(self, key: str, g: Array) -> Array:
+        dim = self.layout.leaves[key].dim
+        return g if dim is None else scatter(g, dim, "dp_shard")
+
+    def _reduced(self, key: str, g: Array) -> Array:
+        """A gradient summed over all axes on which ranks have parts of it."""
+        leaf = self.layout.leaves[key]
+        axes = self.layout.data_axes
+        if leaf.cut is not None:
+            if self.layout.settings.zero == OPTIMIZER:
+                g = self._scattered(key, g)
+            axes = tuple(a for a in axes if a != "dp_shard")
+        if axes:
+            g = lax.psum(g, axes)
+        deferred = leaf.parameter.deferred
+        return lax.psum(g, deferred) if deferred else g
+
+    def _norm(self, gradients: Arrays) -> Array:
+        """The norm of the whole gradient, from the pieces."""
+        cutting = {k: self.layout.cutting_axes(self.layout.leaves[k]) for k in gradients}
+        axes = tuple(a for a in self.layout.mesh if any(a in c for c in cutting.values()))
+        total = sum(
+            jnp.square(g).sum()
+            / math.prod(self.layout.mesh[a] for a in axes if a not in cutting[k])
+            for k, g in gradients.items()
+        )
+        return jnp.sqrt(lax.psum(total, axes) if axes else total)
+
+    def _own(self, key: str, p: Array) -> Array:
+        """The piece of a parameter that this device updates."""
+        dim = self.layout.leaves[key].dim
+        held = self.layout.settings.zero == PARAMETERS
+        return p if dim is None or held else own_piece(p, dim, "dp_shard")
+
+    def _joined(self, key: str, p: Array) -> Array:
+        dim = self.layout.leaves[key].dim
+        held = self.layout.settings.zero == PARAMETERS
+        return p if dim is None or held else join(p, dim, "dp_shard")
+
+
+def placed(mesh: Mesh, specs: Any) -> Any:
+    """Shardings on ``mesh`` for a tree of partition specs."""
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec),
+        specs,
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )
