@@ -40,14 +40,15 @@ class Printing:
 
     persistent: for buffers by full name, whether they are part of the state.
     counts:     for each mean over labelled tokens, the expression of its count.
+    wide:       by block ("" for the top), see `autopar.runtime.emit_torch.precision`.
     """
 
     library: Library
     probes: bool
     recompute: str
-    precision: str
     persistent: Mapping[str, bool]
     counts: Mapping[str, str]
+    wide: Mapping[str, Mapping[str, bool]]
 
 
 def declaration(tensor: Tensor, lowered: Lowered, path: str, printing: Printing) -> str:
@@ -124,7 +125,7 @@ def surroundings(
         probes=printing.probes,
         recompute=printing.recompute,
         counts=printing.counts,
-        precision=printing.precision,
+        wide=printing.wide.get(lowered.block or "", {}),
     )
 
 

@@ -21,6 +21,7 @@ from autopar.runtime.emit_torch.classes import (
 from autopar.runtime.emit_torch.counts import count_names, counted, labels_only
 from autopar.runtime.emit_torch.forward import Forward
 from autopar.runtime.emit_torch.names import first_free, identifier
+from autopar.runtime.emit_torch.precision import HALF, entering_blocks, wide_values
 from autopar.runtime.emit_torch.scopes import Scope, scopes
 from autopar.runtime.emit_torch.site import EmitError
 from autopar.runtime.emit_torch.text import Lines, literal, split_items
@@ -76,7 +77,8 @@ def emit(
     means = counted(lowered)
     persistent = {} if captured is None else {n: t.persistent for n, t in captured.tensors.items()}
     again, names = plan.recompute, count_names(means)
-    printing = Printing(Library(), probes, again, plan.precision, persistent, names)
+    wide = _wide(lowered, blocks) if plan.precision in HALF else {}
+    printing = Printing(Library(), probes, again, persistent, names, wide)
     classes: dict[str, str] = {}
     for name, block in blocks.items():
         instances = lowered.graph.blocks[name].instances
@@ -90,6 +92,13 @@ def emit(
 
 def _prepared(lowered: Lowered, probes: bool) -> Lowered:
     return lowered if probes else fuse_biases(lowered)
+
+
+def _wide(lowered: Lowered, blocks: Mapping[str, Lowered]) -> dict[str, dict[str, bool]]:
+    """For the top level ("") and every block, which float32 values stay so in half precision."""
+    top = wide_values(lowered)
+    entering = entering_blocks(lowered, top)
+    return {"": top, **{name: wide_values(b, entering[name]) for name, b in blocks.items()}}
 
 
 def _class_wish(name: str) -> str:
@@ -163,7 +172,7 @@ def _counts(lowered: Lowered, lines: Lines, printing: Printing, root: modules.No
     ops = counted(lowered)
     part = labels_only(lowered, ops)
     scope = Scope("", [*part.ops])
-    plain = Printing(printing.library, False, "none", printing.precision, {}, {})
+    plain = Printing(printing.library, False, "none", {}, {}, {})
     names = [n for n in part.graph.inputs if any(n in o.op.inputs for o in part.ops)]
     names += [o.name for o in part.outputs if o.name in part.graph.inputs and o.name not in names]
     forward = Forward(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autopar.lowering import Lowered, LoweredOp, LoweredTensor, Operand
 from autopar.nouns.plan import key
@@ -19,9 +19,10 @@ from autopar.runtime.emit_torch.bias import FUSED
 from autopar.runtime.emit_torch.expressions import HEAVY, LIGHT, expression
 from autopar.runtime.emit_torch.loops import Loop, find_loops
 from autopar.runtime.emit_torch.names import identifier, preferred
+from autopar.runtime.emit_torch.precision import OWN_CASTS
 from autopar.runtime.emit_torch.scopes import Scope
 from autopar.runtime.emit_torch.site import Site, model_part
-from autopar.runtime.emit_torch.text import COLUMNS, Expr, Lines, literal, variable
+from autopar.runtime.emit_torch.text import ATOM, COLUMNS, Expr, Lines, literal, variable
 from autopar.runtime.emit_torch.variables import Variables
 
 LIMIT = 2 * HEAVY + LIGHT
@@ -42,6 +43,8 @@ class Surroundings:
 
     attribute: text for a tensor or module path of the graph, e.g. ``self.q_proj.weight``.
     iterable:  text for consecutive members of a module list.
+    counts:    for a mean over labelled tokens, by op, the text of its count.
+    wide:      under half precision, see `autopar.runtime.emit_torch.precision`.
     """
 
     lowered: Lowered
@@ -50,7 +53,7 @@ class Surroundings:
     probes: bool = False
     recompute: str = "none"
     counts: Mapping[str, str] = field(default_factory=dict)
-    precision: str = "float32"
+    wide: Mapping[str, bool] = field(default_factory=dict)
 
 
 Item = LoweredOp | Scope | Loop
@@ -257,10 +260,25 @@ class Forward:
 
     def _op(self, op: LoweredOp) -> None:
         self._flush_for(op, op.operands)
+        stream = self._stream(op)
+        if stream is not None and stream.name in self.pending:
+            self._flush(stream.name)
         args = [self._operand(o) for o in op.operands]
+        if stream is not None:
+            like = args[op.operands.index(stream)].text
+            for i, operand in enumerate(op.operands):
+                if self.around.wide.get(operand.name):
+                    args[i] = replace(args[i], text=f"{args[i].atom}.to({like}.dtype)", level=ATOM)
         bias = args.pop() if op.op.attrs.get(FUSED) else None
         site = Site(self.lowered, op, tuple(args), bias, self.around.counts.get(op.op.name, ""))
         self._result(op, expression(site), args)
+
+    def _stream(self, op: LoweredOp) -> Operand | None:
+        """Under half precision: an operand whose dtype the float32 ones have to take."""
+        wide = self.around.wide
+        if op.op.kind in OWN_CASTS or not any(wide.get(n) for n in op.op.inputs):
+            return None
+        return next((o for o in op.operands if wide.get(o.name) is False), None)
 
     def _flush_for(self, op: LoweredOp, operands: Sequence[Operand]) -> None:
         """Prints pending operands until what is left makes a statement of bearable size."""
