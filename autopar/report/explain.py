@@ -134,7 +134,7 @@ def explain(
         title = f"{block or 'outside the blocks'}: compute {duration(busy)}"
         title += f", collectives {duration(moving)} a step"
         columns = ("op", "strategy", "a step", "of it", "moves", "instead")
-        lines = table(*columns, right=("a step", "of it"))
+        lines = table(*columns, right=("a step", "of it"), unbroken=("moves", "instead"))
         for row in members:
             time_s = row.compute_s + row.communication_s
             if not time_s and not row.moved:

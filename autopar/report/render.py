@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Iterable
+from typing import Literal
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -33,12 +34,13 @@ def to_text(parts: Iterable[RenderableType], width: int = WIDTH) -> str:
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-def table(*columns: str, right: Iterable[str] = ()) -> Table:
-    """A table without frames; the columns named in ``right`` hold numbers."""
+def table(*columns: str, right: Iterable[str] = (), unbroken: Iterable[str] = ()) -> Table:
+    """A table without frames. Columns in ``right`` hold numbers, ``unbroken`` ones never wrap."""
     made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", show_header=any(columns))
-    numbers = set(right)
+    numbers, whole = set(right), {*right, *unbroken}
     for name in columns:
-        made.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if name in numbers else "left"
+        made.add_column(name, justify=justify, overflow="fold", no_wrap=name in whole)
     return made
 
 
