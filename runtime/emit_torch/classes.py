@@ -13,8 +13,9 @@ from autopar.runtime.emit_torch.forward import Forward, Surroundings, interface,
 from autopar.runtime.emit_torch.names import class_name, first_free, identifier
 from autopar.runtime.emit_torch.scopes import Scope, under
 from autopar.runtime.emit_torch.site import model_part
-from autopar.runtime.emit_torch.text import Lines, literal
+from autopar.runtime.emit_torch.text import Lines, literal, split_items
 
+TAKEN = frozenset("Model Parameter Buffer Settings Weights Tensor F Module".split())
 HINTS = {("rotary", 1): "cos", ("rotary", 2): "sin", ("attention", 3): "mask"}
 
 
@@ -26,7 +27,7 @@ class Library:
 
     def add(self, wish: str, text: str) -> str:
         """The name under which ``text`` (a class without its first line) is known."""
-        number = 1
+        number = 1 + (wish in TAKEN)
         while True:
             name = wish if number == 1 else f"{wish}{number}"
             if self.texts.setdefault(name, text) == text:
@@ -41,6 +42,8 @@ class Printing:
     persistent: for buffers by full name, whether they are part of the state.
     counts:     for each mean over labelled tokens, the expression of its count.
     wide:       by block ("" for the top), see `autopar.runtime.emit_torch.precision`.
+    original:   names of the model's own classes, by module path.
+    returned:   what the forwards printed so far return, by block and path.
     """
 
     library: Library
@@ -49,6 +52,8 @@ class Printing:
     persistent: Mapping[str, bool]
     counts: Mapping[str, str]
     wide: Mapping[str, Mapping[str, bool]]
+    original: Mapping[str, str]
+    returned: dict[str, dict[str, list[str]]] = field(default_factory=dict)
 
 
 def declaration(tensor: Tensor, lowered: Lowered, path: str, printing: Printing) -> str:
@@ -84,6 +89,7 @@ def scope_class(
     whole = not scope.path
     forward = Forward(scope, around, dict(zip(inputs, names, strict=True)), outputs, whole)
     returned = forward.run()
+    printing.returned.setdefault(lowered.block or "", {})[scope.path] = split_items(returned)
     lines = Lines(4)
     lines.add(docstring(lowered, inputs, names, outputs))
     lines.blank()
@@ -126,6 +132,7 @@ def surroundings(
         recompute=printing.recompute,
         counts=printing.counts,
         wide=printing.wide.get(lowered.block or "", {}),
+        returned=printing.returned.get(lowered.block or "", {}),
     )
 
 
@@ -146,9 +153,9 @@ def module_tree(
     for child in scope.children():
         inner, made = interface(child, lowered, uses)
         outputs = [Operand(n, lowered.tensors[n].shared, (), True) for n in made]
-        below = scope_class(
-            child, lowered, instance, class_name(child.path), inner, outputs, printing
-        )
+        full = f"{instance}.{child.path}" if instance else child.path
+        wish = printing.original.get(full) or class_name(child.path)
+        below = scope_class(child, lowered, instance, wish, inner, outputs, printing)
         classes[child.path[start:]] = f"{below}()"
     taken = [child.path for child in scope.children()]
     tensors = {}
@@ -202,9 +209,23 @@ def argument_names(scope: Scope, lowered: Lowered, inputs: Sequence[str]) -> lis
     names: list[str] = []
     for name in inputs:
         wish = roles.get(name) or ("x" if name == next(iter(streams), None) else "")
-        plain = name.rpartition("/")[2] or name
-        names.append(first_free([wish, identifier(plain)], names))
+        names.append(first_free([wish, _plain_name(lowered.graph.tensors[name])], names))
     return names
+
+
+# Names under which Hugging Face hands the angles to every layer.
+_ANGLES = {"position_embeddings.0": "cos", "position_embeddings.1": "sin"}
+
+
+def _plain_name(tensor: Tensor) -> str:
+    """An argument's name where its use does not say one: its own, or one for its dtype."""
+    if tensor.name in _ANGLES:
+        return _ANGLES[tensor.name]
+    if "/" not in tensor.name and tensor.role == "input":
+        return identifier(tensor.name)
+    if tensor.differentiable:
+        return "h"
+    return {"bool": "mask", "int64": "ids"}.get(tensor.dtype, "values")
 
 
 def docstring(

@@ -78,7 +78,8 @@ def emit(
     persistent = {} if captured is None else {n: t.persistent for n, t in captured.tensors.items()}
     again, names = plan.recompute, count_names(means)
     wide = _wide(lowered, blocks) if plan.precision in HALF else {}
-    printing = Printing(Library(), probes, again, persistent, names, wide)
+    original: Mapping[str, str] = getattr(captured, "classes", {})  # not every frontend knows
+    printing = Printing(Library(), probes, again, persistent, names, wide, original)
     classes: dict[str, str] = {}
     for name, block in blocks.items():
         instances = lowered.graph.blocks[name].instances
@@ -172,7 +173,7 @@ def _counts(lowered: Lowered, lines: Lines, printing: Printing, root: modules.No
     ops = counted(lowered)
     part = labels_only(lowered, ops)
     scope = Scope("", [*part.ops])
-    plain = Printing(printing.library, False, "none", {}, {}, {})
+    plain = Printing(printing.library, False, "none", {}, {}, {}, {})
     names = [n for n in part.graph.inputs if any(n in o.op.inputs for o in part.ops)]
     names += [o.name for o in part.outputs if o.name in part.graph.inputs and o.name not in names]
     forward = Forward(

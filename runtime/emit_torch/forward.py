@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.lowering import Lowered, LoweredOp, LoweredTensor, Operand
+from autopar.nouns.graph import Tensor
 from autopar.nouns.plan import key
 from autopar.nouns.sharding import Sharding
 from autopar.rules.resharding import Step
@@ -44,6 +45,7 @@ class Surroundings:
     attribute: text for a tensor or module path of the graph, e.g. ``self.q_proj.weight``.
     iterable:  text for consecutive members of a module list.
     counts:    for a mean over labelled tokens, by op, the text of its count.
+    returned:  what the forward of an inner scope returns, by its path.
     wide:      under half precision, see `autopar.runtime.emit_torch.precision`.
     """
 
@@ -54,6 +56,7 @@ class Surroundings:
     recompute: str = "none"
     counts: Mapping[str, str] = field(default_factory=dict)
     wide: Mapping[str, bool] = field(default_factory=dict)
+    returned: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 Item = LoweredOp | Scope | Loop
@@ -84,7 +87,7 @@ class Forward:
         self.bound: dict[str, str] = {}
         self.pending: dict[str, Expr] = {}
         self.wishes: dict[str, str] = {}  # what each value would like to be called
-        self._flows: dict[str, bool] = {}  # by variable: whether gradients flow through it
+        self._flows: dict[str, str] = {}  # by variable
         self._tokens: list[str] = []
         self._last: tuple[str, str, str] | None = None
         self._uses = self._count_uses()
@@ -104,7 +107,7 @@ class Forward:
 
     def _named(self, name: str, var: str) -> None:
         self.bound[name] = var
-        self._flows[var] = self.lowered.graph.tensors[name].differentiable
+        self._flows[var] = _flow(self.lowered.graph.tensors[name])
 
     def _bind(self, name: str, var: str) -> None:
         self._named(name, var)
@@ -297,9 +300,12 @@ class Forward:
 
     def _width(self, op: LoweredOp, operands: Sequence[Operand]) -> int:
         """About how many columns a statement with these operands takes."""
-        total = len(f"{self._wish(op)} = F.{op.op.kind}()") + 4
+        total = len(f"{self._wish(op)} = ") + 1
         if op.op.kind in VIEWS:
-            total += len(str(self.lowered.graph.tensors[op.op.name].shape))
+            total += len(f".{op.op.kind}{self.lowered.graph.tensors[op.op.name].shape}")
+            total -= 3 if op.op.kind == "transpose" else 0
+        else:
+            total += len(f"F.{op.op.kind}()") + 3
         for operand in operands:
             if operand.name in self.pending:
                 total += len(self.pending[operand.name].text)
@@ -322,15 +328,14 @@ class Forward:
     def _names(self, name: str, expr: Expr) -> list[str]:
         """Variables for a value, best first: its own wish, the stream that it continues."""
         wish = self.wishes.get(name, "")
-        flows = self.lowered.graph.tensors[name].differentiable
+        flow = _flow(self.lowered.graph.tensors[name])
         stream = []
         for var in sorted(expr.reads):
-            if re.match(rf"(\w+\.)*\w*\(?{var}\b", expr.text) and self._flows.get(var) == flows:
+            if re.match(rf"(\w+\.)*\w*\(?{var}\b", expr.text) and self._flows.get(var) == flow:
                 stream.append(var)
-        if flows:
+        if flow == "stream":
             return [wish, *stream, "x", "h", wish or "h"]
-        dtype = self.lowered.graph.tensors[name].dtype
-        plain = "mask" if dtype == "bool" else "ids" if "int" in dtype else "values"
+        plain = {"bool": "mask", "int": "ids"}.get(flow, "values")
         return [wish, *stream, plain, wish or plain]
 
     def _shown(self, name: str) -> str:
@@ -414,6 +419,9 @@ class Forward:
         reads_all = frozenset().union(*(a.reads for a in args)) if args else frozenset()
         found = Expr(text, reads=reads_all, weight=HEAVY + sum(a.weight for a in args))
         self._close()
+        for name, given in zip(outputs, self.around.returned.get(scope.path, ()), strict=False):
+            if given.isidentifier() and given not in ("x", "h"):
+                self.wishes[name] = given
         once = len(outputs) == 1 and self._uses.get(outputs[0], 0) == 1
         if once and len(self.outputs) == 1 and len(text) <= LONGEST and not self.around.probes:
             self.pending[outputs[0]] = found
@@ -504,6 +512,13 @@ def _shape_comment(shape: Sequence[int], sharding: Sharding) -> str:
     """``[4, 512, 256] tp:S2``; gradients' placements are left out."""
     shown = Sharding(tuple((a, p) for a, p in model_part(sharding).placements if p.kind != "D"))
     return f"{list(shape)}" + (f" {shown}" if shown.placements else "")
+
+
+def _flow(tensor: Tensor) -> str:
+    """What may follow one another under one variable."""
+    if tensor.differentiable:
+        return "stream"
+    return tensor.dtype.rstrip("0123456789")
 
 
 def _needs_counts(scope: Scope, around: Surroundings) -> bool:

@@ -51,7 +51,8 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
         for name, t in built.batch.items()
     )
     samples = check_batch(built.batch, whole_inputs)
-    return Captured(graph, tensors, batch, samples, _tokens(batch))
+    classes = {path: type(m).__name__ for path, m in built.model.named_modules()}
+    return Captured(graph, tensors, batch, samples, _tokens(batch), classes)
 
 
 def _tokens(batch: tuple[BatchEntry, ...]) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autopar.nouns.graph import Graph
 
@@ -44,6 +44,7 @@ class Captured:
 
     tensors:  parameters and buffers in the order of the model's own state.
     samples:  size of the global batch; ``tokens`` per global batch, None without integer ids.
+    classes:  class name by module path, for a program that reads like the model.
     """
 
     graph: Graph
@@ -51,6 +52,7 @@ class Captured:
     batch: tuple[BatchEntry, ...]
     samples: int
     tokens: int | None
+    classes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def parameters(self) -> tuple[ModelTensor, ...]:
