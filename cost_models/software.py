@@ -60,3 +60,17 @@ class Software:
     memory: MemoryDefinition = "allocated"
     """What a reported peak counts: allocated tensors, the allocator's reserve, or all of the device's
     used memory (with context and communication library)."""
+
+
+def default_software(family: str, kind: str, zero: int) -> Software:
+    """What a run on a device of `family` does unless something else is declared."""
+    states: States = "fsdp" if zero >= 2 else "megatron"
+    if kind == "tpu" or family in ("gaudi", "trainium"):
+        return Software(
+            attention="flash_new", graphs=True, moe_graphs=True, tp_overlap=True, states=states
+        )
+    if family == "blackwell":
+        return Software(attention="flash_new", states=states)
+    if family in ("volta", "cpu", ""):
+        return Software(attention="unfused", fused_elementwise=False, states=states)
+    return Software(states=states)

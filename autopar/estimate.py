@@ -1,0 +1,374 @@
+"""`autopar estimate`: will it fit and how fast will it be, from a few architecture figures.
+
+    layers: 80
+    hidden: 8192
+    heads: 64
+    kv_heads: 8
+    ffn: 28672
+    vocab: 128256
+    sequence: 8192
+    gated: true
+
+No model file and no framework is needed: `estimate` prices a layout of the transformer family on a
+cluster, `render` shows it, `sweep` prices every legal layout.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from autopar.cluster_file import load_cluster
+from autopar.cost_models.constants import constant
+from autopar.cost_models.family import Arch
+from autopar.cost_models.footprint import Footprint, footprint
+from autopar.cost_models.layout import Layout, check_layout, illegal, layout_from_fix, parse_fix
+from autopar.cost_models.rates import rates_of
+from autopar.cost_models.software import Software, default_software
+from autopar.cost_models.step_time import StepTime, step_time
+from autopar.cost_models.work import work_of
+from autopar.errors import UserError
+from autopar.nouns.cluster import Cluster
+
+
+class ArchFileError(UserError):
+    """An architecture file that cannot be used; the message says what to change."""
+
+
+class _ArchText(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: str | None = None
+    layers: int = Field(gt=0, le=100_000)
+    hidden: int = Field(gt=0, le=10_000_000)
+    heads: int = Field(gt=0, le=100_000)
+    kv_heads: int | None = Field(default=None, gt=0)
+    ffn: int = Field(gt=0, le=100_000_000)
+    vocab: int = Field(gt=0, le=100_000_000)
+    sequence: int = Field(gt=0, le=1_000_000_000)
+    gated: bool = True
+    head_dim: int = Field(default=0, ge=0, le=65_536)
+    experts: int = Field(default=0, ge=0)
+    top_k: int = Field(default=0, ge=0)
+    shared_experts: int = Field(default=0, ge=0)
+    dense_layers: int = Field(default=0, ge=0)
+    dense_ffn: int = Field(default=0, ge=0)
+    tied: bool = False
+    causal: bool = True
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One layout priced: time and memory with their bands, and where both go."""
+
+    arch: Arch
+    layout: Layout
+    cluster: str
+    device: str
+    precision: str
+    step_time_s: float
+    time_band_s: tuple[float, float]
+    tokens_per_s: float
+    mfu: float
+    parts: StepTime
+    memory: Footprint
+    memory_limit_bytes: int
+    advice: str
+    """The cheapest change that would fit, where it does not."""
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.total <= self.memory_limit_bytes
+
+
+def load_arch(path: str | Path) -> Arch:
+    """The architecture that the YAML file at `path` describes.
+
+    Raises:
+        ArchFileError: no such file, unknown or missing keys, figures that cannot be.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise ArchFileError(f"no architecture file {str(path)!r}; give a YAML file with layers, ...")
+    try:
+        data = yaml.safe_load(file.read_text())
+        if not isinstance(data, dict):
+            raise ArchFileError(f"{path}: expected `layers:`, `hidden:`, `heads:` and so on")
+        text = _ArchText.model_validate(data)
+    except yaml.YAMLError as error:
+        raise ArchFileError(f"{path}: not YAML: {error}") from None
+    except ValidationError as error:
+        raise ArchFileError(f"{path}: {_explain(error)}") from None
+    figures = text.model_dump()
+    figures["name"] = text.name or file.stem
+    figures["kv_heads"] = text.kv_heads or text.heads
+    figures["seq"] = figures.pop("sequence")
+    if text.heads % figures["kv_heads"]:
+        raise ArchFileError(f"{path}: kv_heads {text.kv_heads} does not divide heads {text.heads}")
+    if not text.head_dim and text.hidden % text.heads:
+        raise ArchFileError(
+            f"{path}: heads {text.heads} does not divide hidden {text.hidden}; give head_dim"
+        )
+    if bool(text.experts) != bool(text.top_k) or text.top_k > text.experts:
+        raise ArchFileError(
+            f"{path}: experts {text.experts} and top_k {text.top_k}: give both, top_k at most experts"
+        )
+    if text.dense_layers > text.layers:
+        raise ArchFileError(f"{path}: dense_layers {text.dense_layers} of {text.layers} layers")
+    return Arch(**figures)
+
+
+def _explain(error: ValidationError) -> str:
+    known = list(_ArchText.model_fields)
+    lines = []
+    for finding in error.errors(include_url=False):
+        key = ".".join(str(part) for part in finding["loc"])
+        if finding["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(key, known, 1)
+            lines.append(f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else ""))
+        elif finding["type"] == "missing":
+            lines.append(f"{key} is missing")
+        else:
+            lines.append(f"{key}: {finding['msg']} (given {finding['input']!r})")
+    return "; ".join(lines)
+
+
+def estimate(
+    arch: Arch,
+    cluster: Cluster,
+    layout: Layout,
+    software: Software | None = None,
+    precision: str = "bf16",
+) -> Estimate:
+    """Price one layout.
+
+    Raises:
+        LayoutError: the layout is illegal; every broken rule with its numbers.
+    """
+    check_layout(arch, layout, cluster.device_count)
+    software = software or _software(cluster, layout)
+    parts = _time(arch, cluster, layout, software, precision)
+    memory = _memory(arch, layout, software, precision)
+    seconds = float(parts.total_s)
+    tokens = layout.global_batch * arch.seq
+    device = cluster.device
+    share = constant("time_band")
+    limit = cluster.memory_bytes
+    advice = ""
+    if memory.total > limit:
+        advice = _cheapest_change(arch, cluster, layout, software, precision)
+    return Estimate(
+        arch=arch,
+        layout=layout,
+        cluster=cluster.name,
+        device=device.name,
+        precision=precision,
+        step_time_s=seconds,
+        time_band_s=(seconds / (1 + share), seconds * (1 + share)),
+        tokens_per_s=tokens / seconds,
+        mfu=tokens
+        * arch.flops_per_token()
+        / (seconds * cluster.device_count * device.peak(precision)),
+        parts=parts,
+        memory=memory,
+        memory_limit_bytes=limit,
+        advice=advice,
+    )
+
+
+def _software(cluster: Cluster, layout: Layout) -> Software:
+    device = cluster.device
+    return default_software(device.family, device.kind, layout.zero)
+
+
+def _time(
+    arch: Arch, cluster: Cluster, layout: Layout, software: Software, precision: str
+) -> StepTime:
+    rates = rates_of(cluster.device, precision, software, arch.dim, layout.schedule)
+    return step_time(work_of(arch, layout, cluster, software, precision), rates)
+
+
+def _memory(arch: Arch, layout: Layout, software: Software, precision: str) -> Footprint:
+    return footprint(arch, layout, replace(software, memory="device"), precision)
+
+
+def _cheapest_change(
+    arch: Arch, cluster: Cluster, layout: Layout, software: Software, precision: str
+) -> str:
+    """The change of one choice (or two) that fits and costs least time, as `--fix` would name it."""
+    changes: list[dict[str, Any]] = []
+    if layout.recompute != "full":
+        changes += [{"recompute": "selective"}, {"recompute": "full"}]
+    if layout.microbatch > 1:
+        changes.append({"microbatch": 1})
+    changes += [{"zero": zero} for zero in range(layout.zero + 1, 4)]
+    for tp in (2, 4, 8):
+        if layout.dp_shard % tp == 0 and layout.tp * tp <= 8:
+            changes.append({"tp": layout.tp * tp, "dp_shard": layout.dp_shard // tp})
+    for pp in (2, 4, 8):
+        if layout.dp_shard % pp == 0:
+            changes.append({"pp": layout.pp * pp, "dp_shard": layout.dp_shard // pp})
+    pairs = [{**a, **b} for i, a in enumerate(changes) for b in changes[i + 1 :] if not set(a) & set(b)]
+    best: tuple[float, dict[str, Any]] | None = None
+    for group in (changes, pairs):
+        for change in group:
+            other = replace(layout, **change)
+            if illegal(arch, other, cluster.device_count):
+                continue
+            style = _software(cluster, other)
+            if _memory(arch, other, style, precision).total > cluster.memory_bytes:
+                continue
+            seconds = float(_time(arch, cluster, other, style, precision).total_s)
+            if best is None or seconds < best[0]:
+                best = seconds, change
+        if best is not None:
+            change_text = ",".join(f"{name}={value}" for name, value in best[1].items())
+            return f"{change_text} fits, at {best[0]:.3g} s a step"
+    return "no change of one or two choices fits; more devices are needed"
+
+
+def layouts(arch: Arch, cluster: Cluster, global_batch: int) -> Iterator[Layout]:
+    """Every legal layout over the usual degrees, microbatches, recompute and state sharding."""
+    count = cluster.device_count
+    for tp in _divisors(count, 64):
+        for pp in _divisors(count // tp, arch.layers):
+            for cp in _divisors(count // (tp * pp), 16):
+                dp = count // (tp * pp * cp)
+                for ep in _divisors(tp * cp * dp, max(1, arch.experts)):
+                    for microbatch in (1, 2, 4, 8):
+                        yield from _variants(
+                            arch, count, Layout(global_batch, microbatch, 1, dp, tp, cp, ep, pp)
+                        )
+
+
+def _variants(arch: Arch, count: int, layout: Layout) -> Iterator[Layout]:
+    for recompute in ("none", "selective", "full"):
+        for zero in (0, 1, 2, 3):
+            for interleave in (1, 2, 4) if layout.pp > 1 else (1,):
+                one = replace(
+                    layout,
+                    recompute=recompute,  # type: ignore[arg-type]
+                    zero=zero,
+                    interleave=interleave,
+                    schedule="interleaved" if interleave > 1 else "1f1b",
+                )
+                if not illegal(arch, one, count):
+                    yield one
+
+
+def _divisors(number: int, limit: int) -> list[int]:
+    return [d for d in range(1, min(number, limit) + 1) if number % d == 0]
+
+
+def price(
+    arch: Arch, cluster: Cluster, layout: Layout, precision: str = "bf16"
+) -> tuple[float, float]:
+    """(step seconds, peak bytes) of one legal layout: the quick form of `estimate`."""
+    software = _software(cluster, layout)
+    seconds = float(_time(arch, cluster, layout, software, precision).total_s)
+    return seconds, _memory(arch, layout, software, precision).total
+
+
+def sweep(
+    arch: Arch, cluster: Cluster, global_batch: int, precision: str = "bf16", keep: int = 10
+) -> list[tuple[float, float, Layout]]:
+    """The `keep` fastest layouts that fit: (step seconds, peak bytes, layout), fastest first."""
+    found = []
+    for layout in layouts(arch, cluster, global_batch):
+        seconds, peak = price(arch, cluster, layout, precision)
+        if peak <= cluster.memory_bytes:
+            found.append((seconds, peak, layout))
+    return sorted(found, key=lambda row: row[:2])[:keep]
+
+
+def estimate_files(
+    arch_path: str | Path,
+    cluster_path: str | Path,
+    fix: str = "",
+    global_batch: int | None = None,
+    precision: str = "bf16",
+) -> Estimate:
+    """What `autopar estimate` computes, from the paths and texts that it was given.
+
+    Raises:
+        UserError: any of the inputs cannot be used.
+    """
+    arch, cluster = load_arch(arch_path), load_cluster(cluster_path)
+    choices = parse_fix(fix)
+    if global_batch is None and "global_batch" not in choices:
+        degrees = [int(choices.get(name, 1)) for name in ("tp", "cp", "pp")]
+        replicas = max(1, cluster.device_count // (degrees[0] * degrees[1] * degrees[2]))
+        global_batch = replicas * int(choices.get("microbatch", 1)) * 4 * degrees[2]
+    layout = layout_from_fix(choices, cluster.device_count, global_batch)
+    return estimate(arch, cluster, layout, precision=precision)
+
+
+def render(found: Estimate) -> str:
+    """The report as plain text."""
+    x, gib = found.layout, 2.0**30
+    lines = [
+        f"{found.arch.name}: {found.arch.parameters / 1e9:.1f} B parameters on "
+        f"{x.device_count} {found.device} ({found.cluster}), {found.precision}",
+        f"layout   {x}",
+        f"step     {found.step_time_s:.3g} s  (band {found.time_band_s[0]:.3g} to "
+        f"{found.time_band_s[1]:.3g})   {found.tokens_per_s:,.0f} tokens/s   "
+        f"{found.tokens_per_s / x.device_count:,.0f} per device   MFU {found.mfu:.1%}",
+        "",
+        "where the time goes",
+    ]
+    for name, seconds in asdict(found.parts).items():
+        if name != "total_s" and abs(float(seconds)) > 1e-9:
+            label = name.removesuffix("_s").replace("_", " ")
+            share = float(seconds) / found.step_time_s
+            lines.append(f"  {label:16s} {float(seconds):10.4g} s {share:6.1%}")
+    low, high = found.memory.band
+    lines += [
+        "",
+        f"peak memory of stage {found.memory.stage} at {found.memory.moment}",
+    ]
+    for name, size in found.memory.parts():
+        lines.append(f"  {name:16s} {size / gib:10.2f} GiB")
+    lines += [
+        f"  {'total':16s} {found.memory.total / gib:10.2f} GiB  (band {low / gib:.1f} to "
+        f"{high / gib:.1f}) of {found.memory_limit_bytes / gib:.1f} GiB",
+        "",
+    ]
+    if found.fits:
+        lines.append("fits" if high <= found.memory_limit_bytes else "fits, but the band does not")
+    else:
+        short = (found.memory.total - found.memory_limit_bytes) / gib
+        lines.append(f"does not fit: {short:.1f} GiB short on {found.device}; {found.advice}")
+    lines.append("rates: fitted to published runs; collectives: measured wire shares; see docs")
+    return "\n".join(lines)
+
+
+def to_json(found: Estimate) -> str:
+    """The report as one JSON object."""
+    return json.dumps(
+        {
+            "step_time_s": found.step_time_s,
+            "step_time_band_s": list(found.time_band_s),
+            "tokens_per_s": found.tokens_per_s,
+            "mfu": found.mfu,
+            "layout": str(found.layout),
+            "time_s": {k: float(v) for k, v in asdict(found.parts).items()},
+            "memory_bytes": {
+                **dict(found.memory.parts()),
+                "total": found.memory.total,
+                "band": list(found.memory.band),
+                "limit": found.memory_limit_bytes,
+                "stage": found.memory.stage,
+                "moment": found.memory.moment,
+            },
+            "fits": found.fits,
+            "advice": found.advice,
+        },
+        indent=1,
+    )
