@@ -6,6 +6,7 @@ writes, and which it overwrites whole. `autopar.runtime.initialize` replays that
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -149,8 +150,11 @@ def record(make: Callable[[], nn.Module]) -> Record:
     """
     recorder = _Recorder()
     state = torch.random.get_rng_state()
-    with FakeTensorMode(allow_non_fake_inputs=True), recorder, _watched(recorder):
-        model = make()
+    with warnings.catch_warnings():
+        # copying a module asks whether its tensors have memory
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+        with FakeTensorMode(allow_non_fake_inputs=True), recorder, _watched(recorder):
+            model = make()
     if not torch.equal(state, torch.random.get_rng_state()):
         raise Untrusted("it sets the state of the random generator")
     found = recorder.record

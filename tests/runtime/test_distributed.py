@@ -1,0 +1,129 @@
+"""Trainer, checkpoints, counting and locating on four real processes, started once.
+
+The comparison is the original model on one device in float64, within 1e-9 of each tensor's norm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.gloo
+
+LAYOUTS = (
+    "replicate",
+    "zero0",
+    "zero1",
+    "zero2",
+    "zero3",
+    "tp",
+    "shard x tp, zero 1",
+    "shard x tp, zero 3",
+    "replicate x tp",
+    "hybrid, zero 0",
+    "hybrid, zero 1",
+    "hybrid, zero 2",
+    "hybrid, zero 3",
+    "axes of size 1",
+)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("checks")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "4", "-m", "tests.runtime.checks", str(folder)]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    results: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    for name, result in results.items():
+        if isinstance(result, dict) and "failed" in result:
+            pytest.fail(f"{name}:\n{result['failed']}")
+    return results
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_steps_equal_one_device(found: dict[str, Any], layout: str) -> None:
+    result = found[f"agrees: {layout}"]
+    assert result["loss"] < 1e-12
+    assert result["gradient"] < 1e-9
+    assert result["weight"] < 1e-9
+    assert result["norm"] < 1e-12
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_issues_exactly_the_stated_collectives(found: dict[str, Any], layout: str) -> None:
+    assert found[f"issued: {layout}"] == []
+
+
+@pytest.mark.parametrize("layout", ["replicate x tp", "zero2"])
+def test_lower_precision_computes_low_and_stores_high(found: dict[str, Any], layout: str) -> None:
+    result = found[f"bfloat16: {layout}"]
+    assert result["compute"] == ["torch.bfloat16"]
+    assert result["stored"] == ["torch.float32"]
+    assert result["gradients"] == ["torch.float32"]
+    assert result["losses"][2] < result["losses"][1] < result["losses"][0]
+
+
+@pytest.mark.parametrize(
+    "layout", ["replicate", "tp", "zero3", "hybrid, zero 1", "replicate x tp", "plain"]
+)
+def test_checkpoint_goes_on_under_another_plan(found: dict[str, Any], layout: str) -> None:
+    assert found["checkpoints"][layout] < 1e-12
+
+
+def test_random_numbers_go_on_after_a_load(found: dict[str, Any]) -> None:
+    assert found["random state"] is True
+
+
+def test_checkpoint_of_another_model_is_refused(found: dict[str, Any]) -> None:
+    message = found["other model"]
+    assert "positions.weight has shape [12, 24]" in message
+    assert "[13, 24]" in message
+
+
+def test_deferred_gradients_in_small_buckets(found: dict[str, Any]) -> None:
+    assert found["late"] < 1e-12
+
+
+def test_norm_of_replicas_needs_no_collective(found: dict[str, Any]) -> None:
+    assert found["norm without group"] == 0
+
+
+def test_wrong_number_of_processes_is_named(found: dict[str, Any]) -> None:
+    assert "tp=8 has 8 ranks and 4 processes run" in found["wrong world"]
+    assert "torchrun --nproc-per-node 8" in found["wrong world"]
+
+
+def test_batch_that_does_not_divide_is_named(found: dict[str, Any]) -> None:
+    assert "batch['tokens'] has shape [10, 12]" in found["indivisible"]
+    assert "2 microbatches x 4 data ranks = 8" in found["indivisible"]
+
+
+def test_ranks_with_different_plans_is_an_error(found: dict[str, Any]) -> None:
+    message = found["plans differ"]
+    assert "the ranks run different plans" in message
+    assert "rank 3" in message
+
+
+def test_locate_names_the_first_difference(found: dict[str, Any]) -> None:
+    wrong = found["first wrong"]
+    assert "agrees with the program on one device" in wrong["right"]
+    assert "first difference: forward, Layer::/add in layers.0 (tiny_gpt.py:47)" in wrong["forward"]
+    assert "first difference: backward, Layer::/add in layers.1" in wrong["backward"]
+    assert "and should be" in wrong["backward"]
