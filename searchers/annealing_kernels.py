@@ -1,5 +1,6 @@
 """The compiled inner loops of block annealing (see ``annealing``); imported only when needed."""
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
 
 import numpy as np
@@ -7,8 +8,8 @@ import numpy as np
 from autopar.searchers.memory_kernels import change_label, jit
 
 
-@jit  # type: ignore[untyped-decorator]
-def uniform(state):  # type: ignore[no-untyped-def]
+@jit
+def uniform(state):
     """xorshift64* (Vigna 2016): the next number in [0, 1)."""
     s = state[0]
     s ^= s >> np.uint64(12)
@@ -18,8 +19,8 @@ def uniform(state):  # type: ignore[no-untyped-def]
     return ((s * np.uint64(2685821657736338717)) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
-@jit  # type: ignore[untyped-decorator]
-def pick_ball(out, out_start, head, mark, move, reached, limit, fan, stars, state):  # type: ignore[no-untyped-def]
+@jit
+def pick_ball(out, out_start, head, mark, move, reached, limit, fan, stars, state):
     """Variables around a random one, breadth first, at most ``fan`` neighbours of each.
 
     A share ``stars`` of the balls are stars: around the end of a random edge, so hubs are likely,
@@ -54,8 +55,8 @@ def pick_ball(out, out_start, head, mark, move, reached, limit, fan, stars, stat
     return count
 
 
-@jit  # type: ignore[untyped-decorator]
-def find(group, v):  # type: ignore[no-untyped-def]
+@jit
+def find(group, v):
     """The root of v's tree (union-find with path halving)."""
     while group[v] != v:
         group[v] = group[group[v]]
@@ -63,8 +64,8 @@ def find(group, v):  # type: ignore[no-untyped-def]
     return v
 
 
-@jit  # type: ignore[untyped-decorator]
-def induced_forest(  # type: ignore[no-untyped-def]
+@jit
+def induced_forest(
     out, out_start, head, reached, count, move, group, inside, stamp, order, parent, tree_of
 ):
     """Of the variables reached, in order, those that close no cycle; roots before their subtrees.
@@ -118,8 +119,8 @@ def induced_forest(  # type: ignore[no-untyped-def]
     return placed
 
 
-@jit  # type: ignore[untyped-decorator]
-def solve_forest(  # type: ignore[no-untyped-def]
+@jit
+def solve_forest(
     start,
     out,
     out_start,
@@ -192,8 +193,8 @@ def solve_forest(  # type: ignore[no-untyped-def]
         new[v] = pick
 
 
-@jit  # type: ignore[untyped-decorator]
-def exchange(  # type: ignore[no-untyped-def]
+@jit
+def exchange(
     start,
     out,
     out_start,
@@ -237,8 +238,8 @@ def exchange(  # type: ignore[no-untyped-def]
     return delta
 
 
-@jit  # type: ignore[untyped-decorator]
-def anneal(  # type: ignore[no-untyped-def]
+@jit
+def anneal(
     start,
     out,
     out_start,
@@ -261,6 +262,7 @@ def anneal(  # type: ignore[no-untyped-def]
     cold,
     moves,
     ball,
+    power,
     stars,
     state,
 ):
@@ -293,7 +295,7 @@ def anneal(  # type: ignore[no-untyped-def]
     blocked = 0
     for move in range(moves):
         heat = hot * (cold / hot) ** (move / moves)
-        limit = np.int64(ball ** uniform(state))
+        limit = 1 + np.int64((ball - 1) * uniform(state) ** power)
         count = pick_ball(out, out_start, head, mark, move, reached, limit, 24, stars, state)
         looked += count
         placed = induced_forest(

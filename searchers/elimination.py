@@ -58,7 +58,13 @@ class Part:
     price: Floats
 
 
-def solve(run: Run, m: Model, lift: Lift, table_limit: int = TABLE_LIMIT) -> None:
+def solve(
+    run: Run,
+    m: Model,
+    lift: Lift,
+    table_limit: int = TABLE_LIMIT,
+    max_branches: int | None = None,
+) -> None:
     """Search a shrunk model, offering choices and bounds to the run."""
     dp = Elimination(m, table_limit)
     root = Part(-np.inf, 0, m.unary, np.zeros(len(m.room)))
@@ -71,6 +77,8 @@ def solve(run: Run, m: Model, lift: Lift, table_limit: int = TABLE_LIMIT) -> Non
         if part.bound >= best[0]:
             break
         if run.closed:
+            return
+        if numbers >= (max_branches or numbers + 1):
             return
         if not dp.exact or (
             run.budget.evaluations is None and run.budget.wall_s is None and numbers >= MAX_BRANCHES

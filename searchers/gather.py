@@ -74,6 +74,7 @@ def gather(m: Model, var_of: Ints, source: Ints, new_sizes: Ints) -> tuple[Model
         term_start=offsets(size),
         term_usage=m.term_usage[entry],
         room=m.room,
+        moment=m.moment,
         constant=m.constant,
     )
 
@@ -106,7 +107,8 @@ def tidy_memory(m: Model) -> Model:
     """
     if not len(m.term_var):
         # Only room can say that nothing fits; keep the tightest row for that.
-        return replace(m, room=m.room[m.room < 0][:1])
+        short = np.flatnonzero(m.room < 0)[:1]
+        return replace(m, room=m.room[short], moment=m.moment[short])
     rows = len(m.room)
     least = np.minimum.reduceat(m.term_usage, m.term_start[:-1])
     change = np.bincount(m.term_rows[:, 0], least, rows + 1)
@@ -156,4 +158,5 @@ def tidy_memory(m: Model) -> Model:
         term_start=out_start,
         term_usage=added,
         room=room[kept],
+        moment=m.moment[kept],
     )

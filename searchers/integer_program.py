@@ -15,6 +15,7 @@ same up to a constant on every edge row share their y's.  One evaluation is one 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import timedelta
 
 import numpy as np
@@ -57,6 +58,7 @@ def solve(
     proves: bool = True,
     limit_s: float = math.inf,
     seed: int = 0,
+    offer: Callable[[Ints], None] | None = None,
 ) -> bool:
     """Solve a model, offering choices and, where ``proves``, bounds.
 
@@ -88,10 +90,15 @@ def solve(
         over = m.load(x) - m.room
         if (over <= 0).all():
             run.offer(lift(x), "integer program")
+            if offer is not None:
+                offer(x)
             return status == "optimal"
         fitted = make_fit(m, x, m.unary)
         if fitted is not None:
-            run.offer(lift(polish(m, fitted)), "integer program, repaired")
+            fitted = polish(m, fitted)
+            run.offer(lift(fitted), "integer program, repaired")
+            if offer is not None:
+                offer(fitted)
         new = [r for r in overfull_rows(over) if r not in known]
         if not new or run.closed:
             return False

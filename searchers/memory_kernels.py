@@ -4,6 +4,7 @@ The tree holds, for every row, the memory used beyond its room; the largest is `
 choice fits when that is not above zero.  Imported only when a model is large.
 """
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
 
 import numba
@@ -12,8 +13,8 @@ import numpy as np
 jit = numba.njit(cache=True, nogil=True, fastmath={"nsz", "contract", "nnan", "ninf"})
 
 
-@jit  # type: ignore[untyped-decorator]
-def add_range(tree, lazy, leaves, lo, hi, value):  # type: ignore[no-untyped-def]
+@jit
+def add_range(tree, lazy, leaves, lo, hi, value):
     """Add to rows lo:hi of a segment tree whose root, ``tree[1]``, is the largest row."""
     left = lo + leaves
     right = hi + leaves
@@ -40,8 +41,8 @@ def add_range(tree, lazy, leaves, lo, hi, value):  # type: ignore[no-untyped-def
         last >>= 1
 
 
-@jit  # type: ignore[untyped-decorator]
-def change_label(  # type: ignore[no-untyped-def]
+@jit
+def change_label(
     start, out, out_start, head, cell_start, cells, unary, terms, x, tree, lazy, leaves, v, label
 ):
     """Give v another label; keeps the memory tree right and returns the change of cost."""
@@ -61,8 +62,8 @@ def change_label(  # type: ignore[no-untyped-def]
     return delta
 
 
-@jit  # type: ignore[untyped-decorator]
-def repair(  # type: ignore[no-untyped-def]
+@jit
+def repair(
     start,
     out,
     out_start,

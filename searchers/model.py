@@ -49,6 +49,7 @@ class Model:
     term_start: Ints  # (q + 1,)
     term_usage: Floats
     room: Floats  # (rows,)
+    moment: Ints  # (rows,) which moment of the problem each row is
     constant: float = 0.0
 
     @property
@@ -125,6 +126,7 @@ def from_problem(p: Problem) -> Model:
         term_start=offsets(sizes[alive]),
         term_usage=p.usage[runs(p.strategy_start[alive], sizes[alive])].astype(np.float64),
         room=np.full(max(len(times) - 1, 0), float(p.usage_limit)),
+        moment=np.arange(max(len(times) - 1, 0)),
     )
 
 

@@ -1,10 +1,39 @@
-"""The default: looks at the shape of the problem and chains the other searchers."""
+"""The default: looks at the shape of the problem and chains the other searchers.
+
+1. Shrink.  A narrow graph (small tables in ``tree_decomposition``) goes to ``elimination``, which
+   usually ends there.
+2. A small rest goes to ``integer_program``, which proves the optimum.
+3. Otherwise the dual (``trws``) gives a bound, prices on memory and a start; labels whose reduced
+   cost rules them out go, the model shrinks again, and what has become small is solved as an
+   integer program.
+4. What stays large is annealed in rounds.  Between rounds the answers of the chains are merged:
+   the model restricted to the labels that some chain chose, and to those of small reduced cost,
+   is small enough for the integer program (solution merging, after Blum et al. 2016).
+"""
 
 from __future__ import annotations
 
-from autopar.nouns.problem import Problem, Solution
-from autopar.searchers import elimination
-from autopar.searchers.run import NO_BUDGET, Budget, Report
+import math
+
+import numpy as np
+
+from autopar.nouns.problem import Ints, Problem, Solution
+from autopar.searchers import elimination, integer_program
+from autopar.searchers.annealing import Annealer, improve
+from autopar.searchers.gather import Lift, keep_labels
+from autopar.searchers.memory_tree import MemoryTree, repair
+from autopar.searchers.model import Model
+from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
+from autopar.searchers.shrink import Contradiction, shrink, shrink_model
+from autopar.searchers.tree_decomposition import elimination_cells
+from autopar.searchers.trws import Dual
+
+NARROW = 2_000_000  # table cells of one elimination up to which it is tried
+BRANCHES = 40  # parts that elimination may look at before the integer program takes over
+SMALL = 60_000  # edge cells up to which the integer program is tried at once
+CORE = 300_000  # edge cells of a merged model that is worth an integer program
+PASSES = 600  # of the dual before a look at what it rules out
+RULE_OUTS = 3  # times that the dual starts again on what it left
 
 
 def search(
@@ -13,5 +42,118 @@ def search(
     seed: int = 0,
     progress: Report | None = None,
 ) -> Solution:
-    """For now: elimination."""
-    return elimination.search(problem, budget, seed, progress)
+    """See the module."""
+    with Run(problem, budget, "portfolio", progress) as run:
+        try:
+            model, lift = shrink(problem, run.tell if progress else None)
+            _solve(run, model, lift, seed)
+        except Contradiction:
+            run.bound(math.inf, "everything is forbidden")
+    return run.solution()
+
+
+def _solve(run: Run, m: Model, lift: Lift, seed: int) -> None:
+    if elimination_cells(m, NARROW) <= NARROW:
+        elimination.solve(run, m, lift, max_branches=BRANCHES)
+        if run.closed:
+            return
+    if len(m.edge_cost) <= SMALL:
+        if integer_program.solve(run, m, lift, limit_s=_share(run, 0.6), seed=seed):
+            return
+    dual = Dual(m, run, lift)
+    for _ in range(RULE_OUTS):
+        dual.ascend(PASSES, run.wall_s + _share(run, 0.15))
+        if run.closed:
+            return
+        if dual.choice is None:
+            break
+        smaller = _rule_out(run, dual)
+        if smaller is None:
+            return
+        if smaller[0].start[-1] > 0.9 * dual.model.start[-1]:
+            break
+        m, back = smaller
+        lift = chain(lift, back)
+        if len(m.edge_cost) <= CORE and integer_program.solve(
+            run, m, lift, dual.busy_rows(m), limit_s=_share(run, 0.35), seed=seed
+        ):
+            return
+        dual = Dual(m, run, lift, dual)
+    start = dual.choice if dual.choice is not None else first_fit(dual)
+    if start is None:
+        integer_program.solve(run, dual.model, lift, dual.busy_rows(dual.model), seed=seed)
+        return
+    improve(run, dual.model, lift, dual.arcs, dual.price, start, seed, Merge(run, dual, lift, seed))
+
+
+def _rule_out(run: Run, dual: Dual) -> tuple[Model, Lift] | None:
+    """The dual's model without the labels that cannot be part of a better answer, shrunk.
+
+    None when that leaves nothing: the answer known is optimal.
+    """
+    assert run.cost is not None
+    keep = dual.open_labels(min(dual.upper, run.cost) * (1.0 - run.budget.gap))
+    try:
+        if (np.add.reduceat(keep, dual.model.start[:-1]) == 0).any():
+            raise Contradiction
+        fewer, back = keep_labels(dual.model, keep)
+        smaller, further = shrink_model(fewer)
+    except Contradiction:
+        run.bound(run.cost * (1.0 - run.budget.gap), "nothing better is left")
+        return None
+    run.tell(f"ruled out: {len(keep)} -> {keep.sum()} -> {smaller.start[-1]} labels")
+    return smaller, chain(back, further)
+
+
+class Merge:
+    """Solution merging: the best of all combinations of what the chains chose."""
+
+    def __init__(self, run: Run, dual: Dual, lift: Lift, seed: int) -> None:
+        self.run, self.dual, self.lift, self.seed = run, dual, lift, seed
+        self.reduced = dual.reduced_costs()
+        self.fraction = 0.05  # of the gap, that a label's reduced cost may be
+
+    def __call__(self, annealer: Annealer, found: list[Ints]) -> None:
+        m, run = self.dual.model, self.run
+        while True:
+            allowed = self.fraction * max(annealer.best_cost - self.dual.bound, 0.0)
+            keep = self.reduced <= allowed
+            for x in found:
+                keep[m.start[:-1] + x] = True
+            fewer, back = keep_labels(m, keep)
+            smaller, further = shrink_model(fewer)
+            if len(smaller.edge_cost) <= CORE or self.fraction < 1e-4:
+                break
+            self.fraction /= 2.0
+        back = chain(back, further)
+        run.tell(f"merging {int(keep.sum())} labels: {len(smaller.edge_cost)} cells")
+        if len(smaller.edge_cost) > 3 * CORE:
+            return
+        part = Run(run.problem, Budget(wall_s=_share(run, 0.2)), "merging")
+        with part:
+            integer_program.solve(
+                part, smaller, chain(self.lift, back), self.dual.busy_rows(smaller), proves=False,
+                seed=self.seed, offer=lambda x: annealer.take(back(x)),
+            )  # fmt: skip
+
+
+def first_fit(dual: Dual) -> Ints | None:
+    """A choice that fits, from labels of ever higher prices on memory; None if none is found."""
+    m = dual.model
+    for factor in (1.0, 2.0, 4.0, 16.0, 256.0):
+        for price in (dual.price, np.full(len(m.room), dual.price.max(initial=1.0))):
+            x = dual.decode(factor * price)
+            tree = MemoryTree(m, x)
+            if repair(m, dual.arcs, tree, m.priced(price)):
+                if dual.run.offer(dual.lift(tree.choice), "repair") or dual.run.cost is not None:
+                    return tree.choice
+    return None
+
+
+def chain(outer: Lift, inner: Lift) -> Lift:
+    """First ``inner``, then ``outer``."""
+    return lambda x: outer(inner(x))
+
+
+def _share(run: Run, share: float) -> float:
+    return share * run.remaining_s

@@ -33,6 +33,7 @@ SEARCHERS = {
     for s in (
         Searcher("brute_force", True, "a handful of nodes; the referee"),
         Searcher("portfolio", True, "the default: looks at the problem and chains the others"),
+        Searcher("annealing", False, "thousands of variables"),
         Searcher("integer_program", True, "a few hundred variables with a memory limit that bites"),
         Searcher("elimination", True, "narrow graphs: blocks of real models"),
     )

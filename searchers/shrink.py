@@ -226,6 +226,7 @@ def absorb_fixed(m: Model) -> tuple[Model, Lift] | None:
         term_start=offsets(term_size),
         term_usage=m.term_usage[runs(m.term_start[term], term_size)],
         room=room,
+        moment=m.moment,
         constant=float(constant),
     )
 

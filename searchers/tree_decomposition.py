@@ -144,8 +144,17 @@ def _cells(scope: tuple[int, ...] | set[int], sizes: list[int]) -> int:
     return cells
 
 
+def elimination_cells(m: Model, limit: int) -> int:
+    """Table cells of one elimination, or a number above the limit."""
+    return _eliminate(m, limit)[1]
+
+
 def elimination_order(m: Model) -> list[int]:
     """Greedy: always the variable whose joint table with its neighbours is smallest."""
+    return _eliminate(m, None)[0]
+
+
+def _eliminate(m: Model, limit: int | None) -> tuple[list[int], int]:
     import heapq
 
     sizes = m.sizes.tolist()
@@ -161,6 +170,7 @@ def elimination_order(m: Model) -> list[int]:
     heap = [(w, v) for v, w in enumerate(current)]
     heapq.heapify(heap)
     order: list[int] = []
+    cells = 0
     done = [False] * len(sizes)
     while heap:
         w, v = heapq.heappop(heap)
@@ -168,6 +178,9 @@ def elimination_order(m: Model) -> list[int]:
             continue
         done[v] = True
         order.append(v)
+        cells += w
+        if limit is not None and cells > limit:
+            break
         others = near[v]
         for a in others:
             near[a] |= others
@@ -176,4 +189,4 @@ def elimination_order(m: Model) -> list[int]:
             if (new := weight(a)) != current[a]:
                 current[a] = new
                 heapq.heappush(heap, (new, a))
-    return order
+    return order, cells

@@ -12,9 +12,9 @@ and one pass computes
 The bound never falls from pass to pass.  Any label l may be ruled out when
 bound + total_v(l) - min total_v exceeds the cost of a known answer.
 
-The usage limit enters through prices p >= 0 per memory row: g(p) = bound(unary + p . usage) - p . room
-is a lower bound for every p.  After each pass the prices take a step along the decoded choice's
-excess (a subgradient, smoothed), of Polyak's length (1969) for the gap to the best answer so far;
+The usage limit enters through prices p >= 0 per memory row: g(p) = bound(unary + p . usage)
+- p . room is a lower bound for every p.  After each pass the prices take a step along the decoded
+choice's excess (a subgradient, smoothed), of Polyak's length (1969) for the gap to the best answer;
 when the bound stalls, the step shrinks and the prices return to the best.  Only the fullest row of
 each overfull stretch is ever priced (``overfull_rows``): thousands of nearly equal rows would
 each count the same excess.  One evaluation is one variable passed.
@@ -27,10 +27,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from autopar.nouns.problem import Ints
-from autopar.searchers.arcs import arcs
-from autopar.searchers.gather import Lift, keep_labels
+from autopar.searchers.arcs import Arcs, arcs
+from autopar.searchers.gather import Lift
 from autopar.searchers.memory_prices import overfull_rows
 from autopar.searchers.memory_tree import MemoryTree, repair
 from autopar.searchers.model import Floats, Model
@@ -57,6 +58,7 @@ class Dual:
     model: Model
     run: Run
     lift: Lift
+    before: Dual | None = None  # the dual of a larger model of the same problem
     upper: float = math.inf
     choice: Ints | None = None
     bound: float = -math.inf
@@ -69,17 +71,23 @@ class Dual:
     def __post_init__(self) -> None:
         m = self.model
         self.price = np.zeros(len(m.room))
+        self._priced_rows = np.zeros(len(m.room), bool)
+        if self.before is not None and len(m.room):
+            had = np.flatnonzero(self.before.price > 0)
+            at = nearest(m.moment, self.before.model.moment[had])
+            np.add.at(self.price, at, self.before.price[had])
+            self._priced_rows[at] = True
+            self.before = None
         self.message = np.zeros(self.arcs.message_start[-1])
         self.reduced = np.zeros(m.start[-1])
         self._now = self.price
         self._decoded = np.zeros(m.num_vars, np.int64)
-        self._priced_rows = np.zeros(len(m.room), bool)
         self._direction = np.zeros(len(m.room))
         self._stalled = 0
         self._mark = -math.inf
 
     @cached_property
-    def arcs(self):  # type: ignore[no-untyped-def]
+    def arcs(self) -> Arcs:
         return arcs(self.model, big_cost(self.model))
 
     @property
@@ -89,16 +97,21 @@ class Dual:
     @property
     def gap(self) -> float:
         """What the best answer and the bound leave open, in cost."""
-        if math.isinf(self.upper):
+        if math.isinf(self.known):
             return 0.05 * abs(self.bound)
-        return max(self.upper - self.bound, 0.0)
+        return max(self.known - self.bound, 0.0)
+
+    @property
+    def known(self) -> float:
+        """The cost of the best answer, found here or before."""
+        return self.upper if self.run.cost is None else min(self.upper, float(self.run.cost))
 
     def ascend(self, passes: int, until_s: float = math.inf) -> None:
         """Up to so many passes there and back; ends early when converged or the gap is closed."""
         for _ in range(passes):
             if self.converged or self.run.wall_s > until_s:
                 return
-            if self.upper - self.bound <= self.run.budget.gap * abs(self.upper):
+            if self.known - self.bound <= self.run.budget.gap * abs(self.known):
                 return
             self._pass()
             if self.passes > WARM_UP and len(self.model.room):
@@ -107,21 +120,15 @@ class Dual:
                 self._notice_stall()
 
     def _pass(self) -> None:
-        from autopar.searchers.trws_kernels import sweep
-
-        m = self.model
-        unary = m.priced(self._now)
-        np.minimum(unary, big_cost(m), out=unary)
-        sweep(*self.arcs, unary, self.message, False, self.reduced, self._decoded)
-        value = sweep(*self.arcs, unary, self.message, True, self.reduced, self._decoded)
-        value += m.constant - float(self._now @ m.room)
+        unary = self._capped(self._now)
+        self._sweep(unary, self._now, False)
+        value = self._sweep(unary, self._now, True)
         self.passes += 1
-        self.last = value
         if value > self.bound:
             self.bound, self.price = value, self._now
             self.run.bound(value, "trws")
         self._offer(unary)
-        self.run.spend(2 * m.num_vars)
+        self.run.spend(2 * self.model.num_vars)
 
     def _offer(self, unary: Floats) -> None:
         """Take the decoded choice if it fits; now and then make it fit."""
@@ -168,27 +175,60 @@ class Dual:
             self._now = self.price
             self._direction[:] = 0.0
 
-    def open_labels(self, upper: float, passes: int = 10) -> np.ndarray:
-        """A mask of the labels that an answer of cost at most ``upper`` may contain."""
+    def reduced_costs(self, passes: int = 10) -> Floats:
+        """By how much choosing a label raises the bound at the best prices, per label."""
         m = self.model
-        self._now = self.price
-        unary = m.priced(self.price)
-        np.minimum(unary, big_cost(m), out=unary)
-        keep = np.ones(m.start[-1], bool)
-        from autopar.searchers.trws_kernels import sweep
-
+        unary = self._capped(self.price)
+        best = np.zeros(m.start[-1])
         before = -math.inf
         for i in range(2 * passes):
-            value = sweep(*self.arcs, unary, self.message, i % 2 == 1, self.reduced, self._decoded)
-            value += m.constant - float(self.price @ m.room)
+            value = self._sweep(unary, self.price, i % 2 == 1)
             if np.isfinite(before):
-                keep &= before + self.reduced <= upper + 1e-9 * abs(upper)
+                np.maximum(best, before + self.reduced - self.bound, out=best)
             before = value
         self.run.spend(2 * passes * m.num_vars)
-        return keep
+        return best
+
+    def open_labels(self, upper: float) -> npt.NDArray[np.bool_]:
+        """A mask of the labels that an answer of cost at most ``upper`` may contain."""
+        reduced = self.reduced_costs()
+        return np.asarray(self.bound + reduced <= upper + 1e-9 * abs(upper))
+
+    def decode(self, price: Floats) -> Ints:
+        """A choice at other prices."""
+        unary = self._capped(price)
+        for i in range(6):
+            self._sweep(unary, price, i % 2 == 1)
+        return self._decoded.copy()
+
+    def busy_rows(self, m: Model) -> Ints:
+        """The rows of another model of the same problem that are nearest to priced ones here."""
+        moments = self.model.moment[self.price > 0]
+        if not len(m.moment) or not len(moments):
+            return np.zeros(0, np.int64)
+        return np.unique(nearest(m.moment, moments))
+
+    def _capped(self, price: Floats) -> Floats:
+        return np.minimum(self.model.priced(price), big_cost(self.model))
+
+    def _sweep(self, unary: Floats, price: Floats, backwards: bool) -> float:
+        from autopar.searchers.trws_kernels import sweep
+
+        m = self.model
+        value = sweep(*self.arcs, unary, self.message, backwards, self.reduced, self._decoded)
+        return float(value) + m.constant - float(price @ m.room)
 
 
-def _near(over: Floats, row: int) -> np.ndarray:
+def nearest(places: Ints, wanted: Ints) -> Ints:
+    """For each wanted number the index of the nearest of the sorted ``places``."""
+    right = np.searchsorted(places, wanted).clip(1, max(len(places) - 1, 1))
+    left = right - 1
+    right = np.minimum(right, len(places) - 1)
+    closer = wanted - places[left] <= places[right] - wanted
+    return np.asarray(np.where(closer, left, right))
+
+
+def _near(over: Floats, row: int) -> npt.NDArray[np.bool_]:
     """The overfull stretch around a row."""
     out = np.zeros(len(over), bool)
     full = over > 0
@@ -196,16 +236,3 @@ def _near(over: Floats, row: int) -> np.ndarray:
     hi = row + int(np.argmin(full[row:])) if not full[row:].all() else len(over)
     out[lo:hi] = True
     return out
-
-
-def rule_out(dual: Dual, upper: float) -> tuple[Model, Lift] | None:
-    """The model without the labels that no answer of cost at most ``upper`` contains.
-
-    None when some variable has none left: then there is no such answer.
-    """
-    m = dual.model
-    keep = dual.open_labels(upper)
-    if (np.add.reduceat(keep, m.start[:-1]) == 0).any():
-        return None
-    smaller, lift = keep_labels(m, keep)
-    return smaller, lift

@@ -1,5 +1,6 @@
 """The compiled inner loop of TRW-S (see ``trws``); imported only when it is needed."""
 
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
 
 import numba
@@ -8,7 +9,7 @@ import numpy as np
 jit = numba.njit(cache=True, nogil=True, fastmath={"nsz", "contract", "nnan", "ninf"})
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def sweep(
     start,
     out,
@@ -16,7 +17,7 @@ def sweep(
     head,
     cell_start,
     cells,
-    message_start,  # type: ignore[no-untyped-def]
+    message_start,
     unary,
     message,
     backwards,

@@ -1,0 +1,207 @@
+"""Block annealing: large exact moves at a falling temperature, always within memory.
+
+A move picks a ball of variables, takes from it an induced forest (variables that close no cycle),
+and minimises exactly over all labels of the forest at once, everything else frozen, by dynamic
+programming from the leaves.  Gumbel noise of scale T on the unary costs makes the minimiser nearly
+a sample at temperature T (perturb-and-MAP, Papandreou & Yuille 2011; blocks of trees after Hamze &
+de Freitas 2004).  What does not fit into memory is taken tree by tree, or not at all.  A share of
+the prices on memory that the dual found steers the proposals; it is raised when memory blocks too
+many moves and lowered when it blocks few.
+
+Which ball is best differs from problem to problem, and so does luck: several chains with different
+balls run side by side (``CHAINS``), and rounds after the first start from the best of them, cooler.
+Temperatures are in units of the cost per variable of the round's start.  Chains have their own
+random numbers and meet only between rounds, so the number of cores changes nothing but the time.
+One evaluation is one variable looked at.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.nouns.problem import Ints, Problem, Solution
+from autopar.searchers.arcs import Arcs
+from autopar.searchers.gather import Lift
+from autopar.searchers.memory_tree import MemoryTree
+from autopar.searchers.model import Floats, Model
+from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
+from autopar.searchers.shrink import Contradiction, shrink
+
+BLOCKED = 0.2  # the share of moves that memory may block before prices rise
+SEGMENTS = 40  # of a round; prices are steered between them
+EVALUATIONS = 20_000_000  # of one round when there is no budget
+
+
+@dataclass(frozen=True)
+class Ball:
+    """How blocks are picked: size 1 + (most - 1) u^skew for uniform u; a share of stars."""
+
+    most: int
+    skew: float
+    stars: float
+
+
+CHAINS = (Ball(200, 3.0, 0.02), Ball(1000, 1.0, 0.02), Ball(1000, 3.0, 0.02), Ball(3000, 1.0, 0.0))
+
+
+class Chain:
+    """One annealing chain on a model."""
+
+    def __init__(
+        self, m: Model, arcs: Arcs, price: Floats, start: Ints, ball: Ball, seed: int, number: int
+    ) -> None:
+        self.model, self.arcs, self.ball = m, arcs, ball
+        random = np.random.default_rng([seed, number])
+        self.gumbel = random.gumbel(size=(1 << 17) + int(m.sizes.max(initial=1)) + 1)
+        self.state = random.integers(1, 2**63, size=1, dtype=np.uint64)
+        self.paid = m.priced(price) - m.unary
+        self.paid[~np.isfinite(self.paid)] = 0.0
+        self.unary = np.minimum(m.unary, 1e250)
+        self.share = 1.0
+        self.moves_per_evaluation = 1.0 / 20.0
+        self.moves_per_second = 100.0
+        self.restart(start)
+
+    def restart(self, start: Ints) -> None:
+        self.tree = MemoryTree(self.model, start.copy())
+        self.cost = self.model.cost(start)
+        self.best, self.best_cost = start.copy(), self.cost
+
+    def go(self, moves: int, hot: float, cold: float) -> int:
+        """So many moves; returns the evaluations.  Releases the interpreter lock."""
+        from autopar.searchers.annealing_kernels import anneal
+
+        tree, ball = self.tree, self.ball
+        began = time.perf_counter()
+        self.cost, self.best_cost, looked, blocked = anneal(
+            *self.arcs, self.unary, self.unary + self.share * self.paid, tree.terms, tree.choice,
+            tree.tree, tree.lazy, tree.leaves, self.best, self.cost, self.best_cost, self.gumbel,
+            hot, cold, moves, ball.most, ball.skew, ball.stars, self.state,
+        )  # fmt: skip
+        took = max(time.perf_counter() - began, 1e-6)
+        self.moves_per_second = moves / took
+        self.moves_per_evaluation = moves / max(looked, 1)
+        if blocked < 0.8 * BLOCKED * moves:
+            self.share *= 0.96
+        elif blocked > 1.25 * BLOCKED * moves:
+            self.share = min(self.share * 1.04, 1.5)
+        return int(looked)
+
+    def round(self, hot: float, cold: float, evaluations: float, deadline: float) -> int:
+        """One fall of the temperature, for so many evaluations or until the deadline."""
+        heats = np.geomspace(hot, cold, SEGMENTS + 1)
+        spent = 0
+        for s in range(SEGMENTS):
+            left = deadline - time.perf_counter()
+            if math.isfinite(evaluations):
+                share = (evaluations - spent) / (SEGMENTS - s) * self.moves_per_evaluation
+            else:
+                share = left / (SEGMENTS - s) * self.moves_per_second
+            if left <= 0 or (share < 1 and s):
+                break
+            spent += self.go(max(1, int(share)), float(heats[s]), float(heats[s + 1]))
+        # What numerical dust does to the running cost must not outlive the round.
+        self.cost = self.model.cost(self.tree.choice)
+        return spent
+
+
+class Annealer:
+    """Chains on one model, and rounds of all of them."""
+
+    def __init__(
+        self, run: Run, m: Model, lift: Lift, arcs: Arcs, price: Floats, start: Ints, seed: int
+    ) -> None:
+        self.run, self.model, self.lift = run, m, lift
+        self.best, self.best_cost = start.copy(), m.cost(start)
+        self.chains = [Chain(m, arcs, price, start, ball, seed, i) for i, ball in enumerate(CHAINS)]
+
+    def round(self, hot: float, cold: float, evaluations: float, seconds: float) -> list[Ints]:
+        """Run every chain from where it stands; returns their best choices, best first."""
+        scale = abs(self.best_cost - self.model.constant) / max(self.model.num_vars, 1)
+        deadline = time.perf_counter() + min(seconds, self.run.remaining_s)
+
+        def play(chain: Chain) -> int:
+            return chain.round(hot * scale, cold * scale, evaluations / len(self.chains), deadline)
+
+        with ThreadPoolExecutor(len(self.chains)) as pool:
+            spent = list(pool.map(play, self.chains))
+        ranked = sorted(self.chains, key=lambda c: c.best_cost)
+        for chain in ranked[:1]:
+            self.take(chain.best)
+        self.run.spend(sum(spent))
+        return [c.best for c in ranked]
+
+    def take(self, x: Ints) -> None:
+        """Keep a choice when it is the best so far."""
+        cost = self.model.cost(x)
+        if cost < self.best_cost:
+            self.best, self.best_cost = x.copy(), cost
+            self.run.offer(self.lift(x), "annealing")
+
+    def restart(self) -> None:
+        """All chains to the best choice."""
+        for chain in self.chains:
+            chain.restart(self.best)
+
+
+def search(
+    problem: Problem,
+    budget: Budget = NO_BUDGET,
+    seed: int = 0,
+    progress: Report | None = None,
+) -> Solution:
+    """The dual for prices and a start, then rounds of annealing until the budget is spent."""
+    from autopar.searchers.trws import Dual
+
+    with Run(problem, budget, "annealing", progress) as run:
+        try:
+            m, lift = shrink(problem, run.tell if progress else None)
+        except Contradiction:
+            run.bound(np.inf, "everything is forbidden")
+        else:
+            dual = Dual(m, run, lift)
+            share_s, share = _part(run, 0.15)
+            dual.ascend(
+                min(600, max(40, int(share / max(2 * m.num_vars, 1)))), run.wall_s + share_s
+            )
+            if dual.choice is not None and not run.closed:
+                improve(run, m, lift, dual.arcs, dual.price, dual.choice, seed)
+    return run.solution()
+
+
+def improve(
+    run: Run,
+    m: Model,
+    lift: Lift,
+    arcs: Arcs,
+    price: Floats,
+    start: Ints,
+    seed: int,
+    between: Callable[[Annealer, list[Ints]], None] | None = None,
+    rounds: int = 5,
+) -> None:
+    """One hot round, then cooler ones from the best; ``between`` may improve on it in between."""
+    annealer = Annealer(run, m, lift, arcs, price, start, seed)
+    for r in range(rounds):
+        seconds, evaluations = _part(run, 0.45 if r == 0 else 1.0 / (rounds - r + 0.3))
+        found = annealer.round(1.0 if r == 0 else 0.1, 0.003, evaluations, seconds)
+        if between is not None:
+            between(annealer, found)
+        if run.closed:
+            return
+        annealer.restart()
+
+
+def _part(run: Run, share: float) -> tuple[float, float]:
+    """A share of what is left: seconds, evaluations (inf when the clock decides)."""
+    if run.budget.evaluations is not None:
+        return run.remaining_s, share * run.remaining_evaluations
+    if run.budget.wall_s is not None:
+        return share * run.remaining_s, math.inf
+    return math.inf, float(EVALUATIONS)
