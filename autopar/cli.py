@@ -127,18 +127,45 @@ def plan(
 
 @app.command()
 def estimate(
-    model: Model,
     cluster: ClusterFile,
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL.PY[:NAME]", help="The file that holds the model.")
+    ] = None,
+    arch: Annotated[
+        str | None,
+        typer.Option("--arch", help="Instead of a model: a YAML file of a transformer's sizes."),
+    ] = None,
+    global_batch: Annotated[
+        int | None, typer.Option("--global-batch", help="With --arch: sequences in a step.")
+    ] = None,
+    precision: Annotated[
+        str, typer.Option("--precision", help="With --arch: dtype of the matrix products.")
+    ] = "bf16",
     fix: Fix = None,
     searcher: Searcher = None,
     allow_replicated: Replicated = None,
     json: Json = False,
 ) -> None:
-    """Predicted time and memory, as `plan` finds them, without writing anything."""
-    from autopar.commands import search
+    """Predicted time and memory; nothing is written. Exit code 3 where it does not fit."""
+    if (model is None) == (arch is None):
+        raise OptionError(
+            "estimate needs either a model file or --arch; "
+            f"it got {'neither' if model is None else 'both'}"
+        )
+    if model is not None:
+        from autopar.commands import search
 
-    found = search(model, cluster, parse_fix(fix or ()), searcher, tuple(allow_replicated or ()))
-    _show_plan(found, None, json)
+        found = search(
+            model, cluster, parse_fix(fix or ()), searcher, tuple(allow_replicated or ())
+        )
+        _show_plan(found, None, json)
+        return
+    from autopar.estimate import estimate_files, render, to_json
+
+    priced = estimate_files(arch or "", cluster, ",".join(fix or ()), global_batch, precision)
+    print(to_json(priced) if json else render(priced))
+    if not priced.fits:
+        raise typer.Exit(3)
 
 
 @app.command()

@@ -24,6 +24,7 @@ ALLOWED = {
     "state_collectives": {*GROUND, "rules", "lowering"},
     "cost_models": {*GROUND, "rules"},
     "cluster_file": {*GROUND, "cost_models"},
+    "estimate": {*GROUND, "cost_models", "cluster_file"},
     "searchers": {*GROUND, "rules", "cost_models"},
     "frontends": {*GROUND, "rules", "workload"},
     "runtime": {
