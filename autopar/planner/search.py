@@ -29,8 +29,10 @@ from autopar.planner.candidates import (
     candidates,
     layouts,
 )
-from autopar.planner.folding import Folded, NoStrategy, fold
+from autopar.planner.folding import fold
+from autopar.planner.legal import NoStrategy
 from autopar.planner.memory import step_memory
+from autopar.planner.nodes import Folded
 from autopar.planner.prices import PICOSECONDS, Prices
 from autopar.planner.simulation import StepTime, simulate
 from autopar.planner.state import StateSharding

@@ -13,7 +13,8 @@ from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan
 from autopar.planner.bindings import Bindings
-from autopar.planner.folding import Folded, Node, fold
+from autopar.planner.folding import fold
+from autopar.planner.nodes import Folded, Node
 from autopar.planner.precision import at_precision
 from autopar.planner.prices import Prices
 from autopar.planner.simulation import simulate

@@ -35,9 +35,7 @@ class Drawing:
         return self.add(name, shape, "activation", dtype, grad)
 
     def graph(self, *outputs: str, blocks: dict[str, Block] | None = None) -> Graph:
-        return Graph(
-            self.tensors, tuple(self.ops), tuple(self.inputs), outputs, dict(blocks or {})
-        )
+        return Graph(self.tensors, tuple(self.ops), tuple(self.inputs), outputs, dict(blocks or {}))
 
 
 def block_body(b: int, s: int, d: int, heads: int, ffn: int) -> Graph:
@@ -90,7 +88,9 @@ def block_body(b: int, s: int, d: int, heads: int, ffn: int) -> Graph:
     )
     up = g.op("linear", "up/linear", norm, g.parameter("up.weight", ffn, d), shape=(b, s, ffn))
     active = g.op("gelu", "gelu", up, shape=(b, s, ffn))
-    down = g.op("linear", "down/linear", active, g.parameter("down.weight", d, ffn), shape=(b, s, d))
+    down = g.op(
+        "linear", "down/linear", active, g.parameter("down.weight", d, ffn), shape=(b, s, d)
+    )
     out = g.op("add", "mlp/add", x, down, shape=(b, s, d))
     return g.graph(out)
 
@@ -141,9 +141,7 @@ def gpt(
         reduction="mean",
         label_smoothing=0.0,
     )
-    blocks = {
-        "layers.*": Block("layers.*", body, tuple(f"layers.{i}" for i in range(layers)))
-    }
+    blocks = {"layers.*": Block("layers.*", body, tuple(f"layers.{i}" for i in range(layers)))}
     return g.graph(loss, blocks=blocks)
 
 

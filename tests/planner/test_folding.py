@@ -10,7 +10,8 @@ from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Stage
 from autopar.planner.bindings import Bindings
-from autopar.planner.folding import Folded, fold
+from autopar.planner.folding import fold
+from autopar.planner.nodes import Folded
 from autopar.planner.prices import Prices
 from autopar.planner.repricing import objective
 from autopar.planner.state import StateSharding
@@ -67,8 +68,12 @@ def entries_as_copies(stage: Stage, graph: Graph, flat: Graph) -> Stage:
     return Stage(stage.mesh, stage.ops, shared, stage.parameters)
 
 
-@pytest.mark.parametrize(("tp", "shard", "microbatches"), [(1, 8, 1), (2, 4, 2), (4, 2, 1), (8, 1, 4)])
-def test_claimed_objective_equals_the_plan_priced_again(tp: int, shard: int, microbatches: int) -> None:
+@pytest.mark.parametrize(
+    ("tp", "shard", "microbatches"), [(1, 8, 1), (2, 4, 2), (4, 2, 1), (8, 1, 4)]
+)
+def test_claimed_objective_equals_the_plan_priced_again(
+    tp: int, shard: int, microbatches: int
+) -> None:
     graph = gpt(layers=3, heads=8)
     folded, prices, state = folded_problem(graph, tp, shard, microbatches)
     solution = search(folded.problem, searcher="elimination")
