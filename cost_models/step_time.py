@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from autopar.cost_models.overlap import exposed_s
 from autopar.cost_models.work import Work
 
 # Traffic of an elementwise op's backward over its forward's: gradients in and out and the saved input, where the
@@ -116,20 +117,20 @@ def step_time(work: Work, rates: Rates) -> StepTime:
         1.0, host / (forward + backward + again)
     )
 
-    tensor = _exposed(
+    tensor = exposed_s(
         (2 + w.recompute) * w.tp_s * r.tp_wire, r.tp_hidden * 2 * product_f, r.contention
     )
     tensor = np.where(r.tp_hidden > 0, tensor, (2 + w.recompute) * w.tp_s * r.tp_wire)
-    context = _exposed(
+    context = exposed_s(
         (3 + w.recompute) * w.cp_s * r.dp_wire,
         attention_f * (1 + r.attention_backward) * 0.9,
         r.contention,
     )
     route = (2 + w.recompute) * w.ep_s * r.ep_wire
-    route = _exposed(route, r.ep_hidden * (expert_f * 3 + attention_f * 3), r.contention)
-    gathered = _exposed(
+    route = exposed_s(route, r.ep_hidden * (expert_f * 3 + attention_f * 3), r.contention)
+    gathered = exposed_s(
         w.gather_layer_s * r.dp_wire, r.dp_hidden * (forward + tensor / 2), r.contention
-    ) + _exposed(
+    ) + exposed_s(
         (w.gather_layer_s + w.scatter_layer_s) * r.dp_wire,
         r.dp_hidden * (backward + again + tensor / 2),
         r.contention,
@@ -145,8 +146,8 @@ def step_time(work: Work, rates: Rates) -> StepTime:
     steady = w.microbatches * slowest
 
     once_hidden = r.dp_hidden * w.layers * (backward + again)
-    data = _exposed(w.reduce_s * r.dp_wire, once_hidden, r.contention)
-    data = data + _exposed(w.gather_s * r.dp_wire, r.dp_hidden * w.layers * forward, r.contention)
+    data = exposed_s(w.reduce_s * r.dp_wire, once_hidden, r.contention)
+    data = data + exposed_s(w.gather_s * r.dp_wire, r.dp_hidden * w.layers * forward, r.contention)
     data = data + w.update_s
     optimizer = w.optimizer_bytes / r.memory_bytes_per_s
     optimizer = optimizer + w.offloaded_parameters / r.offload_parameters_per_s
@@ -171,9 +172,3 @@ def step_time(work: Work, rates: Rates) -> StepTime:
 def _soft_max(a: Number, b: Number) -> Number:
     """The larger of two, rounded where they are close: (a^4 + b^4)^(1/4)."""
     return (a**4 + b**4) ** 0.25
-
-
-def _exposed(comm_s: Number, hiding_s: Number, contention: Number) -> Number:
-    """What `comm_s` adds to a step when `hiding_s` of compute can hide it."""
-    hidden = np.minimum(comm_s, hiding_s)
-    return comm_s - hidden + contention * hidden
