@@ -18,9 +18,10 @@ from autopar.rules.resharding import Step
 from autopar.runtime.emit_torch import steps as step_text
 from autopar.runtime.emit_torch.bias import FUSED
 from autopar.runtime.emit_torch.expressions import HEAVY, LIGHT, expression
-from autopar.runtime.emit_torch.loops import Loop, find_loops
+from autopar.runtime.emit_torch.loops import Loop, find_loops, single
 from autopar.runtime.emit_torch.names import identifier, preferred
 from autopar.runtime.emit_torch.precision import OWN_CASTS
+from autopar.runtime.emit_torch.rounds import print_calls
 from autopar.runtime.emit_torch.scopes import Scope
 from autopar.runtime.emit_torch.site import Site, model_part
 from autopar.runtime.emit_torch.text import ATOM, COLUMNS, Expr, Lines, literal, variable
@@ -90,9 +91,9 @@ class Forward:
         self._flows: dict[str, str] = {}  # by variable
         self._tokens: list[str] = []
         self._last: tuple[str, str, str] | None = None
-        self._uses = self._count_uses()
+        self.uses = self._count_uses()
         for name, var in inputs.items():
-            self._bind(name, var)
+            self.bind(name, var)
 
     # -- who reads what ----------------------------------------------------------------------------
 
@@ -105,34 +106,34 @@ class Forward:
             uses[output.name] = uses.get(output.name, 0) + 1
         return uses
 
-    def _named(self, name: str, var: str) -> None:
+    def named(self, name: str, var: str) -> None:
         self.bound[name] = var
         self._flows[var] = _flow(self.lowered.graph.tensors[name])
 
-    def _bind(self, name: str, var: str) -> None:
-        self._named(name, var)
-        if self._uses.get(name, 0) > 0:
+    def bind(self, name: str, var: str) -> None:
+        self.named(name, var)
+        if self.uses.get(name, 0) > 0:
             self.variables.hold((var,), name)
         else:
             self.variables.release(name)
 
-    def _read(self, name: str) -> None:
-        self._uses[name] -= 1
-        if self._uses[name] == 0:
+    def read(self, name: str) -> None:
+        self.uses[name] -= 1
+        if self.uses[name] == 0:
             self.variables.release(name)
 
     # -- statements --------------------------------------------------------------------------------
 
-    def _assign(self, var: str, text: str, comment: str = "", above: bool = False) -> None:
+    def assign(self, var: str, text: str, comment: str = "", above: bool = False) -> None:
         self.lines.add(f"{var} = {text}", comment, above)
         self._last = (var, text, comment)
 
-    def _token(self) -> str:
+    def token(self) -> str:
         """A holder for one operand of the statement that is being made."""
         self._tokens.append(f"#{len(self._tokens)}")
         return self._tokens[-1]
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """The statement is made: its operands are no longer held."""
         for token in self._tokens:
             self.variables.release(token)
@@ -146,9 +147,9 @@ class Forward:
             if isinstance(item, Scope):
                 self._call(item)
             elif isinstance(item, Loop):
-                self._loop(item)
+                print_calls(self, item)
             elif item.op.kind == "block":
-                self._loop(Loop((item,), (None,) * len(item.op.inputs)))
+                print_calls(self, single(item))
             else:
                 self._op(item)
         return self._return()
@@ -157,7 +158,7 @@ class Forward:
         """Shared copies of what a graph starts from; only the root of a graph has any to make."""
         for name, found in self.lowered.tensors.items():
             role = found.tensor.role
-            if not found.steps or not self._uses.get(name) or role not in GIVEN:
+            if not found.steps or not self.uses.get(name) or role not in GIVEN:
                 continue
             if role != "input":
                 if name in self.bound:
@@ -165,8 +166,8 @@ class Forward:
                 var = self.variables.pick([identifier(name.split(".")[-1])], name)
                 self.bound[name] = var
                 reading = self.around.attribute(name)
-                self._assign(var, f"local({reading})" if role == "parameter" else reading)
-            self._reshard_in_place(name, found.steps, found.produced)
+                self.assign(var, f"local({reading})" if role == "parameter" else reading)
+            self.reshard_in_place(name, found.steps, found.produced)
 
     def _return(self) -> str:
         found = [self._operand(o) for o in self.outputs]
@@ -190,41 +191,45 @@ class Forward:
     def return_comment(self) -> str:
         return self._comment
 
+    def forget_last(self) -> None:
+        """What was assigned last cannot be returned in its place."""
+        self._last = None
+
     # -- operands ----------------------------------------------------------------------------------
 
-    def _tensor(self, name: str) -> LoweredTensor:
+    def tensor(self, name: str) -> LoweredTensor:
         return self.lowered.tensors[name]
 
     def _operand(self, operand: Operand) -> Expr:
         """The expression of an operand; its steps are printed."""
-        token = self._token()
-        found = self._source(operand.name, token)
+        token = self.token()
+        found = self.source(operand.name, token)
         if operand.steps:
-            found = self._steps(
-                found, operand.name, operand.steps, self._tensor(operand.name).shared, token
+            found = self.steps(
+                found, operand.name, operand.steps, self.tensor(operand.name).shared, token
             )
         return found
 
-    def _source(self, name: str, token: str) -> Expr:
+    def source(self, name: str, token: str) -> Expr:
         """The shared copy of a tensor."""
         tensor = self.lowered.graph.tensors[name]
         if name in self.bound:
             expr = variable(self.bound[name])
             self.variables.hold(expr.reads, token)
-            self._read(name)
+            self.read(name)
             return expr
         if name in self.pending:
             expr = self.pending.pop(name)
             self.variables.hold(expr.reads, token)
             self.variables.release(f"pending {name}")
-            self._read(name)
+            self.read(name)
             return expr
         if tensor.role == "parameter":
             return Expr(f"local({self.around.attribute(name)})")
         assert tensor.role == "buffer", name
         return Expr(self.around.attribute(name))
 
-    def _steps(
+    def steps(
         self, found: Expr, name: str, steps: Sequence[Step], source: Sharding, token: str
     ) -> Expr:
         """``found`` after a resharding, in a variable."""
@@ -233,7 +238,7 @@ class Forward:
             wishes = [identifier(name.split(".")[-1])[:1], identifier(name.split(".")[-1])]
         else:
             wishes = [found.text] if found.reads == {found.text} else []
-            wishes += ["x", "h", "whole_x"]
+            wishes += ["x", "h"] if tensor.differentiable else [f"{(wishes or ['all'])[0]}_here"]
         text, var, state = found.text, "", source
         for step in steps:
             state = state.with_placement(self.lowered.mesh, step.axis, step.target)
@@ -243,11 +248,11 @@ class Forward:
                     self.variables.release(token)
                     var = self.variables.pick(wishes, token)
                 shown = _shape_comment(after, state) + (f", {comment}" if comment else "")
-                self._assign(var, call.replace("%", text), shown, above=True)
+                self.assign(var, call.replace("%", text), shown, above=True)
                 text = var
         return variable(var) if var else found
 
-    def _reshard_in_place(self, name: str, steps: Sequence[Step], source: Sharding) -> None:
+    def reshard_in_place(self, name: str, steps: Sequence[Step], source: Sharding) -> None:
         """After a tensor is made: its shared copy under its variable."""
         var = self.bound[name]
         tensor = self.lowered.graph.tensors[name]
@@ -257,7 +262,7 @@ class Forward:
             after = state.local_shape(tensor.shape, self.lowered.mesh)
             for call, comment in step_text.calls(step, var, after):
                 shown = _shape_comment(after, state) + (f", {comment}" if comment else "")
-                self._assign(var, call, shown, above=True)
+                self.assign(var, call, shown, above=True)
 
     # -- ops ---------------------------------------------------------------------------------------
 
@@ -265,7 +270,7 @@ class Forward:
         self._flush_for(op, op.operands)
         stream = self._stream(op)
         if stream is not None and stream.name in self.pending:
-            self._flush(stream.name)
+            self.flush(stream.name)
         args = [self._operand(o) for o in op.operands]
         if stream is not None:
             like = args[op.operands.index(stream)].text
@@ -296,7 +301,7 @@ class Forward:
             if not stepped and weight <= LIMIT and self._width(op, operands) <= COLUMNS - 8:
                 return
             worst = max(stepped or waiting, key=lambda o: self._size(o.name))
-            self._flush(worst.name)
+            self.flush(worst.name)
 
     def _width(self, op: LoweredOp, operands: Sequence[Operand]) -> int:
         """About how many columns a statement with these operands takes."""
@@ -304,6 +309,8 @@ class Forward:
         if op.op.kind in VIEWS:
             total += len(f".{op.op.kind}{self.lowered.graph.tensors[op.op.name].shape}")
             total -= 3 if op.op.kind == "transpose" else 0
+        elif op.op.kind == "cross_entropy":
+            total = COLUMNS - 40  # its other arguments
         else:
             total += len(f"F.{op.op.kind}()") + 3
         for operand in operands:
@@ -318,12 +325,12 @@ class Forward:
     def _size(self, name: str) -> tuple[int, int]:
         return self.pending[name].weight, len(self.pending[name].text)
 
-    def _flush(self, name: str) -> None:
+    def flush(self, name: str) -> None:
         expr = self.pending.pop(name)
         self.variables.release(f"pending {name}")
         var = self.variables.pick(self._names(name, expr), name)
-        self._named(name, var)
-        self._assign(var, expr.text, "" if SPELLED.search(expr.text) else self._shown(name))
+        self.named(name, var)
+        self.assign(var, expr.text, "" if SPELLED.search(expr.text) else self._shown(name))
 
     def _names(self, name: str, expr: Expr) -> list[str]:
         """Variables for a value, best first: its own wish, the stream that it continues."""
@@ -340,7 +347,7 @@ class Forward:
 
     def _shown(self, name: str) -> str:
         """The comment with the local shape of a tensor as produced."""
-        found = self._tensor(name)
+        found = self.tensor(name)
         shape = found.produced.local_shape(found.tensor.shape, self.lowered.mesh)
         return _shape_comment(shape, found.produced)
 
@@ -348,9 +355,9 @@ class Forward:
         names = op.op.outputs
         for name in names:
             self.wishes[name] = self._wish(op)
-        self._close()
+        self.close()
         if len(names) == 1 and found.text in found.reads and not self.around.probes:
-            self._bind(names[0], found.text)  # a view of nothing new: another name
+            self.bind(names[0], found.text)  # a view of nothing new: another name
             self._after(names)
             return
         if len(names) == 1 and self._can_wait(op, names[0], found):
@@ -360,26 +367,26 @@ class Forward:
         picked = []
         for name in names:
             var = self.variables.pick(self._names(name, found), name)
-            self._named(name, var)
+            self.named(name, var)
             picked.append(var)
-            if not self._uses.get(name):
+            if not self.uses.get(name):
                 self.variables.release(name)
         shown = self._shown(names[0]) if op.op.kind in SHOWN and len(names) == 1 else ""
         shown = "" if SPELLED.search(found.text) else shown
         target = ", ".join(picked)
-        self._assign(target, found.text, shown)
+        self.assign(target, found.text, shown)
         self._after(names)
 
     def _after(self, names: Sequence[str]) -> None:
         """Probes and shared copies of results that just got their variables."""
         for name in names:
-            made = self._tensor(name)
+            made = self.tensor(name)
             if self.around.probes:
                 label = literal(key(self.lowered.block, name))
                 var = self.bound[name]
-                self._assign(var, f'probe({label}, {var}, "{made.produced}")')
+                self.assign(var, f'probe({label}, {var}, "{made.produced}")')
             if made.steps:
-                self._reshard_in_place(name, made.steps, made.produced)
+                self.reshard_in_place(name, made.steps, made.produced)
 
     def _wish(self, op: LoweredOp) -> str:
         """A name for the result: by kind and module, else that of the value it goes on with."""
@@ -392,9 +399,9 @@ class Forward:
 
     def _can_wait(self, op: LoweredOp, name: str, found: Expr) -> bool:
         """Whether the result may be written where it is read."""
-        if self.around.probes or op.op.kind in STATED or self._tensor(name).steps:
+        if self.around.probes or op.op.kind in STATED or self.tensor(name).steps:
             return False
-        if self._uses.get(name, 0) != 1:
+        if self.uses.get(name, 0) != 1:
             return False
         if any(o.name == name for o in self.outputs) and len(self.outputs) > 1:
             return False
@@ -407,22 +414,22 @@ class Forward:
 
     def _call(self, scope: Scope) -> None:
         """``x = self.mlp(x)``"""
-        inputs, outputs = interface(scope, self.lowered, self._uses)
+        inputs, outputs = interface(scope, self.lowered, self.uses)
         waiting = [n for n in inputs if n in self.pending]
         while sum(self.pending[n].weight for n in waiting) > HEAVY or (
             waiting and sum(len(self.pending[n].text) for n in waiting) > LONGEST - 10
         ):
-            self._flush(waiting.pop())
-        args = [self._source(n, self._token()) for n in inputs]
+            self.flush(waiting.pop())
+        args = [self.source(n, self.token()) for n in inputs]
         counted = ["counts"] if _needs_counts(scope, self.around) else []
         text = f"{self.around.attribute(scope.path)}({', '.join([a.text for a in args] + counted)})"
         reads_all = frozenset().union(*(a.reads for a in args)) if args else frozenset()
         found = Expr(text, reads=reads_all, weight=HEAVY + sum(a.weight for a in args))
-        self._close()
+        self.close()
         for name, given in zip(outputs, self.around.returned.get(scope.path, ()), strict=False):
             if given.isidentifier() and given not in ("x", "h"):
                 self.wishes[name] = given
-        once = len(outputs) == 1 and self._uses.get(outputs[0], 0) == 1
+        once = len(outputs) == 1 and self.uses.get(outputs[0], 0) == 1
         if once and len(self.outputs) == 1 and len(text) <= LONGEST and not self.around.probes:
             self.pending[outputs[0]] = found
             self.variables.hold(found.reads, f"pending {outputs[0]}")
@@ -430,82 +437,9 @@ class Forward:
         picked = []
         for name in outputs:
             var = self.variables.pick(self._names(name, found), name)
-            self._named(name, var)
+            self.named(name, var)
             picked.append(var)
-        self._assign(", ".join(picked), text)
-
-    def _loop(self, loop: Loop) -> None:
-        """``for layer in self.layers: x = layer(x)``; also a single call."""
-        first, last = loop.calls[0], loop.calls[-1]
-        for operand in first.operands:
-            if operand.name in self.pending:
-                self._flush(operand.name)
-        # Variables of the operands at the start of each round.
-        names: list[str] = []
-        for operand, result in zip(first.operands, loop.carried, strict=True):
-            name = operand.name
-            held = self._source(name, self._token()).text
-            for _ in loop.calls[1:]:
-                if result is None:
-                    self._read(name)
-            if result is not None and self._uses.get(name, 0) > 0:
-                fresh = self.variables.pick(["x", "h"], self._token())
-                self._assign(fresh, held)
-                held = fresh
-            names.append(held)
-        body = Lines(self.lines.indent + (4 if len(loop.calls) > 1 else 0))
-        outer, self.lines = self.lines, body
-        args = []
-        for var, operand in zip(names, first.operands, strict=True):
-            args.append(self._round_steps(variable(var), operand).text)
-        member = "layer"
-        if len(loop.calls) == 1:
-            member = self.around.attribute(first.op.attrs["instance"])
-        elif len(set(loop.instances)) == 1:
-            member = self.around.attribute(loop.instances[0])
-        call = f"{member}({', '.join(args)})"
-        if self.around.recompute != "none":
-            kept = ["keep_collectives=True"] if self.around.recompute == "compute" else []
-            call = f"recompute({', '.join([member, *args, *kept])})"
-        targets = []
-        carried = {r: v for v, r in zip(names, loop.carried, strict=True) if r is not None}
-        for i, name in enumerate(last.op.outputs):
-            if i in carried:
-                targets.append(carried[i])
-            elif len(loop.calls) > 1 or not self._uses.get(name):
-                targets.append("_")
-        self._close()
-        for i, name in enumerate(last.op.outputs):
-            if i in carried:
-                self._bind(name, carried[i])
-                continue
-            if len(loop.calls) == 1 and self._uses.get(name):
-                var = self.variables.pick([*names[:1], "x", "h"], name)
-                self._named(name, var)
-                targets.insert(i, var)
-        self._assign(", ".join(targets), call)
-        for name in last.op.outputs:
-            if self._tensor(name).steps and name in self.bound:
-                self._reshard_in_place(name, self._tensor(name).steps, self._tensor(name).produced)
-        self.lines = outer
-        if len(loop.calls) == 1:
-            self.lines.lines += body.lines
-            return
-        repeated = len(set(loop.instances)) == 1
-        header = (
-            f"for _ in range({len(loop.calls)}):"
-            if repeated
-            else f"for layer in {self.around.iterable(loop.instances)}:"
-        )
-        self.lines.add(header)
-        self.lines.lines += body.lines
-        self._last = None
-
-    def _round_steps(self, found: Expr, operand: Operand) -> Expr:
-        if not operand.steps:
-            return found
-        source = self._tensor(operand.name).shared
-        return self._steps(found, operand.name, operand.steps, source, self._token())
+        self.assign(", ".join(picked), text)
 
 
 def _shape_comment(shape: Sequence[int], sharding: Sharding) -> str:

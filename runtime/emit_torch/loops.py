@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.lowering import Lowered, LoweredOp
+from autopar.nouns.sharding import WHOLE
+from autopar.rules.resharding import Step
 from autopar.runtime.emit_torch.scopes import Scope
 
 
@@ -15,10 +17,13 @@ class Loop:
 
     carried: for each operand of the call after the first, which result of the call before it is;
              None where all calls read one tensor.
+    ahead:   for each operand the steps before the first call only, ``each`` those before every one.
     """
 
     calls: tuple[LoweredOp, ...]
     carried: tuple[int | None, ...]
+    ahead: tuple[tuple[Step, ...], ...]
+    each: tuple[tuple[Step, ...], ...]
 
     @property
     def instances(self) -> tuple[str, ...]:
@@ -38,7 +43,10 @@ def find_loops(
 
     def close() -> None:
         if len(run) > 1:
-            found.append(Loop(tuple(run), carried))
+            firsts = [o.steps for o in run[0].operands]
+            each = tuple(o.steps for o in run[1].operands)
+            ahead = tuple(_ahead(f, e) or () for f, e in zip(firsts, each, strict=True))
+            found.append(Loop(tuple(run), carried, ahead, each))
         else:
             found.extend(run)
         run.clear()
@@ -50,7 +58,7 @@ def find_loops(
             continue
         if run:
             pattern = _pattern(run[-1], item, readers)
-            alike = pattern is not None and _alike(run[-1], item, lowered)
+            alike = pattern is not None and _alike(run[-1], item, lowered, len(run) == 1, pattern)
             if alike and pattern is not None and (len(run) == 1 or pattern == carried):
                 carried = pattern
                 run.append(item)
@@ -95,10 +103,48 @@ def _next_to(before: str, after: str) -> bool:
     return int(other) == int(index) + 1
 
 
-def _alike(before: LoweredOp, after: LoweredOp, lowered: Lowered) -> bool:
-    """The same resharding before the call and after it."""
-    if [o.steps for o in before.operands] != [o.steps for o in after.operands]:
-        return False
+def _alike(
+    before: LoweredOp,
+    after: LoweredOp,
+    lowered: Lowered,
+    first: bool,
+    pattern: tuple[int | None, ...],
+) -> bool:
+    """The same resharding before the call and after it.
+
+    The first call may have more steps ahead of its carried operands: those go before the loop.
+    """
+    for old, new, carried in zip(before.operands, after.operands, pattern, strict=True):
+        ahead = _ahead(old.steps, new.steps)
+        if ahead is None or (ahead and not (first and carried is not None)):
+            return False
     return [lowered.tensors[n].steps for n in before.op.outputs] == [
         lowered.tensors[n].steps for n in after.op.outputs
     ]
+
+
+def _ahead(first: tuple[Step, ...], each: tuple[Step, ...]) -> tuple[Step, ...] | None:
+    """What ``first`` does before it does ``each``; None where it does not end with that."""
+    apart, rest = _apart(first), _apart(each)
+    if first == each:
+        return ()
+    if rest and apart[-len(rest) :] != rest:
+        return None
+    return apart[: len(apart) - len(rest)]
+
+
+def _apart(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """``steps`` with a sum for a deferred gradient as the two steps that it is."""
+    found: list[Step] = []
+    for step in steps:
+        if (step.source.kind, step.target.kind) == ("P", "D"):
+            found.append(replace(step, target=WHOLE, backward="none"))
+            step = replace(step, source=WHOLE, forward="none")
+        found.append(step)
+    return tuple(found)
+
+
+def single(call: LoweredOp) -> Loop:
+    """One call by itself."""
+    steps = tuple(o.steps for o in call.operands)
+    return Loop((call,), (None,) * len(steps), ((),) * len(steps), steps)

@@ -19,7 +19,7 @@ def _numbers(values: tuple[int, ...]) -> str:
 
 def _reshape(site: Site) -> Expr:
     x = site.args[0]
-    old, new = site.operand(0), site.sizes()
+    old, new = site.operand_sizes(0), site.sizes()
     if old == new:
         return Expr(x.text, x.level)
     for dim in range(len(new)):

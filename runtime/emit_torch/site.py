@@ -62,6 +62,11 @@ class Site:
             raise EmitError(f"{self.at.op.name}: dims {uneven} are both split unevenly")
         return tuple(-1 if d in uneven else n for d, n in enumerate(self.result(result)))
 
+    def operand_sizes(self, operand: int) -> tuple[int, ...]:
+        """`operand` with -1 for a dim whose pieces differ in size."""
+        uneven = uneven_dims(self.at.operands[operand].wanted, self.whole(operand), self.mesh)
+        return tuple(-1 if d in uneven else n for d, n in enumerate(self.operand(operand)))
+
     def axes_on(self, operand: int, dim: int) -> tuple[str, ...]:
         """Axes that split ``dim`` of an operand, microbatches left out."""
         found = self.at.operands[operand].wanted.split_axes(dim)
