@@ -1,0 +1,211 @@
+"""Everything that a user can get wrong: one message with the numbers, exit code 2 or 3."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autopar import cli
+
+Run = Callable[..., tuple[int, str]]
+
+CLUSTER = """
+    name: four
+    groups:
+      - {device: cpu-core, count: 4}
+    levels:
+      - {name: loopback, span: 4, bandwidth: 1 GB/s, latency: 100 us, library: gloo}
+"""
+MODEL = """
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+    import autopar
+
+    def batch():
+        return {"x": torch.zeros(8, 16), "y": torch.zeros(8, dtype=torch.long)}
+
+    @autopar.parallelize(batch=batch)
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(16, 32)
+            self.outer = nn.Linear(32, 4)
+
+        def forward(self, x, y):
+            return F.cross_entropy(self.outer(F.relu(self.inner(x))), y)
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in ``tmp_path`` with the files given; (exit code, the message)."""
+
+    def call(*words: str, model: str = MODEL, cluster: str = CLUSTER) -> tuple[int, str]:
+        (tmp_path / "model.py").write_text(textwrap.dedent(model))
+        (tmp_path / "cluster.yaml").write_text(textwrap.dedent(cluster))
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["autopar", *words])
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        _, err = capsys.readouterr()
+        return code, err.partition("autopar: ")[2]
+
+    return call
+
+
+PLAN = ("plan", "model.py", "--cluster", "cluster.yaml", "-o", "plan")
+
+
+def test_the_model_that_the_others_break_is_planned(run: Run, tmp_path: Path) -> None:
+    assert run(*PLAN) == (0, "")
+    assert json.loads((tmp_path / "plan" / "plan.json").read_text())["workload"] == "model.py"
+
+
+def changed(old: str, new: str, text: str = MODEL) -> str:
+    assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times"
+    return text.replace(old, new)
+
+
+def wrong(name: str, model: str, *said: str, code: int = 2) -> object:
+    return pytest.param(model, said, code, id=name)
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "code"),
+    [
+        wrong("no model", "x = 1", "model.py has no model", "@autopar.parallelize"),
+        wrong(
+            "two models",
+            MODEL + "\n    other = autopar.Workload(model=Model, batch=batch)\n",
+            "2 models, Model, other",
+            "model.py:Model",
+        ),
+        wrong("syntax error", "def f(:", "model.py:1:"),
+        wrong("error in the file", "x = 1\ny = x / 0", "model.py:2: ZeroDivisionError"),
+        wrong(
+            "no scalar",
+            changed("F.cross_entropy(", "(", changed("(self.inner(x))), y)", "(self.inner(x))))")),
+            "scalar",
+            "[8, 4]",
+        ),
+        wrong(
+            "control flow",
+            changed("return F", "if x.sum() > 0: x = -x\n            return F"),
+            "model.py:18",
+        ),
+        wrong(
+            "no gradient",
+            changed("self.outer = nn", "self.spare = nn.Linear(3, 3)\n            self.outer = nn"),
+            "does not depend on 2 trainable parameters: spare.weight, spare.bias",
+        ),
+        wrong(
+            "op without a rule",
+            changed("F.relu(self.inner(x))", "self.inner(x).cumprod(1)"),
+            "cumprod",
+            "model.py:18",
+            "--allow-replicated",
+        ),
+    ],
+)
+def test_models_that_cannot_be_planned(
+    run: Run, tmp_path: Path, model: str, said: tuple[str, ...], code: int
+) -> None:
+    found, message = run(*PLAN, model=model)
+    assert (found, [part for part in said if part not in message]) == (code, []), message
+    assert "Traceback" not in message
+    assert not (tmp_path / "plan").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        pytest.param("count: 4", "count: 4, colour: red", "colour", id="unknown key"),
+        pytest.param("1 GB/s", "1 parsec", "parsec", id="wrong unit"),
+        pytest.param("1 GB/s", "1", "bandwidth", id="no unit"),
+        pytest.param("count: 4", "count: 0", "count", id="zero"),
+        pytest.param("1 GB/s", "-1 GB/s", "-1 GB/s", id="negative"),
+        pytest.param("span: 4", "span: 3", "span 3", id="indivisible span"),
+        pytest.param("cpu-core", "H1000", "H1000", id="unknown device"),
+        pytest.param("groups:", "groups: [", "YAML", id="no YAML"),
+    ],
+)
+def test_cluster_files_that_cannot_be_used(run: Run, old: str, new: str, said: str) -> None:
+    code, message = run(*PLAN, cluster=changed(old, new, CLUSTER))
+    assert code == 2
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--fix", "tp=3"), "4 devices"),
+        (("--fix", "tp=2,dp_shard=4"), "8"),
+        (("--fix", "zero=7"), "0, 1, 2 or 3"),
+        (("--fix", "recompute=often"), "often"),
+        (("--fix", "tp=two"), "tp=two"),
+        (("--searcher", "oracle"), "elimination"),
+    ],
+)
+def test_options_that_cannot_be(run: Run, words: tuple[str, ...], said: str) -> None:
+    code, message = run(*PLAN, *words)
+    assert code == 2
+    assert said in message
+
+
+def test_a_batch_that_the_mesh_does_not_divide(run: Run) -> None:
+    code, message = run(*PLAN, "--fix", "dp_shard=4", model=MODEL.replace("zeros(8", "zeros(7"))
+    assert code == 2
+    assert "7 samples" in message
+    assert "4 devices" in message
+
+
+def test_an_op_without_a_rule_runs_whole_where_the_user_says_so(run: Run, tmp_path: Path) -> None:
+    model = changed("F.relu(self.inner(x))", "self.inner(x).cumprod(1)")
+    _, message = run(*PLAN, model=model)
+    (allow,) = re.findall(r"--allow-replicated (\S+)", message)
+    assert run(*PLAN, "--allow-replicated", allow, model=model) == (0, "")
+    plan = json.loads((tmp_path / "plan" / "plan.json").read_text())
+    assert plan["replicated_ops"] == [allow]
+
+
+def test_files_that_do_not_exist(run: Run) -> None:
+    code, message = run("plan", "other.py", "--cluster", "cluster.yaml")
+    assert (code, "other.py" in message) == (2, True)
+    code, message = run("plan", "model.py", "--cluster", "other.yaml")
+    assert (code, "other.yaml" in message) == (2, True)
+
+
+def test_what_does_not_fit_says_by_how_much(run: Run, tmp_path: Path) -> None:
+    model = changed("nn.Linear(16, 32)", "nn.Linear(16, 2**28)")
+    code, message = run(*PLAN, model=changed("nn.Linear(32, 4)", "nn.Linear(2**28, 4)", model))
+    assert code == 3
+    for part in ("GB", "too much", "cheapest change", "parameters"):
+        assert part in message
+    assert not (tmp_path / "plan").exists()
+
+
+def test_a_plan_whose_model_has_changed_is_not_run(run: Run) -> None:
+    assert run(*PLAN)[0] == 0
+    words = ("run", "plan", "--steps", "1")
+    code, message = run(*words, model=MODEL.replace("32", "64"))
+    assert code == 2
+    assert "has changed since it was planned" in message
+    assert "autopar plan" in message
+
+
+def test_an_error_in_the_middle_of_a_run_stops_all_ranks(run: Run) -> None:
+    late = MODEL.replace("def batch():", "def batch(step=0):\n        1 / (step - 2)")
+    assert run(*PLAN, model=late)[0] == 0
+    code, message = run("run", "plan", "--steps", "5", model=late)
+    assert code == 2
+    assert "in step 2" in message
+    assert "ZeroDivisionError" in message
