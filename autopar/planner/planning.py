@@ -17,7 +17,8 @@ from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Fingerprints, Plan, Prediction
 from autopar.planner.candidates import Fixed
 from autopar.planner.precision import at_precision
-from autopar.planner.search import Answer, Outcome, Question, search_plan
+from autopar.planner.question import Answer, Outcome, Question
+from autopar.planner.search import search_plan
 from autopar.planner.unruled import replicate, unruled
 from autopar.planner.utilization import model_flops
 from autopar.rules.batch import BatchFlow, BatchMixed, batch_flow

@@ -1,0 +1,59 @@
+"""What a search is asked, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autopar.lowering import Lowered
+from autopar.nouns.cluster import Cluster
+from autopar.nouns.graph import Graph
+from autopar.nouns.plan import Memory, RunnerUp, Stage
+from autopar.nouns.problem import Solution
+from autopar.planner.candidates import Candidate, Fixed, Layout
+from autopar.planner.simulation import StepTime
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is to be planned: the model's graph, its batch, and where it is to run.
+
+    ``obstacles``: why the batch may not be cut into microbatches; none: it may.
+    """
+
+    graph: Graph
+    batch_dims: Mapping[str, int]
+    data_choices: Mapping[str, str]
+    batch: int
+    obstacles: tuple[str, ...]
+    cluster: Cluster
+    precision: str
+    optimizer: str
+    fixed: Fixed
+    searcher: str = "elimination"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One complete layout with its decisions and what is predicted of it."""
+
+    candidate: Candidate
+    layout: Layout
+    stage: Stage
+    lowered: Lowered
+    time: StepTime
+    memory: Memory
+    solution: Solution
+    objective: int
+    """Picoseconds, additive, as the searcher claimed it; `repricing.objective` gives it again."""
+    exposed: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The best answer, the bound over all candidates, and the best of each family that lost."""
+
+    best: Answer
+    lower_bound_s: float
+    runners_up: tuple[RunnerUp, ...]
+    tried: int

@@ -1,0 +1,164 @@
+"""What the planner chooses, refuses and says, on a hand-written GPT."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from autopar.cluster_file import load_cluster
+from autopar.errors import DoesNotFit
+from autopar.lowering import lower
+from autopar.nouns.cluster import Cluster
+from autopar.nouns.graph import Graph
+from autopar.planner.candidates import Fixed, FixError, Layout, candidates, layouts
+from autopar.planner.question import Outcome, Question
+from autopar.planner.search import search_plan
+from autopar.rules.batch import batch_flow
+from tests.planner.graphs import gpt
+
+NODE = load_cluster("examples/clusters/h100_8.yaml")
+BATCH = {"ids": 0, "labels": 0}
+LARGE = {"b": 32, "s": 2048, "d": 2048, "heads": 16, "ffn": 8192, "vocab": 32000}
+
+
+def question(
+    graph: Graph, batch: int, cluster: Cluster = NODE, fix: Mapping[str, str] | None = None
+) -> Question:
+    flow = batch_flow(graph, BATCH)
+    fixed = Fixed.parse(fix or {}, batch, cluster.device_count)
+    return Question(
+        graph, BATCH, flow.choices, batch, flow.obstacles, cluster, "float32", "adamw", fixed
+    )
+
+
+def planned(graph: Graph, batch: int, **fix: str) -> Outcome:
+    return search_plan(question(graph, batch, NODE, fix))
+
+
+def memory_limited(limit_bytes: int) -> Cluster:
+    device = replace(NODE.device, memory_bytes=limit_bytes)
+    return replace(NODE, groups=(replace(NODE.groups[0], device=device),))
+
+
+def test_same_question_same_answer() -> None:
+    graph = gpt(layers=4, **LARGE)
+    first, second = planned(graph, 32), planned(graph, 32)
+    assert first.best.stage == second.best.stage
+    assert first.best.time == second.best.time
+    assert first.runners_up == second.runners_up
+
+
+def test_no_layout_beats_the_lower_bound() -> None:
+    graph = gpt(layers=4, **LARGE)
+    found = planned(graph, 32)
+    assert 0 < found.lower_bound_s <= found.best.time.total_s
+    for tp in (1, 2, 4, 8):
+        pinned = planned(graph, 32, tp=str(tp))
+        assert found.lower_bound_s <= pinned.lower_bound_s
+        assert found.best.time.total_s <= pinned.best.time.total_s * 1.001
+
+
+def test_deeper_models_get_the_same_decisions_and_cost_the_same_search() -> None:
+    shallow, deep = (planned(gpt(layers=n, **LARGE), 32, tp="4") for n in (4, 16))
+    assert shallow.best.stage == deep.best.stage
+    assert shallow.tried == deep.tried
+
+
+@pytest.mark.parametrize(
+    ("fix", "data", "tp"),
+    [
+        ({"tp": "4"}, 2, 4),
+        ({"dp_shard": "4", "zero": "3"}, None, None),
+        ({"dp_replicate": "2", "dp_shard": "2", "tp": "2"}, 4, 2),
+    ],
+)
+def test_pinned_choices_hold(fix: dict[str, str], data: int | None, tp: int | None) -> None:
+    best = planned(gpt(layers=2, heads=8), 8, **fix).best
+    if data is not None:
+        assert (best.candidate.data, best.candidate.tp) == (data, tp)
+    for name in ("dp_shard", "dp_replicate", "zero"):
+        if name in fix:
+            assert getattr(best.layout, name) == int(fix[name])
+
+
+def test_tensor_parallel_ranks_share_the_work_even_of_a_tiny_model() -> None:
+    best = planned(gpt(layers=2, heads=8), 8, tp="8").best
+    products = [text for name, text in best.stage.ops.items() if name.endswith("linear")]
+    assert products
+    assert all(text not in ("tp:D", "tp:P") for text in products)
+
+
+@pytest.mark.parametrize(
+    ("fix", "says"),
+    [
+        ({"tp": "3"}, "3, the cluster has 8"),
+        ({"tp": "2", "dp_shard": "2", "dp_replicate": "4"}, "makes 16"),
+        ({"zero": "4"}, "choose 0, 1, 2 or 3"),
+        ({"tp": "two"}, "whole number"),
+        ({"pp": "2"}, "pp=1"),
+        ({"tp": "1", "microbatch": "3"}, "does not divide"),
+        ({"zero": "3", "dp_shard": "1"}, "dp_shard=1"),
+    ],
+)
+def test_bad_pins_are_refused_with_numbers(fix: dict[str, str], says: str) -> None:
+    with pytest.raises(FixError, match=says):
+        planned(gpt(), 8, **fix)
+
+
+def test_batch_that_no_mesh_divides() -> None:
+    with pytest.raises(FixError, match="batch of 6 samples"):
+        planned(gpt(b=6), 6, tp="1")
+    assert {c.tp for c in candidates(8, 6, Fixed())} == {4, 8}
+
+
+def test_what_does_not_fit_is_told_in_numbers() -> None:
+    graph = gpt(layers=4, **LARGE)
+    with pytest.raises(DoesNotFit) as error:
+        search_plan(question(graph, 32, memory_limited(2_200_000_000)))
+    text = str(error.value)
+    assert "with 2.2 GB" in text
+    assert "GB too much" in text
+    assert "cheapest change" in text
+
+
+def test_less_memory_never_makes_a_plan_faster() -> None:
+    graph = gpt(layers=8, **LARGE)
+    times = []
+    for limit in (80_000_000_000, 20_000_000_000, 10_000_000_000, 6_000_000_000):
+        best = search_plan(question(graph, 32, memory_limited(limit))).best
+        assert best.memory.total <= limit
+        times.append(best.time.total_s)
+    assert times == sorted(times)
+    assert times[0] < times[-1]
+
+
+def test_zero_levels_trade_memory_for_traffic() -> None:
+    graph = gpt(layers=8, **LARGE)
+    pinned = [{"dp_replicate": "8"}, *({"dp_shard": "8", "zero": str(z)} for z in (1, 2, 3))]
+    found = [planned(graph, 32, tp="1", microbatch="4", recompute="none", **f) for f in pinned]
+    memory = [f.best.memory.total for f in found]
+    assert memory == sorted(memory, reverse=True)
+    assert len(set(memory)) == 4
+
+
+def test_layouts_of_one_data_rank_shard_nothing() -> None:
+    assert list(layouts(1, Fixed(recompute="none"))) == [Layout(1, 1, 0, "none")]
+
+
+def test_slow_links_change_the_choice() -> None:
+    """Between nodes of a slow network tensor parallelism stays inside the node."""
+    slow = load_cluster("examples/clusters/ethernet_2x4.yaml")
+    best = search_plan(question(gpt(layers=4, **LARGE), 32, slow)).best
+    assert best.candidate.tp <= 4
+
+
+def test_lowered_stage_is_the_one_that_was_priced() -> None:
+    found = planned(gpt(layers=2, **LARGE), 32, tp="4")
+    best = found.best
+    flow = batch_flow(gpt(layers=2, **LARGE), BATCH)
+    again = lower(
+        gpt(layers=2, **LARGE), best.stage, best.candidate.microbatches, flow.choices, BATCH
+    )
+    assert again == best.lowered
