@@ -102,6 +102,9 @@ def _times(plan: Plan) -> RenderableType:
     rows.add_row("step time", duration(said.step_time_s))
     rows.add_row("  compute", duration(said.compute_time_s))
     rows.add_row("  communication not hidden", duration(said.exposed_communication_s))
+    rest = said.step_time_s - said.compute_time_s - said.exposed_communication_s
+    if rest > 0:
+        rows.add_row("  optimizer and the rest", duration(rest))
     if said.tokens_per_s is not None:
         rows.add_row("throughput", f"{count(said.tokens_per_s)} tokens/s")
     rows.add_row("model FLOP/s utilization", percent(said.mfu))
