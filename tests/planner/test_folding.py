@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from autopar.cluster_file import load_cluster
@@ -98,3 +99,23 @@ def test_unfolded_problem_has_no_better_optimum() -> None:
     assert free.optimal
     assert free.cost <= best.cost
     assert best.cost == pytest.approx(free.cost, rel=0.01)
+
+
+@pytest.mark.parametrize(("tp", "shard", "microbatches"), [(2, 2, 2), (4, 2, 1)])
+def test_any_choice_costs_what_its_plan_costs(tp: int, shard: int, microbatches: int) -> None:
+    """Not only optima: random decisions, lowered and priced op by op."""
+    graph = gpt(layers=3, heads=8)
+    folded, prices, state = folded_problem(graph, tp, shard, microbatches)
+    problem = folded.problem
+    choices = data_choices(graph, BATCH)
+    random = np.random.default_rng(0)
+    priced = 0
+    for _ in range(60):
+        picked = random.integers(0, problem.num_strategies)
+        if not problem.allowed(picked):
+            continue
+        stage = folded.stage(picked.tolist())
+        lowered = lower(graph, stage, microbatches, choices, BATCH)
+        assert objective(lowered, prices, state) == problem.total(picked)
+        priced += 1
+    assert priced >= 10
