@@ -1,4 +1,4 @@
-"""A stage from a few hand-chosen strategies: every other op follows with the least communication."""
+"""A stage from a few chosen strategies: all other ops follow, with the least communication."""
 
 from __future__ import annotations
 

@@ -185,8 +185,10 @@ def cut(
     return pieces
 
 
-def check(made: Emitted, model: nn.Module, batch: Tensors, tolerance: float = 1e-9) -> Result:
-    """Loss and every gradient within ``tolerance`` of their norm; collectives as priced."""
+def check(
+    made: Emitted, model: nn.Module, batch: Tensors, tolerance: float = 1e-9, issued: bool = True
+) -> Result:
+    """Loss and every gradient within ``tolerance``; ``issued``: the collectives are as priced."""
     wanted = reference(
         model, {n: t.double() if t.is_floating_point() else t for n, t in batch.items()}
     )
@@ -201,10 +203,9 @@ def check(made: Emitted, model: nn.Module, batch: Tensors, tolerance: float = 1e
             (found.gradients[name] - gradient).norm() / gradient.norm().clamp(min=total * 1e-6)
         )
         assert error < tolerance, f"gradient of {name}: {error:.2e}"
-    issued, wanted_moves = Counter(found.log), Counter(priced(made))
-    assert issued == wanted_moves, (
-        f"{issued - wanted_moves} not priced, {wanted_moves - issued} not issued"
-    )
+    if issued:
+        moved, expected = Counter(found.log), Counter(priced(made))
+        assert moved == expected, f"{moved - expected} not priced, {expected - moved} not issued"
     return found
 
 

@@ -17,6 +17,7 @@ from autopar.frontends.pytorch.captured import Captured
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Stage
 from tests.emit import models
+from tests.emit.following import following
 from tests.emit.harness import Tensors, capture_of, check, emitted
 from tests.emit.random_stage import random_stage
 
@@ -50,7 +51,7 @@ def test_random_stages(case: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("recompute", ["collectives", "full"])
+@pytest.mark.parametrize("recompute", ["compute", "full"])
 def test_recompute(recompute: str, seed: int) -> None:
     stage = random_stage(captured("llama"), Mesh.parse("dp_shard=2 x tp=2"), 1, seed)
     made = emitted(captured("llama"), stage, recompute=recompute)
@@ -60,32 +61,72 @@ def test_recompute(recompute: str, seed: int) -> None:
 
 # -- plans that people know ------------------------------------------------------------------------
 
+MEGATRON = {
+    "q_proj/linear": "n",
+    "k_proj/linear": "n",
+    "v_proj/linear": "n",
+    "o_proj/linear": "k",
+    "gate_proj/linear": "n",
+    "up_proj/linear": "n",
+    "down_proj/linear": "k",
+    "embed_tokens/embedding": "v",
+    "lm_head/linear": "n",
+}
+"""Shoeybi et al. 2019; the vocabulary of 27 is split unevenly."""
 
-def block(case: str, **choices: str) -> dict[str, str]:
-    """Strategies of the repeated block's ops by the end of their names."""
-    name, body = next((n, b.body) for n, b in captured(case).graph.blocks.items())
-    found = {}
-    for op in body.ops:
-        for end, choice in choices.items():
-            if op.name == end.replace("__", "/").replace("_PROJ", "_proj"):
-                found[f"{name}::{op.name}"] = f"tp:{choice}"
-    return found
+
+@pytest.mark.parametrize("mesh", ["tp=2", "dp_shard=2 x tp=2"])
+@pytest.mark.parametrize("case", ["llama", "tied"])
+def test_megatron(case: str, mesh: str) -> None:
+    stage = following(captured(case), Mesh.parse(mesh), MEGATRON, stream="D")
+    made = emitted(captured(case), stage)
+    assert 'axis="tp")\n' in made.text.partition("return cross_entropy")[2]
+    result = check(made, *fresh(case))
+    rows = 8 * 8 // (2 if "dp" in mesh else 1)
+    # The logits never are in one place, and the layers only sum.
+    assert {kind for kind, _, _ in result.log} == {"all_reduce"}
+    assert max(size for _, _, size in result.log) == rows * 16 * 8
 
 
-def test_loss_over_a_split_vocabulary() -> None:
-    """27 words on 4 ranks: embedding, head and loss all on uneven pieces, tied to one table."""
+def test_sequence_parallel() -> None:
+    """Korthikanti et al. 2022: between the products every rank has its piece of the sequence."""
+    between = {
+        "norm/pow": "e1",
+        "norm/mul": "e1",
+        "Layer::add": "e1",
+        "Layer::add_1": "e1",
+    }
+    stage = following(captured("llama"), Mesh.parse("tp=2"), {**MEGATRON, **between}, stream="S1")
+    made = emitted(captured("llama"), stage)
+    result = check(made, *fresh("llama"))
+    large = {kind for kind, _, size in result.log if size >= 8 * 8 * 16 * 8}
+    assert large == {"all_gather", "reduce_scatter"}
+    assert "for layer in self.layers:\n            x = layer(x, cos, sin)\n" in made.text
+
+
+def test_vocabulary_over_two_axes() -> None:
     stage = Stage(
-        Mesh.parse("tp=4"),
+        Mesh.parse("tp=2 x ep=2"),
         ops={
-            "embed_tokens/embedding": "tp:v",
-            "lm_head/linear": "tp:n",
-            "reshape_2": "tp:b",
-            "cross_entropy": "tp:v",
+            "fc/linear": "tp:n ep:n",
+            "fc/add": "tp:e1 ep:e1",
+            "cross_entropy": "tp:v ep:v",
         },
-        parameters={"embed_tokens.weight": "tp:S0"},
+        parameters={"fc.weight": "tp:S0 ep:S0", "fc.bias": "tp:S0 ep:S0"},
     )
-    made = emitted(captured("tied"), stage, 2)
-    assert 'embedding(input_ids, local(self.embed_tokens.weight), vocabulary=27, axis="tp")' in made.text
-    assert 'vocabulary=27, axis="tp"' in made.text.partition("cross_entropy(logits")[2]
-    result = check(made, *fresh("tied"))
-    assert ("all_reduce", "tp", 27 * 16 * 8) not in result.log  # the table itself never moves
+    made = emitted(capture_of(*WIDE), stage)
+    assert 'vocabulary=8, axis=("tp", "ep")' in made.text
+    torch.manual_seed(0)
+    check(made, WIDE[0](), WIDE[1]())
+
+
+class _Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 8)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(self.fc(x), y, label_smoothing=0.2)
+
+
+WIDE = (_Wide, lambda: {"x": torch.randn(6, 4), "y": torch.tensor([0, 7, -100, 3, 3, 5])})

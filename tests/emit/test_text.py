@@ -1,0 +1,122 @@
+"""The text of programs: golden, formatted, quick to make."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import Stage
+from tests.emit import models
+from tests.emit.following import following
+from tests.emit.harness import capture_of, emitted
+from tests.emit.random_stage import random_stage
+from tests.emit.test_numbers import CASES, MEGATRON, MESHES, captured
+
+GATED_MLP = '''\
+class GatedMLP(nn.Module):
+    """x [4, 8, 16] -> [4, 8, 16] tp:P"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj = Weights(weight=Parameter((32, 16), "float32", "tp:S0"))
+        self.up_proj = Weights(weight=Parameter((32, 16), "float32", "tp:S0"))
+        self.down_proj = Weights(weight=Parameter((16, 32), "float32", "tp:S1"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = copy_to(x, "tp")  # [4, 8, 16], backward: all_reduce
+        x = copy_to(x, "tp")  # [4, 8, 16], backward: all_reduce
+        gate = F.silu(F.linear(h, local(self.gate_proj.weight)))  # [4, 8, 16] tp:S2
+        gate = gate * F.linear(x, local(self.up_proj.weight))  # [4, 8, 16] tp:S2
+        return F.linear(gate, local(self.down_proj.weight))
+'''
+
+LAYER = """\
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        h = self.self_attn(self.input_layernorm(x), cos, sin)  # [4, 8, 16] tp:P
+        x = whole(x, "tp")  # [4, 8, 16], backward: keep on the first rank
+        h = all_reduce(h, "tp")  # [4, 8, 16]
+        x = x + h
+        h = self.mlp(self.post_attention_layernorm(x))  # [4, 8, 16] tp:P
+        h = all_reduce(h, "tp")  # [4, 8, 16]
+        return x + h
+"""
+
+LOOP = """\
+        x = all_reduce(x, "tp")  # [4, 8, 16]
+        for layer in self.layers:
+            x = copy_to(x, "tp")  # [4, 8, 16], backward: all_reduce
+            x = layer(x, cos, sin)
+"""
+
+
+def test_golden_megatron() -> None:
+    stage = following(captured("llama"), Mesh.parse("dp_shard=2 x tp=2"), MEGATRON, stream="D")
+    text = emitted(captured("llama"), stage).text
+    for part in (GATED_MLP, LAYER, LOOP):
+        assert part in text, text
+    assert "self.layers = nn.ModuleList(Layer() for _ in range(2))\n" in text
+    assert 'MESH = {"dp_shard": 2, "tp": 2}\n' in text
+
+
+def test_formatted(tmp_path: Path) -> None:
+    """Neither formatter nor linter has anything to say, with probes and without."""
+    for case in CASES:
+        for seed, mesh in enumerate(MESHES):
+            stage = random_stage(captured(case), Mesh.parse(mesh), 1, seed)
+            for probes in (False, True):
+                name = f"{case}_{seed}_{probes}.py"
+                (tmp_path / name).write_text(emitted(captured(case), stage, probes=probes).text)
+    settings = ["--config", str(Path(__file__).parents[2] / "pyproject.toml")]
+    for command in (["format", "--check"], ["check"]):
+        ran = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, *settings, str(tmp_path)],
+            capture_output=True,
+            text=True,
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_equal_decisions_give_equal_text() -> None:
+    stage = random_stage(captured("llama"), Mesh.parse("tp=2"), 1, 3)
+    again = capture_of(*CASES["llama"])
+    assert emitted(captured("llama"), stage).text == emitted(again, stage).text
+
+
+def test_depth_costs_next_to_nothing() -> None:
+    """126 layers, as many as Llama-3.1-405B has."""
+    deep = capture_of(lambda: models.Llama(layers=126), models.llama_batch)
+    stage = following(deep, Mesh.parse("tp=2"), MEGATRON, stream="D")
+    emitted(deep, stage)
+    start = time.process_time()
+    text = emitted(deep, stage).text
+    assert time.process_time() - start < 0.3
+    assert "nn.ModuleList(Layer() for _ in range(126))" in text
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_angles_join_the_stream_in_its_precision(precision: str) -> None:
+    text = emitted(captured("llama"), Stage(Mesh.parse("tp=2")), precision=precision).text
+    assert (".dtype)" in text) == (precision == "bfloat16")
+
+
+def test_ties_are_one_object() -> None:
+    text = emitted(captured("tied"), Stage(Mesh.parse("tp=2"))).text
+    assert "self.lm_head" not in text
+    assert text.count("local(self.embed_tokens.weight)") == 2
+
+
+def test_blocks_of_two_kinds() -> None:
+    """Layers that differ have classes of their own and stand in the list in order."""
+
+    class Mixed(models.Llama):
+        def __init__(self) -> None:
+            super().__init__(layers=4)
+            self.layers[2] = models.Layer(16, 4, 4)
+
+    text = emitted(capture_of(Mixed, models.llama_batch), Stage(Mesh.parse("tp=2"))).text
+    assert "self.layers = nn.ModuleList([Layer(), Layer(), Layer2(), Layer()])" in text
