@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from autopar.errors import UserError
 from autopar.runtime.ranks import Ranks
 from autopar.runtime.settings import ProgramError, Settings
 
@@ -38,6 +41,38 @@ def cut_batch(batch: Batch, ranks: Ranks, settings: Settings) -> list[dict[str, 
             start = (i * width + place) * rows
             piece[name] = _moved(value[start : start + rows], ranks)
     return found
+
+
+class BatchesDiffer(UserError):
+    """The ranks of one job were given different global batches."""
+
+
+def check_batches(batch: Batch) -> None:
+    """Raises `BatchesDiffer` on every rank unless all have the same global batch.
+
+    A collective call that reads the whole batch: for the first step only.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    own = {name: _digest(value) for name, value in batch.items()}
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    for rank, other in enumerate(found):
+        names = [n for n in (*found[0], *other) if found[0].get(n) != other.get(n)]
+        if names:
+            raise BatchesDiffer(
+                f"batch[{names[0]!r}] of rank {rank} is not that of rank 0: every rank passes the "
+                "same global batch and computes on its own part; seed what is random in it by the "
+                "number of the step"
+            )
+
+
+def _digest(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    text = f"{value.dtype} {list(value.shape)} "
+    return text + hashlib.sha256(flat.numpy().tobytes()).hexdigest()
 
 
 def _moved(value: Any, ranks: Ranks) -> Any:

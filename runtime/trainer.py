@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from autopar.runtime import ranks as rank_state
-from autopar.runtime.batches import Batch, cut_batch, in_compute_dtype
+from autopar.runtime.batches import Batch, check_batches, cut_batch, in_compute_dtype
 from autopar.runtime.checkpoint import (
     Piece,
     contents,
@@ -81,6 +81,7 @@ class Trainer:
         self.ranks = ranks or Ranks(program.mesh)
         self.settings = program.settings
         self.step_number = 0
+        self._checked = False
         self.metrics: Metrics | None = None
         precision = getattr(torch, self.settings.precision)
         self._dtype = None if lift is not None or precision is torch.float32 else precision
@@ -115,8 +116,12 @@ class Trainer:
     def backward(self, batch: Batch) -> torch.Tensor:
         """Loss and all gradients of the global ``batch``, reduced over all ranks, not yet clipped.
 
-        Replaces the gradients of the step before. They stand in ``leaf.grad`` of `held`.
+        Replaces the gradients of the step before. They stand in ``leaf.grad`` of `held`. The
+        first call raises `BatchesDiffer` where the ranks pass different batches.
         """
+        if not self._checked and self.ranks.world > 1:
+            check_batches(batch)
+        self._checked = True
         self.storage.zero_grad()
         pieces = cut_batch(batch, self.ranks, self.settings)
         extra = self._counts(pieces)

@@ -60,7 +60,11 @@ def verify_here(folder: str | Path) -> dict[str, Any]:
     check_same(plan, folder)
     workload = load_workload(plan.workload)
     first = not dist.is_initialized() or dist.get_rank() == 0
-    batch = random_batch(workload)
+    drawn = [random_batch(workload) if first else None]
+    if dist.is_initialized():  # the workload's own batch may differ from process to process
+        dist.broadcast_object_list(drawn, src=0)
+    batch = drawn[0]
+    assert batch is not None
     if first and plan.workload not in _references:
         _references[plan.workload] = reference(workload, batch, torch.device("cpu"))
     wanted = _references.get(plan.workload)
@@ -305,7 +309,9 @@ def _errors(
         held = covered.get(name, 0)
         if (held or name in needed) and (held < right.numel() or held % max(right.numel(), 1)):
             raise VerifyError(f"{name}: the ranks hold {held} of {right.numel()} elements")
-    return {name: math.sqrt(square) for name, square in squares.items()}
+    # a piece that n ranks hold was counted n times
+    copies = {name: covered[name] / max(whole[name].numel(), 1) for name in squares}
+    return {name: math.sqrt(square / max(copies[name], 1)) for name, square in squares.items()}
 
 
 __all__ = ["Comparison", "make_trainer", "verify_here"]

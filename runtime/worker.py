@@ -75,10 +75,15 @@ def train(options: dict[str, Any], results: Path) -> None:
 
 
 def batch_of(workload: Workload, step: int) -> Batch:
-    """The global batch of a step: ``batch(step)`` where it takes the number, else ``batch()``."""
+    """The global batch of a step: ``batch(step)`` where it takes the number, else ``batch()``.
+
+    torch's random numbers in it depend on the step alone, so that every rank makes the same batch.
+    """
     taken = inspect.signature(workload.batch).parameters.values()
     numbered = any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in taken)
-    return workload.batch(step) if numbered else workload.batch()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(workload.seed + step)
+        return workload.batch(step) if numbered else workload.batch()
 
 
 def verify(options: dict[str, Any], results: Path) -> None:
@@ -116,7 +121,12 @@ def main() -> None:
         sys.stdout.flush()
         os._exit(1)
     if dist.is_initialized():
+        dist.barrier()
         dist.destroy_process_group()
+    # Tearing the interpreter down under gloo's threads aborts now and then; the work is done.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

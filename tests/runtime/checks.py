@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.runtime import folders, tiny_gpt, tiny_gpt_program
 
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
+from autopar.runtime.batches import BatchesDiffer
 from autopar.runtime.checkpoint import CheckpointError, load_plain
 from autopar.runtime.counting import Counting, Row, differences
 from autopar.runtime.gradients import reduce_late, total_norm
@@ -31,6 +31,7 @@ from autopar.runtime.settings import ProgramError, Settings
 from autopar.runtime.trainer import Program, Trainer
 from autopar.runtime.verify import Comparison, _gather
 from autopar.state_collectives import Stored, state_collectives
+from tests.runtime import folders, tiny_gpt, tiny_gpt_program
 
 WORKLOAD = tiny_gpt.workload
 CPU = torch.device("cpu")
@@ -262,6 +263,18 @@ def indivisible() -> str:
     return ""
 
 
+def batches_differ() -> str:
+    trainer = make("tp")
+    batch = tiny_gpt.batch(0)
+    if dist.get_rank() == 2:
+        batch["targets"][3, 1] = 7
+    try:
+        trainer.step(batch)
+    except BatchesDiffer as error:
+        return str(error)
+    return ""
+
+
 def plans_differ(folder: Path) -> str:
     """Rank 3 is given a plan of its own."""
     from autopar import plan_folder
@@ -287,7 +300,8 @@ def first_wrong(given: Given) -> dict[str, str]:
     )
     axes = "dp_shard:S0 tp:S1"
     text = text.replace(
-        "        return x + scattered(F.linear(h, local(self.down.weight))) + local(self.down.bias)",
+        "        return x + scattered(F.linear(h, local(self.down.weight)))"
+        " + local(self.down.bias)",
         f'        h = probe("Layer::up/gelu", h, "dp_shard:S0 tp:S2")\n'
         "        x = x + scattered(F.linear(h, local(self.down.weight))) + local(self.down.bias)\n"
         f'        return probe("Layer::/add", x, "{axes}")',
@@ -299,7 +313,7 @@ def first_wrong(given: Given) -> dict[str, str]:
         "Layer::/add": [f"layers.{i} (tiny_gpt.py:47)" for i in range(3)],
         "Layer::up/gelu": [f"layers.{i}.up (tiny_gpt.py:47)" for i in range(3)],
     }
-    spread = text.replace("zero=3, microbatches=2", "zero=3").replace(axes, axes)
+    spread = text.replace("zero=3, microbatches=2", "zero=3")
     wrong = {
         "right": spread,
         "forward": spread.replace(
@@ -338,6 +352,7 @@ def main(results: Path) -> None:
         "norm without group": norm_without_group,
         "wrong world": wrong_world,
         "indivisible": indivisible,
+        "batches differ": batches_differ,
         "plans differ": lambda: plans_differ(results),
         "first wrong": lambda: first_wrong(given),
     }

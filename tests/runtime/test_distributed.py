@@ -115,6 +115,10 @@ def test_batch_that_does_not_divide_is_named(found: dict[str, Any]) -> None:
     assert "2 microbatches x 4 data ranks = 8" in found["indivisible"]
 
 
+def test_ranks_with_different_batches_is_an_error(found: dict[str, Any]) -> None:
+    assert "batch['targets'] of rank 2 is not that of rank 0" in found["batches differ"]
+
+
 def test_ranks_with_different_plans_is_an_error(found: dict[str, Any]) -> None:
     message = found["plans differ"]
     assert "the ranks run different plans" in message

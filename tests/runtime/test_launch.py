@@ -1,0 +1,135 @@
+"""Jobs from the outside: runs, resumes, dying ranks, verification of several plans at once."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from autopar import plan_folder
+from autopar.errors import UserError
+from autopar.runtime.counting import Row, to_json
+from autopar.runtime.launch import RankFailed, run, verify, verify_many
+from tests.runtime import folders
+
+pytestmark = pytest.mark.gloo
+
+MODEL = f"""
+import os, signal, sys
+sys.path.insert(0, {str(folders.HERE)!r})
+import tiny_gpt
+from autopar import Workload
+
+def batch(step=0):
+    if step == 2 and os.environ.get("RANK") == "1":
+        {{fault}}
+    return tiny_gpt.batch(step)
+
+workload = Workload(model=tiny_gpt.GPT, batch=batch, learning_rate=1e-2, clip_norm=0.5)
+"""
+
+
+def faulty(tmp_path: Path, fault: str) -> Path:
+    model = tmp_path / "model.py"
+    model.write_text(MODEL.format(fault=fault))
+    return folders.write(tmp_path / "plan", {"dp_shard": 2}, zero=3, workload=f"{model}:workload")
+
+
+def test_run_saves_and_another_plan_goes_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one = folders.write(tmp_path / "one", {"dp_shard": 2}, zero=3, microbatches=2)
+    first = run(one, 3, save=tmp_path / "saved", save_every=2)
+    lines = capfd.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith(f"step 0  loss {first.losses[0]:.6f}")
+    assert all("s (predicted 0.0120 s)" in line for line in lines)
+    assert (first.ranks, first.step, first.predicted_step_time_s) == (2, 3, 0.012)
+    assert first.losses[2] < first.losses[1] < first.losses[0]
+    two = folders.write(tmp_path / "two", {"dp_replicate": 1})
+    second = run(two, 2, resume=tmp_path / "saved")
+    assert (second.ranks, second.step) == (1, 5)
+    assert second.losses[0] < first.losses[2]
+    assert capfd.readouterr().out.startswith("step 3  loss")
+
+
+def test_a_rank_that_raises_stops_all_with_its_error(tmp_path: Path) -> None:
+    plan = faulty(tmp_path, 'raise OSError("the disk of rank 1 is full")')
+    begin = time.monotonic()
+    with pytest.raises(RankFailed) as caught:
+        run(plan, 5)
+    text = str(caught.value)
+    assert "rank 1 of 2 failed in step 2" in text
+    assert "OSError: the disk of rank 1 is full" in text
+    assert "Connection closed" not in text
+    assert time.monotonic() - begin < 40
+
+
+def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
+    plan = faulty(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(RankFailed, match="rank 1 of 2 was killed by SIGKILL"):
+        run(plan, 5)
+
+
+def test_a_rank_that_hangs_ends_by_the_timeout(tmp_path: Path) -> None:
+    plan = faulty(tmp_path, "import time; time.sleep(3600)")
+    begin = time.monotonic()
+    with pytest.raises(RankFailed, match=r"(?is)rank 0 of 2 failed in step 2.*timed out"):
+        run(plan, 5, timeout_s=4)
+    assert time.monotonic() - begin < 40
+
+
+def test_a_model_that_changed_is_refused(tmp_path: Path) -> None:
+    plan = folders.write(tmp_path / "plan", {"tp": 1}, fingerprint="0123456789abcdef")
+    with pytest.raises(UserError, match=r"has changed since it was planned.*0123456789abcdef"):
+        run(plan, 1)
+
+
+def test_a_folder_without_a_program(tmp_path: Path) -> None:
+    plan = folders.write(tmp_path / "plan", {"tp": 1})
+    (plan / "program" / "model.py").unlink()
+    with pytest.raises(UserError, match="no program in"):
+        run(plan, 1)
+    with pytest.raises(UserError, match="autopar plan"):
+        run(tmp_path / "nothing", 1)
+
+
+def test_several_plans_are_verified_in_one_start(tmp_path: Path) -> None:
+    text = (folders.HERE / "tiny_gpt_program.py").read_text()
+    wrong = text.replace("return total / counts", "return 1.000001 * total / counts")
+    assert wrong != text
+    rows = [Row("all_reduce", "dp_replicate", 97_648, 1)]
+    plans = [
+        folders.write(tmp_path / "good", {"dp_replicate": 2}, collectives=to_json(rows)),
+        folders.write(tmp_path / "low", {"tp": 2}, precision="bfloat16", microbatches=2),
+        folders.write(tmp_path / "wrong", {"dp_shard": 2}, zero=2, program=wrong),
+        folders.write(tmp_path / "short", {"dp_shard": 2}, zero=3, collectives=to_json(rows)),
+    ]
+    good, low, bad, short = verify_many(plans)
+    assert good.passed
+    assert good.collectives_match is True
+    assert good.ranks == 2
+    assert good.exact.largest < 1e-9
+    assert 1e-9 < good.own.largest < 1e-3
+    assert low.passed
+    assert low.collectives_match is None
+    assert low.precision == "bfloat16"
+    assert 1e-4 < low.own.gradient < 0.2
+    assert not bad.passed
+    assert bad.exact.gradient == pytest.approx(1e-6, rel=0.01)
+    assert "it was edited" in bad.first_difference
+    assert not short.passed
+    assert short.exact.largest < 1e-9
+    assert any(
+        "all_gather over dp_shard: priced 0" in line for line in short.collective_differences
+    )
+
+
+def test_one_rank_needs_no_others(tmp_path: Path) -> None:
+    plan = folders.write(tmp_path / "plan", {"dp_shard": 1, "tp": 1}, microbatches=4)
+    result = verify(plan)
+    assert result.passed
+    assert result.ranks == 1
+    assert result.issued == ()
+    assert plan_folder.read_plan(plan).device_count == 1

@@ -1,0 +1,207 @@
+"""The reference run: lifting, no dropout, random batches, and comparing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from autopar.runtime import counting
+from autopar.runtime.counting import Row
+from autopar.runtime.reference import (
+    NoDropout,
+    Reference,
+    VerifyError,
+    exact,
+    loss_of,
+    random_batch,
+    reference,
+)
+from autopar.runtime.verified import TOLERANCE, Errors, VerifyResult
+from autopar.runtime.verify import Comparison
+from autopar.workload import Workload
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x.float(),
+        lambda x: x.half(),
+        lambda x: x.to(torch.float32),
+        lambda x: x.to(dtype=torch.bfloat16),
+        lambda x: x.type(torch.float32),
+        lambda x: torch.softmax(x, -1, dtype=torch.float32),
+        lambda x: torch.zeros(3, dtype=torch.float32) + torch.ones(3),
+        lambda x: torch.arange(3, dtype=torch.float32).outer(torch.linspace(0, 1, 3)),
+    ],
+)
+def test_every_floating_dtype_is_lifted(make: Any) -> None:
+    with exact():
+        assert make(torch.ones(3, dtype=torch.float64)).dtype is torch.float64
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_lifting_leaves_integers() -> None:
+    with exact():
+        assert torch.arange(3).dtype is torch.int64
+        assert torch.ones(3, dtype=torch.float64).long().dtype is torch.int64
+
+
+@pytest.mark.parametrize("mode", [NoDropout, exact])
+def test_dropout_does_nothing(mode: Any) -> None:
+    x = torch.randn(2, 4, 6, 8, dtype=torch.float64)
+    want = F.scaled_dot_product_attention(x, x, x)
+    with mode():
+        assert F.dropout(x, 0.5) is x
+        assert nn.Dropout(0.9)(x) is x
+        assert torch.equal(F.scaled_dot_product_attention(x, x, x, dropout_p=0.7), want)
+        assert torch.equal(F.scaled_dot_product_attention(x, x, x, None, 0.7), want)
+
+
+def test_random_batches_are_distinct_and_valid() -> None:
+    tokens = torch.arange(4, 44).reshape(8, 5)
+    labels = tokens.clone()
+    labels[:2] = -100
+    mask = torch.ones(8, 5, dtype=torch.long)
+    mask[0, :3] = 0
+    real = {
+        "tokens": tokens,
+        "again": tokens,
+        "labels": labels,
+        "mask": mask,
+        "places": torch.arange(5),
+        "images": torch.randn(8, 3),
+        "flag": True,
+    }
+    workload = Workload(model=nn.Identity, batch=lambda: real, whole_inputs=("places",))
+    made = random_batch(workload)
+    assert torch.equal(random_batch(workload)["tokens"], made["tokens"])
+    assert not torch.equal(made["tokens"], made["again"])
+    assert made["tokens"].min() >= 4
+    assert made["tokens"].max() <= 43
+    assert int((made["labels"] == -100).sum()) == 10
+    assert made["labels"][made["labels"] >= 0].min() >= 14
+    assert sorted(made["mask"].sum(1).tolist()) == sorted(mask.sum(1).tolist())
+    assert torch.equal(made["places"], torch.arange(5))
+    assert made["images"].dtype is torch.float64
+    assert made["flag"] is True
+
+
+@pytest.mark.parametrize("result", [torch.ones(2), {"logits": torch.ones(())}, 3.0])
+def test_a_result_without_a_loss(result: Any) -> None:
+    with pytest.raises(VerifyError, match="without a loss"):
+        loss_of(result)
+
+
+class Upcast(nn.Module):
+    """Casts to float32 inside; the second parameter's gradient is zero in theory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+        self.shift = nn.Parameter(torch.tensor([0.5]))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": torch.softmax((x * self.scale).float() + self.shift, -1)[:, 0].mean()}
+
+
+def small() -> tuple[Workload, Reference]:
+    workload = Workload(
+        model=Upcast,
+        batch=lambda: {"x": torch.arange(12.0).reshape(4, 3).sin()},
+        learning_rate=0.1,
+        clip_norm=0.01,
+    )
+    return workload, reference(workload, random_batch(workload), torch.device("cpu"))
+
+
+def test_reference_is_what_one_would_write_by_hand() -> None:
+    workload, found = small()
+    x = random_batch(workload)["x"]
+    scale = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, requires_grad=True)
+    shift = torch.tensor([0.5], dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.AdamW([scale, shift], lr=0.1)
+    for step in range(2):
+        optimizer.zero_grad()
+        loss = torch.softmax(x * scale + shift, -1)[:, 0].mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert found.losses[step] == pytest.approx(float(loss.detach()), rel=1e-14)
+        assert scale.grad is not None
+        torch.testing.assert_close(found.gradients[step]["scale"], scale.grad)
+        nn.utils.clip_grad_norm_([scale, shift], 0.01)
+        optimizer.step()
+    torch.testing.assert_close(found.weights["scale"], scale.detach())
+
+
+def compare(wanted: Reference, scale: float = 0.0, shift: float = 0.0) -> Errors:
+    """The errors of a run that is off by these shares."""
+    found = Comparison(wanted, 1e-6)
+    for step in range(2):
+        found.loss(step, wanted.losses[step])
+        gradients = wanted.gradients[step]
+        found.gradients(
+            step,
+            [
+                ("scale", (slice(0, 2),), gradients["scale"][:2] * (1 + scale)),
+                ("scale", (slice(2, 3),), gradients["scale"][2:]),
+                ("shift", (slice(0, 1),), gradients["shift"] + shift),
+            ],
+        )
+    found.weights([(n, (slice(0, t.numel()),), t) for n, t in wanted.weights.items()])
+    return found.errors()
+
+
+def test_errors_are_relative_to_each_tensor() -> None:
+    _, wanted = small()
+    assert compare(wanted).largest == 0
+    off = compare(wanted, scale=1e-3)
+    assert 1e-4 < off.gradient <= 1e-3
+    assert off.worst_gradient == "scale"
+
+
+def test_rounding_where_the_gradient_is_zero_in_theory_does_not_count() -> None:
+    _, wanted = small()
+    norm = wanted.gradients_norm(0)
+    assert float(wanted.gradients[0]["shift"].abs().max()) < 1e-12 * norm
+    assert compare(wanted, shift=1e-17 * norm).gradient < TOLERANCE
+    assert compare(wanted, shift=1e-6 * norm).gradient > 0.1
+
+
+def test_a_missing_or_infinite_gradient_is_no_small_error() -> None:
+    _, wanted = small()
+    whole = (slice(0, 3),)
+    with pytest.raises(VerifyError, match="0 of 1 elements"):
+        Comparison(wanted, 1e-6).gradients(0, [("scale", whole, wanted.gradients[0]["scale"])])
+    found = Comparison(wanted, 1e-6)
+    shift = ("shift", (slice(0, 1),), wanted.gradients[0]["shift"])
+    found.gradients(0, [("scale", whole, torch.full((3,), torch.nan)), shift])
+    assert found.errors().gradient == float("inf")
+    with pytest.raises(VerifyError, match="the model has none"):
+        found.gradients(0, [("other", whole, torch.ones(3))])
+
+
+def test_tables_of_collectives_are_compared_by_bytes() -> None:
+    one = [Row("all_reduce", "tp", 400, 2, "a"), Row("all_gather", "dp_shard", 8, 1)]
+    two = [Row("all_reduce", "tp", 100, 8), Row("all_gather", "dp_shard", 8, 1)]
+    assert counting.differences(one, two) == []
+    assert counting.from_json(counting.to_json(one)) == one
+    lines = counting.differences(one, [*two, Row("all_reduce", "dp_replicate", 4, 1)])
+    assert lines == ["all_reduce over dp_replicate: priced 0 bytes a step, issued 4"]
+    with pytest.raises(ValueError, match="format 9"):
+        counting.from_json('{"format": 9, "rows": []}')
+
+
+def test_a_result_reads_back_and_judges() -> None:
+    from dataclasses import asdict, replace
+
+    good = Errors(0.0, 1e-12, 1e-13, "a", "b")
+    rows = (asdict(Row("all_reduce", "tp", 4, 1)),)
+    result = VerifyResult("plan", 4, good, good, "float32", True, (), rows, 1.0)
+    assert VerifyResult.read(asdict(result)) == result
+    assert result.passed
+    assert result.to_json()["max_grad_rel_err"] == 1e-12
+    assert not replace(result, collectives_match=False).passed
+    assert not replace(result, exact=replace(good, gradient=1e-8)).passed
