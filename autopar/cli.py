@@ -63,6 +63,10 @@ Replicated = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, or auto.")]
+Profile = Annotated[
+    Path | None,
+    typer.Option("--profile", help="Times measured by `autopar profile` replace the built-in."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
 FIXABLE = (
@@ -111,6 +115,7 @@ def plan(
     fix: Fix = None,
     searcher: Searcher = None,
     allow_replicated: Replicated = None,
+    profile: Profile = None,
     json: Json = False,
 ) -> None:
     """Find the fastest plan that fits, and write it with its program."""
@@ -118,7 +123,8 @@ def plan(
     from autopar.commands import plan_files, search
 
     plan_folder.check_writable(output)
-    found = search(model, cluster, parse_fix(fix or ()), searcher, tuple(allow_replicated or ()))
+    replicated = tuple(allow_replicated or ())
+    found = search(model, cluster, parse_fix(fix or ()), searcher, replicated, profile)
     files, emit_s = plan_files(found)
     plan_folder.write(output, files)
     _show_plan(found, emit_s, json)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +29,14 @@ def search(
     fix: Mapping[str, str],
     searcher: str | None,
     replicated: tuple[str, ...],
+    profile: Path | None = None,
 ) -> PlanResult:
     """The best plan of ``"model.py:Name"`` for a cluster file. Raises `UserError`."""
     from autopar.planner import Options, plan
 
-    options = Options(replicated=replicated)
+    options = Options(replicated=replicated, profile=None if profile is None else str(profile))
     if searcher is not None:
-        options = Options(searcher=_known(searcher), replicated=replicated)
+        options = replace(options, searcher=_known(searcher))
     return plan(model, cluster, fix, options, progress)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from pathlib import Path
 
 from autopar.errors import UserError
 from autopar.frontends.dispatch import Captured, capture
@@ -29,10 +30,14 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``replicated``: op kinds without a rule that the user lets run whole on every device."""
+    """``replicated``: op kinds without a rule that the user lets run whole on every device.
+
+    ``profile``: a database of `autopar profile` whose measured times replace the built-in ones.
+    """
 
     searcher: str = "elimination"
     replicated: tuple[str, ...] = ()
+    profile: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,8 @@ def plan(
     clock = _Clock()
     with clock.phase("load"):
         cluster = load_cluster(cluster_ref)
+        if options.profile is not None:
+            cluster = _measured(cluster, options.profile, progress)
         workload = load_workload(workload_ref)
     progress(f"capturing {workload_ref}")
     with clock.phase("capture"):
@@ -96,6 +103,17 @@ def plan(
         search_time_s=clock.spent,
         unruled_ops=found.unruled_ops,
     )
+
+
+def _measured(cluster: Cluster, profile: str, warn: Progress) -> Cluster:
+    """The cluster with the times that ``profile`` holds of its devices."""
+    if not Path(profile).is_file():
+        raise UserError(
+            f"no profile {profile}; measure one with `autopar profile --cluster ... -o {profile}`"
+        )
+    from autopar.cost_models.calibrate import calibrate
+
+    return calibrate(cluster, profile, warn=warn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +200,7 @@ def _plan(
         fingerprints=Fingerprints(
             model=captured.fingerprint(),
             cluster=question.cluster.fingerprint,
-            profile="built-in",
+            profile=_profile_name(question.cluster),
             tool=version("autopar"),
         ),
         prediction=_prediction(best, outcome.lower_bound_s, question, captured),
@@ -190,6 +208,11 @@ def _plan(
         replicated_ops=tuple(kept_whole),
         searcher=best.solution.found_by,
     )
+
+
+def _profile_name(cluster: Cluster) -> str:
+    measured = any(group.device.rates for group in cluster.groups)
+    return f"measured {cluster.fingerprint}" if measured else "built-in"
 
 
 def _prediction(
