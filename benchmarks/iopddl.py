@@ -50,7 +50,8 @@ class Row:
 
         return (
             f"{self.instance:<10} {show(self.cost, 'd'):>14} {show(self.best_known, 'd'):>14} "
-            f"{show(self.score, '.6f'):>9} {show(self.bound, '.0f'):>14} {show(self.gap, '.1e'):>8} "
+            f"{show(self.score, '.6f'):>9} {show(self.bound, '.0f'):>14} "
+            f"{show(self.gap, '.1e'):>8} "
             f"{self.seconds:7.1f} {self.cpu_seconds:7.1f} {self.peak_mb:7.0f}  "
             f"{self.error or self.searcher}"
         )
@@ -105,8 +106,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _summary(rows: list[Row]) -> dict[str, Any]:
+    python = platform.python_version()
     return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {python}",
         "targets": TARGETS,
         "rows": [asdict(row) for row in rows],
     }

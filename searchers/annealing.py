@@ -186,11 +186,17 @@ def improve(
     between: Callable[[Annealer, list[Ints]], None] | None = None,
     rounds: int = 5,
 ) -> None:
-    """One hot round, then cooler ones from the best; ``between`` may improve on it in between."""
+    """One hot round, then cooler ones from the best; ``between`` may improve on it in between.
+
+    How hot follows from what is known: where the bound is near, the start is good.
+    """
     annealer = Annealer(run, m, lift, arcs, price, start, seed)
+    gap = (annealer.best_cost - run.lower_bound) / max(abs(annealer.best_cost), 1.0)
+    warmth = min(1.0, max(5.0 * gap, 0.01))
     for r in range(rounds):
         seconds, evaluations = _part(run, 0.45 if r == 0 else 1.0 / (rounds - r + 0.3))
-        found = annealer.round(1.0 if r == 0 else 0.1, 0.003, evaluations, seconds)
+        hot = (1.0 if r == 0 else 0.1) * warmth
+        found = annealer.round(hot, 0.003 * warmth, evaluations, seconds)
         if between is not None:
             between(annealer, found)
         if run.closed:

@@ -94,8 +94,8 @@ def make_fit(m: Model, x: Ints, unary: Floats, tries: int = 400) -> Ints | None:
             if not len(useful):
                 continue
             cost = near.costs(v, x, unary)
+            cost = np.minimum(cost, 1e250)
             rate = (cost[useful] - cost[x[v]]) / np.minimum(relief[useful], -left[row])
-            rate[np.isnan(rate)] = np.inf
             k = int(rate.argmin())
             if rate[k] < best[0]:
                 best = (float(rate[k]), int(v), int(useful[k]))

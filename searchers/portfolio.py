@@ -32,7 +32,7 @@ NARROW = 2_000_000  # table cells of one elimination up to which it is tried
 BRANCHES = 40  # parts that elimination may look at before the integer program takes over
 SMALL = 60_000  # edge cells up to which the integer program is tried at once
 CORE = 300_000  # edge cells of a merged model that is worth an integer program
-PASSES = 600  # of the dual before a look at what it rules out
+PASSES = 1500  # of the dual before a look at what it rules out
 RULE_OUTS = 3  # times that the dual starts again on what it left
 
 
@@ -62,7 +62,7 @@ def _solve(run: Run, m: Model, lift: Lift, seed: int) -> None:
             return
     dual = Dual(m, run, lift)
     for _ in range(RULE_OUTS):
-        dual.ascend(PASSES, run.wall_s + _share(run, 0.15))
+        dual.ascend(PASSES, run.wall_s + _share(run, 0.25))
         if run.closed:
             return
         if dual.choice is None:
@@ -115,6 +115,7 @@ class Merge:
 
     def __call__(self, annealer: Annealer, found: list[Ints]) -> None:
         m, run = self.dual.model, self.run
+        self.fraction *= 2.0
         while True:
             allowed = self.fraction * max(annealer.best_cost - self.dual.bound, 0.0)
             keep = self.reduced <= allowed
@@ -130,11 +131,14 @@ class Merge:
         if len(smaller.edge_cost) > 3 * CORE:
             return
         part = Run(run.problem, Budget(wall_s=_share(run, 0.2)), "merging")
+        ended = False
         with part:
-            integer_program.solve(
+            ended = integer_program.solve(
                 part, smaller, chain(self.lift, back), self.dual.busy_rows(smaller), proves=False,
                 seed=self.seed, offer=lambda x: annealer.take(back(x)),
             )  # fmt: skip
+        if not ended:
+            self.fraction /= 4.0
 
 
 def first_fit(dual: Dual) -> Ints | None:

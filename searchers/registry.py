@@ -33,6 +33,9 @@ SEARCHERS = {
     for s in (
         Searcher("brute_force", True, "a handful of nodes; the referee"),
         Searcher("portfolio", True, "the default: looks at the problem and chains the others"),
+        Searcher("coordinate_descent", False, "a good answer at once, for any size"),
+        Searcher("mcmc", False, "the yardstick for the stochastic searchers"),
+        Searcher("mcts", False, "decisions that a person can read; needs no narrow graph"),
         Searcher("annealing", False, "thousands of variables"),
         Searcher("integer_program", True, "a few hundred variables with a memory limit that bites"),
         Searcher("elimination", True, "narrow graphs: blocks of real models"),

@@ -1,0 +1,68 @@
+"""Block coordinate descent: from a greedy choice, ever better blocks, until none helps.
+
+The choice is made variable by variable and repaired to fit into memory.  Then blocks of variables
+(induced forests in growing balls, see ``annealing``) are minimised exactly with everything else
+frozen, at temperature zero, so cost never rises.  When a whole round of blocks finds nothing, the
+choice is a minimum of that neighbourhood and the search restarts from a perturbed one (iterated
+local search, Lourenco, Martin & Stuetzle 2003).  One evaluation is one variable looked at.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from autopar.nouns.problem import Problem, Solution
+from autopar.searchers.annealing import Ball, Chain
+from autopar.searchers.arcs import arcs
+from autopar.searchers.mcmc import trivial_bound
+from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
+from autopar.searchers.shrink import Contradiction, shrink
+from autopar.searchers.starts import greedy_start
+from autopar.searchers.trws import big_cost
+
+ROUNDS = 12  # perturbations when there is no budget
+MOVES = 20  # blocks per variable and round
+KICK = 0.3  # temperature of a perturbation, in units of the cost per variable
+ZERO = 1e-9
+
+
+def search(
+    problem: Problem,
+    budget: Budget = NO_BUDGET,
+    seed: int = 0,
+    progress: Report | None = None,
+) -> Solution:
+    """See the module."""
+    with Run(problem, budget, "coordinate_descent", progress) as run:
+        try:
+            m, lift = shrink(problem, run.tell if progress else None)
+        except Contradiction:
+            run.bound(np.inf, "everything is forbidden")
+            return run.solution()
+        run.bound(trivial_bound(m), "cheapest strategies")
+        layout = arcs(m, big_cost(m))
+        tree = greedy_start(m, layout)
+        if tree is None:
+            return run.solution()
+        run.offer(lift(tree.choice), "greedy")
+        if m.num_vars == 0:
+            return run.solution()
+        unit = max(abs(m.cost(tree.choice) - m.constant), 1.0) / m.num_vars
+        chain = Chain(m, layout, np.zeros(len(m.room)), tree.choice, Ball(300, 3.0, 0.05), seed, 0)
+        endless = budget.wall_s is not None or budget.evaluations is not None
+        kicks = 0
+        while endless or kicks < ROUNDS:
+            before = chain.best_cost
+            limit = run.remaining_evaluations * chain.moves_per_evaluation
+            limit = min(limit, max(run.remaining_s, 0.05) * chain.moves_per_second)
+            moves = max(1, int(min(MOVES * m.num_vars, limit)))
+            spent = chain.go(moves, ZERO * unit, ZERO * unit)
+            run.offer(lift(chain.best), f"after {kicks} kicks")
+            run.spend(spent)
+            if chain.best_cost >= before - 1e-9 * abs(before) or math.isinf(before):
+                kicks += 1
+                chain.restart(chain.best)
+                run.spend(chain.go(max(1, m.num_vars // 100), KICK * unit, KICK * unit))
+    return run.solution()

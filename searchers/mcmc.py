@@ -1,0 +1,83 @@
+"""Markov chain Monte Carlo over strategies, one node at a time.
+
+A random label of a random variable is proposed and accepted with probability
+min(1, exp(-(increase of cost) / T)), never beyond memory (Metropolis et al. 1953; as a search for
+parallel plans: FlexFlow, Jia, Zaharia & Aiken 2019), T falling geometrically.  The simplest of the
+stochastic searchers, and the yardstick for the others.  One evaluation is one proposal.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from autopar.nouns.problem import Problem, Solution
+from autopar.searchers.arcs import arcs
+from autopar.searchers.model import Model
+from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
+from autopar.searchers.shrink import Contradiction, shrink
+from autopar.searchers.starts import greedy_start
+from autopar.searchers.trws import big_cost
+
+EVALUATIONS = 2_000_000  # when there is no budget
+HOT, COLD = 1.0, 1e-3  # temperatures, in units of the start's cost per variable
+STEPS = 50
+
+
+def search(
+    problem: Problem,
+    budget: Budget = NO_BUDGET,
+    seed: int = 0,
+    progress: Report | None = None,
+) -> Solution:
+    """See the module.  The lower bound is that of the cheapest strategies alone."""
+    with Run(problem, budget, "mcmc", progress) as run:
+        try:
+            m, lift = shrink(problem, run.tell if progress else None)
+        except Contradiction:
+            run.bound(np.inf, "everything is forbidden")
+            return run.solution()
+        from autopar.searchers.mcmc_kernels import metropolis
+
+        run.bound(trivial_bound(m), "cheapest strategies")
+        layout = arcs(m, big_cost(m))
+        tree = greedy_start(m, layout)
+        if tree is None:
+            return run.solution()
+        run.offer(lift(tree.choice), "start")
+        if m.num_vars == 0:
+            return run.solution()
+        best, cost = tree.choice.copy(), m.cost(tree.choice)
+        best_cost = cost
+        unit = max(abs(cost - m.constant), 1.0) / m.num_vars
+        state = np.random.default_rng(seed).integers(1, 2**63, size=1, dtype=np.uint64)
+        heats = unit * np.geomspace(HOT, COLD, STEPS + 1)
+        rate = 1e5
+        for s in range(STEPS):
+            if budget.evaluations is not None:
+                moves = int(run.remaining_evaluations / (STEPS - s))
+            elif budget.wall_s is not None:
+                moves = int(rate * run.remaining_s / (STEPS - s))
+            else:
+                moves = EVALUATIONS // STEPS
+            began = time.perf_counter()
+            cost, best_cost = metropolis(
+                *layout, np.minimum(m.unary, 1e250), tree.terms, tree.choice, tree.tree,
+                tree.lazy, tree.leaves, best, cost, best_cost, heats[s], heats[s + 1],
+                max(moves, 1), state,
+            )  # fmt: skip
+            rate = max(moves, 1) / max(time.perf_counter() - began, 1e-6)
+            run.offer(lift(best), f"temperature {heats[s + 1]:.3g}")
+            run.spend(max(moves, 1))
+    return run.solution()
+
+
+def trivial_bound(m: Model) -> float:
+    """Every variable's and every edge's least cost: weak, but at once."""
+    total = float(m.constant)
+    if m.num_vars:
+        total += float(np.minimum.reduceat(m.unary, m.start[:-1]).sum())
+    if len(m.edge):
+        total += float(np.minimum.reduceat(m.edge_cost, m.edge_start[:-1]).sum())
+    return total
