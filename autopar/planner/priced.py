@@ -83,7 +83,9 @@ def global_counts(graph: Graph) -> int:
     """Losses that are means over the labelled tokens of the batch: each asks for one count."""
     bodies = [block.body for block in graph.blocks.values()]
     return sum(
-        op.kind == "cross_entropy" and op.attrs.get("reduction", "mean") == "mean"
+        op.kind == "cross_entropy"
+        and op.attrs.get("reduction", "mean") == "mean"
+        and op.attrs.get("ignore_index", -100) is not None  # else every row counts, by its shape
         for part in (graph, *bodies)
         for op in part.ops
     )
