@@ -23,7 +23,7 @@ D -> P     keep on the first rank   keep on the first rank
 
 (Megatron-LM: Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, figure 5.) Only the first
 eight move bytes. Between shardings on several axes `reshard` takes the order of steps that moves
-the fewest.
+the fewest; `autopar.rules.paths` finds the same steps between all pairs of shardings at once.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def reshard(
     so that every rank always holds a contiguous piece. Uneven pieces are cut out of whole tensors
     and padded to partial sums; collectives on pieces need equal ones, so the way from uneven pieces
     to the whole is a padded sum. Without a gradient R and D are one. Among equal bytes fewer steps
-    win, then axes in mesh order.
+    win, then axes in mesh order. Bytes are counted as if all pieces were equal.
     """
     if not differentiable:
         source, target = _without_gradient(source), _without_gradient(target)
@@ -180,21 +180,12 @@ class _Walk:
                 return False
         return True
 
-    def bytes(self, step: Step) -> float:
-        """Elements that a ring sends for the step in both directions, on one rank."""
-        size = self.mesh.size(step.axis)
-        numel = math.prod(step.local_shape)
-        total = 0.0
-        for kind in (step.forward, step.backward):
-            if kind in COLLECTIVES:
-                total += full_numel(kind, step, numel, size) * (size - 1) / size * _rounds(kind)
-        return total
-
     def cheapest(self, start: State, goal: State) -> tuple[Step, ...] | None:
         """Dijkstra's search over the placements of the axes that take part."""
         moving = self._moving(start, goal)
-        heap: list[tuple[float, int, tuple[tuple[int, int], ...], State, tuple[Step, ...]]] = [
-            (0.0, 0, (), start, ())
+        sizes = self.mesh.sizes
+        heap: list[tuple[int, int, tuple[tuple[int, int], ...], State, tuple[Step, ...]]] = [
+            (0, 0, (), start, ())
         ]
         done: set[State] = set()
         while heap:
@@ -204,14 +195,16 @@ class _Walk:
             if state in done:
                 continue
             done.add(state)
+            ways = math.prod(n for n, p in zip(sizes, state, strict=True) if p.kind == "S")
             for i in moving:
-                for rank, to in enumerate(self._targets(start[i], goal[i])):
+                for rank, to in enumerate(self._targets(goal[i])):
                     after = (*state[:i], to, *state[i + 1 :])
                     if after in done:
                         continue
                     step = self.step(state, i, to)
                     if step is not None:
-                        paid = cost + self.bytes(step)
+                        kinds = (step.forward, step.backward)
+                        paid = cost + sum(sent(k, state[i], ways, i, sizes) for k in kinds)
                         path = (*order, (i, rank))
                         heapq.heappush(heap, (paid, count + 1, path, after, (*steps, step)))
         return None
@@ -228,14 +221,31 @@ class _Walk:
         }
         return sorted(found)
 
-    def _targets(self, start: Placement, goal: Placement) -> Iterator[Placement]:
-        """Where an axis may go on its way: anywhere."""
-        seen: set[Placement] = set()
-        whole = (WHOLE, DEFERRED, PARTIAL) if self.differentiable else (WHOLE, PARTIAL)
-        for placement in (goal, start, *whole, *map(split, range(len(self.shape)))):
-            if placement not in seen:
-                seen.add(placement)
+    def _targets(self, goal: Placement) -> Iterator[Placement]:
+        """Where an axis may go on its way, in order of preference: anywhere."""
+        yield goal
+        for placement in placements(len(self.shape), self.differentiable):
+            if placement != goal:
                 yield placement
+
+
+def placements(rank: int, differentiable: bool) -> tuple[Placement, ...]:
+    """All placements of a tensor of ``rank`` dims on one axis, in order of preference."""
+    whole = (WHOLE, DEFERRED, PARTIAL) if differentiable else (WHOLE, PARTIAL)
+    return (*whole, *map(split, range(rank)))
+
+
+def sent(kind: str, source: Placement, ways: int, i: int, sizes: tuple[int, ...]) -> int:
+    """What a ring sends for one direction of a step of axis ``i``, the measure of `reshard`.
+
+    On one rank, where splits have cut the tensor into ``ways`` equal pieces before the step. The
+    unit is a part of the whole tensor that makes every figure an integer: equal paths tie exactly.
+    """
+    if kind not in COLLECTIVES:
+        return 0
+    whole = math.prod(sizes) * math.lcm(*sizes)
+    full = whole // ways * (sizes[i] if source.kind == "S" and kind != "all_to_all" else 1)
+    return full // sizes[i] * (sizes[i] - 1) * _rounds(kind)
 
 
 def full_numel(kind: str, step: Step, numel: int, size: int) -> int:
