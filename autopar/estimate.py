@@ -30,12 +30,13 @@ from autopar.cost_models.constants import constant
 from autopar.cost_models.family import Arch
 from autopar.cost_models.footprint import Footprint, footprint
 from autopar.cost_models.layout import Layout, check_layout, illegal, layout_from_fix, parse_fix
+from autopar.cost_models.provenance import family_origins, summary
 from autopar.cost_models.rates import rates_of
 from autopar.cost_models.software import Software, default_software
 from autopar.cost_models.step_time import StepTime, step_time
 from autopar.cost_models.work import work_of
 from autopar.errors import UserError
-from autopar.nouns.cluster import Cluster
+from autopar.nouns.cluster import Cluster, Device
 
 
 class ArchFileError(UserError):
@@ -71,7 +72,7 @@ class Estimate:
     arch: Arch
     layout: Layout
     cluster: str
-    device: str
+    device: Device
     precision: str
     step_time_s: float
     time_band_s: tuple[float, float]
@@ -96,7 +97,9 @@ def load_arch(path: str | Path) -> Arch:
     """
     file = Path(path)
     if not file.is_file():
-        raise ArchFileError(f"no architecture file {str(path)!r}; give a YAML file with layers, ...")
+        raise ArchFileError(
+            f"no architecture file {str(path)!r}; give a YAML file with layers, ..."
+        )
     try:
         data = yaml.safe_load(file.read_text())
         if not isinstance(data, dict):
@@ -118,7 +121,8 @@ def load_arch(path: str | Path) -> Arch:
         )
     if bool(text.experts) != bool(text.top_k) or text.top_k > text.experts:
         raise ArchFileError(
-            f"{path}: experts {text.experts} and top_k {text.top_k}: give both, top_k at most experts"
+            f"{path}: experts {text.experts} and top_k {text.top_k}: give both, "
+            "top_k at most experts"
         )
     if text.dense_layers > text.layers:
         raise ArchFileError(f"{path}: dense_layers {text.dense_layers} of {text.layers} layers")
@@ -168,7 +172,7 @@ def estimate(
         arch=arch,
         layout=layout,
         cluster=cluster.name,
-        device=device.name,
+        device=device,
         precision=precision,
         step_time_s=seconds,
         time_band_s=(seconds / (1 + share), seconds * (1 + share)),
@@ -202,7 +206,7 @@ def _memory(arch: Arch, layout: Layout, software: Software, precision: str) -> F
 def _cheapest_change(
     arch: Arch, cluster: Cluster, layout: Layout, software: Software, precision: str
 ) -> str:
-    """The change of one choice (or two) that fits and costs least time, as `--fix` would name it."""
+    """The change of one or two choices that fits and costs least time, in `--fix` words."""
     changes: list[dict[str, Any]] = []
     if layout.recompute != "full":
         changes += [{"recompute": "selective"}, {"recompute": "full"}]
@@ -215,7 +219,9 @@ def _cheapest_change(
     for pp in (2, 4, 8):
         if layout.dp_shard % pp == 0:
             changes.append({"pp": layout.pp * pp, "dp_shard": layout.dp_shard // pp})
-    pairs = [{**a, **b} for i, a in enumerate(changes) for b in changes[i + 1 :] if not set(a) & set(b)]
+    pairs = [
+        {**a, **b} for i, a in enumerate(changes) for b in changes[i + 1 :] if not set(a) & set(b)
+    ]
     best: tuple[float, dict[str, Any]] | None = None
     for group in (changes, pairs):
         for change in group:
@@ -254,7 +260,7 @@ def _variants(arch: Arch, count: int, layout: Layout) -> Iterator[Layout]:
             for interleave in (1, 2, 4) if layout.pp > 1 else (1,):
                 one = replace(
                     layout,
-                    recompute=recompute,  # type: ignore[arg-type]
+                    recompute=recompute,
                     zero=zero,
                     interleave=interleave,
                     schedule="interleaved" if interleave > 1 else "1f1b",
@@ -315,7 +321,7 @@ def render(found: Estimate) -> str:
     x, gib = found.layout, 2.0**30
     lines = [
         f"{found.arch.name}: {found.arch.parameters / 1e9:.1f} B parameters on "
-        f"{x.device_count} {found.device} ({found.cluster}), {found.precision}",
+        f"{x.device_count} {found.device.name} ({found.cluster}), {found.precision}",
         f"layout   {x}",
         f"step     {found.step_time_s:.3g} s  (band {found.time_band_s[0]:.3g} to "
         f"{found.time_band_s[1]:.3g})   {found.tokens_per_s:,.0f} tokens/s   "
@@ -344,8 +350,9 @@ def render(found: Estimate) -> str:
         lines.append("fits" if high <= found.memory_limit_bytes else "fits, but the band does not")
     else:
         short = (found.memory.total - found.memory_limit_bytes) / gib
-        lines.append(f"does not fit: {short:.1f} GiB short on {found.device}; {found.advice}")
-    lines.append("rates: fitted to published runs; collectives: measured wire shares; see docs")
+        lines.append(f"does not fit: {short:.1f} GiB short on {found.device.name}; {found.advice}")
+    origins = summary(family_origins(found.device.family))
+    lines.append(f"constants of the time: {origins} (cost_models/fitted.yaml)")
     return "\n".join(lines)
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from autopar.cost_models.constants import constant
 from autopar.cost_models.footprint import footprint
-from autopar.cost_models.rates import fitted, rates_of
+from autopar.cost_models.rates import fitted, fitted_table, rates_of
 from autopar.cost_models.step_time import step_time
 from benchmarks.published_fit import Fit, one_per_configuration, priors, run_work
 from benchmarks.published_rows import Run, Unpriceable, read_run
@@ -34,7 +34,7 @@ TARGETS = {
     "peak memory": (0.08, 0.22, 0.06, 0.18),
 }
 LIKELY = {
-    "vit": "XLA programs of 2023 that run at a third of the products' rate; nothing in the row tells why",
+    "vit": "XLA programs of 2023 at a third of the products' rate; nothing in the row tells why",
     "unfitting": "no cause found in the row's cells",
 }
 
@@ -194,7 +194,7 @@ def memory_errors(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def ranking(fit: Fit, predicted: Array) -> dict[str, float]:
-    """Kendall's tau over pairs more than 3 % apart, and regret of the pick, in groups of layouts."""
+    """Kendall's tau over pairs more than 3 % apart and regret of the pick, in groups."""
     groups: dict[str, list[int]] = {}
     for i, run in enumerate(fit.runs):
         groups.setdefault(run.group, []).append(i)
@@ -234,9 +234,10 @@ def write_constants(fit: Fit) -> None:
     """Fit on every row and write the table, beside what each constant started from."""
     found = fit.solve(np.ones(len(fit.runs), bool))
     lines = [
-        "# Constants of the transformer family, written by `python -m benchmarks.published CSV --fit`. Each was fitted to",
-        f"# {len(fit.runs)} configurations of {len({r.source for r in fit.runs})} published sources at once, from the prior",
-        "# and reason beside it; those that no published run touches stay at their prior and are assumed.",
+        "# Constants of the transformer family, from `python -m benchmarks.published CSV --fit`.",
+        f"# Fitted to {len(fit.runs)} configurations of {len({r.source for r in fit.runs})} sources",
+        "# at once, from the prior and reason beside each;",
+        "# those that no published run touches stay at their prior and are assumed.",
     ]
     for name, value, prior in zip(fit.names, np.exp(found), np.exp(fit.prior), strict=True):
         how = "assumed" if abs(np.log(value / prior)) < 1e-4 else "fitted"
@@ -245,6 +246,7 @@ def write_constants(fit: Fit) -> None:
     target = Path(__file__).parents[1] / "cost_models" / "fitted.yaml"
     target.write_text("\n".join(lines) + "\n")
     fitted.cache_clear()
+    fitted_table.cache_clear()
 
 
 def plot(fit: Fit, predicted: Sequence[float], target: Path) -> None:
@@ -270,10 +272,15 @@ def render(result: dict[str, Any], reasons: dict[str, str], fit: Fit) -> str:
     lines = [f"{len(fit.runs)} configurations; left out of the fit: {result['left_out']}", ""]
     lines.append(f"{'class':24s} {'n':>4s} {'median':>8s} {'p90':>7s} {'bias':>7s}   targets")
     for name, entry in result["classes"].items():
-        for label, key in (("sources", "source_left_out"), ("configurations", "configuration_left_out")):
+        for label, key in (
+            ("sources", "source_left_out"),
+            ("configurations", "configuration_left_out"),
+        ):
             targets = entry["targets"]
             wanted = "" if targets is None else targets[:2] if label == "sources" else targets[2:]
-            lines.append(_line(f"{name}" if label == "sources" else f"  by {label}", entry[key], wanted))
+            lines.append(
+                _line(f"{name}" if label == "sources" else f"  by {label}", entry[key], wanted)
+            )
     lines.append(_line("peak memory", result["memory"]["all"], result["memory"]["targets"][:2]))
     for label, ranks in result["ranking"].items():
         lines.append(

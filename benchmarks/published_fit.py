@@ -2,7 +2,8 @@
 
 Each constant has a prior (a physical guess and how sure it is); the fit minimises
 
-    sum over configurations of w rho(log(predicted / measured)) + sum over constants of (log(c / prior) / sigma)^2
+    sum over configurations of w rho(log(predicted / measured))
+        + sum over constants of (log(c / prior) / sigma)^2
 
 with rho the soft-L1 loss and w equal for every source up to a cap, so that a large table does not
 drown a small one. Nothing in here knows which source a constant serves.
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -43,9 +45,10 @@ class Fit:
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = list(runs)
         works = [run_work(run) for run in self.runs]
-        self.work = Work(
-            **{f.name: np.array([getattr(w, f.name) for w in works], float) for f in fields(Work)}
-        )
+        columns: dict[str, Any] = {
+            f.name: np.array([getattr(w, f.name) for w in works], float) for f in fields(Work)
+        }
+        self.work = Work(**columns)
         self.measured = np.array([run.measured_s for run in self.runs], float)
         counts = Counter(run.source for run in self.runs)
         self.weights = np.array([min(1.0, (12 / counts[r.source]) ** 0.5) for r in self.runs])

@@ -107,7 +107,11 @@ def op_time_s(
 
 @lru_cache(maxsize=4096)
 def op_rate(device: Device, dtype: str, op_class: OpClass) -> OpRate:
-    """The rates that price ops of `op_class` in `dtype`; cached."""
+    """The rates that price ops of `op_class` in `dtype`, measured ones first; cached."""
+    name = short_dtype(dtype)
+    for rate in device.rates:
+        if rate.op_class == op_class and rate.dtype == name:
+            return OpRate(rate.launch_s, rate.s_per_flop, rate.s_per_byte, 0.0, "measured")
     reached = efficiency(device, dtype, op_class)
     return OpRate(
         launch_s=device.launch_overhead_s,

@@ -17,7 +17,6 @@ from autopar.cost_models.family import Arch
 from autopar.cost_models.layout import Layout
 from autopar.cost_models.software import Software
 
-
 # Bytes a parameter: (weights, gradients, optimizer state).
 STATE_BYTES = {
     "megatron": (2, 4, 12),
@@ -27,7 +26,7 @@ STATE_BYTES = {
     "fsdp": (4, 4, 8),
     "bf16": (2, 2, 12),
 }
-# Bytes of one logit at the loss: the 16-bit logits and their gradient, then the fp32 copies of an eager loss.
+# Bytes of one logit at the loss: the 16-bit logits and their gradient, and an eager loss's copies.
 LOGIT_BYTES = {"eager": 12.0, "fused": 4.0, "chunked": 0.5}
 
 
@@ -69,18 +68,14 @@ class Footprint:
         ]
 
 
-def footprint(
-    arch: Arch, layout: Layout, software: Software, precision: str = "bf16"
-) -> Footprint:
+def footprint(arch: Arch, layout: Layout, software: Software, precision: str = "bf16") -> Footprint:
     """The footprint of the fullest pipeline stage; `precision` is what matrix products read."""
     last = layout.pp - 1
     stages = [_stage(arch, layout, software, stage, precision) for stage in {0, last}]
     return max(stages, key=lambda f: (f.total, -f.stage))
 
 
-def _stage(
-    arch: Arch, layout: Layout, software: Software, stage: int, precision: str
-) -> Footprint:
+def _stage(arch: Arch, layout: Layout, software: Software, stage: int, precision: str) -> Footprint:
     x = layout
     last = stage == x.pp - 1
     layers = arch.layers / x.pp if x.pp == 1 else math.ceil(arch.layers / x.pp)
@@ -88,9 +83,11 @@ def _stage(
         layers -= 1
     share = _moe_share(arch, layers, stage, x.pp)
     outside, routed = arch.mean_parameters(share)
-    ends = arch.embedding_parameters * (stage == 0) + (
-        arch.head_parameters + (arch.embedding_parameters if arch.tied and x.pp > 1 else 0)
-    ) * last
+    ends = (
+        arch.embedding_parameters * (stage == 0)
+        + (arch.head_parameters + (arch.embedding_parameters if arch.tied and x.pp > 1 else 0))
+        * last
+    )
     dense = (outside * layers + ends) / x.tp
     expert = routed * layers / x.ep
     states = _states(dense, expert, x, software)

@@ -156,7 +156,12 @@ def layout_from_fix(
         schedule=cast(Schedule, given.get("schedule", default_schedule)),
         recompute=cast(Recompute, given.get("recompute", "none")),
         sequence_parallel=given.get("sequence_parallel", "on") == "on",
-        **number,
+        dp_replicate=number["dp_replicate"],
+        dp_shard=number["dp_shard"],
+        tp=number["tp"],
+        cp=number["cp"],
+        ep=number["ep"],
+        pp=number["pp"],
     )
 
 

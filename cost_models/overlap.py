@@ -2,7 +2,7 @@
 
     exposed = (c - h) + contention * h,   h = min(c, capacity)
 
-for c seconds of communication and `capacity` seconds of compute that may run beside it. Array-generic.
+for c seconds of communication beside at most `capacity` seconds of compute. Array-generic.
 """
 
 from __future__ import annotations

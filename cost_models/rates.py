@@ -1,4 +1,4 @@
-"""Rates of a device for the transformer family, from the catalogue and the table of fitted constants."""
+"""Rates of a device for the transformer family: catalogue figures times fitted constants."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from autopar.cost_models.constants import Constant
 from autopar.cost_models.software import Software
 from autopar.cost_models.step_time import Rates
 from autopar.nouns.cluster import Device, short_dtype
@@ -16,18 +17,28 @@ from autopar.nouns.cluster import Device, short_dtype
 # Board power of the part of each family that most measurements come from.
 REFERENCE_POWER_W = {"ampere": 400.0, "hopper": 700.0, "blackwell": 1000.0, "cdna3": 750.0}
 
-# Head size at which attention kernels lose half of their rate, FlashAttention-2 figures 4-7: heads of 64 reach
-# about 0.83 of heads of 128.
+# Head size at which attention kernels lose half of their rate: heads of 64 reach about 0.83 of
+# heads of 128 (FlashAttention-2, figures 4-7).
 HALF_HEAD = 24.0
 
 _FILE = Path(__file__).with_name("fitted.yaml")
 
 
 @lru_cache(maxsize=1)
+def fitted_table() -> dict[str, Constant]:
+    """The fitted constants by name (`fitted.yaml`), each with how it was found."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    rows = yaml.load(_FILE.read_text(), Loader=loader)
+    return {
+        name: Constant(name, float(row["value"]), row["how"], row["basis"])
+        for name, row in rows.items()
+    }
+
+
+@lru_cache(maxsize=1)
 def fitted() -> Mapping[str, float]:
-    """The fitted constants by name (`fitted.yaml`)."""
-    rows = yaml.safe_load(_FILE.read_text())
-    return {name: float(row["value"]) for name, row in rows.items()}
+    """The values of the fitted constants by name."""
+    return {name: entry.value for name, entry in fitted_table().items()}
 
 
 def rates_of(

@@ -5,7 +5,7 @@ W gradient of the weights. Stage s lives on rank s mod pp.
 
 gpipe        all forwards, then all backwards (Huang et al. 2019)
 1f1b         one backward as soon as one can be (Narayanan et al. 2019)
-interleaved  1f1b over v stages a rank, pp microbatches at a time (Narayanan et al. 2021, section 2.2)
+interleaved  1f1b over v stages a rank, pp microbatches at a time (Narayanan et al. 2021, 2.2)
 zero_bubble  1f1b with B split into I and W, W where a rank would wait (Qi et al. 2023, ZB-H1)
 """
 
@@ -68,9 +68,7 @@ def schedule(name: str, pp: int, microbatches: int, interleave: int = 1) -> Prog
         return _zero_bubble(pp, microbatches)
     if name == "interleaved" or interleave > 1:
         if microbatches % pp:
-            raise ValueError(
-                f"interleaved: {microbatches} microbatches are no multiple of pp {pp}"
-            )
+            raise ValueError(f"interleaved: {microbatches} microbatches are no multiple of pp {pp}")
         return tuple(_interleaved(rank, pp, microbatches, interleave) for rank in range(pp))
     if name == "1f1b":
         return tuple(_one_f_one_b(rank, pp, microbatches) for rank in range(pp))

@@ -34,9 +34,7 @@ class Played:
         return 1 - sum(self.busy_s) / (self.total_s * len(self.busy_s)) if self.total_s else 0.0
 
 
-def play(
-    program: Program, duration_s: Callable[[Action], float], send_s: float = 0.0
-) -> Played:
+def play(program: Program, duration_s: Callable[[Action], float], send_s: float = 0.0) -> Played:
     """The timeline of `program` with the duration of each action and of each send.
 
     Raises:

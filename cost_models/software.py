@@ -20,8 +20,8 @@ class Software:
     """Execution style; the defaults are a Megatron-Core or torchtitan run of 2024."""
 
     attention: AttentionKernel = "flash"
-    """flash: FlashAttention-2 and kin; flash_new: a kernel made for the device (FlashAttention-3, cuDNN);
-    flash_old: FlashAttention-1 and its Triton port; unfused: scores go through device memory."""
+    """flash: FlashAttention-2 and kin; flash_new: a kernel made for the device (FlashAttention-3,
+    cuDNN); flash_old: FlashAttention-1 and its Triton port; unfused: scores go through memory."""
     fused_elementwise: bool = True
     """Norms, activations, residuals and rotary as fused kernels (compiled or hand-written)."""
     graphs: bool = False
@@ -38,7 +38,7 @@ class Software:
     gradients: Literal["reduce_scatter", "all_reduce"] = "reduce_scatter"
     """How sharded optimizers (zero 1) get their gradients."""
     dispatch: Literal["all_to_all", "once_per_domain"] = "all_to_all"
-    """Tokens go to every expert's rank, or once to each domain of devices that holds some (DeepEP)."""
+    """Tokens go to every expert's rank, or once to each domain that holds some (DeepEP)."""
     imbalance: float = 1.0
     """Load of the busiest expert rank over the mean."""
     tp_overlap: bool = False
@@ -49,17 +49,21 @@ class Software:
     """eager: logits, an fp32 copy, its softmax and gradients; fused: logits and their gradient;
     chunked: never all logits at once (Liger)."""
     selective: Literal["attention", "ops"] = "attention"
-    """What selective recompute runs again: the attention core (Megatron), or every second product and
-    all elementwise ops (torchtitan)."""
+    """What selective recompute runs again: the attention core (Megatron), or every second product
+    and all elementwise ops (torchtitan)."""
     dropout: bool = False
     states: States = "megatron"
-    """megatron: bf16 parameters, fp32 gradients, fp32 master and moments; fsdp: fp32 parameters,
-    gradients and moments, gathered in bf16; deepspeed: 16-bit parameters and gradients, fp32 master,
-    moments and a gradient shard (deepspeed_bf16: whole fp32 gradients beside 16-bit ones);
-    hybrid_zero: the same with flattened 16-bit and fp32 copies of the shard's gradients; bf16: bf16 parameters and gradients, fp32 moments."""
+    """How parameters, gradients and optimizer state are held.
+
+    megatron: bf16 parameters, fp32 gradients, fp32 master and moments; fsdp: fp32 parameters,
+    gradients and moments, gathered in bf16; deepspeed: 16-bit parameters and gradients, fp32
+    master, moments and a gradient shard; deepspeed_bf16: whole fp32 gradients beside 16-bit ones;
+    hybrid_zero: flattened 16-bit and fp32 copies of the shard's gradients too; bf16: bf16
+    parameters and gradients, fp32 moments and master.
+    """
     memory: MemoryDefinition = "allocated"
-    """What a reported peak counts: allocated tensors, the allocator's reserve, or all of the device's
-    used memory (with context and communication library)."""
+    """What a reported peak counts: allocated tensors, the allocator's reserve, or all that the
+    device has lost, context and communication library included."""
 
 
 def default_software(family: str, kind: str, zero: int) -> Software:

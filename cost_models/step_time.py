@@ -22,8 +22,8 @@ import numpy as np
 from autopar.cost_models.overlap import exposed_s
 from autopar.cost_models.work import Work
 
-# Traffic of an elementwise op's backward over its forward's: gradients in and out and the saved input, where the
-# forward has one input and one output; residual additions need nothing.
+# Traffic of an elementwise op's backward over its forward's: gradients in and out and the saved
+# input, where the forward has one input and one output; residual additions need nothing.
 LIGHT_BACKWARD = 1.3
 
 Number = Any
@@ -113,9 +113,7 @@ def step_time(work: Work, rates: Rates) -> StepTime:
     again = again + w.recompute * light_f + 0.5 * (w.recompute_light - w.recompute) * light_f
     backward = backward + w.gradient_bytes / r.memory_bytes_per_s
     host = (1 - w.moe_share) * r.host_layer_s + w.moe_share * r.host_moe_s
-    compute = (forward + backward + again) * _soft_max(
-        1.0, host / (forward + backward + again)
-    )
+    compute = (forward + backward + again) * _soft_max(1.0, host / (forward + backward + again))
 
     tensor = exposed_s(
         (2 + w.recompute) * w.tp_s * r.tp_wire, r.tp_hidden * 2 * product_f, r.contention

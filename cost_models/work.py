@@ -18,7 +18,6 @@ from autopar.cost_models.layout import Layout
 from autopar.cost_models.software import Software
 from autopar.nouns.cluster import Cluster
 
-
 # Bytes of one element of a reduced gradient, by how the software holds its states.
 GRADIENT_BYTES = {
     "megatron": 4,
@@ -175,7 +174,10 @@ def work_of(
         recompute=_recompute(x, software)[0],
         recompute_light=_recompute(x, software)[1],
         head_flops=2 * tokens * arch.hidden * arch.vocab / x.tp,
-        loss_bytes=tokens * arch.vocab / x.tp * {"eager": 16, "fused": 6, "chunked": 8}[software.loss],
+        loss_bytes=tokens
+        * arch.vocab
+        / x.tp
+        * {"eager": 16, "fused": 6, "chunked": 8}[software.loss],
         optimizer_bytes=0.0 if x.offload_optimizer else states * 34,
         offloaded_parameters=states if x.offload_optimizer else 0.0,
         gradient_bytes=local * 2 * gradient_bytes,
@@ -309,7 +311,7 @@ def _recompute(layout: Layout, software: Software) -> tuple[float, float]:
 
 
 def _copies(arch: Arch, layout: Layout, cluster: Cluster, software: Software) -> float:
-    """Copies of a routed token that travel, over top_k: n (1 - (1 - 1/n)^k) of n targets get one."""
+    """Copies of a routed token that travel, over top_k: n (1 - (1 - 1/n)^k) to n targets."""
     if not arch.is_moe or software.dispatch == "all_to_all" or layout.ep == 1:
         return 1.0
     domain = cluster.levels[0].span

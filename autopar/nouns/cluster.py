@@ -50,6 +50,27 @@ def short_dtype(dtype: str) -> str:
 
 
 @dataclass(frozen=True)
+class MeasuredRate:
+    """A class of ops as measured: `launch + max(flops * s_per_flop, bytes * s_per_byte)`."""
+
+    op_class: str
+    dtype: str
+    launch_s: float
+    s_per_flop: float
+    s_per_byte: float
+
+
+@dataclass(frozen=True)
+class MeasuredCollective:
+    """A collective over `ranks` ranks of a level as measured: `alpha + bytes * s_per_byte`."""
+
+    kind: str
+    ranks: int
+    alpha_s: float
+    s_per_byte: float
+
+
+@dataclass(frozen=True)
 class Device:
     """One kind of accelerator or CPU core, as its datasheet states it."""
 
@@ -65,6 +86,8 @@ class Device:
     """Devices of one family ('hopper') share measured and fitted efficiencies."""
     power_w: float = 0.0
     """Board power; 0 where unknown. Matrix products slow down where it is short."""
+    rates: tuple[MeasuredRate, ...] = ()
+    """What `autopar profile` measured; it goes before the catalogue's figures."""
     source: str = ""
     """Where the figures come from."""
 
@@ -110,6 +133,8 @@ class Level:
     """The switch can add (NVLS, SHARP): an all-reduce then sends each byte up and down once."""
     library: Library = "nccl"
     """Whose collectives run here; gloo's reduce-scatter is an all-reduce inside."""
+    measured: tuple[MeasuredCollective, ...] = ()
+    """What `autopar profile` measured inside one domain of this level."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +203,13 @@ class Cluster:
             for group in data["groups"]
         )
         levels = tuple(
-            Level(**{**level, "torus_shape": tuple(level["torus_shape"])})
+            Level(
+                **{
+                    **level,
+                    "torus_shape": tuple(level["torus_shape"]),
+                    "measured": tuple(MeasuredCollective(**m) for m in level["measured"]),
+                }
+            )
             for level in data["levels"]
         )
         return Cluster(data["name"], groups, levels)
@@ -186,4 +217,5 @@ class Cluster:
 
 def _device_from_dict(data: dict[str, Any]) -> Device:
     peaks = tuple((str(dtype), float(flops)) for dtype, flops in data["peak_flops_per_s"])
-    return Device(**{**data, "peak_flops_per_s": peaks})
+    rates = tuple(MeasuredRate(**rate) for rate in data["rates"])
+    return Device(**{**data, "peak_flops_per_s": peaks, "rates": rates})

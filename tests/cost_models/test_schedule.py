@@ -22,9 +22,7 @@ def test_actions_read_back() -> None:
 
 
 def test_golden_1f1b() -> None:
-    assert show(schedule("1f1b", 2, 3)) == (
-        "0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1B0 1F1 1B1 1F2 1B2"
-    )
+    assert show(schedule("1f1b", 2, 3)) == ("0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1B0 1F1 1B1 1F2 1B2")
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,0 +1,213 @@
+"""What was measured, on which machine, with which versions: one SQLite file.
+
+    machine(id, device, driver, libraries, seen_at)
+    measurement(machine, subject, key, size_bytes, flops, seconds, spread, repeats, measured_at)
+
+`subject` is 'op' or 'collective', `key` names what was run in one readable line. Every measurement
+is its own transaction, so an interruption loses nothing that was measured; a file that SQLite calls
+corrupt is set aside, what can still be read is copied into a new one, and both are named.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from autopar.errors import UserError
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS machine (
+    id TEXT PRIMARY KEY, device TEXT NOT NULL, driver TEXT NOT NULL, libraries TEXT NOT NULL,
+    seen_at TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS measurement (
+    machine TEXT NOT NULL REFERENCES machine(id), subject TEXT NOT NULL, key TEXT NOT NULL,
+    size_bytes REAL NOT NULL, flops REAL NOT NULL, seconds REAL NOT NULL, spread REAL NOT NULL,
+    repeats INTEGER NOT NULL, measured_at TEXT NOT NULL,
+    PRIMARY KEY (machine, subject, key, size_bytes, flops));
+PRAGMA user_version = 1;
+"""
+VERSION = 1
+
+
+class ProfileError(UserError):
+    """A profile that cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where measurements come from: a device, its driver and the libraries that ran."""
+
+    device: str
+    driver: str
+    libraries: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.device} | {self.driver} | {self.libraries}"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Seconds of one op or collective; `spread` is (p90 - p10) / median over the repeats."""
+
+    subject: str
+    key: str
+    size_bytes: float
+    flops: float
+    seconds: float
+    spread: float
+    repeats: int
+    measured_at: str
+
+
+class ProfileDb:
+    """An open profile. Use as a context manager."""
+
+    def __init__(self, path: str | Path, warn: Callable[[str], None] = lambda _: None) -> None:
+        self.path = Path(path)
+        if self.path.exists() and self.path.stat().st_size and not _healthy(self.path):
+            _rescue(self.path, warn)
+        self.connection = sqlite3.connect(self.path, timeout=30.0, isolation_level=None)
+        self.connection.execute("PRAGMA journal_mode = WAL")
+        self.connection.execute("PRAGMA synchronous = NORMAL")
+        version = self.connection.execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, VERSION):
+            raise ProfileError(
+                f"{path}: profile format {version}, this tool reads {VERSION}; profile again into "
+                "another file"
+            )
+        self.connection.executescript(_SCHEMA)
+
+    def __enter__(self) -> ProfileDb:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.connection.close()
+
+    def add(self, machine: Machine, measurement: Measurement) -> None:
+        """Keep one measurement; the same one measured again replaces it.
+
+        Raises:
+            ProfileError: a figure that no machine reaches.
+        """
+        m = measurement
+        if not 1e-9 < m.seconds < 1e5 or m.size_bytes < 0 or m.flops < 0:
+            raise ProfileError(
+                f"{m.key}: {m.seconds:g} s for {m.size_bytes:g} bytes and {m.flops:g} FLOPs "
+                "is out of any physical range"
+            )
+        self.connection.execute(
+            "INSERT OR IGNORE INTO machine VALUES (?, ?, ?, ?, ?)",
+            (machine.id, machine.device, machine.driver, machine.libraries, m.measured_at),
+        )
+        self.connection.execute(
+            "INSERT OR REPLACE INTO measurement VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                machine.id,
+                m.subject,
+                m.key,
+                m.size_bytes,
+                m.flops,
+                m.seconds,
+                m.spread,
+                m.repeats,
+                m.measured_at,
+            ),
+        )
+
+    def machines(self) -> list[Machine]:
+        """Every machine that measured something, the latest last."""
+        rows = self.connection.execute(
+            "SELECT device, driver, libraries FROM machine ORDER BY seen_at"
+        )
+        return [Machine(*row) for row in rows]
+
+    def measurements(self, machine: Machine) -> list[Measurement]:
+        """What `machine` measured, in a fixed order."""
+        rows = self.connection.execute(
+            "SELECT subject, key, size_bytes, flops, seconds, spread, repeats, measured_at "
+            "FROM measurement WHERE machine = ? ORDER BY subject, key, size_bytes, flops",
+            (machine.id,),
+        )
+        return [Measurement(*row) for row in rows]
+
+    def done(self, machine: Machine) -> set[tuple[str, str, float, float]]:
+        """What need not be measured again after an interruption."""
+        return {(m.subject, m.key, m.size_bytes, m.flops) for m in self.measurements(machine)}
+
+    def for_device(
+        self, device: str, libraries: str | None, warn: Callable[[str], None]
+    ) -> Machine:
+        """The machine whose measurements serve `device`; other versions are used and said aloud.
+
+        Raises:
+            ProfileError: nothing was measured on this device.
+        """
+        machines = self.machines()
+        same = [machine for machine in machines if machine.device == device]
+        if not same:
+            known = ", ".join(sorted({m.device for m in machines})) or "nothing"
+            raise ProfileError(
+                f"{self.path} holds measurements of {known}, the cluster has {device}; "
+                "run `autopar profile` on that cluster or leave the profile out"
+            )
+        exact = [machine for machine in same if machine.libraries == libraries]
+        chosen = (exact or same)[-1]
+        if libraries is not None and not exact:
+            warn(
+                f"profile {self.path}: measured with {chosen.libraries}, here is {libraries}; "
+                "times may have moved, `autopar profile` measures again"
+            )
+        return chosen
+
+
+def _healthy(path: Path) -> bool:
+    try:
+        with closing(sqlite3.connect(path)) as connection:
+            return bool(connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok")
+    except sqlite3.DatabaseError:
+        return False
+
+
+def _rescue(path: Path, warn: Callable[[str], None]) -> None:
+    """Set the corrupt file aside and copy what can be read into a new one."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.corrupt{number}")).exists():
+        number += 1
+    path.rename(aside)
+    kept = 0
+    with closing(sqlite3.connect(path)) as new:
+        new.executescript(_SCHEMA)
+        for table, width in (("machine", 5), ("measurement", 9)):
+            marks = ", ".join("?" * width)
+            for row in _readable(aside, table):
+                new.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", row)
+                kept += table == "measurement"
+        new.commit()
+    warn(f"{path} was damaged: kept as {aside}, {kept} measurements copied into a new file")
+
+
+def _readable(path: Path, table: str) -> Iterator[tuple[object, ...]]:
+    """Rows of `table` until the first that cannot be read, then from the other end."""
+    seen: set[tuple[object, ...]] = set()
+    for order in ("ASC", "DESC"):
+        try:
+            with closing(sqlite3.connect(path)) as connection:
+                rows: Iterable[tuple[object, ...]] = connection.execute(
+                    f"SELECT * FROM {table} ORDER BY rowid {order}"
+                )
+                for row in rows:
+                    if row not in seen:
+                        seen.add(row)
+                        yield row
+        except sqlite3.DatabaseError:
+            continue

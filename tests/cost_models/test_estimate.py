@@ -1,0 +1,201 @@
+"""Estimates: golden sizes, what must always hold, and refusals that show their numbers."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.cluster_file import load_cluster
+from autopar.cost_models.family import Arch
+from autopar.cost_models.footprint import footprint
+from autopar.cost_models.layout import Layout, LayoutError, illegal, layout_from_fix, parse_fix
+from autopar.cost_models.overlap import exposed_s
+from autopar.cost_models.software import Software
+from autopar.estimate import (
+    ArchFileError,
+    estimate,
+    estimate_files,
+    load_arch,
+    price,
+    render,
+    sweep,
+    to_json,
+)
+
+ROOT = Path(__file__).parents[2]
+LLAMA = load_arch(ROOT / "examples/archs/llama3_70b.yaml")
+GPT3 = load_arch(ROOT / "examples/archs/gpt3_175b.yaml")
+MIXTRAL = load_arch(ROOT / "examples/archs/mixtral_8x7b.yaml")
+H100_64 = load_cluster(ROOT / "examples/clusters/h100_8x8.yaml")
+
+
+@pytest.mark.parametrize(
+    ("arch", "billions"),
+    [(LLAMA, 70.55), (GPT3, 174.6), (MIXTRAL, 46.7)],
+    ids=lambda a: str(a)[:20],
+)
+def test_parameters_of_known_models(arch: Arch, billions: float) -> None:
+    assert arch.parameters / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_flops_follow_the_megatron_formula() -> None:
+    # 72 B s l h^2 (1 + s / 6h + V / 12 l h) a sequence; Narayanan et al. 2021, equation 3 over 4/3.
+    h, s, v, layers = 12288, 2048, 51200, 96
+    formula = 72 * layers * h * h * (1 + s / (6 * h) + v / (12 * layers * h))
+    assert GPT3.flops_per_token(causal_counted=False) == pytest.approx(formula, rel=0.001)
+
+
+def test_activations_follow_korthikanti() -> None:
+    # s b h (34 + 5 a s / h) / t with dropout and sequence parallelism (equation 4).
+    from autopar.cost_models.footprint import saved_bytes
+
+    gpt = Arch("22B", 48, 6144, 64, 64, 24576, 51200, 2048, gated=False)
+    layout = Layout(4, 4, tp=8)
+    old = Software(attention="unfused", dropout=True)
+    expected = 2048 * 4 * 6144 * (34 + 5 * 64 * 2048 / 6144) / 8
+    assert saved_bytes(gpt, layout, old) == pytest.approx(expected, rel=0.05)
+
+
+layouts_of_64 = st.builds(
+    Layout,
+    global_batch=st.sampled_from([256, 512]),
+    microbatch=st.sampled_from([1, 2]),
+    dp_replicate=st.just(1),
+    tp=st.sampled_from([1, 2, 4, 8]),
+    pp=st.sampled_from([1, 2, 4]),
+    zero=st.sampled_from([0, 1, 3]),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+).map(lambda layout: replace(layout, dp_shard=64 // (layout.tp * layout.pp)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(layouts_of_64)
+def test_recompute_costs_time_and_saves_memory(layout: Layout) -> None:
+    software = Software()
+    sizes = [
+        footprint(LLAMA, replace(layout, recompute=policy), software).total
+        for policy in ("none", "selective", "full")
+    ]
+    assert sizes[0] >= sizes[1] >= sizes[2]
+    times = [
+        price(LLAMA, H100_64, replace(layout, recompute=p))[0]
+        for p in ("none", "selective", "full")
+    ]
+    assert times[0] <= times[1] <= times[2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(layouts_of_64)
+def test_sharding_more_state_never_needs_more_memory(layout: Layout) -> None:
+    software = Software()
+    peaks = [
+        sum(
+            size
+            for name, size in footprint(LLAMA, replace(layout, zero=z), software).parts()
+            if name in ("parameters", "gradients", "optimizer")
+        )
+        for z in (0, 1, 2, 3)
+    ]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.floats(0, 10), st.floats(0, 10), st.floats(0, 1))
+def test_overlap_has_a_capacity(comm: float, capacity: float, contention: float) -> None:
+    exposed = float(exposed_s(comm, capacity, contention))
+    assert max(0.0, comm - capacity) <= exposed + 1e-12 <= comm + 1e-9
+
+
+def test_fix_reads_back() -> None:
+    choices = parse_fix("tp=8,pp=4,dp_shard=2,microbatch=1,recompute=full")
+    layout = layout_from_fix(choices, 64, 128)
+    assert (layout.tp, layout.pp, layout.dp_shard, layout.recompute) == (8, 4, 2, "full")
+    again = layout_from_fix(parse_fix(str(layout)), 64)
+    assert again == layout
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("tp=3", r"= 3 does not divide 64 devices"),
+        ("speed=9", "no choice called 'speed'"),
+        ("tp=two", "a whole number from 1"),
+        ("tp=2,tp=4", "twice"),
+        ("recompute=some", "none, selective, full"),
+        ("zero=7", "0, 1, 2 or 3"),
+        ("microbatches=7", "is not dp 64 x microbatches 7"),
+    ],
+)
+def test_bad_fixes_show_their_numbers(text: str, says: str) -> None:
+    with pytest.raises(LayoutError, match=says):
+        layout_from_fix(parse_fix(text), 64, 256)
+
+
+@pytest.mark.parametrize(
+    ("layout", "says"),
+    [
+        (Layout(64, dp_shard=8), "= 8, but the cluster has 64 devices"),
+        (Layout(64, tp=64), "tp 64 does not divide ffn|neither divides|^$"),
+        (
+            Layout(64, dp_shard=8, pp=8, interleave=3, schedule="interleaved"),
+            "24 stages do not divide",
+        ),
+        (Layout(63, dp_shard=64), "does not divide the global batch 63"),
+        (Layout(64, dp_shard=64, ep=4), "without experts"),
+        (Layout(64, dp_shard=32, pp=2, interleave=2), "needs schedule=interleaved"),
+        (Layout(24, dp_shard=16, pp=4, interleave=2, schedule="interleaved"), "global batch 24"),
+    ],
+)
+def test_illegal_layouts_are_explained(layout: Layout, says: str) -> None:
+    import re
+
+    assert re.search(says, "; ".join(illegal(LLAMA, layout, 64)))
+
+
+def test_estimate_says_what_would_fit() -> None:
+    found = estimate(LLAMA, H100_64, Layout(256, dp_shard=64, zero=1))
+    assert not found.fits
+    assert "fits, at" in found.advice
+    text = render(found)
+    assert "GiB short on H100" in text
+    assert '"fits": false' in to_json(found)
+
+
+def test_llama_70b_on_64_h100() -> None:
+    found = estimate_files(
+        ROOT / "examples/archs/llama3_70b.yaml",
+        ROOT / "examples/clusters/h100_8x8.yaml",
+        "tp=8,pp=2,microbatch=1,recompute=selective,global_batch=256",
+    )
+    assert found.fits
+    assert 0.3 < found.mfu < 0.55
+    assert sum(float(v) for k, v in vars(found.parts).items() if k != "total_s") == pytest.approx(
+        found.step_time_s
+    )
+
+
+def test_sweep_finds_what_fits() -> None:
+    best = sweep(MIXTRAL, H100_64, 64, keep=3)
+    assert len(best) == 3
+    assert best[0][0] <= best[1][0] <= best[2][0]
+    assert all(peak <= H100_64.memory_bytes for _, peak, _ in best)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("layers: 80", "layer: 80", "unknown key 'layer', did you mean 'layers'|layers is missing"),
+        ("hidden: 8192", "", "hidden is missing"),
+        ("heads: 64", "heads: 63", "does not divide"),
+        ("kv_heads: 8", "kv_heads: 7", "kv_heads 7 does not divide heads 64"),
+        ("gated: true", "experts: 8", "give both"),
+        ("vocab: 128256", "vocab: -1", "greater than 0"),
+    ],
+)
+def test_bad_architecture_files(tmp_path: Path, old: str, new: str, says: str) -> None:
+    text = (ROOT / "examples/archs/llama3_70b.yaml").read_text()
+    (tmp_path / "a.yaml").write_text(text.replace(old, new, 1))
+    with pytest.raises(ArchFileError, match=says):
+        load_arch(tmp_path / "a.yaml")

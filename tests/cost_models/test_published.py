@@ -1,0 +1,127 @@
+"""The reader of published rows: defaults for unknown sources, reasons for rows it cannot price."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autopar.cost_models.rates import fitted_table
+from autopar.cost_models.software import Software
+from benchmarks.published import price_run, read_all, row_report
+from benchmarks.published_fit import Fit, one_per_configuration, priors
+from benchmarks.published_rows import Row, Unpriceable, declared, read_run
+
+COLUMNS = (
+    "id source source_location model_name architecture params_b layers hidden heads kv_heads "
+    "ffn_hidden vocab experts topk seq_len global_batch micro_batch precision device num_devices "
+    "devices_per_node interconnect tp pp cp ep dp vpp zero_or_fsdp recompute sequence_parallel "
+    "schedule metric_tokens_per_s_per_gpu metric_tflops_per_gpu metric_mfu metric_step_time_s "
+    "metric_peak_mem_gib notes"
+).split()
+
+
+def row(**cells: str) -> Row:
+    """A made-up run of a 7B model on 8 H100."""
+    given = {
+        "id": "made-up-1", "source": "nobody's blog", "model_name": "Llama2 7B",
+        "architecture": "dense", "params_b": "6.74", "layers": "32", "hidden": "4096",
+        "heads": "32", "kv_heads": "32", "ffn_hidden": "11008", "vocab": "32000",
+        "seq_len": "4096", "global_batch": "64", "micro_batch": "1", "precision": "bf16",
+        "device": "H100-80GB-SXM", "num_devices": "8", "devices_per_node": "8", "tp": "1",
+        "pp": "1", "cp": "1", "ep": "1", "dp": "8", "recompute": "none",
+        "metric_tokens_per_s_per_gpu": "9000",
+    }  # fmt: skip
+    return {name: cells.get(name, given.get(name, "")) for name in COLUMNS}
+
+
+def test_an_unknown_source_gets_the_general_default() -> None:
+    run = read_run(row())
+    assert run.software == replace(Software(), **declared()["general"]["software"])
+    assert run.metric == "tokens/s"
+    assert run.measured_s == pytest.approx(64 * 4096 / 8 / 9000)
+    assert price_run(run) == pytest.approx(run.measured_s, rel=0.35)
+
+
+def test_a_name_tells_no_more_than_its_cells() -> None:
+    assert price_run(read_run(row())) == price_run(read_run(row(source="another blog")))
+
+
+@pytest.mark.parametrize(
+    ("cells", "says"),
+    [
+        ({"hidden": "", "model_name": "secret"}, "architecture"),
+        ({"device": "abacus"}, "no device 'abacus'"),
+        ({"num_devices": ""}, "number of devices"),
+        ({"notes": "OUTLIER: contradicts itself"}, "contradicts"),
+        ({"model_name": "Nemotron_3_Nano"}, "hybrid"),
+    ],
+)
+def test_rows_that_cannot_be_priced_say_why(cells: dict[str, str], says: str) -> None:
+    with pytest.raises(Unpriceable, match=says):
+        read_run(row(**cells))
+    runs, reasons = read_all([row(**cells)])
+    report = row_report("made-up-1", runs, reasons)
+    assert report["predicted_step_time_s"] is None
+    assert report["reason"]
+
+
+def test_json_rows_carry_the_band() -> None:
+    runs, reasons = read_all([row()])
+    report = row_report("made-up-1", runs, reasons)
+    low, high = report["band"]["step_time_s"]
+    assert low < report["predicted_step_time_s"] < high
+    assert report["reason"] is None
+    assert 10 < report["predicted_peak_mem_gib"] < 200
+
+
+def test_repeated_configurations_count_once_and_the_latest_speaks() -> None:
+    rows = [
+        row(id="old", notes="container=25.09; task=pretrain", metric_tokens_per_s_per_gpu="8000"),
+        row(id="new", notes="container=26.04; task=pretrain", metric_tokens_per_s_per_gpu="9500"),
+    ]
+    runs, _ = read_all(rows)
+    assert [run.id for run in one_per_configuration(runs)] == ["new"]
+
+
+def test_every_declaration_has_a_reason() -> None:
+    data = declared()
+    for section in ("kinds", "sources", "clusters", "unpriced"):
+        assert all(entry["reason"] for entry in data[section])
+
+
+def test_constants_are_named_after_physics_not_sources() -> None:
+    assert set(priors()) == set(fitted_table())
+    for name in fitted_table():
+        for source in ("megatron", "nemo", "foundry", "bloom", "simumax", "nanotron", "maxtext"):
+            assert source not in name
+
+
+def test_the_fit_recovers_constants() -> None:
+    runs, _ = read_all(
+        [
+            row(id=str(i), seq_len=str(seq), global_batch=str(8 * batch), micro_batch=str(micro))
+            for i, (seq, batch, micro) in enumerate([(2048, 4, 1), (4096, 8, 2), (16384, 4, 1)])
+        ]
+    )
+    fit = Fit(runs)
+    truth = fit.prior.copy()
+    truth[fit.names.index("matmul_hopper")] += np.log(0.9)
+    fit.measured = fit.predict(truth)
+    found = fit.predict(fit.solve(np.ones(len(runs), bool)))
+    assert found == pytest.approx(fit.measured, rel=0.03)
+
+
+def test_the_report_renders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import csv
+
+    from benchmarks.published import main
+
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows([row(), row(id="bad", device="abacus")])
+    assert main([str(tmp_path / "rows.csv"), "--quick"]) == 0
+    text = capsys.readouterr().out
+    assert "dense, A100 and H100" in text
+    assert "not priced: 1 rows" in text
