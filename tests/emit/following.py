@@ -92,8 +92,7 @@ def following(
                 if body.tensors[name].role == "parameter":
                     stored = Sharding.of([("tp", want.on("tp"))])
                     parameters.setdefault(key(block, name), str(stored))
-            for name, gives in zip(op.outputs, chosen[1], strict=True):
-                here[name] = gives
+            here.update(zip(op.outputs, chosen[1], strict=True))
         if block is not None:
             made[block] = [here[n] for n in body.outputs]
 

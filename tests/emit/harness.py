@@ -70,7 +70,7 @@ def reference(model: nn.Module, batch: Tensors) -> Result:
     model = model.double()
     model.zero_grad()
     loss = loss_of(model(**batch))
-    loss.backward()
+    torch.autograd.backward(loss)
     found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     return Result(loss.detach(), found, [])
 
@@ -119,7 +119,7 @@ def run(made: Emitted, model: nn.Module, batch: Tensors) -> Result:
         loss = torch.zeros((), dtype=torch.float64)
         for piece in pieces:
             share = program(**piece, **extra)
-            share.backward()
+            torch.autograd.backward(share)
             loss = loss + share.detach()
         gradients = {n: p.grad for n, p in program.named_parameters()}
         return loss, gradients, parameters

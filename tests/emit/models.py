@@ -44,7 +44,8 @@ class Attention(nn.Module):
         k = k[:, :, None].expand(b, self.groups, repeats, s, self.size).reshape(q.shape)
         v = v[:, :, None].expand(b, self.groups, repeats, s, self.size).reshape(q.shape)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.o_proj(mixed.transpose(1, 2).reshape(b, s, -1))
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(b, s, -1))
+        return out
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -71,7 +72,8 @@ class GatedMLP(nn.Module):
         self.down_proj = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 class Layer(nn.Module):
@@ -84,11 +86,14 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class Llama(nn.Module):
     """Llama's block; ``tied`` shares the embedding with the head."""
+
+    inv_freq: Tensor
 
     def __init__(
         self, vocabulary: int = 27, width: int = 16, heads: int = 4, groups: int = 2,

@@ -84,7 +84,7 @@ def _patched() -> Iterator[None]:
     try:
         for name, function in functions.items():
             setattr(transport, name, function)
-        ranks.current = lambda: _here.ranks  # type: ignore[assignment]
+        ranks.current = lambda: _here.ranks
         yield
     finally:
         for name, function in before.items():

@@ -19,8 +19,8 @@ def agree(found: Callable[..., Tensor], wanted: Callable[..., Tensor], *args: Te
     left, right = found(*mine), wanted(*theirs)
     torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
     gradient = torch.randn_like(left)
-    left.backward(gradient)
-    right.backward(gradient)
+    torch.autograd.backward(left, gradient)
+    torch.autograd.backward(right, gradient)
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-11, atol=1e-12)
 
