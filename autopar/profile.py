@@ -40,7 +40,8 @@ def profile_cluster(
     if described.device.name != local.device.name or described.device_count > local.device_count:
         raise ProfileError(
             f"{described.name} has {described.device_count} x {described.device.name}, "
-            f"this machine {local.device_count} x {local.device.name}; profile where the devices are"
+            f"this machine {local.device_count} x {local.device.name}; "
+            "profile where the devices are"
         )
     count = described.device_count
     command = [

@@ -233,9 +233,10 @@ def defying(fit: Fit, predicted: Array) -> list[dict[str, Any]]:
 def write_constants(fit: Fit) -> None:
     """Fit on every row and write the table, beside what each constant started from."""
     found = fit.solve(np.ones(len(fit.runs), bool))
+    sources = len({run.source for run in fit.runs})
     lines = [
         "# Constants of the transformer family, from `python -m benchmarks.published CSV --fit`.",
-        f"# Fitted to {len(fit.runs)} configurations of {len({r.source for r in fit.runs})} sources",
+        f"# Fitted to {len(fit.runs)} configurations of {sources} sources",
         "# at once, from the prior and reason beside each;",
         "# those that no published run touches stay at their prior and are assumed.",
     ]
