@@ -178,7 +178,9 @@ def estimate(
 def run(
     folder: PlanFolder,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to train.")],
-    compile: Annotated[bool, typer.Option("--compile", help="Use torch.compile.")] = False,
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Use torch.compile (JAX always compiles).")
+    ] = False,
     resume: Annotated[
         Path | None, typer.Option("--resume", help="A checkpoint to go on from, of any plan.")
     ] = None,
@@ -191,23 +193,23 @@ def run(
     """Train with a plan on this machine; predicted time stands beside measured."""
     from dataclasses import asdict
 
+    from autopar.commands import train
     from autopar.report.runs import run_summary
-    from autopar.runtime import launch
 
     with _results_only(json):
-        found = launch.run(folder, steps, compile=compile, resume=resume, save=save, device=device)
+        found = train(folder, steps, compile, resume, save, device)
     _show(run_summary(found), asdict(found), json)
 
 
 @app.command()
 def verify(folder: PlanFolder, device: Device = "cpu", json: Json = False) -> None:
     """Check that a plan computes what the single-device model computes, in float64."""
+    from autopar.commands import check
     from autopar.report.runs import verify_summary
-    from autopar.runtime import launch
 
     progress(f"running {folder} and its model side by side")
     with _results_only(json):
-        found = launch.verify(folder, device)
+        found = check(folder, device)
     _show(verify_summary(found), found.to_json(), json)
     if not found.passed:
         raise typer.Exit(1)
@@ -241,6 +243,21 @@ def diff(
 
     one, two = plan_folder.read_plan(a), plan_folder.read_plan(b)
     _show(parts(one, two, (str(a), str(b))), diff_object(one, two), json)
+
+
+@app.command()
+def profile(
+    cluster: ClusterFile,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The database.")] = Path(
+        "profile.db"
+    ),
+    json: Json = False,
+) -> None:
+    """Measure ops and collectives on the devices at hand, for `plan --profile`."""
+    from autopar.profile import profile_cluster
+
+    said = profile_cluster(cluster, output, progress)
+    _show([said], {"profile": str(output), "measured": said}, json)
 
 
 @contextmanager

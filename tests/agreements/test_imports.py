@@ -25,6 +25,7 @@ ALLOWED = {
     "cost_models": {*GROUND, "rules"},
     "cluster_file": {*GROUND, "cost_models"},
     "estimate": {*GROUND, "cost_models", "cluster_file"},
+    "profile": {*GROUND, "cost_models", "cluster_file"},
     "searchers": {*GROUND, "rules", "cost_models"},
     "frontends": {*GROUND, "rules", "workload"},
     "runtime": {
@@ -60,7 +61,8 @@ ALLOWED = {
 }
 ABOVE_ALL = {"", "cli", "commands"}
 FRAMEWORKS = {"torch", "jax", "jaxlib", "transformers"}
-MAY_KNOW_FRAMEWORKS = {"frontends", "runtime"}
+# `profile` measures with torch what cost models then read.
+MAY_KNOW_FRAMEWORKS = {"frontends", "runtime", "profile"}
 PRIVATE_TORCH = "runtime/torch_private.py"
 # The one thing of the runtime that capturing needs.
 ADAPTER = ["autopar", "runtime", "torch_private"]
