@@ -1,0 +1,177 @@
+"""Every searcher on the same problems; each answer is checked by the exact evaluator."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from autopar.nouns.problem import NoFeasibleAnswer, Problem, ProblemError, Solution
+from autopar.searchers import SEARCHERS, Budget, Progress, search
+from autopar.searchers.model import from_problem
+from autopar.searchers.shrink import Contradiction, shrink
+from tests.searchers.problems import layered, tiny_problems
+
+EXACT = [name for name, s in SEARCHERS.items() if s.exact and name != "brute_force"]
+OTHERS = [name for name, s in SEARCHERS.items() if not s.exact]
+RELAXED = settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+
+
+def solve(problem: Problem, name: str, budget: Budget = Budget(), seed: int = 0) -> Solution | None:
+    try:
+        return search(problem, name, budget, seed)
+    except NoFeasibleAnswer:
+        return None
+
+
+def check(problem: Problem, found: Solution) -> None:
+    assert problem.feasible(found.choice)
+    assert found.cost == problem.total(found.choice)
+    assert found.peak == problem.peak(found.choice) <= problem.usage_limit
+    assert found.lower_bound <= found.cost
+
+
+@settings(RELAXED, max_examples=500)
+@given(tiny_problems())
+def test_elimination_equals_brute_force(problem: Problem) -> None:
+    _same_as_brute_force(problem, "elimination")
+
+
+@pytest.mark.parametrize("name", sorted(set(EXACT) - {"elimination"}))
+def test_exact_searchers_equal_brute_force(name: str) -> None:
+    @settings(RELAXED, max_examples=150)
+    @given(tiny_problems())
+    def run(problem: Problem) -> None:
+        _same_as_brute_force(problem, name)
+
+    run()
+
+
+def _same_as_brute_force(problem: Problem, name: str) -> None:
+    reference = solve(problem, "brute_force")
+    found = solve(problem, name)
+    assert (found is None) == (reference is None)
+    if found is not None and reference is not None:
+        check(problem, found)
+        assert found.cost == reference.cost
+        assert found.optimal
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_heuristics_never_beat_brute_force(name: str) -> None:
+    @settings(RELAXED, max_examples=12)
+    @given(tiny_problems(), st.integers(0, 3))
+    def run(problem: Problem, seed: int) -> None:
+        reference = solve(problem, "brute_force")
+        found = solve(problem, name, Budget(evaluations=3000), seed)
+        if found is None:
+            return
+        assert reference is not None
+        check(problem, found)
+        assert found.lower_bound <= reference.cost <= found.cost
+
+    run()
+
+
+@settings(RELAXED, max_examples=300)
+@given(tiny_problems(), st.randoms(use_true_random=False))
+def test_shrinking_keeps_costs_and_memory(problem: Problem, random: object) -> None:
+    """Any choice of the small model lifts to one of equal cost that fits exactly if it does."""
+    try:
+        small, lift = shrink(problem)
+    except Contradiction:
+        assert solve(problem, "brute_force") is None
+        return
+    generator = np.random.default_rng(len(problem.cost))
+    for _ in range(5):
+        x = generator.integers(0, np.maximum(small.sizes, 1))
+        lifted = lift(x)
+        cost = small.cost(x)
+        if np.isfinite(cost):
+            assert problem.total(lifted) == cost
+            assert small.fits(x) == (problem.peak(lifted) <= problem.usage_limit)
+        else:
+            assert not problem.allowed(lifted)
+
+
+@pytest.mark.parametrize("limit", [None, 0.6, 0.35])
+def test_searchers_on_layers(limit: float | None) -> None:
+    problem = layered(40, 5, seed=1, limit=limit)
+    answers = {}
+    for name in [*EXACT, *OTHERS]:
+        budget = Budget(evaluations=20_000 if name in ("mcts", "elimination") else 100_000)
+        if name in ("integer_program", "portfolio"):
+            budget = Budget()
+        answers[name] = search(problem, name, budget, 0)
+        check(problem, answers[name])
+    optimum = answers["integer_program"]
+    assert optimum.gap < 1e-8
+    assert answers["portfolio"].cost == optimum.cost
+    for name, found in answers.items():
+        assert found.cost >= optimum.cost, name
+        assert found.lower_bound <= optimum.cost, name
+        assert found.cost <= 1.35 * optimum.cost, name
+
+
+@pytest.mark.parametrize("name", ["elimination", *OTHERS])
+def test_same_seed_same_answer(name: str) -> None:
+    problem = layered(30, 5, seed=2, limit=0.4)
+    first = search(problem, name, Budget(evaluations=20_000), seed=3)
+    second = search(problem, name, Budget(evaluations=20_000), seed=3)
+    assert first.to_json() == second.to_json()
+
+
+def test_an_impossible_limit_says_what_would_do() -> None:
+    nodes = [([1, 2], [8, 5], (0, 2)), ([1], [4], (1, 3))]
+    with pytest.raises(NoFeasibleAnswer, match="limit of 9 would do") as caught:
+        search(Problem.build(nodes, [], 7), "portfolio")
+    assert caught.value.least_limit == 9
+    assert caught.value.proven_limit == 9
+    assert "too low by at least 2" in str(caught.value)
+    assert search(Problem.build(nodes, [], 9)).cost == 3
+
+
+def test_everything_forbidden_is_said() -> None:
+    nodes = [([1, 2], [0, 0], (0, 2)), ([1], [0], (0, 2))]
+    edges = [(0, 1, [[10**18], [10**18]])]
+    for name in EXACT:
+        with pytest.raises(NoFeasibleAnswer, match="forbidden"):
+            search(Problem.build(nodes, edges), name)
+
+
+def test_the_wall_clock_stops_the_search_and_says_so() -> None:
+    problem = layered(400, 12, seed=4, limit=0.35)
+    began = time.perf_counter()
+    found = search(problem, "elimination", Budget(wall_s=0.5))
+    assert time.perf_counter() - began < 5
+    check(problem, found)
+    assert found.optimal or found.budget_spent
+
+
+def test_interrupting_returns_the_best_so_far() -> None:
+    problem = layered(60, 8, seed=5, limit=0.35)
+
+    def interrupt(progress: Progress) -> None:
+        if progress.cost is not None:
+            raise KeyboardInterrupt
+
+    found = search(problem, "elimination", progress=interrupt)
+    assert found.interrupted
+    check(problem, found)
+    assert threading.active_count() >= 1
+
+
+def test_an_unknown_searcher_is_named() -> None:
+    with pytest.raises(ProblemError, match="elimination"):
+        search(layered(3, 2, seed=0), "oracle")
+
+
+def test_models_of_empty_problems() -> None:
+    empty = Problem.build([], [])
+    assert from_problem(empty).num_vars == 0
+    for name in ("elimination", "portfolio", "brute_force"):
+        assert search(empty, name).cost == 0
