@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import resource
 import sys
 import time
 import traceback
@@ -62,6 +63,7 @@ def train(options: dict[str, Any], results: Path) -> None:
     if options["save"]:
         _where["step"] = "while saving"
         trainer.save(options["save"])
+    peak = peak_memory_bytes(trainer.ranks.device)
     if first:
         settled = times[1:] or times  # the first step pays for buffers and caches
         result = {
@@ -70,8 +72,21 @@ def train(options: dict[str, Any], results: Path) -> None:
             "predicted_step_time_s": predicted,
             "ranks": trainer.ranks.world,
             "step": trainer.step_number,
+            "peak_memory_bytes": peak,
         }
         (results / "result.json").write_text(json.dumps(result))
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The largest peak of any process: resident on a CPU, reserved by the allocator on a GPU."""
+    if device.type == "cuda":
+        own = torch.cuda.max_memory_reserved(device)
+    else:
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    worst = torch.tensor(own, dtype=torch.int64, device=device)
+    if dist.is_initialized():
+        dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    return int(worst)
 
 
 def batch_of(workload: Workload, step: int) -> Batch:
