@@ -21,7 +21,7 @@ from autopar.runtime.emit_torch.classes import (
 from autopar.runtime.emit_torch.counts import count_names, counted, labels_only
 from autopar.runtime.emit_torch.forward import Forward
 from autopar.runtime.emit_torch.names import first_free, identifier
-from autopar.runtime.emit_torch.precision import HALF, entering_blocks, wide_values
+from autopar.runtime.emit_torch.precision import HALF, wide_values
 from autopar.runtime.emit_torch.scopes import Scope, scopes
 from autopar.runtime.emit_torch.site import EmitError
 from autopar.runtime.emit_torch.text import Lines, literal, split_items
@@ -77,7 +77,7 @@ def emit(
     means = counted(lowered)
     persistent = {} if captured is None else {n: t.persistent for n, t in captured.tensors.items()}
     again, names = plan.recompute, count_names(means)
-    wide = _wide(lowered, blocks) if plan.precision in HALF else {}
+    wide = _wide(lowered, blocks, plan.precision) if plan.precision in HALF else {}
     original: Mapping[str, str] = getattr(captured, "classes", {})  # not every frontend knows
     printing = Printing(Library(), probes, again, persistent, names, wide, original)
     classes: dict[str, str] = {}
@@ -95,11 +95,12 @@ def _prepared(lowered: Lowered, probes: bool) -> Lowered:
     return lowered if probes else fuse_biases(lowered)
 
 
-def _wide(lowered: Lowered, blocks: Mapping[str, Lowered]) -> dict[str, dict[str, bool]]:
+def _wide(
+    lowered: Lowered, blocks: Mapping[str, Lowered], precision: str
+) -> dict[str, dict[str, bool]]:
     """For the top level ("") and every block, which float32 values stay so in half precision."""
-    top = wide_values(lowered)
-    entering = entering_blocks(lowered, top)
-    return {"": top, **{name: wide_values(b, entering[name]) for name, b in blocks.items()}}
+    every = {"": lowered, **blocks}
+    return {name: wide_values(one, precision) for name, one in every.items()}
 
 
 def _class_wish(name: str) -> str:

@@ -16,6 +16,7 @@ from autopar.frontends.pytorch.captured import Captured
 from autopar.lowering import Lowered, activation_collectives, lower
 from autopar.nouns.mesh import DATA_AXES, Mesh
 from autopar.nouns.plan import Plan, Stage
+from autopar.planner.precision import at_precision
 from autopar.rules.batch import batch_flow
 from autopar.runtime import program as runtime_program
 from autopar.runtime.emit_torch import emit
@@ -42,7 +43,8 @@ def emitted(
     """The program of ``captured`` under ``stage``."""
     dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
     flow = batch_flow(captured.graph, dims)
-    lowered = lower(captured.graph, stage, microbatches, flow.choices, dims)
+    graph = at_precision(captured.graph, changes.get("precision", "float32"))
+    lowered = lower(graph, stage, microbatches, flow.choices, dims)
     plan = replace(
         some_plan(),
         stages=(stage,),
