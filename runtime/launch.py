@@ -29,13 +29,17 @@ class RankFailed(UserError):
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """``losses`` of the steps that were run; times in seconds, ``step_time_s`` their median."""
+    """``losses`` of the steps that were run; times in seconds, ``step_time_s`` their median.
+
+    ``peak_memory_bytes`` is that of the fullest process; 0 where it was not measured.
+    """
 
     losses: tuple[float, ...]
     step_time_s: float
     predicted_step_time_s: float
     ranks: int
     step: int
+    peak_memory_bytes: int = 0
 
 
 def run(
@@ -60,6 +64,12 @@ def run(
     if steps < 0:
         raise UserError(f"--steps {steps}: give a number of steps, as in --steps 20")
     plan = plan_folder.read_plan(folder)
+    if plan.framework == "jax":
+        from autopar.runtime import jax_launch
+
+        return jax_launch.run(
+            folder, steps, resume=resume, save=save, save_every=save_every, device=device
+        )
     options = {
         "plan": str(folder),
         "steps": steps,
@@ -77,6 +87,7 @@ def run(
         found["predicted_step_time_s"],
         found["ranks"],
         found["step"],
+        found["peak_memory_bytes"],
     )
 
 
@@ -93,10 +104,18 @@ def verify_many(
 ) -> list[VerifyResult]:
     """`verify` for several plans, with one start of the processes for each number of ranks."""
     by_ranks: dict[int, list[str]] = {}
+    jax: list[str] = []
     for folder in folders:
-        ranks = plan_folder.read_plan(folder).device_count
-        by_ranks.setdefault(ranks, []).append(str(folder))
+        plan = plan_folder.read_plan(folder)
+        if plan.framework == "jax":
+            jax.append(str(folder))
+        else:
+            by_ranks.setdefault(plan.device_count, []).append(str(folder))
     found: dict[str, VerifyResult] = {}
+    if jax:
+        from autopar.runtime import jax_launch
+
+        found |= dict(zip(jax, jax_launch.verify_many(jax, device), strict=True))
     for ranks, group in by_ranks.items():
         options = {"plans": group, "device": device, "timeout_s": timeout_s}
         for data in launch("verify", options, ranks):
