@@ -85,7 +85,7 @@ def all_to_all(x: Array, split: int, concat: int, axis: str) -> Array:
 
 
 def pad(x: Array, dim: int, axis: str) -> Array:
-    """This rank's piece with zeros where the others' pieces are: a sum that is made of the pieces."""
+    """This rank's piece with zeros at the others' places: a sum that is made of pieces."""
     return _pair(x, lambda x: padded(x, dim, axis), lambda g: own_piece(g, dim, axis))
 
 

@@ -21,7 +21,7 @@ from autopar.nouns.mesh import DATA_AXES
 from autopar.runtime.jax_program import Block, Parameter
 from autopar.runtime.settings import ProgramError, Settings
 
-Spec = PartitionSpec
+Spec = Any  # PartitionSpec; jax is not type-checked here
 OPTIMIZER, GRADIENTS, PARAMETERS = 1, 2, 3
 """From which level of ZeRO on ``dp_shard`` cuts what."""
 
@@ -92,7 +92,8 @@ class Layout:
         if self.settings.zero >= level and leaf.cut is not None:
             dims[leaf.cut] = (*dims[leaf.cut], "dp_shard")
         entries = [None if not axes else axes[0] if len(axes) == 1 else axes for axes in dims]
-        return Spec(None, *entries) if leaf.layers else Spec(*entries)
+        lead = (None,) if leaf.layers else ()
+        return PartitionSpec(*lead, *entries)
 
     def cutting_axes(self, leaf: Leaf) -> tuple[str, ...]:
         """Axes on which the ranks hold different pieces of the leaf's reduced gradient."""
@@ -114,7 +115,7 @@ class Layout:
 
     def names(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The inverse: parameters by full name."""
-        found = {}
+        found: dict[str, Any] = {}
         for key, leaf in self.leaves.items():
             array = state[key]
             pieces = [array[i] for i in range(len(leaf.layers))] if leaf.layers else [array]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -66,48 +67,83 @@ class Stack:
 
     ``prepare`` makes one layer's parameters what the block computes with: cast, and gathered where
     ``dp_shard`` cuts them. ``regather``: the gathered ones are not kept for the backward pass.
+    ``recompute``: ``none``, ``full``, or ``compute``, which keeps what collectives gave.
     """
 
     arrays: Mapping[str, Array]
     prepare: Callable[[Mapping[str, Array]], Mapping[str, Array]]
     regather: bool
-    recompute: bool
+    recompute: str
 
 
-def layers(block: Callable[..., Any], stack: Stack, *carry: Array, shared: Any = ()) -> Any:
-    """``block(parameters, *shared, *carry)`` for each layer in turn, which gives the next carry."""
-    run = _remembering(block, stack)
+def layers(
+    block: Callable[..., Any],
+    stack: Stack,
+    *carry: Array,
+    shared: Sequence[Array] = (),
+    between: Callable[..., Any] | None = None,
+) -> Any:
+    """``block(parameters, *shared, *carry)`` for each layer in turn, which gives the next carry;
+    ``between`` takes it from one layer to the next."""
+    run = _remembering(block, stack, in_loop=True)
 
     def body(carry: Any, piece: Any) -> Any:
         given = run(piece, *shared, *carry)
+        if between is not None:
+            given = between(*given) if isinstance(given, tuple) else between(given)
         return given if isinstance(given, tuple) else (given,), None
 
+    if between is not None:
+        head = {name: a[:-1] for name, a in stack.arrays.items()}
+        before, _ = lax.scan(body, carry, head)
+        return layer(block, stack, -1, *shared, *before)
     last, _ = lax.scan(body, carry, stack.arrays)
     return last if len(last) > 1 else last[0]
 
 
 def layer(block: Callable[..., Any], stack: Stack, index: int, *inputs: Array) -> Any:
     """``block(parameters, *inputs)`` for the layer at ``index``."""
-    return _remembering(block, stack)({n: a[index] for n, a in stack.arrays.items()}, *inputs)
+    piece = {name: a[index] for name, a in stack.arrays.items()}
+    return _remembering(block, stack, in_loop=False)(piece, *inputs)
 
 
-def _remembering(block: Callable[..., Any], stack: Stack) -> Callable[..., Any]:
-    """The block on stored parameters, keeping for backward what the plan says."""
+def _remembering(block: Callable[..., Any], stack: Stack, in_loop: bool) -> Callable[..., Any]:
+    """The block on stored parameters, keeping for backward what the plan says.
+
+    Outside of a loop XLA sees forward and backward at once, and must be told not to keep after all.
+    """
 
     def run(piece: Any, *inputs: Array) -> Any:
         return block(stack.prepare(piece), *inputs)
 
-    if stack.recompute:
-        return jax.checkpoint(run, prevent_cse=False)
-    if stack.regather:
-        return jax.checkpoint(run, prevent_cse=False, policy=_all_but_gathered)
-    return run
+    checkpoint = partial(jax.checkpoint, prevent_cse=not in_loop)
+    found: Callable[..., Any] = run
+    if stack.recompute == "full":
+        found = checkpoint(run)
+    elif stack.recompute == "compute":
+        found = checkpoint(run, policy=_only_moved)
+    elif stack.regather:
+        found = checkpoint(run, policy=_all_but_gathered)
+    return found
+
+
+COLLECTIVES = frozenset(("psum", "pmax", "all_gather", "reduce_scatter", "all_to_all"))
+VIEWS = frozenset(("slice", "reshape", "transpose", "squeeze", "broadcast_in_dim"))
 
 
 def _all_but_gathered(primitive: Any, *_: Any, **params: Any) -> bool:
-    """What to keep: everything that no gather over ``dp_shard`` made."""
-    axes = params.get("axis_name", ())
-    return not (primitive.name == "all_gather" and "dp_shard" in axes)
+    """What to keep: everything but what a gather over ``dp_shard`` made, and views, also of
+    what it made."""
+    return not _gathers(primitive, params) and primitive.name not in VIEWS
+
+
+def _only_moved(primitive: Any, *_: Any, **params: Any) -> bool:
+    """What to keep: the results of collectives, gathered parameters apart."""
+    return primitive.name in COLLECTIVES and not _gathers(primitive, params)
+
+
+def _gathers(primitive: Any, params: Any) -> bool:
+    return primitive.name == "all_gather" and "dp_shard" in params["axis_name"]
 
 
 __all__ = [

@@ -22,6 +22,7 @@ from autopar.runtime.jax_collectives import join, own_piece, scatter
 from autopar.runtime.jax_layout import GRADIENTS, OPTIMIZER, PARAMETERS, Layout, Leaf
 from autopar.runtime.jax_optimizer import SLOTS, update
 from autopar.runtime.jax_program import Stack
+from autopar.runtime.jax_units import gathered
 from autopar.workload import Workload
 
 Array = Any
@@ -31,9 +32,12 @@ State = dict[str, Any]
 
 
 class Step:
-    """The jitted functions of a program: ``gradients(params, batch)`` and ``step(state, batch)``.
+    """The jitted functions of a program.
 
-    A batch has the microbatches as its first dim: [m, samples, ...]; see `Step.cut`.
+    ``step(state, batch)`` gives the next state, the loss, and the norm of the gradient (0 where
+    nothing is clipped); ``watched(state, batch)`` gives the reduced gradients in the norm's place
+    and leaves the old state alone. A batch has the microbatches as its first
+    dim: [m, samples, ...]; see `Step.cut`.
     """
 
     def __init__(self, program: ModuleType, workload: Workload) -> None:
@@ -53,12 +57,9 @@ class Step:
         reduced = self.layout.specs(OPTIMIZER)
         plain = PartitionSpec()
         batch = dict(program.BATCH)
-        self.gradients = self._jit(
-            self._gradients, (self.state_specs["params"], batch), (plain, reduced)
-        )
-        self.step = self._jit(
-            self._step, (self.state_specs, batch), (self.state_specs, plain, plain), donate=(0,)
-        )
+        given, state = (self.state_specs, batch), self.state_specs
+        self.step = self._jit(self._step, given, (state, plain, plain), donate=(0,))
+        self.watched = self._jit(self._watched, given, (state, plain, reduced))
 
     def _jit(self, function: Any, given: Any, made: Any, donate: tuple[int, ...] = ()) -> Any:
         local = jax.shard_map(
@@ -103,7 +104,15 @@ class Step:
 
     def _step(self, state: State, batch: Arrays) -> tuple[State, Array, Array]:
         loss, gradients = self._gradients(state["params"], batch)
-        norm = jnp.zeros((), loss.dtype)
+        state, norm = self._updated(state, gradients)
+        return state, loss, norm.astype(loss.dtype)
+
+    def _watched(self, state: State, batch: Arrays) -> tuple[State, Array, Arrays]:
+        loss, gradients = self._gradients(state["params"], batch)
+        return self._updated(state, gradients)[0], loss, gradients
+
+    def _updated(self, state: State, gradients: Arrays) -> tuple[State, Array]:
+        norm = jnp.zeros(())
         if self.workload.clip_norm is not None:
             norm = self._norm(gradients)
             scale = jnp.minimum(1.0, self.workload.clip_norm / (norm + 1e-6))
@@ -112,7 +121,7 @@ class Step:
         slots = {slot: state[slot] for slot in SLOTS[self.workload.optimizer]}
         new, slots = update(self.workload, state["step"] + 1, own, gradients, slots)
         params = {k: self._joined(k, p) for k, p in new.items()}
-        return {"params": params, **slots, "step": state["step"] + 1}, loss, norm
+        return {"params": params, **slots, "step": state["step"] + 1}, norm
 
     def _gradients(self, params: Arrays, batch: Arrays) -> tuple[Array, Arrays]:
         """The loss of the global batch, and this device's piece of the reduced gradients."""
@@ -135,6 +144,10 @@ class Step:
     def _micro(self, params: Arrays, batch: Arrays) -> tuple[Array, dict[str, Array]]:
         """Loss share and gradients of one microbatch; with ZeRO 2 cut at once."""
 
+        if self.layout.settings.zero == PARAMETERS:
+            # else XLA gathers once before the loop over microbatches, and keeps what it gathered
+            params, batch = lax.optimization_barrier((params, batch))
+
         def share(params: Arrays) -> Array:
             return self.program.loss(self._given(params), **self._computing(batch))
 
@@ -146,39 +159,25 @@ class Step:
     def _given(self, params: Arrays) -> dict[str, Any]:
         """What the program's ``loss`` reads: parameters by name, and a `Stack` for each block."""
         leaves = self.layout.leaves
-        found: dict[str, Any] = {
-            k: self._prepared(leaves[k], p) for k, p in params.items() if not leaves[k].layers
-        }
+        root = {k: leaf for k, leaf in leaves.items() if not leaf.layers}
+        found: dict[str, Any] = self._prepared(root, {k: params[k] for k in root})
         settings = self.layout.settings
         for block in self.program.BLOCKS:
             own = {leaf.name: leaf for k, leaf in leaves.items() if k.startswith(f"{block}/")}
             found[block] = Stack(
                 {name: params[leaf.key] for name, leaf in own.items()},
-                partial(self._prepared_all, own),
+                partial(self._prepared, own),
                 regather=settings.zero == PARAMETERS and self.layout.mesh.get("dp_shard", 1) > 1,
-                recompute=settings.recompute == "full",
+                recompute=settings.recompute,
             )
         return found
 
-    def _prepared_all(self, leaves: Mapping[str, Leaf], arrays: Arrays) -> dict[str, Array]:
-        return {name: self._prepared(leaves[name], a) for name, a in arrays.items()}
-
-    def _prepared(self, leaf: Leaf, p: Array) -> Array:
-        """One layer's parameter whole over ``dp_shard``, in the dtype of compute."""
-        stored, moved = p.dtype, self._dtype(p.dtype)
-        if self.layout.settings.zero < PARAMETERS or leaf.cut is None:
-            return p.astype(moved)
-        dim = leaf.cut
-
-        def gathered(p: Array) -> Array:
-            return join(p.astype(moved), dim, "dp_shard")
-
-        function = jax.custom_vjp(gathered)
-        function.defvjp(
-            lambda p: (gathered(p), None),
-            lambda _, g: (scatter(g.astype(stored), dim, "dp_shard"),),
-        )
-        return function(p)
+    def _prepared(self, leaves: Mapping[str, Leaf], arrays: Arrays) -> dict[str, Array]:
+        """A unit's parameters whole over ``dp_shard``, in the dtype of compute."""
+        dtypes = {name: self._dtype(a.dtype) for name, a in arrays.items()}
+        if self.layout.settings.zero < PARAMETERS:
+            return {name: a.astype(dtypes[name]) for name, a in arrays.items()}
+        return gathered(arrays, {name: leaf.cut for name, leaf in leaves.items()}, dtypes)
 
     def _dtype(self, dtype: Any) -> Any:
         precision = self.layout.settings.precision

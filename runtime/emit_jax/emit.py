@@ -205,24 +205,27 @@ def _docstring(lowered: Lowered, plan: Plan, captured: CapturedModel) -> str:
         2: "gradients and optimizer state are split over dp_shard",
         3: "parameters, gradients and optimizer state are split over dp_shard",
     }[plan.zero]
-    count = mesh.device_count
+    devices = count_of(mesh.device_count, "device", "s")
     return "\n".join(
         [
-            f'"""{plan.workload.rpartition("/")[2]} on {count} device{"s" * (count != 1)}: {mesh}.',
+            f'"""{plan.workload.rpartition("/")[2]} on {devices}: {mesh}.',
             "",
-            f"Batch:     {captured.samples} samples in {size} microbatch{'es' * (size != 1)}; shapes "
-            "in comments are those of one",
-            "           microbatch on one device.",
+            f"Batch:     {captured.samples} samples in {count_of(size, 'microbatch', 'es')}.",
             f"State:     {zero}.",
             f"Precision: {plan.precision}.",
             "",
-            "`loss` runs on the pieces of one device, inside one `jax.shard_map`. A comment gives a",
-            "result's local shape and how the model axes hold it: `tp:S2` is split along dim 2,",
-            "`tp:P` a partial sum; all else is whole on every device. Collectives are the calls that",
-            "name an axis. `autopar.runtime.jax_train` makes the jitted step of it: gradients, their",
-            "reduction, the optimizer. The decisions stand in ../plan.json. To run it:",
+            "`loss` runs on the pieces of one device, inside one `jax.shard_map`. A comment gives",
+            "a result's shape there, for one microbatch, and how the model axes hold it: `tp:S2`",
+            "is split along dim 2, `tp:P` a partial sum; all else is whole on every device.",
+            "Collectives are the calls that name an axis. `autopar.runtime.jax_train` makes the",
+            "jitted step of it: gradients, their reduction, the optimizer. The decisions stand in",
+            "../plan.json. To run it:",
             "",
             "    autopar run <the folder of plan.json>",
             '"""',
         ]
     )
+
+
+def count_of(count: int, noun: str, plural: str) -> str:
+    return f"{count} {noun}{plural if count != 1 else ''}"

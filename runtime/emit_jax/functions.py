@@ -150,7 +150,8 @@ class _Writer:
         carry = [inputs[i] for i in run.carried]
         stack = f'{self.parameters}["{block.name}"]'
         shared = f", shared=({', '.join(fixed)},)" if fixed else ""
-        text = f"layers({self.functions[block.name]}, {stack}, {', '.join(carry)}{shared})"
+        extra = shared + self._between(run)
+        text = f"layers({self.functions[block.name]}, {stack}, {', '.join(carry)}{extra})"
         for op in run.ops[1:]:
             for operand in op.operands:
                 self._read(operand.name)
@@ -159,6 +160,19 @@ class _Writer:
         self.lines.add(f"{', '.join(names)} = {text}", f"{len(run.ops)} layers: {shape}")
         for name in last.op.outputs:
             self._shared(name)
+
+    def _between(self, run: loops.Run) -> str:
+        """What happens to the carry from one layer to the next."""
+        if not any(run.between):
+            return ""
+        names = ["x"] if len(run.between) == 1 else [f"x{i}" for i in range(len(run.between))]
+        moved = []
+        for name, steps in zip(names, run.between, strict=True):
+            for step in steps:
+                name = call(step, name)
+            moved.append(name)
+        result = moved[0] if len(moved) == 1 else f"({', '.join(moved)})"
+        return f", between=lambda {', '.join(names)}: {result}"
 
     # -- tensors ---------------------------------------------------------------------------------
 
@@ -265,8 +279,8 @@ def _check_even(tensor: Tensor, sharding: Sharding, lowered: Lowered) -> None:
         ways = math.prod(lowered.mesh.size(a) for a in axes)
         if size % ways:
             raise UnevenPieces(
-                f"{tensor.name} has dim {dim} of {size}, which {' x '.join(axes)} = {ways} does not "
-                "divide, and JAX cuts arrays evenly: change the size (a vocabulary can be rounded "
+                f"{tensor.name} has dim {dim} of {size}, which {' x '.join(axes)} = {ways} does "
+                "not divide, and JAX cuts arrays evenly: change the size (a vocabulary can be rounded "
                 f"up), or plan with another degree, as in --fix {axes[-1]}=1"
             )
 

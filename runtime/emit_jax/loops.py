@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from autopar.lowering import Lowered, LoweredOp
 from autopar.nouns.graph import Block
+from autopar.rules.resharding import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,11 +15,13 @@ class Run:
     """Calls of all layers of a block in order, each reading what the one before gave.
 
     fixed:   operands that are the same for all of them. carried: those that the call before gave.
+    between: for each carried one, the steps from one call to the next.
     """
 
     ops: tuple[LoweredOp, ...]
     fixed: tuple[int, ...]
     carried: tuple[int, ...]
+    between: tuple[tuple[Step, ...], ...]
 
 
 def place(block: Block, instance: str) -> int:
@@ -55,31 +59,30 @@ def _run(lowered: Lowered, ops: tuple[LoweredOp, ...]) -> Run | None:
     if len(ops) < 2 or order != list(dict.fromkeys(block.instances)):
         return None
     outputs = len(ops[0].op.outputs)
-    carried: list[int] | None = None
-    for before, op in zip(ops, ops[1:], strict=False):
+    carried: list[int] = []
+    between: tuple[tuple[Step, ...], ...] = ()
+    for number, (before, op) in enumerate(itertools.pairwise(ops)):
         made = {name: i for i, name in enumerate(before.op.outputs)}
         here = [p for p, name in enumerate(op.op.inputs) if name in made]
         if [made[op.op.inputs[p]] for p in here] != list(range(outputs)):
             return None
-        if carried not in (None, here):
-            return None
-        carried = here
-        same = (p for p in range(len(op.op.inputs)) if p not in here)
+        same = [p for p in range(len(op.op.inputs)) if p not in here]
         if any(op.op.inputs[p] != before.op.inputs[p] for p in same):
             return None
-        if any(op.operands[p].steps for p in here):
-            return None
-        if any(lowered.tensors[name].steps for name in before.op.outputs):
+        if any(op.operands[p].steps for p in same):  # each layer brings its own copy
             return None
         if any(_reads(lowered, name) != 1 for name in before.op.outputs):
             return None
-    assert carried is not None
+        steps = tuple(
+            (*lowered.tensors[op.op.inputs[p]].steps, *op.operands[p].steps) for p in here
+        )
+        if number and (here, steps) != (carried, between):
+            return None
+        carried, between = here, steps
     fixed = tuple(p for p in range(len(ops[0].op.inputs)) if p not in carried)
-    if any(ops[0].operands[p].steps != op.operands[p].steps for op in ops for p in fixed):
+    if any(ops[0].operands[p].steps for p in fixed):
         return None
-    if any(op.operands[p].steps for op in ops[1:] for p in fixed):
-        return None
-    return Run(ops, fixed, tuple(carried))
+    return Run(ops, fixed, tuple(carried), between)
 
 
 def _reads(lowered: Lowered, name: str) -> int:

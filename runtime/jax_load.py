@@ -1,0 +1,203 @@
+"""From a plan folder to a trainer of its JAX program, with everything checked."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+
+from autopar import plan_folder
+from autopar.errors import UserError
+from autopar.frontends.jax import Captured, paths_of
+from autopar.frontends.jax.capture import capture_workload
+from autopar.frontends.loading import load_workload
+from autopar.nouns.plan import Plan
+from autopar.runtime import jax_program
+from autopar.runtime.jax_layout import by_name
+from autopar.runtime.jax_train import Step, placed
+from autopar.runtime.settings import ProgramError
+from autopar.workload import Workload
+
+FILE = "train.py"
+STATE = "state.npz"
+_serial = itertools.count()
+
+
+class StalePlan(UserError):
+    """The model has changed since it was planned."""
+
+
+class TooFewDevices(UserError):
+    """The plan is for more devices than jax sees."""
+
+
+@dataclass(slots=True)
+class Trainer:
+    """A program in training. ``gradient_norm`` of the last step, 0 where nothing is clipped."""
+
+    workload: Workload
+    compiled: Step
+    state: dict[str, Any]
+    gradient_norm: Any = 0.0
+
+    @property
+    def step_number(self) -> int:
+        """Steps taken so far."""
+        return int(self.state["step"])
+
+    def step(self, batch: Mapping[str, Any]) -> Any:
+        """One step on a global batch; returns its loss."""
+        cut = self.compiled.cut(batch)
+        self.state, loss, self.gradient_norm = self.compiled.step(self.state, cut)
+        return loss
+
+    def save(self, folder: str | Path) -> None:
+        """Writes parameters by full name, and the optimizer's slots, whole: any plan of the model
+        can go on from them."""
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        layout = self.compiled.layout
+        arrays: dict[str, Any] = {"step": np.asarray(self.state["step"])}
+        for slot in self.state:
+            if slot != "step":
+                named = layout.names(self.state[slot])
+                arrays.update((f"{slot}/{n}", np.asarray(a)) for n, a in named.items())
+        np.savez(target / STATE, **arrays)
+
+    def load(self, folder: str | Path) -> None:
+        """Goes on from what `save` wrote, under this plan or another. Raises `UserError`."""
+        file = Path(folder) / STATE
+        if not file.is_file():
+            raise UserError(f"no JAX checkpoint in {folder} ({file} is missing)")
+        with np.load(file) as arrays:
+            state: dict[str, Any] = {"step": np.asarray(arrays["step"])}
+            for slot in self.state:
+                if slot != "step":
+                    head = f"{slot}/"
+                    named = {n[len(head) :]: arrays[n] for n in arrays if n.startswith(head)}
+                    state[slot] = self.compiled.layout.gather_names(named)
+        self.state = jax.device_put(state, placed(self.compiled.mesh, self.compiled.state_specs))
+
+
+def load(folder: str | Path, check_model: bool = True) -> Trainer:
+    """The trainer of the plan in ``folder``, with the initial parameters of the workload.
+
+    Raises `StalePlan`, `TooFewDevices`, and what reading the folder raises.
+    """
+    plan = plan_folder.read_plan(folder)
+    workload = load_workload(plan.workload)
+    captured = capture_workload(workload)
+    if check_model:
+        check_fingerprint(plan, captured)
+    assert workload.init is not None
+    init = workload.init
+    compiled = Step(read_program(folder), workload)
+
+    def parameters() -> Mapping[str, Any]:
+        tree = init(jax.random.key(workload.seed))
+        return compiled.layout.gather_names(by_name(paths_of(tree), captured.stacks))
+
+    return Trainer(workload, compiled, compiled.initial(parameters))
+
+
+def check_fingerprint(plan: Plan, captured: Captured) -> None:
+    """Raises `StalePlan` where ``captured`` is not what was planned."""
+    found = captured.fingerprint()
+    if found != plan.fingerprints.model:
+        raise StalePlan(
+            f"{plan.workload} has changed since it was planned: its fingerprint was "
+            f"{plan.fingerprints.model} and is {found}; plan it again with `autopar plan`"
+        )
+
+
+def read_program(folder: str | Path, fp32: str = "float32") -> ModuleType:
+    """Runs ``program/train.py`` of a plan folder; ``fp32`` is what it means by float32."""
+    file = (Path(folder) / plan_folder.PROGRAM / FILE).resolve()
+    if not file.exists():
+        raise plan_folder.PlanFolderError(
+            f"no JAX program in {folder} ({file} is missing); make one with `autopar plan`"
+        )
+    return run_program(file.read_text(), str(file), fp32)
+
+
+def run_program(text: str, file: str = "<program>", fp32: str = "float32") -> ModuleType:
+    """Runs the text of a program as a module of its own. Raises `TooFewDevices`."""
+    name = f"autopar_jax_program_{next(_serial)}"
+    module = ModuleType(name)
+    module.__file__ = file
+    sys.modules[name] = module
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    before = jax_program.FP32
+    jax_program.FP32 = np.dtype(fp32)
+    try:
+        exec(compile(text, file, "exec"), module.__dict__)
+    finally:
+        jax_program.FP32 = before
+    if not hasattr(module, "loss"):
+        raise ProgramError(f"{file} is no JAX program of autopar: it has no function `loss`")
+    needed, seen = int(np.prod([1, *module.MESH.values()])), jax.device_count()
+    if needed > seen:
+        raise TooFewDevices(
+            f"the plan is for {needed} devices, jax sees {seen}. On a CPU set "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={needed}, or use `autopar run`; "
+            "else plan for the devices there are"
+        )
+    return module
+
+
+def train(options: Mapping[str, Any]) -> dict[str, Any]:
+    """``steps`` steps of ``plan``, printed; the fields of `autopar.runtime.launch.RunResult`."""
+    from statistics import median
+
+    folder = options["plan"]
+    plan = plan_folder.read_plan(folder)
+    predicted = plan.prediction.step_time_s
+    trainer = load(folder)
+    if options["resume"]:
+        trainer.load(options["resume"])
+    losses, times = [], []
+    for _ in range(options["steps"]):
+        number = trainer.step_number
+        batch = batch_of(trainer.workload, number)
+        begin = time.perf_counter()
+        losses.append(float(trainer.step(batch)))
+        times.append(time.perf_counter() - begin)
+        print(
+            f"step {number}  loss {losses[-1]:.6f}  {times[-1]:.4f} s "
+            f"(predicted {predicted:.4f} s)",
+            flush=True,
+        )
+        every = options["save_every"]
+        if options["save"] and every and trainer.step_number % every == 0:
+            trainer.save(options["save"])
+    if options["save"]:
+        trainer.save(options["save"])
+    settled = times[1:] or times  # the first step compiles
+    return {
+        "losses": losses,
+        "step_time_s": median(settled) if settled else 0.0,
+        "predicted_step_time_s": predicted,
+        "ranks": plan.device_count,
+        "step": trainer.step_number,
+    }
+
+
+def batch_of(workload: Workload, step: int) -> Mapping[str, Any]:
+    """The global batch of a step: ``batch(step)`` where it takes the number, else ``batch()``."""
+    import inspect
+
+    taken = inspect.signature(workload.batch).parameters.values()
+    numbered = any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in taken)
+    return workload.batch(step) if numbered else workload.batch()
+
+
+__all__ = ["StalePlan", "TooFewDevices", "Trainer", "load", "read_program", "train"]

@@ -1,0 +1,214 @@
+"""A JAX plan against the loss function that it was made from, on the plan's own devices.
+
+The reference runs the user's own function on one device in float64, inner narrow casts lifted, with
+an optimizer written down again here. Both start from the workload's own initial parameters.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from autopar import plan_folder
+from autopar.frontends.jax import paths_of
+from autopar.frontends.jax.capture import capture_workload
+from autopar.frontends.jax.precision import widened
+from autopar.frontends.loading import load_workload
+from autopar.runtime import jax_hlo
+from autopar.runtime.jax_layout import by_name
+from autopar.runtime.jax_load import batch_of, check_fingerprint, read_program
+from autopar.runtime.jax_train import Step
+from autopar.runtime.verified import Errors, VerifyResult
+from autopar.workload import Workload
+
+STEPS = 2
+NEGLIGIBLE = 1e-6
+"""A gradient below this share of the whole gradient's norm is rounding around zero, in float64."""
+
+Named = dict[str, np.ndarray]
+
+
+@dataclass(slots=True)
+class Record:
+    """What a run gave: loss and gradients of each step, weights after the last."""
+
+    losses: list[float] = field(default_factory=list)
+    gradients: list[Named] = field(default_factory=list)
+    weights: Named = field(default_factory=dict)
+
+
+def verify(folder: str | Path) -> dict[str, Any]:
+    """Verifies the plan in ``folder``: a `VerifyResult` as `dataclasses.asdict` gives it."""
+    begin = time.perf_counter()
+    plan = plan_folder.read_plan(folder)
+    workload = load_workload(plan.workload)
+    captured = capture_workload(workload)
+    check_fingerprint(plan, captured)
+    assert workload.init is not None
+    tree = jax.tree.map(np.asarray, workload.init(jax.random.key(workload.seed)))
+    batches = [dict(batch_of(workload, i)) for i in range(STEPS)]
+    with jax.enable_x64(True):
+        wide = jax.tree.map(_float64, tree)
+        wide_batches = [{n: _float64(np.asarray(a)) for n, a in b.items()} for b in batches]
+        right = reference(workload, wide, wide_batches, captured.stacks)
+        program = Step(read_program(folder, "float64"), workload)
+        exact = run(program, by_name(paths_of(wide), captured.stacks), wide_batches)
+    program = Step(read_program(folder), workload)
+    own = run(program, by_name(paths_of(tree), captured.stacks), batches)
+    rounding = math.sqrt(float(jnp.finfo(plan.precision).eps))
+    issued = issued_collectives(program, batches[0])
+    match, lines = _priced(folder, issued)
+    result = VerifyResult(
+        plan=str(folder),
+        ranks=plan.device_count,
+        exact=errors(exact, right, NEGLIGIBLE),
+        own=errors(own, right, rounding),
+        precision=plan.precision,
+        collectives_match=match,
+        collective_differences=tuple(lines),
+        issued=tuple(asdict(row) for row in issued),
+        time_s=time.perf_counter() - begin,
+    )
+    return asdict(result)
+
+
+def run(
+    step: Step,
+    parameters: Mapping[str, Any],
+    batches: list[dict[str, Any]],
+    function: Callable[..., Any] | None = None,
+) -> Record:
+    """Steps of a program, from parameters by full name; ``function`` is ``step.watched``."""
+    found = Record()
+    layout = step.layout
+    state = step.initial(lambda: layout.gather_names(parameters))
+    for batch in batches:
+        cut = step.cut(batch)
+        state, loss, gradients = (function or step.watched)(state, cut)
+        found.losses.append(float(loss))
+        found.gradients.append(_numpy(layout.names(gradients)))
+    found.weights = _numpy(layout.names(state["params"]))
+    return found
+
+
+def reference(
+    workload: Workload,
+    params: Any,
+    batches: list[dict[str, Any]],
+    stacks: Mapping[str, tuple[str, ...]],
+) -> Record:
+    """Steps of the user's own function on one device, in float64."""
+    assert workload.loss is not None
+    function = jax.jit(jax.value_and_grad(widened(workload.loss)))
+    found = Record()
+    slots: dict[str, Named] = {"m": {}, "v": {}}
+    structure = jax.tree.structure(params)
+    paths = [path for path, _ in paths_of(params)]
+    for number, batch in enumerate(batches, 1):
+        loss, gradients = function(params, batch)
+        found.losses.append(float(loss))
+        flat = {path: np.asarray(g) for path, g in paths_of(gradients)}
+        found.gradients.append(_numpy(by_name(flat.items(), stacks)))
+        if workload.clip_norm is not None:
+            norm = math.sqrt(sum(float(np.square(g).sum()) for g in flat.values()))
+            factor = min(1.0, workload.clip_norm / (norm + 1e-6))
+            flat = {path: g * factor for path, g in flat.items()}
+        weights = {path: np.asarray(p) for path, p in paths_of(params)}
+        for path, weight in weights.items():
+            weights[path] = _updated(workload, number, path, weight, flat[path], slots)
+        params = jax.tree.unflatten(structure, [jnp.asarray(weights[p]) for p in paths])
+    found.weights = _numpy(by_name(paths_of(params), stacks))
+    return found
+
+
+def _updated(
+    workload: Workload,
+    number: int,
+    path: str,
+    weight: np.ndarray,
+    gradient: np.ndarray,
+    slots: dict[str, Named],
+) -> np.ndarray:
+    rate, decay = workload.learning_rate, workload.weight_decay
+    if workload.optimizer == "sgd":
+        return np.asarray(weight - rate * (gradient + decay * weight))
+    first, second = workload.betas
+    m = slots["m"].get(path, 0.0) * first + gradient * (1 - first)
+    v = slots["v"].get(path, 0.0) * second + np.square(gradient) * (1 - second)
+    slots["m"][path], slots["v"][path] = m, v
+    direction = (m / (1 - first**number)) / (np.sqrt(v / (1 - second**number)) + workload.eps)
+    return np.asarray(weight - rate * decay * weight - rate * direction)
+
+
+def errors(found: Record, right: Record, share: float) -> Errors:
+    """Largest relative errors; see `Errors` for what is zero in theory."""
+    loss = max(
+        abs(a - b) / max(abs(b), 1e-300) if math.isfinite(a) else math.inf
+        for a, b in zip(found.losses, right.losses, strict=True)
+    )
+    worst, worst_weight = (0.0, ""), (0.0, "")
+    small: set[str] = set(right.weights)
+    for ours, theirs in zip(found.gradients, right.gradients, strict=True):
+        whole = _norm_of_all(theirs)
+        for name, g in theirs.items():
+            norm = float(np.linalg.norm(g))
+            if norm >= share * whole:
+                small.discard(name)
+            difference = float(np.linalg.norm(ours[name].astype(np.float64) - g))
+            worst = max(worst, (_finite(difference) / max(norm, share * whole, 1e-300), name))
+    whole = _norm_of_all(right.weights)
+    for name, w in right.weights.items():
+        scale = whole if name in small else float(np.linalg.norm(w))
+        difference = float(np.linalg.norm(found.weights[name].astype(np.float64) - w))
+        worst_weight = max(worst_weight, (_finite(difference) / max(scale, 1e-300), name))
+    return Errors(loss, worst[0], worst_weight[0], worst[1], worst_weight[1])
+
+
+def issued_collectives(step: Step, batch: Mapping[str, Any]) -> list[jax_hlo.Row]:
+    """What XLA compiled into one step."""
+    return jax_hlo.collectives(compiled(step, step.step, batch).as_text(), step.layout.mesh)
+
+
+def compiled(step: Step, function: Any, batch: Mapping[str, Any], wide: bool = False) -> Any:
+    """``step.step`` or ``step.watched`` compiled for a batch; ``wide``: parameters are float64."""
+    cut = step.cut(batch)
+    params = {
+        key: jax.ShapeDtypeStruct(leaf.shape, "float64" if wide else leaf.parameter.dtype)
+        for key, leaf in step.layout.leaves.items()
+    }
+    state: dict[str, Any] = dict.fromkeys(step.state_specs, params)
+    state["step"] = jax.ShapeDtypeStruct((), jnp.int32)
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), cut)
+    return function.lower(state, shapes).compile()
+
+
+def _priced(folder: str | Path, issued: list[jax_hlo.Row]) -> tuple[bool | None, list[str]]:
+    file = Path(folder) / plan_folder.COLLECTIVES
+    if not file.exists():
+        return None, []
+    lines = jax_hlo.differences(jax_hlo.priced(file.read_text()), issued)
+    return not lines, lines
+
+
+def _norm_of_all(named: Named) -> float:
+    return math.sqrt(sum(float(np.square(a.astype(np.float64)).sum()) for a in named.values()))
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else math.inf
+
+
+def _numpy(named: Mapping[str, Any]) -> Named:
+    return {name: np.asarray(a) for name, a in named.items()}
+
+
+def _float64(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64) if "float" in str(array.dtype) else array

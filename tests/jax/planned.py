@@ -1,0 +1,102 @@
+"""Models of the tests, planned for eight devices and emitted."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+
+from autopar.cluster_file import load_cluster
+from autopar.frontends.jax import Captured, paths_of
+from autopar.frontends.jax.capture import capture_workload
+from autopar.nouns.plan import Plan
+from autopar.planner.planning import Planned, plan_captured
+from autopar.planner.priced import priced_collectives
+from autopar.runtime import jax_hlo, jax_verify
+from autopar.runtime.emit_jax import emit
+from autopar.runtime.jax_layout import by_name
+from autopar.runtime.jax_load import run_program
+from autopar.runtime.jax_train import Step
+from autopar.runtime.verified import Errors
+from autopar.workload import Workload
+from tests.jax import models
+
+CLUSTER = Path(__file__).parents[2] / "examples" / "clusters" / "h100_8.yaml"
+
+
+def workload(model: models.Model, **options: Any) -> Workload:
+    """A workload with random initial parameters and batches that differ from step to step."""
+    largest = 10 if "label" in model.batch else models.V
+
+    def batch(step: int = 0) -> Mapping[str, np.ndarray]:
+        made = models.concrete(model.batch, "float32", seed=step, largest=largest)
+        return {name: np.asarray(a) for name, a in made.items()}
+
+    def init(key: Any) -> Any:
+        return models.concrete(model.params, "float32", seed=5)
+
+    return Workload(loss=model.loss, init=init, batch=batch, **options)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A planned and emitted workload."""
+
+    workload: Workload
+    captured: Captured
+    planned: Planned
+    text: str
+
+    @property
+    def plan(self) -> Plan:
+        return self.planned.plan
+
+    def program(self, fp32: str = "float32") -> ModuleType:
+        return run_program(self.text, fp32=fp32)
+
+    def priced(self) -> list[jax_hlo.Row]:
+        stored = {name: t.dtype for name, t in self.captured.tensors.items()}
+        clips = self.workload.clip_norm is not None
+        rows = priced_collectives(self.planned.lowered, self.plan, stored, clips)
+        return jax_hlo.priced(json.dumps({"rows": [asdict(row) for row in rows]}))
+
+    def priced_in_float64(self) -> list[jax_hlo.Row]:
+        """Everything that moves is a float of the program's precision."""
+        return [replace(row, size_bytes=2 * row.size_bytes) for row in self.priced()]
+
+    def exact(self) -> tuple[Errors, list[jax_hlo.Row]]:
+        """Two steps in float64 against the reference, and the collectives of a step in float64."""
+        assert self.workload.init is not None
+        tree = self.workload.init(None)
+        batches = [dict(self.workload.batch(i)) for i in range(jax_verify.STEPS)]
+        with jax.enable_x64(True):
+            wide = jax.tree.map(lambda a: np.asarray(a, np.float64), tree)
+            given = [{n: jax_verify._float64(a) for n, a in b.items()} for b in batches]
+            right = jax_verify.reference(self.workload, wide, given, self.captured.stacks)
+            step = Step(self.program("float64"), self.workload)
+            function = jax_verify.compiled(step, step.watched, given[0], wide=True)
+            named = by_name(paths_of(wide), self.captured.stacks)
+            found = jax_verify.run(step, named, given, function)
+            moved = jax_hlo.collectives(function.as_text(), step.layout.mesh)
+        return jax_verify.errors(found, right, jax_verify.NEGLIGIBLE), moved
+
+
+def made(model: models.Model, fix: Mapping[str, str], **options: Any) -> Made:
+    """``model`` planned for eight devices, with some choices fixed."""
+    given = workload(model, **options)
+    captured = capture_workload(given)
+    planned = plan_captured(captured, given, cluster(), "models.py:model", fix)
+    text = emit(planned.lowered, planned.plan, captured)["train.py"]
+    return Made(given, captured, planned, text)
+
+
+@functools.cache
+def cluster() -> Any:
+    return load_cluster(str(CLUSTER))
