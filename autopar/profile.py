@@ -195,7 +195,7 @@ def _ops(bench: _Bench) -> Iterator[tuple[str, float, float, Callable[[], Any]]]
                 flops,
                 partial(call, q, q, q),
             )
-        for count in (64, 1 << 14, 1 << 18, 1 << 21):
+        for count in (64, 1 << 14, 1 << 17, 1 << 22):
             count *= scale
             x = torch.randn(count, device=where, dtype=dtype)
             rows = x.reshape(-1, 64)

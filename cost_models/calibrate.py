@@ -25,6 +25,10 @@ from autopar.nouns.cluster import (
     MeasuredRate,
 )
 
+# Traffic that a core's own caches may still hold: between the second level's 1-2 MB and a share of
+# the last level's.
+_CACHED_BYTES = 4e6
+
 
 def calibrate(
     cluster: Cluster,
@@ -70,12 +74,16 @@ def _rate(op_class: str, dtype: str, rows: list[Measurement]) -> MeasuredRate:
     by_bytes = [(m.seconds - launch_s) / m.size_bytes for m in busy if m.size_bytes]
     by_flops = [(m.seconds - launch_s) / m.flops for m in busy if m.flops]
     if op_class in ("matmul", "attention", "conv"):
-        s_per_flop = median(by_flops)
         # Bytes bind only where no measured product says otherwise.
-        s_per_byte = min(by_bytes)
-    else:
-        s_per_flop, s_per_byte = 0.0, median(by_bytes)
-    return MeasuredRate(op_class, dtype, launch_s, s_per_flop, s_per_byte)
+        return MeasuredRate(op_class, dtype, launch_s, median(by_flops), min(by_bytes))
+    near = [m for m in busy if m.size_bytes <= _CACHED_BYTES] or busy
+    far = max(busy, key=lambda m: m.size_bytes)
+    s_per_byte = median((m.seconds - launch_s) / m.size_bytes for m in near)
+    if far.size_bytes <= 2 * _CACHED_BYTES:
+        return MeasuredRate(op_class, dtype, launch_s, 0.0, s_per_byte)
+    beyond_s = far.seconds - launch_s - _CACHED_BYTES * s_per_byte
+    far_s_per_byte = max(s_per_byte, beyond_s / (far.size_bytes - _CACHED_BYTES))
+    return MeasuredRate(op_class, dtype, launch_s, 0.0, s_per_byte, _CACHED_BYTES, far_s_per_byte)
 
 
 def collective_lines(found: Sequence[Measurement]) -> tuple[MeasuredCollective, ...]:

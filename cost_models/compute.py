@@ -56,20 +56,27 @@ class OpRate:
     s_per_byte: float
     half_s: float
     how: How
+    far_after_bytes: float = float("inf")
+    far_extra_s_per_byte: float = 0.0
+    """What a byte past `far_after_bytes` costs more: it misses the caches."""
 
     def time_s(self, flops: float, moved_bytes: float) -> float:
         """Seconds of one op; an op that does nothing takes no time."""
         if flops <= 0 and moved_bytes <= 0:
             return 0.0
         compute_s = flops * self.s_per_flop + self.half_s if flops > 0 else 0.0
-        return self.launch_s + max(compute_s, moved_bytes * self.s_per_byte)
+        memory_s = moved_bytes * self.s_per_byte
+        if moved_bytes > self.far_after_bytes:
+            memory_s += (moved_bytes - self.far_after_bytes) * self.far_extra_s_per_byte
+        return self.launch_s + max(compute_s, memory_s)
 
     def times_s(
         self, flops: NDArray[np.float64], moved_bytes: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Seconds of each op of two arrays that broadcast together."""
         compute_s = np.where(flops > 0, flops * self.s_per_flop + self.half_s, 0.0)
-        times = self.launch_s + np.maximum(compute_s, moved_bytes * self.s_per_byte)
+        far = np.maximum(0.0, moved_bytes - self.far_after_bytes) * self.far_extra_s_per_byte
+        times = self.launch_s + np.maximum(compute_s, moved_bytes * self.s_per_byte + far)
         return np.where((flops > 0) | (moved_bytes > 0), times, 0.0)
 
 
@@ -111,7 +118,15 @@ def op_rate(device: Device, dtype: str, op_class: OpClass) -> OpRate:
     name = short_dtype(dtype)
     for rate in device.rates:
         if rate.op_class == op_class and rate.dtype == name:
-            return OpRate(rate.launch_s, rate.s_per_flop, rate.s_per_byte, 0.0, "measured")
+            return OpRate(
+                rate.launch_s,
+                rate.s_per_flop,
+                rate.s_per_byte,
+                0.0,
+                "measured",
+                rate.far_after_bytes or float("inf"),
+                max(0.0, rate.far_s_per_byte - rate.s_per_byte),
+            )
     reached = efficiency(device, dtype, op_class)
     return OpRate(
         launch_s=device.launch_overhead_s,

@@ -58,6 +58,9 @@ class MeasuredRate:
     launch_s: float
     s_per_flop: float
     s_per_byte: float
+    far_after_bytes: float = 0.0
+    """Traffic past this size misses the caches and costs `far_s_per_byte`; 0: there is none."""
+    far_s_per_byte: float = 0.0
 
 
 @dataclass(frozen=True)
