@@ -144,7 +144,7 @@ class Problem:
 
     @staticmethod
     def build(
-        nodes: Iterable[tuple[Sequence[float], Sequence[float], Sequence[int]]],
+        nodes: Iterable[tuple[Sequence[float] | Ints, Sequence[float] | Ints, Sequence[int]]],
         edges: Iterable[tuple[int, int, Any]],
         usage_limit: float | None = None,
         *,

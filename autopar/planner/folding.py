@@ -12,19 +12,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from autopar.lowering import BATCH_AXES, MICROBATCH, LoweredOp, Operand
+import numpy as np
+
+from autopar.lowering import BATCH_AXES, MICROBATCH
 from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.nouns.sharding import DEFERRED, WHOLE, Placement, Sharding
 from autopar.planner.bindings import Bindings
-from autopar.planner.ledger import Ledger, capped_sum
+from autopar.planner.codes import PARTIAL_DIGIT, WHOLE_DIGIT, Codes, Ints
+from autopar.planner.ledger import Ledger
 from autopar.planner.legal import Legal
-from autopar.planner.nodes import OWNED, Folded, Node, model_part, model_text
+from autopar.planner.move_prices import MovePrices
+from autopar.planner.nodes import OWNED, Folded, Node
+from autopar.planner.op_tables import OpTable, op_table
 from autopar.planner.prices import Prices
-from autopar.planner.saved import saved_bytes
 from autopar.planner.state_prices import StatePrices
-from autopar.rules.strategies import Strategy, flows, shardings
+from autopar.rules.strategies import flows
 
 Scope = str | None
 Readers = Mapping[str, list[tuple[Op, int]]]
@@ -50,9 +54,10 @@ def fold(
     Raises `NoStrategy` where the batch cannot be cut as the data axes ask.
     """
     legal = Legal(mesh, data_choices, bindings, must_split)
-    ledger = Ledger(mesh, prices, mesh.size(MICROBATCH))
+    codes = Codes(mesh)
+    ledger = Ledger(MovePrices(codes, prices), mesh.size(MICROBATCH))
     _Folding(graph, legal, batch_dims, state, ledger, recompute).run()
-    return Folded(ledger.problem(usage_limit), ledger.nodes, mesh)
+    return Folded(ledger.problem(usage_limit), ledger.nodes, codes)
 
 
 class _Folding:
@@ -69,7 +74,8 @@ class _Folding:
     ) -> None:
         self.graph = graph
         self.legal = legal
-        self.mesh = ledger.mesh
+        self.codes = ledger.moves.codes
+        self.mesh = self.codes.mesh
         self.data_choices = legal.data_choices
         self.batch_dims = batch_dims
         self.state = state
@@ -78,7 +84,8 @@ class _Folding:
         self.calls = dict.fromkeys(graph.blocks, 0)
         # Where each tensor comes from: a node and the name that it has there, or a fixed sharding.
         self.source: dict[tuple[Scope, str], tuple[int, str]] = {}
-        self.fixed: dict[tuple[Scope, str], Sharding] = {}
+        self.fixed: dict[tuple[Scope, str], int] = {}
+        self.tables: dict[tuple[Scope, str], OpTable] = {}
 
     def run(self) -> None:
         for op in self.graph.ops:
@@ -103,7 +110,7 @@ class _Folding:
                 if tensor.role == "parameter" and tensor.name in many:
                     self._parameter_node(scope, graph, tensor, readers[tensor.name], copies)
                 elif tensor.role == "buffer" and not self._updated(tensor.name, readers):
-                    self.fixed[scope, tensor.name] = Sharding()
+                    self.fixed[scope, tensor.name] = self.codes.of(Sharding())
             elif tensor.name in graph.inputs:
                 if scope is None:
                     self._given(scope, graph, tensor, readers, many)
@@ -125,47 +132,41 @@ class _Folding:
     def _op_node(
         self, scope: Scope, graph: Graph, op: Op, many: set[str], calls: int, copies: int
     ) -> int:
-        bound, legal = self.legal.of(scope, graph, op)
-        into, out = flows(op, graph.tensors)
-        wants: list[list[Sharding]] = [[] for _ in op.inputs]
-        node = Node(key(scope, op.name), "op", [], [], [], calls)
-        node.results = {n: [] for n in op.outputs}
-        saved = self.legal.bindings.saved_by(scope, op, graph)
-        alive = 1 if self.recompute else calls
-        for strategy in legal:
-            operands, results = shardings(bound, strategy, self.mesh, into, out)
-            lowered = LoweredOp(
-                op,
-                bound,
-                strategy,
-                tuple(
-                    Operand(n, w, (), g) for n, w, g in zip(op.inputs, operands, into, strict=True)
-                ),
-                results,
-            )
-            cost = self.ledger.prices.op(lowered, graph.tensors) * calls * self.ledger.microbatches
-            usage = saved_bytes(lowered, graph.tensors, self.mesh, saved) * alive
-            node.options.append(
-                str(Strategy(tuple((a, c) for a, c in strategy.choices if a not in BATCH_AXES)))
-            )
-            node.costs.append(cost)
-            node.usages.append(usage)
-            for want, sharding in zip(wants, operands, strict=True):
-                want.append(sharding)
-            for name, sharding in zip(op.outputs, results, strict=True):
-                node.results[name].append(sharding)
+        table = self._table(scope, graph, op)
+        into, _ = flows(op, graph.tensors)
+        node = Node(
+            key(scope, op.name),
+            "op",
+            table.strategies,
+            table.cost * (calls * self.ledger.microbatches),
+            table.saved * (1 if self.recompute else calls),
+            calls,
+            dict(zip(op.outputs, table.gives, strict=True)),
+        )
         index = self.ledger.add(node)
         for position, name in enumerate(op.inputs):
             tensor = graph.tensors[name]
             if self._owned(scope, tensor, many):
-                self._own_parameter(scope, node, tensor, wants[position], copies)
+                self._own_parameter(scope, node, tensor, table.wants[position], copies)
             elif (scope, name) in self.fixed:
                 given = self.fixed[scope, name]
-                self.ledger.unary(node, tensor, given, wants[position], calls, into[position])
+                self.ledger.unary(node, tensor, given, table.wants[position], calls, into[position])
             else:
                 source = self.source[scope, name]
-                self.ledger.edge(source, index, tensor, wants[position], calls, into[position])
+                self.ledger.edge(
+                    source, index, tensor, table.wants[position], calls, into[position]
+                )
         return index
+
+    def _table(self, scope: Scope, graph: Graph, op: Op) -> OpTable:
+        found = self.tables.get((scope, op.name))
+        if found is None:
+            bound, legal = self.legal.of(scope, graph, op)
+            saved = self.legal.bindings.saved_by(scope, op, graph)
+            prices = self.ledger.moves.prices
+            found = op_table(op, bound, legal, graph.tensors, self.codes, prices, saved)
+            self.tables[scope, op.name] = found
+        return found
 
     def _updated(self, name: str, readers: Readers) -> bool:
         """A buffer that its one reader writes (running statistics)."""
@@ -179,21 +180,29 @@ class _Folding:
         return tensor.role == "parameter" and tensor.name not in many
 
     def _own_parameter(
-        self, scope: Scope, node: Node, tensor: Tensor, wants: list[Sharding], copies: int
+        self, scope: Scope, node: Node, tensor: Tensor, wants: Ints, copies: int
     ) -> None:
         """A parameter with one reader is stored as its reader wants it.
 
         One that joins a partial sum is stored whole and counts on the first rank alone.
         """
-        stored = []
-        for i, want in enumerate(wants):
-            sharding = Sharding.of(
-                (a, WHOLE if p.kind == "P" else p) for a, p in model_part(want).placements
-            )
-            stored.append(sharding)
-            node.costs[i] += self.state.price(tensor, sharding) * copies
-            node.usages[i] += self.state.bytes(tensor, sharding) * copies
+        digits = self.codes.digits(self.codes.model_part(wants))
+        stored = self.codes.pack(np.where(digits == PARTIAL_DIGIT, WHOLE_DIGIT, digits))
+        shardings, option_of = self._distinct(stored)
+        node.costs = node.costs + self._state_prices(tensor, shardings, copies)[option_of]
+        node.usages = node.usages + self._state_bytes(tensor, shardings, copies)[option_of]
         node.results[OWNED + key(scope, tensor.name)] = stored
+
+    def _state_prices(self, tensor: Tensor, stored: list[Sharding], copies: int) -> Ints:
+        return np.array([self.state.price(tensor, s) * copies for s in stored], np.int64)
+
+    def _state_bytes(self, tensor: Tensor, stored: list[Sharding], copies: int) -> Ints:
+        return np.array([self.state.bytes(tensor, s) * copies for s in stored], np.int64)
+
+    def _distinct(self, codes: Ints) -> tuple[list[Sharding], Ints]:
+        """The different shardings among ``codes``, and which of them each is."""
+        found, option_of = np.unique(codes, return_inverse=True)
+        return [self.codes.sharding(c) for c in found.tolist()], option_of
 
     def _parameter_node(
         self,
@@ -204,29 +213,34 @@ class _Folding:
         copies: int,
     ) -> None:
         grad = DEFERRED if tensor.differentiable else WHOLE
-        options = {Sharding(), Sharding.of((a, grad) for a in self.legal.model_axes)}
+        found = [self.codes.of(Sharding.of((a, grad) for a in self.legal.model_axes)), 0]
         for op, position in uses:
-            if op.kind == "block":
-                continue
-            bound, legal = self.legal.of(scope, graph, op)
-            for strategy in legal:
-                operands, _ = shardings(bound, strategy, self.mesh, *flows(op, graph.tensors))
-                options.add(model_part(operands[position]))
-        ordered = sorted((o for o in options if not _has(o, "P")), key=str)
-        batch = DEFERRED if tensor.differentiable else WHOLE
+            if op.kind != "block":
+                found += self._table(scope, graph, op).wants[position].tolist()
+        options = self.codes.model_part(np.unique(np.array(found, np.int64)))
+        ordered = self._ordered(options)
+        stored = [self.codes.sharding(c) for c in ordered.tolist()]
         node = Node(
             key(scope, tensor.name),
             "parameter",
-            [str(o) for o in ordered],
-            [self.state.price(tensor, o) * copies for o in ordered],
-            [self.state.bytes(tensor, o) * copies for o in ordered],
+            stored,
+            self._state_prices(tensor, stored, copies),
+            self._state_bytes(tensor, stored, copies),
             copies,
         )
-        node.results[tensor.name] = [
-            Sharding.of((a, batch if a in BATCH_AXES else o.on(a)) for a in self.mesh.axes)
-            for o in ordered
-        ]
+        node.results[tensor.name] = ordered + self._on_data_axes(grad)
         self.source[scope, tensor.name] = (self.ledger.add(node), tensor.name)
+
+    def _ordered(self, options: Ints) -> Ints:
+        """Different options without partial sums on model axes, in the order of their texts."""
+        different = np.unique(options[~self.codes.has_model(options, PARTIAL_DIGIT)])
+        texts = [str(self.codes.sharding(c)) for c in different.tolist()]
+        return different[sorted(range(len(texts)), key=texts.__getitem__)]
+
+    def _on_data_axes(self, placement: Placement) -> int:
+        """The code of a sharding that has ``placement`` on the data axes, whole on the others."""
+        axes = (a for a in self.mesh.axes if a in BATCH_AXES)
+        return self.codes.of(Sharding.of((a, placement) for a in axes))
 
     def _given(
         self,
@@ -239,9 +253,9 @@ class _Folding:
         """A batch input: whole on the model axes, cut by the data axes."""
         dim = self.batch_dims.get(tensor.name)
         batch = WHOLE if dim is None else Placement("S", dim)
-        produced = Sharding.of((a, batch if a in BATCH_AXES else WHOLE) for a in self.mesh.axes)
+        produced = self._on_data_axes(batch)
         if tensor.name in many:
-            index = self._shared_node(scope, graph, tensor, [produced], readers, 1)
+            index = self._shared_node(scope, graph, tensor, np.array([produced]), readers, 1)
             node = self.ledger.nodes[index]
             wants = node.results[tensor.name]
             self.ledger.unary(node, tensor, produced, wants, 1, tensor.differentiable)
@@ -259,47 +273,40 @@ class _Folding:
         batch = Placement.parse(choice) if choice else WHOLE
         if batch == DEFERRED and not tensor.differentiable:
             batch = WHOLE
-        produced = Sharding.of((a, batch if a in BATCH_AXES else WHOLE) for a in self.mesh.axes)
-        index = self._shared_node(scope, graph, tensor, [produced], readers, 1)
+        produced = self._on_data_axes(batch)
+        index = self._shared_node(scope, graph, tensor, np.array([produced]), readers, 1)
         if self.recompute and tensor.differentiable:
             node = self.ledger.nodes[index]
-            for i, sharding in enumerate(node.results[tensor.name]):
-                local = math.prod(sharding.local_shape(tensor.shape, self.mesh))
-                node.usages[i] += local * DTYPE_BYTES[tensor.dtype] * self.calls[scope]
+            local = [
+                math.prod(self.codes.sharding(c).local_shape(tensor.shape, self.mesh))
+                for c in node.results[tensor.name].tolist()
+            ]
+            each = DTYPE_BYTES[tensor.dtype] * self.calls[scope]
+            node.usages = node.usages + np.array(local, np.int64) * each
 
     def _shared_node(
         self,
         scope: Scope,
         graph: Graph,
         tensor: Tensor,
-        produced: list[Sharding],
+        produced: Ints,
         readers: Readers,
         calls: int,
     ) -> int:
         """The copy that several readers share: any sharding that its producer or a reader uses."""
-        data = produced[0]
-        options = {self._with_data(p, data) for p in produced}
-        options.add(self._with_data(Sharding(), data))
+        found = [produced, np.zeros(1, np.int64)]
         for op, position in readers[tensor.name]:
             if op.kind == "block":
                 block = self.graph.blocks[op.attrs["block"]]
                 entry, inner = self.source[block.name, block.body.inputs[position]]
-                for s in self.ledger.nodes[entry].results[inner]:
-                    options.add(self._with_data(s, data))
-                continue
-            bound, legal = self.legal.of(scope, graph, op)
-            for strategy in legal:
-                operands, _ = shardings(bound, strategy, self.mesh, *flows(op, graph.tensors))
-                options.add(self._with_data(operands[position], data))
-        ordered = sorted((o for o in options if not _has(o, "P")), key=str)
-        node = Node(
-            key(scope, tensor.name),
-            "shared",
-            [model_text(o) for o in ordered],
-            [0] * len(ordered),
-            [0] * len(ordered),
-            calls,
-        )
+                found.append(self.ledger.nodes[entry].results[inner])
+            else:
+                found.append(self._table(scope, graph, op).wants[position])
+        data = self.codes.batch_part(produced[:1])
+        ordered = self._ordered(self.codes.model_part(np.concatenate(found)) + data)
+        none = np.zeros(len(ordered), np.int64)
+        shared = [self.codes.sharding(c) for c in ordered.tolist()]
+        node = Node(key(scope, tensor.name), "shared", shared, none, none, calls)
         node.results[tensor.name] = ordered
         index = self.ledger.add(node)
         self.source[scope, tensor.name] = (index, tensor.name)
@@ -358,20 +365,7 @@ class _Folding:
         """The loss is whole on the model axes, a share of the sum on each data rank."""
         tensor = graph.tensors[name]
         index, inner = self.source[None, name]
+        gives = self.ledger.nodes[index].results[inner]
+        wants = self.codes.batch_part(gives)
         node = self.ledger.nodes[index]
-        for i, shared in enumerate(node.results[inner]):
-            wanted = Sharding.of((a, p) for a, p in shared.placements if a in BATCH_AXES)
-            node.costs[i] = capped_sum(
-                node.costs[i],
-                self.ledger.move(tensor, shared, wanted, tensor.differentiable)
-                * self.ledger.microbatches,
-            )
-
-    def _with_data(self, sharding: Sharding, data: Sharding) -> Sharding:
-        return Sharding.of(
-            (a, data.on(a) if a in BATCH_AXES else sharding.on(a)) for a in self.mesh.axes
-        )
-
-
-def _has(sharding: Sharding, kind: str) -> bool:
-    return any(p.kind == kind and a not in BATCH_AXES for a, p in sharding.placements)
+        self.ledger.leave(node, tensor, gives, wants, tensor.differentiable)

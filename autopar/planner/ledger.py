@@ -8,88 +8,56 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from autopar.nouns.graph import Tensor
-from autopar.nouns.mesh import Mesh
 from autopar.nouns.problem import FORBIDDEN, Problem
-from autopar.nouns.sharding import Sharding
+from autopar.planner.codes import Ints
+from autopar.planner.move_prices import MovePrices
 from autopar.planner.nodes import Node
-from autopar.planner.prices import Prices
-from autopar.rules.resharding import reshard
-
-Matrix = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
 class Ledger:
     """Nodes and edge matrices; ``microbatches`` is how often a step runs what is entered once."""
 
-    mesh: Mesh
-    prices: Prices
+    moves: MovePrices
     microbatches: int
     nodes: list[Node] = field(default_factory=list)
-    edges: dict[tuple[int, int], Matrix] = field(default_factory=dict)
-    _moves: dict[tuple[object, ...], int] = field(default_factory=dict)
+    edges: dict[tuple[int, int], Ints] = field(default_factory=dict)
 
     def add(self, node: Node) -> int:
         """Enters a node; returns its number."""
         self.nodes.append(node)
         return len(self.nodes) - 1
 
-    def move(self, tensor: Tensor, source: Sharding, target: Sharding, grad: bool) -> int:
-        """Picoseconds of one resharding, both ways; FORBIDDEN where there is no way."""
-        place = (source, target, tensor.shape, tensor.dtype, grad)
-        found = self._moves.get(place)
-        if found is None:
-            steps = reshard(source, target, tensor.shape, self.mesh, grad)
-            found = FORBIDDEN if steps is None else sum(self.prices.steps(steps, tensor, grad))
-            self._moves[place] = found
-        return found
-
     def unary(
-        self,
-        node: Node,
-        tensor: Tensor,
-        source: Sharding,
-        wants: list[Sharding],
-        times: int,
-        grad: bool,
+        self, node: Node, tensor: Tensor, source: int, wants: Ints, times: int, grad: bool
     ) -> None:
         """Adds the resharding from a given ``source`` to what each option of ``node`` wants."""
-        for i, want in enumerate(wants):
-            cost = self.move(tensor, source, want, grad)
-            node.costs[i] = capped_sum(node.costs[i], cost * times * self.microbatches)
+        moved = self.moves.between(tensor, np.array([source]), wants, grad)[0]
+        node.costs = capped_sum(node.costs, self._scaled(moved, times))
+
+    def leave(self, node: Node, tensor: Tensor, gives: Ints, wants: Ints, grad: bool) -> None:
+        """Adds, for each option of ``node``, the resharding from what it gives to its want."""
+        targets, target_of = np.unique(wants, return_inverse=True)
+        moved = self.moves.between(tensor, gives, targets, grad)[np.arange(len(gives)), target_of]
+        node.costs = capped_sum(node.costs, self._scaled(moved, 1))
 
     def edge(
-        self,
-        source: tuple[int, str],
-        b: int,
-        tensor: Tensor,
-        wants: list[Sharding],
-        times: int,
-        grad: bool,
+        self, source: tuple[int, str], b: int, tensor: Tensor, wants: Ints, times: int, grad: bool
     ) -> None:
         """Adds the resharding from what node ``source`` gives to what node ``b`` wants."""
         a, inner = source
-        gives = self.nodes[a].results[inner]
-        rows, row_of = _unique(gives)
-        columns, column_of = _unique(wants)
-        small = np.array(
-            [[self.move(tensor, s, t, grad) for t in columns] for s in rows], np.int64
-        ).reshape(len(rows), len(columns))
-        weight = times * self.microbatches
-        small = np.where(small >= FORBIDDEN, FORBIDDEN, small * weight)
-        full = small[np.ix_(row_of, column_of)]
+        moved = self.moves.between(tensor, self.nodes[a].results[inner], wants, grad)
+        matrix = self._scaled(moved, times)
         if a == b:
             node = self.nodes[a]
-            for i in range(len(full)):
-                node.costs[i] = capped_sum(node.costs[i], int(full[i, i]))
+            node.costs = capped_sum(node.costs, matrix.diagonal())
             return
         if a > b:
-            a, b, full = b, a, full.T
+            a, b, matrix = b, a, matrix.T
         known = self.edges.get((a, b))
-        self.edges[a, b] = full if known is None else np.minimum(known + full, FORBIDDEN)
+        self.edges[a, b] = matrix if known is None else capped_sum(known, matrix)
 
     def problem(self, usage_limit: int | None) -> Problem:
         """All nodes live all the time: what a step keeps, it keeps at the peak."""
@@ -97,16 +65,16 @@ class Ledger:
             [(n.costs, n.usages, (0, 1)) for n in self.nodes],
             [(a, b, m) for (a, b), m in self.edges.items()],
             usage_limit,
-            labels=[[o.split() if o != "whole" else [] for o in n.options] for n in self.nodes],
+            labels=[n.labels() for n in self.nodes],
+        )
+
+    def _scaled(self, moved: Ints, times: int) -> Ints:
+        weight = times * self.microbatches
+        return np.where(
+            moved >= FORBIDDEN, FORBIDDEN, np.minimum(moved, FORBIDDEN // weight) * weight
         )
 
 
-def capped_sum(a: int, b: int) -> int:
+def capped_sum(a: Ints, b: Ints) -> Ints:
     """A sum of costs that stays FORBIDDEN once it is."""
-    return min(a + b, FORBIDDEN)
-
-
-def _unique(items: list[Sharding]) -> tuple[list[Sharding], list[int]]:
-    index: dict[Sharding, int] = {}
-    positions = [index.setdefault(s, len(index)) for s in items]
-    return list(index), positions
+    return np.asarray(np.minimum(a + b, FORBIDDEN))

@@ -90,7 +90,7 @@ class Paths:
 
     @property
     def states(self) -> int:
-        return len(self.placements) ** self.axes
+        return int(len(self.placements) ** self.axes)
 
     @property
     def no_step(self) -> int:
@@ -148,7 +148,7 @@ class Paths:
     def _ways(self) -> Ints:
         """Into how many pieces each state cuts the tensor."""
         split = np.array([p.kind == "S" for p in self.placements])[self.digits]
-        return np.where(split, np.array(self.terrain.sizes), 1).prod(axis=1)
+        return np.asarray(np.where(split, np.array(self.terrain.sizes), 1).prod(axis=1))
 
     def _may(self, rows: Ints, i: int, dim: int, free: bool) -> Bools:
         """Axis ``i`` may give up or take ``dim``: it is innermost there, and pieces are even."""

@@ -244,13 +244,13 @@ def sent(kind: str, source: Placement, ways: int, i: int, sizes: tuple[int, ...]
     if kind not in COLLECTIVES:
         return 0
     whole = math.prod(sizes) * math.lcm(*sizes)
-    full = whole // ways * (sizes[i] if source.kind == "S" and kind != "all_to_all" else 1)
+    full = whole // ways * full_side(kind, source, sizes[i])
     return full // sizes[i] * (sizes[i] - 1) * _rounds(kind)
 
 
-def full_numel(kind: str, step: Step, numel: int, size: int) -> int:
-    """Elements on the full-size side of a collective of ``step``; ``numel`` are there before it."""
-    return numel * size if step.source.kind == "S" and kind != "all_to_all" else numel
+def full_side(kind: str, source: Placement, size: int) -> int:
+    """How many times what a rank holds before a step its collective's full-size side is."""
+    return size if source.kind == "S" and kind != "all_to_all" else 1
 
 
 def _rounds(kind: str) -> int:
@@ -270,6 +270,7 @@ def collectives(
     for step in steps if direction == "forward" else reversed(steps):
         kind = step.forward if direction == "forward" else step.backward
         if kind in COLLECTIVES:
-            numel = full_numel(kind, step, math.prod(step.local_shape), mesh.size(step.axis))
+            numel = math.prod(step.local_shape)
+            numel *= full_side(kind, step.source, mesh.size(step.axis))
             found.append(Collective(kind, step.axis, numel * DTYPE_BYTES[dtype]))
     return found

@@ -141,11 +141,11 @@ def shardings(
     The flags say where gradients flow *through this op*, see `flows`.
     """
     operands = tuple(
-        Sharding.of((a, _operand(bound, i, strategy.on(a), grad)) for a in mesh.axes)
+        Sharding.of((a, operand_placement(bound, i, strategy.on(a), grad)) for a in mesh.axes)
         for i, grad in zip(range(len(bound.operands)), operand_differentiable, strict=True)
     )
     results = tuple(
-        Sharding.of((a, _result(bound, term, strategy.on(a), grad)) for a in mesh.axes)
+        Sharding.of((a, result_placement(bound, term, strategy.on(a), grad)) for a in mesh.axes)
         for term, grad in zip(bound.results, result_differentiable, strict=True)
     )
     return operands, results
@@ -161,7 +161,10 @@ def flows(op: Op, tensors: Mapping[str, Tensor]) -> tuple[tuple[bool, ...], tupl
     return tuple(any(results) and tensors[n].differentiable for n in op.inputs), results
 
 
-def _operand(bound: BoundRule, position: int, choice: str, differentiable: bool) -> Placement:
+def operand_placement(
+    bound: BoundRule, position: int, choice: str, differentiable: bool
+) -> Placement:
+    """What ``choice`` of one axis asks of the operand at ``position``."""
     if choice == NOTHING:
         return WHOLE
     if choice == PASS_PARTIAL and bound.rule.carries_partial(position):
@@ -172,7 +175,8 @@ def _operand(bound: BoundRule, position: int, choice: str, differentiable: bool)
     return DEFERRED if differentiable else WHOLE
 
 
-def _result(bound: BoundRule, term: Term, choice: str, differentiable: bool) -> Placement:
+def result_placement(bound: BoundRule, term: Term, choice: str, differentiable: bool) -> Placement:
+    """What ``choice`` of one axis gives for the result of ``term``."""
     if choice == NOTHING:
         return WHOLE
     if choice == PASS_PARTIAL:
