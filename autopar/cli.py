@@ -187,29 +187,43 @@ def run(
     save: Annotated[
         Path | None, typer.Option("--save", help="Where a checkpoint goes at the end.")
     ] = None,
+    save_every: Annotated[
+        int, typer.Option("--save-every", min=0, help="Also after every so many steps.")
+    ] = 0,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
     """Train with a plan on this machine; predicted time stands beside measured."""
     from dataclasses import asdict
 
-    from autopar.commands import train
+    from autopar.plan_folder import read_plan
     from autopar.report.runs import run_summary
+    from autopar.runtime import launch
 
+    memory = read_plan(folder).prediction.memory_bytes.total
     with _results_only(json):
-        found = train(folder, steps, compile, resume, save, device)
-    _show(run_summary(found), asdict(found), json)
+        found = launch.run(
+            folder,
+            steps,
+            compile=compile,
+            resume=resume,
+            save=save,
+            save_every=save_every,
+            device=device,
+        )
+    data = {**asdict(found), "predicted_memory_bytes": memory}
+    _show(run_summary(found, memory), data, json)
 
 
 @app.command()
 def verify(folder: PlanFolder, device: Device = "cpu", json: Json = False) -> None:
     """Check that a plan computes what the single-device model computes, in float64."""
-    from autopar.commands import check
     from autopar.report.runs import verify_summary
+    from autopar.runtime import launch
 
     progress(f"running {folder} and its model side by side")
     with _results_only(json):
-        found = check(folder, device)
+        found = launch.verify(folder, device)
     _show(verify_summary(found), found.to_json(), json)
     if not found.passed:
         raise typer.Exit(1)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from autopar.planner import PlanResult
-    from autopar.runtime.launch import RunResult
-    from autopar.runtime.verified import VerifyResult
 
 COLLECTIVES_FORMAT = 1
 """The format that `autopar.runtime.counting` reads."""
@@ -72,30 +70,6 @@ def plan_object(found: PlanResult, emit_s: float | None) -> dict[str, Any]:
     if emit_s is not None:
         phases["emit"] = emit_s
     return summary_object(found.plan, phases, found.unruled_ops)
-
-
-def train(
-    folder: Path, steps: int, compile: bool, resume: Path | None, save: Path | None, device: str
-) -> RunResult:
-    """Runs the plan with what its framework launches jobs with. Raises `UserError`."""
-    if plan_folder.read_plan(folder).framework == "jax":
-        from autopar.runtime import jax_launch
-
-        return jax_launch.run(folder, steps, resume=resume, save=save, device=device)
-    from autopar.runtime import launch
-
-    return launch.run(folder, steps, compile=compile, resume=resume, save=save, device=device)
-
-
-def check(folder: Path, device: str) -> VerifyResult:
-    """Compares the plan with its single-device model. Raises `UserError`."""
-    if plan_folder.read_plan(folder).framework == "jax":
-        from autopar.runtime import jax_launch
-
-        return jax_launch.verify(folder, device)
-    from autopar.runtime import launch
-
-    return launch.verify(folder, device)
 
 
 def explanation(folder: Path, what: str | None) -> tuple[list[RenderableType], dict[str, Any]]:

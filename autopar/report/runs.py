@@ -8,22 +8,23 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from autopar.report.render import indented, table
-from autopar.report.units import duration
+from autopar.report.units import duration, size
 
 if TYPE_CHECKING:
     from autopar.runtime.launch import RunResult
     from autopar.runtime.verified import VerifyResult
 
 
-def run_summary(found: RunResult) -> list[RenderableType]:
-    """Loss at both ends, and the measured step beside the predicted one."""
-    ratio = found.step_time_s / found.predicted_step_time_s
-    rows = table("", "")
-    rows.add_row("loss", f"{found.losses[0]:.4f} -> {found.losses[-1]:.4f}")
-    rows.add_row("step, measured", f"{duration(found.step_time_s)} (median)")
-    rows.add_row("step, predicted", f"{duration(found.predicted_step_time_s)}")
-    rows.add_row("measured / predicted", f"{ratio:.2f}")
-    title = f"{len(found.losses)} steps on {found.ranks} processes"
+def run_summary(found: RunResult, predicted_memory_bytes: int) -> list[RenderableType]:
+    """Loss at both ends, and what was measured beside what was predicted."""
+    columns = ("", "measured", "predicted", "measured / predicted")
+    rows = table(*columns, right=columns[1:])
+    step, foreseen = found.step_time_s, found.predicted_step_time_s
+    rows.add_row("step (median)", duration(step), duration(foreseen), f"{step / foreseen:.2f}")
+    if found.peak_memory_bytes:
+        peak, foreseen = found.peak_memory_bytes, predicted_memory_bytes
+        rows.add_row("memory (fullest)", size(peak), size(foreseen), f"{peak / foreseen:.2f}")
+    title = f"{len(found.losses)} steps: loss {found.losses[0]:.4f} -> {found.losses[-1]:.4f}"
     return [Text(title, style="bold"), indented(rows)]
 
 

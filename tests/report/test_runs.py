@@ -1,0 +1,74 @@
+"""What `run` and `verify` say: measured beside predicted, and a wrong plan is called wrong."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autopar import cli, plan_folder
+from autopar.nouns.plan import to_json
+from autopar.report.render import to_text
+from autopar.report.runs import run_summary, verify_summary
+from autopar.runtime import launch
+from autopar.runtime.launch import RunResult
+from autopar.runtime.verified import Errors, VerifyResult
+from tests import plans
+
+RIGHT = VerifyResult(
+    plan="plan",
+    ranks=4,
+    exact=Errors(1e-16, 2e-13, 3e-15, "up.weight", "down.weight"),
+    own=Errors(1e-8, 2e-6, 3e-6, "up.weight", "down.weight"),
+    precision="float32",
+    collectives_match=True,
+    collective_differences=(),
+    issued=(),
+    time_s=1.0,
+)
+WRONG = replace(RIGHT, exact=replace(RIGHT.exact, gradient=1e-3))
+OTHER = replace(
+    RIGHT, collectives_match=False, collective_differences=("all_reduce(tp): 8 B more",)
+)
+
+
+def test_measured_stands_beside_predicted() -> None:
+    found = RunResult((5.0, 4.0), 0.2, 0.1, ranks=4, step=2, peak_memory_bytes=3 << 20)
+    text = to_text(run_summary(found, 2 << 20))
+    for stated in (
+        "2 steps: loss 5.0000 -> 4.0000",
+        "200 ms",
+        "100 ms",
+        "2.00",
+        "3.00 MiB",
+        "1.50",
+    ):
+        assert stated in text
+    assert "MiB" not in to_text(run_summary(replace(found, peak_memory_bytes=0), 2 << 20))
+
+
+def test_a_verified_plan_states_its_errors() -> None:
+    text = to_text(verify_summary(RIGHT))
+    for stated in ("4 processes", "2.0e-13", "2.0e-06", "up.weight", "1e-09", "Dropout was off"):
+        assert stated in text
+    assert "The plan computes what the model computes." in text
+
+
+@pytest.mark.parametrize("found", [WRONG, OTHER], ids=["numbers", "collectives"])
+def test_a_wrong_plan_is_called_wrong_and_ends_with_1(
+    found: VerifyResult,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plan_folder.write(tmp_path / "plan", {"plan.json": to_json(plans.plan())})
+    monkeypatch.setattr(launch, "verify", lambda *_: found)
+    monkeypatch.setattr(sys, "argv", ["autopar", "verify", str(tmp_path / "plan")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    out = capsys.readouterr().out
+    assert "The plan is WRONG." in out
+    assert all(line in out for line in found.collective_differences)
