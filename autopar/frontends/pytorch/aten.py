@@ -208,6 +208,17 @@ def _matmul(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     return _product(lifter, node, "linear_t" if flat else "matmul", x, y, "aten.matmul.default")
 
 
+def _baddbmm(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    """``beta * self + alpha * (batch1 @ batch2)``."""
+    total = _product(lifter, node, "matmul", a["batch1"], a["batch2"], "aten.matmul.default")
+    parts = []
+    for value, scale in ((total, a["alpha"]), (a["self"], a["beta"])):
+        if scale != 1:
+            value = lifter.emit("mul", [value], value.shape, value.dtype, other=scale)
+        parts.append(value)
+    return lifter.emit("add", parts, total.shape, total.dtype)
+
+
 def _einsum(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     meta = ir.like(node.meta["val"])
     return lifter.emit("einsum", a["tensors"], meta.shape, meta.dtype, equation=a["equation"])
@@ -353,7 +364,7 @@ def _softmax(kind: str) -> Lift:
         x = a["self"]
         meta = ir.like(node.meta["val"])
         attrs: dict[str, Any] = {"dim": a["dim"] % len(x.shape)}
-        if meta.dtype != x.dtype:
+        if meta.dtype != x.dtype or a.get("dtype") is torch.float32:
             attrs["dtype"] = meta.dtype
         return lifter.emit(kind, [x], x.shape, meta.dtype, **attrs)
 
@@ -441,6 +452,7 @@ TABLE: dict[str, Lift] = {
     "matmul": _matmul,
     "mm": _matmul,
     "bmm": _matmul,
+    "baddbmm": _baddbmm,
     "einsum": _einsum,
     **{name: _conv for name in ("conv1d", "conv2d", "conv3d", "convolution")},
     "scaled_dot_product_attention": _attention,

@@ -120,8 +120,9 @@ def _cast(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     """`to` in all its forms: a cast, or nothing where the dtype stays."""
     x: Value = a["self"]
     meta = ir.like(node.meta["val"])
-    if meta.dtype == x.dtype:
-        return x
+    asked = a.get("dtype") is not None and x.dtype == "float32"
+    if meta.dtype == x.dtype and not asked:
+        return x  # casts to float32 are kept for a while, see `rewrite`
     return lifter.emit("cast", [x], x.shape, meta.dtype, dtype=meta.dtype)
 
 

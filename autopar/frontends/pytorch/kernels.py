@@ -112,6 +112,8 @@ def _rms_norm(c: Call) -> Tensor:
         return out.to(c.x.dtype)
     if c.attrs["scale_offset"]:
         return (out * (c.attrs["scale_offset"] + weight.to(out.dtype))).to(c.x.dtype)
+    if c.attrs.get("weight_first"):
+        return (weight * out).to(c.x.dtype)
     return weight * out.to(c.x.dtype)
 
 

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from autopar.frontends.pytorch.ir import drop_dead
+from collections.abc import Callable
+
+from autopar.frontends.pytorch.cleanup import clean
+from autopar.frontends.pytorch.idioms import lift_idioms
+from autopar.frontends.pytorch.ir import Node, Value, drop_dead
+from autopar.frontends.pytorch.masks import simplify_masks
 from autopar.frontends.pytorch.program import Program, prune
 
 
 def rewrite(program: Program) -> None:
-    """Lifts idioms in the top level and in every body."""
-    for body in program.bodies.values():
-        body.nodes = drop_dead(body.nodes, body.exits)
+    """Lifts idioms in the top level and in every body.
+
+    Casts to the dtype that a value has already stay until idioms are found: they say where float32
+    was asked for, which matters once the rest computes in less.
+    """
+    _everywhere(program, lambda nodes, results: clean(nodes, results, casts=False))
+    simplify_masks(program)
+    _everywhere(program, lift_idioms)
+    _everywhere(program, lambda nodes, results: clean(nodes, results, casts=True))
     prune(program)
-    program.nodes = drop_dead(program.nodes, [program.result])
+    _everywhere(program, lambda nodes, results: nodes)
+
+
+def _everywhere(
+    program: Program, step: Callable[[list[Node], list[Value]], list[Node]]
+) -> None:
+    for body in program.bodies.values():
+        body.nodes = drop_dead(step(body.nodes, body.exits), body.exits)
+    results = [program.result]
+    nodes = step(program.nodes, results)
+    program.result = results[0]
+    program.nodes = drop_dead(nodes, results)

@@ -1,0 +1,457 @@
+"""Tensors whose every element follows from its place alone: positions, masks, constants.
+
+Libraries build causal masks and position ids from `arange` by dozens of ops. Here each such tensor
+gets a `Fact`, a formula in its own indices, by running the ops on formulas:
+
+* `Affine`   ``const + sum(coefficient * index)``, an integer tensor;
+* `Test`     true where all of some affine expressions are at least 0, a bool tensor;
+* `Choice`   one number where a test holds, another elsewhere (additive masks, `tril`).
+
+Formulas are for shapes aligned at the right, as in broadcasting. What has no formula has no fact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autopar.frontends.pytorch.ir import Node, Shape, Value
+
+Expression = tuple[tuple[int, ...], int]  # coefficient per dim, constant
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    shape: Shape
+    coefficients: tuple[int, ...]
+    const: int
+
+    @property
+    def is_const(self) -> bool:
+        return not any(self.coefficients)
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """Holds where every expression is >= 0; ``never`` holds nowhere."""
+
+    shape: Shape
+    least: frozenset[Expression]
+    never: bool = False
+
+    @property
+    def always(self) -> bool:
+        return not self.never and not self.least
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    test: Test
+    inside: float
+    outside: float
+
+
+Fact = Affine | Test | Choice
+Facts = dict[Value, Fact]
+
+
+def affine(shape: Shape, coefficients: tuple[int, ...], const: int) -> Affine:
+    """An `Affine`; dims of size 1 have no coefficient, so that equal tensors have equal facts."""
+    kept = tuple(0 if n == 1 else c for n, c in zip(shape, coefficients, strict=True))
+    return Affine(shape, kept, const)
+
+
+def test(shape: Shape, least: frozenset[Expression], never: bool = False) -> Test:
+    """A `Test` without expressions that always hold."""
+    kept = set()
+    for coefficients, const in least:
+        ends = [c * (n - 1) for c, n in zip(coefficients, shape, strict=True)]
+        if const + sum(max(e, 0) for e in ends) < 0:
+            never = True
+        if const + sum(min(e, 0) for e in ends) < 0:
+            kept.add((coefficients, const))
+    return Test(shape, frozenset() if never else frozenset(kept), never)
+
+
+def inverse(fact: Test) -> Test | None:
+    """Where ``fact`` does not hold, if that is one expression again."""
+    if fact.never or fact.always:
+        return Test(fact.shape, frozenset(), not fact.never)
+    if len(fact.least) != 1:
+        return None
+    ((coefficients, const),) = fact.least
+    return test(fact.shape, frozenset({(tuple(-c for c in coefficients), -const - 1)}))
+
+
+def find_facts(nodes: list[Node], known: Mapping[Value, Fact] | None = None) -> Facts:
+    """Facts of all values that have one, given those of inputs."""
+    facts: Facts = dict(known or {})
+    for node in nodes:
+        rule = _RULES.get(node.kind)
+        if rule is None or len(node.outputs) != 1:
+            continue
+        fact = rule(node, [facts.get(v) for v in node.inputs])
+        if fact is not None:
+            facts[node.output] = fact
+    return facts
+
+
+Given = list[Fact | None]
+
+
+def _spread(fact: Affine, shape: Shape) -> Affine:
+    """``fact`` broadcast to ``shape``."""
+    extra = len(shape) - len(fact.shape)
+    return affine(shape, (0,) * extra + fact.coefficients, fact.const)
+
+
+def _wide(fact: Test, shape: Shape) -> Test:
+    extra = (0,) * (len(shape) - len(fact.shape))
+    return test(shape, frozenset((extra + c, k) for c, k in fact.least), fact.never)
+
+
+# -- made from nothing ----------------------------------------------------------------------------
+
+
+def _arange(node: Node, given: Given) -> Fact | None:
+    start, step = node.attrs["start"], node.attrs["step"]
+    if not (isinstance(start, int) and isinstance(step, int)) or "int" not in node.output.dtype:
+        return None
+    return affine(node.output.shape, (step,), start)
+
+
+def _full(node: Node, given: Given) -> Fact | None:
+    value, out = node.attrs["value"], node.output
+    if out.dtype == "bool":
+        return Test(out.shape, frozenset(), not value)
+    if isinstance(value, int) and "int" in out.dtype:
+        return affine(out.shape, (0,) * len(out.shape), value)
+    if isinstance(value, int | float) and out.is_float:
+        return Choice(Test(out.shape, frozenset()), float(value), float(value))
+    return None
+
+
+def _constant(node: Node, given: Given) -> Fact | None:
+    value = node.attrs["value"]
+    if node.output.shape != () or isinstance(value, tuple):
+        return None
+    return _full(Node("full", [], node.outputs, {"value": value}), [])
+
+
+# -- arithmetic -----------------------------------------------------------------------------------
+
+
+def _operands(node: Node, given: Given) -> tuple[Affine, Affine] | None:
+    """Both sides of an elementwise op on integers, broadcast to the result's shape."""
+    shape = node.output.shape
+    sides = list(given)
+    if len(sides) == 1:
+        other = node.attrs.get("other")
+        if not isinstance(other, int) or isinstance(other, bool):
+            return None
+        number = Affine((), (), other)
+        sides = [number, sides[0]] if node.attrs.get("scalar_first") else [sides[0], number]
+    left, right = sides
+    if not isinstance(left, Affine) or not isinstance(right, Affine):
+        return None
+    return _spread(left, shape), _spread(right, shape)
+
+
+def _linear(sign: int) -> Callable[[Node, Given], Fact | None]:
+    def rule(node: Node, given: Given) -> Fact | None:
+        sides = _operands(node, given)
+        if sides is None or "int" not in node.output.dtype:
+            return None
+        a, b = sides
+        moved = tuple(x + sign * y for x, y in zip(a.coefficients, b.coefficients, strict=True))
+        return affine(node.output.shape, moved, a.const + sign * b.const)
+
+    return rule
+
+
+def _mul(node: Node, given: Given) -> Fact | None:
+    sides = _operands(node, given)
+    if sides is None or "int" not in node.output.dtype:
+        return None
+    a, b = sides if sides[1].is_const else (sides[1], sides[0])
+    if not b.is_const:
+        return None
+    return affine(a.shape, tuple(c * b.const for c in a.coefficients), a.const * b.const)
+
+
+def _compare(kind: str) -> Callable[[Node, Given], Fact | None]:
+    def rule(node: Node, given: Given) -> Fact | None:
+        if len(given) == 1 and isinstance(given[0], Choice):
+            return _choice_is(kind, given[0], node.attrs["other"])
+        sides = _operands(node, given)
+        if sides is None:
+            return None
+        a, b = sides
+        gap = tuple(x - y for x, y in zip(a.coefficients, b.coefficients, strict=True))
+        const = a.const - b.const
+        back = tuple(-c for c in gap)
+        shape = node.output.shape
+        least: dict[str, set[Expression]] = {
+            "ge": {(gap, const)},
+            "gt": {(gap, const - 1)},
+            "le": {(back, -const)},
+            "lt": {(back, -const - 1)},
+            "eq": {(gap, const), (back, -const)},
+        }
+        if kind == "ne":
+            equal = test(shape, frozenset(least["eq"]))
+            return inverse(equal) if equal.always or equal.never else None
+        return test(shape, frozenset(least[kind]))
+
+    return rule
+
+
+def _choice_is(kind: str, fact: Choice, other: Any) -> Fact | None:
+    decide: dict[str, Callable[[float], bool]] = {
+        "eq": lambda v: v == other, "ne": lambda v: v != other, "lt": lambda v: v < other,
+        "gt": lambda v: v > other, "le": lambda v: v <= other, "ge": lambda v: v >= other,
+    }  # fmt: skip
+    return _as_test(fact, decide[kind])
+
+
+def _as_test(fact: Choice, holds: Callable[[float], bool]) -> Test | None:
+    inside, outside = holds(fact.inside), holds(fact.outside)
+    if inside == outside:
+        return Test(fact.test.shape, frozenset(), not inside)
+    return fact.test if inside else inverse(fact.test)
+
+
+def _and(node: Node, given: Given) -> Fact | None:
+    if len(given) != 2 or not all(isinstance(g, Test) for g in given):
+        return None
+    a, b = (_wide(g, node.output.shape) for g in given if isinstance(g, Test))
+    return test(node.output.shape, a.least | b.least, a.never or b.never)
+
+
+def _or(node: Node, given: Given) -> Fact | None:
+    if len(given) != 2 or not all(isinstance(g, Test) for g in given):
+        return None
+    a, b = (_wide(g, node.output.shape) for g in given if isinstance(g, Test))
+    if a.never or b.always or a == b:
+        return b
+    return a if b.never or a.always else None
+
+
+def _not(node: Node, given: Given) -> Fact | None:
+    return inverse(given[0]) if isinstance(given[0], Test) else None
+
+
+def _cast(node: Node, given: Given) -> Fact | None:
+    fact, dtype = given[0], node.output.dtype
+    if isinstance(fact, Affine):
+        if "int" in dtype:
+            return fact
+        if dtype == "bool" and fact.is_const:
+            return Test(fact.shape, frozenset(), fact.const == 0)
+        if fact.is_const:
+            return Choice(Test(fact.shape, frozenset()), float(fact.const), float(fact.const))
+        return None
+    if isinstance(fact, Test):
+        return fact if dtype == "bool" else Choice(fact, 1.0, 0.0)
+    if isinstance(fact, Choice):
+        return _as_test(fact, bool) if dtype == "bool" else fact
+    return None
+
+
+def _where(node: Node, given: Given) -> Fact | None:
+    a, b = node.attrs.get("a"), node.attrs.get("b")
+    numbers: list[float] = []
+    rest = iter(given[1:])
+    for scalar in (a, b):
+        fact = None if scalar is not None else next(rest)
+        if scalar is not None:
+            numbers.append(float(scalar))
+        elif isinstance(fact, Choice) and fact.test.always:
+            numbers.append(fact.inside)
+        else:
+            return None
+    return _chosen(given[0], numbers[0], numbers[1], node.output.shape)
+
+
+def _masked_fill(node: Node, given: Given) -> Fact | None:
+    base = given[0]
+    if not isinstance(base, Choice) or not base.test.always:
+        return None
+    return _chosen(given[1], float(node.attrs["value"]), base.inside, node.output.shape)
+
+
+def _chosen(fact: Fact | None, inside: float, outside: float, shape: Shape) -> Fact | None:
+    return Choice(_wide(fact, shape), inside, outside) if isinstance(fact, Test) else None
+
+
+def _band(sign: int) -> Callable[[Node, Given], Fact | None]:
+    """`tril` keeps what is on or below a diagonal, `triu` what is on or above."""
+
+    def rule(node: Node, given: Given) -> Fact | None:
+        fact, shape = given[0], node.output.shape
+        row_column = (0,) * (len(shape) - 2) + (sign, -sign)
+        kept = test(shape, frozenset({(row_column, sign * node.attrs["diagonal"])}))
+        if isinstance(fact, Test) and fact.always:
+            return kept
+        if isinstance(fact, Choice) and fact.test.always:
+            return Choice(kept, fact.inside, 0.0)
+        if isinstance(fact, Affine) and fact.is_const:
+            return Choice(kept, float(fact.const), 0.0)
+        return None
+
+    return rule
+
+
+# -- shapes ---------------------------------------------------------------------------------------
+
+
+def _remap(fact: Fact, shape: Shape, move: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Fact:
+    """``fact`` with the coefficients of its dims moved to the dims of ``shape``."""
+    if isinstance(fact, Affine):
+        return affine(shape, move(fact.coefficients), fact.const)
+    if isinstance(fact, Choice):
+        inner = _remap(fact.test, shape, move)
+        assert isinstance(inner, Test)
+        return Choice(inner, fact.inside, fact.outside)
+    return test(shape, frozenset((move(c), k) for c, k in fact.least), fact.never)
+
+
+def _shape_of(fact: Fact) -> Shape:
+    return fact.test.shape if isinstance(fact, Choice) else fact.shape
+
+
+def _reshape(node: Node, given: Given) -> Fact | None:
+    fact, shape = given[0], node.output.shape
+    if fact is None:
+        return None
+    old = _shape_of(fact)
+    if [n for n in old if n != 1] == [n for n in shape if n != 1]:
+        sources = [d for d, n in enumerate(old) if n != 1]
+        targets = [d for d, n in enumerate(shape) if n != 1]
+
+        def move(coefficients: tuple[int, ...]) -> tuple[int, ...]:
+            out = [0] * len(shape)
+            for source, target in zip(sources, targets, strict=True):
+                out[target] = coefficients[source]
+            return tuple(out)
+
+        return _remap(fact, shape, move)
+    constant = (isinstance(fact, Affine) and fact.is_const) or (
+        isinstance(fact, Test) and (fact.always or fact.never)
+    )
+    return _remap(fact, shape, lambda c: (0,) * len(shape)) if constant else None
+
+
+def _expand(node: Node, given: Given) -> Fact | None:
+    if given[0] is None:
+        return None
+    extra = (0,) * (len(node.output.shape) - len(_shape_of(given[0])))
+    return _remap(given[0], node.output.shape, lambda c: extra + c)
+
+
+def _transpose(node: Node, given: Given) -> Fact | None:
+    if given[0] is None:
+        return None
+    dims = node.attrs["dims"]
+    return _remap(given[0], node.output.shape, lambda c: tuple(c[d] for d in dims))
+
+
+def _slice(node: Node, given: Given) -> Fact | None:
+    dim, start, step = (node.attrs[k] for k in ("dim", "start", "step"))
+    return _shifted(given[0], node.output.shape, dim, start, step, keep=True)
+
+
+def _select(node: Node, given: Given) -> Fact | None:
+    dim, start = node.attrs["dim"], node.attrs["index"]
+    return _shifted(given[0], node.output.shape, dim, start, 0, keep=False)
+
+
+def _shifted(
+    fact: Fact | None, shape: Shape, dim: int, start: int, step: int, keep: bool
+) -> Fact | None:
+    if fact is None:
+        return None
+    if isinstance(fact, Choice):
+        inner = _shifted(fact.test, shape, dim, start, step, keep)
+        return Choice(inner, fact.inside, fact.outside) if isinstance(inner, Test) else None
+
+    def move(coefficients: tuple[int, ...], const: int) -> Expression:
+        here = coefficients[dim]
+        middle = (here * step,) if keep else ()
+        return coefficients[:dim] + middle + coefficients[dim + 1 :], const + here * start
+
+    if isinstance(fact, Affine):
+        coefficients, const = move(fact.coefficients, fact.const)
+        return affine(shape, coefficients, const)
+    return test(shape, frozenset(move(c, k) for c, k in fact.least), fact.never)
+
+
+def _cumsum(node: Node, given: Given) -> Fact | None:
+    fact, shape = given[0], node.output.shape
+    nothing = isinstance(fact, Test) and fact.never
+    nothing = nothing or (isinstance(fact, Affine) and fact.is_const and fact.const == 0)
+    return affine(shape, (0,) * len(shape), 0) if nothing else None
+
+
+def _diff(node: Node, given: Given) -> Fact | None:
+    """`torch.diff(x, prepend=p)` along the last dim: the step of x, where p is one step before."""
+    if len(given) != 2 or not all(isinstance(g, Affine) for g in given):
+        return None
+    call = node.attrs.get("torch", {})
+    if call.get("args") != ("%0", 1, -1, "%1") or call.get("kwargs"):
+        return None
+    x, before = (g for g in given if isinstance(g, Affine))
+    step = x.coefficients[-1]
+    first = (*x.coefficients[:-1], 0)
+    if before.shape[-1] != 1 or before.coefficients != first or x.const - before.const != step:
+        return None
+    return affine(node.output.shape, (0,) * len(node.output.shape), step)
+
+
+def _index(node: Node, given: Given) -> Fact | None:
+    """``x[i, j]`` of an affine x with affine i, j for its leading dims."""
+    x, places = given[0], given[1:]
+    dims = node.attrs["dims"]
+    if not isinstance(x, Affine) or dims != tuple(range(len(dims))):
+        return None
+    shape = node.output.shape
+    rest = len(x.shape) - len(dims)
+    lead = shape[: len(shape) - rest]
+    total, const = [0] * len(lead), x.const
+    for dim, place in zip(dims, places, strict=True):
+        if not isinstance(place, Affine):
+            return None
+        spread = _spread(place, lead)
+        total = [
+            t + x.coefficients[dim] * c for t, c in zip(total, spread.coefficients, strict=True)
+        ]
+        const += x.coefficients[dim] * spread.const
+    return affine(shape, (*total, *x.coefficients[len(dims) :]), const)
+
+
+_RULES: dict[str, Callable[[Node, Given], Fact | None]] = {
+    "arange": _arange,
+    "full": _full,
+    "constant": _constant,
+    "add": _linear(1),
+    "sub": _linear(-1),
+    "mul": _mul,
+    **{kind: _compare(kind) for kind in ("eq", "ne", "lt", "le", "gt", "ge")},
+    "and": _and,
+    "or": _or,
+    "not": _not,
+    "cast": _cast,
+    "where": _where,
+    "masked_fill": _masked_fill,
+    "tril": _band(1),
+    "triu": _band(-1),
+    "reshape": _reshape,
+    "expand": _expand,
+    "transpose": _transpose,
+    "slice": _slice,
+    "select": _select,
+    "cumsum": _cumsum,
+    "aten::diff": _diff,
+    "index": _index,
+}

@@ -1,0 +1,211 @@
+"""What facts about indices make simpler: causal masks, position ids, lookups that only spread."""
+
+from __future__ import annotations
+
+from autopar.frontends.pytorch.indices import Affine, Choice, Fact, Facts, Test, find_facts
+from autopar.frontends.pytorch.ir import Links, Node, Shape, Value, final, replace
+from autopar.frontends.pytorch.program import Body, Program
+
+HUGE = -1e9  # added to a score it leaves a weight of exactly 0
+
+
+def simplify_masks(program: Program) -> None:
+    """Attention loses masks that say "causal" or nothing; what else is index work gets short."""
+    facts = find_facts(program.nodes)
+    _plain_lookups(program.nodes, facts)
+    for body in program.bodies.values():
+        known = _entry_facts(program, body, facts)
+        inner = find_facts(body.nodes, known)
+        _plain_lookups(body.nodes, inner)
+        _mask_attention(body.nodes, inner)
+        body.nodes = _rebuilt(body.nodes, inner, set(body.exits), set(known))
+    _mask_attention(program.nodes, facts)
+    program.nodes = _rebuilt(program.nodes, facts, {program.result}, set())
+    _hand_in_unspread(program)
+
+
+def _entry_facts(program: Program, body: Body, facts: Facts) -> dict[Value, Fact]:
+    """Facts that hold for an entry in every call."""
+    known: dict[Value, Fact] = {}
+    for place, entry in enumerate(body.entries):
+        found = {facts.get(call.inputs[place]) for call in program.calls(body.number)}
+        fact = next(iter(found))
+        if len(found) == 1 and fact is not None:
+            known[entry] = fact
+    return known
+
+
+def _mask_attention(nodes: list[Node], facts: Facts) -> None:
+    for node in nodes:
+        if node.kind != "attention" or len(node.inputs) < 4 or node.attrs["causal"]:
+            continue
+        fact = facts.get(node.inputs[3])
+        if isinstance(fact, Choice) and fact.inside == 0 and fact.outside <= HUGE:
+            fact = fact.test
+        if not isinstance(fact, Test) or fact.never:
+            continue
+        queries, keys = node.inputs[0].shape[2], node.inputs[1].shape[2]
+        below = (0,) * (len(fact.shape) - 2) + (1, -1)
+        if fact.always:
+            del node.inputs[3]
+        elif fact.least == {(below, 0)} and queries == keys:
+            del node.inputs[3]
+            node.attrs = {**node.attrs, "causal": True}
+
+
+def _plain_lookups(nodes: list[Node], facts: Facts) -> None:
+    """``x[arange[:, None], arange[None, :]]`` is x with more dims."""
+    for node in nodes:
+        if node.kind != "index" or node.output in facts:
+            continue
+        x, places = node.inputs[0], [facts.get(v) for v in node.inputs[1:]]
+        shape = node.output.shape
+        if node.attrs["dims"] != tuple(range(len(x.shape))):
+            continue
+        targets = [_one_dim(p, shape, n) for p, n in zip(places, x.shape, strict=True)]
+        if None in targets or sorted(set(targets), key=str) != sorted(targets, key=str):
+            continue
+        order = [t for t in targets if t is not None]
+        if order != sorted(order):
+            continue
+        spread = tuple(n if d in order else 1 for d, n in enumerate(shape))
+        if spread != shape:
+            continue
+        node.kind, node.inputs, node.attrs = "reshape", [x], {"shape": shape}
+
+
+def _one_dim(fact: Fact | None, shape: Shape, size: int) -> int | None:
+    """The result dim that ``fact`` counts from 0 in steps of 1, if it has the extent ``size``."""
+    if not isinstance(fact, Affine) or fact.const != 0:
+        return None
+    extra = len(shape) - len(fact.shape)
+    counting = [d + extra for d, c in enumerate(fact.coefficients) if c]
+    if len(counting) != 1 or fact.coefficients[counting[0] - extra] != 1:
+        return None
+    return counting[0] if shape[counting[0]] == size else None
+
+
+def _rebuilt(
+    nodes: list[Node], facts: Facts, results: set[Value], given: set[Value]
+) -> list[Node]:
+    """Index tensors that other ops read, made again in as few ops as their formula needs."""
+    links = Links(nodes, results)
+    out: list[Node] = []
+    swap: dict[Value, Value] = {}
+    for node in nodes:
+        out.append(node)
+        if len(node.outputs) != 1 or node.output in given:
+            continue
+        value = node.output
+        fact = facts.get(value)
+        readers = links.readers.get(value, [])
+        needed = value in results or any(
+            not set(r.outputs) <= facts.keys() or r.kind == "call" for r in readers
+        )
+        if fact is None or not needed or not node.inputs or value in results:
+            continue
+        made = _make(fact, value, node)
+        if made:
+            out += made
+            swap[value] = made[-1].output
+    for node in out:
+        if not any(v in swap.values() for v in node.outputs):
+            node.inputs = [final(swap, v) for v in node.inputs]
+    return out
+
+
+def _make(fact: Fact, value: Value, node: Node) -> list[Node]:
+    """Ops that compute ``fact``; none where its formula has no short form."""
+    made: list[Node] = []
+
+    def emit(
+        kind: str, inputs: list[Value], shape: Shape, dtype: str, /, **attrs: object
+    ) -> Value:
+        new = Node(kind, inputs, [Value(shape, dtype)], attrs, node.source, node.grad)
+        made.append(new)
+        return new.output
+
+    def spread(small: Value) -> None:
+        if small.shape != value.shape:
+            emit("expand", [small], value.shape, small.dtype, shape=value.shape)
+
+    if isinstance(fact, Affine):
+        counting = [d for d, c in enumerate(fact.coefficients) if c]
+        if len(counting) > 1:
+            return []
+        if not counting:
+            emit("full", [], value.shape, value.dtype, shape=value.shape, value=fact.const,
+                 dtype=value.dtype)  # fmt: skip
+            return made
+        dim = counting[0]
+        step, size = fact.coefficients[dim], value.shape[dim]
+        line = emit("arange", [], (size,), value.dtype, start=fact.const,
+                    stop=fact.const + step * size, step=step, dtype=value.dtype)  # fmt: skip
+        shape = tuple(n if d == dim else 1 for d, n in enumerate(value.shape))
+        if shape != (size,):
+            line = emit("reshape", [line], shape, value.dtype, shape=shape)
+        spread(line)
+        return made
+    if isinstance(fact, Test) and (fact.always or fact.never):
+        emit("full", [], value.shape, "bool", shape=value.shape, value=fact.always, dtype="bool")
+        return made
+    if isinstance(fact, Test):
+        rank = len(value.shape)
+        tests: list[Value] = []
+        for coefficients, const in sorted(fact.least):
+            counting = [d for d, c in enumerate(coefficients) if c]
+            if len(counting) != 2 or sorted(coefficients[d] for d in counting) != [-1, 1]:
+                return []
+            ends = []
+            for dim in sorted(counting, key=lambda d: -coefficients[d]):
+                start = const if coefficients[dim] == 1 else 0
+                size = value.shape[dim]
+                line = emit("arange", [], (size,), "int64", start=start, stop=start + size,
+                            step=1, dtype="int64")  # fmt: skip
+                shape = tuple(n if d == dim else 1 for d, n in enumerate(value.shape))
+                ends.append(emit("reshape", [line], shape, "int64", shape=shape))
+            both = tuple(n if d in counting else 1 for d, n in enumerate(value.shape))
+            tests.append(emit("ge", ends, both, "bool"))
+        whole = tests[0]
+        for other in tests[1:]:
+            pairs = zip(whole.shape, other.shape, strict=True)
+            shape = tuple(max(a, b) for a, b in pairs)
+            whole = emit("and", [whole, other], shape, "bool")
+        assert len(whole.shape) == rank
+        spread(whole)
+        return made
+    return []
+
+
+def _hand_in_unspread(program: Program) -> None:
+    """A mask that is only spread over the batch goes into attention, and into blocks, as it is."""
+    scopes = [program.nodes, *(b.nodes for b in program.bodies.values())]
+    for nodes in scopes:
+        links = Links(nodes)
+        for node in nodes:
+            if node.kind == "attention" and len(node.inputs) > 3:
+                node.inputs[3] = _unspread(links, node.inputs[3])
+    links = Links(program.nodes)
+    for body in program.bodies.values():
+        inner = Links(body.nodes, body.exits)
+        calls = program.calls(body.number)
+        for place, entry in enumerate(body.entries):
+            readers = inner.readers.get(entry, [])
+            only_masks = readers and all(
+                r.kind == "attention" and entry not in r.inputs[:3] for r in readers
+            )
+            if not only_masks or entry in inner.results:
+                continue
+            sources = [_unspread(links, c.inputs[place]) for c in calls]
+            if len({s.shape for s in sources}) == 1 and sources[0].shape != entry.shape:
+                fresh = Value(sources[0].shape, entry.dtype, entry.role)
+                replace(body.nodes, {entry: fresh})
+                body.entries[place] = fresh
+                for call, source in zip(calls, sources, strict=True):
+                    call.inputs[place] = source
+
+
+def _unspread(links: Links, mask: Value) -> Value:
+    node = links.made_by(mask, "expand")
+    same_rank = node is not None and len(node.inputs[0].shape) == len(mask.shape)
+    return node.inputs[0] if node is not None and same_rank else mask
