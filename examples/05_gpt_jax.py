@@ -102,7 +102,8 @@ def block(x: jax.Array, p: Params) -> tuple[jax.Array, None]:
 def loss(params: Params, batch: dict[str, jax.Array]) -> jax.Array:
     """The mean cross-entropy of the next byte."""
     tokens, targets = batch["tokens"], batch["targets"]
-    x = params["tokens"]["weight"][tokens] + params["positions"]["weight"][: tokens.shape[1]]
+    places = jnp.arange(tokens.shape[1])
+    x = params["tokens"]["weight"][tokens] + params["positions"]["weight"][places]
     x, _ = jax.lax.scan(block, x, params["blocks"])
     logits = linear(params["head"], layer_norm(params["norm"], x))
     likelihood = jax.nn.log_softmax(logits)

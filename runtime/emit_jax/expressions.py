@@ -147,7 +147,8 @@ class _Writer:
         if options - {"accuracy"} or len(self.op.outputs) != 1:
             raise JaxEmitError(
                 f"primitive {name!r} at {self.op.source} has options "
-                f"({', '.join(sorted(options))}) that autopar cannot write again: use jnp functions that it knows"
+                f"({', '.join(sorted(options))}) that autopar cannot write again: use jnp "
+                "functions that it knows"
             )
         return self.call(f"lax.{name}", *self.all_given())
 

@@ -280,8 +280,8 @@ def _check_even(tensor: Tensor, sharding: Sharding, lowered: Lowered) -> None:
         if size % ways:
             raise UnevenPieces(
                 f"{tensor.name} has dim {dim} of {size}, which {' x '.join(axes)} = {ways} does "
-                "not divide, and JAX cuts arrays evenly: change the size (a vocabulary can be rounded "
-                f"up), or plan with another degree, as in --fix {axes[-1]}=1"
+                "not divide, and JAX cuts arrays evenly: change the size (a vocabulary can be "
+                f"rounded up), or plan with another degree, as in --fix {axes[-1]}=1"
             )
 
 

@@ -1,0 +1,60 @@
+"""One GPT written in both frameworks: the same graph, and the same plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.nouns.graph import Graph
+from autopar.planner import PlanResult, plan
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+CLUSTER = str(EXAMPLES / "clusters" / "h100_8.yaml")
+FIXED: list[dict[str, str]] = [{}, {"tp": "4"}, {"tp": "2", "dp_shard": "4", "zero": "3"}]
+
+
+def planned(name: str, fix: dict[str, str]) -> PlanResult:
+    return plan(str(EXAMPLES / name), CLUSTER, fix)
+
+
+def ops(graph: Graph) -> list[Any]:
+    """Kinds, names, operands and attrs, without what is said of one framework only."""
+    left_out = ("ignore_index", "torch", "jax", "dtype", "padding_idx", "block", "bias")
+    return [
+        (
+            op.kind,
+            op.name,
+            op.inputs,
+            {k: v for k, v in op.attrs.items() if k not in left_out},
+            graph.tensors[op.name].shape,
+            graph.tensors[op.name].differentiable,
+        )
+        for op in graph.ops
+    ]
+
+
+def keyed(choices: Any, found: PlanResult) -> dict[str, str]:
+    """Keys with the block's own name replaced: a class in PyTorch, a path in JAX."""
+    (block,) = found.captured.graph.blocks
+    return {key.replace(f"{block}::", "block::"): value for key, value in choices.items()}
+
+
+@pytest.mark.parametrize("fix", FIXED, ids=str)
+def test_one_gpt_in_both_frameworks_gets_one_plan(fix: dict[str, str]) -> None:
+    torch, jax = (planned(name, fix) for name in ("02_gpt.py", "05_gpt_jax.py"))
+    (torch_block,) = torch.captured.graph.blocks.values()
+    (jax_block,) = jax.captured.graph.blocks.values()
+    assert torch_block.instances == jax_block.instances
+    assert ops(torch_block.body) == ops(jax_block.body)
+    # the lines of the two forwards stand in different order at the top
+    tops = [sorted(ops(found.captured.graph), key=str) for found in (torch, jax)]
+    assert tops[0] == tops[1]
+    a, b = torch.plan, jax.plan
+    assert a.degrees == b.degrees
+    assert (a.zero, a.microbatches, a.recompute) == (b.zero, b.microbatches, b.recompute)
+    for choices in ("ops", "shared", "parameters"):
+        left, right = getattr(a.stages[0], choices), getattr(b.stages[0], choices)
+        assert keyed(left, torch) == keyed(right, jax)
+    assert a.prediction.memory_bytes.parameters == b.prediction.memory_bytes.parameters
