@@ -22,7 +22,7 @@ from autopar.nouns.problem import Ints, Problem, Solution
 from autopar.searchers.descent import make_fit, polish
 from autopar.searchers.gather import Lift
 from autopar.searchers.memory_prices import Ascent, Cuts
-from autopar.searchers.model import Floats, Model
+from autopar.searchers.model import Floats, Model, dot
 from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
 from autopar.searchers.shrink import Contradiction, shrink
 from autopar.searchers.tree_decomposition import TABLE_LIMIT, Elimination
@@ -104,7 +104,7 @@ def _examine(
     while True:
         run.spend(m.num_vars)
         value, x = dp.minimum(_with_prices(m, part.unary, price))
-        value -= float(price @ m.room)
+        value -= dot(price, m.room)
         if np.isinf(value) or value > no_answer_above:
             return Part(np.inf, part.number, part.unary, price)
         ascent.tell(price, value)

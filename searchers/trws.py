@@ -34,7 +34,7 @@ from autopar.searchers.arcs import Arcs, arcs
 from autopar.searchers.gather import Lift
 from autopar.searchers.memory_prices import overfull_rows
 from autopar.searchers.memory_tree import MemoryTree, repair
-from autopar.searchers.model import Floats, Model
+from autopar.searchers.model import Floats, Model, dot
 from autopar.searchers.run import Run
 
 WARM_UP = 20  # passes before the first prices
@@ -88,7 +88,11 @@ class Dual:
 
     @cached_property
     def arcs(self) -> Arcs:
-        return arcs(self.model, big_cost(self.model))
+        return arcs(self.model, self.big)
+
+    @cached_property
+    def big(self) -> float:
+        return big_cost(self.model)
 
     @property
     def converged(self) -> bool:
@@ -160,7 +164,7 @@ class Dual:
         slope[(self._now <= 0) & (slope < 0)] = 0.0
         self._direction = 0.7 * self._direction + 0.3 * slope
         move = np.where((self._now <= 0) & (self._direction < 0), 0.0, self._direction)
-        square = float(move @ move)
+        square = dot(move, move)
         if square > 0:
             length = self.step * min(self.gap, 0.1 * abs(self.bound)) / square
             self._now = np.maximum(0.0, self._now + length * move)
@@ -209,14 +213,14 @@ class Dual:
         return np.unique(nearest(m.moment, moments))
 
     def _capped(self, price: Floats) -> Floats:
-        return np.minimum(self.model.priced(price), big_cost(self.model))
+        return np.minimum(self.model.priced(price), self.big)
 
     def _sweep(self, unary: Floats, price: Floats, backwards: bool) -> float:
         from autopar.searchers.trws_kernels import sweep
 
         m = self.model
         value = sweep(*self.arcs, unary, self.message, backwards, self.reduced, self._decoded)
-        return float(value) + m.constant - float(price @ m.room)
+        return float(value) + m.constant - dot(price, m.room)
 
 
 def nearest(places: Ints, wanted: Ints) -> Ints:

@@ -10,7 +10,7 @@ from autopar.nouns.problem import FORBIDDEN, Problem
 
 @st.composite
 def tiny_problems(draw: st.DrawFn) -> Problem:
-    """Up to six nodes of up to four strategies: forced pairs, loops, parallel edges, tight limits."""
+    """Up to six nodes of four strategies: forced pairs, loops, parallel edges, tight limits."""
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
     top = draw(st.sampled_from([3, 20, 10**6]))
     cost = st.integers(0, top)

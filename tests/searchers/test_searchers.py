@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from autopar.nouns.problem import NoFeasibleAnswer, Problem, ProblemError, Solution
 from autopar.searchers import SEARCHERS, Budget, Progress, search
 from autopar.searchers.model import from_problem
+from autopar.searchers.run import NO_BUDGET
 from autopar.searchers.shrink import Contradiction, shrink
 from tests.searchers.problems import layered, tiny_problems
 
@@ -21,7 +22,9 @@ OTHERS = [name for name, s in SEARCHERS.items() if not s.exact]
 RELAXED = settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 
-def solve(problem: Problem, name: str, budget: Budget = Budget(), seed: int = 0) -> Solution | None:
+def solve(
+    problem: Problem, name: str, budget: Budget = NO_BUDGET, seed: int = 0
+) -> Solution | None:
     try:
         return search(problem, name, budget, seed)
     except NoFeasibleAnswer:
