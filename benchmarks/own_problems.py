@@ -1,0 +1,135 @@
+"""autopar's own sharding problems: how fast they are built and solved, and how well.
+
+    python -m benchmarks.own_problems [--models Llama-3-8B,T5-large] [--meshes 8,32x8]
+                                      [--searcher portfolio] [--export DIR] [--json]
+
+Every axis of a mesh is free: it may split any factor of any op (`autopar.planner.free`). Equal
+layers are treated equally. ``--export`` writes each problem in the contest's JSON, for any other
+solver. CPU seconds are of this process; costs are seconds of a step, nothing overlapping.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from autopar.cluster_file import cluster_from_text
+from autopar.errors import UserError
+from autopar.frontends.dispatch import Captured, capture
+from autopar.nouns.cluster import Cluster
+from autopar.nouns.mesh import Mesh
+from autopar.planner.free import FreeProblem, free_problem
+from autopar.planner.precision import at_precision
+from autopar.planner.prices import PICOSECONDS
+from autopar.searchers import Budget, search
+from benchmarks.figures import Target, show
+from benchmarks.own_models import MODELS
+
+MESHES = ("8", "32x8", "8x4x2", "16x8x4")
+SOLVE_LIMIT_S = 5.0
+STOP_S = 60.0
+"""Wall seconds after which a search is stopped."""
+
+
+def cluster(devices: int) -> Cluster:
+    """Nodes of 8 H100 as in ``examples/clusters/h100_32x8.yaml``, as many as are needed."""
+    nodes = devices // 8
+    text = f"""
+name: {nodes} x 8 H100
+groups:
+  - {{device: H100, count: {devices}}}
+levels:
+  - {{name: nvlink, span: 8, bandwidth: 450 GB/s, latency: 2 us, in_network_reduction: true}}
+"""
+    if nodes > 1:
+        text += f"""
+  - {{name: infiniband, span: {devices}, bandwidth: 400 Gbit/s, latency: 5 us, ports: 8}}
+"""
+    return cluster_from_text(text)
+
+
+def mesh(text: str) -> Mesh:
+    """``"8x4x2"`` as the axes a, b and c."""
+    sizes = tuple(int(n) for n in text.split("x"))
+    return Mesh(tuple("abcdef"[: len(sizes)]), sizes)
+
+
+def build(captured: Captured, text: str) -> tuple[FreeProblem, float]:
+    """The problem of a captured model on a mesh, and the CPU seconds that it took."""
+    asked = mesh(text)
+    graph = at_precision(captured.graph, "bfloat16")
+    started = time.process_time()
+    made = free_problem(graph, cluster(asked.device_count), asked, "bfloat16")
+    return made, time.process_time() - started
+
+
+def row(
+    name: str, text: str, captured: Captured, searcher: str, folder: Path | None
+) -> dict[str, Any]:
+    """One model on one mesh, solved; the claimed cost is that of the plan priced again."""
+    made, build_s = build(captured, text)
+    problem = made.problem
+    if folder is not None:
+        from autopar.searchers.contest_format import dump
+
+        dump(problem, folder / f"{name}_{text}.json")
+    started = time.process_time()
+    solution = search(problem, searcher, Budget(wall_s=STOP_S))
+    solve_s = time.process_time() - started
+    again = made.priced_again(solution.choice.tolist())
+    if again != solution.cost:
+        raise SystemExit(f"{name} on {text}: claimed {solution.cost}, priced again {again}")
+    return {
+        "model": name,
+        "mesh": text,
+        "nodes": problem.num_nodes,
+        "strategies": len(problem.cost),
+        "build_cpu_s": build_s,
+        "solve_cpu_s": solve_s,
+        "cost_s": solution.cost / PICOSECONDS,
+        "bound_s": solution.lower_bound / PICOSECONDS,
+        "gap": solution.gap,
+        "found_by": solution.found_by,
+    }
+
+
+def targets(rows: list[dict[str, Any]]) -> list[Target]:
+    """Every optimum proven, within five CPU seconds of solving."""
+    found = []
+    for row in rows:
+        name = f"{row['model']} {row['mesh']}"
+        found.append(Target(f"{name}: solve CPU s", row["solve_cpu_s"], SOLVE_LIMIT_S))
+        found.append(Target(f"{name}: gap", row["gap"], 0.0))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--meshes", default=",".join(MESHES))
+    parser.add_argument("--searcher", default="portfolio")
+    parser.add_argument("--export", type=Path, help="a folder for the problems in contest format")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if options.export is not None:
+        options.export.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    for name in options.models.split(","):
+        print(f"capturing {name}", file=sys.stderr)
+        try:
+            captured = capture(MODELS[name]())
+            for text in options.meshes.split(","):
+                print(f"{name} on {text}", file=sys.stderr)
+                rows.append(row(name, text, captured, options.searcher, options.export))
+        except UserError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+    if not rows:
+        raise SystemExit("no model could be captured")
+    show(rows, targets(rows), options.json)
+
+
+if __name__ == "__main__":
+    main()
