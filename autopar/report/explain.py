@@ -75,7 +75,7 @@ def _compute_times(lowered: Lowered, prices: Prices) -> dict[str, int]:
 def explained(lowered: Lowered, prices: Prices) -> list[Explained]:
     """Every op of the model, blocks first, each block once for all of its calls."""
     moved: dict[str, list[Moved]] = defaultdict(list)
-    for place, count in _merged(activation_collectives(lowered)).items():
+    for place, count in _merged(activation_collectives(lowered), _between(lowered)).items():
         where, direction, collective = place
         time_s = prices.collective(collective) * count / 1e12
         moved[where].append(Moved(direction, collective, count, time_s))
@@ -202,11 +202,24 @@ def explain_object(
     }
 
 
-def _merged(priced: Iterator[Priced]) -> dict[tuple[str, str, Collective], int]:
+def _merged(
+    priced: Iterator[Priced], named: Mapping[str, str]
+) -> dict[tuple[str, str, Collective], int]:
     counts: dict[tuple[str, str, Collective], int] = defaultdict(int)
     for one in priced:
-        counts[one.key, one.direction, one.collective] += one.count
+        counts[named.get(one.key, one.key), one.direction, one.collective] += one.count
     return counts
+
+
+def _between(lowered: Lowered) -> dict[str, str]:
+    """Results of all calls of a block under the name of its first, so that they are one row."""
+    first: dict[tuple[str, int], str] = {}
+    return {
+        name: first.setdefault((op.op.attrs["block"], position), name)
+        for op in lowered.ops
+        if op.bound is None
+        for position, name in enumerate(op.op.outputs)
+    }
 
 
 def _calls(lowered: Lowered) -> dict[str | None, int]:
@@ -231,8 +244,8 @@ def _ops(
     made = {name for op in lowered.ops if op.bound is not None for name in op.op.outputs}
     for name, found in lowered.graph.tensors.items():
         where = key(lowered.block, name)
-        if name not in made and (moves := moved.get(where)):
-            yield Explained(where, found.role, "", "", "", 0.0, tuple(moves))
+        if name not in made and where in moved:
+            yield Explained(where, found.role, "", "", f"({found.role})", 0.0, tuple(moved[where]))
     for op in lowered.ops:
         if op.bound is None:
             continue
