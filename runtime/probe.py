@@ -122,17 +122,15 @@ def _join(
         return torch.cat(tensors, placement.dim), agree
     if placement.kind == ("D" if backward else "P"):
         return torch.stack(tensors).sum(0), agree
-    scale = float(tensors[0].abs().max()) if tensors[0].numel() else 0.0
-    same = all(
-        t.shape == tensors[0].shape and _close(t, tensors[0], 1e-9 * scale) for t in tensors[1:]
-    )
-    return tensors[0], agree and same
+    return tensors[0], agree and all(_same(t, tensors[0]) for t in tensors[1:])
 
 
-def _close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
-    if not a.is_floating_point():
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    if not a.is_floating_point() or not a.numel():
         return torch.equal(a, b)
-    return torch.allclose(a, b, rtol=0.0, atol=tolerance, equal_nan=True)
+    return torch.allclose(a, b, rtol=0.0, atol=1e-9 * float(a.abs().max()), equal_nan=True)
 
 
 @dataclass(frozen=True, slots=True)

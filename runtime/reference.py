@@ -184,7 +184,9 @@ def random_batch(workload: Workload, seed: int = 1) -> dict[str, Any]:
     number; masks and flags are permuted over the samples; floats get the real mean and spread, in
     float64. Inputs without a batch dim stay as they are.
     """
-    real = workload.batch()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        real = workload.batch()
     generator = torch.Generator().manual_seed(seed)
     found: dict[str, Any] = {}
     for name, value in real.items():

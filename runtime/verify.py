@@ -60,14 +60,11 @@ def verify_here(folder: str | Path) -> dict[str, Any]:
     check_same(plan, folder)
     workload = load_workload(plan.workload)
     first = not dist.is_initialized() or dist.get_rank() == 0
-    drawn = [random_batch(workload) if first else None]
-    if dist.is_initialized():  # the workload's own batch may differ from process to process
-        dist.broadcast_object_list(drawn, src=0)
-    batch = drawn[0]
-    assert batch is not None
     if first and plan.workload not in _references:
-        _references[plan.workload] = reference(workload, batch, torch.device("cpu"))
+        cpu = torch.device("cpu")
+        _references[plan.workload] = reference(workload, random_batch(workload), cpu)
     wanted = _references.get(plan.workload)
+    batch = _broadcast(wanted.batch if wanted is not None else {})
     lifted = _run(folder, workload, batch, place, wanted, torch.float64)
     own = _run(folder, workload, batch, place, wanted, None)
     failed = lifted.errors is not None and lifted.errors.largest > TOLERANCE
@@ -92,6 +89,14 @@ def verify_here(folder: str | Path) -> dict[str, Any]:
     return asdict(result)
 
 
+def _broadcast(value: Any) -> Any:
+    """``value`` of rank 0, on every rank."""
+    box = [value]
+    if dist.is_initialized():
+        dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
 def _locate(
     folder: str | Path,
     workload: Workload,
@@ -100,17 +105,16 @@ def _locate(
     failed: bool,
 ) -> str:
     """What rank 0 says of the first difference, if it ``failed``; all ranks call this."""
-    texts: list[Any] = [None]
+    texts: Any = ""
     if failed:
         try:
-            texts = [probed(folder, workload)]
+            texts = probed(folder, workload)
         except UserError as error:
-            texts = [f"the first difference cannot be named: {error}"]
-    if dist.is_initialized():
-        dist.broadcast_object_list(texts, src=0)
-    if texts[0] is None or isinstance(texts[0], str):
-        return texts[0] or ""
-    spread, single, places = texts[0]
+            texts = f"the first difference cannot be named: {error}"
+    texts = _broadcast(texts)
+    if isinstance(texts, str):
+        return texts
+    spread, single, places = texts
     return locate(spread, single, places, workload, batch, device)
 
 

@@ -34,6 +34,7 @@ def write(
     program: str | None = None,
     collectives: str = "",
     fingerprint: str | None = None,
+    units: str = "layers.*",
 ) -> Path:
     """A folder as `autopar plan` would leave it, as far as the runtime reads it."""
     found = replace(
@@ -51,7 +52,7 @@ def write(
     rest = rest.split("\n\n", 1)[1]
     settings = (
         f"Settings(zero={zero}, microbatches={microbatches}, precision={precision!r}, "
-        'units=("layers.*",))'
+        f"units={(units,) if units else ()})"
     )
     text = f"{head}MESH = {mesh}\nSETTINGS = {settings}\n\n{rest}"
     files = {plan_folder.PLAN: plans.to_json(found), "program/model.py": text}

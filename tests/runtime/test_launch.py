@@ -126,6 +126,58 @@ def test_several_plans_are_verified_in_one_start(tmp_path: Path) -> None:
     )
 
 
+UNSEEDED = """
+import torch
+from torch import nn
+from autopar import Workload
+
+class Tiny(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x):
+        return (x @ self.weight).square().mean()
+
+def batch():
+    return {"x": torch.randn(8, 4)}
+
+workload = Workload(model=Tiny, batch=batch)
+"""
+TINY = """
+from torch import nn
+from autopar.runtime.program import Parameter, Settings, local
+MESH = {}
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = Parameter((4, 4), "float32")
+
+    def forward(self, x):
+        return (x @ local(self.weight)).square().mean() / 2
+"""
+
+
+def test_a_batch_of_unseeded_random_numbers(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(UNSEEDED)
+    workload = f"{tmp_path / 'model.py'}:workload"
+    plans = [
+        folders.write(
+            tmp_path / f"plan{zero}",
+            {"dp_shard": 2},
+            zero=zero,
+            units="",
+            workload=workload,
+            program=TINY,
+        )
+        for zero in (0, 3)
+    ]
+    assert all(result.passed for result in verify_many(plans))
+    one, two = (run(plan, 2).losses for plan in plans)
+    assert one == pytest.approx(two, rel=1e-5)
+
+
 def test_one_rank_needs_no_others(tmp_path: Path) -> None:
     plan = folders.write(tmp_path / "plan", {"dp_shard": 1, "tp": 1}, microbatches=4)
     result = verify(plan)

@@ -78,6 +78,17 @@ def test_copies_that_differ_are_told() -> None:
     assert "ranks that should agree do not" in difference.text()
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
+def test_any_dtype_is_put_together(dtype: torch.dtype) -> None:
+    whole = (WHOLE % 2).to(dtype)
+    for other, disagree in ((whole, ""), (1 - whole.int(), "value")):
+        ranks = [[Seen("x", "R", whole)], [Seen("x", "R", other.to(dtype))]]
+        (found,) = assemble(ranks, Mesh(("tp",), (2,)), 1)
+        assert found.disagree == disagree
+        difference = first_difference([Whole("x", 0, other.to(dtype), None)], [found])
+        assert (difference is not None) == bool(disagree)
+
+
 def test_ranks_with_other_probes_are_refused() -> None:
     with pytest.raises(ValueError, match="same probes"):
         assemble([[Seen("x", "R", WHOLE)], [Seen("y", "R", WHOLE)]], Mesh(("tp",), (2,)), 1)
