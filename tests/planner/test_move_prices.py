@@ -1,0 +1,78 @@
+"""Many pairs priced at once cost what `reshard` and `Prices` say of each."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from autopar.cluster_file import load_cluster
+from autopar.nouns.graph import Tensor
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.problem import FORBIDDEN
+from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Sharding, split
+from autopar.planner.codes import Codes
+from autopar.planner.move_prices import FEW, MovePrices
+from autopar.planner.prices import Prices
+from autopar.rules.resharding import reshard
+
+CLUSTER = load_cluster("examples/clusters/h100_8x8.yaml")
+PLACEMENTS = (WHOLE, DEFERRED, PARTIAL, split(0), split(1))
+
+
+@pytest.mark.parametrize("differentiable", [True, False])
+@pytest.mark.parametrize(
+    ("mesh", "shape"),
+    [
+        (Mesh(("a", "b"), (8, 4)), (64, 128)),
+        (Mesh(("a", "b"), (2, 3)), (5, 12)),
+        (Mesh(("microbatch", "dp_shard", "a", "b"), (2, 2, 2, 4)), (32, 24)),
+        (Mesh(("dp_shard", "a", "b"), (2, 2, 3)), (6, 18)),
+    ],
+    ids=str,
+)
+def test_tables_hold_the_prices_of_the_steps(
+    mesh: Mesh, shape: tuple[int, ...], differentiable: bool
+) -> None:
+    tensor = Tensor("x", shape, "bfloat16", "activation", differentiable)
+    codes, prices = Codes(mesh), Prices(CLUSTER, mesh, "bfloat16")
+    data = {a: split(0) for a in mesh.axes if a in ("microbatch", "dp_shard")}
+    free = [a for a in mesh.axes if a not in data]
+    every = [
+        Sharding.of([*data.items(), *zip(free, chosen, strict=True)])
+        for chosen in itertools.product(PLACEMENTS, repeat=len(free))
+    ]
+    assert len(every) ** 2 > FEW
+    found = MovePrices(codes, prices).between(
+        tensor, codes.array(every), codes.array(every), differentiable
+    )
+    for (i, source), (k, target) in itertools.product(enumerate(every), repeat=2):
+        steps = reshard(source, target, shape, mesh, differentiable)
+        expected = FORBIDDEN if steps is None else sum(prices.steps(steps, tensor, differentiable))
+        assert found[i, k] == expected, f"{source} to {target}"
+
+
+def test_repeated_shardings_have_their_rows() -> None:
+    mesh = Mesh(("a", "b"), (2, 2))
+    codes = Codes(mesh)
+    moves = MovePrices(codes, Prices(CLUSTER, mesh, "float32"))
+    tensor = Tensor("x", (8, 8), "float32", "activation", True)
+    given = codes.array([Sharding.parse("a:P"), Sharding(), Sharding.parse("a:P")])
+    found = moves.between(tensor, given, given[:2], True)
+    assert found.shape == (3, 2)
+    np.testing.assert_array_equal(found[0], found[2])
+    assert found[0, 1] > found[0, 0] == 0
+
+
+def test_codes_read_back() -> None:
+    mesh = Mesh(("dp_shard", "a", "b"), (2, 2, 2))
+    codes = Codes(mesh)
+    for chosen in itertools.product((*PLACEMENTS, split(4)), repeat=3):
+        sharding = Sharding.of(zip(mesh.axes, chosen, strict=True))
+        assert codes.sharding(codes.of(sharding)) == sharding
+        array = codes.array([sharding])
+        np.testing.assert_array_equal(codes.pack(codes.digits(array)), array)
+        model, batch = codes.model_part(array)[0], codes.batch_part(array)[0]
+        assert codes.sharding(int(model)).on("dp_shard") == WHOLE
+        assert codes.sharding(int(batch)) == Sharding.of([("dp_shard", chosen[0])])
