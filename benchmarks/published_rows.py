@@ -18,7 +18,7 @@ from autopar.cost_models.family import Arch, LatentAttention
 from autopar.cost_models.layout import Layout, Recompute
 from autopar.cost_models.software import Software
 from autopar.cost_models.units import parse_quantity
-from autopar.nouns.cluster import Cluster, DeviceGroup, Level
+from autopar.nouns.cluster import Cluster, Device, DeviceGroup, Level
 
 _FILE = Path(__file__).with_name("published_sources.yaml")
 Row = dict[str, str]
@@ -75,10 +75,7 @@ def read_run(row: Row) -> Run:
     for entry in _matching("sources", row):
         for cell, value in entry.get("fill", {}).items():
             row[cell] = row[cell] or str(value)
-    try:
-        device = find_device(_device_name(row["device"]))
-    except UnknownDevice as error:
-        raise Unpriceable(str(error)) from None
+    device = _device(row["device"])
     arch = _arch(row)
     layout = _layout(row, arch)
     cluster = _cluster(row, device, max(layout.device_count, _int(row, "num_devices") or 1))
@@ -147,10 +144,20 @@ def _software(row: Row) -> Software:
     return Software(**choices)
 
 
-def _device_name(text: str) -> str:
-    if text.startswith("H100-96GB"):
-        return "H100-96GB"
-    return text.split(" (")[0]
+def _device(text: str) -> Device:
+    """The catalogue's device for a source's spelling: 'A100-80GB-SXM (paper: ...)' is A100-80GB."""
+    words = text.split(" (")[0].split("-")
+    sizes = [word for word in words if re.fullmatch(r"\d+GB", word)]
+    guesses = ["-".join(words[:n]) for n in range(len(words), 0, -1)]
+    if "PCIe" in text:
+        guesses = [*(f"{words[0]}-{size}-PCIe" for size in sizes), f"{words[0]}-PCIe", *guesses]
+        sizes = []
+    for guess in (text, *(f"{words[0]}-{size}" for size in sizes), *guesses):
+        try:
+            return find_device(guess)
+        except UnknownDevice:
+            continue
+    raise Unpriceable(f"no device {text!r} in the catalogue")
 
 
 def _arch(row: Row) -> Arch:

@@ -155,7 +155,7 @@ def step_time(work: Work, rates: Rates) -> StepTime:
     parts = {
         "layer_compute_s": each * (forward + backward),
         "recompute_s": each * again,
-        "head_s": w.microbatches * head * slow,
+        "head_s": w.microbatches * (slowest - stage) * slow,
         "tensor_s": each * tensor,
         "context_s": each * context,
         "expert_s": each * route,
