@@ -245,9 +245,9 @@ def docstring(
         text = str(list(found.shared.local_shape(found.tensor.shape, mesh)))
         return f"{text} {placed}" if placed.placements else text
 
-    left = ", ".join(f"{n} {shown(t)}" for n, t in zip(names, inputs, strict=True))
+    left = "".join(f"{n} {shown(t)}, " for n, t in zip(names, inputs, strict=True)).rstrip(", ")
     right = ", ".join(shown(o.name) for o in outputs)
-    text = f'"""{left} -> {right}"""'
+    text = f'"""{left} -> {right}"""' if left else f'"""-> {right}"""'
     return text if len(text) <= 92 else f'"""-> {right}"""'
 
 

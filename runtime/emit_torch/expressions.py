@@ -193,6 +193,8 @@ def _batch_norm(site: Site) -> Expr:
     if not training:
         arguments.append("training=False")
         return Expr(call("batch_norm", arguments), weight=HEAVY)
+    if any(o.steps for o in site.at.operands if site.role(o.name) == "buffer"):
+        raise EmitError(f"{site.at.op.name}: running statistics must be stored as they are used")
     split = site.at.operands[0].wanted
     axes = [
         a for a, p in split.placements if p.kind == "S" and p.dim != 1 and site.mesh.size(a) > 1

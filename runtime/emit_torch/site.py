@@ -67,6 +67,10 @@ class Site:
         uneven = uneven_dims(self.at.operands[operand].wanted, self.whole(operand), self.mesh)
         return tuple(-1 if d in uneven else n for d, n in enumerate(self.operand(operand)))
 
+    def role(self, name: str) -> str:
+        """``parameter``, ``buffer``, ``activation``, ..."""
+        return self.lowered.graph.tensors[name].role
+
     def axes_on(self, operand: int, dim: int) -> tuple[str, ...]:
         """Axes that split ``dim`` of an operand, microbatches left out."""
         found = self.at.operands[operand].wanted.split_axes(dim)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from autopar.frontends.pytorch.captured import Captured
 from autopar.lowering import BATCH_AXES, MICROBATCH, lower
-from autopar.nouns.graph import Graph, Tensor
+from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Stage, key
 from autopar.nouns.sharding import Placement, Sharding, split
@@ -124,10 +124,17 @@ class Chooser:
                 strategy = _combined(chosen, data, self.mesh)
                 wants, gives = shardings(bound, strategy, self.mesh, into, out)
                 if all(
-                    self._reaches(graph.tensors[n], shared[n], w, grad)
+                    _is_statistic(op, n, graph)
+                    or self._reaches(graph.tensors[n], shared[n], w, grad)
                     for n, w, grad in zip(op.inputs, wants, into, strict=True)
                 ):
                     break
+            for name, want in zip(op.inputs, wants, strict=True):
+                if _is_statistic(op, name, graph):  # updated in place, so stored as it is used
+                    model = Sharding(
+                        tuple((a, p) for a, p in want.placements if a not in BATCH_AXES)
+                    )
+                    self.parameters[key(block, name)] = str(model)
             self.ops[key(block, op.name)] = chosen
             for name, produced in zip(op.outputs, gives, strict=True):
                 settle(graph.tensors[name], produced)
@@ -149,6 +156,10 @@ class Chooser:
     ) -> bool:
         grad = tensor.differentiable if grad is None else grad
         return reshard(source, target, tensor.shape, self.mesh, grad) is not None
+
+
+def _is_statistic(op: Op, name: str, graph: Graph) -> bool:
+    return op.kind == "batch_norm" and graph.tensors[name].role == "buffer"
 
 
 def _combined(model: str, data: str, mesh: Mesh):  # type: ignore[no-untyped-def]

@@ -18,7 +18,16 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Stage
 from tests.emit import models
 from tests.emit.following import following
-from tests.emit.harness import Tensors, capture_of, check, emitted
+from tests.emit.harness import (
+    Tensors,
+    capture_of,
+    check,
+    check_issued,
+    emitted,
+    reference,
+    relative,
+    run,
+)
 from tests.emit.random_stage import random_stage
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensors]]] = {
@@ -57,6 +66,19 @@ def test_recompute(recompute: str, seed: int) -> None:
     made = emitted(captured("llama"), stage, recompute=recompute)
     assert "recompute(" in made.text
     check(made, *fresh("llama"), issued=False)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("case", CASES)
+def test_half_precision(case: str, seed: int) -> None:
+    """The program runs in bfloat16, near the model, and moves the bytes that were priced."""
+    stage = random_stage(captured(case), Mesh.parse(MESHES[seed]), 1, seed)
+    made = emitted(captured(case), stage, precision="bfloat16")
+    model, batch = fresh(case)
+    found = run(made, model, batch, half=True)
+    assert relative(found.loss.double(), reference(model, batch).loss) < 0.01
+    assert {g.dtype for g in found.gradients.values()} == {torch.float32}
+    check_issued(made, found, wide=1)
 
 
 # -- plans that people know ------------------------------------------------------------------------

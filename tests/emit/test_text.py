@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Stage
@@ -37,11 +39,12 @@ class GatedMLP(nn.Module):
 
 LAYER = """\
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        h = self.self_attn(self.input_layernorm(x), cos, sin)  # [4, 8, 16] tp:P
+        h = self.self_attn(rms_norm(x, local(self.input_layernorm.weight), 1e-06), cos, sin)
         x = whole(x, "tp")  # [4, 8, 16], backward: keep on the first rank
         h = all_reduce(h, "tp")  # [4, 8, 16]
         x = x + h
-        h = self.mlp(self.post_attention_layernorm(x))  # [4, 8, 16] tp:P
+        h = rms_norm(x, local(self.post_attention_layernorm.weight), 1e-06)  # [4, 8, 16]
+        h = self.mlp(h)  # [4, 8, 16] tp:P
         h = all_reduce(h, "tp")  # [4, 8, 16]
         return x + h
 """
@@ -98,10 +101,24 @@ def test_depth_costs_next_to_nothing() -> None:
     assert "nn.ModuleList(Layer() for _ in range(126))" in text
 
 
+class _Shifted(nn.Module):
+    shift: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.register_buffer("shift", torch.arange(4.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shifted: torch.Tensor = self.fc(x) + self.shift
+        return shifted.square().mean()
+
+
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_angles_join_the_stream_in_its_precision(precision: str) -> None:
-    text = emitted(captured("llama"), Stage(Mesh.parse("tp=2")), precision=precision).text
-    assert (".dtype)" in text) == (precision == "bfloat16")
+def test_buffers_join_the_stream_in_its_precision(precision: str) -> None:
+    shifted = capture_of(_Shifted, lambda: {"x": torch.zeros(8, 4)})
+    text = emitted(shifted, Stage(Mesh.parse("tp=2")), precision=precision).text
+    assert ("+ self.shift.to(x.dtype)" in text) == (precision == "bfloat16"), text
 
 
 def test_ties_are_one_object() -> None:
