@@ -17,13 +17,13 @@ from autopar.nouns.sharding import Sharding
 from autopar.rules.resharding import Step
 from autopar.runtime.emit_torch import steps as step_text
 from autopar.runtime.emit_torch.bias import FUSED
-from autopar.runtime.emit_torch.expressions import HEAVY, LIGHT, expression
+from autopar.runtime.emit_torch.expressions import expression
 from autopar.runtime.emit_torch.loops import Loop, find_loops, single
 from autopar.runtime.emit_torch.names import identifier, preferred
 from autopar.runtime.emit_torch.precision import OWN_CASTS
 from autopar.runtime.emit_torch.rounds import print_calls
 from autopar.runtime.emit_torch.scopes import Scope
-from autopar.runtime.emit_torch.site import Site, model_part
+from autopar.runtime.emit_torch.site import HEAVY, LIGHT, Site, model_part
 from autopar.runtime.emit_torch.text import ATOM, COLUMNS, Expr, Lines, literal, variable
 from autopar.runtime.emit_torch.variables import Variables
 

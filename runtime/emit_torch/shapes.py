@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from autopar.runtime.emit_torch.site import EmitError, Site
+from autopar.runtime.emit_torch.site import LIGHT, EmitError, Printer, Site
 from autopar.runtime.emit_torch.text import Expr, call, literal, tuple_text
-
-Printer = Callable[[Site], Expr]
-LIGHT = 1
 
 
 def _numbers(values: tuple[int, ...]) -> str:
@@ -202,10 +198,6 @@ def _interpolate(site: Site) -> Expr:
     if site.attrs.get("antialias"):
         arguments.append("antialias=True")
     return Expr(call("F.interpolate", arguments), weight=LIGHT)
-
-
-def numel(shape: tuple[int, ...]) -> int:
-    return math.prod(shape)
 
 
 PRINTERS: Mapping[str, Printer] = {

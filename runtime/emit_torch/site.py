@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,11 @@ from autopar.lowering import BATCH_AXES, Lowered, LoweredOp
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
 from autopar.runtime.emit_torch.text import Expr
+
+Printer = Callable[["Site"], Expr]
+
+HEAVY = 2  # weight of an op that a reader looks at by itself: a product, a norm, a call
+LIGHT = 1
 
 
 class EmitError(ValueError):
@@ -101,3 +106,8 @@ def model_part(sharding: Sharding) -> Sharding:
 def data_part(sharding: Sharding) -> Sharding:
     """The placements on data axes and microbatches."""
     return Sharding(tuple((a, p) for a, p in sharding.placements if a in BATCH_AXES))
+
+
+def dtype(name: str) -> str:
+    """``float32`` is the variable that verification lifts."""
+    return "FP32" if name == "float32" else f"torch.{name}"
