@@ -23,3 +23,4 @@ functional_collectives = torch.ops._c10d_functional  # collectives that compile,
 without_modes = _disable_current_modes  # real ops inside of a mode
 resolve_group = _resolve_process_group  # a process group by its name
 exporting = _compiling_state_context  # the state that torch.export runs a model in
+without_torch_function = torch._C.DisableTorchFunction  # no function mode sees what is inside

@@ -29,6 +29,10 @@ _SIZED: dict[Callable[..., Any], int] = {  # factories by position of the first 
     torch.ones: 0,
     torch.full: 0,
 }
+_FILLS = frozenset(  # by name: libraries put their own functions in place of those of nn.init
+    (*(name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")),
+     "fill_", "zero_", "exponential_", "random_", "bernoulli_", "clamp_", "erfinv_")
+)  # fmt: skip
 _COUNTED = (torch.arange, torch.linspace, torch.logspace, torch.eye, torch.tensor)
 
 
@@ -37,6 +41,10 @@ class SmallReal(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if getattr(func, "__name__", "") in _FILLS:
+            filled = args[0] if args else kwargs.get("tensor")
+            if isinstance(filled, torch.Tensor) and filled.is_meta:
+                return filled  # nothing to fill, and torch takes a millisecond over it
         if kwargs.get("device") is None and self._is_small(func, args, kwargs):
             kwargs["device"] = "cpu"
         return func(*args, **kwargs)

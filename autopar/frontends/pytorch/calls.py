@@ -12,14 +12,18 @@ tensor. The trace then records for every call exactly which tensors it read and 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, track_tensor_tree
 
 from autopar.frontends.pytorch.repeats import Counter, Member
+from autopar.runtime.torch_private import FakeTensor, without_modes, without_torch_function
 
 
 class NotAlike(Exception):
@@ -35,7 +39,7 @@ class Kind:
     """Calls that are alike.
 
     shared:  full names of tensors in the first layer that all of them have in common.
-    results: what the first call made, for shapes and dtypes.
+    results: meta tensors like those that the first call made; ``mode`` fakes them again.
     """
 
     number: int
@@ -45,6 +49,7 @@ class Kind:
     paths: list[str]
     shared: frozenset[str]
     results: list[torch.Tensor] = field(default_factory=list)
+    mode: Any = None
     structure: Any = None  # the returned value, tensors as _Made or _Given
 
 
@@ -58,9 +63,6 @@ class _Given:
     index: int
 
 
-_kinds: list[Kind] = []  # those of the running trace: custom ops can only carry their numbers
-
-
 def _like(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [
         torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors
@@ -71,12 +73,29 @@ def _declare() -> None:
     for name in ("enter", "leave", "call"):
         torch.library.define(f"autopar::{name}", "(Tensor[] tensors, int kind) -> Tensor[]")
 
-    torch.library.register_fake("autopar::enter", lambda tensors, kind: _like(tensors))
-    torch.library.register_fake("autopar::leave", lambda tensors, kind: _like(tensors))
-    torch.library.register_fake("autopar::call", lambda tensors, kind: _like(_kinds[kind].results))
+    for name in ("enter", "leave"):
+        torch.library.register_fake(f"autopar::{name}", lambda tensors, kind: _like(tensors))
 
 
 _declare()
+
+
+def _again(kind: Kind, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Writes one op ``autopar::call`` into the trace; dispatching it would cost milliseconds."""
+    mode = get_proxy_mode()
+    if not kind.results or mode is None:
+        return []
+    tracer = mode.tracer
+    with without_torch_function():
+        operands = [tracer.unwrap_proxy(t) for t in tensors]
+        op = torch.ops.autopar.call.default
+        proxy = tracer.create_proxy("call_function", op, (operands, kind.number), {})
+        made = [FakeTensor(kind.mode, t, torch.device("cpu")) for t in kind.results]
+        track_tensor_tree(made, proxy, constant=None, tracer=tracer)
+    return made
+
+
+Note = Callable[[FrameType | None], None]
 
 
 class Calls:
@@ -84,11 +103,15 @@ class Calls:
 
     apart:    groups whose members are not to be taken as alike.
     repeated: groups of one member that turned out to be called several times.
+    note:     told of the calling frame before an op is written by hand.
     """
 
-    def __init__(self, members: Mapping[int, Member], apart: set[int], repeated: set[int]) -> None:
+    def __init__(
+        self, members: Mapping[int, Member], apart: set[int], repeated: set[int], note: Note
+    ) -> None:
         self.members = [m for m in members.values() if m.group not in apart]
         self.repeated = repeated
+        self.note = note
         self.kinds: list[Kind] = []
         self._by_key: dict[Hashable, Kind] = {}
         self._seen: set[Hashable] = set()
@@ -97,8 +120,6 @@ class Calls:
     @contextmanager
     def patched(self) -> Iterator[None]:
         """Inside, calls of the members go through here."""
-        global _kinds
-        before, _kinds = _kinds, self.kinds
         patched: list[Member] = []
         try:
             for member in self.members:
@@ -108,7 +129,6 @@ class Calls:
                 member.module.forward = self._wrap(member)  # type: ignore[method-assign]
             yield
         finally:
-            _kinds = before
             for member in patched:
                 del vars(member.module)["forward"]
 
@@ -128,8 +148,8 @@ class Calls:
             kind = self._by_key.get(key)
             if kind is not None:
                 kind.paths.append(member.path)
-                made = torch.ops.autopar.call(tensors, kind.number) if kind.results else []
-                return put_together(kind.structure, tensors, made)
+                self.note(sys._getframe(1))
+                return put_together(kind.structure, tensors, _again(kind, tensors))
             kind = Kind(
                 len(self.kinds),
                 member.group,
@@ -172,7 +192,13 @@ class Calls:
                 slots.append(_Made(len(new)))
                 new.append(tensor)
         kind.structure = _renumber(shape, slots)
-        kind.results = new
+        if new:
+            kind.mode = new[0].fake_mode  # type: ignore[attr-defined]
+            with without_modes():
+                kind.results = [
+                    torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+                    for t in new
+                ]
         made = torch.ops.autopar.leave(new, kind.number)
         return put_together(kind.structure, tensors, made)
 

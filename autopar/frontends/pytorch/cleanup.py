@@ -13,6 +13,7 @@ def clean(nodes: list[Node], results: list[Value], *, casts: bool) -> list[Node]
     Reshapes of reshapes become one; a matrix product works on the shape that its neighbours have.
     ``results`` is updated in place.
     """
+    nodes = _products(nodes, results)
     swap: Swap = {}
     links = Links(nodes, results)
     for node in nodes:
@@ -24,8 +25,7 @@ def clean(nodes: list[Node], results: list[Value], *, casts: bool) -> list[Node]
             if node.inputs[0].shape == node.output.shape:
                 swap[node.output] = node.inputs[0]
     results[:] = [final(swap, v) for v in results]
-    kept = [n for n in nodes if not (n.outputs and n.outputs[0] in swap)]
-    return _products(kept, results)
+    return [n for n in nodes if not (n.outputs and n.outputs[0] in swap)]
 
 
 def _does_nothing(node: Node, casts: bool) -> bool:

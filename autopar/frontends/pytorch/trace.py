@@ -25,7 +25,7 @@ from torch.nn.modules.module import (
 from torch.overrides import TorchFunctionMode
 
 from autopar.frontends.pytorch.build import Built, fake, is_internal, last_line, without_cache
-from autopar.frontends.pytorch.calls import Calls, Kind, NotAlike
+from autopar.frontends.pytorch.calls import Calls, Kind, NotAlike, Note
 from autopar.frontends.pytorch.errors import DataDependentError, ForwardError, LossError
 from autopar.frontends.pytorch.repeats import find_repeats
 from autopar.nouns.graph import Source
@@ -130,8 +130,8 @@ class Repeats:
     def split(self, error: NotAlike) -> None:
         (self.repeated if error.repeated else self.apart).add(error.group)
 
-    def calls(self) -> Calls:
-        return Calls(self.members, self.apart, self.repeated)
+    def calls(self, note: Note) -> Calls:
+        return Calls(self.members, self.apart, self.repeated, note)
 
 
 def take_trace(built: Built, repeats: Repeats) -> Trace:
@@ -139,13 +139,10 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
 
     Raises `NotAlike` for layers that turn out to differ, else a `CaptureError`.
     """
-    return _trace(built, repeats.calls())
-
-
-def _trace(built: Built, calls: Calls) -> Trace:
     model = built.model
     names = tuple(built.batch)
     sources = Sources({id(m): path for path, m in model.named_modules()})
+    calls = repeats.calls(sources.note)
 
     def run(*tensors: torch.Tensor) -> torch.Tensor:
         with sources.recording(), calls.patched():
@@ -219,8 +216,9 @@ def _fakes_inside(
                     made = fakes.get(id(tensor))
                     if made is None:
                         made = fake(tensor, mode)
-                        if role == "parameter":
-                            made = nn.Parameter(made, requires_grad=tensor.requires_grad)
+                        if role == "parameter":  # what nn.Parameter does, without a dispatch
+                            made.requires_grad_(tensor.requires_grad)
+                            made._is_param = True  # type: ignore[attr-defined]
                         fakes[id(tensor)] = made
                         kept = table is not plain and key not in module._non_persistent_buffers_set
                         named[id(made)] = Named(name, made, role, kept)
