@@ -39,6 +39,9 @@ from autopar.errors import UserError
 from autopar.nouns.cluster import Cluster, Device
 
 
+PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "fp4")
+
+
 class ArchFileError(UserError):
     """An architecture file that cannot be used; the message says what to change."""
 
@@ -155,7 +158,10 @@ def estimate(
 
     Raises:
         LayoutError: the layout is illegal; every broken rule with its numbers.
+        UserError: an unknown precision.
     """
+    if precision not in PRECISIONS:
+        raise UserError(f"no precision {precision!r}; there are {', '.join(PRECISIONS)}")
     check_layout(arch, layout, cluster.device_count)
     software = software or _software(cluster, layout)
     parts = _time(arch, cluster, layout, software, precision)

@@ -105,7 +105,11 @@ def _stage(arch: Arch, layout: Layout, software: Software, stage: int, precision
     )
     gathered = 0.0
     if x.zero == 3 and x.dp_shard > 1:
-        gathered = 2 * 2 * layer_local + 4 * layer_local + 2 * ends / x.tp
+        # Two layers' parameters, one layer's gradients, and an embedding or a head.
+        gathered = 2 * 2 * layer_local + 4 * layer_local
+        gathered += 2 * min(ends, arch.vocab * arch.hidden) / x.tp
+        if software.states.startswith("deepspeed"):
+            gathered += 2 * constant("bucket_bytes") + constant("live_parameters_bytes")
     elif x.dp > 1:
         gathered = constant("bucket_bytes") * (2 if software.states.startswith("deepspeed") else 1)
     framework = constant("workspace_bytes")
@@ -181,7 +185,7 @@ def saved_bytes(
     operand = 2 if precision.split(" ")[0] in ("bf16", "fp16", "fp32") else 1
     light = x.recompute == "selective"
     ops = light and software.selective == "ops"
-    norms = 2 * layer_input + (0 if light else operand * arch.hidden / sp * 2)
+    norms = (1 if ops else 2) * layer_input + (0 if light else operand * arch.hidden / sp * 2)
     if software.dropout:
         norms += 2 * arch.hidden / sp
     if not software.fused_elementwise:

@@ -51,13 +51,12 @@ def rates_of(
 ) -> Rates:
     """The rates at which `device` works under `software`, matrix products in `precision`."""
     c = fitted() if constants is None else constants
-    wide = device.peak("bf16")
     matmul = c.get(f"matmul_{device.family}", c["matmul"])
     reference_w = REFERENCE_POWER_W.get(device.family, 0.0)
     if device.power_w and reference_w:
         matmul *= (device.power_w / reference_w) ** c["power"]
     name = short_dtype(re.split(r"[-_ ]", precision)[0])
-    quick = wide
+    wide = quick = device.peak(name if name in ("fp32", "tf32", "fp64") else "bf16")
     if name in ("fp8", "fp4"):
         kind = "mxfp8" if "mx" in precision else name
         quick = device.peak(name) * c.get(f"narrow_{kind}_{device.family}", c[f"narrow_{kind}"])
@@ -70,9 +69,7 @@ def rates_of(
     return Rates(
         matmul_flops_per_s=matmul * quick,
         head_flops_per_s=matmul * wide,
-        expert_flops_per_s=matmul
-        * quick
-        * c["expert_fused" if software.moe_graphs else "expert"],
+        expert_flops_per_s=matmul * quick * c["expert_fused" if software.moe_graphs else "expert"],
         attention_flops_per_s=attention * wide,
         attention_seq={"unfused": 0.0, "flash_old": 0.2 * c["attention_seq"]}.get(
             software.attention, c["attention_seq"]
