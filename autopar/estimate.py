@@ -38,7 +38,6 @@ from autopar.cost_models.work import work_of
 from autopar.errors import UserError
 from autopar.nouns.cluster import Cluster, Device
 
-
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "fp4")
 
 
