@@ -48,6 +48,7 @@ class Trainer:
     compiled: Step
     state: dict[str, Any]
     gradient_norm: Any = 0.0
+    _run: Any = None
 
     @property
     def step_number(self) -> int:
@@ -57,8 +58,19 @@ class Trainer:
     def step(self, batch: Mapping[str, Any]) -> Any:
         """One step on a global batch; returns its loss."""
         cut = self.compiled.cut(batch)
-        self.state, loss, self.gradient_norm = self.compiled.step(self.state, cut)
+        if self._run is None:
+            self._run = self.compiled.step.lower(self.state, cut).compile()
+        self.state, loss, self.gradient_norm = self._run(self.state, cut)
         return loss
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """What XLA asks of one device for a step: its arguments and its temporary arrays. 0 before
+        the first step."""
+        found = None if self._run is None else self._run.memory_analysis()
+        if found is None:
+            return 0
+        return int(found.argument_size_in_bytes + found.temp_size_in_bytes)
 
     def save(self, folder: str | Path) -> None:
         """Writes parameters by full name, and the optimizer's slots, whole: any plan of the model
@@ -188,6 +200,7 @@ def train(options: Mapping[str, Any]) -> dict[str, Any]:
         "predicted_step_time_s": predicted,
         "ranks": plan.device_count,
         "step": trainer.step_number,
+        "peak_memory_bytes": trainer.peak_memory_bytes,
     }
 
 

@@ -1,0 +1,110 @@
+"""Plan folders of JAX models, run and verified in a process of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autopar import plan_folder
+from autopar.commands import plan_files
+from autopar.errors import UserError
+from autopar.planner import plan
+from autopar.runtime import jax_launch
+from autopar.runtime.jax_load import TooFewDevices, run_program
+
+CLUSTER = Path(__file__).parents[2] / "examples" / "clusters" / "h100_8.yaml"
+MODEL = """
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import autopar
+
+
+def init(key):
+    up, down = jax.random.split(key)
+    return {
+        "up": {"weight": jax.random.normal(up, (64, 32)), "bias": jnp.zeros(64)},
+        "down": jax.random.normal(down, (64, 32)),
+    }
+
+
+def batch(step=0):
+    rng = np.random.default_rng(step)
+    return {name: rng.normal(size=(16, 32)).astype("float32") for name in "xy"}
+
+
+def loss(params, batch):
+    h = jnp.tanh(batch["x"] @ params["up"]["weight"].T + params["up"]["bias"])
+    return jnp.mean(jnp.square(h @ params["down"] - batch["y"]))
+
+
+workload = autopar.Workload(loss=loss, init=init, batch=batch, clip_norm=1.0)
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    file = tmp_path / "model.py"
+    file.write_text(MODEL)
+    return file
+
+
+def folder_of(model: Path, name: str, fix: dict[str, str]) -> Path:
+    files, _ = plan_files(plan(str(model), str(CLUSTER), fix))
+    folder = model.parent / name
+    plan_folder.write(folder, files)
+    return folder
+
+
+def test_run_save_resume_under_another_plan(model: Path) -> None:
+    one = folder_of(model, "one", {"tp": "4", "dp_replicate": "2"})
+    other = folder_of(model, "other", {"dp_shard": "8", "zero": "3"})
+    straight = jax_launch.run(one, 4, device="cpu")
+    assert straight.ranks == 8
+    assert straight.peak_memory_bytes > 0
+    saved = model.parent / "saved"
+    first = jax_launch.run(one, 2, save=saved, device="cpu")
+    rest = jax_launch.run(other, 2, resume=saved, device="cpu")
+    assert rest.step == 4
+    assert [*first.losses, *rest.losses] == pytest.approx(straight.losses, rel=1e-5)
+    assert straight.losses[-1] != pytest.approx(straight.losses[0], rel=1e-3)
+
+
+def test_verify(model: Path) -> None:
+    folder = folder_of(model, "plan", {"tp": "2", "dp_shard": "2", "dp_replicate": "2"})
+    found = jax_launch.verify(folder)
+    assert found.passed
+    assert found.ranks == 8
+    assert found.exact.largest < 1e-12
+    assert 1e-12 < found.own.largest < 1e-3
+    assert found.collectives_match is True
+    assert found.issued
+
+
+def test_verify_sees_a_program_that_computes_something_else(model: Path) -> None:
+    folder = folder_of(model, "plan", {"tp": "2", "dp_replicate": "4"})
+    file = folder / plan_folder.PROGRAM / "train.py"
+    text = file.read_text()
+    wrong = text.replace("jnp.tanh(", "jnp.sin(")
+    assert wrong != text
+    file.write_text(wrong)
+    found = jax_launch.verify(folder)
+    assert not found.passed
+    assert found.exact.loss > 1e-3
+
+
+def test_a_model_that_has_changed_is_refused(model: Path) -> None:
+    folder = folder_of(model, "plan", {"tp": "2", "dp_replicate": "4"})
+    model.write_text(MODEL.replace("jnp.tanh", "jnp.sin"))
+    with pytest.raises(UserError, match="has changed since it was planned") as raised:
+        jax_launch.run(folder, 1, device="cpu")
+    assert type(raised.value).__name__ == "StalePlan"
+    assert raised.value.exit_code == 2
+
+
+def test_too_few_devices() -> None:
+    text = "MESH = {'tp': 16}\ndef loss(params): ..."
+    with pytest.raises(TooFewDevices, match="for 16 devices, jax sees 8"):
+        run_program(text)
