@@ -9,11 +9,13 @@ from autopar.lowering import Lowered, Operand
 from autopar.nouns.graph import Tensor
 from autopar.nouns.plan import key
 from autopar.runtime.emit_torch import modules
-from autopar.runtime.emit_torch.forward import Forward, Surroundings, interface, reads
+from autopar.runtime.emit_torch.forward import Forward
 from autopar.runtime.emit_torch.names import class_name, first_free, identifier
+from autopar.runtime.emit_torch.reading import interface, reads
 from autopar.runtime.emit_torch.scopes import Scope, under
 from autopar.runtime.emit_torch.site import model_part
 from autopar.runtime.emit_torch.text import Lines, literal, split_items
+from autopar.runtime.emit_torch.values import Surroundings
 
 TAKEN = frozenset("Model Parameter Buffer Settings Weights Tensor F Module".split())
 HINTS = {("rotary", 1): "cos", ("rotary", 2): "sin", ("attention", 3): "mask"}
@@ -105,7 +107,7 @@ def scope_class(
 
 def finish(lines: Lines, forward: Forward, returned: str) -> None:
     """The statements of a forward and its return, after its ``def``."""
-    forward.lines.add(f"return {returned}", forward.return_comment)
+    forward.lines.add(f"return {returned}", forward.returned_comment)
     lines.lines += forward.lines.lines
 
 
