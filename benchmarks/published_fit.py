@@ -83,7 +83,8 @@ class Fit:
             return np.concatenate([(errors * self.weights)[keep], (x - self.prior) / self.sigma])
 
         first = self.prior if start is None else start
-        found = least_squares(residuals, first, method="trf", max_nfev=30, ftol=1e-4, xtol=1e-4)
+        rounds = 30 if start is None else 12
+        found = least_squares(residuals, first, max_nfev=rounds, ftol=1e-4, xtol=1e-4)
         return np.asarray(found.x)
 
     def left_out(

@@ -1,0 +1,58 @@
+"""The roofline: rates add up, arrays agree with scalars, special entries go before general ones."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.cost_models.catalogue import find_device
+from autopar.cost_models.compute import OP_CLASSES, OpClass, efficiency, op_rate, op_time_s
+from autopar.nouns.cluster import short_dtype
+
+H100 = find_device("H100")
+amounts = st.floats(0, 1e14)
+
+
+@settings(max_examples=200, deadline=None)
+@given(amounts, amounts, st.sampled_from(OP_CLASSES))
+def test_an_array_is_priced_as_each_alone(flops: float, moved: float, op_class: OpClass) -> None:
+    together = op_time_s(H100, np.array([flops, 0.0]), np.array([moved, 0.0]), "bf16", op_class)
+    assert together[0] == pytest.approx(op_time_s(H100, flops, moved, "bf16", op_class))
+    assert together[1] == 0.0
+
+
+@settings(max_examples=200, deadline=None)
+@given(amounts, amounts, st.floats(1, 10), st.sampled_from(OP_CLASSES))
+def test_more_work_never_takes_less(
+    flops: float, moved: float, factor: float, op_class: OpClass
+) -> None:
+    less = op_time_s(H100, flops, moved, "bf16", op_class)
+    assert less <= op_time_s(H100, flops * factor, moved * factor, "bf16", op_class)
+
+
+def test_large_products_reach_what_was_measured() -> None:
+    flops = 2 * 8192**3
+    seconds = op_time_s(H100, float(flops), 3 * 2 * 8192.0**2, "torch.bfloat16", "matmul")
+    assert flops / seconds == pytest.approx(0.70 * 989.4e12, rel=0.01)
+
+
+def test_streams_are_bound_by_memory() -> None:
+    seconds = op_time_s(H100, 1e9, 3e9, "bf16", "elementwise")
+    assert seconds == pytest.approx(3e9 / (0.85 * 3.35e12), rel=0.01)
+
+
+def test_entries_say_how_they_were_found() -> None:
+    assert efficiency(H100, "bf16", "matmul").how == "measured"
+    assert efficiency(find_device("TPU-v4"), "bf16", "matmul").how == "assumed"
+    assert op_rate(H100, "bf16", "matmul").how == "measured"
+
+
+def test_wider_dtypes_stand_in_for_missing_ones() -> None:
+    assert find_device("A100").peak("fp8") == find_device("A100").peak("bf16")
+    assert find_device("V100").peak("bf16") == find_device("V100").peak("fp16")
+    assert short_dtype("torch.bfloat16") == "bf16"
+
+
+def test_an_unknown_class_is_refused() -> None:
+    with pytest.raises(ValueError, match="no op class"):
+        op_time_s(H100, 1.0, 1.0, "bf16", "magic")  # type: ignore[call-overload]
