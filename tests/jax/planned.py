@@ -45,10 +45,15 @@ def workload(model: models.Model, **options: Any) -> Workload:
     return Workload(loss=model.loss, init=init, batch=batch, **options)
 
 
+_references: dict[tuple[str, str], jax_verify.Record] = {}
+
+
 @dataclass(frozen=True)
 class Made:
-    """A planned and emitted workload."""
+    """A planned and emitted workload of the model ``name``."""
 
+    name: str
+    options: dict[str, Any]
     workload: Workload
     captured: Captured
     planned: Planned
@@ -79,7 +84,12 @@ class Made:
         with jax.enable_x64(True):
             wide = jax.tree.map(lambda a: np.asarray(a, np.float64), tree)
             given = [{n: jax_verify._float64(a) for n, a in b.items()} for b in batches]
-            right = jax_verify.reference(self.workload, wide, given, self.captured.stacks)
+            key = (self.name, repr(self.options))
+            if key not in _references:
+                _references[key] = jax_verify.reference(
+                    self.workload, wide, given, self.captured.stacks
+                )
+            right = _references[key]
             step = Step(self.program("float64"), self.workload)
             function = jax_verify.compiled(step, step.watched, given[0], wide=True)
             named = by_name(paths_of(wide), self.captured.stacks)
@@ -88,13 +98,17 @@ class Made:
         return jax_verify.errors(found, right, jax_verify.NEGLIGIBLE), moved
 
 
-def made(model: models.Model, fix: Mapping[str, str], **options: Any) -> Made:
-    """``model`` planned for eight devices, with some choices fixed."""
+def made(name: str, fix: Mapping[str, str], **options: Any) -> Made:
+    """A model planned for eight devices, with some choices fixed."""
+    return made_of(name, models.MODELS[name](), fix, **options)
+
+
+def made_of(name: str, model: models.Model, fix: Mapping[str, str], **options: Any) -> Made:
     given = workload(model, **options)
     captured = capture_workload(given)
     planned = plan_captured(captured, given, cluster(), "models.py:model", fix)
     text = emit(planned.lowered, planned.plan, captured)["train.py"]
-    return Made(given, captured, planned, text)
+    return Made(name, options, given, captured, planned, text)
 
 
 @functools.cache

@@ -12,25 +12,26 @@ from autopar.runtime import jax_hlo
 from autopar.runtime.emit_jax import UnevenPieces
 from autopar.runtime.verified import TOLERANCE
 from tests.jax import models
-from tests.jax.planned import made
+from tests.jax.planned import made, made_of
 
 Fix = dict[str, str]
+CLIPPED = {"clip_norm": 0.5}
 PLANS: dict[str, tuple[str, Fix, dict[str, Any]]] = {
-    "replicate": ("gpt_scan", {"dp_replicate": "8"}, {}),
-    "shard_zero1": ("gpt_unrolled", {"dp_shard": "8", "zero": "1"}, {"clip_norm": 0.5}),
-    "shard_zero3": ("gpt_scan", {"dp_shard": "4", "dp_replicate": "2", "zero": "3"}, {}),
-    "tensor": ("gpt_scan", {"tp": "4", "dp_replicate": "2"}, {"clip_norm": 0.5}),
+    "replicate": ("mlp", {"dp_replicate": "8"}, {}),
+    "shard_zero1": ("gpt_unrolled", {"dp_shard": "8", "zero": "1"}, CLIPPED),
+    "shard_zero3": ("gpt_scan", {"dp_shard": "4", "dp_replicate": "2", "zero": "3"}, CLIPPED),
+    "tensor": ("gpt_scan", {"tp": "4", "dp_replicate": "2"}, CLIPPED),
     "all_zero2": (
         "llama",
         {"dp_replicate": "2", "dp_shard": "2", "tp": "2", "zero": "2", "microbatch": "1"},
-        {"clip_norm": 0.5},
+        CLIPPED,
     ),
     "all_zero3": (
         "gpt_scan",
         {"dp_replicate": "2", "dp_shard": "2", "tp": "2", "zero": "3", "microbatch": "1"},
-        {"optimizer": "sgd"},
+        CLIPPED,
     ),
-    "mlp_tensor": ("mlp", {"tp": "8"}, {}),
+    "mlp_tensor": ("mlp", {"tp": "8"}, {"optimizer": "sgd"}),
     "convnet": ("convnet", {"dp_shard": "4", "dp_replicate": "2", "zero": "1"}, {}),
 }
 LESS = {
@@ -48,7 +49,7 @@ LESS = {
 @pytest.mark.parametrize("name", PLANS)
 def test_program_equals_loss_function_and_moves_what_was_priced(name: str) -> None:
     model, fix, options = PLANS[name]
-    program = made(models.MODELS[model](), fix, **options)
+    program = made(model, fix, **options)
     degrees = {axis: int(n) for axis, n in fix.items() if axis in program.plan.degrees}
     assert degrees.items() <= program.plan.degrees.items()
     ast.parse(program.text)
@@ -72,4 +73,4 @@ def test_sizes_that_axes_do_not_divide_are_refused() -> None:
     params = {"up": models.shape(1024, 4098), "down": models.shape(4098, 1024)}
     model = models.Model(loss, params, {"x": models.shape(1 << 14, 1024)})
     with pytest.raises(UnevenPieces, match="4098, which tp = 8 does not divide"):
-        made(model, {"tp": "8"})
+        made_of("odd", model, {"tp": "8"})
