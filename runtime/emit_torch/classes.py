@@ -55,6 +55,7 @@ class Printing:
     counts: Mapping[str, str]
     wide: Mapping[str, Mapping[str, bool]]
     original: Mapping[str, str]
+    half: str = ""
     returned: dict[str, dict[str, list[str]]] = field(default_factory=dict)
 
 
@@ -134,6 +135,7 @@ def surroundings(
         recompute=printing.recompute,
         counts=printing.counts,
         wide=printing.wide.get(lowered.block or "", {}),
+        half=printing.half,
         returned=printing.returned.get(lowered.block or "", {}),
     )
 

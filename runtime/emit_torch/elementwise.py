@@ -43,7 +43,7 @@ def operands(site: Site) -> tuple[Expr, Expr]:
     if len(site.args) == 2:
         return site.args[0], site.args[1]
     value = site.attrs["other"]
-    text = literal(value)
+    text = site.number(value)
     scalar = Expr(text, UNARY if text.startswith("-") else Expr("").level)
     if site.attrs.get("scalar_first"):
         return scalar, site.args[0]
@@ -135,12 +135,12 @@ def _where(site: Site) -> Expr:
     sides = []
     for name in ("a", "b"):
         value = site.attrs.get(name)
-        sides.append(rest.pop(0).text if value is None and rest else literal(value))
+        sides.append(rest.pop(0).text if value is None and rest else site.number(value))
     return Expr(call("torch.where", [site.args[0].text, *sides]), weight=LIGHT)
 
 
 def _masked_fill(site: Site) -> Expr:
-    value = site.args[2].text if len(site.args) > 2 else literal(site.attrs["value"])
+    value = site.args[2].text if len(site.args) > 2 else site.number(site.attrs["value"])
     return Expr(f"{site.args[0].atom}.masked_fill({site.args[1].text}, {value})", weight=LIGHT)
 
 

@@ -77,9 +77,10 @@ def emit(
     means = counted(lowered)
     persistent = {} if captured is None else {n: t.persistent for n, t in captured.tensors.items()}
     again, names = plan.recompute, count_names(means)
-    wide = _wide(lowered, blocks, plan.precision) if plan.precision in HALF else {}
+    half = plan.precision if plan.precision in HALF else ""
+    wide = _wide(lowered, blocks, plan.precision) if half else {}
     original: Mapping[str, str] = getattr(captured, "classes", {})  # not every frontend knows
-    printing = Printing(Library(), probes, again, persistent, names, wide, original)
+    printing = Printing(Library(), probes, again, persistent, names, wide, original, half)
     classes: dict[str, str] = {}
     for name, block in blocks.items():
         instances = lowered.graph.blocks[name].instances

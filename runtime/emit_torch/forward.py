@@ -130,7 +130,14 @@ class Forward(Values):
                 if self.around.wide.get(operand.name):
                     args[i] = replace(args[i], text=f"{args[i].atom}.to({like}.dtype)", level=ATOM)
         bias = args.pop() if op.op.attrs.get(FUSED) else None
-        site = Site(self.lowered, op, tuple(args), bias, self.around.counts.get(op.op.name, ""))
+        site = Site(
+            self.lowered,
+            op,
+            tuple(args),
+            bias,
+            self.around.counts.get(op.op.name, ""),
+            self.around.half,
+        )
         self._result(op, expression(site), args)
 
     def _stream(self, op: LoweredOp) -> Operand | None:

@@ -53,7 +53,7 @@ def _arg(site: Site) -> Expr:
 
 
 def _full(site: Site) -> Expr:
-    value = literal(site.attrs["value"])
+    value = site.number(site.attrs["value"])
     made = [tuple_text(site.sizes()), value, f"dtype={dtype(site.attrs['dtype'])}"]
     return Expr(call("torch.full", [*made, "device=device()"]), weight=LIGHT)
 

@@ -9,12 +9,13 @@ from typing import Any
 from autopar.lowering import BATCH_AXES, Lowered, LoweredOp
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
-from autopar.runtime.emit_torch.text import Expr
+from autopar.runtime.emit_torch.text import Expr, literal
 
 Printer = Callable[["Site"], Expr]
 
 HEAVY = 2  # weight of an op that a reader looks at by itself: a product, a norm, a call
 LIGHT = 1
+LOWEST = -3.4028234663852886e38  # what masks are filled with
 
 
 class EmitError(ValueError):
@@ -25,7 +26,8 @@ class EmitError(ValueError):
 class Site:
     """``args`` are the operands after their resharding, in order.
 
-    ``sums`` names the variable that holds the global counts of the batch.
+    ``count`` is the text of the global count that a mean divides by; ``half`` the dtype of compute
+    where it is a half precision.
     """
 
     lowered: Lowered
@@ -33,6 +35,7 @@ class Site:
     args: tuple[Expr, ...]
     bias: Expr | None = None
     count: str = ""
+    half: str = ""
 
     @property
     def attrs(self) -> Mapping[str, Any]:
@@ -45,6 +48,12 @@ class Site:
     @property
     def mesh(self) -> Mesh:
         return self.lowered.mesh
+
+    def number(self, value: object) -> str:
+        """Source text of a scalar; float32's lowest number is minus infinity in bfloat16."""
+        if self.half and value == LOWEST:
+            return f"torch.finfo(torch.{self.half}).min"
+        return literal(value)
 
     def whole(self, operand: int) -> tuple[int, ...]:
         """Global shape of an operand."""

@@ -28,6 +28,7 @@ class Surroundings:
     counts:    for a mean over labelled tokens, by op, the text of its count.
     returned:  what the forward of an inner scope returns, by its path.
     wide:      under half precision, see `autopar.runtime.emit_torch.precision`.
+    half:      the dtype of compute where it is a half precision.
     """
 
     lowered: Lowered
@@ -37,6 +38,7 @@ class Surroundings:
     recompute: str = "none"
     counts: Mapping[str, str] = field(default_factory=dict)
     wide: Mapping[str, bool] = field(default_factory=dict)
+    half: str = ""
     returned: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
