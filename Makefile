@@ -23,8 +23,9 @@ demo: $(INSTALLED)
 	$(BIN)/autopar run out/demo --steps 20
 	$(BIN)/autopar verify out/demo
 
+# Two workers; tests marked gloo all go to one of them (tests/conftest.py).
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -193,6 +193,7 @@ def test_what_does_not_fit_says_by_how_much(run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "plan").exists()
 
 
+@pytest.mark.gloo
 def test_a_plan_whose_model_has_changed_is_not_run(run: Run) -> None:
     assert run(*PLAN)[0] == 0
     words = ("run", "plan", "--steps", "1")
@@ -202,6 +203,7 @@ def test_a_plan_whose_model_has_changed_is_not_run(run: Run) -> None:
     assert "autopar plan" in message
 
 
+@pytest.mark.gloo
 def test_an_error_in_the_middle_of_a_run_stops_all_ranks(run: Run) -> None:
     late = MODEL.replace("def batch():", "def batch(step=0):\n        1 / (step - 2)")
     assert run(*PLAN, model=late)[0] == 0
