@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
 
 from autopar.runtime import ranks
-from autopar.runtime.torch_private import functional_collectives
 
 
 def device() -> torch.device:
@@ -58,33 +48,3 @@ def attention(
     return F.scaled_dot_product_attention(
         q, k, v, mask, dropout, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
-
-
-def recompute(function: Callable[..., Any], *args: Any, keep_collectives: bool = False) -> Any:
-    """``function(*args)``, whose forward runs again in backward.
-
-    ``keep_collectives``: what its collectives gave is kept, so that they do not run again.
-    """
-    if not keep_collectives:
-        return checkpoint(function, *args, use_reentrant=False)
-    return checkpoint(function, *args, use_reentrant=False, context_fn=_keep_collectives)
-
-
-_COLLECTIVES = frozenset(
-    getattr(functional_collectives, name).default
-    for name in (
-        "all_reduce",
-        "all_gather_into_tensor",
-        "reduce_scatter_tensor",
-        "all_to_all_single",
-        "wait_tensor",
-    )
-)
-
-
-def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    kept = op in _COLLECTIVES
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-_keep_collectives = partial(create_selective_checkpoint_contexts, _policy)

@@ -24,12 +24,12 @@ from autopar.runtime.layers import (
     Weights,
     attention,
     device,
-    recompute,
     repeat_heads,
 )
 from autopar.runtime.norms import rms_norm, rotary
 from autopar.runtime.parameters import Buffer, Parameter, local
 from autopar.runtime.probe import probe
+from autopar.runtime.recomputing import recompute
 from autopar.runtime.settings import Settings
 from autopar.runtime.vocabulary import cross_entropy, embedding
 
