@@ -116,6 +116,30 @@ def test_outputs_of_inner_layers_that_are_read_later_are_not_folded_away() -> No
     equal(loss, {"layers": layers}, {"x": models.shape(4, 8)})
 
 
+def test_masks_made_outside_of_a_scan_are_seen_in_it() -> None:
+    def loss(params: Any, batch: Any) -> Any:
+        x = batch["x"]
+        s = x.shape[1]
+        causal, scale = jnp.tril(jnp.ones((s, s), bool)), jnp.float32(0.5)
+        turn = jnp.cos(jnp.arange(8.0))
+
+        def step(x: Any, w: Any) -> Any:
+            h = (x @ w) * scale * turn
+            scores = jnp.where(causal, jnp.einsum("bsd,btd->bst", h, h), -jnp.inf)
+            return x + jnp.einsum("bst,btd->bsd", jax.nn.softmax(scores), h), None
+
+        x, _ = jax.lax.scan(step, x, params["w"])
+        return jnp.mean(jnp.square(x))
+
+    graph = equal(loss, {"w": models.shape(3, 8, 8)}, {"x": models.shape(2, 4, 8)})
+    (block,) = graph.blocks.values()
+    attention = next(op for op in block.body.ops if op.kind == "attention")
+    assert attention.attrs["causal"] is True
+    assert attention.attrs["scale"] == 1.0
+    assert block.body.inputs == ("shared", "x")  # the angles are computed once
+    assert block.instances == ("layer.0", "layer.1", "layer.2")
+
+
 def test_scan_over_activations_is_unrolled() -> None:
     def loss(params: Any, batch: Any) -> Any:
         def step(h: Any, x: Any) -> Any:

@@ -28,6 +28,7 @@ REFUSED = {
     "cond": "a cond or switch: compute both sides and choose with jnp.where",
 }
 MOST_STEPS = 1024  # of a scan that has to be unrolled
+MOST_COPIED = 32  # ops of a mask that is made inside of a scan's body
 MOST_ELEMENTS = 1 << 16  # of a closed-over array
 
 NOT_THE_USERS = (os.path.dirname(jax.__file__), os.path.dirname(__file__))
@@ -145,34 +146,65 @@ class _Walker:
         ]
 
     def _block(self, eqn: Any, inputs: list[Operand], source: Source) -> list[Operand]:
-        """The scan as one node; its body's operands are those of the jaxpr's."""
+        """The scan as one node; its body's operands are those of the jaxpr's, but numbers and masks
+        that are made from constants: those are made in the body, where attention can see them."""
         params = eqn.params
-        split = params["num_consts"] + params["num_carry"]
-        operands = [self._whole(x) for x in inputs[:split]] + inputs[split:]
-        inner: list[Value] = []
-        for operand, var in zip(operands, params["jaxpr"].jaxpr.invars, strict=True):
-            assert isinstance(operand, Value)
-            shape, dtype = tuple(map(int, var.aval.shape)), str(var.aval.dtype)
-            stacked = len(inner) >= split
-            inner.append(
-                Value(shape, dtype, "parameter", operand.path) if stacked else Value(shape, dtype)
-            )
+        fixed, carried = params["num_consts"], params["num_carry"]
         walker = _Walker(Builder(), source.module, source, self.exact)
+        given: list[Operand] = []
+        inner: list[Value] = []
+        operands: list[Operand] = []
+        for place, (x, var) in enumerate(zip(inputs, params["jaxpr"].jaxpr.invars, strict=True)):
+            own = self._constant_inside(x, walker.builder) if place < fixed else None
+            if own is not None:
+                given.append(own)
+                continue
+            shape, dtype = tuple(map(int, var.aval.shape)), str(var.aval.dtype)
+            outer = self._whole(x)
+            stacked = place >= fixed + carried
+            value = Value(shape, dtype, "parameter", outer.path) if stacked else Value(shape, dtype)
+            given.append(value)
+            inner.append(value)
+            operands.append(outer)
         consts = [walker.constant(c) for c in params["jaxpr"].consts]
-        results = walker.run(params["jaxpr"].jaxpr, [*consts, *inner])
-        carried = params["num_carry"]
-        body = Draft(tuple(inner), tuple(walker.builder.nodes), tuple(results[:carried]))
+        results = walker.run(params["jaxpr"].jaxpr, [*consts, *given])[:carried]
+        made = tuple(walker._whole(x) for x in results)
+        body = Draft(tuple(inner), tuple(walker.builder.nodes), made)
         outs = tuple(Value(tuple(map(int, v.aval.shape)), str(v.aval.dtype)) for v in eqn.outvars)
+        stacks = len(inputs) - fixed - carried
         attrs = {
             "body": body,
             "length": params["length"],
-            "consts": params["num_consts"],
+            "consts": len(operands) - carried - stacks,
             "carries": carried,
             "reverse": params["reverse"],
         }
         self.builder.source = source
         self.builder.append(Node("scan", tuple(operands), outs[:carried], attrs, source))
         return list(outs)
+
+    def _constant_inside(self, x: Operand, inside: Builder) -> Operand | None:
+        """``x`` made again in ``inside`` if it is a number or a mask made from constants."""
+        if isinstance(x, Uniform):
+            return x
+        if x.dtype != "bool":
+            return None
+        nodes: list[Node] = []
+        todo, seen = [x], set[Value]()
+        while todo:
+            value = todo.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            node = self.builder.maker.get(value)
+            if node is None or node.kind == "scan" or len(nodes) > MOST_COPIED:
+                return None
+            nodes.append(node)
+            todo.extend(node.values)
+        for node in sorted(set(nodes), key=self.builder.nodes.index):
+            if node.out not in inside.maker:
+                inside.append(node)
+        return x
 
     def _whole(self, operand: Operand) -> Value:
         if isinstance(operand, Value):
