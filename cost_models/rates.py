@@ -69,7 +69,9 @@ def rates_of(
     return Rates(
         matmul_flops_per_s=matmul * quick,
         head_flops_per_s=matmul * wide,
-        expert_flops_per_s=matmul * quick * c["expert_fused" if software.moe_graphs else "expert"],
+        expert_flops_per_s=matmul
+        * quick
+        * c["expert_fused" if software.routing == "fused" else "expert"],
         attention_flops_per_s=attention * wide,
         attention_seq={"unfused": 0.0, "flash_old": 0.2 * c["attention_seq"]}.get(
             software.attention, c["attention_seq"]

@@ -12,6 +12,7 @@ from typing import Literal
 
 AttentionKernel = Literal["flash", "flash_new", "flash_old", "unfused"]
 MemoryDefinition = Literal["allocated", "reserved", "device"]
+Routing = Literal["fused", "kernels", "eager"]
 States = Literal["megatron", "deepspeed", "deepspeed_bf16", "hybrid_zero", "fsdp", "bf16"]
 
 
@@ -27,7 +28,10 @@ class Software:
     graphs: bool = False
     """Launches are recorded (CUDA graphs, XLA): the host never holds the device back."""
     moe_graphs: bool = False
-    """Routing runs as fused kernels, and the host never waits for token counts."""
+    """Expert layers are recorded too: the host never waits for token counts."""
+    routing: Routing = "kernels"
+    """How tokens reach experts and come back: fused into the products, a few kernels, or eager
+    sorting, indexing and masking."""
     gradient_bytes: int = 0
     """Bytes of one element of a reduced gradient; 0: what `states` implies."""
     updates: Literal["all_gather", "broadcast"] = "all_gather"
@@ -71,7 +75,12 @@ def default_software(family: str, kind: str, zero: int) -> Software:
     states: States = "fsdp" if zero >= 2 else "megatron"
     if kind == "tpu" or family in ("gaudi", "trainium"):
         return Software(
-            attention="flash_new", graphs=True, moe_graphs=True, tp_overlap=True, states=states
+            attention="flash_new",
+            graphs=True,
+            moe_graphs=True,
+            routing="fused",
+            tp_overlap=True,
+            states=states,
         )
     if family == "blackwell":
         return Software(attention="flash_new", states=states)

@@ -29,6 +29,11 @@ GRADIENT_BYTES = {
 }
 
 
+# Times that routed activations cross device memory in a layer's forward: permute, restore, and the
+# scaling and sums of separate kernels; eager routing adds fp32 copies, masks and index arithmetic.
+ROUTE_PASSES = {"fused": 6, "kernels": 14, "eager": 30}
+
+
 @dataclass(frozen=True)
 class Work:
     """One rank's work. All sizes are after sharding."""
@@ -169,7 +174,7 @@ def work_of(
         head_dim=arch.dim,
         elementwise_bytes=_elementwise_bytes(arch, x, tokens, sp, software),
         softmax_bytes=_softmax_bytes(arch, x, software),
-        route_bytes=share * (6 if software.moe_graphs else 14) * routed_bytes,
+        route_bytes=share * ROUTE_PASSES[software.routing] * routed_bytes,
         cast_bytes=0.0 if precision in ("bf16", "fp16", "fp32") else dense.operand_elements * 3,
         recompute=_recompute(x, software)[0],
         recompute_light=_recompute(x, software)[1],
