@@ -12,8 +12,6 @@ from dataclasses import replace
 
 from autopar.nouns.graph import Block, Graph
 
-_MADE = frozenset({"full", "arange", "constant", "cast"})
-
 
 def at_precision(graph: Graph, precision: str) -> Graph:
     """The float32 values of the stream in ``precision``; parameters and buffers as stored."""
@@ -65,7 +63,7 @@ def _staying(graph: Graph, entering: frozenset[str]) -> dict[str, bool]:
                 continue
             if op.kind == "block":
                 found[name] = False
-            elif op.kind in _MADE and not given:
+            elif not given and not any("float32" == graph.tensors[n].dtype for n in op.inputs):
                 found[name] = True
             elif given:
                 found[name] = given[0] if op.kind == "batch_norm" else all(given)

@@ -178,7 +178,9 @@ def _batch_norm(site: Site) -> Expr:
 
 def _softmax(site: Site) -> Expr:
     arguments = [site.args[0].text, f"dim={site.attrs.get('dim', -1)}"]
-    if site.attrs.get("dtype") is not None:
+    given = site.lowered.graph.tensors[site.at.op.name].dtype
+    # In half precision the kernel computes in float32 anyway and rounds once.
+    if site.attrs.get("dtype") == given:
         arguments.append(f"dtype={dtype(site.attrs['dtype'])}")
     return Expr(call(f"F.{site.kind}", arguments), weight=HEAVY)
 
