@@ -29,12 +29,32 @@ class NoDropout(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
+        if name == "backward":
+            with self._in_backward():
+                return func(*args, **kwargs)
         if name in _DROPOUTS:
             return args[0] if args else kwargs["input"]
         if name == "scaled_dot_product_attention":
             args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
             kwargs = {k: 0.0 if k == "dropout_p" else v for k, v in kwargs.items()}
         return func(*args, **kwargs)
+
+    @contextmanager
+    def _in_backward(self) -> Iterator[None]:
+        """``backward`` is a function that a mode handles, so the mode is off while it runs; what is
+        recomputed there needs it all the same."""
+        autograd: Any = torch.autograd
+        engine = autograd._engine_run_backward
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return engine(*args, **kwargs)
+
+        autograd._engine_run_backward = run
+        try:
+            yield
+        finally:
+            autograd._engine_run_backward = engine
 
 
 class Exact(NoDropout):

@@ -142,7 +142,7 @@ class Tiny(nn.Module):
 def batch():
     return {"x": torch.randn(8, 4)}
 
-workload = Workload(model=Tiny, batch=batch)
+workload = Workload(model=Tiny, batch=batch, optimizer="sgd", learning_rate=0.1)
 """
 TINY = """
 from torch import nn

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from autopar.runtime import counting
 from autopar.runtime.counting import Row
@@ -59,6 +60,27 @@ def test_dropout_does_nothing(mode: Any) -> None:
         assert nn.Dropout(0.9)(x) is x
         assert torch.equal(F.scaled_dot_product_attention(x, x, x, dropout_p=0.7), want)
         assert torch.equal(F.scaled_dot_product_attention(x, x, x, None, 0.7), want)
+
+
+@pytest.mark.parametrize("by_method", [True, False])
+def test_what_backward_recomputes_is_lifted_too(by_method: bool) -> None:
+    weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    seen = []
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        seen.append((x * weight).float().dtype)
+        return F.dropout(x * weight, 0.9) * weight
+
+    with exact():
+        x = torch.ones(3, requires_grad=True)
+        loss = checkpoint(layer, x, use_reentrant=False).sum()
+        if by_method:
+            loss.backward()
+        else:
+            torch.autograd.backward(loss, torch.full_like(loss, 1.0))
+    assert seen == [torch.float64, torch.float64]
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [2.0, 2.0, 2.0]
 
 
 def test_random_batches_are_distinct_and_valid() -> None:
