@@ -11,12 +11,15 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
+import platform
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
 from autopar.cost_models.constants import constant
@@ -33,10 +36,8 @@ TARGETS = {
     "moe": (0.15, 0.40, 0.09, 0.30),
     "peak memory": (0.08, 0.22, 0.06, 0.18),
 }
-LIKELY = {
-    "vit": "XLA programs of 2023 at a third of the products' rate; nothing in the row tells why",
-    "unfitting": "no cause found in the row's cells",
-}
+# Fewer configurations or sources than this cannot be left out of a fit of fifty constants.
+LEAST_CONFIGURATIONS, LEAST_SOURCES = 60, 5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fit = Fit(timed)
     if options.fit:
         write_constants(fit)
-    result = evaluate(fit, options.quick)
+    few = len(timed) < LEAST_CONFIGURATIONS or len({r.source for r in timed}) < LEAST_SOURCES
+    result = evaluate(fit, options.quick or few)
+    result["versions"] = {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "scipy": scipy.__version__,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
     result["memory"] = memory_errors(runs)
     if options.plot:
         plot(fit, result["predicted"], options.plot)
@@ -225,8 +233,7 @@ def defying(fit: Fit, predicted: Array) -> list[dict[str, Any]]:
     found = []
     for run, p, m in zip(fit.runs, predicted, fit.measured, strict=True):
         if abs(np.log(p / m)) > np.log(1.35):
-            why = LIKELY.get(run.device_class, LIKELY["unfitting"])
-            found.append({"id": run.id, "error": float(p / m - 1), "likely": why})
+            found.append({"id": run.id, "error": float(p / m - 1), "likely": run.likely})
     return sorted(found, key=lambda row: -abs(row["error"]))
 
 

@@ -50,6 +50,8 @@ class Run:
     order: float
     """Later software has a larger number."""
     device_class: str
+    likely: str
+    """The likely reason where the prediction is far off."""
     notes: str = field(default="", repr=False)
 
 
@@ -118,6 +120,9 @@ def read_run(row: Row) -> Run:
         group=group + "|" + row["global_batch"] + flags,
         order=_order(row["notes"]),
         device_class=_device_class(row["architecture"], device.family),
+        likely=next(
+            (e["reason"] for e in _matching("defying", row)), "no cause found in its cells"
+        ),
         notes=row["notes"],
     )
 

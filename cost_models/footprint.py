@@ -70,12 +70,14 @@ class Footprint:
 
 def footprint(arch: Arch, layout: Layout, software: Software, precision: str = "bf16") -> Footprint:
     """The footprint of the fullest pipeline stage; `precision` is what matrix products read."""
-    last = layout.pp - 1
-    stages = [_stage(arch, layout, software, stage, precision) for stage in {0, last}]
+    ends = {0, layout.pp - 1}
+    stages = [stage_footprint(arch, layout, software, stage, precision) for stage in ends]
     return max(stages, key=lambda f: (f.total, -f.stage))
 
 
-def _stage(arch: Arch, layout: Layout, software: Software, stage: int, precision: str) -> Footprint:
+def stage_footprint(
+    arch: Arch, layout: Layout, software: Software, stage: int, precision: str
+) -> Footprint:
     x = layout
     last = stage == x.pp - 1
     layers = arch.layers / x.pp if x.pp == 1 else math.ceil(arch.layers / x.pp)
