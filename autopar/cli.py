@@ -67,6 +67,7 @@ Profile = Annotated[
     Path | None,
     typer.Option("--profile", help="Times measured by `autopar profile` replace the built-in."),
 ]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Tell every step of every search.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
 FIXABLE = (
@@ -116,6 +117,7 @@ def plan(
     searcher: Searcher = None,
     allow_replicated: Replicated = None,
     profile: Profile = None,
+    verbose: Verbose = False,
     json: Json = False,
 ) -> None:
     """Find the fastest plan that fits, and write it with its program."""
@@ -124,7 +126,7 @@ def plan(
 
     plan_folder.check_writable(output)
     replicated = tuple(allow_replicated or ())
-    found = search(model, cluster, parse_fix(fix or ()), searcher, replicated, profile)
+    found = search(model, cluster, parse_fix(fix or ()), searcher, replicated, profile, verbose)
     files, emit_s = plan_files(found)
     plan_folder.write(output, files)
     _show_plan(found, emit_s, json)

@@ -30,11 +30,14 @@ def search(
     searcher: str | None,
     replicated: tuple[str, ...],
     profile: Path | None = None,
+    verbose: bool = False,
 ) -> PlanResult:
     """The best plan of ``"model.py:Name"`` for a cluster file. Raises `UserError`."""
     from autopar.planner import Options, plan
 
-    options = Options(replicated=replicated, profile=None if profile is None else str(profile))
+    options = Options(
+        replicated=replicated, profile=None if profile is None else str(profile), verbose=verbose
+    )
     if searcher is not None:
         options = replace(options, searcher=_known(searcher))
     return plan(model, cluster, fix, options, progress)

@@ -124,6 +124,11 @@ class Candidate:
     tp: int
     microbatches: int
 
+    @property
+    def name(self) -> str:
+        """For people who wait."""
+        return f"tp={self.tp} data={self.data} microbatches={self.microbatches}"
+
     def mesh(self) -> Mesh:
         return Mesh(("dp_replicate", "dp_shard", "tp"), (1, self.data, self.tp))
 

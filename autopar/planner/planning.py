@@ -33,11 +33,13 @@ class Options:
     """``replicated``: op kinds without a rule that the user lets run whole on every device.
 
     ``profile``: a database of `autopar profile` whose measured times replace the built-in ones.
+    ``verbose``: progress tells every step of every search.
     """
 
     searcher: str = "elimination"
     replicated: tuple[str, ...] = ()
     profile: str | None = None
+    verbose: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,7 @@ def plan_captured(
         optimizer=workload.optimizer,
         fixed=fixed,
         searcher=options.searcher,
+        verbose=options.verbose,
     )
     outcome = search_plan(question, progress)
     made = _plan(outcome, question, captured, workload, workload_ref, kept_whole)

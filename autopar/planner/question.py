@@ -19,6 +19,7 @@ class Question:
     """What is to be planned: the model's graph, its batch, and where it is to run.
 
     ``obstacles``: why the batch may not be cut into microbatches; none: it may.
+    ``verbose``: tell every step of every search.
     """
 
     graph: Graph
@@ -31,6 +32,7 @@ class Question:
     optimizer: str
     fixed: Fixed
     searcher: str = "elimination"
+    verbose: bool = False
 
 
 @dataclass(frozen=True, slots=True)

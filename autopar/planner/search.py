@@ -16,7 +16,6 @@ from autopar.lowering import MICROBATCH, Lowered, lower
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Stage
 from autopar.nouns.problem import NoFeasibleAnswer, Solution
-from autopar.planner.bindings import Bindings
 from autopar.planner.candidates import Candidate, FixError, Layout, candidates, layouts
 from autopar.planner.folding import fold
 from autopar.planner.legal import NoStrategy
@@ -25,16 +24,13 @@ from autopar.planner.nodes import Folded
 from autopar.planner.prices import PICOSECONDS, Prices
 from autopar.planner.question import Answer, Outcome, Question
 from autopar.planner.simulation import simulate
+from autopar.planner.solving import Solver
 from autopar.planner.standings import Standings, order, too_big
 from autopar.planner.state import StateSharding
 from autopar.planner.state_prices import StatePrices
 from autopar.planner.summary import Summary, summarise
 from autopar.rules.strategies import DEFER, PASS_PARTIAL, Strategy
-from autopar.searchers import Budget
-from autopar.searchers import search as solve
 
-SQUEEZES = 60
-"""Eliminations that a problem with a memory limit may take."""
 REFINEMENTS = 3
 """Rounds of search and simulation until the exposed share of traffic settles."""
 AGREED = 0.01
@@ -54,7 +50,7 @@ class _Solved:
 
     @property
     def bound_s(self) -> float:
-        return self.solution.lower_bound / PICOSECONDS
+        return max(self.solution.lower_bound, 0.0) / PICOSECONDS
 
 
 Progress = Callable[[str], None]
@@ -67,27 +63,51 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
         DoesNotFit: nothing does; says what is short, by how much, and the cheapest change.
         FixError: the batch, the pinned degrees and the devices do not divide.
     """
-    bindings = Bindings()
+    solver = Solver(question.searcher, progress, question.verbose)
     standings = Standings()
     listed = candidates(question.cluster.device_count, question.batch, question.fixed)
     if question.obstacles:
         listed = _without_accumulation(listed, question.obstacles)
     families = _by_degree(listed)
-    solved = [_solve(question, family[0], bindings) for family in families.values()]
-    firsts = sorted((s for s in solved if s is not None), key=lambda s: s.bound_s)
-    tried = sum(
-        _try_family(question, first, families[first.candidate.tp], standings, bindings, progress)
-        for first in firsts
-    )
-    if standings.best is None:
-        raise too_big(standings, question.cluster, len(listed))
-    refined = _refine(question, standings.best, bindings)
+    firsts: list[_Solved] = []
+    tried = 0
+    try:
+        for family in families.values():
+            first = _solve(question, family[0], solver)
+            if first is not None:
+                firsts.append(first)
+            solver.check()
+        firsts.sort(key=lambda s: s.bound_s)
+        for first in firsts:
+            family = families[first.candidate.tp]
+            tried += _try_family(question, first, family, standings, solver)
+        if standings.best is None:
+            raise too_big(standings, question.cluster, len(listed))
+        best = _refine(question, standings.best, solver)
+        lower_bound_s = min([*(first.bound_s for first in firsts), best.time.total_s])
+    except KeyboardInterrupt:
+        best = _best_so_far(question, firsts, standings, solver)
+        lower_bound_s = 0.0  # what has not been looked at could be anything
     return Outcome(
-        best=refined,
-        lower_bound_s=min([*(first.bound_s for first in firsts), refined.time.total_s]),
-        runners_up=standings.runners_up(refined),
+        best=best,
+        lower_bound_s=lower_bound_s,
+        runners_up=standings.runners_up(best),
         tried=tried,
     )
+
+
+def _best_so_far(
+    question: Question, firsts: list[_Solved], standings: Standings, solver: Solver
+) -> Answer:
+    """The best layout among what had been solved when the user stopped the search."""
+    for first in sorted(firsts, key=lambda s: s.solution.cost):
+        if standings.best is not None:
+            break
+        _try_layouts(question, first, standings, solver)
+    if standings.best is None:
+        raise KeyboardInterrupt
+    solver.tell("stopped: this is the best layout so far; its lower bound is not known")
+    return _as_layout(question, standings.best)
 
 
 def _by_degree(listed: list[Candidate]) -> dict[int, list[Candidate]]:
@@ -103,23 +123,21 @@ def _try_family(
     first: _Solved,
     family: list[Candidate],
     standings: Standings,
-    bindings: Bindings,
-    progress: Progress,
+    solver: Solver,
 ) -> int:
     """Adds microbatches until memory does not bind or the bound loses; returns how many."""
     for tried, candidate in enumerate(family):
         again = candidate != first.candidate
-        solved = _solve(question, candidate, bindings) if again else first
+        solved = _solve(question, candidate, solver) if again else first
         if solved is None:
             continue
         if standings.beats(solved.bound_s):
             standings.beaten_by_bound(candidate, solved.bound_s)
             return tried
-        progress(
-            f"tp={candidate.tp} data={candidate.data} microbatches={candidate.microbatches}: "
-            f"bound {solved.bound_s * 1e3:.4g} ms"
-        )
-        if _try_layouts(question, solved, standings, bindings):
+        solver.tell(f"{candidate.name}: bound {solved.bound_s * 1e3:.4g} ms")
+        enough = _try_layouts(question, solved, standings, solver)
+        solver.check()
+        if enough:
             return tried + 1
     return len(family)
 
@@ -137,7 +155,7 @@ def _without_accumulation(listed: list[Candidate], obstacles: tuple[str, ...]) -
 def _solve(
     question: Question,
     candidate: Candidate,
-    bindings: Bindings,
+    solver: Solver,
     layout: Layout | None = None,
     exposed: float = 0.0,
     usage_limit: int | None = None,
@@ -161,20 +179,17 @@ def _solve(
             question.batch_dims,
             prices,
             state,
-            bindings,
+            solver.bindings,
             usage_limit,
             must_split,
             chosen.recompute != "none",
         )
-        budget = Budget(
-            evaluations=None if usage_limit is None else SQUEEZES * folded.problem.num_nodes
-        )
-        solution = solve(folded.problem, searcher=question.searcher, budget=budget)
+        solution = solver(folded.problem, candidate.name, limited=usage_limit is not None)
     except (NoStrategy, NoFeasibleAnswer):
         return None
     stage = replace(folded.stage(solution.choice.tolist()), mesh=mesh)
     if candidate.tp > 1 and not must_split and not _splits(stage):
-        return _solve(question, candidate, bindings, layout, exposed, usage_limit, True)
+        return _solve(question, candidate, solver, layout, exposed, usage_limit, True)
     lowered = _lower(question, stage, candidate)
     return _Solved(candidate, folded, solution, stage, lowered, summarise(lowered, prices))
 
@@ -199,9 +214,7 @@ def _state(question: Question, layout: Layout, candidate: Candidate) -> StateSha
     )
 
 
-def _try_layouts(
-    question: Question, solved: _Solved, standings: Standings, bindings: Bindings
-) -> bool:
+def _try_layouts(question: Question, solved: _Solved, standings: Standings, solver: Solver) -> bool:
     """Every state sharding of a solved candidate, by simulation; squeezes where none fits.
 
     True where memory did not bind: the fastest layout fits, so more microbatches cannot help.
@@ -215,7 +228,7 @@ def _try_layouts(
     if any(_fits(answer) for answer in answers):
         return _fits(min(answers, key=order))
     for tightest in sorted(answers, key=lambda a: a.memory.total)[:1]:
-        squeezed = _squeeze(question, solved, tightest, bindings)
+        squeezed = _squeeze(question, solved, tightest, solver)
         if squeezed is not None:
             standings.offer(squeezed)
     return False
@@ -226,21 +239,21 @@ def _fits(answer: Answer) -> bool:
 
 
 def _squeeze(
-    question: Question, solved: _Solved, tightest: Answer, bindings: Bindings
+    question: Question, solved: _Solved, tightest: Answer, solver: Solver
 ) -> Answer | None:
     """Solves again with a price on memory, so that the tightest layout may fit after all."""
     layout, memory = tightest.layout, tightest.memory
     over = memory.total - memory.limit
     if over > memory.activations:
         return None
-    free = _solve(question, solved.candidate, bindings, layout, 1.0)
+    free = _solve(question, solved.candidate, solver, layout, 1.0)
     if free is None:
         return None
     for share in (1.05, 1.5, 2.5):
         limit = int(free.solution.peak - share * over)
         if limit <= 0:
             return None
-        again = _solve(question, solved.candidate, bindings, layout, 1.0, limit)
+        again = _solve(question, solved.candidate, solver, layout, 1.0, limit)
         if again is None:
             return None
         answer = _answer(question, again, layout)
@@ -275,12 +288,12 @@ def _splits(stage: Stage) -> bool:
     return any(choice not in ("", DEFER, PASS_PARTIAL) for choice in choices)
 
 
-def _refine(question: Question, answer: Answer, bindings: Bindings) -> Answer:
+def _refine(question: Question, answer: Answer, solver: Solver) -> Answer:
     """Prices data traffic at what the simulation left exposed, until objective and time agree."""
     best = _as_layout(question, answer)
     exposed = answer.time.exposed_share
     for _ in range(REFINEMENTS):
-        solved = _solve(question, answer.candidate, bindings, answer.layout, exposed)
+        solved = _solve(question, answer.candidate, solver, answer.layout, exposed)
         if solved is None:
             break
         again = replace(_answer(question, solved, answer.layout), exposed=exposed)

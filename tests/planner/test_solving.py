@@ -1,0 +1,126 @@
+"""Every searcher plans, tells how it goes, and gives its best when it is stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from autopar.cluster_file import load_cluster
+from autopar.nouns.plan import key
+from autopar.nouns.problem import Problem, Solution
+from autopar.planner import solving
+from autopar.planner.candidates import Fixed
+from autopar.planner.prices import Prices
+from autopar.planner.question import Outcome, Question
+from autopar.planner.repricing import objective
+from autopar.planner.search import search_plan
+from autopar.planner.state import StateSharding
+from autopar.planner.state_prices import StatePrices
+from autopar.rules.batch import data_choices
+from autopar.searchers import SEARCHERS, Budget, Progress
+from tests.planner.graphs import gpt
+
+CLUSTER = load_cluster("examples/clusters/cpu_4.yaml")
+BATCH = {"ids": 0, "labels": 0}
+GRAPH = gpt(layers=2)
+
+
+def question(searcher: str, verbose: bool = False, **fixed: int) -> Question:
+    return Question(
+        graph=GRAPH,
+        batch_dims=BATCH,
+        data_choices=data_choices(GRAPH, BATCH),
+        batch=8,
+        obstacles=(),
+        cluster=CLUSTER,
+        precision="float32",
+        optimizer="adamw",
+        fixed=Fixed(**fixed),
+        searcher=searcher,
+        verbose=verbose,
+    )
+
+
+def priced_again(outcome: Outcome) -> int:
+    best = outcome.best
+    sharding = StateSharding(
+        best.layout.zero,
+        best.layout.mesh(best.candidate.tp),
+        best.candidate.microbatches,
+        "float32",
+    )
+    prices = Prices(CLUSTER, best.lowered.mesh, "float32")
+    return objective(best.lowered, prices, StatePrices(CLUSTER, sharding, best.exposed))
+
+
+@pytest.mark.parametrize("searcher", SEARCHERS)
+def test_every_searcher_plans(searcher: str) -> None:
+    told: list[str] = []
+    outcome = search_plan(question(searcher, verbose=True, tp=4), told.append)
+    assert set(outcome.best.stage.ops) <= {
+        key(block, op.name)
+        for block, graph in [(None, GRAPH), *((n, b.body) for n, b in GRAPH.blocks.items())]
+        for op in graph.ops
+    }
+    assert outcome.best.solution.found_by.startswith(searcher)
+    assert any("best " in line for line in told)
+    if searcher != "brute_force":  # cannot see all of it, and has no bound before that
+        assert any("bound " in line for line in told)
+    exact = search_plan(question("elimination", tp=4))
+    assert exact.best.time.total_s <= outcome.best.time.total_s * (1 + 1e-9)
+    assert outcome.lower_bound_s <= outcome.best.time.total_s
+
+
+def test_the_claimed_objective_is_that_of_the_stochastic_answer() -> None:
+    outcome = search_plan(question("mcmc", tp=4, dp_shard=1, dp_replicate=1))
+    assert priced_again(outcome) == outcome.best.objective
+
+
+def test_progress_is_one_line_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(10**6))
+    monkeypatch.setattr(solving, "time", SimpleNamespace(monotonic=lambda: next(clock) * 0.4))
+    told: list[str] = []
+    line = solving._Line(solving.Solver("elimination", told.append), "tp=4")
+    for k in range(10):
+        line(Progress("elimination", 3 * 10**9, 1.5e9, k, 0.4 * k, "a step"))
+    assert len(told) == 3
+    assert told[0] == "tp=4: best 3 ms, bound 1.5 ms, gap 50.00%, 0.8 s, a step"
+
+
+def interrupting(after: int) -> Callable[..., Solution]:
+    """A search in which the user presses Ctrl-C during call number ``after``."""
+    calls = 0
+
+    def solve(problem: Problem, searcher: str, budget: Budget, progress: object) -> Solution:
+        nonlocal calls
+        calls += 1
+
+        def press(found: Progress) -> None:
+            if calls == after and found.cost is not None:
+                raise KeyboardInterrupt
+
+        return SEARCHERS[searcher](problem, budget, 0, press)
+
+    return solve
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 4])
+def test_a_stopped_search_gives_its_best(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    monkeypatch.setattr(solving, "solve", interrupting(after))
+    told: list[str] = []
+    outcome = search_plan(question("mcmc"), told.append)
+    assert any(line.startswith("stopped") for line in told)
+    assert outcome.lower_bound_s == 0.0
+    assert outcome.best.memory.total <= outcome.best.memory.limit
+    assert outcome.tried <= after
+
+
+def test_stopped_before_any_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def solve(*_: object, **__: object) -> Solution:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(solving, "solve", solve)
+    with pytest.raises(KeyboardInterrupt):
+        search_plan(question("elimination"))
