@@ -22,7 +22,7 @@ from autopar.searchers import elimination, integer_program
 from autopar.searchers.annealing import Annealer, improve
 from autopar.searchers.gather import Lift, keep_labels
 from autopar.searchers.memory_tree import MemoryTree, repair
-from autopar.searchers.model import Model
+from autopar.searchers.model import Floats, Model
 from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
 from autopar.searchers.shrink import Contradiction, shrink, shrink_model
 from autopar.searchers.tree_decomposition import elimination_cells
@@ -31,8 +31,9 @@ from autopar.searchers.trws import Dual
 NARROW = 2_000_000  # table cells of one elimination up to which it is tried
 BRANCHES = 40  # parts that elimination may look at before the integer program takes over
 SMALL = 60_000  # edge cells up to which the integer program is tried at once
-CORE = 300_000  # edge cells of a merged model that is worth an integer program
+CORE = 100_000  # edge cells of a merged model that is worth an integer program
 PASSES = 1500  # of the dual before a look at what it rules out
+NEAR = 0.05  # relative gap below which merging is tried before anything else
 RULE_OUTS = 3  # times that the dual starts again on what it left
 
 
@@ -65,25 +66,34 @@ def _solve(run: Run, m: Model, lift: Lift, seed: int) -> None:
         dual.ascend(PASSES, run.wall_s + _share(run, 0.25))
         if run.closed:
             return
-        if dual.choice is None:
+        start = dual.choice if dual.choice is not None else first_fit(dual)
+        if start is None:
             break
+        merge = Merge(run, dual, lift, seed)
+        if run.cost is not None and dual.gap <= NEAR * abs(run.cost):
+            merge.solve([start], start)
         smaller = _rule_out(run, dual)
         if smaller is None:
             return
-        if smaller[0].start[-1] > 0.9 * dual.model.start[-1]:
+        if smaller[0].start[-1] > 0.95 * dual.model.start[-1]:
             break
         m, back = smaller
         lift = chain(lift, back)
         if len(m.edge_cost) <= CORE and integer_program.solve(
-            run, m, lift, dual.busy_rows(m), limit_s=_share(run, 0.35), seed=seed
+            run, m, lift, dual.busy_rows(m), limit_s=_share(run, 0.25), seed=seed
         ):
             return
         dual = Dual(m, run, lift, dual)
-    start = dual.choice if dual.choice is not None else first_fit(dual)
+    else:
+        dual.ascend(PASSES, run.wall_s + _share(run, 0.1))
+        start = dual.choice if dual.choice is not None else first_fit(dual)
+        merge = Merge(run, dual, lift, seed)
     if start is None:
         integer_program.solve(run, dual.model, lift, dual.busy_rows(dual.model), seed=seed)
         return
-    improve(run, dual.model, lift, dual.arcs, dual.price, start, seed, Merge(run, dual, lift, seed))
+    if merge.best is not None and dual.model.cost(merge.best) < dual.model.cost(start):
+        start = merge.best
+    improve(run, dual.model, lift, dual.arcs, dual.price, start, seed, merge)
 
 
 def _rule_out(run: Run, dual: Dual) -> tuple[Model, Lift] | None:
@@ -110,15 +120,21 @@ class Merge:
 
     def __init__(self, run: Run, dual: Dual, lift: Lift, seed: int) -> None:
         self.run, self.dual, self.lift, self.seed = run, dual, lift, seed
-        self.reduced = dual.reduced_costs()
-        self.fraction = 0.05  # of the gap, that a label's reduced cost may be
+        self.fraction = 0.1  # of the gap, that a label's reduced cost may be
+        self.best: Ints | None = None
+        self._reduced: Floats | None = None
 
     def __call__(self, annealer: Annealer, found: list[Ints]) -> None:
+        better = self.solve(found, annealer.best)
+        if better is not None:
+            annealer.take(better)
+
+    def solve(self, found: list[Ints], known: Ints) -> Ints | None:
+        """The best choice of the restricted model, if it is better than the one known."""
         m, run = self.dual.model, self.run
-        self.fraction *= 2.0
+        gap = max(m.cost(known) - self.dual.bound, 0.0)
         while True:
-            allowed = self.fraction * max(annealer.best_cost - self.dual.bound, 0.0)
-            keep = self.reduced <= allowed
+            keep = self.reduced() <= self.fraction * gap
             for x in found:
                 keep[m.start[:-1] + x] = True
             fewer, back = keep_labels(m, keep)
@@ -129,16 +145,33 @@ class Merge:
         back = chain(back, further)
         run.tell(f"merging {int(keep.sum())} labels: {len(smaller.edge_cost)} cells")
         if len(smaller.edge_cost) > 3 * CORE:
-            return
+            return None
+        cost = m.cost(known)
+        best: list[Ints] = []
+
+        def offer(x: Ints) -> None:
+            nonlocal cost
+            choice = back(x)
+            if m.cost(choice) < cost and m.fits(choice):
+                cost = m.cost(choice)
+                self.best = choice
+                best.append(choice)
+                run.offer(self.lift(choice), "merging")
+
         part = Run(run.problem, Budget(wall_s=_share(run, 0.2)), "merging")
         ended = False
         with part:
             ended = integer_program.solve(
                 part, smaller, chain(self.lift, back), self.dual.busy_rows(smaller), proves=False,
-                seed=self.seed, offer=lambda x: annealer.take(back(x)),
+                seed=self.seed, offer=offer,
             )  # fmt: skip
-        if not ended:
-            self.fraction /= 4.0
+        self.fraction *= 2.0 if ended else 0.5
+        return best[-1] if best else None
+
+    def reduced(self) -> Floats:
+        if self._reduced is None:
+            self._reduced = self.dual.reduced_costs()
+        return self._reduced
 
 
 def first_fit(dual: Dual) -> Ints | None:

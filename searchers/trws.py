@@ -42,6 +42,8 @@ PATIENCE = 15  # passes without progress before the step shrinks
 SHRINK = 0.7
 SMALLEST_STEP = 1e-6
 REPAIR_EVERY = 20
+LOOK_EVERY = 100  # passes, after which the bound must have risen by
+WORTH = 0.01  # of the gap
 
 
 def big_cost(m: Model) -> float:
@@ -111,10 +113,18 @@ class Dual:
         return self.upper if self.run.cost is None else min(self.upper, float(self.run.cost))
 
     def ascend(self, passes: int, until_s: float = math.inf) -> None:
-        """Up to so many passes there and back; ends early when converged or the gap is closed."""
-        for _ in range(passes):
+        """Up to so many passes there and back.
+
+        Ends early when converged, when the gap is closed, or when the bound hardly closes it.
+        """
+        mark = self.bound
+        for i in range(passes):
             if self.converged or self.run.wall_s > until_s:
                 return
+            if i % LOOK_EVERY == LOOK_EVERY - 1:
+                if self.bound - mark < WORTH * self.gap:
+                    return
+                mark = self.bound
             if self.known - self.bound <= self.run.budget.gap * abs(self.known):
                 return
             self._pass()
