@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from autopar.cost_models.provenance import collective_origins, op_origins
+from autopar.cost_models.provenance import summary as counted
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Memory, Plan, RunnerUp
 from autopar.report.render import indented, table
@@ -65,7 +67,7 @@ def summary(plan: Plan, cluster: Cluster) -> list[RenderableType]:
         Text(f"{plan.workload} on {cluster.name}", style="bold"),
         indented(_decisions(plan, cluster)),
         Text("\nPredicted step", style="bold"),
-        indented(_times(plan)),
+        indented(_times(plan, cluster)),
         Text("\nMemory of the fullest device", style="bold"),
         indented(_memory(plan.prediction.memory_bytes)),
     ]
@@ -96,7 +98,7 @@ def _zero(plan: Plan) -> str:
     return f"ZeRO {plan.zero}: {what[plan.zero]} split over dp_shard"
 
 
-def _times(plan: Plan) -> RenderableType:
+def _times(plan: Plan, cluster: Cluster) -> RenderableType:
     said = plan.prediction
     rows = table("", "")
     rows.add_row("step time", duration(said.step_time_s))
@@ -112,7 +114,15 @@ def _times(plan: Plan) -> RenderableType:
     rows.add_row(
         "lower bound", f"{duration(said.lower_bound_s)}, {percent(gap)} below this plan's time"
     )
+    rows.add_row("rests on", _source(plan, cluster))
     return rows
+
+
+def _source(plan: Plan, cluster: Cluster) -> str:
+    """How many of the figures behind the price are measured, fitted or assumed; the device's too."""
+    origins = op_origins(cluster, plan.precision) + collective_origins(cluster)
+    device = cluster.device
+    return f"{counted(origins)} figures; {device.name}: {device.source or 'no source given'}"
 
 
 def _memory(memory: Memory) -> RenderableType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from autopar.nouns.mesh import Mesh
@@ -29,6 +30,11 @@ def test_summary_states_every_figure() -> None:
         "25 ms more of gathers than it saves",
     ):
         assert stated in text, f"{stated!r} is missing from\n{text}"
+
+
+def test_summary_says_what_its_times_rest_on() -> None:
+    text = to_text(summary(plans.plan(), plans.cluster()))
+    assert re.search(r"rests on\s+\d+ (assumed|fitted), .*figures; toy: no source given", text)
 
 
 def test_summary_without_tokens_and_with_replicated_ops() -> None:
