@@ -80,9 +80,15 @@ def read_all(rows: Iterable[dict[str, str]]) -> tuple[list[Run], dict[str, str]]
     runs, reasons = [], {}
     for row in rows:
         try:
-            runs.append(read_run(row))
+            run = read_run(row)
+            price_run(run)
+            footprint(run.arch, run.layout, run.software, run.precision)
         except Unpriceable as error:
             reasons[row["id"]] = str(error)
+        except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+            reasons[row.get("id", "?")] = f"its cells cannot be read: {error}"
+        else:
+            runs.append(run)
     return runs, reasons
 
 
@@ -124,7 +130,10 @@ def row_report(row_id: str, runs: Sequence[Run], reasons: dict[str, str]) -> dic
 def evaluate(fit: Fit, quick: bool) -> dict[str, Any]:
     """Errors by class, source and metric, with whole sources and with configurations left out."""
     everything = np.ones(len(fit.runs), bool)
-    if quick:
+    by_source: Array
+    if not fit.runs:
+        by_source = by_configuration = np.zeros(0)
+    elif quick:
         shipped = np.log([fitted()[name] for name in fit.names])
         by_source = by_configuration = fit.predict(shipped)
     else:

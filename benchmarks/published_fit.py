@@ -60,7 +60,7 @@ class Fit:
             for r in self.runs
         ]
         self.distinct = sorted(set(self.styles), key=str)
-        self.which = np.array([self.distinct.index(style) for style in self.styles])
+        self.which = np.array([self.distinct.index(style) for style in self.styles], int)
 
     def predict(self, log_constants: Array) -> Array:
         """Step seconds of every run."""

@@ -76,8 +76,9 @@ def footprint(arch: Arch, layout: Layout, software: Software, precision: str = "
 
 
 def stage_footprint(
-    arch: Arch, layout: Layout, software: Software, stage: int, precision: str
+    arch: Arch, layout: Layout, software: Software, stage: int, precision: str = "bf16"
 ) -> Footprint:
+    """The footprint of one stage; the first holds most microbatches, the last the loss."""
     x = layout
     last = stage == x.pp - 1
     layers = arch.layers / x.pp if x.pp == 1 else math.ceil(arch.layers / x.pp)

@@ -55,6 +55,7 @@ def test_a_name_tells_no_more_than_its_cells() -> None:
         ({"num_devices": ""}, "number of devices"),
         ({"notes": "OUTLIER: contradicts itself"}, "contradicts"),
         ({"model_name": "Nemotron_3_Nano"}, "hybrid"),
+        ({"heads": ""}, "heads is not published"),
     ],
 )
 def test_rows_that_cannot_be_priced_say_why(cells: dict[str, str], says: str) -> None:
@@ -125,3 +126,9 @@ def test_the_report_renders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     text = capsys.readouterr().out
     assert "dense, A100 and H100" in text
     assert "not priced: 1 rows" in text
+
+
+def test_cells_that_cannot_be_read_are_a_reason_too() -> None:
+    runs, reasons = read_all([row(layers="many")])
+    assert not runs
+    assert "cannot be read" in reasons["made-up-1"]
