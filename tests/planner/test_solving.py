@@ -27,7 +27,9 @@ BATCH = {"ids": 0, "labels": 0}
 GRAPH = gpt(layers=2)
 
 
-def question(searcher: str, verbose: bool = False, **fixed: int) -> Question:
+def question(
+    searcher: str, verbose: bool = False, tp: int | None = None, dp: int | None = None
+) -> Question:
     return Question(
         graph=GRAPH,
         batch_dims=BATCH,
@@ -37,7 +39,7 @@ def question(searcher: str, verbose: bool = False, **fixed: int) -> Question:
         cluster=CLUSTER,
         precision="float32",
         optimizer="adamw",
-        fixed=Fixed(**fixed),
+        fixed=Fixed(dp_replicate=dp, dp_shard=dp, tp=tp),
         searcher=searcher,
         verbose=verbose,
     )
@@ -74,7 +76,7 @@ def test_every_searcher_plans(searcher: str) -> None:
 
 
 def test_the_claimed_objective_is_that_of_the_stochastic_answer() -> None:
-    outcome = search_plan(question("mcmc", tp=4, dp_shard=1, dp_replicate=1))
+    outcome = search_plan(question("mcmc", tp=4, dp=1))
     assert priced_again(outcome) == outcome.best.objective
 
 
