@@ -138,5 +138,3 @@ def _fresh() -> Callable[[str], str]:
         return found
 
     return fresh
-
-

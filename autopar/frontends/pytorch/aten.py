@@ -1,8 +1,8 @@
 """What each aten op becomes: the table that `lift` looks ops up in.
 
 A function gets the lifter, the fx node and the call's arguments by their schema names, operands as
-`Value`. Elementwise ops, reductions and shapes stand in
-`aten_elementwise` and `aten_shapes`, the rest here. An op that
+`Value`. Elementwise ops, reductions, products and shapes
+stand in files of their own, the rest here. An op that
 stands nowhere keeps its aten name as its kind, for the planner to name.
 """
 
@@ -21,6 +21,7 @@ from autopar.frontends.pytorch.aten_elementwise import (
     Lift,
     Unliftable,
 )
+from autopar.frontends.pytorch.aten_products import PRODUCTS
 from autopar.frontends.pytorch.aten_shapes import SHAPES
 from autopar.frontends.pytorch.ir import Value
 from autopar.nouns.graph import freeze
@@ -122,7 +123,8 @@ def _unknown(lifter: Lifter, node: fx.Node) -> Any:
     collect(list(node.args) + list(node.kwargs.values()))
     meta = node.meta.get("val")
     several = isinstance(meta, list | tuple)
-    outputs = [ir.like(t) for t in (meta if several else [meta]) if isinstance(t, torch.Tensor)]
+    metas: list[Any] = list(meta) if isinstance(meta, list | tuple) else [meta]
+    outputs = [ir.like(t) for t in metas if isinstance(t, torch.Tensor)]
     kind = f"{node.target.namespace}::{node.target._opname}"  # type: ignore[union-attr]
     made = lifter.emit_many(kind, operands, outputs)
     _keep_call(lifter, lifter.nodes[-1], node)
@@ -130,8 +132,8 @@ def _unknown(lifter: Lifter, node: fx.Node) -> Any:
 
 
 def written_through(lifter: Lifter, view: fx.Node, base: Value, value: Value) -> Value | None:
-    """``base`` with the part that ``view`` shows replaced by ``value``; None where that is unknown."""
-    packet = view.target._opname if hasattr(view.target, "_opname") else ""  # type: ignore[union-attr]
+    """``base`` with the part that ``view`` shows replaced by ``value``; None if that is unknown."""
+    packet = getattr(view.target, "_opname", "")
     arguments = _bound(lifter, view)
     if packet in ("alias", "detach", "contiguous", "to", "view_as", "lift_fresh", "detach_"):
         return value if value.shape == base.shape else None
@@ -162,92 +164,6 @@ def written_through(lifter: Lifter, view: fx.Node, base: Value, value: Value) ->
     if len(pieces) == 1:
         return value
     return lifter.emit("cat", pieces, base.shape, base.dtype, dim=dim)
-
-
-# -- matrix products ------------------------------------------------------------------------------
-
-
-def _add_bias(lifter: Lifter, x: Value, bias: Value | None, shape: tuple[int, ...] = ()) -> Value:
-    if bias is None:
-        return x
-    if shape:
-        bias = lifter.emit("reshape", [bias], shape, bias.dtype, shape=shape)
-    call = {"target": "aten.add.Tensor", "args": ["%0", "%1"], "kwargs": {}}
-    return lifter.emit("add", [x, bias], x.shape, x.dtype, bias=True, torch=call)
-
-
-def _product(lifter: Lifter, node: fx.Node, kind: str, a: Value, b: Value, target: str) -> Value:
-    out = (*a.shape[:-1], b.shape[0] if kind == "linear" else b.shape[-1])
-    if kind == "matmul":
-        out = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-    call = {"target": target, "args": ["%0", "%1"], "kwargs": {}}
-    return lifter.emit(kind, [a, b], out, a.dtype, torch=call)
-
-
-def _linear(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x, weight = a["input"], a["weight"]
-    if len(weight.shape) != 2:
-        raise Unliftable
-    product = _product(lifter, node, "linear", x, weight, "aten.linear.default")
-    return _add_bias(lifter, product, a["bias"])
-
-
-def _addmm(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    bias, x, weight = a["self"], a["mat1"], a["mat2"]
-    if a["beta"] != 1 or a["alpha"] != 1 or len(bias.shape) != 1:
-        raise Unliftable
-    product = _product(lifter, node, "linear_t", x, weight, "aten.matmul.default")
-    return _add_bias(lifter, product, bias)
-
-
-def _matmul(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x, y = a["self"], a.get("other", a.get("mat2"))
-    if len(x.shape) < 2 or len(y.shape) < 2:
-        raise Unliftable
-    flat = len(y.shape) == 2 and (len(x.shape) > 2 or y.role == "parameter")
-    return _product(lifter, node, "linear_t" if flat else "matmul", x, y, "aten.matmul.default")
-
-
-def _baddbmm(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    """``beta * self + alpha * (batch1 @ batch2)``."""
-    total = _product(lifter, node, "matmul", a["batch1"], a["batch2"], "aten.matmul.default")
-    parts = []
-    for value, scale in ((total, a["alpha"]), (a["self"], a["beta"])):
-        if scale != 1:
-            value = lifter.emit("mul", [value], value.shape, value.dtype, other=scale)
-        parts.append(value)
-    return lifter.emit("add", parts, total.shape, total.dtype)
-
-
-def _einsum(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    meta = ir.like(node.meta["val"])
-    return lifter.emit("einsum", a["tensors"], meta.shape, meta.dtype, equation=a["equation"])
-
-
-def _pair(value: Any, n: int) -> list[int]:
-    values = list(value) if isinstance(value, list | tuple) else [value]
-    return values * n if len(values) == 1 else values
-
-
-def _conv(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x, weight = a["input"], a["weight"]
-    n = len(weight.shape) - 2
-    if len(x.shape) != n + 2 or a.get("transposed"):
-        raise Unliftable
-    dilation, stride, padding = _pair(a["dilation"], n), _pair(a["stride"], n), a["padding"]
-    if padding == "valid":
-        padding = [0] * n
-    elif padding == "same":
-        reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-        if any(r % 2 for r in reach):
-            raise Unliftable
-        padding = [r // 2 for r in reach]
-    meta = ir.like(node.meta["val"])
-    out = lifter.emit(
-        "conv", [x, weight], meta.shape, meta.dtype,
-        stride=stride, padding=_pair(padding, n), dilation=dilation, groups=a["groups"],
-    )  # fmt: skip
-    return _add_bias(lifter, out, a["bias"], (weight.shape[0], *[1] * n))
 
 
 # -- attention, normalisation, vocabulary ----------------------------------------------------------
@@ -323,12 +239,7 @@ def _embedding(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
 def _cross_entropy(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     logits, labels = a["self"], a["target"]
     reduction = {1: "mean", 2: "sum"}.get(a["reduction"])
-    if (
-        a.get("weight") is not None
-        or reduction is None
-        or labels.is_float
-        or len(labels.shape) == 0
-    ):
+    if a.get("weight") is not None or reduction is None or labels.is_float or labels.shape == ():
         raise Unliftable
     classes = logits.shape[1]
     if len(logits.shape) > 2:  # [b, c, *s]: classes to the end, all else one dim
@@ -353,7 +264,7 @@ def labels_count(labels: Value) -> int:
 
 
 def _dropout(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x = a["input"]
+    x: Value = next(iter(a.values()))  # "input", and "self" in place
     if not a["train"] or a["p"] == 0:
         return x
     return lifter.emit("dropout", [x], x.shape, x.dtype, p=float(a["p"]))
@@ -401,60 +312,11 @@ def _one_hot(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     return lifter.emit("one_hot", [a["self"]], meta.shape, meta.dtype, classes=meta.shape[-1])
 
 
-# -- pooling --------------------------------------------------------------------------------------
-
-
-def _max_pool(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x = a["self"]
-    n = len(a["kernel_size"])
-    if len(x.shape) != n + 2:
-        raise Unliftable
-    kernel = _pair(a["kernel_size"], n)
-    meta = ir.like(node.meta["val"])
-    return lifter.emit(
-        "max_pool", [x], meta.shape, meta.dtype, kernel=kernel,
-        stride=_pair(a["stride"], n) if a["stride"] else kernel, padding=_pair(a["padding"], n),
-        dilation=_pair(a["dilation"], n), ceil_mode=a["ceil_mode"],
-    )  # fmt: skip
-
-
-def _avg_pool(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x = a["self"]
-    n = len(a["kernel_size"])
-    plain = not a["ceil_mode"] and a.get("divisor_override") is None
-    if len(x.shape) != n + 2 or not plain or not (a["count_include_pad"] or not any(a["padding"])):
-        raise Unliftable
-    kernel = _pair(a["kernel_size"], n)
-    meta = ir.like(node.meta["val"])
-    return lifter.emit(
-        "avg_pool", [x], meta.shape, meta.dtype, kernel=kernel,
-        stride=_pair(a["stride"], n) if a["stride"] else kernel, padding=_pair(a["padding"], n),
-    )  # fmt: skip
-
-
-def _adaptive_avg_pool(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x, output = a["self"], list(a["output_size"])
-    if len(x.shape) != len(output) + 2:
-        raise Unliftable
-    meta = ir.like(node.meta["val"])
-    if set(output) == {1}:  # a mean over what is left
-        dims = tuple(range(2, len(x.shape)))
-        return lifter.emit("mean", [x], meta.shape, x.dtype, dims=dims, keepdim=True)
-    return lifter.emit("adaptive_avg_pool", [x], meta.shape, meta.dtype, output=meta.shape[2:])
-
-
 TABLE: dict[str, Lift] = {
     **ELEMENTWISE,
     **SHAPES,
     **REDUCTIONS,
-    "linear": _linear,
-    "addmm": _addmm,
-    "matmul": _matmul,
-    "mm": _matmul,
-    "bmm": _matmul,
-    "baddbmm": _baddbmm,
-    "einsum": _einsum,
-    **{name: _conv for name in ("conv1d", "conv2d", "conv3d", "convolution")},
+    **PRODUCTS,
     "scaled_dot_product_attention": _attention,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
@@ -470,7 +332,4 @@ TABLE: dict[str, Lift] = {
     "index_select": _lookup("index_select"),
     "scatter": _lookup("scatter"),
     "one_hot": _one_hot,
-    **{f"max_pool{n}d": _max_pool for n in (1, 2, 3)},
-    **{f"avg_pool{n}d": _avg_pool for n in (1, 2, 3)},
-    **{f"adaptive_avg_pool{n}d": _adaptive_avg_pool for n in (1, 2, 3)},
 }

@@ -257,7 +257,9 @@ def _count(value: Value) -> int:
 ELEMENTWISE: dict[str, Lift] = {
     **{
         name: _binary(name)
-        for name in "add sub mul pow maximum minimum eq ne lt le gt ge remainder floor_divide".split()
+        for name in (
+            "add sub mul pow maximum minimum eq ne lt le gt ge remainder floor_divide"
+        ).split()
     },
     "rsub": _rsub,
     "div": _div,
@@ -286,7 +288,8 @@ ELEMENTWISE: dict[str, Lift] = {
     **{
         name: _same
         for name in (
-            "alias contiguous clone lift_fresh lift_fresh_copy lift resolve_conj resolve_neg positive"
+            "alias contiguous clone lift_fresh lift_fresh_copy lift resolve_conj resolve_neg "
+            "positive"
         ).split()
     },
     "detach": _detach,

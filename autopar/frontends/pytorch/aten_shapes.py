@@ -74,7 +74,7 @@ def _expand(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
 def _repeat(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     """Copies side by side: each dim [n] becomes [copies, n] and is merged."""
     x: Value = a["self"]
-    copies = list(a.get("repeats", a.get("dims")))
+    copies = list(a["repeats" if "repeats" in a else "dims"])
     if len(copies) < len(x.shape):  # tile
         copies = [1] * (len(x.shape) - len(copies)) + copies
     sizes = [1] * (len(copies) - len(x.shape)) + list(x.shape)
@@ -163,7 +163,7 @@ def _unbind(lifter: Lifter, node: fx.Node, a: Arguments) -> list[Value]:
 
 def _cat(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     meta = ir.like(node.meta["val"])
-    operands = []
+    operands: list[Value] = []
     for x in a["tensors"]:
         if x.shape == (0,) and len(meta.shape) > 1:
             continue  # an old custom: an empty list of tensors starts as tensor([])

@@ -55,7 +55,7 @@ class SmallReal(TorchFunctionMode):
             size = kwargs.get("size", args[0] if args else ())
             if isinstance(size, int):  # zeros(2, 3); full takes a tuple only
                 size = [a for a in args if isinstance(a, int)]
-            return math.prod(size) <= SMALL
+            return int(math.prod(size)) <= SMALL
         if func in (torch.arange, torch.eye):
             numbers = [a for a in args if isinstance(a, int | float)]
             return len(numbers) == len(args) and bool(numbers) and max(map(abs, numbers)) <= SMALL

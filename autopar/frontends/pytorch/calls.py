@@ -85,12 +85,14 @@ def _again(kind: Kind, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     mode = get_proxy_mode()
     if not kind.results or mode is None:
         return []
-    tracer = mode.tracer
+    tracer: Any = mode.tracer
     with without_torch_function():
         operands = [tracer.unwrap_proxy(t) for t in tensors]
         op = torch.ops.autopar.call.default
         proxy = tracer.create_proxy("call_function", op, (operands, kind.number), {})
-        made = [FakeTensor(kind.mode, t, torch.device("cpu")) for t in kind.results]
+        made: list[torch.Tensor] = [
+            FakeTensor(kind.mode, t, torch.device("cpu")) for t in kind.results
+        ]
         track_tensor_tree(made, proxy, constant=None, tracer=tracer)
     return made
 
@@ -126,7 +128,7 @@ class Calls:
                 if "forward" in vars(member.module):
                     continue  # someone else's patch: leave it alone
                 patched.append(member)
-                member.module.forward = self._wrap(member)  # type: ignore[method-assign]
+                member.module.forward = self._wrap(member)
             yield
         finally:
             for member in patched:

@@ -1,4 +1,4 @@
-"""Ops that do nothing or undo one another: gone, so that idioms stand out and programs read well."""
+"""Ops that do nothing or undo one another: gone, so that idioms stand out."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def _skip_reshapes(node: Node, links: Links) -> None:
 
 
 def _products(nodes: list[Node], results: list[Value]) -> list[Node]:
-    """``linear(reshape(x))`` reshaped back is ``linear(x)``; so is a product with a transposed weight.
+    """``linear(reshape(x))`` reshaped back is ``linear(x)``, a bias in between goes along.
 
-    The reshape must merge leading dims only. A bias in between goes along.
+    The reshape must merge leading dims only. ``x @ weight.T`` is ``linear`` too.
     """
     links = Links(nodes, results)
     swap: Swap = {}

@@ -26,6 +26,30 @@ class Gradients:
     of_call: dict[Node, Variant] = field(default_factory=dict)
 
 
+def stop_gradients(program: Program) -> None:
+    """Writes ``detach`` where a value enters ``no_grad``: the graph itself knows no such mode."""
+    for body in program.bodies.values():
+        body.nodes = _detached(body.nodes, [v for v in body.entries if v.is_float])
+    program.nodes = _detached(program.nodes, [])
+
+
+def _detached(nodes: list[Node], entries: list[Value]) -> list[Node]:
+    if all(node.grad for node in nodes):
+        return nodes
+    needs = _forward(nodes, entries, lambda node, _: [v for v in node.outputs if v.is_float])
+    made: list[Node] = []
+    stopped: dict[Value, Value] = {}
+    for node in nodes:
+        for value in node.inputs if not node.grad and node.kind != "call" else ():
+            if (value in needs or value.trainable) and value not in stopped:
+                stopped[value] = Value(value.shape, value.dtype)
+                made.append(Node("detach", [value], [stopped[value]], {}, node.source))
+        if not node.grad:
+            node.inputs = [stopped.get(v, v) for v in node.inputs]
+        made.append(node)
+    return made
+
+
 def find_gradients(program: Program) -> Gradients:
     """Raises `LossError` where no gradient flows from the loss at all."""
     found = Gradients(set())
@@ -64,18 +88,14 @@ def find_gradients(program: Program) -> Gradients:
                 found.variants[variant] = _backward(body.nodes, inner, exits)
             found.of_call[node] = variant
             flowing = found.variants[variant]
-            live.update(
-                v for v, e in zip(node.inputs, body.entries, strict=True) if e in flowing
-            )
+            live.update(v for v, e in zip(node.inputs, body.entries, strict=True) if e in flowing)
         elif any(v in live for v in node.outputs):
             live.update(v for v in node.inputs if v in needs)
     found.top = live & needs
     return found
 
 
-def _forward(
-    nodes: Iterable[Node], start: Iterable[Value], call: object = None
-) -> set[Value]:
+def _forward(nodes: Iterable[Node], start: Iterable[Value], call: object = None) -> set[Value]:
     """Values that depend on a trainable parameter or on ``start`` in a differentiable way."""
     needs = set(start)
     for node in nodes:
@@ -108,6 +128,6 @@ def check_reached(program: Program, gradients: Gradients, trainable: Iterable[st
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
         raise UnreachedParameterError(
             f"the loss does not depend on {len(missing)} trainable "
-            f"parameter{'s' if missing[1:] else ''}: {shown}. Use them in the forward, delete them, "
-            "or call .requires_grad_(False) on them"
+            f"parameter{'s' if missing[1:] else ''}: {shown}. Use them in the forward, delete "
+            "them, or call .requires_grad_(False) on them"
         )

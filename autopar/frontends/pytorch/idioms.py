@@ -99,8 +99,9 @@ def _is_quarter_turn(halves: Node, x: Value, links: Links) -> bool:
     negative = links.made_by(halves.inputs[0], "neg")
     if negative is None:
         return False
-    spans = [(negative.inputs[0], width // 2, width), (halves.inputs[1], 0, width // 2)]
-    return all(_is_part(value, x, *span, links) for value, *span in spans)
+    half = width // 2
+    second = _is_part(negative.inputs[0], x, half, width, links)
+    return second and _is_part(halves.inputs[1], x, 0, half, links)
 
 
 def _is_part(value: Value, x: Value, start: int, stop: int, links: Links) -> bool:
@@ -309,5 +310,3 @@ def wide_loss(node: Node, links: Links) -> Node | None:
     if cast is None or cast.inputs[0].dtype != cast.output.dtype:
         return None
     return Node("cross_entropy", node.inputs, [], {**node.attrs, "upcast": True})
-
-

@@ -1,87 +1,27 @@
 """Tensors whose every element follows from its place alone: positions, masks, constants.
 
 Libraries build causal masks and position ids from `arange` by dozens of ops. Here each such tensor
-gets a `Fact`, a formula in its own indices, by running the ops on formulas:
-
-* `Affine`   ``const + sum(coefficient * index)``, an integer tensor;
-* `Test`     true where all of some affine expressions are at least 0, a bool tensor;
-* `Choice`   one number where a test holds, another elsewhere (additive masks, `tril`).
-
-Formulas are for shapes aligned at the right, as in broadcasting. What has no formula has no fact.
+gets a `Fact`, a formula in its own indices, by running the ops on formulas. Shapes are aligned at
+the right, as in broadcasting. What has no formula has no fact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from autopar.frontends.pytorch.facts import (
+    Affine,
+    Choice,
+    Expression,
+    Fact,
+    Facts,
+    Test,
+    affine,
+    holding,
+    inverse,
+)
 from autopar.frontends.pytorch.ir import Node, Shape, Value
-
-Expression = tuple[tuple[int, ...], int]  # coefficient per dim, constant
-
-
-@dataclass(frozen=True, slots=True)
-class Affine:
-    shape: Shape
-    coefficients: tuple[int, ...]
-    const: int
-
-    @property
-    def is_const(self) -> bool:
-        return not any(self.coefficients)
-
-
-@dataclass(frozen=True, slots=True)
-class Test:
-    """Holds where every expression is >= 0; ``never`` holds nowhere."""
-
-    shape: Shape
-    least: frozenset[Expression]
-    never: bool = False
-
-    @property
-    def always(self) -> bool:
-        return not self.never and not self.least
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    test: Test
-    inside: float
-    outside: float
-
-
-Fact = Affine | Test | Choice
-Facts = dict[Value, Fact]
-
-
-def affine(shape: Shape, coefficients: tuple[int, ...], const: int) -> Affine:
-    """An `Affine`; dims of size 1 have no coefficient, so that equal tensors have equal facts."""
-    kept = tuple(0 if n == 1 else c for n, c in zip(shape, coefficients, strict=True))
-    return Affine(shape, kept, const)
-
-
-def test(shape: Shape, least: frozenset[Expression], never: bool = False) -> Test:
-    """A `Test` without expressions that always hold."""
-    kept = set()
-    for coefficients, const in least:
-        ends = [c * (n - 1) for c, n in zip(coefficients, shape, strict=True)]
-        if const + sum(max(e, 0) for e in ends) < 0:
-            never = True
-        if const + sum(min(e, 0) for e in ends) < 0:
-            kept.add((coefficients, const))
-    return Test(shape, frozenset() if never else frozenset(kept), never)
-
-
-def inverse(fact: Test) -> Test | None:
-    """Where ``fact`` does not hold, if that is one expression again."""
-    if fact.never or fact.always:
-        return Test(fact.shape, frozenset(), not fact.never)
-    if len(fact.least) != 1:
-        return None
-    ((coefficients, const),) = fact.least
-    return test(fact.shape, frozenset({(tuple(-c for c in coefficients), -const - 1)}))
 
 
 def find_facts(nodes: list[Node], known: Mapping[Value, Fact] | None = None) -> Facts:
@@ -108,7 +48,7 @@ def _spread(fact: Affine, shape: Shape) -> Affine:
 
 def _wide(fact: Test, shape: Shape) -> Test:
     extra = (0,) * (len(shape) - len(fact.shape))
-    return test(shape, frozenset((extra + c, k) for c, k in fact.least), fact.never)
+    return holding(shape, frozenset((extra + c, k) for c, k in fact.least), fact.never)
 
 
 # -- made from nothing ----------------------------------------------------------------------------
@@ -200,9 +140,9 @@ def _compare(kind: str) -> Callable[[Node, Given], Fact | None]:
             "eq": {(gap, const), (back, -const)},
         }
         if kind == "ne":
-            equal = test(shape, frozenset(least["eq"]))
+            equal = holding(shape, frozenset(least["eq"]))
             return inverse(equal) if equal.always or equal.never else None
-        return test(shape, frozenset(least[kind]))
+        return holding(shape, frozenset(least[kind]))
 
     return rule
 
@@ -226,7 +166,7 @@ def _and(node: Node, given: Given) -> Fact | None:
     if len(given) != 2 or not all(isinstance(g, Test) for g in given):
         return None
     a, b = (_wide(g, node.output.shape) for g in given if isinstance(g, Test))
-    return test(node.output.shape, a.least | b.least, a.never or b.never)
+    return holding(node.output.shape, a.least | b.least, a.never or b.never)
 
 
 def _or(node: Node, given: Given) -> Fact | None:
@@ -291,7 +231,7 @@ def _band(sign: int) -> Callable[[Node, Given], Fact | None]:
     def rule(node: Node, given: Given) -> Fact | None:
         fact, shape = given[0], node.output.shape
         row_column = (0,) * (len(shape) - 2) + (sign, -sign)
-        kept = test(shape, frozenset({(row_column, sign * node.attrs["diagonal"])}))
+        kept = holding(shape, frozenset({(row_column, sign * node.attrs["diagonal"])}))
         if isinstance(fact, Test) and fact.always:
             return kept
         if isinstance(fact, Choice) and fact.test.always:
@@ -314,7 +254,7 @@ def _remap(fact: Fact, shape: Shape, move: Callable[[tuple[int, ...]], tuple[int
         inner = _remap(fact.test, shape, move)
         assert isinstance(inner, Test)
         return Choice(inner, fact.inside, fact.outside)
-    return test(shape, frozenset((move(c), k) for c, k in fact.least), fact.never)
+    return holding(shape, frozenset((move(c), k) for c, k in fact.least), fact.never)
 
 
 def _shape_of(fact: Fact) -> Shape:
@@ -384,7 +324,7 @@ def _shifted(
     if isinstance(fact, Affine):
         coefficients, const = move(fact.coefficients, fact.const)
         return affine(shape, coefficients, const)
-    return test(shape, frozenset(move(c, k) for c, k in fact.least), fact.never)
+    return holding(shape, frozenset(move(c, k) for c, k in fact.least), fact.never)
 
 
 def _cumsum(node: Node, given: Given) -> Fact | None:

@@ -35,7 +35,8 @@ class Call:
 
     def dtype(self, name: str) -> torch.dtype:
         wide = self.wide and name in ("float32", "bfloat16", "float16")
-        return torch.float64 if wide else getattr(torch, name)  # type: ignore[no-any-return]
+        found: torch.dtype = torch.float64 if wide else getattr(torch, name)
+        return found
 
 
 Kernel = Callable[[Call], Any]
@@ -102,12 +103,12 @@ def _layer_norm(c: Call) -> Tensor:
     return F.layer_norm(c.x, c.x.shape[len(c.x.shape) - dims :], weight, bias, c.attrs["eps"])
 
 
-def _rms_norm(c: Call) -> Tensor:
+def _rms_norm(c: Call) -> Any:
     weight = c.operands[1] if len(c.operands) > 1 else None
     if c.attrs["eps"] is None:
         return F.rms_norm(c.x, c.x.shape[-1:], weight, None)
-    x = c.x.to(c.dtype("float32")) if c.attrs["upcast"] else c.x
-    out = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + c.attrs["eps"])
+    x: Tensor = c.x.to(c.dtype("float32")) if c.attrs["upcast"] else c.x
+    out: Tensor = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + c.attrs["eps"])
     if weight is None:
         return out.to(c.x.dtype)
     if c.attrs["scale_offset"]:
@@ -152,8 +153,10 @@ def _embedding(c: Call) -> Tensor:
 
 
 def _cross_entropy(c: Call) -> Tensor:
+    logits, labels = c.operands
     return F.cross_entropy(
-        *c.operands,
+        logits,
+        labels,
         ignore_index=c.attrs["ignore_index"],
         reduction=c.attrs["reduction"],
         label_smoothing=c.attrs["label_smoothing"],
@@ -190,7 +193,7 @@ def _slice(c: Call) -> Tensor:
 
 
 def _split(c: Call) -> list[Tensor]:
-    parts = c.x.split(list(c.attrs["sizes"]), dim=c.attrs["dim"])
+    parts = torch.split(c.x, list(c.attrs["sizes"]), dim=c.attrs["dim"])
     if c.attrs.get("squeeze"):
         return [p.squeeze(c.attrs["dim"]) for p in parts]
     return list(parts)
@@ -251,8 +254,8 @@ KERNELS: dict[str, Kernel] = {
     **{
         kind: _unary(getattr(torch, kind))
         for kind in (
-            "neg exp log sqrt rsqrt tanh sigmoid relu sin cos abs erf square reciprocal detach isinf "
-            "isnan sign floor"
+            "neg exp log sqrt rsqrt tanh sigmoid relu sin cos abs erf square reciprocal detach "
+            "isinf isnan sign floor"
         ).split()
     },
     "identity": lambda c: c.x,

@@ -115,7 +115,8 @@ class Lifter:
             return
         from autopar.frontends.pytorch.aten import written_through
 
-        whole = written_through(self, node, self.read(base), value)
+        same = _is_inplace(node.target)
+        whole = value if same else written_through(self, node, self.read(base), value)
         if whole is None:
             raise MutationError(
                 f"{self._source}: {node.target} writes through a view ({node.name}) that has no "
@@ -171,23 +172,24 @@ class Lifter:
     # -- calls ------------------------------------------------------------------------------------
 
     def _call(self, node: fx.Node) -> None:
-        target = node.target
+        target: Any = node.target
+        first: Any = node.args[0] if node.args else None
         if target is operator.getitem:
-            self._env[node] = self.read(node.args[0])[node.args[1]]
-            if node.args[0] in self._entered:
-                self._entered[node] = self._entered[node.args[0]]
-            elif isinstance(node.args[0], fx.Node) and node.args[0] in self._views:
-                self._views[node] = node.args[0]
+            self._env[node] = self.read(first)[node.args[1]]
+            if first in self._entered:
+                self._entered[node] = self._entered[first]
+            elif first in self._views:
+                self._views[node] = first
                 self._version[node] = self._version.get(self._root(node), 0)
         elif target in _MARKS:
-            kind = int(node.args[1])
-            tensors = [self.read(t) for t in node.args[0]]
+            kind: Any = node.args[1]
+            tensors = [self.read(t) for t in first]
             outputs = [ir.like(t) for t in node.meta["val"]]
             self._env[node] = self.emit_many(_MARKS[target], tensors, outputs, number=kind)
             if _MARKS[target] == "enter":
                 self._entered[node] = kind
         elif target is torch._C._set_grad_enabled:
-            self._grad = bool(node.args[0])
+            self._grad = bool(first)
         elif isinstance(target, torch._ops.OpOverload):
             if target._opname in _ERASED:
                 return
@@ -198,8 +200,8 @@ class Lifter:
                 return
             result = self._lifted(node)
             if _is_inplace(target):
-                self._write(node.args[0], result)
-                self._views[node] = node.args[0]
+                self._write(first, result)
+                self._views[node] = first
                 self._version[node] = self._version.get(self._root(node), 0)
             self._env[node] = result
         else:
@@ -221,6 +223,8 @@ class Lifter:
         )
 
     def _lifted(self, node: fx.Node) -> Any:
+        if _is_inplace(node.target) and node in self._views:
+            return self.read(self._views[node])  # it returned what it wrote into
         if node.target is operator.getitem:
             return self.read(node.args[0])[node.args[1]]
         from autopar.frontends.pytorch.aten import lift_call

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from autopar.frontends.pytorch.indices import Affine, Choice, Fact, Facts, Test, find_facts
+from collections.abc import Callable
+
+from autopar.frontends.pytorch.facts import Affine, Choice, Fact, Facts, Test, inverse
+from autopar.frontends.pytorch.indices import find_facts
 from autopar.frontends.pytorch.ir import Links, Node, Shape, Value, final, replace
 from autopar.frontends.pytorch.program import Body, Program
 
+Emit = Callable[..., Value]
 HUGE = -1e9  # added to a score it leaves a weight of exactly 0
 
 
@@ -40,8 +44,8 @@ def _mask_attention(nodes: list[Node], facts: Facts) -> None:
         if node.kind != "attention" or len(node.inputs) < 4 or node.attrs["causal"]:
             continue
         fact = facts.get(node.inputs[3])
-        if isinstance(fact, Choice) and fact.inside == 0 and fact.outside <= HUGE:
-            fact = fact.test
+        if isinstance(fact, Choice):
+            fact = _seen(fact)
         if not isinstance(fact, Test) or fact.never:
             continue
         queries, keys = node.inputs[0].shape[2], node.inputs[1].shape[2]
@@ -51,6 +55,13 @@ def _mask_attention(nodes: list[Node], facts: Facts) -> None:
         elif fact.least == {(below, 0)} and queries == keys:
             del node.inputs[3]
             node.attrs = {**node.attrs, "causal": True}
+
+
+def _seen(fact: Choice) -> Test | None:
+    """Where a mask that is added to the scores leaves them, if it hides the rest."""
+    if fact.inside == 0 and fact.outside <= HUGE:
+        return fact.test
+    return inverse(fact.test) if fact.outside == 0 and fact.inside <= HUGE else None
 
 
 def _plain_lookups(nodes: list[Node], facts: Facts) -> None:
@@ -85,9 +96,7 @@ def _one_dim(fact: Fact | None, shape: Shape, size: int) -> int | None:
     return counting[0] if shape[counting[0]] == size else None
 
 
-def _rebuilt(
-    nodes: list[Node], facts: Facts, results: set[Value], given: set[Value]
-) -> list[Node]:
+def _rebuilt(nodes: list[Node], facts: Facts, results: set[Value], given: set[Value]) -> list[Node]:
     """Index tensors that other ops read, made again in as few ops as their formula needs."""
     links = Links(nodes, results)
     out: list[Node] = []
@@ -118,9 +127,7 @@ def _make(fact: Fact, value: Value, node: Node) -> list[Node]:
     """Ops that compute ``fact``; none where its formula has no short form."""
     made: list[Node] = []
 
-    def emit(
-        kind: str, inputs: list[Value], shape: Shape, dtype: str, /, **attrs: object
-    ) -> Value:
+    def emit(kind: str, inputs: list[Value], shape: Shape, dtype: str, /, **attrs: object) -> Value:
         new = Node(kind, inputs, [Value(shape, dtype)], attrs, node.source, node.grad)
         made.append(new)
         return new.output
@@ -146,35 +153,52 @@ def _make(fact: Fact, value: Value, node: Node) -> list[Node]:
             line = emit("reshape", [line], shape, value.dtype, shape=shape)
         spread(line)
         return made
-    if isinstance(fact, Test) and (fact.always or fact.never):
+    if isinstance(fact, Choice):
+        if fact.test.always or fact.test.never:
+            number = fact.inside if fact.test.always else fact.outside
+            emit("full", [], value.shape, value.dtype, shape=value.shape, value=number,
+                 dtype=value.dtype)  # fmt: skip
+            return made
+        holds = _comparisons(fact.test, value.shape, emit)
+        if holds is not None and value.is_float:
+            chosen = emit("where", [holds], holds.shape, "float32", a=fact.inside, b=fact.outside)
+            if value.dtype != "float32":
+                chosen = emit("cast", [chosen], holds.shape, value.dtype, dtype=value.dtype)
+            spread(chosen)
+            return made
+        return []
+    if fact.always or fact.never:
         emit("full", [], value.shape, "bool", shape=value.shape, value=fact.always, dtype="bool")
         return made
-    if isinstance(fact, Test):
-        rank = len(value.shape)
-        tests: list[Value] = []
-        for coefficients, const in sorted(fact.least):
-            counting = [d for d, c in enumerate(coefficients) if c]
-            if len(counting) != 2 or sorted(coefficients[d] for d in counting) != [-1, 1]:
-                return []
-            ends = []
-            for dim in sorted(counting, key=lambda d: -coefficients[d]):
-                start = const if coefficients[dim] == 1 else 0
-                size = value.shape[dim]
-                line = emit("arange", [], (size,), "int64", start=start, stop=start + size,
-                            step=1, dtype="int64")  # fmt: skip
-                shape = tuple(n if d == dim else 1 for d, n in enumerate(value.shape))
-                ends.append(emit("reshape", [line], shape, "int64", shape=shape))
-            both = tuple(n if d in counting else 1 for d, n in enumerate(value.shape))
-            tests.append(emit("ge", ends, both, "bool"))
-        whole = tests[0]
-        for other in tests[1:]:
-            pairs = zip(whole.shape, other.shape, strict=True)
-            shape = tuple(max(a, b) for a, b in pairs)
-            whole = emit("and", [whole, other], shape, "bool")
-        assert len(whole.shape) == rank
-        spread(whole)
-        return made
-    return []
+    holds = _comparisons(fact, value.shape, emit)
+    if holds is None:
+        return []
+    spread(holds)
+    return made
+
+
+def _comparisons(fact: Test, full: Shape, emit: Emit) -> Value | None:
+    """``fact`` as ``row >= column`` comparisons, not spread to dims it does not mention."""
+    whole: Value | None = None
+    for coefficients, const in sorted(fact.least):
+        counting = [d for d, c in enumerate(coefficients) if c]
+        if len(counting) != 2 or sorted(coefficients[d] for d in counting) != [-1, 1]:
+            return None
+        ends = []
+        for dim in sorted(counting, key=lambda d: -coefficients[d]):
+            start = const if coefficients[dim] == 1 else 0
+            line = emit("arange", [], (full[dim],), "int64", start=start, stop=start + full[dim],
+                        step=1, dtype="int64")  # fmt: skip
+            shape = tuple(n if d == dim else 1 for d, n in enumerate(full))
+            ends.append(emit("reshape", [line], shape, "int64", shape=shape))
+        both = tuple(n if d in counting else 1 for d, n in enumerate(full))
+        holds = emit("ge", ends, both, "bool")
+        if whole is None:
+            whole = holds
+        else:
+            shape = tuple(max(a, b) for a, b in zip(whole.shape, holds.shape, strict=True))
+            whole = emit("and", [whole, holds], shape, "bool")
+    return whole
 
 
 def _hand_in_unspread(program: Program) -> None:

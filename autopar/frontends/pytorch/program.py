@@ -28,7 +28,7 @@ class Body:
 
 @dataclass(slots=True, eq=False)
 class Program:
-    """``nodes`` of the top level; one of kind ``"call"`` has ``number`` and ``instance`` in attrs."""
+    """``nodes`` of the top level; a ``"call"`` has ``number`` and ``instance`` in its attrs."""
 
     nodes: list[Node]
     inputs: list[Value]
@@ -167,9 +167,7 @@ def prune(program: Program) -> None:
         body.names = [body.names[i] for i in keep]
         for call in calls:
             call.inputs = [call.inputs[i] for i in keep]
-        kept = [
-            i for i in range(len(body.exits)) if any(c.outputs[i] in read for c in calls)
-        ]
+        kept = [i for i in range(len(body.exits)) if any(c.outputs[i] in read for c in calls)]
         body.exits = [body.exits[i] for i in kept]
         for call in calls:
             call.outputs = [call.outputs[i] for i in kept]

@@ -68,8 +68,8 @@ for _name in (
     setattr(Counter, _name, _watch(_name))
 
 
-def find_repeats(model: nn.Module, counted: bool = True) -> dict[int, Member]:
-    """Every submodule that may repeat, by ``id``; ``counted`` False keeps counting attributes in."""
+def find_repeats(model: nn.Module) -> dict[int, Member]:
+    """Every submodule that may repeat, by ``id``."""
     paths = {id(m): path for path, m in model.named_modules()}
     owners = Tally(id(t) for m in model.modules() for t in _tensors(m))
     groups: dict[Hashable, int] = {}
@@ -77,7 +77,7 @@ def find_repeats(model: nn.Module, counted: bool = True) -> dict[int, Member]:
     for siblings in _runs(model):
         shared = _shared(siblings, owners)
         shapes = [_signature(m, shared) for m in siblings]
-        counting = _counting([ints for _, ints in shapes]) if counted else ()
+        counting = _counting([ints for _, ints in shapes])
         for module, (shape, ints) in zip(siblings, shapes, strict=True):
             kept = tuple(sorted((k, v) for k, v in ints.items() if k not in counting))
             group = groups.setdefault((shape, kept), len(groups))

@@ -25,9 +25,7 @@ def rewrite(program: Program) -> None:
     _everywhere(program, lambda nodes, results: nodes)
 
 
-def _everywhere(
-    program: Program, step: Callable[[list[Node], list[Value]], list[Node]]
-) -> None:
+def _everywhere(program: Program, step: Callable[[list[Node], list[Value]], list[Node]]) -> None:
     for body in program.bodies.values():
         body.nodes = drop_dead(step(body.nodes, body.exits), body.exits)
     results = [program.result]

@@ -188,9 +188,9 @@ def _explained(error: Exception) -> Exception:
     data = isinstance(error, _DATA) or "data-dependent" in text or "tracing tensor" in text
     if data or "meta tensors" in text:
         return DataDependentError(
-            f"{place} needs the value of a tensor while the model is captured ({text}). The program "
-            "must be the same for every batch: replace .item(), bool(tensor), int(tensor) and "
-            "boolean indexing by torch.where, masks or fixed shapes"
+            f"{place} needs the value of a tensor while the model is captured ({text}). The "
+            "program must be the same for every batch: replace .item(), bool(tensor), int(tensor) "
+            "and boolean indexing by torch.where, masks or fixed shapes"
         )
     return ForwardError(f"the forward failed at {place}: {type(error).__name__}: {text}")
 
@@ -199,7 +199,7 @@ def _explained(error: Exception) -> Exception:
 def _fakes_inside(
     model: nn.Module, mode: FakeTensorMode
 ) -> Iterator[tuple[dict[int, Named], dict[str, str]]]:
-    """Inside, every tensor that the model holds is a fake CPU tensor; yields what they stand for."""
+    """Inside, all tensors that the model holds are fake; yields what they stand for."""
     places: list[tuple[dict[str, Any], str, torch.Tensor]] = []
     fakes: dict[int, torch.Tensor] = {}
     named: dict[int, Named] = {}
@@ -218,7 +218,7 @@ def _fakes_inside(
                         made = fake(tensor, mode)
                         if role == "parameter":  # what nn.Parameter does, without a dispatch
                             made.requires_grad_(tensor.requires_grad)
-                            made._is_param = True  # type: ignore[attr-defined]
+                            made._is_param = True
                         fakes[id(tensor)] = made
                         kept = table is not plain and key not in module._non_persistent_buffers_set
                         named[id(made)] = Named(name, made, role, kept)

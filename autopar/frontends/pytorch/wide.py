@@ -17,9 +17,7 @@ _NARROW = (torch.float32, torch.bfloat16, torch.float16)
 class Wide(TorchFunctionMode):
     """Replaces every float dtype argument by float64, and ``.float()`` by ``.double()``."""
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16):
             return args[0].double()
         args = tuple(torch.float64 if _narrow(a) else a for a in args)

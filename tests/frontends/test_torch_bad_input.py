@@ -1,0 +1,244 @@
+"""What cannot be captured is refused in one message that names the place and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopar.errors import UserError
+from autopar.frontends.loading import LoadError, load_workload
+from autopar.frontends.pytorch import capture, errors
+from autopar.workload import Workload, WorkloadError, parallelize
+
+B, D = 4, 8
+
+
+def batch() -> dict[str, Tensor]:
+    return {"x": torch.ones(B, D)}
+
+
+class Model(nn.Module):
+    """A linear layer and ``body``."""
+
+    def __init__(self, body: Callable[[Tensor], object], unused: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(D, D)
+        self.body = body
+        if unused:
+            self.spare = nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> object:
+        return self.body(self.linear(x))
+
+
+def refused(body: Callable[[Tensor], object], error: type[UserError], **options: bool) -> str:
+    with pytest.raises(error) as caught:
+        capture(Workload(model=lambda: Model(body, **options), batch=batch))
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def here(text: str) -> str:
+    """``file:line`` of the only line of this file with ``text`` in it."""
+    lines = Path(__file__).read_text().splitlines()
+    (line,) = (i for i, code in enumerate(lines, 1) if text in code and "here(" not in code)
+    return f"{__file__}:{line}"
+
+
+def test_data_dependent_control_flow() -> None:
+    def body(x: Tensor) -> Tensor:
+        if x.sum() > 3.25:
+            return x.mean()
+        return x.sum()
+
+    message = refused(body, errors.DataDependentError)
+    assert here("> 3.25:") in message
+    assert "torch.where" in message
+
+
+def test_item() -> None:
+    message = refused(lambda x: x.mean() * x.max().item(), errors.DataDependentError)
+    assert here("x.max().item()") in message
+
+
+def test_boolean_indexing() -> None:
+    message = refused(lambda x: x[x > 0.125].mean(), errors.DataDependentError)
+    assert here("x[x > 0.125]") in message
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        (lambda x: x, "shape [4, 8]"),
+        (lambda x: x.argmax(), "int64"),
+        (lambda x: {"logits": x}, "logits"),
+        (lambda x: 3.0, "float"),
+        (lambda x: None, "NoneType"),
+    ],
+)
+def test_no_scalar_loss(result: Callable[[Tensor], object], words: str) -> None:
+    assert words in refused(result, errors.LossError)
+
+
+def test_no_gradient_at_all() -> None:
+    assert "no gradient" in refused(lambda x: x.detach().mean(), errors.LossError)
+
+
+def test_parameters_without_a_gradient() -> None:
+    message = refused(lambda x: x.mean(), errors.UnreachedParameterError, unused=True)
+    assert "2 trainable parameters: spare.weight, spare.bias" in message
+    assert "requires_grad_(False)" in message
+
+
+def test_a_parameter_of_one_repeated_layer_without_a_gradient() -> None:
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Model(lambda x: x) for _ in range(3))
+            self.spare = nn.ModuleList(Model(lambda x: x) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x.mean()
+
+    with pytest.raises(errors.UnreachedParameterError, match=r"4 trainable .*: spare\.0\.linear"):
+        capture(Workload(model=Stack, batch=batch))
+
+
+def test_writing_into_a_buffer() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(D, D)
+            self.register_buffer("total", torch.zeros(D))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.total.add_(1.0)  # type: ignore[operator]
+            return self.linear(x).mean()  # type: ignore[no-any-return]
+
+    with pytest.raises(errors.MutationError, match="buffer 'total'"):
+        capture(Workload(model=Counting, batch=batch))
+
+
+def test_an_error_of_the_forward_itself() -> None:
+    message = refused(lambda x: x.view(3, 7).mean(), errors.ForwardError)
+    assert here("x.view(3, 7)") in message
+
+
+def test_a_batch_entry_that_forward_does_not_know() -> None:
+    with pytest.raises(errors.ForwardError, match="unexpected keyword argument 'y'"):
+        capture(Workload(model=lambda: Model(torch.mean), batch=lambda: {"y": torch.ones(B, D)}))
+
+
+def test_a_batch_of_two_sizes() -> None:
+    def batch() -> dict[str, Tensor]:
+        return {"x": torch.ones(4, 2), "y": torch.ones(3)}
+
+    with pytest.raises(errors.BatchError, match=r"x \[4, 2\], y \[3\].*whole_inputs"):
+        capture(Workload(model=lambda: Model(torch.mean), batch=batch))
+
+
+@pytest.mark.parametrize("made", [[1], {}, {"x": 3}, {"x": torch.tensor(1.0)}])
+def test_a_batch_that_is_none(made: object) -> None:
+    with pytest.raises(errors.BatchError):
+        capture(Workload(model=lambda: Model(torch.mean), batch=lambda: made))  # type: ignore[arg-type, return-value]
+
+
+def test_a_model_that_is_none() -> None:
+    with pytest.raises(errors.BuildError, match=r"dict, not an nn\.Module"):
+        capture(Workload(model=dict, batch=batch))
+
+
+def test_a_constructor_that_fails() -> None:
+    def model() -> nn.Module:
+        raise ValueError("odd width 7")
+
+    with pytest.raises(errors.BuildError, match="odd width 7"):
+        capture(Workload(model=model, batch=batch))
+
+
+def test_a_constructor_may_read_small_values() -> None:
+    def model() -> nn.Module:
+        rates = [rate.item() for rate in torch.linspace(0, 0.5, 3)]
+        return Model(lambda x: (x * rates[2]).mean())
+
+    graph = capture(Workload(model=model, batch=batch)).graph
+    (scale,) = (op for op in graph.ops if op.kind == "mul")
+    assert scale.attrs["other"] == 0.5
+
+
+# -- workloads and files --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "neither"),
+        ({"model": dict, "loss": dict, "init": dict}, "both"),
+        ({"loss": dict}, "init"),
+        ({"model": 3}, "lambda"),
+        ({"model": dict, "optimizer": "adam"}, "adamw or sgd"),
+        ({"model": dict, "precision": "fp8"}, "bfloat16"),
+    ],
+)
+def test_workload_that_says_nonsense(fields: dict[str, object], words: str) -> None:
+    with pytest.raises(WorkloadError, match=words):
+        Workload(batch=batch, **fields)  # type: ignore[arg-type]
+
+
+def test_a_subclass_of_a_decorated_class_is_not_decorated(tmp_path: Path) -> None:
+    @parallelize(batch=batch)
+    class First(nn.Module):
+        pass
+
+    class Second(First):
+        pass
+
+    from autopar.workload import workload_of
+
+    assert workload_of(First) is not None
+    assert workload_of(Second) is None
+
+
+MODEL = """
+import autopar
+{0} = autopar.Workload(model=dict, batch=dict)
+"""
+
+
+def written(folder: Path, text: str) -> str:
+    file = folder / "some_model.py"
+    file.write_text(text)
+    return str(file)
+
+
+def test_one_model(tmp_path: Path) -> None:
+    assert load_workload(written(tmp_path, MODEL.format("one"))).model is dict
+    assert load_workload(written(tmp_path, MODEL.format("one")) + ":one").model is dict
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "words"),
+    [
+        ("x = 1", "", "has no model"),
+        (MODEL.format("one") + MODEL.format("two"), "", "2 models, one, two: say which"),
+        (MODEL.format("one"), ":two", "two does not exist in .* it has one"),
+        (MODEL.format("one") + "x = 1", ":x", "x is a int, not a model"),
+        ("x = 1\ny = x / 0", "", r"some_model\.py:2: ZeroDivisionError"),
+        ("x = (", "", r"some_model\.py:1: '\(' was never closed"),
+        ("import sys; sys.exit(3)", "", "SystemExit: 3"),
+    ],
+)
+def test_files_without_the_model(tmp_path: Path, text: str, name: str, words: str) -> None:
+    with pytest.raises(LoadError, match=words):
+        load_workload(written(tmp_path, text) + name)
+
+
+def test_no_file() -> None:
+    with pytest.raises(LoadError, match="is not a file"):
+        load_workload("nowhere.py")

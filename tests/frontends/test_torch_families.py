@@ -1,0 +1,65 @@
+"""Captured library models compute what the models compute: loss and all gradients in float64."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.zoo_models import ZOO
+from tests.frontends.torch_referee import compare
+
+# grouped_mm, which its experts use, exists in no form for float64 on CPU: nothing to compare with
+WITHOUT_FLOAT64 = {"mixtral"}
+
+
+@pytest.mark.parametrize("family", [name for name in ZOO if name not in WITHOUT_FLOAT64])
+def test_graph_equals_model(family: str) -> None:
+    found = compare(ZOO[family]())
+    assert found.worst <= 1e-12
+    graph = found.captured.graph
+    bodies = [graph, *(b.body for b in graph.blocks.values())]
+    assert not [op for g in bodies for op in g.ops if "::" in op.kind]
+
+
+DECODERS = ["llama", "mistral", "qwen2", "qwen3", "olmo2", "granite"]
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_decoder_idioms(family: str) -> None:
+    """Masks, norms, rotary and grouped heads of the usual decoder leave no small ops behind."""
+    from autopar.frontends.pytorch import capture
+
+    (block,) = capture(ZOO[family]()).graph.blocks.values()
+    kinds = [op.kind for op in block.body.ops]
+    assert kinds.count("rms_norm") in (2, 4)
+    assert kinds.count("rotary") == 2
+    assert kinds.count("attention") == 1
+    assert not {"cos", "neg", "rsqrt", "pow", "expand", "repeat_heads", "mean"} & set(kinds)
+    (attention,) = (op for op in block.body.ops if op.kind == "attention")
+    assert attention.attrs["causal"] is True
+    assert len(attention.inputs) == 3
+    shapes = [block.body.tensors[name].shape[1] for name in attention.inputs]
+    assert shapes == [4, 2, 2]
+
+
+def test_sliding_layers_are_a_block_of_their_own() -> None:
+    from autopar.frontends.pytorch import capture
+
+    graph = capture(ZOO["gemma3"]()).graph
+    (block,) = graph.blocks.values()
+    assert block.instances == ("model.layers.0", "model.layers.1", "model.layers.3")
+    (sliding,) = (op for op in block.body.ops if op.kind == "attention")
+    assert len(sliding.inputs) == 4  # the window stays an explicit mask, not spread over the batch
+    assert block.body.tensors[sliding.inputs[3]].shape == (1, 1, 16, 16)
+    (full,) = (op for op in graph.ops if op.kind == "attention")
+    assert full.attrs["causal"] is True
+    assert len(full.inputs) == 3
+
+
+def test_tied_embeddings_are_one_tensor() -> None:
+    from autopar.frontends.pytorch import capture
+
+    captured = capture(ZOO["llama_tied"]())
+    assert captured.tied == (("model.embed_tokens.weight", "lm_head.weight"),)
+    names = [name for name, _ in captured.graph.parameters()]
+    assert "lm_head.weight" not in names
+    assert len(names) == len(set(names))
