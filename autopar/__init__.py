@@ -9,13 +9,13 @@ from autopar.workload import Workload, parallelize
 
 if TYPE_CHECKING:
     from autopar.rules.registry import register as register_rule
-    from autopar.runtime.loading import load
+    from autopar.runtime.trainers import load
 
 __all__ = ["Workload", "load", "parallelize", "register_rule"]
 
 # Found on first use, so that importing autopar stays instant.
 _LATER = {
-    "load": ("autopar.runtime.loading", "load"),
+    "load": ("autopar.runtime.trainers", "load"),
     "register_rule": ("autopar.rules.registry", "register"),
 }
 
