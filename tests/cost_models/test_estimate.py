@@ -199,3 +199,17 @@ def test_bad_architecture_files(tmp_path: Path, old: str, new: str, says: str) -
     (tmp_path / "a.yaml").write_text(text.replace(old, new, 1))
     with pytest.raises(ArchFileError, match=says):
         load_arch(tmp_path / "a.yaml")
+
+
+def test_pricing_a_layout_is_quick() -> None:
+    import time
+    from itertools import islice
+
+    from autopar.estimate import layouts
+
+    cluster = load_cluster(ROOT / "examples/clusters/a100_128x8.yaml")
+    some = list(islice(layouts(GPT3, cluster, 1536), 500))
+    began = time.process_time()
+    for layout in some:
+        price(GPT3, cluster, layout)
+    assert time.process_time() - began < 500 * 0.006  # 10,000 layouts in 60 CPU s
