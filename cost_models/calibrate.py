@@ -46,16 +46,18 @@ def calibrate(
         found = db.measurements(machine)
     rates = op_rates([m for m in found if m.subject == "op"])
     lines = collective_lines([m for m in found if m.subject == "collective"])
+    when = max((m.measured_at for m in found), default="")[:10]
+    source = f"measured by `autopar profile` on {when} with {machine.libraries}"
     groups = tuple(
-        DeviceGroup(_with_rates(group.device, cluster.device.name, rates), group.count)
+        DeviceGroup(_with_rates(group.device, cluster.device.name, rates, source), group.count)
         for group in cluster.groups
     )
     inner = replace(cluster.levels[0], measured=lines)
     return replace(cluster, groups=groups, levels=(inner, *cluster.levels[1:]))
 
 
-def _with_rates(device: Device, name: str, rates: tuple[MeasuredRate, ...]) -> Device:
-    return replace(device, rates=rates) if device.name == name else device
+def _with_rates(device: Device, name: str, rates: tuple[MeasuredRate, ...], source: str) -> Device:
+    return replace(device, rates=rates, source=source) if device.name == name else device
 
 
 def op_rates(found: Sequence[Measurement]) -> tuple[MeasuredRate, ...]:
