@@ -16,6 +16,7 @@ from torch import nn
 from autopar.frontends.pytorch.captured import Captured
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Stage
+from autopar.rules import register
 from tests.emit import models
 from tests.emit.following import following
 from tests.emit.harness import (
@@ -152,3 +153,27 @@ class _Wide(nn.Module):
 
 
 WIDE = (_Wide, lambda: {"x": torch.randn(6, 4), "y": torch.tensor([0, 7, -100, 3, 3, 5])})
+
+
+class _Foreign(nn.Module):
+    """An op that has no kind here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.fc(x)
+        loss: torch.Tensor = torch.hypot(h, h * 2 + 1).mean()
+        return loss
+
+
+def test_an_op_of_the_users_own() -> None:
+    """It is printed as the original call, on this rank's part."""
+    register("aten::hypot", "..., ... -> ...")
+    foreign = capture_of(_Foreign, lambda: {"x": torch.zeros(8, 4)})
+    stage = following(foreign, Mesh.parse("dp_shard=2 x tp=2"), {"fc/linear": "n"})
+    made = emitted(foreign, stage, 2)
+    assert "torch.ops.aten.hypot.default(" in made.text
+    torch.manual_seed(0)
+    check(made, _Foreign(), {"x": torch.randn(8, 4)})
