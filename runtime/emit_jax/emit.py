@@ -54,7 +54,9 @@ def emit(lowered: Lowered, plan: Plan, captured: CapturedModel) -> dict[str, str
     mesh = plan.stages[0].mesh.trimmed()
     functions: dict[str, str] = {}
     for name in lowered.blocks:
-        wish = f"{identifier(name.removesuffix('.*').rpartition('.')[2])}_block"
+        wish = identifier(name.rpartition(".")[2])
+        wish = wish.removesuffix("s") if len(wish) > 2 else f"{wish}_block"
+        wish = f"{wish}_block" if wish in RESERVED else wish
         while wish in (*RESERVED, *functions.values()):
             wish += "_"
         functions[name] = wish
