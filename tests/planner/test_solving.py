@@ -27,9 +27,7 @@ BATCH = {"ids": 0, "labels": 0}
 GRAPH = gpt(layers=2)
 
 
-def question(
-    searcher: str, verbose: bool = False, tp: int | None = None, dp: int | None = None
-) -> Question:
+def question(searcher: str, verbose: bool = False, tp: int | None = None) -> Question:
     return Question(
         graph=GRAPH,
         batch_dims=BATCH,
@@ -39,7 +37,7 @@ def question(
         cluster=CLUSTER,
         precision="float32",
         optimizer="adamw",
-        fixed=Fixed(dp_replicate=dp, dp_shard=dp, tp=tp),
+        fixed=Fixed(tp=tp),
         searcher=searcher,
         verbose=verbose,
     )
@@ -70,14 +68,8 @@ def test_every_searcher_plans(searcher: str) -> None:
     assert any("best " in line for line in told)
     if searcher != "brute_force":  # cannot see all of it, and has no bound before that
         assert any("bound " in line for line in told)
-    exact = search_plan(question("elimination", tp=4))
-    assert exact.best.time.total_s <= outcome.best.time.total_s * (1 + 1e-9)
-    assert outcome.lower_bound_s <= outcome.best.time.total_s
-
-
-def test_the_claimed_objective_is_that_of_the_stochastic_answer() -> None:
-    outcome = search_plan(question("mcmc", tp=4, dp=1))
     assert priced_again(outcome) == outcome.best.objective
+    assert outcome.lower_bound_s <= outcome.best.time.total_s
 
 
 def test_progress_is_one_line_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
