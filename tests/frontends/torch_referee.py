@@ -58,7 +58,7 @@ def _compare(workload: Workload, captured: Captured) -> Compared:
     loss = result if isinstance(result, Tensor) else result.loss
     loss.backward()
     mine = interpret(captured.graph, held, batch, wide=True)
-    mine.backward()
+    mine.backward()  # type: ignore[no-untyped-call]
     gradients = {
         name: _error(held[name].grad, p.grad)
         for name, p in model.named_parameters()

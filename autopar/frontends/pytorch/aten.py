@@ -198,9 +198,12 @@ def _rms_norm(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     x = a["input"]
     if len(a["normalized_shape"]) != 1:
         raise Unliftable
+    # torch's own default depends on the dtype that it accumulates in
+    exact = torch.float64 if x.dtype == "float64" else torch.float32
+    eps = torch.finfo(exact).eps if a["eps"] is None else a["eps"]
     return lifter.emit(
         "rms_norm", [x, *_optional(a["weight"])], x.shape, x.dtype,
-        eps=a["eps"], upcast=True, scale_offset=0,
+        eps=eps, upcast=True, scale_offset=0,
     )  # fmt: skip
 
 

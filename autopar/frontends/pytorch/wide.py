@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 _NARROW = (torch.float32, torch.bfloat16, torch.float16)
@@ -22,6 +23,8 @@ class Wide(TorchFunctionMode):
             return args[0].double()
         args = tuple(torch.float64 if _narrow(a) else a for a in args)
         kwargs = {k: torch.float64 if _narrow(v) else v for k, v in (kwargs or {}).items()}
+        if func is F.rms_norm and kwargs.get("eps", args[3] if len(args) > 3 else None) is None:
+            args, kwargs["eps"] = args[:3], torch.finfo(torch.float32).eps  # as in float32
         return func(*args, **kwargs)
 
 
