@@ -2,10 +2,10 @@
 
     python -m benchmarks.local [--models llama,mlp] [--profile profile.db] [--steps 12] [--json]
 
-Every model is planned under pinned layouts and once freely; each plan trains on as many processes
-as there are cores (at most four), in rounds that are interleaved over the plans, and its step is the
-median over all rounds. The profile is measured first unless one is given, so that both see the same
-machine. Memory is the resident peak of the fullest process.
+Every model is planned under pinned layouts and once freely; each plan trains on four processes, in
+rounds that are interleaved over the plans, and its step is the median over all rounds. The profile
+is measured first unless one is given, so that both see the same machine. Memory is the resident
+peak of the fullest process.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation. ``inputs`` and ``outputs`` are tensor names; ``attrs`` are JSON-like values."""
+    """One operation: ``inputs`` and ``outputs`` are tensor names, ``attrs`` JSON-like values."""
 
     kind: str
     inputs: tuple[str, ...]
@@ -93,7 +93,8 @@ class Op:
 
     def __str__(self) -> str:
         shown = {k: v for k, v in self.attrs.items() if k not in ("torch", "jax")}
-        return f"{', '.join(self.outputs)} = {self.kind}({', '.join(self.inputs)}) {shown or ''}".rstrip()
+        call = f"{self.kind}({', '.join(self.inputs)})"
+        return f"{', '.join(self.outputs)} = {call} {shown or ''}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +193,7 @@ def _from_data(data: Mapping[str, Any]) -> Graph:
 
 
 def freeze(value: Any) -> Any:
-    """JSON-like ``value`` with every list turned into a tuple, so that round trips compare equal."""
+    """JSON-like ``value`` with lists turned into tuples, so that round trips compare equal."""
     if isinstance(value, Mapping):
         return {k: freeze(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

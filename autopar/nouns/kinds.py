@@ -22,7 +22,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "conv": "x [b, c, *s], weight [o, c/groups, *k]; stride, padding, dilation, groups",
         # attention, one op: q [b, h, s, d], k and v [b, g, t, d], h a multiple of g
         "attention": "q, k, v, mask?; causal, scale (float or null), dropout_p",
-        "rotary": "x [b, h, s, d], cos [b|1, s, d], sin [b|1, s, d]; style (half): rotary embedding",
+        "rotary": "x [b, h, s, d], cos [b|1, s, d], sin [b|1, s, d]; style (half)",
         "repeat_heads": "x [b, g, t, d]; repeats: -> [b, g*repeats, t, d]",
         # normalisation
         "layer_norm": "x, weight?, bias?; dims (count of trailing dims), eps",
@@ -33,7 +33,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "log_softmax": "x; dim, dtype?",
         # vocabulary
         "embedding": "ids [...], weight [v, d]; padding_idx",
-        "cross_entropy": "logits [t, v], labels [t]; ignore_index, reduction (mean|sum), label_smoothing",
+        "cross_entropy": "logits [t, v], labels [t]; ignore_index, reduction (mean|sum), "
+        "label_smoothing",
         # elementwise, broadcasting; a missing second operand is attr `other`
         # (attr `scalar_first` where the scalar stands on the left)
         **{

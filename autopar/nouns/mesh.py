@@ -1,7 +1,7 @@
 """The device mesh: named axes over devices, outermost first.
 
-Rank ``r`` of a mesh ``{dp_replicate: 2, dp_shard: 2, tp: 2}`` has the coordinates of ``r`` written in
-mixed radix; the last axis varies fastest, so it holds the devices that are closest together.
+Rank ``r`` of a mesh ``{dp_replicate: 2, dp_shard: 2, tp: 2}`` has the coordinates of ``r`` written
+in mixed radix; the last axis varies fastest, so it holds the devices that are closest together.
 """
 
 from __future__ import annotations

@@ -95,13 +95,13 @@ class Plan:
     """All decisions.
 
     workload:     ``"/abs/or/relative/model.py:Name"``, the model that the plan is for.
-    zero:         state sharding over ``dp_shard``: 0 none, 1 optimizer, 2 + gradients, 3 + parameters.
+    zero:         what ``dp_shard`` splits: 0 nothing, 1 optimizer, 2 + gradients, 3 + parameters.
     microbatches: gradient accumulation steps; the global batch is cut into them first, then over
                   ``dp_replicate`` and ``dp_shard``.
     precision:    dtype of compute (``float32``, ``bfloat16``); parameters are stored as the model
                   declares them.
-    recompute:    ``none``; ``full``: each block's forward runs again in backward; ``compute``: so it
-                  does, but what its collectives gave is kept.
+    recompute:    ``none``; ``full``: each block's forward runs again in backward; ``compute``: so
+                  it does, but what its collectives gave is kept.
     """
 
     workload: str

@@ -13,8 +13,8 @@ P     a partial sum on each rank             whole on every rank
 
 ``D`` is what an operand has when the axis splits a factor of its consumer that the operand lacks:
 the input of a column-parallel linear, or a parameter under data parallelism. It is the adjoint of
-``P``. Axes that a `Sharding` does not mention are ``R``. A dim split by several axes is split by the
-outermost mesh axis first.
+``P``. Axes that a `Sharding` does not mention are ``R``. A dim split by several axes is split by
+the outermost mesh axis first.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Sharding:
         return tuple(a for a, p in self.placements if p.kind == "S" and p.dim == dim)
 
     def local_shape(self, shape: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
-        """Largest shape that any rank holds: uneven splits are rounded up, as ``torch.chunk`` does."""
+        """Largest shape that any rank holds; uneven splits round up as ``torch.chunk`` does."""
         local = list(shape)
         for axis, placement in self.placements:
             if placement.kind == "S":

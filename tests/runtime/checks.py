@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def agrees(given: Given, layout: str) -> dict[str, Any]:
         compared.loss(step, float(loss))
         graded = [(h.name, h.region, h.leaf.grad) for h in trainer.held]
         pieces = [(n, r, g) for n, r, g in graded if g is not None]
-        _gather(pieces, lambda found, step=step: compared.gradients(step, found))
+        _gather(pieces, partial(compared.gradients, step))
         norm = trainer.update()
         assert norm is not None
         norms.append(float(norm))
@@ -138,7 +139,7 @@ def lower_precision(layout: str) -> dict[str, Any]:
     """In bfloat16: which dtypes parameters, gradients and the values in compute have."""
     trainer = make(layout, lift=None, precision="bfloat16")
     seen: set[str] = set()
-    hook = trainer.model.layers[0].register_forward_hook(  # type: ignore[index, union-attr, operator]
+    hook = trainer.model.layers[0].register_forward_hook(  # type: ignore[index, union-attr]
         lambda module, args, result: seen.add(str(result.dtype))
     )
     losses = [float(trainer.step(tiny_gpt.batch(0))) for _ in range(3)]

@@ -45,14 +45,14 @@ def test_a_cut_off_write_leaves_the_old_checkpoint(
             write(folder, pieces(2.0))
     found = pieces(0.0)
     read(folder, found)
-    assert found["model.a"].tensor.unique().tolist() == [1.0]
+    assert set(found["model.a"].tensor.flatten().tolist()) == {1.0}
     # and dying between the two renames leaves the old one under its other name
     folder.rename(tmp_path / ".c.old")
     read(folder, found)
-    assert found["model.a"].tensor.unique().tolist() == [1.0]
+    assert set(found["model.a"].tensor.flatten().tolist()) == {1.0}
     write(folder, pieces(3.0))
     read(folder, found)
-    assert found["model.a"].tensor.unique().tolist() == [3.0]
+    assert set(found["model.a"].tensor.flatten().tolist()) == {3.0}
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
 
 
@@ -70,7 +70,7 @@ def test_errors_name_what_is_missing(tmp_path: Path) -> None:
     target = {**pieces(0.0), "model.b": Piece.whole(torch.zeros(1))}
     with pytest.raises(CheckpointError, match=r"has no model\.b \(1 of 2 tensors\)"):
         read(tmp_path / "c", target)
-    assert target["model.a"].tensor.unique().tolist() == [0.0]
+    assert set(target["model.a"].tensor.flatten().tolist()) == {0.0}
     with pytest.raises(CheckpointError, match=r"shape \[4, 2\] in .* and \[5, 2\] in the model"):
         read(tmp_path / "c", pieces(0.0, rows=5))
 
@@ -83,4 +83,6 @@ def test_tied_parameters_are_found_under_any_name(tmp_path: Path) -> None:
     step = Piece.whole(torch.tensor(7))
     write(tmp_path / "c", {"model.b.weight": Piece.whole(values), "step": step})
     assert load_plain(tmp_path / "c", model) == 7
-    assert torch.equal(model["a"].weight.detach(), values)
+    weight = model["a"].weight
+    assert isinstance(weight, torch.Tensor)
+    assert torch.equal(weight.detach(), values)

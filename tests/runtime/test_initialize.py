@@ -115,8 +115,9 @@ class Generates(nn.Module):
 )
 def test_what_cannot_be_replayed_is_built_whole_and_said(make: type[nn.Module], why: str) -> None:
     torch.manual_seed(1)
-    whole = make().weight.detach()
-    assert isinstance(whole, torch.Tensor)
+    weight = make().weight
+    assert isinstance(weight, torch.Tensor)
+    whole = weight.detach()
     target = Target(torch.zeros(2), (slice(1, 3),))
     reason = initialize(make, 1, {"weight": target})
     assert reason is not None

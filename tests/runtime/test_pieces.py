@@ -79,6 +79,7 @@ def test_parameters_are_local_pieces_without_memory(rank: int, rows: int) -> Non
     assert model.first.is_meta
     parameters, buffers = declared_in(model)
     assert parameters["first"].shape == (5, 4)
+    assert isinstance(model.first, torch.Tensor)
     assert tuple(model.first.shape) == (rows, 4)
     assert set(parameters) == {"first", "frozen"}
     assert buffers["table"].dtype is torch.int64

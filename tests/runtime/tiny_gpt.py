@@ -25,7 +25,8 @@ class Attention(nn.Module):
         b, s, _ = x.shape
         q, k, v = (f(x).view(b, s, HEADS, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(mixed.transpose(1, 2).reshape(b, s, WIDTH))
+        result: Tensor = self.out(mixed.transpose(1, 2).reshape(b, s, WIDTH))
+        return result
 
 
 class Layer(nn.Module):
@@ -39,7 +40,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        result: Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
+        return result
 
 
 class GPT(nn.Module):
