@@ -119,7 +119,7 @@ def _times(plan: Plan, cluster: Cluster) -> RenderableType:
 
 
 def _source(plan: Plan, cluster: Cluster) -> str:
-    """How many figures behind a price are measured, fitted or assumed; the device's source."""
+    """How many of the figures behind a price were measured, fitted or assumed; the device."""
     origins = op_origins(cluster, plan.precision) + collective_origins(cluster)
     device = cluster.device
     return f"{counted(origins)} figures; {device.name}: {device.source or 'no source given'}"
