@@ -81,6 +81,7 @@ def solve(
         status, bound, x = result
         if proves and np.isfinite(bound):
             run.bound(bound - 1e-9 * abs(bound), "integer program")
+        run.budget_spent |= status == "stopped"
         if status == "infeasible":
             if proves:
                 run.bound(math.inf if run.cost is None else float(run.cost), "integer program")

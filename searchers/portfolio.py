@@ -29,8 +29,8 @@ from autopar.searchers.tree_decomposition import elimination_cells
 from autopar.searchers.trws import Dual
 
 NARROW = 2_000_000  # table cells of one elimination up to which it is tried
-BRANCHES = 40  # parts that elimination may look at before the integer program takes over
-SMALL = 60_000  # edge cells up to which the integer program is tried at once
+BRANCHES = 2  # parts that elimination may look at before the integer program takes over
+SMALL = 10_000  # edge cells up to which the integer program is tried at once
 CORE = 100_000  # edge cells of a merged model that is worth an integer program
 PASSES = 1500  # of the dual before a look at what it rules out
 NEAR = 0.05  # relative gap below which merging is tried before anything else

@@ -165,11 +165,12 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        self.budget_spent = kind is not None and issubclass(kind, BudgetSpent)
+        spent = kind is not None and issubclass(kind, BudgetSpent)
+        self.budget_spent = (self.budget_spent or spent) and not self.closed
         self.interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
         if self.interrupted and self.choice is None:
             return False
-        return self.budget_spent or self.interrupted
+        return spent or self.interrupted
 
     def solution(self) -> Solution:
         """The best so far.
