@@ -26,15 +26,17 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "repeat_heads": "x [b, g, t, d]; repeats: -> [b, g*repeats, t, d]",
         # normalisation
         "layer_norm": "x, weight?, bias?; dims (count of trailing dims), eps",
-        "rms_norm": "x, weight?; eps, upcast (compute in fp32), scale_offset (0 or 1: gemma)",
+        "rms_norm": "x, weight?; eps, upcast (compute in fp32), scale_offset (0 or 1: gemma), "
+        "weight_first? (scaled before the cast back)",
         "group_norm": "x [b, c, *s], weight?, bias?; groups, eps",
-        "batch_norm": "x [b, c, *s], weight?, bias?, running_mean?, running_var?; eps, momentum",
+        "batch_norm": "x [b, c, *s], weight?, bias?, running_mean?, running_var?; eps, momentum, "
+        "affine (weight and bias are there), training, updates_buffers",
         "softmax": "x; dim, dtype?",
         "log_softmax": "x; dim, dtype?",
         # vocabulary
         "embedding": "ids [...], weight [v, d]; padding_idx",
         "cross_entropy": "logits [t, v], labels [t]; ignore_index, reduction (mean|sum), "
-        "label_smoothing",
+        "label_smoothing, upcast? (logits in fp32)",
         # elementwise, broadcasting; a missing second operand is attr `other`
         # (attr `scalar_first` where the scalar stands on the left)
         **{

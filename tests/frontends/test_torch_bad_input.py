@@ -125,6 +125,45 @@ def test_writing_into_a_buffer() -> None:
         capture(Workload(model=Counting, batch=batch))
 
 
+class Doubled(torch.autograd.Function):
+    """A backward that no trace of the forward shows."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> Tensor:
+        return grad * 5
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (
+            lambda x: Doubled.apply(x).mean(),  # type: ignore[no-untyped-call]
+            "Doubled has a backward of its own",
+        ),
+        (lambda x: torch.vmap(torch.sin)(x).mean(), "torch.vmap"),
+        (lambda x: torch.view_as_real(torch.fft.fft(x)).mean(), "complex64"),
+        (
+            lambda x: torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=True).mean(),
+            "use_reentrant=False",
+        ),
+    ],
+)
+def test_what_a_capture_cannot_see(body: Callable[[Tensor], object], words: str) -> None:
+    assert words in refused(body, errors.UnsupportedOpError)
+
+
+def test_autocast() -> None:
+    def body(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return (x @ x.mT).float().mean()
+
+    assert "Workload(precision=...)" in refused(body, errors.UnsupportedOpError)
+
+
 def test_an_error_of_the_forward_itself() -> None:
     message = refused(lambda x: x.view(3, 7).mean(), errors.ForwardError)
     assert here("x.view(3, 7)") in message

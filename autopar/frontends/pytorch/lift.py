@@ -18,13 +18,14 @@ from autopar.frontends.pytorch.calls import NotAlike
 from autopar.frontends.pytorch.errors import MutationError, UnsupportedOpError
 from autopar.frontends.pytorch.ir import Node, Value
 from autopar.frontends.pytorch.trace import Trace
-from autopar.nouns.graph import Source, freeze
+from autopar.nouns.graph import DTYPE_BYTES, Source, freeze
 
 _MARKS = {
     torch.ops.autopar.enter.default: "enter",
     torch.ops.autopar.leave.default: "leave",
     torch.ops.autopar.call.default: "call",
 }
+_TRANSFORMS = ("lazy_load_decompositions", "_vmap_increment_nesting", "_grad_increment_nesting")
 _ERASED = frozenset(
     {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range"}
 )
@@ -82,6 +83,12 @@ class Lifter:
     def emit_many(
         self, kind: str, inputs: Sequence[Value], outputs: list[Value], /, **attrs: Any
     ) -> list[Value]:
+        for value in outputs:
+            if value.dtype not in DTYPE_BYTES:
+                raise UnsupportedOpError(
+                    f"{self._source}: {kind} makes a {value.dtype} tensor; tensors here are "
+                    f"{', '.join(DTYPE_BYTES)}: write it with real numbers"
+                )
         node = Node(kind, list(inputs), outputs, freeze(attrs), self._source, self._grad)
         self.nodes.append(node)
         return outputs
@@ -218,8 +225,9 @@ class Lifter:
             )
         if name == "_exit_autocast":
             return
+        what = "torch.vmap, torch.func.grad or the like" if name in _TRANSFORMS else name
         raise UnsupportedOpError(
-            f"{self._source}: {name} is not supported in a forward: write it with tensor ops"
+            f"{self._source}: {what} is not supported in a forward: write it with tensor ops"
         )
 
     def _lifted(self, node: fx.Node) -> Any:

@@ -26,7 +26,13 @@ from torch.overrides import TorchFunctionMode
 
 from autopar.frontends.pytorch.build import Built, fake, is_internal, last_line, without_cache
 from autopar.frontends.pytorch.calls import Calls, Kind, NotAlike, Note
-from autopar.frontends.pytorch.errors import DataDependentError, ForwardError, LossError
+from autopar.frontends.pytorch.errors import (
+    CaptureError,
+    DataDependentError,
+    ForwardError,
+    LossError,
+    UnsupportedOpError,
+)
 from autopar.frontends.pytorch.repeats import find_repeats
 from autopar.nouns.graph import Source
 from autopar.runtime.torch_private import (
@@ -152,14 +158,42 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
         named, aliases = stack.enter_context(_fakes_inside(model, built.mode))
         stack.enter_context(without_cache(model))
         stack.enter_context(exporting())
+        stack.enter_context(_no_hand_written_backward())
         stack.enter_context(built.mode)
         try:
             traced = make_fx(run, pre_dispatch=True)(*built.batch.values())
-        except (NotAlike, LossError):
+        except (NotAlike, CaptureError):
             raise
         except Exception as error:
             raise _explained(error) from error
     return Trace(traced.graph, traced, names, named, aliases, calls.kinds, sources)
+
+
+@contextmanager
+def _no_hand_written_backward() -> Iterator[None]:
+    """Inside, an `autograd.Function` of the user's is refused: a trace has its forward only."""
+    plain = vars(torch.autograd.Function)["apply"]
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if cls.__module__ == "torch.utils.checkpoint":
+            raise UnsupportedOpError(
+                "the forward uses reentrant checkpointing: pass use_reentrant=False, or leave "
+                "recomputation to the plan"
+            )
+        if not cls.__module__.startswith("torch."):
+            raise UnsupportedOpError(
+                f"{cls.__module__}.{cls.__qualname__} has a backward of its own "
+                "(torch.autograd.Function), which a capture cannot see: wrap it as a custom op "
+                "with torch.library.custom_op and register_autograd"
+            )
+        return plain.__get__(None, cls)(*args, **kwargs)
+
+    function: Any = torch.autograd.Function
+    function.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        function.apply = plain
 
 
 def _loss(result: Any) -> torch.Tensor:
@@ -191,6 +225,11 @@ def _explained(error: Exception) -> Exception:
             f"{place} needs the value of a tensor while the model is captured ({text}). The "
             "program must be the same for every batch: replace .item(), bool(tensor), int(tensor) "
             "and boolean indexing by torch.where, masks or fixed shapes"
+        )
+    if "HigherOrder" in type(error).__name__:
+        return UnsupportedOpError(
+            f"{place} uses a higher-order op (torch.cond, a while loop, a map), which is not "
+            "supported in a forward: compute both sides and choose with torch.where"
         )
     return ForwardError(f"the forward failed at {place}: {type(error).__name__}: {text}")
 
