@@ -44,16 +44,17 @@ def fold(
     bindings: Bindings,
     usage_limit: int | None = None,
     must_split: bool = False,
+    even: bool = False,
     recompute: bool = False,
 ) -> Folded:
     """Builds the folded problem on ``mesh`` (with its ``microbatch`` axis in front, trimmed).
 
-    ``must_split``: see `Legal`. ``recompute``: of a block's activations only the inputs outlive a
-    call.
+    ``must_split``, ``even``: see `Legal`. ``recompute``: of a block's activations only the inputs
+    outlive a call.
 
     Raises `NoStrategy` where the batch cannot be cut as the data axes ask.
     """
-    legal = Legal(mesh, data_choices, bindings, must_split)
+    legal = Legal(mesh, data_choices, bindings, must_split, even)
     codes = Codes(mesh)
     ledger = Ledger(MovePrices(codes, prices), mesh.size(MICROBATCH))
     _Folding(graph, legal, batch_dims, state, ledger, recompute).run()

@@ -27,12 +27,14 @@ class Legal:
     Data axes do what the batch's flow says. Where there are any, the batch is theirs: model axes
     split everything else. (A batch split over ``tp`` is data parallelism without state sharding,
     which the data axes do better.) ``must_split``: products that a model axis can split are split.
+    ``even``: all ranks get pieces of one size.
     """
 
     mesh: Mesh
     data_choices: Mapping[str, str]
     bindings: Bindings
     must_split: bool = False
+    even: bool = False
     _found: dict[tuple[str | None, str], tuple[BoundRule, list[Strategy]]] = field(
         default_factory=dict
     )
@@ -59,7 +61,15 @@ class Legal:
             )
         if data in bound.factors:
             legal = [s for s in legal if all(s.on(a) != data for a in self.model_axes)]
+        if self.even:
+            legal = [s for s in legal if self._is_even(s, bound)]
         if self.must_split and bound.rule.cost in PRODUCTS:
             split = [s for s in legal if any(s.on(a) in bound.factors for a in self.model_axes)]
             legal = split or legal
         return bound, legal
+
+    def _is_even(self, strategy: Strategy, bound: BoundRule) -> bool:
+        ways: dict[str, int] = {}
+        for axis, choice in strategy.choices:
+            ways[choice] = ways.get(choice, 1) * self.mesh.size(axis)
+        return all(f.size % ways.get(name, 1) == 0 for name, f in bound.factors.items())

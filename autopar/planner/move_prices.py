@@ -26,7 +26,9 @@ from autopar.rules.paths import Paths, Terrain, paths
 from autopar.rules.resharding import COLLECTIVES, Collective, full_side, reshard, transition
 
 FEW = 100
-"""Pairs of shardings up to which each is priced by itself."""
+"""Pairs of shardings up to which each is priced by itself where one model axis moves."""
+FEW_WAYS = 8
+"""The same where several do: only pairs that differ on more than one axis need a search."""
 
 
 @dataclass(slots=True)
@@ -42,11 +44,17 @@ class MovePrices:
         """The price of every pair, shape (sources, targets)."""
         rows, row_of = np.unique(sources, return_inverse=True)
         columns, column_of = np.unique(targets, return_inverse=True)
-        if len(rows) * len(columns) <= FEW:
+        if self._few(rows, columns):
             small = self._one_by_one(tensor, rows, columns, grad)
         else:
             small = self._all_at_once(tensor, rows, columns, grad)
         return small[row_of[:, None], column_of[None, :]]
+
+    def _few(self, rows: Ints, columns: Ints) -> bool:
+        if np.count_nonzero(~self.codes.batch) < 2:
+            return len(rows) * len(columns) <= FEW
+        differ = self.codes.digits(rows)[:, None] != self.codes.digits(columns)[None, :]
+        return int(np.count_nonzero(differ.sum(axis=-1) > 1)) <= FEW_WAYS
 
     def _one_by_one(self, tensor: Tensor, rows: Ints, columns: Ints, grad: bool) -> Ints:
         found = [[self._pair(tensor, s, t, grad) for t in columns.tolist()] for s in rows.tolist()]

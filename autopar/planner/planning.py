@@ -36,7 +36,7 @@ class Options:
     ``verbose``: progress tells every step of every search.
     """
 
-    searcher: str = "elimination"
+    searcher: str = "portfolio"
     replicated: tuple[str, ...] = ()
     profile: str | None = None
     verbose: bool = False
@@ -159,6 +159,7 @@ def plan_captured(
         optimizer=workload.optimizer,
         fixed=fixed,
         searcher=options.searcher,
+        uneven=workload.framework != "jax",
         verbose=options.verbose,
     )
     outcome = search_plan(question, progress)

@@ -18,7 +18,8 @@ from autopar.planner.simulation import StepTime
 class Question:
     """What is to be planned: the model's graph, its batch, and where it is to run.
 
-    ``obstacles``: why the batch may not be cut into microbatches; none: it may.
+    ``obstacles``: why the batch may not be cut into microbatches; none: it may. ``uneven``: the
+    backend can hold pieces of unequal size (JAX cannot).
     ``verbose``: tell every step of every search.
     """
 
@@ -31,7 +32,8 @@ class Question:
     precision: str
     optimizer: str
     fixed: Fixed
-    searcher: str = "elimination"
+    searcher: str = "portfolio"
+    uneven: bool = True
     verbose: bool = False
 
 

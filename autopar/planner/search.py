@@ -182,6 +182,7 @@ def _solve(
             solver.bindings,
             usage_limit,
             must_split,
+            not question.uneven,
             chosen.recompute != "none",
         )
         solution = solver(folded.problem, candidate.name, limited=usage_limit is not None)

@@ -13,7 +13,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.problem import FORBIDDEN
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Sharding, split
 from autopar.planner.codes import Codes
-from autopar.planner.move_prices import FEW, MovePrices
+from autopar.planner.move_prices import FEW, FEW_WAYS, MovePrices
 from autopar.planner.prices import Prices
 from autopar.rules.resharding import reshard
 
@@ -43,7 +43,7 @@ def test_tables_hold_the_prices_of_the_steps(
         Sharding.of([*data.items(), *zip(free, chosen, strict=True)])
         for chosen in itertools.product(PLACEMENTS, repeat=len(free))
     ]
-    assert len(every) ** 2 > FEW
+    assert len(every) ** 2 > max(FEW, FEW_WAYS)
     found = MovePrices(codes, prices).between(
         tensor, codes.array(every), codes.array(every), differentiable
     )

@@ -162,3 +162,12 @@ def test_lowered_stage_is_the_one_that_was_priced() -> None:
         gpt(layers=2, **LARGE), best.stage, best.candidate.microbatches, flow.choices, BATCH
     )
     assert again == best.lowered
+
+
+def test_a_backend_without_uneven_pieces_gets_none() -> None:
+    sizes = {**LARGE, "vocab": 32001}
+    asked = question(gpt(layers=2, **sizes), 32, NODE, {"tp": "8", "microbatch": "8"})
+    head = search_plan(asked).best.stage.ops.get("head/linear", "")
+    even = search_plan(replace(asked, uneven=False)).best.stage.ops.get("head/linear", "")
+    assert head == "tp:n"
+    assert even != "tp:n"
