@@ -94,16 +94,7 @@ def read_run(row: Row) -> Run:
     )
     system = "|".join(re.findall(r"; (Megatron-LM|MegaScale);|date", row["notes"]))
     group = "|".join(
-        row[c]
-        for c in (
-            "source",
-            "model_name",
-            "params_b",
-            "device",
-            "num_devices",
-            "seq_len",
-            "precision",
-        )
+        (row["source"], repr(arch), *(row[c] for c in ("device", "num_devices", "precision")))
     )
     return Run(
         id=row["id"],

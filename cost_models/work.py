@@ -23,7 +23,7 @@ GRADIENT_BYTES = {
     "megatron": 4,
     "deepspeed": 2,
     "deepspeed_bf16": 2,
-    "hybrid_zero": 4,
+    "hybrid_zero": 2,
     "fsdp": 4,
     "bf16": 2,
 }
