@@ -32,7 +32,8 @@ class Workload:
     loss, init:    JAX: ``loss(params, batch)`` is the scalar loss, ``init(key)`` makes the params.
     batch:         makes one *global* batch by name; dim 0 of every tensor counts the samples. It
                    may take the number of the step.
-    optimizer:     ``adamw`` or ``sgd``, with ``learning_rate``, ``weight_decay``, ``betas``, ``eps``.
+    optimizer:     ``adamw`` or ``sgd``; ``learning_rate``, ``weight_decay``, ``betas`` and ``eps``
+                   are its own.
     clip_norm:     largest norm of the whole gradient; None leaves it as it is.
     precision:     dtype of compute; parameters are stored as the model declares them.
     seed:          seed of the initial weights.
@@ -67,8 +68,8 @@ class Workload:
             value = getattr(self, name)
             if value is not None and not callable(value):
                 raise WorkloadError(
-                    f"{name}={type(value).__name__}(...) is not callable: write {name}=lambda: ..., "
-                    "so that it can be made under fake tensors"
+                    f"{name}={type(value).__name__}(...) is not callable: write {name}=lambda: "
+                    "..., so that it can be made under fake tensors"
                 )
         if self.optimizer not in OPTIMIZERS:
             raise WorkloadError(f"optimizer={self.optimizer!r}: choose {' or '.join(OPTIMIZERS)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -277,6 +278,25 @@ def test_sources_name_the_module_and_the_users_line() -> None:
     assert tanh.source.file == __file__
     with open(__file__) as file:
         assert "torch.tanh(x)" in file.read().splitlines()[tanh.source.line - 1]
+
+
+class Cubed(torch.autograd.Function):
+    """A hand-written backward that is the derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        squared: Tensor = x * x
+        return 3 * squared * grad
+
+
+def test_a_true_derivative_written_by_hand_is_derived_again() -> None:
+    assert "pow" in lifted(lambda x, w: Cubed.apply(x))  # type: ignore[no-untyped-call]
 
 
 def test_bias_is_an_add_that_says_so() -> None:

@@ -33,6 +33,7 @@ from autopar.frontends.pytorch.errors import (
     LossError,
     UnsupportedOpError,
 )
+from autopar.frontends.pytorch.functions import checked_functions
 from autopar.frontends.pytorch.repeats import find_repeats
 from autopar.nouns.graph import Source
 from autopar.runtime.torch_private import (
@@ -158,7 +159,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
         named, aliases = stack.enter_context(_fakes_inside(model, built.mode))
         stack.enter_context(without_cache(model))
         stack.enter_context(exporting())
-        stack.enter_context(_no_hand_written_backward())
+        stack.enter_context(checked_functions())
         stack.enter_context(built.mode)
         try:
             traced = make_fx(run, pre_dispatch=True)(*built.batch.values())
@@ -167,33 +168,6 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
         except Exception as error:
             raise _explained(error) from error
     return Trace(traced.graph, traced, names, named, aliases, calls.kinds, sources)
-
-
-@contextmanager
-def _no_hand_written_backward() -> Iterator[None]:
-    """Inside, an `autograd.Function` of the user's is refused: a trace has its forward only."""
-    plain = vars(torch.autograd.Function)["apply"]
-
-    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if cls.__module__ == "torch.utils.checkpoint":
-            raise UnsupportedOpError(
-                "the forward uses reentrant checkpointing: pass use_reentrant=False, or leave "
-                "recomputation to the plan"
-            )
-        if not cls.__module__.startswith("torch."):
-            raise UnsupportedOpError(
-                f"{cls.__module__}.{cls.__qualname__} has a backward of its own "
-                "(torch.autograd.Function), which a capture cannot see: wrap it as a custom op "
-                "with torch.library.custom_op and register_autograd"
-            )
-        return plain.__get__(None, cls)(*args, **kwargs)
-
-    function: Any = torch.autograd.Function
-    function.apply = classmethod(apply)
-    try:
-        yield
-    finally:
-        function.apply = plain
 
 
 def _loss(result: Any) -> torch.Tensor:
