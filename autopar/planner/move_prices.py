@@ -38,6 +38,7 @@ class MovePrices:
     codes: Codes
     prices: Prices
     _pairs: dict[tuple[object, ...], int] = field(default_factory=dict)
+    _tables: dict[tuple[object, ...], Ints] = field(default_factory=dict)
     _steps: dict[tuple[object, ...], Ints] = field(default_factory=dict)
 
     def between(self, tensor: Tensor, sources: Ints, targets: Ints, grad: bool) -> Ints:
@@ -47,11 +48,15 @@ class MovePrices:
         if self._few(rows, columns):
             small = self._one_by_one(tensor, rows, columns, grad)
         else:
-            small = self._all_at_once(tensor, rows, columns, grad)
+            place = (tensor.shape, tensor.dtype, grad, rows.tobytes(), columns.tobytes())
+            known = self._tables.get(place)
+            if known is None:
+                known = self._tables[place] = self._all_at_once(tensor, rows, columns, grad)
+            small = known
         return small[row_of[:, None], column_of[None, :]]
 
     def _few(self, rows: Ints, columns: Ints) -> bool:
-        if np.count_nonzero(~self.codes.batch) < 2:
+        if len(rows) * len(columns) > FEW or np.count_nonzero(~self.codes.batch) < 2:
             return len(rows) * len(columns) <= FEW
         differ = self.codes.digits(rows)[:, None] != self.codes.digits(columns)[None, :]
         return int(np.count_nonzero(differ.sum(axis=-1) > 1)) <= FEW_WAYS

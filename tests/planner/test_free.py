@@ -13,6 +13,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.problem import FORBIDDEN
 from autopar.planner.free import FreeProblem, free_problem
 from autopar.searchers import search
+from autopar.searchers.contest_format import dumps, loads
 from tests.planner.graphs import Drawing, gpt
 
 CLUSTER = load_cluster("examples/clusters/h100_8x8.yaml")
@@ -79,3 +80,11 @@ def test_the_best_is_that_of_brute_force(
 def test_data_axes_are_not_free() -> None:
     with pytest.raises(ValueError, match="dp_shard"):
         free_problem(gpt(), CLUSTER, Mesh(("dp_shard", "tp"), (2, 2)), "float32")
+
+
+def test_outside_solvers_see_the_same_problem() -> None:
+    problem = free(gpt(layers=2, b=16, d=64, heads=8), (4, 2)).problem
+    again = loads(dumps(problem))
+    found = search(again)
+    assert found.optimal
+    assert problem.total(found.choice) == found.cost == search(problem).cost
