@@ -177,7 +177,8 @@ def test_llama_70b_on_64_h100() -> None:
 
 
 def test_sweep_finds_what_fits() -> None:
-    best = sweep(MIXTRAL, H100_64, 64, keep=3)
+    node = load_cluster(ROOT / "examples/clusters/h100_8.yaml")
+    best = sweep(replace(MIXTRAL, layers=8), node, 64, keep=3)
     assert len(best) == 3
     assert best[0][0] <= best[1][0] <= best[2][0]
     assert all(peak <= H100_64.memory_bytes for _, peak, _ in best)
