@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from benchmarks.zoo_models import ZOO
@@ -63,3 +67,21 @@ def test_tied_embeddings_are_one_tensor() -> None:
     names = [name for name, _ in captured.graph.parameters()]
     assert "lm_head.weight" not in names
     assert len(names) == len(set(names))
+
+
+def test_capture_does_not_depend_on_the_order_of_sets() -> None:
+    """Gemma 3 makes its rotary tables in the order of a set of strings."""
+    program = (
+        "from benchmarks.zoo_models import ZOO\n"
+        "from autopar.frontends.pytorch import capture\n"
+        "print(capture(ZOO['gemma3']()).fingerprint())\n"
+    )
+    found = set()
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.getcwd()}
+        run = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+        )
+        assert run.returncode == 0, run.stderr
+        found.add(run.stdout.splitlines()[-1])
+    assert len(found) == 1

@@ -11,7 +11,7 @@ from autopar.frontends.pytorch.ir import dtype_name
 from autopar.frontends.pytorch.lift import Lifter
 from autopar.frontends.pytorch.program import Program, cut, prune
 from autopar.frontends.pytorch.rewrite import rewrite
-from autopar.frontends.pytorch.trace import Repeats, Trace, take_trace
+from autopar.frontends.pytorch.trace import Named, Repeats, Trace, take_trace
 from autopar.workload import Workload
 
 
@@ -80,8 +80,13 @@ def _tensors(trace: Trace, program: Program) -> dict[str, ModelTensor]:
             n.name in used,
             tuple(also.get(n.name, ())),
         )
-        for n in trace.named.values()
+        for n in sorted(trace.named.values(), key=_order)
     }
+
+
+def _order(held: Named) -> tuple[bool, str]:
+    """Parameters as the model has them, then buffers by name: some models register those in sets."""
+    return (True, held.name) if held.role == "buffer" else (False, "")
 
 
 def _used(program: Program) -> set[str]:

@@ -42,7 +42,7 @@ class BatchEntry:
 class Captured:
     """A captured model.
 
-    tensors:  parameters and buffers in the order of the model's own state.
+    tensors:  parameters in the order of the model's own state, then buffers by name.
     samples:  size of the global batch; ``tokens`` per global batch, None without integer ids.
     classes:  class name by module path, for a program that reads like the model.
     """
@@ -69,6 +69,6 @@ class Captured:
 
     def fingerprint(self) -> str:
         """SHA-256 of graph, tensors and batch: changes when the model's structure does."""
-        lines = [self.graph.fingerprint(), *map(repr, self.tensors.values())]
+        lines = [self.graph.fingerprint(), *sorted(map(repr, self.tensors.values()))]
         lines += map(repr, self.batch)
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -23,6 +23,37 @@ def rewrite(program: Program) -> None:
     _everywhere(program, lambda nodes, results: clean(nodes, results, casts=True))
     prune(program)
     _everywhere(program, lambda nodes, results: nodes)
+    program.nodes = _tables_where_needed(program.nodes, program.inputs)
+
+
+def _tables_where_needed(nodes: list[Node], inputs: list[Value]) -> list[Node]:
+    """Ops on neither batch nor parameters right before their first reader, in operand order.
+
+    Some libraries make tables in the order of a Python set, which differs from run to run.
+    """
+    varying = set(inputs)
+    made_by: dict[Value, Node] = {}
+    for node in nodes:
+        if any(v in varying or v.role == "parameter" for v in node.inputs):
+            varying.update(node.outputs)
+        else:
+            made_by.update((v, node) for v in node.outputs)
+    out: list[Node] = []
+    placed: set[Node] = set()
+
+    def place(node: Node) -> None:
+        if node in placed:
+            return
+        placed.add(node)
+        for value in node.inputs:
+            if value in made_by:
+                place(made_by[value])
+        out.append(node)
+
+    for node in nodes:
+        if not node.outputs or not all(v in made_by for v in node.outputs):
+            place(node)
+    return out
 
 
 def _everywhere(program: Program, step: Callable[[list[Node], list[Value]], list[Node]]) -> None:
