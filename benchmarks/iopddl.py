@@ -141,8 +141,8 @@ def _run(
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     seconds = time.perf_counter() - started
     try:
-        answer = json.loads(done.stdout)
-    except json.JSONDecodeError:
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, json.JSONDecodeError):
         answer = {"error": f"no answer (exit code {done.returncode})"}
     choice = answer.pop("choice", None)
     if options.save and choice is not None:

@@ -69,6 +69,7 @@ class Chain:
         self.restart(start)
 
     def restart(self, start: Ints) -> None:
+        self.stopped = False
         self.tree = MemoryTree(self.model, start.copy())
         self.cost = self.model.cost(start)
         self.best, self.best_cost = start.copy(), self.cost
@@ -103,7 +104,7 @@ class Chain:
                 share = (evaluations - spent) / (SEGMENTS - s) * self.moves_per_evaluation
             else:
                 share = left / (SEGMENTS - s) * self.moves_per_second
-            if left <= 0 or (share < 1 and s):
+            if left <= 0 or self.stopped or (share < 1 and s):
                 break
             spent += self.go(max(1, int(share)), float(heats[s]), float(heats[s + 1]))
         # What numerical dust does to the running cost must not outlive the round.
@@ -130,10 +131,14 @@ class Annealer:
             return chain.round(hot * scale, cold * scale, evaluations / len(self.chains), deadline)
 
         with ThreadPoolExecutor(len(self.chains)) as pool:
-            spent = list(pool.map(play, self.chains))
+            try:
+                spent = list(pool.map(play, self.chains))
+            finally:  # Ctrl-C arrives here while the chains go on
+                for chain in self.chains:
+                    chain.stopped = True
+                self.take(min(self.chains, key=lambda c: c.best_cost).best)
         ranked = sorted(self.chains, key=lambda c: c.best_cost)
-        for chain in ranked[:1]:
-            self.take(chain.best)
+        self.take(ranked[0].best)
         self.run.spend(sum(spent))
         return [c.best for c in ranked]
 

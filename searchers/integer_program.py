@@ -15,7 +15,10 @@ same up to a constant on every edge row share their y's.  One evaluation is one 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import numpy as np
@@ -29,7 +32,9 @@ from autopar.searchers.model import Model
 from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
 from autopar.searchers.shrink import Contradiction, shrink
 
-DEFAULT_S = 60.0  # one solve, when no wall clock budget is given
+DEFAULT_S = 60.0  # for all solves of a model, when no budget is given
+UPPER_S = 1800.0  # the same for a budget in evaluations: there only against endless programs
+NODES = 2000  # of branch and bound per solve, when the clock does not decide
 
 
 def search(
@@ -67,14 +72,15 @@ def solve(
     """
     known: list[int] = [] if rows is None else rows.tolist()
     if run.budget.wall_s is None:
-        limit_s = min(limit_s, DEFAULT_S)
+        limit_s = min(limit_s, DEFAULT_S if run.budget.evaluations is None else UPPER_S)
     deadline = run.wall_s + limit_s
     while True:
         left = min(deadline - run.wall_s, run.remaining_s)
         if left <= 0.05:
             return False
         gap = max(run.budget.gap, 0.0)
-        result = _solve_once(m, np.array(known, np.int64), left, gap, seed, hint)
+        nodes = NODES if run.budget.wall_s is None else None
+        result = _solve_once(m, np.array(known, np.int64), left, nodes, gap, seed, hint)
         run.spend(m.num_vars)
         if result is None:
             return False
@@ -107,7 +113,13 @@ def solve(
 
 
 def _solve_once(
-    m: Model, rows: Ints, limit_s: float, gap: float, seed: int, hint: Ints | None
+    m: Model,
+    rows: Ints,
+    limit_s: float,
+    nodes: int | None,
+    gap: float,
+    seed: int,
+    hint: Ints | None,
 ) -> tuple[str, float, Ints | None] | None:
     """Status ("optimal", "infeasible", "stopped"), bound, and the best choice."""
     from ortools.math_opt.python import mathopt
@@ -118,6 +130,7 @@ def _solve_once(
     model = mathopt.Model.from_model_proto(program(m, rows, scale))
     parameters = mathopt.SolveParameters(
         time_limit=timedelta(seconds=limit_s),
+        node_limit=nodes,
         relative_gap_tolerance=max(gap, 1e-9),
         absolute_gap_tolerance=0.5 / scale,
         random_seed=seed,
@@ -128,7 +141,10 @@ def _solve_once(
         start.solution_hints.append(
             mathopt.SolutionHint(variable_values={model.get_variable(int(i)): 1.0 for i in taken})
         )
-    result = mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters, model_params=start)
+    with quiet_stdout():
+        result = mathopt.solve(
+            model, mathopt.SolverType.HIGHS, params=parameters, model_params=start
+        )
     reason = result.termination.reason
     bound = result.termination.objective_bounds.dual_bound * scale
     if reason == mathopt.TerminationReason.INFEASIBLE:
@@ -144,3 +160,16 @@ def _solve_once(
     )
     status = "optimal" if reason == mathopt.TerminationReason.OPTIMAL else "stopped"
     return status, bound, x
+
+
+@contextmanager
+def quiet_stdout() -> Iterator[None]:
+    """HiGHS prints now and then, whatever it is told: send that to stderr, which is for people."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -158,7 +158,8 @@ class Merge:
                 best.append(choice)
                 run.offer(self.lift(choice), "merging")
 
-        part = Run(run.problem, Budget(wall_s=_share(run, 0.2)), "merging")
+        wall_s = None if run.budget.wall_s is None else _share(run, 0.2)
+        part = Run(run.problem, Budget(run.budget.evaluations, wall_s), "merging")
         ended = False
         with part:
             ended = integer_program.solve(
