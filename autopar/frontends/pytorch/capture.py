@@ -85,7 +85,7 @@ def _tensors(trace: Trace, program: Program) -> dict[str, ModelTensor]:
 
 
 def _order(held: Named) -> tuple[bool, str]:
-    """Parameters as the model has them, then buffers by name: some models register those in sets."""
+    """Parameters as the model has them, then buffers by name: some come out of Python sets."""
     return (True, held.name) if held.role == "buffer" else (False, "")
 
 
