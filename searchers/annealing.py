@@ -130,6 +130,8 @@ class Annealer:
         def play(chain: Chain) -> int:
             return chain.round(hot * scale, cold * scale, evaluations / len(self.chains), deadline)
 
+        for chain in self.chains:
+            chain.stopped = False
         with ThreadPoolExecutor(len(self.chains)) as pool:
             try:
                 spent = list(pool.map(play, self.chains))
@@ -199,7 +201,7 @@ def improve(
     gap = (annealer.best_cost - run.lower_bound) / max(abs(annealer.best_cost), 1.0)
     warmth = min(1.0, max(5.0 * gap, 0.01))
     for r in range(rounds):
-        seconds, evaluations = _part(run, 0.45 if r == 0 else 1.0 / (rounds - r + 0.3))
+        seconds, evaluations = _part(run, 0.45 if r == 0 else 1.0 / (rounds - r + 0.05))
         hot = (1.0 if r == 0 else 0.1) * warmth
         found = annealer.round(hot, 0.003 * warmth, evaluations, seconds)
         if between is not None:
