@@ -1,8 +1,8 @@
 """The benchmark GPT parallelized by hand, as PyTorch's own documentation does it.
 
 Each maker takes the model as one device would build it and returns a step: global batch -> loss.
-Every side sees the same batches, trains with the same AdamW, and ends a step with the global mean
-loss on every rank, which the emitted programs compute too.
+Every side sees the same batches, trains with the same fused AdamW, and ends a step with the global
+mean loss on every rank, which the emitted programs compute too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -32,7 +32,7 @@ Step = Callable[[dict[str, Tensor]], float]
 
 
 def ddp() -> Step:
-    model = DistributedDataParallel(_model())
+    model = DistributedDataParallel(_model(), gradient_as_bucket_view=True)
     return _data_parallel(model, _adamw(model))
 
 
@@ -100,7 +100,11 @@ def _model() -> GPT:
 
 
 def _adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
+    """Two groups, because the fused kernel takes no plain tensors together with DTensors."""
+    split = [p for p in model.parameters() if isinstance(p, DTensor)]
+    plain = [p for p in model.parameters() if not isinstance(p, DTensor)]
+    groups = [{"params": group} for group in (split, plain) if group]
+    return torch.optim.AdamW(groups, lr=LEARNING_RATE, weight_decay=0.01, fused=True)
 
 
 def _data_parallel(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
