@@ -4,8 +4,8 @@ A decision is "node i uses a strategy that contains D", where D is a label such 
 factor h over axis tp); problems without labels decide for single strategies.  A decision is
 propagated as far as it forces others (PartIR, Alabed et al. 2022; AutoMap, Schaarschmidt et al.
 2021): a neighbour keeps only the strategies that its best partners among those left reach without
-paying for resharding, if there are any, and so on through the graph.  Nodes that stay open
-afterwards take, in order, their cheapest strategy given the others.
+paying for resharding, if there are any that also take their share of a split, and so on through
+the graph.  A rollout decides what stays open in the same way, heavy nodes first.
 
 The tree is searched by UCT (Kocsis & Szepesvari 2006):
 
@@ -34,6 +34,8 @@ ROLLOUTS = 400  # when there is no budget
 DEPTH = 12  # decisions in a row
 NODES = 8  # undecided nodes whose decisions are offered
 EXPLORE = 0.5
+NOISE = 0.2  # of the spread of a node's costs, in every other decision of a rollout
+PROMISING = 1.1  # times the best: rollouts up to there are polished
 
 Mask = npt.NDArray[np.bool_]
 Decision = tuple[int, str]
@@ -71,6 +73,7 @@ class _Tree:
         self.random = np.random.default_rng(seed)
         self.contains = _decisions(run.problem)
         self.weight = self._weights()
+        self.cheap = self._cheap()
         self.best, self.worst = math.inf, -math.inf
         self.best_path: tuple[Decision, ...] = ()
 
@@ -158,6 +161,7 @@ class _Tree:
                 # near[v] lists (w, matrix with rows = labels of w).
                 cost = np.where(mine, by_other, np.inf).min(axis=1)
                 free = theirs & (cost <= by_other.min(axis=1)) & (cost <= by_other.min())
+                free &= self.cheap[m.start[w] : m.start[w + 1]]
                 if free.any() and not free[theirs].all():
                     allowed[m.start[w] : m.start[w + 1]] = free
                     changed.append(w)
@@ -165,18 +169,41 @@ class _Tree:
     def _rollout(self, allowed: Mask, decisions: tuple[Decision, ...]) -> float:
         """Complete, make it fit, polish within what is allowed, and offer the result."""
         m = self.model
+        allowed = self._play_on(allowed)
         unary = np.where(allowed, m.unary, np.inf)
         x = self._complete(unary)
         fitted = make_fit(m, x, unary)
         if fitted is None or not np.isfinite(m.cost(fitted)):
             return math.inf
+        if m.cost(fitted) <= PROMISING * self.best:
+            fitted = polish(m, fitted)
         cost = m.cost(fitted)
         if cost < self.best:
             self.best, self.best_path = cost, decisions
             self.run.offer(fitted, " ".join(f"{v}={d}" for v, d in decisions))
-            polished = polish(m, fitted)
-            self.run.offer(polished, "polished")
         return cost
+
+    def _play_on(self, allowed: Mask) -> Mask:
+        """Decides what is open, heavy nodes first, each for what looks cheapest, and propagates."""
+        m = self.model
+        allowed = allowed.copy()
+        order = np.argsort(-self.weight * self.random.uniform(0.5, 1.0, m.num_vars))
+        for v in order.tolist():
+            lo, hi = m.start[v], m.start[v + 1]
+            if allowed[lo:hi].sum() < 2:
+                continue
+            score = np.where(allowed[lo:hi], m.unary[lo:hi], np.inf)
+            for w, by_other in self.near.near[v]:
+                theirs = allowed[m.start[w] : m.start[w + 1]]
+                score = score + by_other[theirs].min(axis=0)
+            finite = score[np.isfinite(score)]
+            spread = float(np.ptp(finite)) if len(finite) else 0.0
+            noise = self.random.exponential(NOISE, hi - lo) * self.random.integers(0, 2)
+            pick = int((score + noise * spread).argmin())
+            allowed[lo:hi] = False
+            allowed[lo + pick] = True
+            self._propagate(allowed, [v])
+        return allowed
 
     def _complete(self, unary: Floats) -> Ints:
         m = self.model
@@ -192,17 +219,29 @@ class _Tree:
                 break
         return x
 
+    def _cheap(self) -> Mask:
+        """Strategies that take their share of a split: in the lowest quarter of the node's costs.
+
+        What leaves all ranks with the whole work costs nothing on the edges either, and would
+        otherwise be propagated through the whole graph.
+        """
+        m = self.model
+        cheap = np.zeros(len(m.unary), bool)
+        for lo, hi in zip(m.start[:-1].tolist(), m.start[1:].tolist(), strict=True):
+            costs = m.unary[lo:hi]
+            finite = costs[np.isfinite(costs)]
+            if len(finite):
+                cheap[lo:hi] = costs <= finite.min() + 0.25 * np.ptp(finite)
+        return cheap
+
     def _weights(self) -> Floats:
-        """How much a node's choice can change: spread of its costs and of its edges' costs."""
+        """How much a node's choice can change: the spread of its own costs."""
         m = self.model
         weight = np.zeros(m.num_vars)
         for v in range(m.num_vars):
             costs = m.unary[m.start[v] : m.start[v + 1]]
             costs = costs[np.isfinite(costs)]
             weight[v] = np.ptp(costs) if len(costs) else 0.0
-            for _, by_other in self.near.near[v]:
-                finite = by_other[np.isfinite(by_other)]
-                weight[v] += float(finite.max() - finite.min()) if len(finite) else 0.0
         return weight
 
 

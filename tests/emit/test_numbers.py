@@ -6,7 +6,7 @@ and every gradient, and the collectives issued against those priced.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
@@ -16,7 +16,7 @@ from torch import nn
 from autopar.frontends.pytorch.captured import Captured
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Stage
-from autopar.rules import register
+from autopar.rules.registry import register, unregister
 from tests.emit import models
 from tests.emit.following import following
 from tests.emit.harness import (
@@ -168,9 +168,16 @@ class _Foreign(nn.Module):
         return loss
 
 
+@pytest.fixture
+def hypot() -> Iterator[None]:
+    register("aten::hypot", "..., ... -> ...")
+    yield
+    unregister("aten::hypot")
+
+
+@pytest.mark.usefixtures("hypot")
 def test_an_op_of_the_users_own() -> None:
     """It is printed as the original call, on this rank's part."""
-    register("aten::hypot", "..., ... -> ...")
     foreign = capture_of(_Foreign, lambda: {"x": torch.zeros(8, 4)})
     stage = following(foreign, Mesh.parse("dp_shard=2 x tp=2"), {"fc/linear": "n"})
     made = emitted(foreign, stage, 2)
