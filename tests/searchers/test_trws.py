@@ -1,0 +1,48 @@
+"""The dual: its bound never passes the optimum, and it rules out no label of an optimal answer."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+
+from autopar.nouns.problem import NoFeasibleAnswer, Problem
+from autopar.searchers import Budget, search
+from autopar.searchers.model import from_problem
+from autopar.searchers.run import Run
+from autopar.searchers.trws import Dual, nearest
+from tests.searchers.problems import layered, tiny_problems
+
+
+@settings(
+    deadline=None,
+    derandomize=True,
+    max_examples=200,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(tiny_problems())
+def test_bound_and_ruling_out(problem: Problem) -> None:
+    try:
+        optimum = search(problem, "brute_force")
+    except NoFeasibleAnswer:
+        return
+    model = from_problem(problem)
+    dual = Dual(model, Run(problem, Budget(), "test"), lambda x: x)
+    dual.ascend(60)
+    assert dual.bound <= optimum.cost + 1e-6 * max(abs(optimum.cost), 1)
+    keep = dual.open_labels(float(optimum.cost))
+    assert keep[model.start[:-1] + optimum.choice].all()
+    if dual.choice is not None:
+        assert problem.feasible(dual.choice)
+
+
+def test_bound_is_near_on_layers() -> None:
+    problem = layered(60, 6, seed=3, limit=0.5)
+    optimum = search(problem, "integer_program")
+    dual = Dual(from_problem(problem), Run(problem, Budget(), "test"), lambda x: x)
+    dual.ascend(800)
+    assert 0.97 * optimum.cost <= dual.bound <= optimum.cost
+
+
+def test_nearest() -> None:
+    assert nearest(np.array([2, 5, 9]), np.array([0, 3, 4, 8, 20])).tolist() == [0, 0, 1, 2, 2]
+    assert nearest(np.array([4]), np.array([1, 9])).tolist() == [0, 0]
