@@ -175,7 +175,7 @@ def search(
             dual = Dual(m, run, lift)
             share_s, share = _part(run, 0.15)
             dual.ascend(
-                min(600, max(40, int(share / max(2 * m.num_vars, 1)))), run.wall_s + share_s
+                int(min(600, max(40, share / max(2 * m.num_vars, 1)))), run.wall_s + share_s
             )
             if dual.choice is not None and not run.closed:
                 improve(run, m, lift, dual.arcs, dual.price, dual.choice, seed)
