@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from autopar.lowering import lower
+from autopar.rules.batch import data_choices
 from autopar.runtime import jax_hlo
-from autopar.runtime.emit_jax import UnevenPieces
+from autopar.runtime.emit_jax import UnevenPieces, emit
 from autopar.runtime.verified import TOLERANCE
 from tests.jax import models
 from tests.jax.planned import made, made_of
@@ -64,7 +67,9 @@ def test_program_equals_loss_function_and_moves_what_was_priced(name: str) -> No
         assert moved < priced
 
 
-def test_sizes_that_axes_do_not_divide_are_refused() -> None:
+def test_sizes_that_axes_do_not_divide_stay_whole() -> None:
+    """JAX cuts evenly only: the planner splits something else than 4098 over 8 ranks."""
+
     def loss(params: Any, batch: Any) -> Any:
         import jax.numpy as jnp
 
@@ -72,5 +77,12 @@ def test_sizes_that_axes_do_not_divide_are_refused() -> None:
 
     params = {"up": models.shape(1024, 4098), "down": models.shape(4098, 1024)}
     model = models.Model(loss, params, {"x": models.shape(1 << 14, 1024)})
+    program = made_of("odd", model, {"tp": "8"})
+    (stage,) = program.planned.plan.stages
+    assert (stage.parameters.get("up"), stage.parameters.get("down")) == ("tp:S0", "tp:S1")
+    ops = {"linear_t": "tp:n", "tanh": "tp:e1", "linear_t_1": "tp:k"}
+    uneven = replace(stage, ops=ops, parameters={"up": "tp:S1", "down": "tp:S0"})
+    graph = program.planned.graph
+    cut = lower(graph, uneven, 1, data_choices(graph, {"x": 0}), {"x": 0})
     with pytest.raises(UnevenPieces, match="4098, which tp = 8 does not divide"):
-        made_of("odd", model, {"tp": "8"})
+        emit(cut, program.planned.plan, program.captured)
