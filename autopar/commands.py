@@ -40,6 +40,10 @@ def search(
     )
     if searcher is not None:
         options = replace(options, searcher=_known(searcher))
+    if profile is not None:
+        from autopar.profile import libraries
+
+        options = replace(options, libraries=libraries())
     return plan(model, cluster, fix, options, progress)
 
 

@@ -32,13 +32,15 @@ Progress = Callable[[str], None]
 class Options:
     """``replicated``: op kinds without a rule that the user lets run whole on every device.
 
-    ``profile``: a database of `autopar profile` whose measured times replace the built-in ones.
+    ``profile``: a database of `autopar profile` whose measured times replace the built-in ones;
+    where it was measured with other ``libraries`` than these, progress says so.
     ``verbose``: progress tells every step of every search.
     """
 
     searcher: str = "portfolio"
     replicated: tuple[str, ...] = ()
     profile: str | None = None
+    libraries: str | None = None
     verbose: bool = False
 
 
@@ -87,7 +89,7 @@ def plan(
     with clock.phase("load"):
         cluster = load_cluster(cluster_ref)
         if options.profile is not None:
-            cluster = _measured(cluster, options.profile, progress)
+            cluster = _measured(cluster, options.profile, options.libraries, progress)
         workload = load_workload(workload_ref)
     progress(f"capturing {workload_ref}")
     with clock.phase("capture"):
@@ -107,7 +109,7 @@ def plan(
     )
 
 
-def _measured(cluster: Cluster, profile: str, warn: Progress) -> Cluster:
+def _measured(cluster: Cluster, profile: str, libraries: str | None, warn: Progress) -> Cluster:
     """The cluster with the times that ``profile`` holds of its devices."""
     if not Path(profile).is_file():
         raise UserError(
@@ -115,7 +117,7 @@ def _measured(cluster: Cluster, profile: str, warn: Progress) -> Cluster:
         )
     from autopar.cost_models.calibrate import calibrate
 
-    return calibrate(cluster, profile, warn=warn)
+    return calibrate(cluster, profile, libraries, warn)
 
 
 @dataclass(frozen=True, slots=True)
