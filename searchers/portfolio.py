@@ -79,6 +79,10 @@ def _solve(run: Run, m: Model, lift: Lift, seed: int) -> None:
             break
         m, back = smaller
         lift = chain(lift, back)
+        if m.num_vars == 0:  # one choice is left that might be better than the answer
+            run.offer(lift(np.zeros(0, np.int64)), "ruling out")
+            run.bound(float(run.cost or 0.0), "nothing else is left")
+            return
         if len(m.edge_cost) <= CORE and integer_program.solve(
             run, m, lift, dual.busy_rows(m), limit_s=_share(run, 0.25), seed=seed
         ):
