@@ -69,14 +69,13 @@ def _div(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> R
 
 def _pow(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
     del results
-    # The derivative in the exponent is the result times a logarithm.
-    in_exponent = operands[-1].differentiable and (
-        len(operands) == 2 or bool(op.attrs.get("scalar_first"))
-    )
+    # The derivative in the exponent is the result times a logarithm; PyTorch keeps the result for
+    # every tensor exponent, whether it has a gradient or not.
+    keeps_result = len(operands) == 2 or bool(op.attrs.get("scalar_first"))
     return Rule(
         _text(len(operands)),
         saves=tuple(range(len(operands))),
-        saves_results=(0,) if in_exponent else (),
+        saves_results=(0,) if keeps_result else (),
         flops=TRANSCENDENTAL,
         backward=2.0,
     )

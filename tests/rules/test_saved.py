@@ -105,3 +105,9 @@ def test_a_dropout_mask() -> None:
     bound = bind(whole.op, whole.nouns)
     assert kept_bytes(bound, {n: f.size for n, f in bound.factors.items()}) == [4 * 8]
     assert _kept((x,), "dropout", Call({"p": 0.5}, (x,), ())) == (set(), set(), 4 * 8 * 4)
+
+
+@pytest.mark.parametrize(("base", "exponent"), [(True, False), (False, True), (True, True)])
+def test_a_power_keeps_its_result_for_any_tensor_exponent(base: bool, exponent: bool) -> None:
+    operands = (torch.rand(3).requires_grad_(base), torch.rand(3).requires_grad_(exponent))
+    _check("pow", operands, {})
