@@ -8,6 +8,7 @@ import linecache
 import os
 import sys
 from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
@@ -53,7 +54,7 @@ def load(folder: str | Path, device: str = "auto", check_model: bool = True) -> 
     check_same(plan, folder)
     workload = load_workload(plan.workload)
     if check_model:
-        _check_model(plan, workload)
+        check_model_of(plan, workload)
     assert workload.model is not None
     program = Program.of(read_program(folder))
     make = workload.model
@@ -120,8 +121,16 @@ def _program_hash(folder: str | Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _check_model(plan: Plan, workload: Workload) -> None:
-    """Captures the model again on rank 0 and compares its fingerprint with the plan's."""
+def check_model_of(plan: Plan, workload: Workload) -> None:
+    """Captures the model again on rank 0 and compares its fingerprint with the plan's.
+
+    Raises `StalePlan` where the model, or the tool that planned it, is another one now.
+    """
+    if plan.fingerprints.tool != version("autopar"):
+        raise StalePlan(
+            f"the plan was made by autopar {plan.fingerprints.tool}, this is "
+            f"{version('autopar')}; plan {plan.workload} again with `autopar plan`"
+        )
     answer: list[str] = [""]
     if not dist.is_initialized() or dist.get_rank() == 0:
         from autopar.frontends.pytorch import capture

@@ -26,7 +26,7 @@ from autopar.frontends.loading import load_workload
 from autopar.runtime import counting, program
 from autopar.runtime.counting import Counting
 from autopar.runtime.initialize import initialize
-from autopar.runtime.loading import check_same, read_program, start
+from autopar.runtime.loading import check_model_of, check_same, read_program, start
 from autopar.runtime.locate import locate, probed
 from autopar.runtime.parameters import Region, region_shape
 from autopar.runtime.ranks import Ranks
@@ -49,6 +49,7 @@ NEGLIGIBLE = 1e-6
 Piece = tuple[str, Region, torch.Tensor]
 
 _references: dict[str, Reference] = {}
+_checked: set[tuple[str, str]] = set()
 
 
 def verify_here(folder: str | Path) -> dict[str, Any]:
@@ -59,6 +60,9 @@ def verify_here(folder: str | Path) -> dict[str, Any]:
     place = start()
     check_same(plan, folder)
     workload = load_workload(plan.workload)
+    if (plan.workload, plan.fingerprints.model) not in _checked:
+        check_model_of(plan, workload)
+        _checked.add((plan.workload, plan.fingerprints.model))
     first = not dist.is_initialized() or dist.get_rank() == 0
     if first and plan.workload not in _references:
         cpu = torch.device("cpu")

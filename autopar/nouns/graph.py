@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -143,8 +143,20 @@ class Graph:
         return uses
 
     def fingerprint(self) -> str:
-        """SHA-256 of the text form: equal graphs, equal fingerprints."""
-        return hashlib.sha256(to_text(self).encode()).hexdigest()[:16]
+        """SHA-256 of the text form without sources: moving a file does not change the model."""
+        text = to_text(_without_sources(self))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _without_sources(graph: Graph) -> Graph:
+    return replace(
+        graph,
+        ops=tuple(replace(op, source=Source()) for op in graph.ops),
+        blocks={
+            name: replace(block, body=_without_sources(block.body))
+            for name, block in graph.blocks.items()
+        },
+    )
 
 
 def to_text(graph: Graph) -> str:

@@ -11,7 +11,7 @@ from autopar.cluster_file import load_cluster
 from autopar.errors import DoesNotFit
 from autopar.lowering import lower
 from autopar.nouns.cluster import Cluster
-from autopar.nouns.graph import Graph
+from autopar.nouns.graph import Graph, Source
 from autopar.planner.candidates import Fixed, FixError, Layout, candidates, layouts
 from autopar.planner.question import Outcome, Question
 from autopar.planner.search import search_plan
@@ -171,3 +171,12 @@ def test_a_backend_without_uneven_pieces_gets_none() -> None:
     even = search_plan(replace(asked, uneven=False)).best.stage.ops.get("head/linear", "")
     assert head == "tp:n"
     assert even != "tp:n"
+
+
+def test_a_model_keeps_its_fingerprint_where_its_file_moves() -> None:
+    graph = gpt(layers=2)
+    moved = tuple(
+        replace(op, source=Source(op.source.module, "elsewhere.py", 9)) for op in graph.ops
+    )
+    assert replace(graph, ops=moved).fingerprint() == graph.fingerprint()
+    assert gpt(layers=3).fingerprint() != graph.fingerprint()

@@ -28,7 +28,11 @@ RIGHT = VerifyResult(
     issued=(),
     time_s=1.0,
 )
-WRONG = replace(RIGHT, exact=replace(RIGHT.exact, gradient=1e-3))
+WRONG = replace(
+    RIGHT,
+    exact=replace(RIGHT.exact, gradient=1e-3),
+    first_difference="forward, fc/linear in fc (model.py:7): value[0] is 1 and should be 2",
+)
 OTHER = replace(
     RIGHT, collectives_match=False, collective_differences=("all_reduce(tp): 8 B more",)
 )
@@ -72,3 +76,4 @@ def test_a_wrong_plan_is_called_wrong_and_ends_with_1(
     out = capsys.readouterr().out
     assert "The plan is WRONG." in out
     assert all(line in out for line in found.collective_differences)
+    assert found.first_difference in " ".join(out.split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 from autopar import plan_folder
@@ -44,7 +45,9 @@ def write(
         zero=zero,
         microbatches=microbatches,
         precision=precision,
-        fingerprints=Fingerprints(fingerprint or model_fingerprint(workload), "c", "p", "t"),
+        fingerprints=Fingerprints(
+            fingerprint or model_fingerprint(workload), "c", "p", version("autopar")
+        ),
         prediction=prediction(step_time_s=0.012),
     )
     text = program or (HERE / "tiny_gpt_program.py").read_text()

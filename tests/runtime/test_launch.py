@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autopar import plan_folder
 from autopar.errors import UserError
+from autopar.nouns import plan as plans
 from autopar.runtime.counting import Row, to_json
 from autopar.runtime.launch import RankFailed, run, verify, verify_many
 from tests.runtime import folders
@@ -83,6 +85,21 @@ def test_a_rank_that_hangs_ends_by_the_timeout(tmp_path: Path) -> None:
 def test_a_model_that_changed_is_refused(tmp_path: Path) -> None:
     plan = folders.write(tmp_path / "plan", {"tp": 1}, fingerprint="0123456789abcdef")
     with pytest.raises(UserError, match=r"has changed since it was planned.*0123456789abcdef"):
+        run(plan, 1)
+
+
+def test_verify_refuses_a_model_that_changed(tmp_path: Path) -> None:
+    plan = folders.write(tmp_path / "plan", {"tp": 1}, fingerprint="0123456789abcdef")
+    with pytest.raises(UserError, match=r"has changed since it was planned"):
+        verify(plan)
+
+
+def test_a_plan_of_another_version_of_the_tool_is_refused(tmp_path: Path) -> None:
+    plan = folders.write(tmp_path / "plan", {"tp": 1})
+    made = plan_folder.read_plan(plan)
+    old = replace(made, fingerprints=replace(made.fingerprints, tool="0.0.1"))
+    (plan / plan_folder.PLAN).write_text(plans.to_json(old))
+    with pytest.raises(UserError, match=r"made by autopar 0\.0\.1"):
         run(plan, 1)
 
 
