@@ -11,6 +11,7 @@ clipped AdamW. Families that cannot be captured or planned are rows with the rea
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 import time
@@ -110,9 +111,26 @@ def right(row: Mapping[str, Any]) -> bool:
     return bool(worst <= LIMIT and row.get("collectives"))
 
 
-def _plain(value: Any, as_json: bool) -> Any:
-    """Errors are small: `show` would print them as zero."""
-    return f"{value:.1e}" if isinstance(value, float) and not as_json else value
+def _families(rows: list[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(row["family"] for row in rows))
+
+
+def _family(family: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """One line for a family: its worst errors over all plans; ``--json`` has every plan."""
+    mine = [row for row in rows if row["family"] == family]
+    verified = [row for row in mine if "loss" in row]
+
+    def worst(name: str) -> str:
+        return f"{max(row[name] for row in verified):.1e}" if verified else "-"
+
+    refused = [row["reason"] for row in mine if "loss" not in row]
+    return {
+        "family": family,
+        "plans": len(mine),
+        "right": sum(map(right, mine)),
+        **{name: worst(name) for name in ("loss", "gradient", "weight")},
+        "refused because": re.sub(r" at \S+ \(.*?\)", "", refused[0])[:60] if refused else "",
+    }
 
 
 def main() -> None:
@@ -142,9 +160,7 @@ def main() -> None:
         Target("plans that are wrong or move other bytes than priced", wrong, 0),
         Target("families below ten", max(0, 10 - len(families)), 0),
     ]
-    columns = ("family", "plan", "loss", "gradient", "weight", "own_loss", "collectives", "reason")
-    shown = [{c: _plain(row.get(c), given.json) for c in columns} for row in rows]
-    show(shown, targets, given.json)
+    show(rows if given.json else [_family(f, rows) for f in _families(rows)], targets, given.json)
 
 
 if __name__ == "__main__":
