@@ -6,8 +6,7 @@ searcher's claimed cost must equal this number, to the picosecond.
 
 from __future__ import annotations
 
-from autopar.lowering import MICROBATCH, Lowered
-from autopar.nouns.plan import key
+from autopar.lowering import BATCH_AXES, MICROBATCH, Lowered
 from autopar.nouns.sharding import Sharding
 from autopar.planner.prices import Prices
 from autopar.planner.state_prices import StatePrices
@@ -52,18 +51,4 @@ def _parameters(lowered: Lowered, state: StatePrices) -> int:
 
 
 def _model_axes(lowered: Lowered) -> tuple[str, ...]:
-    from autopar.lowering import BATCH_AXES
-
     return tuple(a for a in lowered.mesh.axes if a not in BATCH_AXES)
-
-
-def op_times(lowered: Lowered, prices: Prices) -> dict[str, int]:
-    """Picoseconds of each op for one microbatch (a block's ops once), for `explain`."""
-    found = {
-        key(lowered.block, op.op.name): prices.op(op, lowered.graph.tensors)
-        for op in lowered.ops
-        if op.bound is not None
-    }
-    for body in lowered.blocks.values():
-        found.update(op_times(body, prices))
-    return found
