@@ -1,6 +1,6 @@
-"""Every family of the zoo under many plans, verified against one device in float64.
+"""Every family of the zoo and every example under many plans, verified against one device in float64.
 
-    python -m benchmarks.zoo [--families llama,t5] [--keep DIR] [--json]
+    python -m benchmarks.zoo [--families llama,t5,examples/02_gpt.py] [--keep DIR] [--json]
 
 Each model is planned for four processes: pure replication, pure sharding, pure tensor parallelism,
 mixed layouts, and the planner's own choice. `autopar verify` runs each plan and the original model
@@ -23,6 +23,7 @@ from benchmarks.figures import Target, show
 from benchmarks.zoo_models import ZOO
 
 CLUSTER = "examples/clusters/cpu_4.yaml"
+EXAMPLES = sorted(map(str, Path("examples").glob("*.py")))
 LIMIT = 1e-9
 PLANS: Mapping[str, Mapping[str, str]] = {
     "replicate": {"dp_replicate": "4"},
@@ -51,6 +52,15 @@ workload = ZOO[{family!r}]()
 """
 
 
+def model_file(family: str, folder: Path) -> Path:
+    """The workload's file: an example's own, or one written for the family."""
+    if family.endswith(".py"):
+        return Path(family)
+    model = folder / "model.py"
+    model.write_text(_MODEL.format(family=family))
+    return model
+
+
 def check(family: str, folder: Path) -> list[dict[str, Any]]:
     """One row a plan; a plan that cannot be made is a row with the reason."""
     from autopar.cluster_file import load_cluster
@@ -63,8 +73,7 @@ def check(family: str, folder: Path) -> list[dict[str, Any]]:
     from autopar.runtime.launch import verify_many
 
     folder.mkdir(parents=True, exist_ok=True)
-    model = folder / "model.py"
-    model.write_text(_MODEL.format(family=family))
+    model = model_file(family, folder)
     cluster = load_cluster(CLUSTER)
     rows: list[dict[str, Any]] = []
     try:
@@ -135,7 +144,7 @@ def _family(family: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--families", default=",".join(ZOO))
+    parser.add_argument("--families", default=",".join((*ZOO, *EXAMPLES)))
     parser.add_argument("--keep", type=Path, help="where plans and programs stay")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
@@ -143,7 +152,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for family in given.families.split(","):
             start = time.perf_counter()
-            rows += check(family, (given.keep or Path(scratch)) / family)
+            rows += check(family, (given.keep or Path(scratch)) / Path(family).stem)
             mine = [row for row in rows if row["family"] == family]
             print(
                 f"{family}: {sum(map(right, mine))} of {len(mine)} plans right, "
