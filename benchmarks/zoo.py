@@ -1,4 +1,6 @@
-"""Every family of the zoo and every example under many plans, verified against one device in float64.
+"""Every family of the zoo and every example under many plans, verified against one device.
+
+In float64, where rounding hides nothing.
 
     python -m benchmarks.zoo [--families llama,t5,examples/02_gpt.py] [--keep DIR] [--json]
 
