@@ -40,14 +40,15 @@ def probed(folder: str | Path, workload: Workload) -> tuple[str, str, dict[str, 
     """
     from autopar.frontends.pytorch import capture
     from autopar.lowering import lower
-    from autopar.rules.batch import batch_flow
+    from autopar.rules.batch import data_choices
+    from autopar.rules.kept_whole import keep_whole
     from autopar.runtime.emit_torch import emit
 
     plan = plan_folder.read_plan(folder)
     captured = capture(workload)
-    graph = captured.graph
+    graph = keep_whole(captured.graph, plan.replicated_ops)
     dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
-    choices = batch_flow(graph, dims).choices
+    choices = data_choices(graph, dims)
 
     def text(stage: Stage, changed: Plan) -> str:
         lowered = lower(graph, stage, changed.microbatches, choices, dims)

@@ -10,7 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from autopar.errors import UserError
-from autopar.frontends.dispatch import Captured, capture
+from autopar.frontends.captured import Captured
+from autopar.frontends.dispatch import capture
 from autopar.frontends.loading import load_workload
 from autopar.lowering import Lowered
 from autopar.nouns.cluster import Cluster
@@ -20,9 +21,10 @@ from autopar.planner.candidates import Fixed
 from autopar.planner.precision import at_precision
 from autopar.planner.question import Answer, Outcome, Question
 from autopar.planner.search import search_plan
-from autopar.planner.unruled import replicate, unruled
+from autopar.planner.unruled import check_allowed, unruled
 from autopar.planner.utilization import model_flops
-from autopar.rules.batch import BatchFlow, BatchMixed, batch_flow
+from autopar.rules.batch import BatchMixed, flow_or_obstacle
+from autopar.rules.kept_whole import keep_whole
 from autopar.workload import Workload
 
 Progress = Callable[[str], None]
@@ -141,12 +143,11 @@ def plan_captured(
 ) -> Planned:
     """Plans a model that is captured already."""
     options = options or Options()
-    graph = captured.graph
-    missing = unruled(graph)
-    kept_whole = replicate(graph, missing, options.replicated)
-    graph = at_precision(graph, workload.precision)
+    missing = unruled(captured.graph)
+    check_allowed(missing, options.replicated)
+    graph = at_precision(keep_whole(captured.graph, missing), workload.precision)
     batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
-    flow, obstacle = _flow(graph, batch_dims)
+    flow, obstacle = flow_or_obstacle(graph, batch_dims)
     fixed = Fixed.parse(dict(fix or {}), captured.samples, cluster.device_count)
     if obstacle is not None:
         fixed = _without_data_axes(fixed, obstacle)
@@ -165,16 +166,8 @@ def plan_captured(
         verbose=options.verbose,
     )
     outcome = search_plan(question, progress)
-    made = _plan(outcome, question, captured, workload, workload_ref, kept_whole)
+    made = _plan(outcome, question, captured, workload, workload_ref, tuple(missing))
     return Planned(made, graph, outcome.best.lowered, tuple(missing))
-
-
-def _flow(graph: Graph, batch_dims: Mapping[str, int]) -> tuple[BatchFlow, BatchMixed | None]:
-    """How the batch runs through the graph; where it cannot be split, nothing is and why."""
-    try:
-        return batch_flow(graph, batch_dims), None
-    except BatchMixed as error:
-        return batch_flow(graph, {}), error
 
 
 def _without_data_axes(fixed: Fixed, obstacle: BatchMixed) -> Fixed:

@@ -1,12 +1,11 @@
-"""Ops without a rule: named, refused, or kept whole on every device where the user says so."""
+"""Ops without a rule: named, and refused unless the user lets them run whole on every device."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from autopar.nouns.graph import Graph, Op, Tensor
-from autopar.rules.notation import Rule
-from autopar.rules.registry import UnruledOp, register, rule_for
+from autopar.rules.registry import UnruledOp, rule_for
 
 
 def unruled(graph: Graph) -> dict[str, str]:
@@ -20,37 +19,19 @@ def unruled(graph: Graph) -> dict[str, str]:
     return found
 
 
-def replicate(graph: Graph, missing: dict[str, str], allowed: Collection[str]) -> tuple[str, ...]:
-    """Gives the allowed kinds a rule that splits nothing; returns the kinds that got one.
+def check_allowed(missing: Mapping[str, str], allowed: Collection[str]) -> None:
+    """Refuses kinds without a rule that the user does not let run whole.
 
     Raises:
-        UnruledOp: a kind without a rule is not allowed.
+        UnruledOp: names every such kind, its source, and the two ways out.
     """
-    refused = [text for kind, text in missing.items() if kind not in allowed]
+    refused = {kind: text for kind, text in missing.items() if kind not in allowed}
     if refused:
-        kinds = [kind for kind in missing if kind not in allowed]
-        flags = " ".join(f"--allow-replicated {kind}" for kind in kinds)
+        flags = " ".join(f"--allow-replicated {kind}" for kind in refused)
         raise UnruledOp(
-            "\n".join(refused)
-            + f"\nOr let {'it' if len(kinds) == 1 else 'them'} run whole on every device: {flags}"
+            "\n".join(refused.values())
+            + f"\nOr let {'it' if len(refused) == 1 else 'them'} run whole on every device: {flags}"
         )
-    for kind in missing:
-        register(kind, _whole)
-    return tuple(missing)
-
-
-def _whole(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
-    """Every dim of every tensor is a factor of its own that is kept whole."""
-
-    def terms(tensors: tuple[Tensor, ...], letter: str) -> str:
-        return ", ".join(
-            " ".join(f"{letter}{i}_{j}!" for j in range(len(t.shape)))
-            for i, t in enumerate(tensors)
-        )
-
-    return Rule(
-        f"{terms(operands, 'x')} -> {terms(results, 'y')}", saves=tuple(range(len(operands)))
-    )
 
 
 def _ops(graph: Graph) -> Iterator[tuple[Op, dict[str, Tensor]]]:

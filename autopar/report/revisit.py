@@ -21,8 +21,8 @@ from autopar.planner.simulation import simulate
 from autopar.planner.state import StateSharding
 from autopar.planner.state_prices import StatePrices
 from autopar.planner.summary import summarise
-from autopar.planner.unruled import replicate, unruled
 from autopar.rules.batch import data_choices
+from autopar.rules.kept_whole import keep_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,7 @@ def open_folder(folder: str | Path) -> Revisited:
     Raises `PlanFolderError`.
     """
     plan = plan_folder.read_plan(folder)
-    graph = plan_folder.read_graph(folder)
-    replicate(graph, unruled(graph), plan.replicated_ops)
+    graph = keep_whole(plan_folder.read_graph(folder), plan.replicated_ops)
     graph = at_precision(graph, plan.precision)
     return revisit(
         plan, plan_folder.read_cluster(folder), graph, plan_folder.read_batch_dims(folder)

@@ -60,8 +60,18 @@ class BatchFlow:
 
 
 def data_choices(graph: Graph, batch_dims: Mapping[str, int]) -> Mapping[str, str]:
-    """What data axes do to every op and block input; see `batch_flow`."""
-    return batch_flow(graph, batch_dims).choices
+    """What data axes do to every op and block input; nothing where the batch cannot be split."""
+    return flow_or_obstacle(graph, batch_dims)[0].choices
+
+
+def flow_or_obstacle(
+    graph: Graph, batch_dims: Mapping[str, int]
+) -> tuple[BatchFlow, BatchMixed | None]:
+    """How the batch runs through the graph; where it cannot be split, nothing is and why."""
+    try:
+        return batch_flow(graph, batch_dims), None
+    except BatchMixed as error:
+        return batch_flow(graph, {}), error
 
 
 def batch_flow(graph: Graph, batch_dims: Mapping[str, int]) -> BatchFlow:

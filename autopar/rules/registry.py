@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from autopar.errors import UserError
 from autopar.nouns.graph import Op, Tensor
 from autopar.rules.binding import bind_rule
+from autopar.rules.kept_whole import MARK, whole_rule
 from autopar.rules.notation import BoundRule, Rule, RuleError, parse_rule
 
 RuleMaker = Callable[[Op, tuple[Tensor, ...], tuple[Tensor, ...]], Rule]
@@ -47,6 +48,8 @@ def rule_for(op: Op, tensors: Mapping[str, Tensor]) -> Rule:
     """The rule of ``op``; raises `UnruledOp` naming its kind and source."""
     operands = tuple(tensors[n] for n in op.inputs)
     results = tuple(tensors[n] for n in op.outputs)
+    if op.attrs.get(MARK):
+        return whole_rule(operands, results)
     found = _REGISTERED.get(op.kind) or _table().get(op.kind)
     if found is None:
         raise UnruledOp(_unruled(op, operands, results))

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from autopar import cli
-from autopar.rules.registry import unregister
 
 Run = Callable[..., tuple[int, str]]
 
@@ -173,12 +172,12 @@ def test_an_op_without_a_rule_runs_whole_where_the_user_says_so(run: Run, tmp_pa
     model = changed("F.relu(self.inner(x))", "self.inner(x).cumprod(1)")
     _, message = run(*PLAN, model=model)
     (allow,) = re.findall(r"--allow-replicated (\S+)", message)
-    try:
-        assert run(*PLAN, "--allow-replicated", allow, model=model) == (0, "")
-    finally:
-        unregister(allow)  # a rule holds for the process, and other tests look at all of them
+    assert run(*PLAN, "--allow-replicated", allow, model=model) == (0, "")
     plan = json.loads((tmp_path / "plan" / "plan.json").read_text())
     assert plan["replicated_ops"] == [allow]
+    assert run("explain", "plan", model=model)[0] == 0
+    code, message = run(*PLAN, model=model)  # what one plan was allowed holds for no other
+    assert (code, allow in message) == (2, True)
 
 
 def test_files_that_do_not_exist(run: Run) -> None:
