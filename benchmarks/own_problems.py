@@ -18,7 +18,8 @@ from typing import Any
 
 from autopar.cluster_file import cluster_from_text
 from autopar.errors import UserError
-from autopar.frontends.dispatch import Captured, capture
+from autopar.frontends.captured import Captured
+from autopar.frontends.dispatch import capture
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.mesh import Mesh
 from autopar.planner.free import FreeProblem, free_problem

@@ -17,7 +17,7 @@ from autopar.lowering import Lowered
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Fingerprints, Plan, Prediction
-from autopar.planner.candidates import Fixed
+from autopar.planner.fixed import Fixed
 from autopar.planner.precision import at_precision
 from autopar.planner.question import Answer, Outcome, Question
 from autopar.planner.search import search_plan
@@ -92,6 +92,7 @@ def plan(
         cluster = load_cluster(cluster_ref)
         if options.profile is not None:
             cluster = _measured(cluster, options.profile, options.libraries, progress)
+        Fixed.parse(fix or {}, cluster.device_count)  # refused before the long work
         workload = load_workload(workload_ref)
     progress(f"capturing {workload_ref}")
     with clock.phase("capture"):
@@ -148,9 +149,9 @@ def plan_captured(
     graph = at_precision(keep_whole(captured.graph, missing), workload.precision)
     batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
     flow, obstacle = flow_or_obstacle(graph, batch_dims)
-    fixed = Fixed.parse(dict(fix or {}), captured.samples, cluster.device_count)
+    fixed = Fixed.parse(fix or {}, cluster.device_count)
     if obstacle is not None:
-        fixed = _without_data_axes(fixed, obstacle)
+        fixed = _without_data_axes(fixed, obstacle, captured.samples, cluster.device_count)
     question = Question(
         graph=graph,
         batch_dims=batch_dims,
@@ -170,11 +171,12 @@ def plan_captured(
     return Planned(made, graph, outcome.best.lowered, tuple(missing))
 
 
-def _without_data_axes(fixed: Fixed, obstacle: BatchMixed) -> Fixed:
-    asked = (fixed.dp_replicate or 1) * (fixed.dp_shard or 1) * (fixed.microbatches or 1)
-    if asked > 1:
+def _without_data_axes(fixed: Fixed, obstacle: BatchMixed, samples: int, devices: int) -> Fixed:
+    """One data rank with the whole batch. Raises ``obstacle`` where the pins ask for more."""
+    whole = Fixed(1, 1, devices, 0, samples, fixed.recompute)
+    if any(whole.pinned()[name] != value for name, value in fixed.pinned().items()):
         raise obstacle
-    return Fixed(1, 1, fixed.tp, fixed.zero, 1, fixed.recompute)
+    return whole
 
 
 def _plan(

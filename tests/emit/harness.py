@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from autopar.frontends.captured import Captured
 from autopar.frontends.pytorch.capture import capture
-from autopar.frontends.pytorch.captured import Captured
 from autopar.lowering import Lowered, activation_collectives, lower
 from autopar.nouns.mesh import DATA_AXES, Mesh
 from autopar.nouns.plan import Plan, Stage

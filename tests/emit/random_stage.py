@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from autopar.frontends.pytorch.captured import Captured
+from autopar.frontends.captured import Captured
 from autopar.lowering import BATCH_AXES, MICROBATCH, lower
 from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh

@@ -14,7 +14,8 @@ import pytest
 
 from autopar import Workload
 from autopar.cluster_file import load_cluster
-from autopar.frontends.dispatch import Captured, capture
+from autopar.frontends.captured import Captured
+from autopar.frontends.dispatch import capture
 from autopar.nouns.plan import from_json, to_json
 from autopar.planner.planning import Options, plan_captured
 

@@ -1,7 +1,7 @@
 """The JAX frontend: a pure loss function of parameters and a batch, to a `Graph`."""
 
+from autopar.frontends.captured import BatchEntry, Captured, ModelTensor
 from autopar.frontends.jax.capture import capture, capture_workload, paths_of
-from autopar.frontends.jax.captured import BatchEntry, Captured, ModelTensor
 from autopar.frontends.jax.errors import (
     BatchError,
     CaptureError,

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from autopar.frontends.captured import Captured
 from autopar.frontends.jax.attention import attention_lifted
-from autopar.frontends.jax.captured import Captured, batch_entries, model_tensors, samples_of
 from autopar.frontends.jax.draft import Draft, Value
 from autopar.frontends.jax.errors import (
     CaptureError,
@@ -21,6 +21,7 @@ from autopar.frontends.jax.errors import (
 from autopar.frontends.jax.finish import Stacks, graph_of
 from autopar.frontends.jax.fold import folded
 from autopar.frontends.jax.idioms import lifted
+from autopar.frontends.jax.inputs import batch_entries, model_tensors, samples_of, tokens_of
 from autopar.frontends.jax.jaxprs import draft_of
 from autopar.frontends.jax.norms import norms_weighted
 from autopar.frontends.jax.precision import exact_constants
@@ -54,7 +55,14 @@ def capture(
     exact = exact_constants(loss, closed, params, batch)
     graph, stacks = _graph(draft_of(closed, _inputs(params, batch), exact))
     entries = batch_entries(batch, whole_inputs)
-    return Captured(graph, model_tensors(graph), entries, samples_of(entries), stacks)
+    return Captured(
+        graph,
+        model_tensors(graph),
+        entries,
+        samples_of(entries),
+        tokens_of(entries),
+        stacks=stacks,
+    )
 
 
 def capture_workload(workload: Workload) -> Captured:

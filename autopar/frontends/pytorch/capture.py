@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from autopar.frontends.captured import BatchEntry, Captured, ModelTensor
 from autopar.frontends.pytorch.assemble import assemble
 from autopar.frontends.pytorch.build import Built, build, check_batch
 from autopar.frontends.pytorch.calls import NotAlike
-from autopar.frontends.pytorch.captured import BatchEntry, Captured, ModelTensor
 from autopar.frontends.pytorch.gradients import check_reached, find_gradients, stop_gradients
 from autopar.frontends.pytorch.ir import dtype_name
 from autopar.frontends.pytorch.lift import Lifter

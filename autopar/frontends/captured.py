@@ -1,4 +1,4 @@
-"""What a capture gives: the graph and everything about the model that the graph leaves out."""
+"""What a frontend gives: the graph and everything about the model that the graph leaves out."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ModelTensor:
     dtype: str
     role: str
     trainable: bool
-    persistent: bool
-    used: bool
+    persistent: bool = True
+    used: bool = True
     shared_with: tuple[str, ...] = ()
 
 
@@ -45,6 +45,8 @@ class Captured:
     tensors:  parameters in the order of the model's own state, then buffers by name.
     samples:  size of the global batch; ``tokens`` per global batch, None without integer ids.
     classes:  class name by module path, for a program that reads like the model.
+    stacks:   for a leaf of a parameter tree that holds all layers of a scan, the names that its
+              slices have in the graph; other leaves are named by their own path.
     """
 
     graph: Graph
@@ -53,6 +55,7 @@ class Captured:
     samples: int
     tokens: int | None
     classes: Mapping[str, str] = field(default_factory=dict)
+    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def parameters(self) -> tuple[ModelTensor, ...]:
