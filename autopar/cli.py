@@ -70,19 +70,6 @@ Profile = Annotated[
 Verbose = Annotated[bool, typer.Option("--verbose", help="Tell every step of every search.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
-FIXABLE = (
-    "dp_replicate",
-    "dp_shard",
-    "tp",
-    "cp",
-    "ep",
-    "pp",
-    "schedule",
-    "microbatch",
-    "recompute",
-    "zero",
-)
-
 
 class OptionError(UserError):
     """An option whose value makes no sense; the text says which and what would."""
@@ -96,10 +83,6 @@ def parse_fix(texts: Iterable[str]) -> dict[str, str]:
         if not equals or not value:
             raise OptionError(
                 f"--fix {part!r} is not KEY=VALUE; write for example --fix tp=2,zero=3"
-            )
-        if name not in FIXABLE:
-            raise OptionError(
-                f"--fix {part}: {name!r} cannot be fixed; choose {', '.join(FIXABLE)}"
             )
         if fixed.setdefault(name, value) != value:
             raise OptionError(f"--fix gives {name} twice, as {fixed[name]} and as {value}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autopar.nouns.cluster import Device
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.plan import Memory
 from autopar.planner.state import StateSharding
@@ -12,12 +13,11 @@ from autopar.planner.summary import Summary
 ALLOCATOR_SHARE = 0.04
 """Fragmentation of a caching allocator, as a share of what is allocated (assumed)."""
 CONTEXT_BYTES = {"gpu": 1_500_000_000, "tpu": 300_000_000, "cpu": 350_000_000}
-"""Driver context, library handles and channels outside the allocator, per process (assumed)."""
+"""Driver context, library handles and channels outside the allocator, per process (assumed), where
+no profile says how much a training process of the device holds; on a CPU that is the process."""
 
 
-def step_memory(
-    summary: Summary, state: StateSharding, recompute: str, limit: int, device_kind: str
-) -> Memory:
+def step_memory(summary: Summary, state: StateSharding, recompute: str, device: Device) -> Memory:
     """Predicted peak of the worst moment of a step, bytes."""
     parameters, gradients, optimizer, cast = summary.buffer_bytes, 0, 0, 0
     for unit, copies in summary.owners():
@@ -32,7 +32,8 @@ def step_memory(
     activations = summary.lives[recompute].peak + cast
     allocated = parameters + gradients + optimizer + activations
     gathered = _gathered_bytes(summary, state)
-    overhead = int(ALLOCATOR_SHARE * (allocated + gathered)) + CONTEXT_BYTES[device_kind]
+    overhead = int(ALLOCATOR_SHARE * (allocated + gathered))
+    overhead += device.process_bytes or CONTEXT_BYTES[device.kind]
     return Memory(
         total=allocated + gathered + overhead,
         parameters=parameters,
@@ -40,7 +41,7 @@ def step_memory(
         optimizer=optimizer,
         activations=activations,
         buffers=gathered + overhead,
-        limit=limit,
+        limit=device.memory_bytes,
     )
 
 

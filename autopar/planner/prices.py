@@ -68,9 +68,10 @@ class Prices:
         moved = work.forward_bytes if forward else work.backward_bytes
         if not flops and not moved:
             return 0
-        place = (work.dtype, work.cost, flops, moved)
+        place = (work.dtype, work.kind, forward, flops, moved)
         found = self._ops.get(place)
         if found is None:
-            seconds = op_time_s(self.cluster, flops, moved, work.dtype, work.cost)
+            way = "forward" if forward else "backward"
+            seconds = op_time_s(self.cluster, flops, moved, work.dtype, work.cost, work.kind, way)
             found = self._ops[place] = round(seconds * PICOSECONDS)
         return found

@@ -10,7 +10,8 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Memory, RunnerUp, Stage
 from autopar.nouns.problem import Solution
-from autopar.planner.candidates import Candidate, Fixed, Layout
+from autopar.planner.candidates import Candidate, Layout
+from autopar.planner.fixed import Fixed
 from autopar.planner.simulation import StepTime
 
 

@@ -16,7 +16,8 @@ from autopar.lowering import MICROBATCH, Lowered, lower
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Stage
 from autopar.nouns.problem import NoFeasibleAnswer, Solution
-from autopar.planner.candidates import Candidate, FixError, Layout, candidates, layouts
+from autopar.planner.candidates import Candidate, Layout, candidates, layouts
+from autopar.planner.fixed import FixError
 from autopar.planner.folding import fold
 from autopar.planner.legal import NoStrategy
 from autopar.planner.memory import step_memory
@@ -265,10 +266,7 @@ def _squeeze(
 
 def _answer(question: Question, solved: _Solved, layout: Layout) -> Answer:
     state = _state(question, layout, solved.candidate)
-    device = question.cluster.device
-    memory = step_memory(
-        solved.summary, state, layout.recompute, question.cluster.memory_bytes, device.kind
-    )
+    memory = step_memory(solved.summary, state, layout.recompute, question.cluster.device)
     time = simulate(solved.summary, state, question.cluster, layout.recompute)
     return Answer(
         solved.candidate,

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autopar.cost_models.compute import update_time_s
+from autopar.cost_models.overlap import exposed_s
 from autopar.nouns.cluster import Cluster
 from autopar.planner.moves import move_time_s
 from autopar.planner.state import StateSharding
@@ -70,6 +72,9 @@ def simulate(summary: Summary, state: StateSharding, cluster: Cluster, recompute
         (p.gather_s + p.regather_s) * gathers + p.reduce_s * microbatches + p.reduce_last_s
         for p in pieces
     )
+    # What is hidden is not free: the collective works on the same cores and memory.
+    hidden = max(0.0, data - max(0.0, total - busy * microbatches))
+    total += exposed_s(hidden, hidden, cluster.levels[-1].contention)
     return StepTime(
         total_s=total + optimizer + late,
         compute_s=busy * microbatches - inline,
@@ -147,4 +152,4 @@ def _optimizer_s(summary: Summary, state: StateSharding, cluster: Cluster) -> fl
         for unit, copies in summary.owners()
         for dtype, numel in unit.trained.items()
     )
-    return moved / cluster.device.memory_bandwidth_bytes_per_s
+    return update_time_s(cluster.device, moved, state.optimizer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from autopar.cost_models.compute import update_time_s
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.sharding import Sharding
@@ -37,9 +38,8 @@ class StatePrices:
             if placement.kind == "D":
                 gradient = numel * DTYPE_BYTES[tensor.dtype]
                 seconds += gradient * self._slope("all_reduce", axis)
-        device = self.cluster.device
         updated = self.sharding.update_bytes(numel, tensor.dtype)
-        seconds += updated / device.memory_bandwidth_bytes_per_s
+        seconds += updated * self._update_slope()
         return round(seconds * PICOSECONDS)
 
     def bytes(self, tensor: Tensor, stored: Sharding) -> int:
@@ -53,6 +53,12 @@ class StatePrices:
 
     def _numel(self, tensor: Tensor, stored: Sharding) -> int:
         return math.prod(stored.local_shape(tensor.shape, self.sharding.mesh))
+
+    def _update_slope(self) -> float:
+        """Seconds per byte of the optimizer's step over all parameters."""
+        device, optimizer = self.cluster.device, self.sharding.optimizer
+        one = update_time_s(device, _LARGE, optimizer)
+        return (update_time_s(device, 2 * _LARGE, optimizer) - one) / _LARGE
 
     def _slope(self, kind: str, axis: str) -> float:
         """Seconds per byte of a large collective."""

@@ -19,7 +19,7 @@ from autopar.lowering import (
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.sharding import Sharding
 from autopar.planner.activations import Life, activation_life
-from autopar.planner.candidates import RECOMPUTE
+from autopar.planner.fixed import RECOMPUTE
 from autopar.planner.prices import PICOSECONDS, Prices
 from autopar.rules.resharding import Step
 

@@ -12,7 +12,7 @@ def call(step: Step, x: str) -> str:
     if step.axis == "microbatch":
         raise JaxEmitError(
             f"a value goes from {step.source} to {step.target} over microbatches, which run one "
-            "after the other: plan with --fix microbatches=1"
+            "after the other: with --fix microbatch=N give all samples of a data rank"
         )
     axis = f'"{step.axis}"'
     source, target = step.source, step.target

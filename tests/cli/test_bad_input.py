@@ -147,7 +147,11 @@ def test_cluster_files_that_cannot_be_used(run: Run, old: str, new: str, said: s
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--fix", "tp=3"), "4 devices"),
+        (("--fix", "tp=3"), "tp may be 1, 2 or 4"),
+        (("--fix", "width=2"), "'width' cannot be fixed; choose dp_replicate, dp_shard, tp"),
+        (("--fix", "zero=x"), "choose 0, 1, 2 or 3"),
+        (("--fix", "microbatch=3"), "microbatch may be 1, 2, 4 or 8"),
+        (("--fix", "tp=4,microbatch=5"), "5 samples on each of 1 data ranks"),
         (("--fix", "tp=2,dp_shard=4"), "8"),
         (("--fix", "zero=7"), "0, 1, 2 or 3"),
         (("--fix", "recompute=often"), "often"),

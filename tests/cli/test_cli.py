@@ -44,7 +44,6 @@ def test_fix_is_a_list_of_choices(texts: tuple[str, ...], fixed: dict[str, str])
         ("tp", "not KEY=VALUE"),
         ("tp=", "not KEY=VALUE"),
         ("tp=2,", "not KEY=VALUE"),
-        ("width=2", "'width' cannot be fixed; choose dp_replicate, dp_shard, tp"),
         ("tp=2,tp=4", "--fix gives tp twice, as 2 and as 4"),
     ],
 )

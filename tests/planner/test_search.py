@@ -12,7 +12,8 @@ from autopar.errors import DoesNotFit
 from autopar.lowering import lower
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph, Source
-from autopar.planner.candidates import Fixed, FixError, Layout, candidates, layouts
+from autopar.planner.candidates import Layout, candidates, layouts
+from autopar.planner.fixed import Fixed, FixError
 from autopar.planner.question import Outcome, Question
 from autopar.planner.search import search_plan
 from autopar.rules.batch import batch_flow
@@ -27,7 +28,7 @@ def question(
     graph: Graph, batch: int, cluster: Cluster = NODE, fix: Mapping[str, str] | None = None
 ) -> Question:
     flow = batch_flow(graph, BATCH)
-    fixed = Fixed.parse(fix or {}, batch, cluster.device_count)
+    fixed = Fixed.parse(fix or {}, cluster.device_count)
     return Question(
         graph, BATCH, flow.choices, batch, flow.obstacles, cluster, "float32", "adamw", fixed
     )
@@ -96,7 +97,14 @@ def test_tensor_parallel_ranks_share_the_work_even_of_a_tiny_model() -> None:
         ({"tp": "3"}, "3, the cluster has 8"),
         ({"tp": "2", "dp_shard": "2", "dp_replicate": "4"}, "makes 16"),
         ({"zero": "4"}, "choose 0, 1, 2 or 3"),
-        ({"tp": "two"}, "whole number"),
+        ({"tp": "two"}, "tp may be 1, 2, 4 or 8"),
+        ({"zero": "x"}, "zero=x: choose 0, 1, 2 or 3"),
+        ({"microbatch": "0"}, "samples that one microbatch has on one data rank"),
+        ({"microbatch": "3"}, "so microbatch may be 1, 2, 4 or 8"),
+        ({"tp": "8", "zero": "2"}, "zero=2 splits over dp_shard, but .*tp=8 leaves dp_shard=1"),
+        ({"dp_shard": "4", "zero": "0"}, "dp_shard=4 leaves dp_shard=4; choose zero=1, 2 or 3"),
+        ({"tp": "2", "dp_shard": "8"}, "dp_shard may be 1, 2 or 4, or tp may be 1"),
+        ({"microbatches": "2"}, "did you mean microbatch"),
         ({"pp": "2"}, "pp=1"),
         ({"tp": "1", "microbatch": "3"}, "does not divide"),
         ({"zero": "3", "dp_shard": "1"}, "dp_shard=1"),

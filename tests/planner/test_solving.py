@@ -11,7 +11,7 @@ from autopar.cluster_file import load_cluster
 from autopar.nouns.plan import key
 from autopar.nouns.problem import Problem, Solution
 from autopar.planner import solving
-from autopar.planner.candidates import Fixed
+from autopar.planner.fixed import Fixed
 from autopar.planner.prices import Prices
 from autopar.planner.question import Outcome, Question
 from autopar.planner.repricing import objective

@@ -1,0 +1,173 @@
+"""What ``--fix`` pins, and which of it the cluster allows.
+
+The degrees make up the devices: ``dp_replicate x dp_shard x tp = devices``. A microbatch has
+``microbatch`` samples on each data rank: ``batch = dp_replicate x dp_shard x microbatch x
+microbatches``. The first is checked here, before any model is captured; the second with the batch
+(`autopar.planner.candidates`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from autopar.errors import UserError
+
+DEGREES = ("dp_replicate", "dp_shard", "tp")
+LATER = ("pp", "cp", "ep")
+"""Degrees that only `autopar estimate --arch` prices."""
+FIXABLE = (*DEGREES, *LATER, "zero", "microbatch", "recompute", "schedule")
+ZERO_LEVELS = (0, 1, 2, 3)
+RECOMPUTE = ("none", "compute", "full")
+
+Split = tuple[int, int, int]
+"""(dp_replicate, dp_shard, tp)"""
+
+
+class FixError(UserError):
+    """A pinned choice that the cluster or the batch does not allow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Choices that are pinned; None: the search decides.
+
+    microbatch: samples that one microbatch has on one data rank.
+    """
+
+    dp_replicate: int | None = None
+    dp_shard: int | None = None
+    tp: int | None = None
+    zero: int | None = None
+    microbatch: int | None = None
+    recompute: str | None = None
+
+    @staticmethod
+    def parse(pairs: Mapping[str, str], devices: int) -> Fixed:
+        """Reads ``{"tp": "2", "microbatch": "4"}``.
+
+        Raises:
+            FixError: an unknown key, a value that the key does not take, or degrees that cannot
+                make up the devices; the text lists what can.
+        """
+        numbers: dict[str, int] = {}
+        for name, text in pairs.items():
+            if name not in FIXABLE:
+                near = difflib.get_close_matches(name, FIXABLE, 1)
+                hint = f"did you mean {near[0]}? There are" if near else "choose"
+                raise FixError(f"--fix {name}={text}: {name!r} cannot be fixed; {hint} {_list()}")
+            if name == "recompute":
+                _one_of(name, text, RECOMPUTE)
+            elif name == "schedule":
+                _one_of(name, text, ("none",), " (one stage, so nothing to schedule)")
+            elif name == "zero":
+                meant = " (dp_shard splits nothing, optimizer state, and gradients, and parameters)"
+                numbers[name] = int(_one_of(name, text, map(str, ZERO_LEVELS), meant))
+            else:
+                numbers[name] = _count(name, text, devices)
+        for name in LATER:
+            if numbers.pop(name, 1) != 1:
+                raise FixError(
+                    f"--fix {name}={pairs[name]}: programs are emitted for {name}=1; "
+                    "`autopar estimate --arch` prices other degrees"
+                )
+        return Fixed(recompute=pairs.get("recompute"), **numbers)._check(devices)
+
+    def pinned(self) -> dict[str, int | str]:
+        """The choices that are not free, by the name that ``--fix`` gives them."""
+        every = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in every.items() if value is not None}
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={value}" for name, value in self.pinned().items())
+
+    def allows(self, split: Split) -> bool:
+        """Whether these degrees, and the ZeRO level that they leave, are free."""
+        pins = (self.dp_replicate, self.dp_shard, self.tp)
+        if any(pin not in (None, degree) for pin, degree in zip(pins, split, strict=True)):
+            return False
+        return self.zero is None or (self.zero > 0) == (split[1] > 1)
+
+    def _check(self, devices: int) -> Fixed:
+        if any(self.allows(split) for split in splits(devices)):
+            return self
+        given = {n: v for n in DEGREES if (v := getattr(self, n)) is not None}
+        without_zero = replace(self, zero=None)
+        if any(without_zero.allows(split) for split in splits(devices)):
+            shards = sorted({s for _, s, _ in self._possible(devices, "zero")})
+            only = " or ".join(map(str, shards))
+            if self.zero == 0:
+                raise FixError(
+                    f"--fix zero=0 splits nothing over dp_shard, but --fix {_pairs(given)} leaves "
+                    f"dp_shard={only}; choose zero=1, 2 or 3, or dp_replicate in its place"
+                )
+            raise FixError(
+                f"--fix zero={self.zero} splits over dp_shard, but on {devices} devices "
+                f"{'--fix ' + _pairs(given) + ' leaves ' if given else ''}dp_shard={only}; choose "
+                "zero=0 or other degrees"
+            )
+        product = math.prod(given.values())
+        formula = " x ".join(f"{n}={v}" for n, v in given.items())
+        ways = []
+        for name in given:
+            values = sorted({s[DEGREES.index(name)] for s in self._possible(devices, name, "zero")})
+            if values:
+                ways.append(f"{name} may be {alternatives(values)}")
+        others = "with the others as they are, " if len(given) > 1 else ""
+        raise FixError(
+            f"--fix {formula} makes {product}, the cluster has {devices} devices: dp_replicate x "
+            f"dp_shard x tp must be {devices}{'; ' + others if ways else ''}{', or '.join(ways)}"
+        )
+
+    def _possible(self, devices: int, *freed: str) -> list[Split]:
+        """The splits that would do if these pins were free."""
+        freer = replace(self, **dict.fromkeys(freed))
+        return [split for split in splits(devices) if freer.allows(split)]
+
+
+def splits(devices: int) -> Iterator[Split]:
+    """Every (dp_replicate, dp_shard, tp) whose product is the device count."""
+    for tp in divisors(devices):
+        for shard in divisors(devices // tp):
+            yield devices // tp // shard, shard, tp
+
+
+def divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def _count(name: str, text: str, devices: int) -> int:
+    if text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text)
+    if name == "microbatch":
+        wanted = "the samples that one microbatch has on one data rank, a whole number from 1"
+    elif name in LATER:
+        wanted = "a whole number from 1"
+    else:
+        wanted = (
+            f"a whole number; on {devices} devices {name} may be {alternatives(divisors(devices))}"
+        )
+    raise FixError(f"--fix {name}={text}: give {wanted}")
+
+
+def _one_of(name: str, text: str, values: Iterable[str], meaning: str = "") -> str:
+    known = list(values)
+    if text not in known:
+        raise FixError(f"--fix {name}={text}: choose {alternatives(known)}{meaning}")
+    return text
+
+
+def alternatives(values: Iterable[object]) -> str:
+    """``1, 2 or 4``"""
+    texts = [str(value) for value in values]
+    return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+
+
+def _pairs(given: Mapping[str, int]) -> str:
+    return ",".join(f"{name}={value}" for name, value in given.items())
+
+
+def _list() -> str:
+    return ", ".join(FIXABLE)
