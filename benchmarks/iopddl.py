@@ -1,7 +1,8 @@
 """The contest's instances against the clock: ``python -m benchmarks.iopddl DIR``.
 
 For every instance: the exact cost of the answer, the best known, score = best known / cost, the
-lower bound and the gap, seconds and CPU seconds with loading, peak memory, and what found it.  Each
+lower bound and the gap, seconds and CPU seconds with loading, seconds to the first feasible answer,
+peak memory (of the process and of the solver's child together), and what found it.  Each
 instance runs in a process of its own within its time limit.  Exits with 1 when an answer is
 infeasible or missing.
 """
@@ -40,6 +41,7 @@ class Row:
     gap: float | None
     seconds: float
     cpu_seconds: float
+    first_s: float | None
     peak_mb: float
     searcher: str
     error: str = ""
@@ -52,14 +54,15 @@ class Row:
             f"{self.instance:<10} {show(self.cost, 'd'):>14} {show(self.best_known, 'd'):>14} "
             f"{show(self.score, '.6f'):>9} {show(self.bound, '.0f'):>14} "
             f"{show(self.gap, '.1e'):>8} "
-            f"{self.seconds:7.1f} {self.cpu_seconds:7.1f} {self.peak_mb:7.0f}  "
+            f"{self.seconds:7.1f} {self.cpu_seconds:7.1f} {show(self.first_s, '.1f'):>7} "
+            f"{self.peak_mb:7.0f}  "
             f"{self.error or self.searcher}"
         )
 
 
 HEADER = (
     f"{'instance':<10} {'cost':>14} {'best known':>14} {'score':>9} {'bound':>14} {'gap':>8} "
-    f"{'s':>7} {'CPU s':>7} {'MB':>7}  searcher"
+    f"{'s':>7} {'CPU s':>7} {'first s':>7} {'MB':>7}  searcher"
 )
 
 
@@ -163,6 +166,7 @@ def _run(
         gap=answer.get("gap"),
         seconds=seconds,
         cpu_seconds=answer.get("cpu_seconds", 0.0),
+        first_s=answer.get("first_s"),
         peak_mb=answer.get("peak_mb", 0.0),
         searcher=answer.get("found_by", options.searcher),
         error=error,
@@ -173,12 +177,18 @@ def _work(options: argparse.Namespace) -> int:
     """In the process of one instance: load, search, check, print one JSON object."""
     started = time.perf_counter()
     from autopar.nouns.problem import ProblemError
-    from autopar.searchers import Budget, Progress, search
+    from autopar.searchers import Budget, Progress, highs, search
     from autopar.searchers.contest_format import load
 
     path, limit, seed = options.worker
 
+    answer: dict[str, Any] = {}
+
     def tell(progress: Progress) -> None:
+        if progress.cost is not None:
+            answer.setdefault("first_s", time.perf_counter() - started)
+        if not options.verbose:
+            return
         print(
             f"{progress.wall_s:7.1f} s  cost {progress.cost}  bound {progress.lower_bound:.0f}  "
             f"{progress.note}",
@@ -186,7 +196,6 @@ def _work(options: argparse.Namespace) -> int:
             flush=True,
         )
 
-    answer: dict[str, Any] = {}
     try:
         problem = load(path)
         if options.evaluations:
@@ -196,10 +205,8 @@ def _work(options: argparse.Namespace) -> int:
             spare = 2.0 + 0.04 * float(limit)
             left = float(limit) - spare - (time.perf_counter() - started)
             budget = Budget(wall_s=max(left, 1.0))
-        found = search(
-            problem, options.searcher, budget, int(seed), tell if options.verbose else None
-        )
-        answer = {
+        found = search(problem, options.searcher, budget, int(seed), tell)
+        answer |= {
             "choice": found.choice.tolist(),
             "cost": problem.total(found.choice),
             "bound": found.lower_bound,
@@ -210,9 +217,10 @@ def _work(options: argparse.Namespace) -> int:
             answer["error"] = "infeasible"
     except ProblemError as error:
         answer["error"] = f"{type(error).__name__}: {error}"
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    answer["cpu_seconds"] = used.ru_utime + used.ru_stime
-    answer["peak_mb"] = used.ru_maxrss / 1024
+    highs.stop()
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    answer["cpu_seconds"] = sum(u.ru_utime + u.ru_stime for u in used)
+    answer["peak_mb"] = sum(u.ru_maxrss for u in used) / 1024
     print(json.dumps(answer))
     return 0
 

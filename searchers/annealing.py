@@ -31,7 +31,7 @@ from autopar.searchers.gather import Lift
 from autopar.searchers.memory_tree import MemoryTree
 from autopar.searchers.model import Floats, Model
 from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
-from autopar.searchers.shrink import Contradiction, shrink
+from autopar.searchers.starts import first_answer, shrunk
 
 BLOCKED = 0.2  # the share of moves that memory may block before prices rise
 SEGMENTS = 40  # of a round; prices are steered between them
@@ -167,12 +167,13 @@ def search(
     from autopar.searchers.trws import Dual
 
     with Run(problem, budget, "annealing", progress) as run:
-        try:
-            m, lift = shrink(problem, run.tell if progress else None)
-        except Contradiction:
-            run.bound(np.inf, "everything is forbidden")
-        else:
+        ready = shrunk(run)
+        if ready is not None:
+            m, lift = ready
             dual = Dual(m, run, lift)
+            tree = first_answer(run, m, lift, dual.arcs)
+            if tree is not None:
+                dual.upper, dual.choice = m.cost(tree.choice), tree.choice
             share_s, share = _part(run, 0.15)
             dual.ascend(
                 int(min(600, max(40, share / max(2 * m.num_vars, 1)))), run.wall_s + share_s

@@ -29,8 +29,16 @@ class Arcs(NamedTuple):
     message_start: Ints  # (2 m + 1,)
 
 
-def arcs(m: Model, big: float) -> Arcs:
-    """The arcs of a model; infinite costs become ``big``."""
+def big_cost(m: Model) -> float:
+    """What stands for infinity: above every finite choice, small enough to keep doubles exact."""
+    unary = m.unary[np.isfinite(m.unary)]
+    cells = m.edge_cost[np.isfinite(m.edge_cost)]
+    return 4.0 * max(float(np.abs(unary).max(initial=1.0)), float(np.abs(cells).max(initial=1.0)))
+
+
+def arcs(m: Model, big: float | None = None) -> Arcs:
+    """The arcs of a model; infinite costs become ``big``, by default ``big_cost``."""
+    big = big_cost(m) if big is None else big
     count = len(m.edge)
     tail, head = m.edge.ravel(), m.edge[:, ::-1].ravel()
     cells = np.concatenate([m.edge_cost, m.edge_cost[transposed_cells(m)]])

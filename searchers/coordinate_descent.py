@@ -15,12 +15,8 @@ import numpy as np
 
 from autopar.nouns.problem import Problem, Solution
 from autopar.searchers.annealing import Ball, Chain
-from autopar.searchers.arcs import arcs
-from autopar.searchers.mcmc import trivial_bound
 from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
-from autopar.searchers.shrink import Contradiction, shrink
-from autopar.searchers.starts import greedy_start
-from autopar.searchers.trws import big_cost
+from autopar.searchers.starts import prepare
 
 ROUNDS = 12  # perturbations when there is no budget
 MOVES = 20  # blocks per variable and round
@@ -36,19 +32,10 @@ def search(
 ) -> Solution:
     """See the module."""
     with Run(problem, budget, "coordinate_descent", progress) as run:
-        try:
-            m, lift = shrink(problem, run.tell if progress else None)
-        except Contradiction:
-            run.bound(np.inf, "everything is forbidden")
+        ready = prepare(run)
+        if ready is None:
             return run.solution()
-        run.bound(trivial_bound(m), "cheapest strategies")
-        layout = arcs(m, big_cost(m))
-        tree = greedy_start(m, layout)
-        if tree is None:
-            return run.solution()
-        run.offer(lift(tree.choice), "greedy")
-        if m.num_vars == 0:
-            return run.solution()
+        m, lift, layout, tree = ready
         unit = max(abs(m.cost(tree.choice) - m.constant), 1.0) / m.num_vars
         chain = Chain(m, layout, np.zeros(len(m.room)), tree.choice, Ball(300, 3.0, 0.05), seed, 0)
         endless = budget.wall_s is not None or budget.evaluations is not None

@@ -4,16 +4,28 @@
 removed, allowing only changes that overfill nothing anew beyond what they relieve; ``polish`` then
 takes each variable's best label that keeps memory within its room, until no change helps
 (coordinate descent, iterated conditional modes: Besag 1986).  Plain numpy, for models of hundreds
-of variables; ``annealing`` has the compiled counterpart.
+of variables; with more than ``MANY``, the compiled kernels of ``annealing`` do the same.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from autopar.nouns.problem import Ints, offsets
+from autopar.searchers.arcs import Arcs, arcs
+from autopar.searchers.memory_tree import MemoryTree, repair
 from autopar.searchers.model import Floats, Model
+
+MANY = 2_000
+ZERO = 1e-9  # a temperature at which nothing dearer is accepted
+
+
+@lru_cache(maxsize=1)
+def _layout(m: Model) -> Arcs:
+    return arcs(m)
 
 
 class Neighbourhood:
@@ -76,6 +88,9 @@ def make_fit(m: Model, x: Ints, unary: Floats, tries: int = 400) -> Ints | None:
     x = x.copy()
     if not len(m.room):
         return x
+    if m.num_vars > MANY:
+        tree = MemoryTree(m, x)
+        return x if repair(m, _layout(m), tree, np.minimum(unary, 1e250)) else None
     left = m.room - m.load(x)
     if (left >= 0).all():
         return x
@@ -107,6 +122,12 @@ def make_fit(m: Model, x: Ints, unary: Floats, tries: int = 400) -> Ints | None:
 
 def polish(m: Model, x: Ints, sweeps: int = 20) -> Ints:
     """Coordinate descent from a choice that fits to one that no single change improves."""
+    if m.num_vars > MANY:
+        from autopar.searchers.annealing import Ball, Chain
+
+        chain = Chain(m, _layout(m), np.zeros(len(m.room)), x, Ball(300, 3.0, 0.05), 0, 0)
+        chain.go(m.num_vars // 10, ZERO, ZERO)
+        return chain.best
     x = x.copy()
     left = m.room - m.load(x)
     near = Neighbourhood(m)

@@ -24,9 +24,10 @@ from autopar.searchers.gather import Lift
 from autopar.searchers.memory_prices import Ascent, Cuts
 from autopar.searchers.model import Floats, Model, dot
 from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
-from autopar.searchers.shrink import Contradiction, shrink
-from autopar.searchers.tree_decomposition import TABLE_LIMIT, Elimination
+from autopar.searchers.starts import LARGE, first_answer, shrunk
+from autopar.searchers.tree_decomposition import TABLE_LIMIT, Elimination, elimination_cells
 
+CELLS = 1 << 26  # of all tables together; where exact ones need more, each gets its share
 MAX_BRANCHES = 2000  # parts of the problem looked at when no budget is given
 
 
@@ -39,11 +40,11 @@ def search(
     """Exact where the graph is narrow; see the module.  The seed is not used."""
     del seed
     with Run(problem, budget, "elimination", progress) as run:
-        try:
-            model, lift = shrink(problem, run.tell if progress else None)
-        except Contradiction:
-            run.bound(np.inf, "everything is forbidden")
-        else:
+        found = shrunk(run)
+        if found is not None:
+            model, lift = found
+            if model.start[-1] > LARGE:
+                first_answer(run, model, lift)
             solve(run, model, lift)
     return run.solution()
 
@@ -66,9 +67,11 @@ def solve(
     max_branches: int | None = None,
 ) -> None:
     """Search a shrunk model, offering choices and bounds to the run."""
-    dp = Elimination(m, table_limit)
+    if elimination_cells(m, CELLS) > CELLS:
+        table_limit = min(table_limit, max(CELLS // max(m.num_vars, 1), 1))
+    dp = Elimination(m, table_limit, run.spend)
     root = Part(-np.inf, 0, m.unary, np.zeros(len(m.room)))
-    best: list[float] = [np.inf]
+    best = [np.inf if run.cost is None else float(run.cost)]
     queue = [_examine(run, m, lift, dp, root, best)]
     numbers = 0
     while queue:

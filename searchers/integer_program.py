@@ -15,26 +15,24 @@ same up to a constant on every edge row share their y's.  One evaluation is one 
 from __future__ import annotations
 
 import math
-import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from autopar.nouns.problem import Ints, Problem, Solution
+from autopar.searchers import highs
 from autopar.searchers.descent import make_fit, polish
 from autopar.searchers.gather import Lift
 from autopar.searchers.linear_rows import program
 from autopar.searchers.memory_prices import overfull_rows
 from autopar.searchers.model import Model
 from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
-from autopar.searchers.shrink import Contradiction, shrink
+from autopar.searchers.starts import LARGE, first_answer, shrunk
 
 DEFAULT_S = 60.0  # for all solves of a model, when no budget is given
 UPPER_S = 1800.0  # the same for a budget in evaluations: there only against endless programs
-NODES = 2000  # of branch and bound per solve, when the clock does not decide
+NODES = 2000  # of branch and bound per solve at most, when the clock does not decide
 
 
 def search(
@@ -45,12 +43,11 @@ def search(
 ) -> Solution:
     """Exact when it ends; see the module."""
     with Run(problem, budget, "integer_program", progress) as run:
-        try:
-            model, lift = shrink(problem, run.tell if progress else None)
-        except Contradiction:
-            run.bound(np.inf, "everything is forbidden")
-        else:
-            solve(run, model, lift, seed=seed)
+        found = shrunk(run)
+        if found is not None:
+            model, lift = found
+            tree = first_answer(run, model, lift) if model.start[-1] > LARGE else None
+            solve(run, model, lift, hint=None if tree is None else tree.choice, seed=seed)
     return run.solution()
 
 
@@ -79,33 +76,31 @@ def solve(
         if left <= 0.05:
             return False
         gap = max(run.budget.gap, 0.0)
-        nodes = NODES if run.budget.wall_s is None else None
-        result = _solve_once(m, np.array(known, np.int64), left, nodes, gap, seed, hint)
-        run.spend(m.num_vars)
-        if result is None:
-            return False
-        status, bound, x = result
-        if proves and np.isfinite(bound):
-            run.bound(bound - 1e-9 * abs(bound), "integer program")
-        run.budget_spent |= status == "stopped"
-        if status == "infeasible":
+        nodes = None
+        if run.budget.wall_s is None:
+            nodes = int(min(NODES, 1 + run.remaining_evaluations // max(m.num_vars, 1)))
+        found, x = _solve_once(m, np.array(known, np.int64), left, nodes, gap, seed, hint)
+        if proves and np.isfinite(found.bound):
+            run.bound(found.bound - 1e-9 * abs(found.bound), "integer program")
+        run.budget_spent |= found.status == "stopped"
+        if found.status == "infeasible":
             if proves:
                 run.bound(math.inf if run.cost is None else float(run.cost), "integer program")
             return True
         if x is None:
+            run.spend((1 + found.nodes) * m.num_vars)
             return False
         over = m.load(x) - m.room
-        if (over <= 0).all():
-            run.offer(lift(x), "integer program")
-            if offer is not None:
-                offer(x)
-            return status == "optimal"
-        fitted = make_fit(m, x, m.unary)
+        fits = bool((over <= 0).all())
+        fitted = x if fits else make_fit(m, x, m.unary)
         if fitted is not None:
-            fitted = polish(m, fitted)
-            run.offer(lift(fitted), "integer program, repaired")
+            fitted = fitted if fits else polish(m, fitted)
+            run.offer(lift(fitted), "integer program" if fits else "integer program, repaired")
             if offer is not None:
                 offer(fitted)
+        run.spend((1 + found.nodes) * m.num_vars)
+        if fits:
+            return found.status == "optimal"
         new = [r for r in overfull_rows(over) if r not in known]
         if not new or run.closed:
             return False
@@ -120,56 +115,25 @@ def _solve_once(
     gap: float,
     seed: int,
     hint: Ints | None,
-) -> tuple[str, float, Ints | None] | None:
-    """Status ("optimal", "infeasible", "stopped"), bound, and the best choice."""
-    from ortools.math_opt.python import mathopt
-
+) -> tuple[highs.Answer, Ints | None]:
+    """The answer with its bound in the model's units, and the best choice."""
     scale = max(1.0, float(np.abs(m.unary[np.isfinite(m.unary)]).max(initial=0.0)) / 1e6)
     if hint is not None:
         scale = max(1.0, abs(m.cost(hint)) / 1e6)
-    model = mathopt.Model.from_model_proto(program(m, rows, scale))
-    parameters = mathopt.SolveParameters(
-        time_limit=timedelta(seconds=limit_s),
-        node_limit=nodes,
-        relative_gap_tolerance=max(gap, 1e-9),
-        absolute_gap_tolerance=0.5 / scale,
-        random_seed=seed,
-    )
-    start = mathopt.ModelSolveParameters()
-    if hint is not None:
-        taken = m.start[:-1] + hint
-        start.solution_hints.append(
-            mathopt.SolutionHint(variable_values={model.get_variable(int(i)): 1.0 for i in taken})
+    answer = highs.solve(
+        highs.Request(
+            program=program(m, rows, scale).SerializeToString(),
+            columns=int(m.start[-1]),
+            limit_s=limit_s,
+            nodes=nodes,
+            relative_gap=max(gap, 1e-9),
+            absolute_gap=0.5 / scale,
+            seed=seed,
+            hint=() if hint is None else tuple((m.start[:-1] + hint).tolist()),
         )
-    with quiet_stdout():
-        result = mathopt.solve(
-            model, mathopt.SolverType.HIGHS, params=parameters, model_params=start
-        )
-    reason = result.termination.reason
-    bound = result.termination.objective_bounds.dual_bound * scale
-    if reason == mathopt.TerminationReason.INFEASIBLE:
-        return "infeasible", math.inf, None
-    if not result.has_primal_feasible_solution():
-        return "stopped", bound, None
-    labels = m.start[-1]
-    values = result.variable_values([model.get_variable(i) for i in range(labels)])
-    taken = np.array(values)
-    x = np.array(
-        [int(np.argmax(taken[lo:hi])) for lo, hi in zip(m.start[:-1], m.start[1:], strict=True)],
-        np.int64,
     )
-    status = "optimal" if reason == mathopt.TerminationReason.OPTIMAL else "stopped"
-    return status, bound, x
-
-
-@contextmanager
-def quiet_stdout() -> Iterator[None]:
-    """HiGHS prints now and then, whatever it is told: send that to stderr, which is for people."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    try:
-        os.dup2(2, 1)
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+    answer = replace(answer, bound=answer.bound * scale)
+    if answer.values is None:
+        return answer, None
+    labels = zip(m.start[:-1], m.start[1:], strict=True)
+    return answer, np.array([int(answer.values[lo:hi].argmax()) for lo, hi in labels], np.int64)

@@ -13,12 +13,8 @@ import time
 import numpy as np
 
 from autopar.nouns.problem import Problem, Solution
-from autopar.searchers.arcs import arcs
-from autopar.searchers.model import Model
 from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
-from autopar.searchers.shrink import Contradiction, shrink
-from autopar.searchers.starts import greedy_start
-from autopar.searchers.trws import big_cost
+from autopar.searchers.starts import prepare
 
 EVALUATIONS = 2_000_000  # when there is no budget
 HOT, COLD = 1.0, 1e-3  # temperatures, in units of the start's cost per variable
@@ -33,21 +29,12 @@ def search(
 ) -> Solution:
     """See the module.  The lower bound is that of the cheapest strategies alone."""
     with Run(problem, budget, "mcmc", progress) as run:
-        try:
-            m, lift = shrink(problem, run.tell if progress else None)
-        except Contradiction:
-            run.bound(np.inf, "everything is forbidden")
+        ready = prepare(run)
+        if ready is None:
             return run.solution()
         from autopar.searchers.mcmc_kernels import metropolis
 
-        run.bound(trivial_bound(m), "cheapest strategies")
-        layout = arcs(m, big_cost(m))
-        tree = greedy_start(m, layout)
-        if tree is None:
-            return run.solution()
-        run.offer(lift(tree.choice), "start")
-        if m.num_vars == 0:
-            return run.solution()
+        m, lift, layout, tree = ready
         best, cost = tree.choice.copy(), m.cost(tree.choice)
         best_cost = cost
         unit = max(abs(cost - m.constant), 1.0) / m.num_vars
@@ -71,13 +58,3 @@ def search(
             run.offer(lift(best), f"temperature {heats[s + 1]:.3g}")
             run.spend(max(moves, 1))
     return run.solution()
-
-
-def trivial_bound(m: Model) -> float:
-    """Every variable's and every edge's least cost: weak, but at once."""
-    total = float(m.constant)
-    if m.num_vars:
-        total += float(np.minimum.reduceat(m.unary, m.start[:-1]).sum())
-    if len(m.edge):
-        total += float(np.minimum.reduceat(m.edge_cost, m.edge_start[:-1]).sum())
-    return total

@@ -25,10 +25,10 @@ import numpy.typing as npt
 
 from autopar.nouns.problem import Ints, Problem, Solution
 from autopar.searchers.descent import Neighbourhood, make_fit, polish
-from autopar.searchers.gather import tidy_memory
-from autopar.searchers.mcmc import trivial_bound
+from autopar.searchers.gather import Lift, tidy_memory
 from autopar.searchers.model import Floats, Model, from_problem
 from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
+from autopar.searchers.starts import prepare, trivial_bound
 
 ROLLOUTS = 400  # when there is no budget
 DEPTH = 12  # decisions in a row
@@ -60,18 +60,23 @@ def search(
 ) -> Solution:
     """See the module; meant for problems of up to some thousand nodes."""
     with Run(problem, budget, "mcts", progress) as run:
-        m = tidy_memory(from_problem(problem))
-        run.bound(trivial_bound(m), "cheapest strategies")
-        _Tree(run, m, seed).grow()
+        if problem.labels is None:
+            ready = prepare(run)
+            if ready is not None:
+                _Tree(run, ready.model, ready.lift, seed).grow()
+        else:  # decisions are about the nodes as they are
+            m = tidy_memory(from_problem(problem))
+            run.bound(trivial_bound(m), "cheapest strategies")
+            _Tree(run, m, lambda x: x, seed).grow()
     return run.solution()
 
 
 class _Tree:
-    def __init__(self, run: Run, m: Model, seed: int) -> None:
-        self.run, self.model = run, m
+    def __init__(self, run: Run, m: Model, lift: Lift, seed: int) -> None:
+        self.run, self.model, self.lift = run, m, lift
         self.near = Neighbourhood(m)
         self.random = np.random.default_rng(seed)
-        self.contains = _decisions(run.problem)
+        self.contains = _decisions(run.problem, m)
         self.weight = self._weights()
         self.cheap = self._cheap()
         self.best, self.worst = math.inf, -math.inf
@@ -180,7 +185,7 @@ class _Tree:
         cost = m.cost(fitted)
         if cost < self.best:
             self.best, self.best_path = cost, decisions
-            self.run.offer(fitted, " ".join(f"{v}={d}" for v, d in decisions))
+            self.run.offer(self.lift(fitted), " ".join(f"{v}={d}" for v, d in decisions))
         return cost
 
     def _play_on(self, allowed: Mask) -> Mask:
@@ -192,6 +197,7 @@ class _Tree:
             lo, hi = m.start[v], m.start[v + 1]
             if allowed[lo:hi].sum() < 2:
                 continue
+            self.run.spend(0)
             score = np.where(allowed[lo:hi], m.unary[lo:hi], np.inf)
             for w, by_other in self.near.near[v]:
                 theirs = allowed[m.start[w] : m.start[w + 1]]
@@ -213,6 +219,7 @@ class _Tree:
         )
         for _ in range(3):
             before = x.copy()
+            self.run.spend(0)
             for v in range(m.num_vars):
                 x[v] = int(self.near.costs(v, x, unary).argmin())
             if (before == x).all():
@@ -245,8 +252,8 @@ class _Tree:
         return weight
 
 
-def _decisions(problem: Problem) -> list[frozenset[str]]:
+def _decisions(problem: Problem, m: Model) -> list[frozenset[str]]:
     """Per strategy what it decides: its labels, or else its number."""
     if problem.labels is not None:
         return [frozenset(labels) or frozenset({"whole"}) for labels in problem.labels]
-    return [frozenset({str(k)}) for size in problem.num_strategies for k in range(size)]
+    return [frozenset({str(k)}) for size in m.sizes for k in range(size)]

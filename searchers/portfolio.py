@@ -13,8 +13,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from autopar.nouns.problem import Ints, Problem, Solution
@@ -24,7 +22,8 @@ from autopar.searchers.gather import Lift, keep_labels
 from autopar.searchers.memory_tree import MemoryTree, repair
 from autopar.searchers.model import Floats, Model
 from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
-from autopar.searchers.shrink import Contradiction, shrink, shrink_model
+from autopar.searchers.shrink import Contradiction, shrink_model
+from autopar.searchers.starts import LARGE, first_answer, shrunk
 from autopar.searchers.tree_decomposition import elimination_cells
 from autopar.searchers.trws import Dual
 
@@ -45,15 +44,15 @@ def search(
 ) -> Solution:
     """See the module."""
     with Run(problem, budget, "portfolio", progress) as run:
-        try:
-            model, lift = shrink(problem, run.tell if progress else None)
-            _solve(run, model, lift, seed)
-        except Contradiction:
-            run.bound(math.inf, "everything is forbidden")
+        ready = shrunk(run)
+        if ready is not None:
+            _solve(run, *ready, seed)
     return run.solution()
 
 
 def _solve(run: Run, m: Model, lift: Lift, seed: int) -> None:
+    if m.start[-1] > LARGE:
+        first_answer(run, m, lift)
     if elimination_cells(m, NARROW) <= NARROW:
         elimination.solve(run, m, lift, max_branches=BRANCHES)
         if run.closed:

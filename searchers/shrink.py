@@ -11,16 +11,20 @@ least one optimal choice survives every step.  Steps repeat until none removes a
 - ``drop_dominated``: label l goes when some other label k of the variable is never worse,
   unary(k) - unary(l) + sum_e max_j [e(k, j) - e(l, j)] <= 0, and uses no more memory in any row
   (dead-end elimination, Desmet et al. 1992, in the form of Goldstein 1994).
+- ``contract`` and ``settle`` (see ``contract``): variables of low degree and whole components that
+  memory does not see are minimised away.
 - ``tidy_memory`` (see ``gather``): rows and terms that cannot matter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from autopar.nouns.problem import Ints, Problem, offsets
+from autopar.searchers.contract import contract, settle, without
 from autopar.searchers.gather import Lift, gather, keep_labels, tidy_memory
 from autopar.searchers.model import Floats, Model, from_problem, runs
 
@@ -46,7 +50,7 @@ def shrink_model(model: Model, say: Say | None = None) -> tuple[Model, Lift]:
     """The same for a model."""
     model = tidy_memory(model)
     lifts: list[Lift] = []
-    steps = (drop_hopeless, merge_forced, absorb_fixed, drop_dominated)
+    steps = (drop_hopeless, merge_forced, absorb_fixed, contract_all, settle, drop_dominated)
     worth_it = True
     while worth_it:
         labels = model.start[-1]
@@ -186,7 +190,10 @@ def merge_forced(m: Model) -> tuple[Model, Lift] | None:
 
 
 def absorb_fixed(m: Model) -> tuple[Model, Lift] | None:
-    """Remove the variables that have one label left."""
+    """Remove the variables that have one label left.
+
+    Their memory terms, constant as they are, must have been moved into room (``tidy_memory``).
+    """
     fixed = m.sizes == 1
     if not fixed.any():
         return None
@@ -201,34 +208,7 @@ def absorb_fixed(m: Model) -> tuple[Model, Lift] | None:
         size = m.sizes[m.edge[e, end]]
         label = runs(m.start[m.edge[e, end]], size)
         unary += np.bincount(label, m.edge_cost[runs(m.edge_start[e], size)], len(unary))
-    free = np.flatnonzero(~fixed)
-    number = np.cumsum(~fixed) - 1
-    edges = np.flatnonzero(~side.any(axis=1))
-    sizes = m.sizes[free]
-    edge_size = np.diff(m.edge_start)[edges]
-    term = np.flatnonzero(~fixed[m.term_var])  # a single usage is the least one: already in room
-    gone = np.flatnonzero(fixed[m.term_var])
-    room = m.room
-    if len(gone):
-        used = m.term_usage[m.term_start[gone]]
-        change = np.bincount(m.term_rows[gone, 0], used, len(room) + 1)
-        change -= np.bincount(m.term_rows[gone, 1], used, len(room) + 1)
-        room = room - np.cumsum(change)[: len(room)]
-    term_size = m.sizes[m.term_var[term]]
-    smaller = Model(
-        start=offsets(sizes),
-        unary=unary[runs(m.start[free], sizes)],
-        edge=number[m.edge[edges]],
-        edge_start=offsets(edge_size),
-        edge_cost=m.edge_cost[runs(m.edge_start[edges], edge_size)],
-        term_var=number[m.term_var[term]],
-        term_rows=m.term_rows[term],
-        term_start=offsets(term_size),
-        term_usage=m.term_usage[runs(m.term_start[term], term_size)],
-        room=room,
-        moment=m.moment,
-        constant=float(constant),
-    )
+    smaller, free = without(replace(m, unary=unary, constant=float(constant)), fixed.nonzero()[0])
 
     def lift(x: Ints) -> Ints:
         out = np.zeros(len(fixed), np.int64)
@@ -236,6 +216,15 @@ def absorb_fixed(m: Model) -> tuple[Model, Lift] | None:
         return out
 
     return smaller, lift
+
+
+def contract_all(m: Model) -> tuple[Model, Lift] | None:
+    """Contract until every variable left is seen by memory or has many neighbours."""
+    lifts: list[Lift] = []
+    while (result := contract(m)) is not None:
+        m = result[0]
+        lifts.append(result[1])
+    return (m, _chain(lifts)) if lifts else None
 
 
 def drop_dominated(m: Model) -> tuple[Model, Lift] | None:

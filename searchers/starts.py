@@ -1,16 +1,68 @@
-"""A first choice that fits, for the searchers that only improve on one."""
+"""What the searchers begin with: the shrunk problem, a weak bound, and a first choice that fits."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from autopar.nouns.problem import Ints
-from autopar.searchers.arcs import Arcs
+from autopar.searchers.arcs import Arcs, arcs
+from autopar.searchers.gather import Lift
 from autopar.searchers.memory_tree import MemoryTree, repair
 from autopar.searchers.model import Floats, Model
+from autopar.searchers.run import Run
+from autopar.searchers.shrink import Contradiction, shrink
+
+LARGE = 20_000
+"""Labels from which on the exact searchers look for a first answer before they begin."""
 
 
-def greedy_start(m: Model, arcs: Arcs) -> MemoryTree | None:
+def shrunk(run: Run) -> tuple[Model, Lift] | None:
+    """The shrunk problem and the way back; None when shrinking alone ended the search."""
+    try:
+        m, lift = shrink(run.problem, run.tell if run.progress else None)
+    except Contradiction:
+        run.bound(np.inf, "everything is forbidden")
+        return None
+    run.bound(trivial_bound(m), "cheapest strategies")
+    if m.num_vars == 0:
+        if not run.offer(lift(np.zeros(0, np.int64)), "shrinking"):
+            run.bound(np.inf, "nothing fits")
+        return None
+    return m, lift
+
+
+def first_answer(run: Run, m: Model, lift: Lift, layout: Arcs | None = None) -> MemoryTree | None:
+    """A choice that fits, already offered; None where greedy choices and repair find none."""
+    layout = arcs(m) if layout is None else layout
+    tree = greedy_start(m, layout, run)
+    if tree is not None:
+        run.offer(lift(tree.choice), "greedy")
+    return tree
+
+
+class Ready(NamedTuple):
+    """A shrunk problem with a first choice that fits, and its memory."""
+
+    model: Model
+    lift: Lift
+    arcs: Arcs
+    tree: MemoryTree
+
+
+def prepare(run: Run) -> Ready | None:
+    """All of that; None when there is nothing left to search, or nothing to begin with."""
+    found = shrunk(run)
+    if found is None:
+        return None
+    m, lift = found
+    layout = arcs(m)
+    tree = first_answer(run, m, lift, layout)
+    return None if tree is None else Ready(m, lift, layout, tree)
+
+
+def greedy_start(m: Model, arcs: Arcs, run: Run | None = None) -> MemoryTree | None:
     """Variable by variable the cheapest label given the earlier ones, then repaired.
 
     Where repair fails, memory is priced alike in all rows, ever higher.
@@ -24,6 +76,8 @@ def greedy_start(m: Model, arcs: Arcs) -> MemoryTree | None:
         tree = MemoryTree(m, _in_order(m, arcs, guide))
         if repair(m, arcs, tree, guide) and np.isfinite(m.cost(tree.choice)):
             return tree
+        if run is not None:
+            run.spend(m.num_vars)
     return None
 
 
@@ -39,3 +93,13 @@ def _in_order(m: Model, arcs: Arcs, unary: Floats) -> Ints:
             score += cells[:, x[w]] if w < v else cells.min(axis=1)
         x[v] = int(score.argmin())
     return x
+
+
+def trivial_bound(m: Model) -> float:
+    """Every variable's and every edge's least cost: weak, but at once."""
+    total = float(m.constant)
+    if m.num_vars:
+        total += float(np.minimum.reduceat(m.unary, m.start[:-1]).sum())
+    if len(m.edge):
+        total += float(np.minimum.reduceat(m.edge_cost, m.edge_start[:-1]).sum())
+    return total

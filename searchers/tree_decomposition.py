@@ -13,6 +13,7 @@ bound, and decoding, which looks at all functions of v again, is a good guess.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,8 +42,15 @@ class Bucket:
 class Elimination:
     """The elimination of one model, planned once and run for many unary costs."""
 
-    def __init__(self, m: Model, table_limit: int = TABLE_LIMIT) -> None:
+    def __init__(
+        self,
+        m: Model,
+        table_limit: int = TABLE_LIMIT,
+        spend: Callable[[int], None] | None = None,
+    ) -> None:
+        """``spend`` is called now and then with no evaluations, to end the search in time."""
         self.model = m
+        self._spend = spend or (lambda evaluations: None)
         self.exact = True
         self.buckets: list[Bucket] = []
         self.of_var: list[list[int]] = [[] for _ in range(m.num_vars)]
@@ -66,6 +74,7 @@ class Elimination:
             else:
                 waiting[b].append(((a,), matrix))
         for v in self.order:
+            self._spend(0)
             groups: list[tuple[set[int], list[tuple[tuple[int, ...], Floats | int]]]] = []
             for function in sorted(waiting[v], key=lambda f: -_cells(f[0], sizes)):
                 for scope, members in groups:
@@ -115,6 +124,7 @@ class Elimination:
         sums: list[Floats] = []
         bound = m.constant
         for bucket in self.buckets:
+            self._spend(0)
             total = bucket.table
             v = bucket.var
             if bucket.pays_unary:

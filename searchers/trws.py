@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autopar.nouns.problem import Ints
-from autopar.searchers.arcs import Arcs, arcs
+from autopar.searchers.arcs import Arcs, arcs, big_cost
 from autopar.searchers.gather import Lift
 from autopar.searchers.memory_prices import overfull_rows
 from autopar.searchers.memory_tree import MemoryTree, repair
@@ -44,13 +44,6 @@ SMALLEST_STEP = 1e-6
 REPAIR_EVERY = 20
 LOOK_EVERY = 100  # passes, after which the bound must have risen by
 WORTH = 0.01  # of the gap
-
-
-def big_cost(m: Model) -> float:
-    """What stands for infinity: above every finite choice, small enough to keep doubles exact."""
-    unary = m.unary[np.isfinite(m.unary)]
-    cells = m.edge_cost[np.isfinite(m.edge_cost)]
-    return 4.0 * max(float(np.abs(unary).max(initial=1.0)), float(np.abs(cells).max(initial=1.0)))
 
 
 @dataclass

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -126,6 +128,28 @@ def test_same_seed_same_answer(name: str) -> None:
     first = search(problem, name, Budget(evaluations=20_000), seed=3)
     second = search(problem, name, Budget(evaluations=20_000), seed=3)
     assert first.to_json() == second.to_json()
+
+
+@pytest.mark.parametrize("name", ["annealing", "portfolio"])
+def test_same_answer_on_one_core_and_on_four(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = layered(300, 16, seed=6, limit=0.3)
+    # Large enough for the portfolio to go past its exact searchers.
+    monkeypatch.setattr("autopar.searchers.portfolio.SMALL", 0)
+    monkeypatch.setattr("autopar.searchers.portfolio.NARROW", 0)
+    monkeypatch.setattr("autopar.searchers.portfolio.CORE", 300)
+    budget = Budget(evaluations=300_000)
+    four = search(problem, name, budget, seed=1)
+    assert four.evaluations > 100_000
+    cores = os.sched_getaffinity(0)
+    monkeypatch.setattr(
+        "autopar.searchers.annealing.ThreadPoolExecutor", lambda workers: ThreadPoolExecutor(1)
+    )
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        one = search(problem, name, budget, seed=1)
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert one.to_json() == four.to_json()
 
 
 def test_an_impossible_limit_says_what_would_do() -> None:
