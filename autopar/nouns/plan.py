@@ -16,7 +16,7 @@ from typing import Any
 
 from autopar.nouns.mesh import Mesh
 
-FORMAT = 1
+FORMAT = 2
 
 
 def key(block: str | None, name: str) -> str:
@@ -67,7 +67,10 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the cost model says of the plan. ``lower_bound_s`` bounds every plan in the space."""
+    """What the cost model says of the plan. ``lower_bound_s`` bounds every plan in the space.
+
+    The bands are (least, most), as wide as the cost model's errors on published runs.
+    """
 
     step_time_s: float
     lower_bound_s: float
@@ -76,14 +79,20 @@ class Prediction:
     tokens_per_s: float | None
     mfu: float
     memory_bytes: Memory
+    time_band_s: tuple[float, float]
+    memory_band_bytes: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerUp:
-    """A plan that lost: its degrees, its time, and why it lost."""
+    """A plan that lost: its choices, its time, and why it lost.
+
+    ``zero`` and ``recompute`` are None where no choice of them could have won.
+    """
 
     degrees: Mapping[str, int]
-    zero: int
+    zero: int | None
+    recompute: str | None
     microbatches: int
     step_time_s: float
     memory_bytes: int
@@ -153,6 +162,8 @@ def from_json(text: str) -> Plan:
     stages = tuple(Stage(**{**raw, "mesh": Mesh.parse(raw["mesh"])}) for raw in data["stages"])
     prediction = dict(data["prediction"])
     prediction["memory_bytes"] = Memory(**prediction["memory_bytes"])
+    for band in ("time_band_s", "memory_band_bytes"):
+        prediction[band] = tuple(prediction[band])
     return Plan(
         **{
             **data,

@@ -17,10 +17,11 @@ from autopar.lowering import Lowered
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Fingerprints, Plan, Prediction
+from autopar.planner.bands import memory_band, time_band
 from autopar.planner.fixed import Fixed
 from autopar.planner.precision import at_precision
 from autopar.planner.question import Answer, Outcome, Question
-from autopar.planner.search import search_plan
+from autopar.planner.remedies import search_or_advise
 from autopar.planner.unruled import check_allowed, unruled
 from autopar.planner.utilization import model_flops
 from autopar.rules.batch import BatchMixed, flow_or_obstacle
@@ -151,7 +152,7 @@ def plan_captured(
     flow, obstacle = flow_or_obstacle(graph, batch_dims)
     fixed = Fixed.parse(fix or {}, cluster.device_count)
     if obstacle is not None:
-        fixed = _without_data_axes(fixed, obstacle, captured.samples, cluster.device_count)
+        _check_one_rank(fixed, obstacle, captured.samples, cluster.device_count)
     question = Question(
         graph=graph,
         batch_dims=batch_dims,
@@ -164,19 +165,19 @@ def plan_captured(
         fixed=fixed,
         searcher=options.searcher,
         uneven=workload.framework != "jax",
+        splits_batch=obstacle is None,
         verbose=options.verbose,
     )
-    outcome = search_plan(question, progress)
+    outcome = search_or_advise(question, progress)
     made = _plan(outcome, question, captured, workload, workload_ref, tuple(missing))
     return Planned(made, graph, outcome.best.lowered, tuple(missing))
 
 
-def _without_data_axes(fixed: Fixed, obstacle: BatchMixed, samples: int, devices: int) -> Fixed:
-    """One data rank with the whole batch. Raises ``obstacle`` where the pins ask for more."""
-    whole = Fixed(1, 1, devices, 0, samples, fixed.recompute)
-    if any(whole.pinned()[name] != value for name, value in fixed.pinned().items()):
+def _check_one_rank(fixed: Fixed, obstacle: BatchMixed, samples: int, devices: int) -> None:
+    """Raises ``obstacle`` where pins ask for more than one data rank with the whole batch."""
+    whole = Fixed(1, 1, devices, 0, samples, fixed.recompute).pinned()
+    if any(whole[name] != value for name, value in fixed.pinned().items()):
         raise obstacle
-    return whole
 
 
 def _plan(
@@ -230,6 +231,8 @@ def _prediction(
         tokens_per_s=captured.tokens / seconds if captured.tokens else None,
         mfu=model_flops(question.graph) / (seconds * peak),
         memory_bytes=best.memory,
+        time_band_s=time_band(seconds),
+        memory_band_bytes=memory_band(best.memory.total),
     )
 
 

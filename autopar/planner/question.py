@@ -20,7 +20,7 @@ class Question:
     """What is to be planned: the model's graph, its batch, and where it is to run.
 
     ``obstacles``: why the batch may not be cut into microbatches; none: it may. ``uneven``: the
-    backend can hold pieces of unequal size (JAX cannot).
+    backend can hold pieces of unequal size (JAX cannot). ``splits_batch``: data axes may.
     ``verbose``: tell every step of every search.
     """
 
@@ -35,6 +35,7 @@ class Question:
     fixed: Fixed
     searcher: str = "portfolio"
     uneven: bool = True
+    splits_batch: bool = True
     verbose: bool = False
 
 

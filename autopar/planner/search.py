@@ -61,13 +61,15 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
     """The fastest layout that fits.
 
     Raises:
-        DoesNotFit: nothing does; says what is short, by how much, and the cheapest change.
+        NothingFits: nothing does; says what is short and by how much.
         FixError: the batch, the pinned degrees and the devices do not divide.
     """
     solver = Solver(question.searcher, progress, question.verbose)
     standings = Standings()
     listed = candidates(question.cluster.device_count, question.batch, question.fixed)
-    if question.obstacles:
+    if not question.splits_batch:
+        listed = [c for c in listed if c.data == c.microbatches == 1]
+    elif question.obstacles:
         listed = _without_accumulation(listed, question.obstacles)
     families = _by_degree(listed)
     firsts: list[_Solved] = []

@@ -59,7 +59,8 @@ class Standings:
             candidate.tp,
             RunnerUp(
                 degrees={"dp": candidate.data, "tp": candidate.tp},
-                zero=0,
+                zero=None,
+                recompute=None,
                 microbatches=candidate.microbatches,
                 step_time_s=bound_s,
                 memory_bytes=0,
@@ -68,16 +69,14 @@ class Standings:
         )
 
     def runners_up(self, winner: Answer) -> tuple[RunnerUp, ...]:
-        """The best of each family that lost, fastest first, with why."""
+        """The best of each family that lost, with why: first what fits, each part fastest first."""
         lost = {f: r for f, r in self._lost.items() if f != family(winner)}
-        seconds = winner.time.total_s
-        told = [
-            replace(r, reason=f"{r.step_time_s / seconds - 1:.1%} slower") for r in lost.values()
-        ]
-        told += [r for f, r in self._too_big.items() if f not in lost and f != family(winner)]
+        fits = [replace(r, reason=_behind(r, winner)) for r in lost.values()]
+        big = [r for f, r in self._too_big.items() if f not in lost and f != family(winner)]
         seen = {f[0] for f in (*self._lost, *self._too_big, family(winner))}
-        told += [r for tp, r in self._beaten.items() if tp not in seen]
-        return tuple(sorted(told, key=lambda r: r.step_time_s)[:RUNNERS_UP])
+        beaten = [r for tp, r in self._beaten.items() if tp not in seen]
+        told = [r for part in (fits, beaten, big) for r in sorted(part, key=_seconds)]
+        return tuple(told[:RUNNERS_UP])
 
 
 def family(answer: Answer) -> Family:
@@ -91,6 +90,27 @@ def order(answer: Answer) -> tuple[float, int, int, int]:
     return seconds, RECOMPUTE.index(layout.recompute), layout.zero, layout.dp_shard
 
 
+def _seconds(lost: RunnerUp) -> float:
+    return lost.step_time_s
+
+
+def _behind(lost: RunnerUp, winner: Answer) -> str:
+    """Why a plan that fits lost: how much slower, or what it does more of in the same time."""
+    slower = lost.step_time_s / winner.time.total_s - 1
+    if slower >= 5e-4:
+        return f"{slower:.1%} slower"
+    if slower >= 1e-5:
+        return f"{slower:.3%} slower"
+    won = winner.layout
+    if lost.recompute != won.recompute:
+        more = f"recomputes {lost.recompute}"
+    elif lost.zero != won.zero:
+        more = f"ZeRO {lost.zero} splits more" if (lost.zero or 0) > won.zero else "splits less"
+    else:
+        more = "other degrees"
+    return f"equal; {more}"
+
+
 def _runner_up(answer: Answer, reason: str) -> RunnerUp:
     return RunnerUp(
         degrees={
@@ -99,6 +119,7 @@ def _runner_up(answer: Answer, reason: str) -> RunnerUp:
             "tp": answer.candidate.tp,
         },
         zero=answer.layout.zero,
+        recompute=answer.layout.recompute,
         microbatches=answer.candidate.microbatches,
         step_time_s=answer.time.total_s,
         memory_bytes=answer.memory.total,
@@ -106,15 +127,24 @@ def _runner_up(answer: Answer, reason: str) -> RunnerUp:
     )
 
 
-def too_big(standings: Standings, cluster: Cluster, candidates: int) -> DoesNotFit:
-    """The error where nothing fits: what is short, by how much, and the cheapest change."""
+class NothingFits(DoesNotFit):
+    """What is short, and by how much; ``tightest`` is the layout that needs least."""
+
+    def __init__(self, text: str, tightest: Answer | None) -> None:
+        super().__init__(text)
+        self.tightest = tightest
+
+
+def too_big(standings: Standings, cluster: Cluster, candidates: int) -> NothingFits:
+    """The error where nothing fits: the tightest layout with its memory, part by part."""
     answer = standings.tightest
     if answer is None:
-        return DoesNotFit(
+        return NothingFits(
             f"none of {candidates} candidates can cut this model over {cluster.device_count} "
-            "devices; name a layout with --fix to learn what stands against it"
+            "devices; name a layout with --fix to learn what stands against it.",
+            None,
         )
-    memory, layout, candidate = answer.memory, answer.layout, answer.candidate
+    memory = answer.memory
     shares = {
         "parameters": memory.parameters,
         "gradients": memory.gradients,
@@ -123,20 +153,19 @@ def too_big(standings: Standings, cluster: Cluster, candidates: int) -> DoesNotF
         "buffers": memory.buffers,
     }
     most = max(shares, key=lambda n: shares[n])
-    state = memory.parameters + memory.gradients + memory.optimizer
-    ratio = memory.total / memory.limit
-    if state > memory.limit / 2:
-        change = (
-            f"{ratio:.1f}x the devices (model state is split over all of them), or devices with "
-            f"{memory.total / GB:.0f} GB"
-        )
-    else:
-        change = f"sequences (or images) {ratio:.1f}x smaller, or {ratio:.1f}x the devices"
     listed = ", ".join(f"{name} {size / GB:.1f} GB" for name, size in shares.items())
-    return DoesNotFit(
+    return NothingFits(
         f"nothing fits {cluster.device.name} with {memory.limit / GB:.1f} GB. The tightest layout "
-        f"(dp_replicate={layout.dp_replicate}, dp_shard={layout.dp_shard}, tp={candidate.tp}, "
-        f"ZeRO {layout.zero}, {candidate.microbatches} microbatches, recompute={layout.recompute}) "
-        f"needs {memory.total / GB:.1f} GB, {(memory.total - memory.limit) / GB:.1f} GB too much: "
-        f"{listed}. Most of it is {most}. The cheapest change that would fit: {change}."
+        f"({layout_text(answer)}) needs {memory.total / GB:.1f} GB, "
+        f"{(memory.total - memory.limit) / GB:.1f} GB too much: {listed}. Most of it is {most}.",
+        answer,
+    )
+
+
+def layout_text(answer: Answer) -> str:
+    """Every choice of a layout in one line."""
+    layout, candidate = answer.layout, answer.candidate
+    return (
+        f"dp_replicate={layout.dp_replicate}, dp_shard={layout.dp_shard}, tp={candidate.tp}, "
+        f"ZeRO {layout.zero}, {candidate.microbatches} microbatches, recompute={layout.recompute}"
     )

@@ -38,6 +38,8 @@ def summary_object(
         "recompute": plan.recompute,
         "precision": plan.precision,
         "searcher": plan.searcher,
+        "time_band_s": list(said.time_band_s),
+        "memory_band_bytes": list(said.memory_band_bytes),
         "memory_bytes": {
             "total": memory.total,
             **{name: getattr(memory, name) for name in _MEMORY_ROWS},
@@ -50,6 +52,7 @@ def summary_object(
             {
                 "degrees": dict(lost.degrees),
                 "zero": lost.zero,
+                "recompute": lost.recompute,
                 "microbatches": lost.microbatches,
                 "step_time_s": lost.step_time_s,
                 "memory_bytes": lost.memory_bytes,
@@ -136,8 +139,8 @@ def _memory(memory: Memory) -> RenderableType:
 
 
 def _lost(plan: Plan) -> RenderableType:
-    columns = ("degrees", "ZeRO", "microbatches", "step", "memory", "why it lost")
-    rows = table(*columns, right=columns[1:5])
+    columns = ("degrees", "ZeRO", "recompute", "microbatches", "step", "memory", "why it lost")
+    rows = table(*columns, right=("ZeRO", "microbatches", "step", "memory"))
     for lost in plan.runners_up:
         rows.add_row(*_lost_row(lost))
     return rows
@@ -146,7 +149,8 @@ def _lost(plan: Plan) -> RenderableType:
 def _lost_row(lost: RunnerUp) -> tuple[str, ...]:
     return (
         degrees(lost.degrees),
-        str(lost.zero),
+        "any" if lost.zero is None else str(lost.zero),
+        lost.recompute or "any",
         str(lost.microbatches),
         duration(lost.step_time_s),
         size(lost.memory_bytes) if lost.memory_bytes else "-",

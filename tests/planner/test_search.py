@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from autopar.cluster_file import load_cluster
-from autopar.errors import DoesNotFit
 from autopar.lowering import lower
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph, Source
@@ -16,6 +16,7 @@ from autopar.planner.candidates import Layout, candidates, layouts
 from autopar.planner.fixed import Fixed, FixError
 from autopar.planner.question import Outcome, Question
 from autopar.planner.search import search_plan
+from autopar.planner.standings import NothingFits, Standings
 from autopar.rules.batch import batch_flow
 from tests.planner.graphs import gpt
 
@@ -123,12 +124,39 @@ def test_batch_that_no_mesh_divides() -> None:
 
 def test_what_does_not_fit_is_told_in_numbers() -> None:
     graph = gpt(layers=4, **LARGE)
-    with pytest.raises(DoesNotFit) as error:
+    with pytest.raises(NothingFits) as error:
         search_plan(question(graph, 32, memory_limited(2_200_000_000)))
     text = str(error.value)
     assert "with 2.2 GB" in text
     assert "GB too much" in text
-    assert "cheapest change" in text
+
+
+def test_plans_that_lost_are_told_apart_and_those_that_fit_stand_first() -> None:
+    found = search_plan(question(gpt(layers=8, **LARGE), 32, memory_limited(10_000_000_000)))
+    rows = found.runners_up
+    said = [(*sorted(r.degrees.items()), r.zero, r.recompute, r.microbatches) for r in rows]
+    assert len(set(said)) == len(said) > 1
+    fits = ["does not fit" not in row.reason for row in rows]
+    assert fits == sorted(fits, reverse=True)
+    assert {True, False} == set(fits)
+    assert not any(re.match(r"0\.0+% slower", row.reason) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("factor", "said"),
+    [(1.2, "20.0% slower"), (1.0002, "0.020% slower"), (1.0, "equal; ZeRO 3 splits more")],
+)
+def test_differences_have_the_digits_that_show_them(factor: float, said: str) -> None:
+    winner = planned(gpt(layers=2), 8, dp_shard="8", zero="1").best
+    other = replace(
+        winner,
+        layout=replace(winner.layout, zero=3),
+        time=replace(winner.time, total_s=winner.time.total_s * factor),
+    )
+    standings = Standings()
+    standings.offer(winner)
+    standings.offer(other)
+    assert [row.reason for row in standings.runners_up(winner)] == [said]
 
 
 def test_less_memory_never_makes_a_plan_faster() -> None:

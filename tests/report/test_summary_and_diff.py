@@ -64,6 +64,9 @@ def test_summary_object_has_what_the_design_promises() -> None:
     assert data["search_time_s"] == {"capture": 1.0, "search": 2.0}
     assert data["unruled_ops"] == ["fancy"]
     (lost,) = data["runners_up"]
+    assert lost["recompute"] == "none"
+    assert data["time_band_s"] == [0.100, 0.144]
+    assert data["memory_band_bytes"] == [104 << 20, 152 << 20]
     assert lost["reason"] == "25 ms more of gathers than it saves"
 
 

@@ -1,0 +1,151 @@
+"""Where nothing fits: which change would, found by planning again with it.
+
+Tried in the order of what they cost: giving up a pin, then all pins; then devices that there are
+not: twice as many and so on, or as many of the next larger kind. Each is searched in full, so
+what is named has been priced, not extrapolated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from autopar.cost_models.catalogue import catalogue
+from autopar.errors import DoesNotFit
+from autopar.nouns.cluster import Cluster
+from autopar.nouns.mesh import Mesh
+from autopar.planner.fixed import Fixed, FixError
+from autopar.planner.question import Answer, Outcome, Question
+from autopar.planner.search import Progress, search_plan
+from autopar.planner.standings import GB, NothingFits, layout_text
+from autopar.planner.state import StateSharding
+
+FACTORS = (2, 4, 8, 16, 32, 64)
+"""How many times the devices are tried."""
+
+
+def search_or_advise(question: Question, progress: Progress = lambda _: None) -> Outcome:
+    """The fastest layout that fits.
+
+    Raises:
+        DoesNotFit: nothing does; says what is short, by how much, and the cheapest change.
+        FixError: the batch, the pinned degrees and the devices do not divide.
+    """
+    try:
+        return search_plan(question, progress)
+    except NothingFits as error:
+        progress("nothing fits; looking for the cheapest change that would")
+        raise DoesNotFit(f"{error} {_advice(question, error.tightest)}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    words: str
+    question: Question
+
+
+def _advice(question: Question, tightest: Answer | None) -> str:
+    tried: list[str] = []
+    for group in (_single_pins(question), _all_pins(question)):
+        found = [pair for pair in (_search(change, tried) for change in group) if pair]
+        if found:
+            words, answer = min(found, key=lambda pair: pair[1].time.total_s)
+            return f"The cheapest change that fits: {_told(words, answer)}."
+    free = replace(question, fixed=Fixed())
+    told = []
+    for group in (_more_devices(free), _larger_devices(free, tightest)):
+        for change in group:
+            one = _search(change, tried)
+            if one is not None:
+                told.append(_told(*one))
+                break
+    if told:
+        return f"The cheapest change that fits: {', or '.join(told)}."
+    return f"None of the changes that were tried fits: {', '.join(tried) or 'there was none'}."
+
+
+def _search(change: _Change, tried: list[str]) -> tuple[str, Answer] | None:
+    tried.append(change.words)
+    try:
+        return change.words, search_plan(change.question).best
+    except (DoesNotFit, FixError):
+        return None
+
+
+def _told(words: str, answer: Answer) -> str:
+    memory = answer.memory
+    return (
+        f"{words} ({layout_text(answer)}): {memory.total / GB:.1f} of {memory.limit / GB:.1f} GB, "
+        f"{answer.time.total_s:.3g} s a step"
+    )
+
+
+def _single_pins(question: Question) -> Iterator[_Change]:
+    fixed = question.fixed
+    if len(fixed.pinned()) > 1:
+        for name, value in fixed.pinned().items():
+            freed = replace(fixed, **{name: None})
+            yield _Change(f"without --fix {name}={value}", replace(question, fixed=freed))
+
+
+def _all_pins(question: Question) -> Iterator[_Change]:
+    if question.fixed.pinned():
+        yield _Change(f"without --fix {question.fixed}", replace(question, fixed=Fixed()))
+
+
+def _more_devices(question: Question) -> Iterator[_Change]:
+    """More devices on the outermost level; counts that the model state alone overflows are out."""
+    cluster = question.cluster
+    for factor in FACTORS:
+        if _least_state(question, factor * cluster.device_count) > cluster.memory_bytes:
+            continue
+        words = (
+            f"{factor * cluster.device_count} devices in place of {cluster.device_count}, joined "
+            f"by {cluster.levels[-1].name} too"
+        )
+        yield _Change(words, replace(question, cluster=_grown(cluster, factor)))
+
+
+def _larger_devices(question: Question, tightest: Answer | None) -> Iterator[_Change]:
+    """A catalogue device no slower that the tightest layout fits: its own family's, then least."""
+    now = question.cluster.device
+    need = tightest.memory.total if tightest is not None else now.memory_bytes + 1
+    known = [
+        device
+        for device in catalogue().values()
+        if device.kind == now.kind
+        and device.memory_bytes >= need
+        and device.peak(question.precision) >= now.peak(question.precision)
+    ]
+    for device in sorted(known, key=lambda d: (d.family != now.family, d.memory_bytes))[:1]:
+        groups = tuple(replace(g, device=device) for g in question.cluster.groups)
+        words = f"{question.cluster.device_count} x {device.name} in place of {now.name}"
+        yield _Change(words, replace(question, cluster=replace(question.cluster, groups=groups)))
+
+
+def _grown(cluster: Cluster, factor: int) -> Cluster:
+    outer = cluster.levels[-1]
+    shape = outer.torus_shape
+    outer = replace(
+        outer,
+        span=outer.span * factor,
+        torus_shape=(shape[0] * factor, *shape[1:]) if shape else (),
+    )
+    return replace(
+        cluster,
+        groups=tuple(replace(g, count=g.count * factor) for g in cluster.groups),
+        levels=(*cluster.levels[:-1], outer),
+    )
+
+
+def _least_state(question: Question, devices: int) -> int:
+    """Bytes of parameters, gradients and optimizer state on each device, split over all of them."""
+    mesh = Mesh(("dp_shard",), (devices,))
+    state = StateSharding(3, mesh, 1, question.precision, question.optimizer)
+    total = 0
+    for _, tensor in question.graph.parameters():
+        numel, dtype = tensor.numel, tensor.dtype
+        total += state.parameter_bytes(numel, dtype)
+        if tensor.differentiable:
+            total += state.gradient_bytes(numel, dtype) + state.optimizer_bytes(numel, dtype)
+    return total

@@ -1,0 +1,58 @@
+"""Where nothing fits, the change that is named was priced and does fit."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from autopar.errors import DoesNotFit
+from autopar.planner import remedies
+from autopar.planner.remedies import search_or_advise
+from autopar.planner.search import search_plan
+from tests.planner.graphs import gpt
+from tests.planner.test_search import LARGE, NODE, memory_limited, question
+
+GRAPH = gpt(layers=2, **LARGE)
+
+
+def refused(limit_bytes: int, **fix: str) -> str:
+    with pytest.raises(DoesNotFit) as error:
+        search_or_advise(question(GRAPH, 32, memory_limited(limit_bytes), fix))
+    return str(error.value)
+
+
+def test_a_pin_that_stands_in_the_way_is_named_with_the_price_of_leaving_it_out() -> None:
+    limit, fix = 5_000_000_000, {"dp_replicate": "8", "recompute": "none"}
+    text = refused(limit, **fix)
+    assert "The cheapest change that fits: without --fix dp_replicate=8 (" in text
+    freed = question(GRAPH, 32, memory_limited(limit), {"recompute": "none"})
+    best = search_plan(freed).best
+    assert f"{best.memory.total / 1e9:.1f} of 5.0 GB, {best.time.total_s:.3g} s a step" in text
+
+
+def test_more_devices_are_named_only_where_they_are_enough() -> None:
+    text = refused(2_600_000_000)
+    found = re.search(r"fits: (\d+) devices in place of 8, joined by nvlink too", text)
+    assert found, text
+    count = int(found[1])
+    for devices, fits in ((count, True), (count // 2, False)):
+        asked = question(GRAPH, 32, memory_limited(2_600_000_000))
+        groups = (replace(asked.cluster.groups[0], count=devices),)
+        levels = (*NODE.levels[:-1], replace(NODE.levels[-1], span=devices))
+        wide = replace(asked, cluster=replace(asked.cluster, groups=groups, levels=levels))
+        if fits:
+            assert search_plan(wide).best.memory.total <= 2_600_000_000
+        else:
+            with pytest.raises(DoesNotFit):
+                search_plan(wide)
+
+
+def test_where_no_change_helps_those_that_were_tried_are_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remedies, "catalogue", dict)  # no larger device to name
+    text = refused(100_000_000, zero="1", microbatch="1")
+    assert "None of the changes that were tried fits: without --fix zero=1, " in text
+    assert "cheapest" not in text
