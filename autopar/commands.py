@@ -96,11 +96,15 @@ def explanation(folder: Path, what: str | None) -> tuple[list[RenderableType], d
     progress(f"pricing what else {len(nodes)} ops could do")
     close = {
         again.folded.nodes[index].key: others
-        for index, others in alternatives(again.folded.problem, again.choice, nodes).items()
+        for index, others in alternatives(
+            again.folded.problem, again.choice, nodes, objection=again.objection
+        ).items()
     }
     step_time_s = again.plan.prediction.step_time_s
     state = () if what else state_moved(again.lowered, plan_folder.read_collectives(folder))
-    return explain(rows, close, step_time_s, state), explain_object(rows, close, state)
+    told = again.forbidden
+    shown_parts = explain(rows, close, step_time_s, state, told)
+    return shown_parts, explain_object(rows, close, state, told)
 
 
 def _program(found: PlanResult) -> dict[str, str]:

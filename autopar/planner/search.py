@@ -192,7 +192,7 @@ def _solve(
     except (NoStrategy, NoFeasibleAnswer):
         return None
     stage = replace(folded.stage(solution.choice.tolist()), mesh=mesh)
-    if candidate.tp > 1 and not must_split and not _splits(stage):
+    if candidate.tp > 1 and not must_split and not splits_tp(stage):
         return _solve(question, candidate, solver, layout, exposed, usage_limit, True)
     lowered = _lower(question, stage, candidate)
     return _Solved(candidate, folded, solution, stage, lowered, summarise(lowered, prices))
@@ -283,7 +283,7 @@ def _answer(question: Question, solved: _Solved, layout: Layout) -> Answer:
     )
 
 
-def _splits(stage: Stage) -> bool:
+def splits_tp(stage: Stage) -> bool:
     """The tensor-parallel ranks split some op (``tp:D`` and ``tp:P`` split nothing)."""
     choices = (Strategy.parse(text).on("tp") for text in stage.ops.values())
     return any(choice not in ("", DEFER, PASS_PARTIAL) for choice in choices)

@@ -14,6 +14,7 @@ from autopar.lowering import MICROBATCH, Lowered, Priced, activation_collectives
 from autopar.nouns.plan import key
 from autopar.planner.prices import Prices
 from autopar.report.render import indented, table
+from autopar.report.revisit import Forbidden
 from autopar.report.units import duration, percent, size
 from autopar.rules.resharding import Collective
 
@@ -54,10 +55,19 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A step would take ``extra_s`` more if this op ran so and all others were chosen anew."""
+    """A step would take ``extra_s`` more if this op ran so and all others were chosen anew.
+
+    ``objection``: where that is less than nothing, why the plan does not do it.
+    """
 
     strategy: str
     extra_s: float
+    objection: str = ""
+
+    def __str__(self) -> str:
+        if self.extra_s < 0:
+            return f"{self.strategy} -{duration(-self.extra_s)}: {self.objection}"
+        return f"{self.strategy} +{duration(self.extra_s)}"
 
 
 def _compute_times(lowered: Lowered, prices: Prices) -> dict[str, int]:
@@ -122,6 +132,7 @@ def explain(
     alternatives: Mapping[str, Sequence[Alternative]],
     step_time_s: float,
     state: Sequence[StateMoved] = (),
+    forbidden: Sequence[Forbidden] = (),
 ) -> list[RenderableType]:
     """Tables by block: one line an op with what it moves and what else was close.
 
@@ -134,7 +145,9 @@ def explain(
         title = f"{block or 'outside the blocks'}: compute {duration(busy)}"
         title += f", collectives {duration(moving)} a step"
         columns = ("op", "strategy", "a step", "of it", "moves", "instead")
-        lines = table(*columns, right=("a step", "of it"), unbroken=("moves", "instead"))
+        told = any(other.objection for row in members for other in alternatives.get(row.key, ()))
+        whole = ("moves",) if told else ("moves", "instead")  # an objection may wrap
+        lines = table(*columns, right=("a step", "of it"), unbroken=whole)
         for row in members:
             time_s = row.compute_s + row.communication_s
             if not time_s and not row.moved:
@@ -162,6 +175,9 @@ def explain(
         parts += [*(indented(Text(rule)) for rule in rules), Text()]
     if alternatives:
         parts.append(Text("instead: the closest other split; all other ops chosen anew for it"))
+    for rule in forbidden:
+        if rule.extra_s < 0:
+            parts.append(Text(f"Not allowed, though {duration(-rule.extra_s)} less: {rule.rule}."))
     return parts
 
 
@@ -169,6 +185,7 @@ def explain_object(
     rows: Sequence[Explained],
     alternatives: Mapping[str, Sequence[Alternative]],
     state: Sequence[StateMoved] = (),
+    forbidden: Sequence[Forbidden] = (),
 ) -> dict[str, Any]:
     """What ``autopar explain --json`` prints."""
     return {
@@ -192,13 +209,18 @@ def explain_object(
                     for move in row.moved
                 ],
                 "alternatives": [
-                    {"strategy": other.strategy, "extra_s": other.extra_s}
+                    {
+                        "strategy": other.strategy,
+                        "extra_s": other.extra_s,
+                        "objection": other.objection,
+                    }
                     for other in alternatives.get(row.key, ())
                 ],
             }
             for row in rows
         ],
         "state": [asdict(one) for one in state],
+        "forbidden": [asdict(rule) for rule in forbidden],
     }
 
 
@@ -275,5 +297,5 @@ def _closest(others: Sequence[Alternative]) -> str:
     """The cheapest other split; a strategy that only defers a sum says little to a reader."""
     splits = [o for o in others if not o.strategy.endswith((":D", ":P")) and o.strategy != "whole"]
     for other in (*splits, *others):
-        return f"{other.strategy} +{duration(other.extra_s)}"
+        return str(other)
     return ""

@@ -80,5 +80,9 @@ def test_the_tables_show_strategies_moves_and_the_closest_other_split() -> None:
     assert f"{moved.collective.kind}({moved.collective.axis})" in text
     data = explain_object(rows, others)
     by_key = {op["key"]: op for op in data["ops"]}
-    assert by_key["layers.*::up/linear"]["alternatives"][1] == {"strategy": "tp:k", "extra_s": 2e-6}
+    assert by_key["layers.*::up/linear"]["alternatives"][1] == {
+        "strategy": "tp:k",
+        "extra_s": 2e-6,
+        "objection": "",
+    }
     assert sum(len(op["collectives"]) for op in data["ops"]) == sum(len(r.moved) for r in rows)
