@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 COLUMNS = 100
@@ -87,7 +87,7 @@ def fits(text: str, indent: int) -> bool:
 
 
 def wrap(text: str, indent: int) -> list[str]:
-    """A statement broken as the formatter does.
+    """A statement broken as the formatter does; it stays the same statement.
 
     Its last brackets are opened, with the content on one line where it fits, else one item a line.
     An operation or a chain of methods is put in parentheses instead.
@@ -101,74 +101,78 @@ def wrap(text: str, indent: int) -> list[str]:
         return [f"{pad}{target} = (", f"{pad}    {value}", f"{pad})"]
     close = _closing(text, opening)
     head, inner, tail = text[: opening + 1], text[opening + 1 : close], text[close:]
-    items = split_items(inner)
+    if not inner:
+        return [pad + text]
     if len(pad) + 4 + len(inner) <= COLUMNS and not inner.endswith(","):
         return [pad + head, f"{pad}    {inner}", pad + tail]
+    items, end = _pieces(inner, head)
     broken: list[str] = []
     for item in items:
-        line = f"{item},"
+        line = item + end
         broken.extend([f"{pad}    {line}"] if fits(line, indent + 4) else wrap(line, indent + 4))
     return [pad + head, *broken, pad + tail]
 
 
+def _pieces(inner: str, head: str) -> tuple[list[str], str]:
+    """What stands in brackets after ``head``, a line each, and how each line ends.
+
+    A comma is no more than layout after the last argument or member. After a lone index or in
+    plain parentheses it would make a tuple, and after a generator it is an error.
+    """
+    cuts = [i for i, _, depth in _code(inner) if not depth and inner.startswith(" for ", i)]
+    if cuts:
+        starts = [0, *(i + 1 for i in cuts)]
+        return [inner[a:b].strip() for a, b in zip(starts, [*cuts, None], strict=True)], ""
+    items = split_items(inner)
+    if len(items) > 1 or inner.endswith(","):
+        return items, ","
+    after_name = head[-2:-1].isalnum() or head[-2:-1] in ("_", ")", "]")
+    tuple_made = {"(": not after_name, "[": after_name, "{": False}[head[-1]]
+    return items, "" if tuple_made else ","
+
+
+def _code(text: str) -> Iterator[tuple[int, str, int]]:
+    """(place, character, brackets around it) outside of strings; a bracket is outside itself."""
+    depth, quoted, skipped = 0, False, False
+    for i, char in enumerate(text):
+        if skipped:
+            skipped = False
+        elif quoted:
+            skipped = char == "\\"
+            quoted = char != '"'
+        elif char == '"':
+            quoted = True
+        else:
+            depth -= char in ")]}"
+            yield i, char, depth
+            depth += char in "([{"
+
+
 def _is_chain(text: str) -> bool:
     """Whether operators, or methods of a result, stand outside of all brackets."""
-    depth, outside = 0, ""
-    for char in text:
-        depth -= char in ")]}"
-        if depth == 0:
-            outside += char
-        depth += char in "([{"
+    outside = "".join(char for _, char, depth in _code(text) if not depth)
     return " " in outside or ")." in outside
 
 
 def _last_bracket(text: str) -> int | None:
     """Where the bracket opens that closes last in ``text``."""
-    depth, quoted, found = 0, False, None
-    for i, char in enumerate(text):
-        if char == '"':
-            quoted = not quoted
-        elif quoted:
-            continue
-        elif char in "([{":
-            if depth == 0:
-                found = i
-            depth += 1
-        elif char in ")]}":
-            depth -= 1
-    return found
+    found = [i for i, char, depth in _code(text) if char in "([{" and not depth]
+    return found[-1] if found else None
 
 
 def _closing(text: str, opening: int) -> int:
-    depth, quoted = 0, False
-    for i in range(opening, len(text)):
-        char = text[i]
-        if char == '"':
-            quoted = not quoted
-        elif not quoted:
-            depth += (char in "([{") - (char in ")]}")
-            if depth == 0:
-                return i
+    for i, char, depth in _code(text[opening:]):
+        if char in ")]}" and not depth:
+            return opening + i
     raise ValueError(f"unbalanced brackets in {text!r}")
 
 
 def split_items(inner: str) -> list[str]:
     """The comma-separated items at the top level of ``inner``."""
-    items, depth, quoted, start = [], 0, False, 0
-    for i, char in enumerate(inner):
-        if char == '"':
-            quoted = not quoted
-        elif quoted:
-            continue
-        elif char in "([{":
-            depth += 1
-        elif char in ")]}":
-            depth -= 1
-        elif char == "," and depth == 0:
-            items.append(inner[start:i].strip())
-            start = i + 1
-    last = inner[start:].strip()
-    return [*items, last] if last else items
+    cuts = [i for i, char, depth in _code(inner) if char == "," and not depth]
+    starts = [0, *(i + 1 for i in cuts)]
+    items = [inner[a:b].strip() for a, b in zip(starts, [*cuts, None], strict=True)]
+    return items if items[-1] else items[:-1]
 
 
 def call(function: str, arguments: Sequence[str]) -> str:

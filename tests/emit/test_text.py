@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from torch import nn
 
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Stage
+from autopar.runtime.emit_torch import text as layout
 from tests.emit import models
 from tests.emit.following import following
 from tests.emit.harness import capture_of, emitted
@@ -74,6 +76,8 @@ def test_formatted(tmp_path: Path) -> None:
             for probes in (False, True):
                 name = f"{case}_{seed}_{probes}.py"
                 (tmp_path / name).write_text(emitted(captured(case), stage, probes=probes).text)
+    wide = capture_of(_Wide, lambda: {"x": torch.zeros(8, 123456)})
+    (tmp_path / "wide.py").write_text(emitted(wide, Stage(Mesh.parse("dp_shard=2"))).text)
     settings = ["--config", str(Path(__file__).parents[2] / "pyproject.toml")]
     for command in (["format", "--check"], ["check"]):
         ran = subprocess.run(
@@ -99,6 +103,73 @@ def test_depth_costs_next_to_nothing() -> None:
     text = emitted(deep, stage).text
     assert time.process_time() - start < 0.3
     assert "nn.ModuleList(Layer() for _ in range(126))" in text
+
+
+class _Wide(nn.Module):
+    """Names and shapes that a line cannot hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        size = 123456
+        self.feed_forward_projections = nn.ModuleList(nn.Linear(size, size) for _ in range(6))
+        self.embeddings_of_what_is_read = nn.ModuleDict({"a b": nn.Linear(size, size)})
+        self.head = nn.Linear(size, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.feed_forward_projections:
+            x = layer(x).relu()
+        x = self.embeddings_of_what_is_read["a b"](x)
+        loss: torch.Tensor = self.head(x).square().mean()
+        return loss
+
+
+def _statements(program: str) -> str:
+    """What Python makes of the text, without its docstrings."""
+    tree = ast.parse(program)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(
+            node
+        ):
+            del node.body[0]
+    return ast.dump(tree)
+
+
+def test_breaking_lines_changes_no_statement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However narrow the page; the wide model is broken at the usual width already."""
+    made = {case: captured(case) for case in CASES}
+    with torch.device("meta"):
+        made["wide"] = capture_of(_Wide, lambda: {"x": torch.zeros(8, 123456)})
+    for seed, (case, found) in enumerate(made.items()):
+        stage = random_stage(found, Mesh.parse(MESHES[seed]), 1, seed)
+        monkeypatch.setattr(layout, "COLUMNS", 10**6)
+        unbroken = _statements(emitted(found, stage).text)
+        for columns in (1, 20, 33, 47, 60, 80, 100):
+            monkeypatch.setattr(layout, "COLUMNS", columns)
+            assert _statements(emitted(found, stage).text) == unbroken, (case, columns)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = values[index_of_the_first]",
+        "x = function(values)[0]",
+        "return (first + second)",
+        'f(key["a \\" b, c"])',
+        "x = [first_value]",
+        "x = {first_value}",
+        "x = (first_value,)",
+        "x = f(a for a in values if a for b in a)",
+        "x = {a: b for a, b in values}",
+        "x = f()",
+        "x = -(first + second)",
+        "x = f(*(a(b, c) for a in range(5)), d)",
+    ],
+)
+def test_a_broken_line_is_the_same_statement(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "COLUMNS", 1)
+    body = "def f():\n    {}"
+    broken = "\n".join(layout.wrap(text, 4))
+    assert ast.dump(ast.parse(f"def f():\n{broken}")) == ast.dump(ast.parse(body.format(text)))
 
 
 class _Shifted(nn.Module):

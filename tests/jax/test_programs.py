@@ -13,6 +13,7 @@ from autopar.lowering import lower
 from autopar.rules.batch import data_choices
 from autopar.runtime import jax_hlo
 from autopar.runtime.emit_jax import UnevenPieces, emit
+from autopar.runtime.emit_torch import text as layout
 from autopar.runtime.verified import TOLERANCE
 from tests.jax import models
 from tests.jax.planned import made, made_of
@@ -65,6 +66,24 @@ def test_program_equals_loss_function_and_moves_what_was_priced(name: str) -> No
     for line in differ:
         priced, moved = map(int, re.findall(r"(\d+)", line)[-2:])
         assert moved < priced
+
+
+def test_breaking_lines_changes_no_statement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However narrow the page."""
+    found = made("llama", {"tp": "2", "dp_shard": "4"})
+
+    def text(columns: int) -> str:
+        monkeypatch.setattr(layout, "COLUMNS", columns)
+        program = emit(found.planned.lowered, found.plan, found.captured)["train.py"]
+        tree = ast.parse(program)
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.FunctionDef)) and ast.get_docstring(node):
+                del node.body[0]
+        return ast.dump(tree)
+
+    unbroken = text(10**6)
+    for columns in (1, 20, 40, 60, 80, 100):
+        assert text(columns) == unbroken, columns
 
 
 def test_sizes_that_axes_do_not_divide_stay_whole() -> None:
