@@ -66,7 +66,7 @@ def plan_files(found: PlanResult) -> tuple[dict[str, str], float]:
 def plan_summary(found: PlanResult) -> list[RenderableType]:
     from autopar.report.summary import summary
 
-    return summary(found.plan, found.cluster)
+    return summary(found.plan, found.cluster, _notes(found))
 
 
 def plan_object(found: PlanResult, emit_s: float | None) -> dict[str, Any]:
@@ -76,7 +76,14 @@ def plan_object(found: PlanResult, emit_s: float | None) -> dict[str, Any]:
     phases = dict(found.search_time_s)
     if emit_s is not None:
         phases["emit"] = emit_s
-    return summary_object(found.plan, phases, found.unruled_ops)
+    return summary_object(found.plan, phases, found.unruled_ops, _notes(found))
+
+
+def _notes(found: PlanResult) -> list[str]:
+    from autopar.report.notes import notes
+
+    samples = found.captured.samples
+    return notes(found.lowered, found.plan, found.cluster, samples, found.obstacles)
 
 
 def explanation(folder: Path, what: str | None) -> tuple[list[RenderableType], dict[str, Any]]:

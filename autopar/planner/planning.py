@@ -49,7 +49,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """A plan with what it was made from; ``search_time_s`` is CPU seconds by phase."""
+    """A plan with what it was made from.
+
+    search_time_s: CPU seconds by phase.
+    obstacles:     what stands against data ranks or microbatches.
+    """
 
     plan: Plan
     workload: Workload
@@ -59,6 +63,7 @@ class PlanResult:
     lowered: Lowered
     search_time_s: Mapping[str, float]
     unruled_ops: tuple[str, ...]
+    obstacles: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -110,6 +115,7 @@ def plan(
         lowered=found.lowered,
         search_time_s=clock.spent,
         unruled_ops=found.unruled_ops,
+        obstacles=found.obstacles,
     )
 
 
@@ -132,6 +138,7 @@ class Planned:
     graph: Graph
     lowered: Lowered
     unruled_ops: tuple[str, ...]
+    obstacles: tuple[str, ...]
 
 
 def plan_captured(
@@ -170,7 +177,10 @@ def plan_captured(
     )
     outcome = search_or_advise(question, progress)
     made = _plan(outcome, question, captured, workload, workload_ref, tuple(missing))
-    return Planned(made, graph, outcome.best.lowered, tuple(missing))
+    against = tuple(f"No microbatches: {reason}." for reason in flow.obstacles)
+    if obstacle is not None:
+        against = (f"One data rank only: {obstacle}",)
+    return Planned(made, graph, outcome.best.lowered, tuple(missing), against)
 
 
 def _check_one_rank(fixed: Fixed, obstacle: BatchMixed, samples: int, devices: int) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
+from autopar.cost_models.constants import constants
 from autopar.cost_models.provenance import collective_origins, op_origins
 from autopar.cost_models.provenance import summary as counted
 from autopar.nouns.cluster import Cluster
-from autopar.nouns.plan import Memory, Plan, RunnerUp
+from autopar.nouns.plan import Plan, RunnerUp
 from autopar.report.render import indented, table
 from autopar.report.units import count, degrees, duration, percent, size
 
@@ -19,7 +20,10 @@ _MEMORY_ROWS = ("parameters", "gradients", "optimizer", "activations", "buffers"
 
 
 def summary_object(
-    plan: Plan, search_time_s: Mapping[str, float], unruled_ops: Sequence[str]
+    plan: Plan,
+    search_time_s: Mapping[str, float],
+    unruled_ops: Sequence[str],
+    notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What ``autopar plan --json`` prints. ``search_time_s`` is by phase, in CPU seconds."""
     said = plan.prediction
@@ -60,22 +64,25 @@ def summary_object(
             }
             for lost in plan.runners_up
         ],
+        "notes": list(notes),
         "plan": plan.fingerprint(),
     }
 
 
-def summary(plan: Plan, cluster: Cluster) -> list[RenderableType]:
-    """Decisions, predicted time, memory of the worst device, and the plans that lost."""
+def summary(plan: Plan, cluster: Cluster, notes: Sequence[str] = ()) -> list[RenderableType]:
+    """Decisions, predicted time, memory of the worst device, the plans that lost, and notes."""
     parts: list[RenderableType] = [
         Text(f"{plan.workload} on {cluster.name}", style="bold"),
         indented(_decisions(plan, cluster)),
         Text("\nPredicted step", style="bold"),
         indented(_times(plan, cluster)),
         Text("\nMemory of the fullest device", style="bold"),
-        indented(_memory(plan.prediction.memory_bytes)),
+        indented(_memory(plan, cluster)),
     ]
     if plan.runners_up:
         parts += [Text("\nPlans that lost", style="bold"), indented(_lost(plan))]
+    if notes:
+        parts += [Text("\nMind", style="bold"), *(indented(Text(note)) for note in notes)]
     if plan.replicated_ops:
         named = ", ".join(plan.replicated_ops)
         parts.append(Text(f"\nKept whole on every device, as asked: {named}", style="yellow"))
@@ -104,7 +111,10 @@ def _zero(plan: Plan) -> str:
 def _times(plan: Plan, cluster: Cluster) -> RenderableType:
     said = plan.prediction
     rows = table("", "")
-    rows.add_row("step time", duration(said.step_time_s))
+    least, most = said.time_band_s
+    rows.add_row(
+        "step time", f"{duration(said.step_time_s)}, band {duration(least)} to {duration(most)}"
+    )
     rows.add_row("  compute", duration(said.compute_time_s))
     rows.add_row("  communication not hidden", duration(said.exposed_communication_s))
     rest = said.step_time_s - said.compute_time_s - said.exposed_communication_s
@@ -117,6 +127,7 @@ def _times(plan: Plan, cluster: Cluster) -> RenderableType:
     rows.add_row(
         "lower bound", f"{duration(said.lower_bound_s)}, {percent(gap)} below this plan's time"
     )
+    rows.add_row("the band covers", _covers("time_band", cluster))
     rows.add_row("rests on", _source(plan, cluster))
     return rows
 
@@ -128,14 +139,25 @@ def _source(plan: Plan, cluster: Cluster) -> str:
     return f"{counted(origins)} figures; {device.name}: {device.source or 'no source given'}"
 
 
-def _memory(memory: Memory) -> RenderableType:
+def _covers(band: str, cluster: Cluster) -> str:
+    """What the errors were measured on that a band is as wide as."""
+    basis, device = constants()[band].basis, cluster.device
+    if device.kind == "gpu":
+        return basis
+    return f"{basis}; none on a {device.name}"
+
+
+def _memory(plan: Plan, cluster: Cluster) -> RenderableType:
+    memory = plan.prediction.memory_bytes
     rows = table("what", "bytes", "of the limit", right=("bytes", "of the limit"))
     for name in _MEMORY_ROWS:
         used = getattr(memory, name)
         rows.add_row(name, size(used), percent(used / memory.limit))
     rows.add_row("total at the peak", size(memory.total), percent(memory.total / memory.limit))
     rows.add_row("limit", size(memory.limit), "")
-    return rows
+    least, most = plan.prediction.memory_band_bytes
+    band = f"band {size(least)} to {size(most)}, which covers {_covers('memory_band', cluster)}"
+    return Group(rows, Text(band))
 
 
 def _lost(plan: Plan) -> RenderableType:

@@ -32,6 +32,14 @@ def test_summary_states_every_figure() -> None:
         assert stated in text, f"{stated!r} is missing from\n{text}"
 
 
+def test_summary_shows_bands_with_what_they_cover_and_notes() -> None:
+    text = to_text(summary(plans.plan(), plans.cluster(), ["Devices differ."]))
+    assert "120 ms, band 100 ms to 144 ms" in text
+    assert "band 104 MiB to 152 MiB, which covers" in text
+    assert "none on a toy" in text
+    assert "Mind\n  Devices differ." in text
+
+
 def test_summary_says_what_its_times_rest_on() -> None:
     text = to_text(summary(plans.plan(), plans.cluster()))
     assert re.search(r"rests on\s+\d+ (assumed|fitted), .*figures; toy: no source given", text)

@@ -1,0 +1,124 @@
+"""What a reader of a plan might take for granted and should not: sentences for the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from autopar.lowering import Lowered, LoweredOp
+from autopar.nouns.cluster import Cluster
+from autopar.nouns.plan import Plan, key
+from autopar.planner.fixed import divisors
+from autopar.planner.legal import PRODUCTS
+from autopar.report.units import size
+
+AXIS = "tp"
+NAMED = 3
+"""How many names stand in a sentence before "and N more"."""
+
+
+def notes(
+    lowered: Lowered, plan: Plan, cluster: Cluster, samples: int, obstacles: Sequence[str] = ()
+) -> list[str]:
+    """Sentences on what stays whole or is cut unevenly, on the batch, and on mixed devices.
+
+    samples:   size of the global batch.
+    obstacles: what stands against data ranks or microbatches.
+    """
+    found = [*_whole(lowered), *_uneven(lowered)] if plan.degrees[AXIS] > 1 else []
+    found += [*_batch(plan.device_count, samples), *obstacles]
+    return found + list(_mixed(cluster))
+
+
+def _whole(lowered: Lowered) -> Iterator[str]:
+    products = [
+        (name, op.bound is not None and op.strategy.on(AXIS) in op.bound.factors)
+        for name, op in _ops(lowered)
+        if op.bound is not None and op.bound.rule.cost in PRODUCTS
+    ]
+    left = [name for name, is_split in products if not is_split]
+    if left:
+        yield f"{AXIS} leaves {len(left)} of {len(products)} products whole: {_named(left)}."
+    stored = list(_parameters(lowered))
+    whole = sorted((-held, name) for name, held, is_split in stored if not is_split)
+    if whole:
+        held = sum(-least for least, _ in whole)
+        yield (
+            f"Every {AXIS} rank holds {len(whole)} of {len(stored)} kinds of parameters whole, "
+            f"{size(held)}, largest first: {_named(name for _, name in whole)}."
+        )
+
+
+def _uneven(lowered: Lowered) -> Iterator[str]:
+    """Indices whose pieces differ in size, one sentence for each size."""
+    ways = lowered.mesh.size(AXIS)
+    groups: dict[int, list[str]] = {}
+    for name, op in _ops(lowered):
+        assert op.bound is not None
+        factor = op.bound.factors.get(op.strategy.on(AXIS))
+        if factor is not None and factor.size % ways:
+            groups.setdefault(factor.size, []).append(name)
+    for extent, names in groups.items():
+        cut = f"{extent} is cut unevenly over {AXIS} {ways}, {_pieces(extent, ways)}"
+        yield f"{cut}: {_named(names)}."
+
+
+def _pieces(extent: int, ways: int) -> str:
+    """``3 x 12565 + 12562``: what ranks get, as `torch.chunk` cuts."""
+    most = -(-extent // ways)
+    full, rest = divmod(extent, most)
+    idle = ways - full - (rest > 0)
+    parts = [f"{full} x {most}" if full > 1 else str(most)]
+    parts += [str(rest)] * (rest > 0) + [f"{idle} x nothing" if idle > 1 else "nothing"] * (
+        idle > 0
+    )
+    return " + ".join(parts)
+
+
+def _batch(devices: int, samples: int) -> Iterator[str]:
+    out = [ranks for ranks in divisors(devices) if samples % ranks]
+    if out:
+        yield (
+            f"The batch of {samples} samples rules out {_listed(out)} data ranks, which do not "
+            f"divide it; a multiple of {devices} would allow every number."
+        )
+
+
+def _mixed(cluster: Cluster) -> Iterator[str]:
+    names = list(dict.fromkeys(group.device.name for group in cluster.groups))
+    if len(names) > 1:
+        yield (
+            f"Devices differ ({', '.join(names)}); all are priced as {cluster.device.name} with "
+            f"{size(cluster.memory_bytes)}, the slowest kind with the least memory."
+        )
+
+
+def _ops(lowered: Lowered) -> Iterator[tuple[str, LoweredOp]]:
+    for body in (*lowered.blocks.values(), lowered):
+        for op in body.ops:
+            if op.bound is not None:
+                yield key(body.block, op.op.name), op
+
+
+def _parameters(lowered: Lowered) -> Iterator[tuple[str, int, bool]]:
+    """(key, bytes of all its copies, whether the axis splits it)"""
+    for body in (*lowered.blocks.values(), lowered):
+        block = body.block
+        copies = 1
+        if block is not None:
+            copies = len(dict.fromkeys(lowered.graph.blocks[block].instances))
+        for name, found in body.tensors.items():
+            if found.tensor.role == "parameter":
+                is_split = found.produced.on(AXIS).kind == "S"
+                yield key(block, name), found.tensor.size_bytes * copies, is_split
+
+
+def _named(names: Iterable[str]) -> str:
+    every = list(dict.fromkeys(names))
+    more = f" and {len(every) - NAMED} more" if len(every) > NAMED else ""
+    return ", ".join(every[:NAMED]) + more
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """``4, 8 and 16``"""
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} and {last}" if first else last

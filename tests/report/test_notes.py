@@ -1,0 +1,61 @@
+"""The summary says what is whole or uneven, which data ranks were out, and mixed devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autopar.lowering import lower
+from autopar.nouns.cluster import DeviceGroup
+from autopar.planner.search import search_plan
+from autopar.report.notes import _pieces, notes
+from tests import plans
+from tests.planner.graphs import gpt
+from tests.planner.test_search import LARGE, NODE, question
+
+
+def test_what_tp_leaves_whole_or_cuts_unevenly_is_named() -> None:
+    graph = gpt(layers=2, **{**LARGE, "vocab": 32001})
+    best = search_plan(question(graph, 32, NODE, {"tp": "8", "microbatch": "8"})).best
+    plan = plans.plan(stages=(best.stage,))
+    said = notes(best.lowered, plan, NODE, 32)
+    assert "32001 is cut unevenly over tp 8, 7 x 4001 + 3994: head/linear, " in " ".join(said)
+    assert not any("products whole" in line for line in said)
+    asked = question(graph, 32)
+    nothing = replace(best.stage, ops={}, parameters={}, shared={})
+    idle = lower(graph, nothing, 4, asked.data_choices, asked.batch_dims)
+    assert notes(idle, plan, NODE, 32) == [
+        "tp leaves 8 of 8 products whole: layers.*::q/linear, layers.*::k/linear, "
+        "layers.*::v/linear and 5 more.",
+        "Every tp rank holds 14 of 14 kinds of parameters whole, 884 MiB, largest first: "
+        "embed.weight, head.weight, layers.*::down.weight and 11 more.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("extent", "ways", "text"),
+    [
+        (7, 4, "3 x 2 + 1"),
+        (6, 4, "3 x 2 + nothing"),
+        (5, 4, "2 x 2 + 1 + nothing"),
+        (3, 2, "2 + 1"),
+    ],
+)
+def test_pieces_are_those_of_torch_chunk(extent: int, ways: int, text: str) -> None:
+    assert _pieces(extent, ways) == text
+
+
+def test_data_ranks_that_the_batch_rules_out_and_mixed_devices() -> None:
+    best = search_plan(question(gpt(b=4), 4, NODE, {"tp": "8"})).best
+    plan = plans.plan(stages=(best.stage,))
+    said = " ".join(notes(best.lowered, plan, NODE, 4, ["No microbatches: norms."]))
+    assert "The batch of 4 samples rules out 8 data ranks" in said
+    assert "a multiple of 8 would allow every number" in said
+    assert "No microbatches: norms." in said
+    assert "Devices differ" not in said
+    other = replace(NODE.device, name="H50", peak_flops_per_s=(("fp32", 1e12),))
+    mixed = replace(NODE, groups=(DeviceGroup(NODE.device, 4), DeviceGroup(other, 4)))
+    told = " ".join(notes(best.lowered, plan, mixed, 8))
+    assert "Devices differ (H100, H50); all are priced as H50" in told
+    assert "rules out" not in told
