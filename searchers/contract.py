@@ -18,83 +18,122 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from autopar.nouns.problem import Ints, offsets
 from autopar.searchers.gather import Lift
-from autopar.searchers.model import Floats, Model, runs, unique_edges
+from autopar.searchers.model import Floats, Model, runs
 from autopar.searchers.tree_decomposition import Elimination, elimination_cells
 
 SETTLED_CELLS = 1_000_000
 """Table cells up to which components without memory are solved."""
 
-Mask = npt.NDArray[np.bool_]
-
 
 def contract(m: Model) -> tuple[Model, Lift] | None:
-    """One round: variables of degree at most two, no two of them neighbours."""
-    picked = _independent(m)
-    if not len(picked):
+    """Contract until every variable left is seen by memory or has many neighbours."""
+    graph = _Graph(m)
+    steps = graph.contract()
+    if not steps:
         return None
-    number = np.full(m.num_vars, -1)
-    number[picked] = np.arange(len(picked))
-    ends = number[m.edge]
-    near: list[list[tuple[int, Floats]]] = [[] for _ in picked]
-    for e in np.flatnonzero((ends >= 0).any(axis=1)).tolist():
-        a, b = m.edge[e].tolist()
-        v, other, matrix = (a, b, m.matrix(e)) if ends[e, 0] >= 0 else (b, a, m.matrix(e).T)
-        near[number[v]].append((other, matrix))
-
-    constant = m.constant
-    unary = m.unary.copy()
-    pairs: list[tuple[int, int]] = []
-    cells: list[Floats] = []
-    # The minimisers of each picked variable, one for every pair of labels of its neighbours.
-    tables: list[Ints] = []
-    left, right, width = (np.zeros(len(picked), np.int64) for _ in range(3))
-    for i, v in enumerate(picked.tolist()):
-        total = m.unary[m.start[v] : m.start[v + 1]]
-        for other, matrix in near[i][:1]:
-            left[i] = other
-            total = total[:, None] + matrix
-        for other, matrix in near[i][1:]:
-            right[i], width[i] = other, matrix.shape[1]
-            total = total[:, :, None] + matrix[:, None, :]
-        tables.append(total.argmin(axis=0).ravel())
-        least = total.min(axis=0)
-        if least.ndim == 0:
-            constant += float(least)
-        elif least.ndim == 1:
-            unary[m.start[left[i]] : m.start[left[i] + 1]] += least
-        else:
-            pairs.append((int(left[i]), int(right[i])))
-            cells.append(least.ravel())
-
-    stays = np.flatnonzero((ends < 0).all(axis=1))
-    size = np.diff(m.edge_start)[stays]
-    edge, edge_start, edge_cost = unique_edges(
-        m.sizes,
-        np.concatenate([m.edge[stays], np.array(pairs, np.int64).reshape(-1, 2)]),
-        offsets(np.concatenate([size, np.array([len(c) for c in cells], np.int64)])),
-        np.concatenate([m.edge_cost[runs(m.edge_start[stays], size)], *cells]),
-    )
-    whole = replace(
-        m, unary=unary, edge=edge, edge_start=edge_start, edge_cost=edge_cost, constant=constant
-    )
-    smaller, kept = without(whole, picked)
-    table = np.concatenate(tables)
-    table_start = offsets(np.array([len(t) for t in tables], np.int64))[:-1]
-    degree = np.array([len(others) for others in near])
-    # Where an entry lies: degree 0 has one, degree 1 one per label, degree 2 rows of a's labels.
-    step = np.choose(degree, [0, 1, width])
+    smaller, kept = graph.rest([v for v, *_ in steps])
 
     def lift(x: Ints) -> Ints:
         out = np.zeros(m.num_vars, np.int64)
         out[kept] = x
-        out[picked] = table[table_start + out[left] * step + out[right] * (degree == 2)]
-        return out
+        labels = out.tolist()
+        for v, others, best in reversed(steps):
+            labels[v] = int(best[tuple(labels[w] for w in others)])
+        return np.array(labels, np.int64)
 
     return smaller, lift
+
+
+class _Graph:
+    """A model whose low-degree variables are being contracted."""
+
+    def __init__(self, m: Model) -> None:
+        self.model = m
+        self.constant, self.unary = m.constant, m.unary.copy()
+        self.sizes = m.sizes.tolist()
+        seen = np.zeros(m.num_vars, bool)
+        seen[m.term_var] = True
+        self.near: dict[int, set[int]] = {v: set() for v in np.flatnonzero(~seen).tolist()}
+        self.old = {(a, b): e for e, (a, b) in enumerate(m.edge.tolist())}
+        self.new: dict[tuple[int, int], Floats] = {}
+        for a, b in self.old:
+            if a in self.near:
+                self.near[a].add(b)
+            if b in self.near:
+                self.near[b].add(a)
+
+    def contract(self) -> list[tuple[int, tuple[int, ...], Ints]]:
+        """What went, in order: the variable, its neighbours then, its best label for theirs."""
+        steps = []
+        waiting = [v for v, others in self.near.items() if len(others) <= 2]
+        while waiting:
+            v = waiting.pop()
+            if v not in self.near or len(self.near[v]) > 2:
+                continue
+            others = tuple(sorted(self.near[v]))
+            if len(others) == 2 and not self._pays(v, *others):
+                continue
+            total = self.unary[self._labels(v)]
+            for i, w in enumerate(others):
+                matrix = self._take(v, w)
+                total = total[..., None] + (matrix if i == 0 else matrix[:, None, :])
+            steps.append((v, others, np.asarray(total.argmin(axis=0))))
+            self._put(others, total.min(axis=0))
+            del self.near[v]
+            for w in others:
+                if w in self.near:
+                    self.near[w].discard(v)
+                    self.near[w].update(u for u in others if u != w)
+                    waiting.append(w)
+        return steps
+
+    def rest(self, gone: list[int]) -> tuple[Model, Ints]:
+        """The model of what is left, and the numbers that its variables had."""
+        m = self.model
+        stays = np.array(sorted(self.old.values()), np.int64)
+        size = np.diff(m.edge_start)[stays]
+        cells = list(self.new.values())
+        whole = replace(
+            m,
+            unary=self.unary,
+            edge=np.concatenate([m.edge[stays], np.array(list(self.new)).reshape(-1, 2)]).astype(
+                np.int64
+            ),
+            edge_start=offsets(np.concatenate([size, np.array([c.size for c in cells], np.int64)])),
+            edge_cost=np.concatenate(
+                [m.edge_cost[runs(m.edge_start[stays], size)], *[c.ravel() for c in cells]]
+            ),
+            constant=self.constant,
+        )
+        return without(whole, np.array(gone))
+
+    def _labels(self, v: int) -> slice:
+        return slice(self.model.start[v], self.model.start[v + 1])
+
+    def _pays(self, v: int, a: int, b: int) -> bool:
+        rows, columns = self.sizes[a], self.sizes[b]
+        known = (a, b) in self.old or (a, b) in self.new
+        return bool(known or rows * columns <= self.sizes[v] * (rows + columns))
+
+    def _take(self, v: int, w: int) -> Floats:
+        """Remove an edge; its matrix, rows = labels of v."""
+        key = (min(v, w), max(v, w))
+        matrix = self.new.pop(key) if key in self.new else self.model.matrix(self.old.pop(key))
+        return matrix if key[0] == v else matrix.T
+
+    def _put(self, others: tuple[int, ...], least: Floats) -> None:
+        """Add what v's minimum costs its neighbours."""
+        if not others:
+            self.constant += float(least)
+        elif len(others) == 1:
+            self.unary[self._labels(others[0])] += least
+        else:
+            a, b = others
+            known = self._take(a, b) if (a, b) in self.old or (a, b) in self.new else 0.0
+            self.new[a, b] = known + least
 
 
 def settle(m: Model) -> tuple[Model, Lift] | None:
@@ -163,33 +202,3 @@ def without(m: Model, gone: Ints) -> tuple[Model, Ints]:
         term_usage=m.term_usage[runs(m.term_start[terms], term_size)],
     )
     return smaller, kept
-
-
-def _independent(m: Model) -> Ints:
-    """Variables to contract in one round."""
-    degree = np.bincount(m.edge.ravel(), minlength=m.num_vars)
-    wanted = degree <= 2
-    wanted[m.term_var] = False
-    if not wanted.any():
-        return np.zeros(0, np.int64)
-    near: dict[int, list[int]] = {v: [] for v in np.flatnonzero(wanted).tolist()}
-    touched = m.edge[wanted[m.edge].any(axis=1)].tolist()
-    for a, b in touched:
-        if a in near:
-            near[a].append(b)
-        if b in near:
-            near[b].append(a)
-    joined = {(a, b) for a, b in m.edge.tolist()} if len(touched) else set()
-    taken: set[int] = set()
-    out = []
-    for v, others in near.items():
-        if v in taken or not taken.isdisjoint(others):
-            continue
-        if len(others) == 2:
-            a, b = sorted(others)
-            rows, columns, own = (int(m.sizes[w]) for w in (a, b, v))
-            if (a, b) not in joined and rows * columns > own * (rows + columns):
-                continue
-        taken.add(v)
-        out.append(v)
-    return np.array(out, np.int64)

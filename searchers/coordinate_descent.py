@@ -14,14 +14,13 @@ import math
 import numpy as np
 
 from autopar.nouns.problem import Problem, Solution
-from autopar.searchers.annealing import Ball, Chain
+from autopar.searchers.chain import BLOCK, ZERO, Chain
 from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
 from autopar.searchers.starts import prepare
 
 ROUNDS = 12  # perturbations when there is no budget
 MOVES = 20  # blocks per variable and round
 KICK = 0.3  # temperature of a perturbation, in units of the cost per variable
-ZERO = 1e-9
 
 
 def search(
@@ -37,7 +36,7 @@ def search(
             return run.solution()
         m, lift, layout, tree = ready
         unit = max(abs(m.cost(tree.choice) - m.constant), 1.0) / m.num_vars
-        chain = Chain(m, layout, np.zeros(len(m.room)), tree.choice, Ball(300, 3.0, 0.05), seed, 0)
+        chain = Chain(m, layout, np.zeros(len(m.room)), tree.choice, BLOCK, seed, 0)
         endless = budget.wall_s is not None or budget.evaluations is not None
         kicks = 0
         while endless or kicks < ROUNDS:

@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from autopar.nouns.problem import Ints, offsets
 from autopar.searchers.arcs import Arcs, arcs
+from autopar.searchers.chain import BLOCK, ZERO, Chain
 from autopar.searchers.memory_tree import MemoryTree, repair
 from autopar.searchers.model import Floats, Model
 
 MANY = 2_000
-ZERO = 1e-9  # a temperature at which nothing dearer is accepted
 
 
 @lru_cache(maxsize=1)
@@ -123,9 +123,7 @@ def make_fit(m: Model, x: Ints, unary: Floats, tries: int = 400) -> Ints | None:
 def polish(m: Model, x: Ints, sweeps: int = 20) -> Ints:
     """Coordinate descent from a choice that fits to one that no single change improves."""
     if m.num_vars > MANY:
-        from autopar.searchers.annealing import Ball, Chain
-
-        chain = Chain(m, _layout(m), np.zeros(len(m.room)), x, Ball(300, 3.0, 0.05), 0, 0)
+        chain = Chain(m, _layout(m), np.zeros(len(m.room)), x, BLOCK, 0, 0)
         chain.go(m.num_vars // 10, ZERO, ZERO)
         return chain.best
     x = x.copy()

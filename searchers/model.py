@@ -138,25 +138,29 @@ def from_problem(p: Problem) -> Model:
 def unique_edges(
     sizes: Ints, edge: Ints, edge_start: Ints, cells: Floats
 ) -> tuple[Ints, Ints, Floats]:
-    """Turn every edge so that first < second, add up parallel ones, drop self-loops; sorted."""
-    a, b = edge.min(axis=1, initial=2**62), edge.max(axis=1, initial=-1)
-    keys, slot = np.unique(a * len(sizes) + b, return_inverse=True)
-    pairs = np.stack([keys // max(len(sizes), 1), keys % max(len(sizes), 1)], axis=1)
-    loop = pairs[:, 0] == pairs[:, 1]
-    out_size = np.where(loop, 0, sizes[pairs[:, 0]] * sizes[pairs[:, 1]])
-    out_start = offsets(out_size)
+    """Turn every edge so that first < second, add up parallel ones, drop self-loops.
+
+    Edges stay in the order in which their pairs first appear.
+    """
+    count = np.diff(edge_start)
     turned = edge[:, 0] > edge[:, 1]
-    straight = np.flatnonzero(~turned & ~loop[slot])
-    flipped = np.flatnonzero(turned & ~loop[slot])
+    pairs = np.where(turned[:, None], edge[:, ::-1], edge)
+    loop = pairs[:, 0] == pairs[:, 1]
+    _, first, of_key = np.unique(
+        pairs[:, 0] * len(sizes) + pairs[:, 1], return_index=True, return_inverse=True
+    )
+    leads = np.zeros(len(edge), bool)
+    leads[first] = True
+    leads &= ~loop
+    slot = np.cumsum(leads)[first][of_key] - 1
+    out_start = offsets(count[leads])
+    # Most edges are the first of their pair and lie as they should: a copy in order.
+    simple = leads & ~turned
     out = np.zeros(out_start[-1])
-    for group in (straight, flipped):
-        size = np.diff(edge_start)[group]
-        source = runs(edge_start[group], size)
-        rows = np.repeat(sizes[edge[group, 0]], size)
-        columns = np.repeat(sizes[edge[group, 1]], size)
-        place = runs(np.zeros(len(group), np.int64), size)
-        if group is flipped:
-            place = (place % columns) * rows + place // columns
-        target = np.repeat(out_start[slot[group]], size) + place
-        out += np.bincount(target, cells[source], len(out))
-    return pairs[~loop], offsets(out_size[~loop]), out
+    out[np.repeat(simple[leads], count[leads])] = cells[np.repeat(simple, count)]
+    for e in np.flatnonzero(~simple & ~loop):
+        matrix = cells[edge_start[e] : edge_start[e + 1]]
+        if turned[e]:
+            matrix = matrix.reshape(sizes[edge[e, 0]], sizes[edge[e, 1]]).T.ravel()
+        out[out_start[slot[e]] : out_start[slot[e] + 1]] += matrix
+    return pairs[leads], out_start, out

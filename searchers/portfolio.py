@@ -51,8 +51,9 @@ def search(
 
 
 def _solve(run: Run, m: Model, lift: Lift, seed: int) -> None:
+    known: Ints | None = None
     if m.start[-1] > LARGE:
-        first_answer(run, m, lift)
+        known = _first(run, m, lift)
     if elimination_cells(m, NARROW) <= NARROW:
         elimination.solve(run, m, lift, max_branches=BRANCHES)
         if run.closed:
@@ -60,15 +61,22 @@ def _solve(run: Run, m: Model, lift: Lift, seed: int) -> None:
     if len(m.edge_cost) <= SMALL:
         if integer_program.solve(run, m, lift, limit_s=_share(run, 0.6), seed=seed):
             return
-    dual = Dual(m, run, lift)
-    for _ in range(RULE_OUTS):
-        dual.ascend(PASSES, run.wall_s + _share(run, 0.25))
+    if run.cost is None:
+        known = _first(run, m, lift)
+    dual, before = Dual(m, run, lift), None
+    for turn in range(RULE_OUTS + 1):
+        dual.ascend(PASSES, run.wall_s + _share(run, 0.25 if turn < RULE_OUTS else 0.1))
         if run.closed:
             return
         start = dual.choice if dual.choice is not None else first_fit(dual)
         if start is None:
+            start, known = known, None
+        if start is None:
             break
         merge = Merge(run, dual, lift, seed)
+        before = (dual, merge, start, lift)
+        if turn == RULE_OUTS:
+            break
         if run.cost is not None and dual.gap <= NEAR * abs(run.cost):
             merge.solve([start], start)
         smaller = _rule_out(run, dual)
@@ -78,6 +86,7 @@ def _solve(run: Run, m: Model, lift: Lift, seed: int) -> None:
             break
         m, back = smaller
         lift = chain(lift, back)
+        known = None
         if m.num_vars == 0:  # one choice is left that might be better than the answer
             run.offer(lift(np.zeros(0, np.int64)), "ruling out")
             run.bound(float(run.cost or 0.0), "nothing else is left")
@@ -87,16 +96,18 @@ def _solve(run: Run, m: Model, lift: Lift, seed: int) -> None:
         ):
             return
         dual = Dual(m, run, lift, dual)
-    else:
-        dual.ascend(PASSES, run.wall_s + _share(run, 0.1))
-        start = dual.choice if dual.choice is not None else first_fit(dual)
-        merge = Merge(run, dual, lift, seed)
-    if start is None:
-        integer_program.solve(run, dual.model, lift, dual.busy_rows(dual.model), seed=seed)
+    if before is None:
+        integer_program.solve(run, m, lift, dual.busy_rows(m), seed=seed)
         return
+    dual, merge, start, lift = before
     if merge.best is not None and dual.model.cost(merge.best) < dual.model.cost(start):
         start = merge.best
     improve(run, dual.model, lift, dual.arcs, dual.price, start, seed, merge)
+
+
+def _first(run: Run, m: Model, lift: Lift) -> Ints | None:
+    tree = first_answer(run, m, lift)
+    return None if tree is None else tree.choice
 
 
 def _rule_out(run: Run, dual: Dual) -> tuple[Model, Lift] | None:

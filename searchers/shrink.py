@@ -37,24 +37,31 @@ class Contradiction(Exception):
     """Every choice is forbidden."""
 
 
-def shrink(problem: Problem, say: Say | None = None) -> tuple[Model, Lift]:
+def shrink(
+    problem: Problem, say: Say | None = None, enough: Callable[[], bool] = lambda: False
+) -> tuple[Model, Lift]:
     """The smallest equivalent model that the steps reach.
 
-    The lift turns a choice for it into a choice for ``problem``.  Raises Contradiction when what
-    the costs forbid leaves no choice at all.
+    The lift turns a choice for it into a choice for ``problem``.  From when ``enough`` says so, no
+    round is begun, nor the step that takes longest.  Raises Contradiction when what the costs
+    forbid leaves no choice at all.
     """
-    return shrink_model(from_problem(problem), say)
+    return shrink_model(from_problem(problem), say, enough)
 
 
-def shrink_model(model: Model, say: Say | None = None) -> tuple[Model, Lift]:
+def shrink_model(
+    model: Model, say: Say | None = None, enough: Callable[[], bool] = lambda: False
+) -> tuple[Model, Lift]:
     """The same for a model."""
     model = tidy_memory(model)
     lifts: list[Lift] = []
-    steps = (drop_hopeless, merge_forced, absorb_fixed, contract_all, settle, drop_dominated)
+    steps = (drop_hopeless, merge_forced, absorb_fixed, contract, settle, drop_dominated)
     worth_it = True
     while worth_it:
         labels = model.start[-1]
         for step in steps:
+            if step is drop_dominated and enough():
+                continue
             result = step(model)
             if result is None:
                 continue
@@ -65,7 +72,7 @@ def shrink_model(model: Model, say: Say | None = None) -> tuple[Model, Lift]:
                 say(f"{step.__name__}: {_size(model)} -> {_size(smaller)}")
             model = smaller
         # Another round costs as much as this one; a large model needs a reason for it.
-        worth_it = model.start[-1] < (labels if labels < LARGE else 0.98 * labels)
+        worth_it = model.start[-1] < (labels if labels < LARGE else 0.98 * labels) and not enough()
     # Labels removed last may have left single ones.
     while (result := absorb_fixed(model)) is not None:
         lifts.append(result[1])
@@ -216,15 +223,6 @@ def absorb_fixed(m: Model) -> tuple[Model, Lift] | None:
         return out
 
     return smaller, lift
-
-
-def contract_all(m: Model) -> tuple[Model, Lift] | None:
-    """Contract until every variable left is seen by memory or has many neighbours."""
-    lifts: list[Lift] = []
-    while (result := contract(m)) is not None:
-        m = result[0]
-        lifts.append(result[1])
-    return (m, _chain(lifts)) if lifts else None
 
 
 def drop_dominated(m: Model) -> tuple[Model, Lift] | None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from autopar.nouns.problem import Ints
-from autopar.searchers.arcs import Arcs, arcs
+from autopar.searchers.arcs import Arcs, arcs, big_cost
+from autopar.searchers.chain import BLOCK, Chain
 from autopar.searchers.gather import Lift
 from autopar.searchers.memory_tree import MemoryTree, repair
 from autopar.searchers.model import Floats, Model
@@ -17,11 +21,20 @@ from autopar.searchers.shrink import Contradiction, shrink
 LARGE = 20_000
 """Labels from which on the exact searchers look for a first answer before they begin."""
 
+SHRINK_SHARE = 0.1
+"""Of the wall clock's budget, after which shrinking begins nothing that takes long."""
+MENDS = 40
+"""Temperatures at which forbidden pairs are annealed away."""
+
 
 def shrunk(run: Run) -> tuple[Model, Lift] | None:
     """The shrunk problem and the way back; None when shrinking alone ended the search."""
+
+    def enough() -> bool:
+        return run.wall_s > SHRINK_SHARE * (run.budget.wall_s or math.inf)
+
     try:
-        m, lift = shrink(run.problem, run.tell if run.progress else None)
+        m, lift = shrink(run.problem, run.tell if run.progress else None, enough)
     except Contradiction:
         run.bound(np.inf, "everything is forbidden")
         return None
@@ -31,15 +44,6 @@ def shrunk(run: Run) -> tuple[Model, Lift] | None:
             run.bound(np.inf, "nothing fits")
         return None
     return m, lift
-
-
-def first_answer(run: Run, m: Model, lift: Lift, layout: Arcs | None = None) -> MemoryTree | None:
-    """A choice that fits, already offered; None where greedy choices and repair find none."""
-    layout = arcs(m) if layout is None else layout
-    tree = greedy_start(m, layout, run)
-    if tree is not None:
-        run.offer(lift(tree.choice), "greedy")
-    return tree
 
 
 class Ready(NamedTuple):
@@ -62,22 +66,54 @@ def prepare(run: Run) -> Ready | None:
     return None if tree is None else Ready(m, lift, layout, tree)
 
 
-def greedy_start(m: Model, arcs: Arcs, run: Run | None = None) -> MemoryTree | None:
-    """Variable by variable the cheapest label given the earlier ones, then repaired.
+def first_answer(run: Run, m: Model, lift: Lift, layout: Arcs | None = None) -> MemoryTree | None:
+    """A choice that fits, already offered, or None where none is found.
 
-    Where repair fails, memory is priced alike in all rows, ever higher.
+    Greedy: variable by variable the cheapest label given the earlier ones, then repaired to fit
+    into memory.  Where that ends in a forbidden pair or does not fit, memory is priced alike in all
+    rows, ever higher; and where no price helps, what fits is mended.
     """
+    layout = arcs(m) if layout is None else layout
     flat = m.priced(np.ones(len(m.room))) - m.unary
     flat[~np.isfinite(flat)] = 0.0
     finite = m.unary[np.isfinite(m.unary)]
     unit = float(np.abs(finite).max(initial=1.0)) / max(float(flat.max(initial=0.0)), 1.0)
+    frugal = MemoryTree(m, _least(m, flat))
+    fitting = [frugal] if frugal.fits else []
     for price in (0.0, 0.01, 0.1, 1.0, 10.0, 1e4):
         guide = m.unary + price * unit * flat
-        tree = MemoryTree(m, _in_order(m, arcs, guide))
-        if repair(m, arcs, tree, guide) and np.isfinite(m.cost(tree.choice)):
-            return tree
-        if run is not None:
-            run.spend(m.num_vars)
+        tree = MemoryTree(m, _in_order(m, layout, guide))
+        if repair(m, layout, tree, guide):
+            if np.isfinite(m.cost(tree.choice)):
+                run.offer(lift(tree.choice), "greedy")
+                return tree
+            fitting.append(tree)
+        run.spend(m.num_vars)
+    for tree in reversed(fitting):
+        mended = _mend(run, m, layout, tree.choice)
+        if mended is not None:
+            run.offer(lift(mended), "mended")
+            return MemoryTree(m, mended)
+    return None
+
+
+def _least(m: Model, weight: Floats) -> Ints:
+    """Every variable's label of the least weight, among those allowed."""
+    weight = np.where(np.isfinite(m.unary), weight, np.inf)
+    owner = np.repeat(np.arange(m.num_vars), m.sizes)
+    return np.asarray(np.lexsort((weight, owner))[m.start[:-1]] - m.start[:-1])
+
+
+def _mend(run: Run, m: Model, layout: Arcs, x: Ints) -> Ints | None:
+    """Anneal away the forbidden pairs of a choice that fits, each counted as a large cost."""
+    big = big_cost(m)
+    soft = replace(m, unary=np.minimum(m.unary, big), edge_cost=np.minimum(m.edge_cost, big))
+    chain = Chain(soft, layout, np.zeros(len(m.room)), x, BLOCK, 0, 0)
+    heats = big * np.geomspace(0.3, 1e-3, MENDS + 1)
+    for hot, cold in pairwise(heats):
+        run.spend(chain.go(max(m.num_vars // 10, 10), float(hot), float(cold)))
+        if np.isfinite(m.cost(chain.best)):
+            return chain.best
     return None
 
 

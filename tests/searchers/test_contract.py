@@ -13,7 +13,7 @@ from autopar.nouns.problem import Ints, Problem
 from autopar.searchers.contract import components, contract, settle
 from autopar.searchers.gather import Lift, tidy_memory
 from autopar.searchers.model import Model, from_problem
-from autopar.searchers.shrink import contract_all, shrink
+from autopar.searchers.shrink import shrink
 from tests.searchers.problems import layered, tiny_problems
 
 Step = Callable[[Model], tuple[Model, Lift] | None]
@@ -63,14 +63,14 @@ def test_a_ladder_without_memory_contracts_to_nothing() -> None:
     steps: list[str] = []
     small, lift = shrink(problem, steps.append)
     assert small.num_vars == 0
-    assert any(step.startswith("contract_all") for step in steps)
+    assert any(step.startswith("contract:") for step in steps)
     choice = lift(np.zeros(0, np.int64))
     assert problem.total(choice) == small.constant
 
 
 def test_contraction_leaves_what_memory_sees() -> None:
     m = tidy_memory(from_problem(layered(40, 5, seed=1, limit=0.3)))
-    result = contract_all(m)
+    result = contract(m)
     seen = len(np.unique(m.term_var))
     assert (m if result is None else result[0]).num_vars >= seen > 0
 
