@@ -16,8 +16,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -25,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from autopar.cost_models.catalogue import UnknownDevice, device_from_figures, find_device
 from autopar.cost_models.units import Quantity, UnitError, parse_quantity
 from autopar.errors import UserError
+from autopar.file_errors import sentences, yaml_sentence
 from autopar.nouns.cluster import Cluster, Device, DeviceGroup, Level
 
 # Figures outside these ranges are slips of a unit, not hardware.
@@ -35,6 +37,15 @@ _PHYSICAL: dict[str, tuple[Quantity, float, float]] = {
     "memory_bandwidth": ("bandwidth_bytes_per_s", 1e8, 1e15),
     "launch": ("time_s", 1e-9, 1e-1),
     "peak": ("flops_per_s", 1e8, 1e18),
+}
+_SI = {"bandwidth_bytes_per_s": "B/s", "time_s": "s", "size_bytes": "B", "flops_per_s": "FLOP/s"}
+_EXAMPLES = {
+    "bandwidth": "'450 GB/s' or '400 Gbit/s' (one direction, per port)",
+    "latency": "'5 us'",
+    "memory": "'80 GiB'",
+    "memory_bandwidth": "'3.35 TB/s'",
+    "launch": "'2 us'",
+    "peak": "'989 TFLOP/s'",
 }
 
 
@@ -107,13 +118,14 @@ def cluster_from_text(text: str, default_name: str = "cluster") -> Cluster:
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ClusterFileError(f"not YAML: {error}") from None
+        raise ClusterFileError(yaml_sentence(error)) from None
     if not isinstance(data, dict):
         raise ClusterFileError("expected `groups:` and `levels:` (see examples/clusters/)")
     try:
         parsed = _ClusterText.model_validate(data)
     except ValidationError as error:
-        raise ClusterFileError(_explain(error)) from None
+        found = sentences(error, _ClusterText, _EXAMPLES)
+        raise ClusterFileError("; ".join(found)) from None
     groups = tuple(
         DeviceGroup(_device(group.device, parsed.devices, f"groups[{i}]"), group.count)
         for i, group in enumerate(parsed.groups)
@@ -198,28 +210,9 @@ def _figure(text: object, key: str, where: str) -> float:
     if not low <= value <= high:
         raise ClusterFileError(
             f"{where}: {text!r} is out of any physical range; check the unit "
-            f"({value:.3g} in SI, expected {low:.3g} to {high:.3g})"
+            f"({value:.3g} {_SI[quantity]}, allowed {low:.3g} to {high:.3g} {_SI[quantity]})"
         )
     return value
-
-
-def _explain(error: ValidationError) -> str:
-    """Pydantic's findings as sentences, one a line."""
-    lines = []
-    for finding in error.errors(include_url=False):
-        where = ".".join(str(part) for part in finding["loc"])
-        given = finding["input"]
-        if finding["type"] == "extra_forbidden":
-            lines.append(f"{where}: unknown key")
-        elif finding["type"] == "missing":
-            lines.append(f"{where}: missing")
-        elif finding["type"] == "string_type":
-            lines.append(
-                f"{where}: {given!r} has no unit; write text like '400 Gbit/s' or '80 GiB'"
-            )
-        else:
-            lines.append(f"{where}: {finding['msg']} (given {given!r})")
-    return "; ".join(lines)
 
 
 def _product(sizes: tuple[int, ...]) -> int:
@@ -243,7 +236,7 @@ def local_cluster() -> Cluster:
     )
     core = find_device("cpu-core")
     memory_bytes = max(1 << 24, _machine_memory_bytes(count * core.memory_bytes) // count)
-    core = Device(**{**vars(core), "memory_bytes": memory_bytes})
+    core = replace(core, memory_bytes=memory_bytes)
     # Assumed: gloo over the loopback moves about 1 GB/s per process, with 100 us a step.
     level = Level("loopback", count, 1e9, 1e-4, library="gloo")
     return Cluster("local", (DeviceGroup(core, count),), (level,))
@@ -256,17 +249,27 @@ def _machine_memory_bytes(default: int) -> int:
         return default
 
 
-def _local_gpus() -> list[Device]:
-    """NVIDIA GPUs that are in the catalogue; empty where `nvidia-smi` is absent or fails."""
+def gpu_driver() -> str:
+    """'NVIDIA H100 80GB HBM3, 550.54'; empty without a GPU."""
+    return next(iter(_ask_gpus("name,driver_version")), "")
+
+
+def _ask_gpus(what: str) -> list[str]:
+    """One line for each NVIDIA GPU; empty where `nvidia-smi` is absent or fails."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
-    query: list[Any] = [tool, "--query-gpu=name", "--format=csv,noheader"]
+    query = [tool, f"--query-gpu={what}", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
-    names = [line.removeprefix("NVIDIA ").strip() for line in answer.stdout.splitlines()]
+    return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+
+
+def _local_gpus() -> list[Device]:
+    """NVIDIA GPUs that are in the catalogue."""
+    names = [line.removeprefix("NVIDIA ") for line in _ask_gpus("name")]
     devices = [_catalogue_gpu(name) for name in names if name]
     return [device for device in devices if device is not None]
 

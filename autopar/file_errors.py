@@ -1,0 +1,100 @@
+"""What is wrong with a file that a person wrote, in our words: key path, value, what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+_LIMITS = {
+    "greater_than": ("gt", "greater than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+_KINDS = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "list_type": "a list ([...], or one `- ...` a line)",
+    "dict_type": "keys with values (key: value)",
+    "model_type": "keys with values (key: value)",
+    "model_attributes_type": "keys with values (key: value)",
+}
+
+
+def sentences(
+    error: ValidationError, model: type[BaseModel], examples: Mapping[str, str]
+) -> list[str]:
+    """One sentence for each finding.
+
+    model:    what the file was read as; its fields are the known keys.
+    examples: for keys whose value is a figure with a unit, how to write one.
+    """
+    return [_sentence(finding, model, examples) for finding in error.errors(include_url=False)]
+
+
+def yaml_sentence(error: yaml.YAMLError) -> str:
+    """Where a text stops being YAML, in one line."""
+    mark = getattr(error, "problem_mark", None)
+    where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+    return f"not YAML{where}: {getattr(error, 'problem', None) or error}"
+
+
+def _sentence(finding: Any, model: type[BaseModel], examples: Mapping[str, str]) -> str:
+    place, kind = finding["loc"], finding["type"]
+    path, given, limits = _path(place), finding["input"], finding.get("ctx", {})
+    if kind == "extra_forbidden":
+        return f"{path}: unknown key{_meant(str(place[-1]), _known_keys(model, place[:-1]))}"
+    if kind == "missing":
+        return f"{path}: missing{_written_like(place, examples)}"
+    if kind == "string_type" and isinstance(given, (int, float)):
+        like = _written_like(place, examples)
+        return f"{path}: {given!r} has no unit{like}" if like else f"{path}: {given!r} is no text"
+    if kind == "literal_error":
+        meant = _meant(str(given), limits["expected"].replace("'", "").replace(" or ", ", "))
+        return f"{path}: {given!r} is none of {limits['expected']}{meant.partition(';')[0]}"
+    if kind == "too_short":
+        return f"{path}: empty; give at least {limits['min_length']}"
+    if kind in _LIMITS:
+        name, words = _LIMITS[kind]
+        return f"{path}: {given!r} must be {words} {limits[name]:g}"
+    wanted = _KINDS.get(kind, f"text{_written_like(place, examples)}")
+    return f"{path}: {given!r} is not {wanted}"
+
+
+def _path(place: tuple[int | str, ...]) -> str:
+    """``levels[0].bandwidth``"""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return text.removeprefix(".")
+
+
+def _written_like(place: tuple[int | str, ...], examples: Mapping[str, str]) -> str:
+    known = [examples[str(part)] for part in reversed(place) if str(part) in examples]
+    return f"; write it like {known[0]}" if known else ""
+
+
+def _meant(word: str, known: list[str] | str) -> str:
+    names = known.split(", ") if isinstance(known, str) else known
+    near = difflib.get_close_matches(word, names, 1)
+    if near:
+        return f", did you mean {near[0]!r}?"
+    return f"; there are {', '.join(names)}" if names else ""
+
+
+def _known_keys(model: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
+    """The keys that ``model`` knows at ``place``, through lists and mappings of models."""
+    now: Any = model
+    for part in place:
+        if get_origin(now) in (list, dict):
+            now = get_args(now)[-1]
+        elif isinstance(now, type) and issubclass(now, BaseModel):
+            now = now.model_fields[str(part)].annotation
+    return list(now.model_fields) if isinstance(now, type) and issubclass(now, BaseModel) else []
