@@ -20,6 +20,7 @@ from autopar.runtime.emit_torch.classes import (
 )
 from autopar.runtime.emit_torch.counts import count_names, counted, labels_only
 from autopar.runtime.emit_torch.forward import Forward
+from autopar.runtime.emit_torch.legend import legend
 from autopar.runtime.emit_torch.names import first_free, identifier
 from autopar.runtime.emit_torch.precision import HALF, wide_values
 from autopar.runtime.emit_torch.scopes import Scope, scopes
@@ -224,7 +225,7 @@ def _file(
     if re.search(r"\bFP32\b", body):
         names.add("FP32")
     head = [
-        _docstring(lowered, plan, captured),
+        _docstring(lowered, plan, captured, body),
         "",
         "from __future__ import annotations",
         "",
@@ -286,7 +287,7 @@ def _units(lowered: Lowered) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _docstring(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> str:
+def _docstring(lowered: Lowered, plan: Plan, captured: CapturedModel | None, body: str) -> str:
     stage = plan.stages[0]
     ranks = stage.mesh.device_count
     size = lowered.mesh.size(MICROBATCH)
@@ -306,9 +307,12 @@ def _docstring(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> 
         f"State:     {zero}.",
         f"Precision: {plan.precision}.",
         "",
-        "A comment gives a result's local shape and how the model axes hold it: `tp:S2` is split",
-        "along dim 2, `tp:P` a partial sum; all else is whole on every rank. Collectives are the",
-        "calls that name an axis. The decisions stand in ../plan.json. To run it:",
+        "A comment gives a result's local shape, and how the model axes hold it where it is not",
+        "whole on every rank. Collectives are the calls that name an axis.",
+        "",
+        *legend(body, lowered),
+        "",
+        "The decisions stand in ../plan.json. To run it:",
         "",
         "    autopar run <the folder of plan.json>",
         '"""',

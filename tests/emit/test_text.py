@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import time
@@ -66,6 +67,42 @@ def test_golden_megatron() -> None:
         assert part in text, text
     assert "self.layers = nn.ModuleList(Layer() for _ in range(2))\n" in text
     assert 'MESH = {"dp_shard": 2, "tp": 2}\n' in text
+
+
+LEGEND = """\
+    `tp:S1`                     split over the ranks of tp along dim 1
+    `tp:P`                      a partial sum on each rank of tp
+    `tp:D`                      whole on every rank; each rank's gradient is a partial sum
+    `Weights`                   the parameters of one layer under their own names
+    `local(w)`                  this rank's piece of a parameter, in the dtype of compute
+    `counts`                    labelled tokens of the whole batch, which means divide by
+"""
+
+
+def test_the_header_explains_what_the_file_has_and_nothing_else() -> None:
+    stage = following(captured("llama"), Mesh.parse("dp_shard=2 x tp=2"), MEGATRON, stream="D")
+    text = emitted(captured("llama"), stage).text
+    header, _, body = text[3:].partition('"""')
+    assert LEGEND in header
+    alone = emitted(captured("llama"), Stage(Mesh((), ()))).text
+    assert "tp:" not in alone
+    assert "`local(w)`" in alone
+    for case in CASES:
+        for seed in range(3):
+            stage = random_stage(captured(case), Mesh.parse("tp=3"), 1, seed)
+            header, _, body = emitted(captured(case), stage).text[3:].partition('"""')
+            for word in re.findall(r'backward="\w+"|:[DP]\b', body):
+                assert word in header, word
+            for word in re.findall(r'`(backward="\w+")`', header):
+                assert word in body, word
+
+
+def test_the_header_says_where_pieces_differ_in_size() -> None:
+    """The vocabulary of 27."""
+    for ways, uneven in ((1, False), (2, True)):
+        mesh = Mesh.parse(f"tp={ways}")
+        stage = following(captured("llama"), mesh, MEGATRON, stream="D")
+        assert ("the last ranks" in emitted(captured("llama"), stage).text) == uneven
 
 
 def test_formatted(tmp_path: Path) -> None:
