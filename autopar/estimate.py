@@ -26,7 +26,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autopar.cluster_file import load_cluster
-from autopar.cost_models.constants import constant
+from autopar.cost_models.bands import time_band
 from autopar.cost_models.family import Arch
 from autopar.cost_models.footprint import Footprint, footprint
 from autopar.cost_models.layout import Layout, check_layout, illegal, layout_from_fix, parse_fix
@@ -168,7 +168,6 @@ def estimate(
     seconds = float(parts.total_s)
     tokens = layout.global_batch * arch.seq
     device = cluster.device
-    share = constant("time_band")
     limit = cluster.memory_bytes
     advice = ""
     if memory.total > limit:
@@ -180,7 +179,7 @@ def estimate(
         device=device,
         precision=precision,
         step_time_s=seconds,
-        time_band_s=(seconds / (1 + share), seconds * (1 + share)),
+        time_band_s=time_band(device.family, arch.is_moe).around(seconds),
         tokens_per_s=tokens / seconds,
         mfu=tokens
         * arch.flops_per_token()

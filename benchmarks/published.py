@@ -22,10 +22,11 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from autopar.cost_models.constants import constant
+from autopar.cost_models.bands import time_band
 from autopar.cost_models.footprint import footprint
 from autopar.cost_models.rates import fitted, fitted_table, rates_of
 from autopar.cost_models.step_time import step_time
+from benchmarks.published_bands import Ratio, report, time_ratios, write_bands
 from benchmarks.published_fit import Fit, one_per_configuration, priors, run_work
 from benchmarks.published_rows import Run, Unpriceable, read_run
 
@@ -64,6 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }
     result["memory"] = memory_errors(runs)
+    ratios = time_ratios(fit.runs, result["predicted"]) + memory_ratios(runs)
+    if options.fit and not (options.quick or few):
+        write_bands(ratios)
+    result["bands"] = report(ratios)
     if options.plot:
         plot(fit, result["predicted"], options.plot)
     if options.json:
@@ -85,7 +90,7 @@ def read_all(rows: Iterable[dict[str, str]]) -> tuple[list[Run], dict[str, str]]
             footprint(run.arch, run.layout, run.software, run.precision)
         except Unpriceable as error:
             reasons[row["id"]] = str(error)
-        except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+        except (ValueError, KeyError, TypeError, ArithmeticError) as error:
             reasons[row.get("id", "?")] = f"its cells cannot be read: {error}"
         else:
             runs.append(run)
@@ -102,7 +107,7 @@ def price_run(run: Run) -> float:
 
 def row_report(row_id: str, runs: Sequence[Run], reasons: dict[str, str]) -> dict[str, Any]:
     """One row of the JSON output."""
-    report: dict[str, Any] = {
+    row: dict[str, Any] = {
         "id": row_id,
         "predicted_tokens_per_s_per_gpu": None,
         "predicted_step_time_s": None,
@@ -112,19 +117,19 @@ def row_report(row_id: str, runs: Sequence[Run], reasons: dict[str, str]) -> dic
     }
     run = next((run for run in runs if run.id == row_id), None)
     if run is None:
-        return report
+        return row
     seconds = price_run(run)
     memory = footprint(run.arch, run.layout, run.software, run.precision)
     tokens = run.layout.global_batch * run.arch.seq / run.layout.device_count
-    share = constant("time_band")
-    report["predicted_tokens_per_s_per_gpu"] = tokens / seconds
-    report["predicted_step_time_s"] = seconds
-    report["predicted_peak_mem_gib"] = memory.total / 2**30
-    report["band"] = {
-        "step_time_s": [seconds / (1 + share), seconds * (1 + share)],
+    band = time_band(run.cluster.device.family, run.arch.is_moe)
+    row["predicted_tokens_per_s_per_gpu"] = tokens / seconds
+    row["predicted_step_time_s"] = seconds
+    row["predicted_peak_mem_gib"] = memory.total / 2**30
+    row["band"] = {
+        "step_time_s": list(band.around(seconds)),
         "peak_mem_gib": [size / 2**30 for size in memory.band],
     }
-    return report
+    return row
 
 
 def evaluate(fit: Fit, quick: bool) -> dict[str, Any]:
@@ -193,18 +198,24 @@ def _summary(relative: Array) -> dict[str, float]:
     }
 
 
-def memory_errors(runs: Sequence[Run]) -> dict[str, Any]:
-    """Errors of the peak memory; no constant of it is fitted to these rows' sources."""
-    by_key: dict[str, tuple[str, float]] = {}
+def memory_ratios(runs: Sequence[Run]) -> list[Ratio]:
+    """Measured over predicted peak, once a configuration; no constant is fitted to these."""
+    by_key: dict[str, Ratio] = {}
     for run in runs:
         if run.memory_bytes:
             total = footprint(run.arch, run.layout, run.software, run.precision).total
-            by_key[run.key] = (run.source, total / run.memory_bytes - 1)
+            by_key[run.key] = Ratio("peak memory", run.source, run.memory_bytes / total)
+    return list(by_key.values())
+
+
+def memory_errors(runs: Sequence[Run]) -> dict[str, Any]:
+    """Errors of the peak memory, altogether and by source."""
+    ratios = memory_ratios(runs)
     return {
-        "all": _summary(np.array([error for _, error in by_key.values()])),
+        "all": _summary(np.array([1 / r.value - 1 for r in ratios])),
         "sources": {
-            name: _summary(np.array([e for source, e in by_key.values() if source == name]))
-            for name in sorted({source for source, _ in by_key.values()})
+            name: _summary(np.array([1 / r.value - 1 for r in ratios if r.source == name]))
+            for name in sorted({r.source for r in ratios})
         },
         "targets": TARGETS["peak memory"],
     }
@@ -303,6 +314,12 @@ def render(result: dict[str, Any], reasons: dict[str, str], fit: Fit) -> str:
         lines.append(
             f"ranking, {label.replace('_', ' ')}: {ranks['groups']:.0f} groups, mean tau "
             f"{ranks['mean_tau']:.2f}, mean regret {ranks['mean_regret']:.1%}"
+        )
+    for name, band in result["bands"].items():
+        lines.append(
+            f"band, {name}: {band['low']:.2f} to {band['high']:.2f} of the prediction covers "
+            f"{band['covers']:.0%} of {band['count']:.0f}; taken from other sources, "
+            f"{band['covers_source_left_out']:.0%}"
         )
     for title in ("sources", "devices", "metrics"):
         lines += ["", f"by {title} (source left out)"]

@@ -16,6 +16,7 @@ import yaml
 from autopar.cost_models.catalogue import UnknownDevice, find_device
 from autopar.cost_models.family import Arch, LatentAttention
 from autopar.cost_models.layout import Layout, Recompute
+from autopar.cost_models.recompute import MODULES
 from autopar.cost_models.software import Software
 from autopar.cost_models.units import parse_quantity
 from autopar.nouns.cluster import Cluster, Device, DeviceGroup, Level
@@ -198,6 +199,9 @@ def _arch(row: Row) -> Arch:
     for need in ("heads", "ffn"):
         if need not in cells:
             raise Unpriceable(f"{need} is not published")
+    for name, value in cells.items():
+        if name in ("layers", "heads", "ffn", "hidden", "vocab", "seq") and value < 1:
+            raise Unpriceable(f"{name} {value} is outside any physical range")
     arch = Arch(name=row["model_name"], **cells)
     if params and "gated" not in implied and not arch.is_moe:
         plain = replace(arch, gated=False)
@@ -261,6 +265,7 @@ def _layout(row: Row, arch: Arch) -> Layout:
     elif text and text != "none":
         recompute = "full" if text == "custom" else "selective"
     recompute_share = 1.0
+    modules = _modules(text) if recompute == "selective" else ()
     hardware = re.search(r"HFU=([0-9.]+)(%?)", row["notes"])
     model = _float(row, "metric_mfu")
     if hardware and model and recompute == "selective":
@@ -282,9 +287,18 @@ def _layout(row: Row, arch: Arch) -> Layout:
         interleave=interleave if pp > 1 else 1,
         recompute=cast(Recompute, recompute),
         recompute_share=recompute_share,
+        recompute_modules=modules,
         sequence_parallel=row["sequence_parallel"] != "no",
         offload_optimizer="offload" in zero_text,
     )
+
+
+def _modules(text: str) -> tuple[str, ...]:
+    """The modules that 'selective(norm, act)' names."""
+    named = re.search(r"\((.*)\)", text)
+    words = re.split(r"[,\s]+", named.group(1)) if named else []
+    spelled = {"norm": "layernorm", "act": "moe_act"}
+    return tuple(m for word in words if (m := spelled.get(word, word)) in MODULES)
 
 
 def _largest_ep(arch: Arch, devices: int) -> int:
@@ -335,9 +349,10 @@ def _measured(row: Row, arch: Arch, layout: Layout, peak: float) -> tuple[float 
         return None, ""
     reached = tflops * 1e12 if tflops else (mfu or 0) * peak
     notes = row["notes"]
-    flops = arch.flops_per_token(
-        causal_counted="causal" in notes.lower() and "non-causal" not in notes
-    )
+    counted = next((e["flops"] for e in _matching("sources", row) if "flops" in e), "whole")
+    if "causal" in notes.lower():
+        counted = "whole" if "non-causal" in notes else "causal"
+    flops = arch.flops_per_token(causal_counted=counted == "causal")
     if "hardware" in notes:
         flops *= 4 / 3
     return tokens * flops / devices / reached, "TFLOP/s" if tflops else "MFU"
@@ -356,8 +371,19 @@ def _order(notes: str) -> float:
 
 
 def _float(row: Row, column: str) -> float | None:
-    text = row.get(column, "")
-    return float(text) if text else None
+    """The cell as a number; None where it is empty.
+
+    Raises:
+        Unpriceable: no number, or one that counts and rates cannot be.
+    """
+    text = row.get(column) or ""
+    try:
+        value = float(text) if text else None
+    except ValueError:
+        raise Unpriceable(f"{column} cannot be read: {text!r}") from None
+    if value is not None and not 0 <= value < 1e18:
+        raise Unpriceable(f"{column} {text} is outside any physical range")
+    return value
 
 
 def _int(row: Row, column: str) -> int | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 
+from autopar.cost_models.bands import memory_band
 from autopar.cost_models.constants import constant
 from autopar.cost_models.family import Arch
 from autopar.cost_models.layout import Layout
@@ -56,8 +57,7 @@ class Footprint:
     @property
     def band(self) -> tuple[float, float]:
         """Within which four of five published peaks of known definition lie."""
-        share = constant("memory_band")
-        return self.total * (1 - share), self.total * (1 + share)
+        return memory_band().around(self.total)
 
     def parts(self) -> list[tuple[str, float]]:
         """(name, bytes), in the order of the fields."""
@@ -186,26 +186,44 @@ def saved_bytes(
         again = tokens * layer_input * x.recompute_share
         return again + kept * saved_bytes(arch, plain, software, share, precision)
     operand = 2 if precision.split(" ")[0] in ("bf16", "fp16", "fp32") else 1
-    light = x.recompute == "selective"
-    ops = light and software.selective == "ops"
-    norms = (1 if ops else 2) * layer_input + (0 if light else operand * arch.hidden / sp * 2)
+    dropped = dropped_modules(x)
+    ops = bool(dropped) and not x.recompute_modules and software.selective == "ops"
+    norms = (1 if ops else 2) * layer_input
+    if "layernorm" not in dropped:
+        norms += operand * arch.hidden / sp * 2
     if software.dropout:
         norms += 2 * arch.hidden / sp
     if not software.fused_elementwise:
         norms += 8 * arch.hidden / sp
     heads = 2 * (arch.heads * arch.dim + 2 * arch.kv_heads * arch.dim) * (0.5 if ops else 1.0)
+    if arch.latent is not None:
+        heads += 2 * arch.heads * arch.dim
+    if "mla_up_proj" in dropped:
+        heads = 0.0
     heads = (heads + operand * arch.heads * arch.value_dim + 4 * arch.heads) / x.tp
     if arch.latent is not None:
-        heads += 2 * (arch.heads * arch.dim / x.tp + arch.latent.kv_rank + arch.latent.q_rank)
+        heads += 2 * (arch.latent.kv_rank + arch.latent.q_rank)
     scores = 0.0
-    if software.attention == "unfused" and not light:
+    if software.attention == "unfused" and "core_attn" not in dropped:
         scores = arch.heads * arch.seq / x.tp * (5 if software.dropout else 4)
-    per_width = 2.0 * (2 if arch.gated else 1) * (0.5 if ops else 1.0) + (0 if light else operand)
+    per_width = 2.0 * (2 if arch.gated else 1) * (0.5 if ops else 1.0)
+    if "moe_act" not in dropped:
+        per_width += operand
     if not software.fused_elementwise and arch.gated:
         per_width += 2
-    mlp = per_width * (arch.dense_ffn or arch.ffn) / x.tp * (1 - share)
-    if share:
-        shared = per_width * arch.ffn * arch.shared_experts / x.tp
+    mlp = 0.0
+    if "mlp" not in dropped:
+        mlp = per_width * (arch.dense_ffn or arch.ffn) / x.tp * (1 - share)
+    if share and "moe" not in dropped:
+        if "shared_experts" not in dropped:
+            mlp += share * per_width * arch.ffn * arch.shared_experts / x.tp
         routed = arch.top_k / sp * (per_width * arch.ffn + 2 * 2 * arch.hidden)
-        mlp += share * (shared + routed * software.imbalance)
+        mlp += share * routed * software.imbalance
     return tokens * (norms + heads + scores + mlp)
+
+
+def dropped_modules(layout: Layout) -> frozenset[str]:
+    """Modules whose activations are run again instead of saved."""
+    if layout.recompute != "selective":
+        return frozenset()
+    return frozenset(layout.recompute_modules or ("core_attn", "layernorm", "moe_act"))

@@ -49,6 +49,8 @@ class Layout:
     recompute: Recompute = "none"
     recompute_share: float = 1.0
     """Share of the layers that `recompute` applies to."""
+    recompute_modules: tuple[str, ...] = ()
+    """What selective recompute runs again (`recompute.MODULES`); empty: what the software does."""
     sequence_parallel: bool = True
     offload_optimizer: bool = False
 
@@ -70,7 +72,7 @@ class Layout:
         parts = []
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("offload_optimizer", "recompute_share"):
+            if field.name in ("offload_optimizer", "recompute_share", "recompute_modules"):
                 continue
             if isinstance(value, bool):
                 value = "on" if value else "off"

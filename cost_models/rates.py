@@ -17,9 +17,14 @@ from autopar.nouns.cluster import Device, short_dtype
 # Board power of the part of each family that most measurements come from.
 REFERENCE_POWER_W = {"ampere": 400.0, "hopper": 700.0, "blackwell": 1000.0, "cdna3": 750.0}
 
-# Head size at which attention kernels lose half of their rate: heads of 64 reach about 0.83 of
-# heads of 128 (FlashAttention-2, figures 4-7).
-HALF_HEAD = 24.0
+# Head size at which attention kernels lose half of their rate. An exponential of each score stands
+# beside products that grow with the head: 64 reach 0.83 of 128 with FlashAttention-2 (figures 4-7),
+# 0.7 with FlashAttention-3 (figures 5-6), whose products are twice as fast; Blackwell's are twice
+# as fast again at the same rate of exponentials. A 256-wide systolic array is filled by 256 alone.
+HALF_HEAD = {"flash": 24.0, "flash_new": 60.0, "flash_new_blackwell": 120.0, "flash_new_tpu": 500.0}
+
+# Exponentials a clock over the family's first part (NVIDIA, Blackwell Ultra: twice).
+EXPONENTIALS = {"B300": 2.0, "GB300": 2.0}
 
 _FILE = Path(__file__).with_name("fitted.yaml")
 
@@ -64,7 +69,12 @@ def rates_of(
     attention = c.get(f"{kernel}_{device.family}", c[kernel])
     if head_dim % 8:
         attention *= c["odd_head"]
-    attention *= head_dim / (head_dim + HALF_HEAD) * (128 + HALF_HEAD) / 128
+    if software.attention_narrow and name in ("fp8", "fp4"):
+        attention *= c["attention_narrow"]
+    plain = HALF_HEAD.get(software.attention, HALF_HEAD["flash"])
+    half = HALF_HEAD.get(f"{software.attention}_{device.family}", plain)
+    attention *= head_dim / (head_dim + half / EXPONENTIALS.get(device.name, 1.0))
+    attention *= (128 + half) / 128
     memory = c["memory_fused" if software.fused_elementwise else "memory_eager"]
     return Rates(
         matmul_flops_per_s=matmul * quick,
@@ -79,6 +89,7 @@ def rates_of(
         attention_backward=2.0 if software.attention == "unfused" else 2.5,
         memory_bytes_per_s=memory * device.memory_bandwidth_bytes_per_s,
         softmax_bytes_per_s=c["memory_softmax"] * device.memory_bandwidth_bytes_per_s,
+        route_bytes_per_s=memory * c["route_passes"] * device.memory_bandwidth_bytes_per_s,
         thin_size=c["thin_size"],
         product_s=c["product_graph_s" if software.graphs else "product_s"],
         expert_s=c["expert_s"],

@@ -44,6 +44,7 @@ class Rates:
     """Backward FLOPs of attention over its forward's."""
     memory_bytes_per_s: Number
     softmax_bytes_per_s: Number
+    route_bytes_per_s: Number
     thin_size: Number
     """A product with this smallest dim runs at half rate."""
     product_s: Number
@@ -102,30 +103,31 @@ def step_time(work: Work, rates: Rates) -> StepTime:
     attention_f = w.attention_flops / r.attention_flops_per_s
     attention_f = attention_f * (1 + r.attention_seq / w.attention_seq)
     softmax_f = w.softmax_bytes / r.softmax_bytes_per_s
-    light_f = (w.elementwise_bytes + w.route_bytes + w.cast_bytes) / r.memory_bytes_per_s
-    forward = product_f + expert_f + attention_f + softmax_f + light_f
+    light_f = (w.elementwise_bytes + w.cast_bytes) / r.memory_bytes_per_s
+    route_f = w.route_bytes / r.route_bytes_per_s
+    forward = product_f + expert_f + attention_f + softmax_f + light_f + route_f
     backward = (
         2 * (product_f + expert_f)
         + r.attention_backward * attention_f
-        + LIGHT_BACKWARD * (softmax_f + light_f)
+        + LIGHT_BACKWARD * (softmax_f + light_f + route_f)
     )
-    again = w.recompute * (product_f + expert_f) + w.recompute_light * (attention_f + softmax_f)
-    again = again + w.recompute * light_f + 0.5 * (w.recompute_light - w.recompute) * light_f
+    again = w.again_products * product_f + w.again_experts * expert_f
+    again = again + w.again_attention * (attention_f + softmax_f)
+    again = again + w.again_light * light_f + w.again_route * route_f
     backward = backward + w.gradient_bytes / r.memory_bytes_per_s
     host = (1 - w.moe_share) * r.host_layer_s + w.moe_share * r.host_moe_s
     compute = (forward + backward + again) * _soft_max(1.0, host / (forward + backward + again))
 
-    tensor = exposed_s(
-        (2 + w.recompute) * w.tp_s * r.tp_wire, r.tp_hidden * 2 * product_f, r.contention
-    )
-    tensor = np.where(r.tp_hidden > 0, tensor, (2 + w.recompute) * w.tp_s * r.tp_wire)
+    tensor_s = (2 + w.again_products) * w.tp_s * r.tp_wire
+    tensor = exposed_s(tensor_s, r.tp_hidden * 2 * product_f, r.contention)
+    tensor = np.where(r.tp_hidden > 0, tensor, tensor_s)
     context = exposed_s(
-        (3 + w.recompute) * w.cp_s * r.dp_wire,
+        (3 + w.again_products) * w.cp_s * r.dp_wire,
         attention_f * (1 + r.attention_backward) * 0.9,
         r.contention,
     )
-    route = (2 + w.recompute) * w.ep_s * r.ep_wire
-    route = exposed_s(route, r.ep_hidden * (expert_f * 3 + attention_f * 3), r.contention)
+    route = (2 + w.again_route) * w.ep_s * r.ep_wire
+    route = exposed_s(route, r.ep_hidden * compute, r.contention)
     gathered = exposed_s(
         w.gather_layer_s * r.dp_wire, r.dp_hidden * (forward + tensor / 2), r.contention
     ) + exposed_s(

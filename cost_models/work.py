@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from autopar.cost_models.collectives import AxisGroup, Kind, collective_time_s
 from autopar.cost_models.family import Arch, Matrix
 from autopar.cost_models.layout import Layout
+from autopar.cost_models.recompute import Traffic, run_again
 from autopar.cost_models.software import Software
 from autopar.nouns.cluster import Cluster
 
@@ -32,6 +33,14 @@ GRADIENT_BYTES = {
 # Times that routed activations cross device memory in a layer's forward: permute, restore, and the
 # scaling and sums of separate kernels; eager routing adds fp32 copies, masks and index arithmetic.
 ROUTE_PASSES = {"fused": 6, "kernels": 14, "eager": 30}
+
+# Traffic of one element's conversion: 16 bits read, two 8-bit copies written (one transposed, for
+# the gradient's product).
+CAST_BYTES = 4
+
+# Edge of the result's tiles of a large product, and of the keys' tiles of an attention kernel.
+TILE = 256
+KEY_TILE = 128
 
 
 @dataclass(frozen=True)
@@ -64,10 +73,13 @@ class Work:
     route_bytes: float
     cast_bytes: float
     """Traffic of converting matrix operands to an 8-bit or 4-bit format."""
-    recompute: float
-    """Share of the layer's forward that backward repeats (matrix products)."""
-    recompute_light: float
-    """The same for attention and elementwise ops."""
+    again_products: float
+    """Share of the layer's products outside routed experts that backward repeats."""
+    again_experts: float
+    again_attention: float
+    again_light: float
+    again_route: float
+    """The same of routing and dispatch."""
     # the output head and loss, forward
     head_flops: float
     loss_bytes: float
@@ -121,10 +133,17 @@ def work_of(
         per_expert = max(1.0, routed_tokens * x.ep / arch.experts * software.imbalance)
         experts.add_experts(arch.expert_mlp, per_expert, arch.experts / x.ep, share)
 
-    half = 0.5 if arch.causal and software.attention != "unfused" else 1.0
     attention_flops = (
-        2 * half * tokens * arch.mean_context * arch.heads * (arch.dim + arch.value_dim) / x.tp
+        2 * tokens * _attended(arch, software) * arch.heads * (arch.dim + arch.value_dim) / x.tp
     )
+    traffic = _traffic(arch, x, tokens, sp, software)
+    again = run_again(arch, x, software, traffic)
+    # Grouped products with conversion fused in read 16-bit operands, all others converted ones.
+    cast_elements = dense.operand_elements
+    if software.routing != "fused":
+        cast_elements += experts.operand_elements
+    if precision in ("bf16", "fp16", "fp32"):
+        cast_elements = 0.0
     comm = _Collectives(cluster, x, software)
     wire = 2.0  # bytes of an activation or gathered parameter
     hidden_bytes = tokens * arch.hidden * wire
@@ -172,12 +191,15 @@ def work_of(
         attention_flops=attention_flops,
         attention_seq=arch.mean_context,
         head_dim=arch.dim,
-        elementwise_bytes=_elementwise_bytes(arch, x, tokens, sp, software),
+        elementwise_bytes=traffic.total,
         softmax_bytes=_softmax_bytes(arch, x, software),
-        route_bytes=share * ROUTE_PASSES[software.routing] * routed_bytes,
-        cast_bytes=0.0 if precision in ("bf16", "fp16", "fp32") else dense.operand_elements * 3,
-        recompute=_recompute(x, software)[0],
-        recompute_light=_recompute(x, software)[1],
+        route_bytes=share * ROUTE_PASSES[software.routing] * routed_bytes * software.imbalance,
+        cast_bytes=cast_elements * CAST_BYTES,
+        again_products=again.products,
+        again_experts=again.experts,
+        again_attention=again.attention,
+        again_light=again.light,
+        again_route=again.route,
         head_flops=2 * tokens * arch.hidden * arch.vocab / x.tp,
         loss_bytes=tokens
         * arch.vocab
@@ -222,11 +244,16 @@ class _Products:
             self._sum(rows, m.outputs, m.inputs, experts, weight)
 
     def _sum(self, rows: float, columns: float, depth: float, times: float, weight: float) -> None:
-        flops = 2 * rows * columns * depth * times * weight
+        flops = 2 * rows * _padded(columns) * _padded(depth) * times * weight
         self.flops += flops
         self.thin += flops * (1 / rows + 1 / columns + 1 / depth)
         self.count += weight * times
-        self.operand_elements += (rows * (columns + depth)) * times * weight
+        self.operand_elements += rows * depth * times * weight
+
+
+def _padded(size: float) -> float:
+    """`size` in whole tiles of a product's result (its gradients have the other dim there)."""
+    return math.ceil(size / TILE) * TILE if size > TILE else size
 
 
 class _Collectives:
@@ -305,14 +332,13 @@ class _Collectives:
         return reduce_s, gather_s
 
 
-def _recompute(layout: Layout, software: Software) -> tuple[float, float]:
-    """(share of matrix products, share of attention and elementwise work) that runs again."""
-    share = layout.recompute_share
-    if layout.recompute == "full":
-        return share, share
-    if layout.recompute == "selective":
-        return (0.5 * share, share) if software.selective == "ops" else (0.0, 0.6 * share)
-    return 0.0, 0.0
+def _attended(arch: Arch, software: Software) -> float:
+    """Keys that a kernel multiplies each query with, averaged over layers."""
+    whole = arch.seq * (0.5 if arch.causal and software.attention != "unfused" else 1.0)
+    seen = min(whole, arch.window + KEY_TILE) if arch.window else whole
+    return (arch.windowed_layers * seen + (arch.layers - arch.windowed_layers) * whole) / (
+        arch.layers
+    )
 
 
 def _copies(arch: Arch, layout: Layout, cluster: Cluster, software: Software) -> float:
@@ -324,15 +350,24 @@ def _copies(arch: Arch, layout: Layout, cluster: Cluster, software: Software) ->
     return targets * (1 - (1 - 1 / targets) ** arch.top_k) / arch.top_k
 
 
-def _elementwise_bytes(
-    arch: Arch, layout: Layout, tokens: float, sp: int, software: Software
-) -> float:
+def _traffic(arch: Arch, layout: Layout, tokens: float, sp: int, software: Software) -> Traffic:
     """Forward traffic of norms, residuals, rotary, activations of one layer, 2 bytes an element."""
-    hidden = tokens * arch.hidden * (16 if software.dropout else 10) / sp
-    heads = tokens * (arch.heads + 2 * arch.kv_heads) * arch.dim / layout.tp * 2
-    width = arch.ffn * (arch.shared_experts + arch.top_k) if arch.is_moe else arch.ffn
-    activation = tokens * width * (3 if arch.gated else 2) / layout.tp
-    return 2.0 * (hidden + heads + activation)
+    share = arch.moe_layers / arch.layers
+    width = arch.ffn * (arch.shared_experts + arch.top_k * software.imbalance) * share
+    width += (arch.dense_ffn or arch.ffn) * (1 - share)
+    return Traffic(
+        hidden=2.0 * tokens * arch.hidden * (16 if software.dropout else 10) / sp,
+        heads=2.0 * tokens * _rotated(arch) / layout.tp,
+        activation=2.0 * tokens * width * (3 if arch.gated else 2) / layout.tp,
+    )
+
+
+def _rotated(arch: Arch) -> float:
+    """Elements of one token that rotary embedding reads and writes."""
+    if arch.latent is None:
+        return 2.0 * (arch.heads + 2 * arch.kv_heads) * arch.dim
+    # Queries turn in place; keys are put together from a part of each head and one shared part.
+    return arch.heads * (2.0 * arch.latent.rope_dim + 2 * arch.dim - arch.latent.rope_dim)
 
 
 def _softmax_bytes(arch: Arch, layout: Layout, software: Software) -> float:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from autopar.cost_models.constants import constant
+from autopar.cost_models import bands
+from autopar.nouns.cluster import Cluster
 
 
-def time_band(step_time_s: float) -> tuple[float, float]:
-    """(least, most) seconds: a time is as likely too low by a factor as too high by it."""
-    factor = 1 + constant("time_band")
-    return step_time_s / factor, step_time_s * factor
+def time_band(step_time_s: float, cluster: Cluster) -> tuple[float, float]:
+    """(least, most) seconds of a step on `cluster`."""
+    return bands.time_band(cluster.device.family).around(step_time_s)
 
 
 def memory_band(total_bytes: int) -> tuple[int, int]:
     """(least, most) bytes of the peak."""
-    share = constant("memory_band")
-    return round(total_bytes * (1 - share)), round(total_bytes * (1 + share))
+    least, most = bands.memory_band().around(total_bytes)
+    return round(least), round(most)

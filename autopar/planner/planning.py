@@ -241,7 +241,7 @@ def _prediction(
         tokens_per_s=captured.tokens / seconds if captured.tokens else None,
         mfu=model_flops(question.graph) / (seconds * peak),
         memory_bytes=best.memory,
-        time_band_s=time_band(seconds),
+        time_band_s=time_band(seconds, cluster),
         memory_band_bytes=memory_band(best.memory.total),
     )
 

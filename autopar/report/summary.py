@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autopar.cost_models.constants import constants
+from autopar.cost_models.bands import Band, memory_band, time_band
 from autopar.cost_models.provenance import collective_origins, op_origins
 from autopar.cost_models.provenance import summary as counted
 from autopar.nouns.cluster import Cluster
@@ -127,7 +127,7 @@ def _times(plan: Plan, cluster: Cluster) -> RenderableType:
     rows.add_row(
         "lower bound", f"{duration(said.lower_bound_s)}, {percent(gap)} below this plan's time"
     )
-    rows.add_row("the band covers", _covers("time_band", cluster))
+    rows.add_row("the band covers", _covers(time_band(cluster.device.family), cluster))
     rows.add_row("rests on", _source(plan, cluster))
     return rows
 
@@ -139,9 +139,9 @@ def _source(plan: Plan, cluster: Cluster) -> str:
     return f"{counted(origins)} figures; {device.name}: {device.source or 'no source given'}"
 
 
-def _covers(band: str, cluster: Cluster) -> str:
+def _covers(band: Band, cluster: Cluster) -> str:
     """What the errors were measured on that a band is as wide as."""
-    basis, device = constants()[band].basis, cluster.device
+    basis, device = band.basis, cluster.device
     if device.kind == "gpu":
         return basis
     return f"{basis}; none on a {device.name}"
@@ -156,7 +156,7 @@ def _memory(plan: Plan, cluster: Cluster) -> RenderableType:
     rows.add_row("total at the peak", size(memory.total), percent(memory.total / memory.limit))
     rows.add_row("limit", size(memory.limit), "")
     least, most = plan.prediction.memory_band_bytes
-    band = f"band {size(least)} to {size(most)}, which covers {_covers('memory_band', cluster)}"
+    band = f"band {size(least)} to {size(most)}, which covers {_covers(memory_band(), cluster)}"
     return Group(rows, Text(band))
 
 

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
+from autopar.cost_models.bands import bands
 from autopar.cost_models.rates import fitted_table
 from autopar.cost_models.software import Software
 from benchmarks.published import price_run, read_all, row_report
+from benchmarks.published_bands import Ratio, coverage, interval, report, write_bands
 from benchmarks.published_fit import Fit, one_per_configuration, priors
 from benchmarks.published_rows import Row, Unpriceable, declared, read_run
 
@@ -132,3 +135,71 @@ def test_cells_that_cannot_be_read_are_a_reason_too() -> None:
     runs, reasons = read_all([row(layers="many")])
     assert not runs
     assert "cannot be read" in reasons["made-up-1"]
+
+
+def test_named_modules_are_what_runs_again() -> None:
+    runs = [read_run(row(recompute=text)) for text in ("none", "selective(norm, act)", "full")]
+    assert runs[1].layout.recompute_modules == ("layernorm", "moe_act")
+    seconds = [price_run(run) for run in runs]
+    assert seconds[0] < seconds[1] < seconds[2]
+
+
+def test_a_source_may_say_how_it_counts_attention() -> None:
+    cells = {"metric_tokens_per_s_per_gpu": "", "metric_tflops_per_gpu": "400"}
+    whole = read_run(row(**cells)).measured_s
+    causal = read_run(row(source="Megatron-MoE-ModelZoo best practice", **cells)).measured_s
+    assert whole is not None
+    assert causal is not None
+    assert causal < 0.97 * whole
+
+
+def test_bands_are_what_the_residuals_say(tmp_path: Path) -> None:
+    name = "peak memory"
+    ratios = [Ratio(name, f"source {i % 5}", 0.9 + 0.01 * i) for i in range(21)]
+    write_bands(ratios, tmp_path / "bands.yaml")
+    written = yaml.safe_load((tmp_path / "bands.yaml").read_text())
+    assert written[name]["low"] == pytest.approx(0.92)
+    assert written[name]["high"] == pytest.approx(1.08)
+    assert set(written) == set(bands())
+    assert report(ratios)[name]["count"] == 21
+
+
+def test_coverage_does_not_look_at_its_own_source() -> None:
+    alike = [Ratio("moe", str(i), 1.0 + 0.01 * (i % 10)) for i in range(100)]
+    far_off = [Ratio("moe", "far off", 2.0 + 0.1 * i) for i in range(25)]
+    low, high = interval([*alike, *far_off])
+    assert sum(low <= ratio.value <= high for ratio in far_off) > 5
+    assert coverage([*alike, *far_off]) * 125 <= 100
+
+
+def test_a_renamed_source_is_priced_by_the_general_default() -> None:
+    known = row(source="Megatron-Bridge performance summary", architecture="moe", experts="8",
+                topk="2", ep="8", pp="2", dp="4", vpp="2", notes="container=26.08")  # fmt: skip
+    runs, reasons = read_all([known, {**known, "id": "renamed", "source": "Somebody's table"}])
+    assert not reasons
+    assert runs[0].software != runs[1].software
+    assert runs[1].software == replace(Software(), **declared()["general"]["software"])
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {name: ""}
+        for name in ("seq_len", "global_batch", "micro_batch", "precision", "tp", "dp", "vocab")
+    ]
+    + [
+        {"heads": "0"}, {"num_devices": "0"}, {"layers": "-3"}, {"tp": "0"}, {"hidden": "nan"},
+        {"micro_batch": "0"}, {"seq_len": "1e400"}, {"experts": "8", "architecture": "moe"},
+        {"precision": "int3"}, {"recompute": "some of it"}, {"metric_tokens_per_s_per_gpu": "0"},
+        {"metric_peak_mem_gib": "-1"}, {"pp": "3"}, {"interconnect": "carrier pigeon"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_odd_cells_are_priced_or_explained(cells: dict[str, str]) -> None:
+    runs, reasons = read_all([row(**cells)])
+    report = row_report("made-up-1", runs, reasons)
+    priced = report["predicted_step_time_s"]
+    assert (priced is None) == (report["reason"] is not None)
+    assert priced is None or 0 < priced < float("inf")
+    memory = report["predicted_peak_mem_gib"]
+    assert priced is None or 0 < memory < float("inf")
