@@ -1,4 +1,9 @@
-"""Ranks as threads of one process: collectives are exchanges through a shared table."""
+"""Ranks as threads of one process: collectives are exchanges through a shared table.
+
+One rank computes at a time; it hands on where it waits for the others. Several threads that are the
+first to use a kernel of torch at the same moment get float64 results that are off by 1e-10 now and
+then, which real ranks, each a process, cannot do to one another.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +29,7 @@ class World:
 
     mesh: Mesh
     barrier: threading.Barrier
+    turn: threading.Lock = field(default_factory=threading.Lock)
     slots: list[Any] = field(default_factory=list)
     log: list[tuple[str, str, int]] = field(default_factory=list)
 
@@ -31,13 +37,21 @@ class World:
         """What the ranks of this rank's group along ``axis`` put in, in order."""
         rank = _here.ranks.rank
         self.slots[rank] = (axis, value)
-        self.barrier.wait(60)
+        self.wait()
         stride, size = self.mesh.stride(axis), self.mesh.size(axis)
         first = rank - rank // stride % size * stride
         found = [self.slots[first + i * stride] for i in range(size)]
-        self.barrier.wait(60)
+        self.wait()
         assert all(a == axis for a, _ in found), "ranks are in different collectives"
         return [v for _, v in found]
+
+    def wait(self) -> None:
+        """Until all ranks are here."""
+        self.turn.release()
+        try:
+            self.barrier.wait(60)
+        finally:
+            self.turn.acquire()
 
     def note(self, kind: str, axis: str, numel: int, itemsize: int) -> None:
         if _here.ranks.rank == 0:
@@ -95,7 +109,7 @@ def _patched() -> Iterator[None]:
 def run(mesh: Mesh, task: Callable[[Any], Any]) -> tuple[list[Any], World]:
     """``task(ranks)`` on every rank of ``mesh``; the results in rank order."""
     count = mesh.device_count
-    world = World(mesh, threading.Barrier(count), [None] * count)
+    world = World(mesh, threading.Barrier(count), slots=[None] * count)
     results: list[Any] = [None] * count
     errors: list[BaseException] = []
 
@@ -108,7 +122,8 @@ def run(mesh: Mesh, task: Callable[[Any], Any]) -> tuple[list[Any], World]:
             coordinates={a: rank // mesh.stride(a) % mesh.size(a) for a in mesh.axes},
         )
         try:
-            results[rank] = task(_here.ranks)
+            with world.turn:
+                results[rank] = task(_here.ranks)
         except BaseException as error:
             errors.append(error)
             world.barrier.abort()
