@@ -48,11 +48,21 @@ Fix = Annotated[
     typer.Option(
         "--fix",
         metavar="KEY=VALUE,...",
-        help="Pin choices, as in tp=2,dp_shard=2,zero=3; the search decides the rest.",
+        help="Pin choices, as in tp=2,dp_shard=2,zero=3; the search decides the rest. Degrees: "
+        "dp_replicate x dp_shard x tp = devices. zero: 0 to 3. microbatch: samples that one "
+        "microbatch has on one data rank. recompute: none, compute (keeps what collectives gave) "
+        "or full.",
     ),
 ]
 Searcher = Annotated[
-    str | None, typer.Option("--searcher", help="Which solver searches the shardings.")
+    str | None,
+    typer.Option(
+        "--searcher",
+        help="Which solver searches the shardings: portfolio (the default, chains the others), "
+        "elimination (exact, narrow graphs), integer_program (exact, tight memory), annealing "
+        "(large), coordinate_descent (at once), mcts (readable), mcmc (yardstick), brute_force "
+        "(tiny, referee).",
+    ),
 ]
 Replicated = Annotated[
     list[str] | None,
@@ -103,7 +113,12 @@ def plan(
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
-    """Find the fastest plan that fits, and write it with its program."""
+    """Find the fastest plan that fits, and write it with its program.
+
+    How the model is trained stands in its file: autopar.parallelize(...) and
+    autopar.Workload(...) take optimizer, learning_rate, clip_norm (largest
+    gradient norm), precision (dtype of compute) and seed.
+    """
     from autopar import plan_folder
     from autopar.commands import plan_files, search
 

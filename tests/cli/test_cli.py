@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from autopar import cli, plan_folder
 from autopar.errors import DoesNotFit, UserError
 from autopar.nouns.plan import to_json
+from autopar.searchers import SEARCHERS
 from tests import plans
 
 
@@ -114,6 +116,18 @@ def test_diff_prints_tables_or_one_object(
     out, err = capsys.readouterr()
     assert json.loads(out)["decisions"] == {"ZeRO": ["2", "3"]}
     assert err == ""
+
+
+def test_help_names_every_searcher_and_the_training_settings() -> None:
+    command = typer.main.get_command(cli.app).commands["plan"]  # type: ignore[attr-defined]
+    (searcher,) = [p.help for p in command.params if p.name == "searcher"]
+    assert all(f"{name} (" in searcher for name in SEARCHERS)
+    (fix,) = [p.help for p in command.params if p.name == "fix"]
+    assert "samples that one microbatch has on one data rank" in fix
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    for setting in ("precision", "learning_rate", "clip_norm", "optimizer", "seed"):
+        assert setting in command.help
+        assert f"`{setting}`" in readme
 
 
 def test_help_is_instant_and_needs_no_framework() -> None:
