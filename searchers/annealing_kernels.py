@@ -3,9 +3,26 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+import numpy.typing as npt
 
 from autopar.searchers.memory_kernels import change_label, jit
+
+FAN = 24
+"""Neighbours of one variable that a ball takes in."""
+
+
+class Forest(NamedTuple):
+    """Room for an induced forest; ``group`` to ``stamp`` by variable, the rest by place."""
+
+    group: npt.NDArray[np.int64]
+    inside: npt.NDArray[np.int64]
+    stamp: npt.NDArray[np.int64]
+    order: npt.NDArray[np.int64]
+    parent: npt.NDArray[np.int64]
+    tree_of: npt.NDArray[np.int64]
 
 
 @jit
@@ -20,13 +37,14 @@ def uniform(state):
 
 
 @jit
-def pick_ball(out, out_start, head, mark, move, reached, limit, fan, stars, state):
-    """Variables around a random one, breadth first, at most ``fan`` neighbours of each.
+def pick_ball(arcs, mark, move, reached, limit, stars, state):
+    """Variables around a random one, breadth first, at most ``FAN`` neighbours of each.
 
     A share ``stars`` of the balls are stars: around the end of a random edge, so hubs are likely,
     with all its neighbours, for a hub moves only together with them.  Half of the other balls are
     put into random order, so that hubs do not always come first.
     """
+    out, out_start, head = arcs.out, arcs.out_start, arcs.head
     star = uniform(state) < stars
     if star and len(head):
         v = head[np.int64(uniform(state) * len(head))]
@@ -41,7 +59,7 @@ def pick_ball(out, out_start, head, mark, move, reached, limit, fan, stars, stat
         v = reached[at]
         degree = out_start[v + 1] - out_start[v]
         shift = np.int64(uniform(state) * degree)
-        for k in range(degree if star and at == 0 else min(degree, fan)):
+        for k in range(degree if star and at == 0 else min(degree, FAN)):
             w = head[out[out_start[v] + (shift + k) % degree]]
             if mark[w] != move and count < limit:
                 mark[w] = move
@@ -65,13 +83,13 @@ def find(group, v):
 
 
 @jit
-def induced_forest(
-    out, out_start, head, reached, count, move, group, inside, stamp, order, parent, tree_of
-):
+def induced_forest(arcs, reached, count, move, forest):
     """Of the variables reached, in order, those that close no cycle; roots before their subtrees.
 
     Afterwards ``inside[v] == 2 * move + 1`` for the variables of the forest.  Returns their number.
     """
+    out, out_start, head = arcs.out, arcs.out_start, arcs.head
+    group, inside, stamp, order, parent, tree_of = forest
     chosen = 0
     for i in range(count):
         v = reached[i]
@@ -120,32 +138,15 @@ def induced_forest(
 
 
 @jit
-def solve_forest(
-    start,
-    out,
-    out_start,
-    head,
-    cell_start,
-    cells,
-    guide,
-    x,
-    placed,
-    move,
-    inside,
-    order,
-    parent,
-    total,
-    line,
-    new,
-    gumbel,
-    heat,
-    state,
-):
+def solve_forest(arcs, guide, x, placed, move, forest, new, scratch, gumbel, heat, state):
     """The best labels ``new`` of a forest, its surroundings frozen at x, unaries perturbed.
 
     With Gumbel noise of scale ``heat`` on the unaries the minimiser is nearly a sample from the
     Gibbs distribution at that temperature (perturb-and-MAP, Papandreou & Yuille 2011).
     """
+    start, out, out_start, head, cell_start, cells = arcs[:6]
+    inside, order, parent = forest.inside, forest.order, forest.parent
+    total, line = scratch
     many = len(gumbel) - len(line)
     for i in range(placed):
         v = order[i]
@@ -194,78 +195,23 @@ def solve_forest(
 
 
 @jit
-def exchange(
-    start,
-    out,
-    out_start,
-    head,
-    cell_start,
-    cells,
-    unary,
-    terms,
-    x,
-    tree,
-    lazy,
-    leaves,
-    order,
-    first,
-    last,
-    new,
-):
+def exchange(arcs, unary, memory, order, first, last, new):
     """Swap x and new on order[first:last]; returns the change of cost.  Twice is nothing."""
+    x = memory.choice
     delta = 0.0
     for i in range(first, last):
         v = order[i]
         pick = new[v]
         new[v] = x[v]
         if pick != x[v]:
-            delta += change_label(
-                start,
-                out,
-                out_start,
-                head,
-                cell_start,
-                cells,
-                unary,
-                terms,
-                x,
-                tree,
-                lazy,
-                leaves,
-                v,
-                pick,
-            )
+            delta += change_label(arcs, unary, memory, v, pick)
     return delta
 
 
 @jit
 def anneal(
-    start,
-    out,
-    out_start,
-    head,
-    cell_start,
-    cells,
-    message_start,
-    unary,
-    guide,
-    terms,
-    x,
-    tree,
-    lazy,
-    leaves,
-    best,
-    cost,
-    best_cost,
-    gumbel,
-    hot,
-    cold,
-    moves,
-    ball,
-    power,
-    stars,
-    state,
-):
+    arcs, unary, guide, memory, best, cost, best_cost, gumbel, hot, cold, moves, ball, state
+):  # fmt: skip
     """Block moves with a temperature falling geometrically from ``hot`` to ``cold``.
 
     ``guide`` are the unary costs that proposals see (with prices on memory); ``cost`` is the true
@@ -273,135 +219,49 @@ def anneal(
     Returns the last cost, the best, the number of variables looked at, and how many moves memory
     blocked.
     """
+    start, out_start = arcs.start, arcs.out_start
+    x, tree = memory.choice, memory.tree
     n = len(start) - 1
     widest = 0
     for v in range(n):
         widest = max(widest, start[v + 1] - start[v])
-    total = np.empty(len(unary))
-    line = np.empty(widest)
-    mark = np.full(n, -1, np.int64)
-    group = np.empty(n, np.int64)
-    inside = np.full(n, -1, np.int64)
-    stamp = np.full(n, -1, np.int64)
-    new = np.empty(n, np.int64)
-    most = ball
+    most = ball.most
     for v in range(n):
         most = max(most, out_start[v + 1] - out_start[v] + 1)
+    forest = Forest(
+        np.empty(n, np.int64),
+        np.full(n, -1, np.int64),
+        np.full(n, -1, np.int64),
+        np.empty(most, np.int64),
+        np.empty(most, np.int64),
+        np.empty(most, np.int64),
+    )
+    order, tree_of = forest.order, forest.tree_of
+    scratch = (np.empty(len(unary)), np.empty(widest))
+    mark = np.full(n, -1, np.int64)
+    new = np.empty(n, np.int64)
     reached = np.empty(most, np.int64)
-    order = np.empty(most, np.int64)
-    parent = np.empty(most, np.int64)
-    tree_of = np.empty(most, np.int64)
     looked = 0
     blocked = 0
     for move in range(moves):
         heat = hot * (cold / hot) ** (move / moves)
-        limit = 1 + np.int64((ball - 1) * uniform(state) ** power)
-        count = pick_ball(out, out_start, head, mark, move, reached, limit, 24, stars, state)
+        limit = 1 + np.int64((ball.most - 1) * uniform(state) ** ball.skew)
+        count = pick_ball(arcs, mark, move, reached, limit, ball.stars, state)
         looked += count
-        placed = induced_forest(
-            out, out_start, head, reached, count, move, group, inside, stamp, order, parent, tree_of
-        )
-        solve_forest(
-            start,
-            out,
-            out_start,
-            head,
-            cell_start,
-            cells,
-            guide,
-            x,
-            placed,
-            move,
-            inside,
-            order,
-            parent,
-            total,
-            line,
-            new,
-            gumbel,
-            heat,
-            state,
-        )
-        delta = exchange(
-            start,
-            out,
-            out_start,
-            head,
-            cell_start,
-            cells,
-            unary,
-            terms,
-            x,
-            tree,
-            lazy,
-            leaves,
-            order,
-            0,
-            placed,
-            new,
-        )
+        placed = induced_forest(arcs, reached, count, move, forest)
+        solve_forest(arcs, guide, x, placed, move, forest, new, scratch, gumbel, heat, state)
+        delta = exchange(arcs, unary, memory, order, 0, placed, new)
         if tree[1] > 0.0:
             blocked += 1
-            delta += exchange(
-                start,
-                out,
-                out_start,
-                head,
-                cell_start,
-                cells,
-                unary,
-                terms,
-                x,
-                tree,
-                lazy,
-                leaves,
-                order,
-                0,
-                placed,
-                new,
-            )
+            delta += exchange(arcs, unary, memory, order, 0, placed, new)
             first = 0
             while first < placed:
                 last = first
                 while last < placed and tree_of[last] == tree_of[first]:
                     last += 1
-                part = exchange(
-                    start,
-                    out,
-                    out_start,
-                    head,
-                    cell_start,
-                    cells,
-                    unary,
-                    terms,
-                    x,
-                    tree,
-                    lazy,
-                    leaves,
-                    order,
-                    first,
-                    last,
-                    new,
-                )
+                part = exchange(arcs, unary, memory, order, first, last, new)
                 if tree[1] > 0.0:
-                    part += exchange(
-                        start,
-                        out,
-                        out_start,
-                        head,
-                        cell_start,
-                        cells,
-                        unary,
-                        terms,
-                        x,
-                        tree,
-                        lazy,
-                        leaves,
-                        order,
-                        first,
-                        last,
-                        new,
-                    )
+                    part += exchange(arcs, unary, memory, order, first, last, new)
                 delta += part
                 first = last
         cost += delta

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,7 @@ SEGMENTS = 40  # of a round; prices are steered between them
 ZERO = 1e-9
 
 
-@dataclass(frozen=True)
-class Ball:
+class Ball(NamedTuple):
     """How blocks are picked: size 1 + (most - 1) u^skew for uniform u; a share of stars."""
 
     most: int
@@ -63,12 +62,11 @@ class Chain:
         """So many moves; returns the evaluations.  Releases the interpreter lock."""
         from autopar.searchers.annealing_kernels import anneal
 
-        tree, ball = self.tree, self.ball
         began = time.perf_counter()
         self.cost, self.best_cost, looked, blocked = anneal(
-            *self.arcs, self.unary, self.unary + self.share * self.paid, tree.terms, tree.choice,
-            tree.tree, tree.lazy, tree.leaves, self.best, self.cost, self.best_cost, self.gumbel,
-            hot, cold, moves, ball.most, ball.skew, ball.stars, self.state,
+            self.arcs, self.unary, self.unary + self.share * self.paid, self.tree.memory,
+            self.best, self.cost, self.best_cost, self.gumbel, hot, cold, moves, self.ball,
+            self.state,
         )  # fmt: skip
         took = max(time.perf_counter() - began, 1e-6)
         self.moves_per_second = moves / took

@@ -50,9 +50,8 @@ def search(
                 moves = EVALUATIONS // STEPS
             began = time.perf_counter()
             cost, best_cost = metropolis(
-                *layout, np.minimum(m.unary, 1e250), tree.terms, tree.choice, tree.tree,
-                tree.lazy, tree.leaves, best, cost, best_cost, heats[s], heats[s + 1],
-                max(moves, 1), state,
+                layout, np.minimum(m.unary, 1e250), tree.memory, best, cost, best_cost,
+                heats[s], heats[s + 1], max(moves, 1), state,
             )  # fmt: skip
             rate = max(moves, 1) / max(time.perf_counter() - began, 1e-6)
             run.offer(lift(best), f"temperature {heats[s + 1]:.3g}")

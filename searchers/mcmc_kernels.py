@@ -10,11 +10,9 @@ from autopar.searchers.memory_kernels import change_label, jit
 
 
 @jit
-def metropolis(
-    start, out, out_start, head, cell_start, cells, message_start, unary, terms, x, tree, lazy,
-    leaves, best, cost, best_cost, hot, cold, moves, state,
-):  # fmt: skip
+def metropolis(arcs, unary, memory, best, cost, best_cost, hot, cold, moves, state):
     """Propose one random label of one random variable; accept by Metropolis' rule if it fits."""
+    start, x, tree = arcs.start, memory.choice, memory.tree
     n = len(start) - 1
     for move in range(moves):
         heat = hot * (cold / hot) ** (move / moves)
@@ -24,15 +22,9 @@ def metropolis(
         old = x[v]
         if label == old:
             continue
-        delta = change_label(
-            start, out, out_start, head, cell_start, cells, unary, terms, x, tree, lazy, leaves,
-            v, label,
-        )  # fmt: skip
+        delta = change_label(arcs, unary, memory, v, label)
         if delta > threshold or tree[1] > 0.0:
-            change_label(
-                start, out, out_start, head, cell_start, cells, unary, terms, x, tree, lazy,
-                leaves, v, old,
-            )  # fmt: skip
+            change_label(arcs, unary, memory, v, old)
             continue
         cost += delta
         if cost < best_cost - 1e-9 * abs(best_cost):

@@ -42,10 +42,10 @@ def add_range(tree, lazy, leaves, lo, hi, value):
 
 
 @jit
-def change_label(
-    start, out, out_start, head, cell_start, cells, unary, terms, x, tree, lazy, leaves, v, label
-):
+def change_label(arcs, unary, memory, v, label):
     """Give v another label; keeps the memory tree right and returns the change of cost."""
+    start, out, out_start, head, cell_start, cells = arcs[:6]
+    terms, x, tree, lazy, leaves = memory
     old = x[v]
     size = start[v + 1] - start[v]
     delta = unary[start[v] + label] - unary[start[v] + old]
@@ -63,29 +63,15 @@ def change_label(
 
 
 @jit
-def repair(
-    start,
-    out,
-    out_start,
-    head,
-    cell_start,
-    cells,
-    message_start,
-    unary,
-    guide,
-    terms,
-    x,
-    tree,
-    lazy,
-    leaves,
-    max_steps,
-):
+def repair(arcs, unary, guide, memory, max_steps):
     """Relieve the fullest row, again and again, by the change that costs least per unit relieved.
 
     A change counts what ``guide`` says, at least zero.  Changes that make the fullest row fuller
     than it was are taken back.  Returns the change of (true) cost; the choice fits afterwards
     exactly if ``tree[1] <= 0``.
     """
+    start, out, out_start, head, cell_start, cells = arcs[:6]
+    terms, x, tree, _, leaves = memory
     term_at, term_lo, term_hi, usage_at, usage = terms
     n = len(start) - 1
     widest = 0
@@ -146,39 +132,9 @@ def repair(
         if best_v < 0:
             break
         old = x[best_v]
-        change = change_label(
-            start,
-            out,
-            out_start,
-            head,
-            cell_start,
-            cells,
-            unary,
-            terms,
-            x,
-            tree,
-            lazy,
-            leaves,
-            best_v,
-            best_label,
-        )
+        change = change_label(arcs, unary, memory, best_v, best_label)
         delta += change
         if tree[1] > worst:
-            delta += change_label(
-                start,
-                out,
-                out_start,
-                head,
-                cell_start,
-                cells,
-                unary,
-                terms,
-                x,
-                tree,
-                lazy,
-                leaves,
-                best_v,
-                old,
-            )
+            delta += change_label(arcs, unary, memory, best_v, old)
             banned[best_v] = 4
     return delta

@@ -21,6 +21,16 @@ class Terms(NamedTuple):
     usage: Floats
 
 
+class Memory(NamedTuple):
+    """A choice and its memory tree, as the kernels take it and change it."""
+
+    terms: Terms
+    choice: Ints
+    tree: Floats
+    lazy: Floats
+    leaves: int
+
+
 def terms(m: Model) -> Terms:
     order = np.argsort(m.term_var, kind="stable")
     return Terms(
@@ -49,6 +59,11 @@ class MemoryTree:
         self.lazy = np.zeros(2 * self.leaves)
 
     @property
+    def memory(self) -> Memory:
+        """What the kernels take; its arrays are the tree's own."""
+        return Memory(self.terms, self.choice, self.tree, self.lazy, self.leaves)
+
+    @property
     def fits(self) -> bool:
         return bool(self.tree[1] <= 0.0)
 
@@ -57,7 +72,5 @@ def repair(m: Model, arcs: Arcs, tree: MemoryTree, guide: Floats, steps: int = 5
     """Make the tree's choice fit, changing what costs least by ``guide``; True when it does."""
     from autopar.searchers.memory_kernels import repair as compiled
 
-    compiled(
-        *arcs, m.unary, guide, tree.terms, tree.choice, tree.tree, tree.lazy, tree.leaves, steps
-    )
+    compiled(arcs, m.unary, guide, tree.memory, steps)
     return tree.fits and m.fits(tree.choice)

@@ -23,7 +23,7 @@ from autopar.searchers.memory_tree import MemoryTree, repair
 from autopar.searchers.model import Floats, Model
 from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
 from autopar.searchers.shrink import Contradiction, shrink_model
-from autopar.searchers.starts import LARGE, first_answer, shrunk
+from autopar.searchers.starts import LARGE, SHRINK_SHARE, first_answer, shrunk
 from autopar.searchers.tree_decomposition import elimination_cells
 from autopar.searchers.trws import Dual
 
@@ -31,6 +31,7 @@ NARROW = 2_000_000  # table cells of one elimination up to which it is tried
 BRANCHES = 2  # parts that elimination may look at before the integer program takes over
 SMALL = 10_000  # edge cells up to which the integer program is tried at once
 CORE = 100_000  # edge cells of a merged model that is worth an integer program
+UNSHRUNK = 40  # times that, before shrinking
 PASSES = 1500  # of the dual before a look at what it rules out
 NEAR = 0.05  # relative gap below which merging is tried before anything else
 RULE_OUTS = 3  # times that the dual starts again on what it left
@@ -121,7 +122,7 @@ def _rule_out(run: Run, dual: Dual) -> tuple[Model, Lift] | None:
         if (np.add.reduceat(keep, dual.model.start[:-1]) == 0).any():
             raise Contradiction
         fewer, back = keep_labels(dual.model, keep)
-        smaller, further = shrink_model(fewer)
+        smaller, further = shrink_model(fewer, enough=run.spent(SHRINK_SHARE))
     except Contradiction:
         run.bound(run.cost * (1.0 - run.budget.gap), "nothing better is left")
         return None
@@ -151,8 +152,14 @@ class Merge:
             keep = self.reduced() <= self.fraction * gap
             for x in found:
                 keep[m.start[:-1] + x] = True
+            left = np.add.reduceat(keep, m.start[:-1], dtype=np.int64)
+            cells = int((left[m.edge[:, 0]] * left[m.edge[:, 1]]).sum())
+            if cells > UNSHRUNK * CORE and self.fraction >= 1e-4:
+                self.fraction /= 2.0
+                continue
+            run.spend(0)
             fewer, back = keep_labels(m, keep)
-            smaller, further = shrink_model(fewer)
+            smaller, further = shrink_model(fewer, enough=run.spent(SHRINK_SHARE))
             if len(smaller.edge_cost) <= CORE or self.fraction < 1e-4:
                 break
             self.fraction /= 2.0

@@ -97,6 +97,11 @@ class Run:
         limit = self.budget.evaluations
         return math.inf if limit is None else limit - self.evaluations
 
+    def spent(self, share: float) -> Callable[[], bool]:
+        """A clock that says when this share of the seconds left now is used up; else never."""
+        until = self.wall_s + share * self.remaining_s
+        return lambda: self.wall_s > until
+
     def spend(self, evaluations: int) -> None:
         """Count work done; ends the search when the budget is used up."""
         self.evaluations += evaluations

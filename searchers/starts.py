@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -29,12 +28,8 @@ MENDS = 40
 
 def shrunk(run: Run) -> tuple[Model, Lift] | None:
     """The shrunk problem and the way back; None when shrinking alone ended the search."""
-
-    def enough() -> bool:
-        return run.wall_s > SHRINK_SHARE * (run.budget.wall_s or math.inf)
-
     try:
-        m, lift = shrink(run.problem, run.tell if run.progress else None, enough)
+        m, lift = shrink(run.problem, run.tell if run.progress else None, run.spent(SHRINK_SHARE))
     except Contradiction:
         run.bound(np.inf, "everything is forbidden")
         return None

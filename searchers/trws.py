@@ -222,7 +222,7 @@ class Dual:
         from autopar.searchers.trws_kernels import sweep
 
         m = self.model
-        value = sweep(*self.arcs, unary, self.message, backwards, self.reduced, self._decoded)
+        value = sweep(self.arcs, unary, self.message, backwards, self.reduced, self._decoded)
         return float(value) + m.constant - dot(price, m.room)
 
 

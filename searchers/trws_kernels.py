@@ -3,32 +3,19 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
 
-import numba
 import numpy as np
 
-jit = numba.njit(cache=True, nogil=True, fastmath={"nsz", "contract", "nnan", "ninf"})
+from autopar.searchers.memory_kernels import jit
 
 
 @jit
-def sweep(
-    start,
-    out,
-    out_start,
-    head,
-    cell_start,
-    cells,
-    message_start,
-    unary,
-    message,
-    backwards,
-    reduced,
-    choice,
-):
+def sweep(arcs, unary, message, backwards, reduced, choice):
     """One pass over the variables in order, or backwards; updates everything on its last line.
 
     Returns the bound of the pass.  ``reduced`` becomes the reduced cost of every label (least zero
     for each variable), ``choice`` a labelling decoded one variable after the other.
     """
+    start, out, out_start, head, cell_start, cells, message_start = arcs
     n = len(start) - 1
     widest = 0
     for v in range(n):
