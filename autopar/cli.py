@@ -51,7 +51,7 @@ Fix = Annotated[
         help="Pin choices, as in tp=2,dp_shard=2,zero=3; the search decides the rest. Degrees: "
         "dp_replicate x dp_shard x tp = devices. zero: 0 to 3. microbatch: samples that one "
         "microbatch has on one data rank. recompute: none, compute (keeps what collectives gave) "
-        "or full.",
+        "or full. `estimate --arch` takes pp, cp, ep, schedule and recompute=selective too.",
     ),
 ]
 Searcher = Annotated[
