@@ -1,5 +1,7 @@
 """Collectives obey physics: more bytes or ranks never cost less, a part never costs more."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.cluster_file import load_cluster
+from autopar.cost_models.catalogue import find_device
 from autopar.cost_models.collectives import KINDS, AxisGroup, Kind, collective_time_s
-from autopar.nouns.cluster import Cluster
+from autopar.nouns.cluster import Cluster, DeviceGroup, Level
 
 ROOT = Path(__file__).parents[2]
 SWITCHED = ["h100_8", "h100_32x8", "ethernet_2x4"]
@@ -17,10 +20,32 @@ CLUSTERS = {
     name: load_cluster(ROOT / f"examples/clusters/{name}.yaml")
     for name in [*SWITCHED, "tpu_v5p_64"]
 }
-clusters = st.sampled_from(sorted(CLUSTERS)).map(CLUSTERS.__getitem__)
-switched = st.sampled_from(SWITCHED).map(CLUSTERS.__getitem__)
+
+
+@st.composite
+def drawn(draw: st.DrawFn, torus: bool = True) -> Cluster:
+    """One to three levels of any speeds, ports, oversubscription; switches that add, or a torus."""
+    levels: list[Level] = []
+    span = 1
+    for name in ("inner", "middle", "outer")[: draw(st.integers(1, 3))]:
+        inner = span
+        speed, latency = draw(st.floats(1e9, 1e12)), draw(st.floats(1e-7, 1e-4))
+        if torus and not levels and draw(st.booleans()):
+            shape = tuple(draw(st.lists(st.integers(2, 4), min_size=1, max_size=3)))
+            span = math.prod(shape)
+            levels.append(Level(name, span, speed, latency, topology="torus", torus_shape=shape))
+            continue
+        span *= draw(st.integers(2, 8))
+        thin, ports = draw(st.floats(1, 8)), draw(st.integers(1, inner))
+        level = Level(name, span, speed, latency, ports=ports, oversubscription=thin)
+        levels.append(replace(level, in_network_reduction=draw(st.booleans())))
+    return Cluster("drawn", (DeviceGroup(find_device("H100"), span),), tuple(levels))
+
+
+clusters = st.sampled_from(sorted(CLUSTERS)).map(CLUSTERS.__getitem__) | drawn()
+switched = st.sampled_from(SWITCHED).map(CLUSTERS.__getitem__) | drawn(torus=False)
 kinds = st.sampled_from(KINDS)
-sizes = st.floats(min_value=1.0, max_value=1e11)
+sizes = st.floats(0.0, 11.0).map(lambda exponent: 10.0**exponent)
 
 
 @st.composite
@@ -42,14 +67,16 @@ def test_more_bytes_never_cost_less(
     assert more <= factor * less * (1 + 1e-9)  # and no cliff: the time per byte never grows
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.data(), switched, kinds, sizes)
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=120, deadline=None)
+@given(data=st.data(), cluster=switched, size=sizes)
 def test_more_ranks_never_cost_less(
-    data: st.DataObject, cluster: Cluster, kind: Kind, size: float
+    kind: Kind, data: st.DataObject, cluster: Cluster, size: float
 ) -> None:
-    stride = data.draw(st.sampled_from([s for s in (1, 2, 4, 8) if s < cluster.device_count]))
+    stride = data.draw(st.integers(1, cluster.device_count - 1))
     most = (cluster.device_count - 1) // stride
-    n = data.draw(st.integers(1, most))
+    ends = [level.span // stride for level in cluster.levels if stride <= level.span]
+    n = data.draw(st.integers(1, most) | st.sampled_from([min(most, end) for end in ends]))
     fewer = collective_time_s(cluster, kind, size, AxisGroup(n, stride))
     more = collective_time_s(cluster, kind, size, AxisGroup(n + 1, stride))
     assert fewer <= more * (1 + 1e-12)
@@ -64,6 +91,29 @@ def test_all_reduce_costs_at_least_its_parts_and_at_most_both(
     time = {kind: collective_time_s(cluster, kind, size, group) for kind in KINDS}
     assert time["all_reduce"] >= time["reduce_scatter"]
     assert time["all_reduce"] <= (time["reduce_scatter"] + time["all_gather"]) * (1 + 1e-12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), clusters, kinds, sizes, st.floats(1.0, 16.0))
+def test_a_thinner_level_never_costs_less(
+    data: st.DataObject, cluster: Cluster, kind: Kind, size: float, factor: float
+) -> None:
+    group = data.draw(groups(cluster))
+    levels = list(cluster.levels)
+    at = data.draw(st.integers(0, len(levels) - 1))
+    levels[at] = replace(levels[at], oversubscription=levels[at].oversubscription * factor)
+    thinner = replace(cluster, levels=tuple(levels))
+    before = collective_time_s(cluster, kind, size, group)
+    assert before <= collective_time_s(thinner, kind, size, group) * (1 + 1e-12)
+
+
+def test_a_group_that_straddles_levels_pays_for_the_slow_one() -> None:
+    cluster = CLUSTERS["h100_32x8"]
+    inside = collective_time_s(cluster, "all_gather", 1e9, AxisGroup(8))
+    straddling = collective_time_s(cluster, "all_gather", 1e9, AxisGroup(12))
+    outer_wire_s = 4 / 12 * 1e9 / (8 * 50e9)  # what the second node lacks, over all its ports
+    assert straddling > inside
+    assert straddling > outer_wire_s
 
 
 @settings(max_examples=100, deadline=None)
