@@ -191,16 +191,19 @@ def run(
         int, typer.Option("--save-every", min=0, help="Also after every so many steps.")
     ] = 0,
     device: Device = "auto",
+    profile: Annotated[
+        Path | None, typer.Option("--profile", help="Where what was measured goes, by phase.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Train with a plan on this machine; predicted time stands beside measured."""
     from dataclasses import asdict
 
     from autopar.plan_folder import read_plan
-    from autopar.report.runs import run_summary
+    from autopar.report.runs import phases, run_summary
     from autopar.runtime import launch
 
-    memory = read_plan(folder).prediction.memory_bytes.total
+    predicted = read_plan(folder).prediction
     with _results_only(json):
         found = launch.run(
             folder,
@@ -211,8 +214,14 @@ def run(
             save_every=save_every,
             device=device,
         )
-    data = {**asdict(found), "predicted_memory_bytes": memory}
-    _show(run_summary(found, memory), data, json)
+    foreseen = {phase: seconds for phase, _, seconds in phases(found, predicted)}
+    memory = predicted.memory_bytes.total
+    data = {**asdict(found), "predicted_memory_bytes": memory, "predicted_phases_s": foreseen}
+    _show(run_summary(found, predicted), data, json)
+    if profile is not None:
+        from autopar.profile import remember
+
+        progress(remember(folder, found, profile, progress))
 
 
 @app.command()

@@ -1,29 +1,39 @@
 """Predicted against measured on this machine, after `autopar profile --cluster local`.
 
     python -m benchmarks.local [--models llama,mlp] [--profile profile.db] [--steps 12] [--json]
+                               [--two-hosts] [--save rows.json]
 
 Every model is planned under pinned layouts and once freely; each plan trains on four processes, in
 rounds that are interleaved over the plans, and its step is the median over all rounds. The profile
 is measured first unless one is given, so that both see the same machine. Memory is the resident
-peak of the fullest process.
+peak of the fullest process, interpreter and libraries included. A plan that fails costs its own row
+only. With ``--two-hosts`` the processes live two by two in two network namespaces that a link of
+1 Gbit/s joins (`benchmarks.two_hosts`).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from autopar.errors import UserError
+from autopar.runtime.launch import Launcher, RunResult, run
+from benchmarks import two_hosts
 from benchmarks.figures import Target, show
 
 MODELS = Path("benchmarks/local_models.py")
 NAMES = ("llama", "bert", "vit", "mlp")
-RANKS = 4
+CLUSTER, TWO_HOSTS = "examples/clusters/cpu_4.yaml", "examples/clusters/cpu_2x2.yaml"
 TIME_LIMIT, CHOICE_LIMIT, MEMORY_LIMIT = 0.15, 1.05, 0.10
+FREE = "the planner's own"
 LAYOUTS: Mapping[str, Mapping[str, str]] = {
     "replicate": {"dp_replicate": "4"},
     "ZeRO 1": {"dp_shard": "4", "zero": "1"},
@@ -31,108 +41,177 @@ LAYOUTS: Mapping[str, Mapping[str, str]] = {
     "tp": {"tp": "4"},
     "replicate x tp": {"dp_replicate": "2", "tp": "2"},
     "ZeRO 2 x tp": {"dp_shard": "2", "tp": "2", "zero": "2"},
-    "the planner's own": {},
+    FREE: {},
 }
 
 
-def make_plans(name: str, cluster: str, profile: Path, scratch: Path) -> dict[str, Path]:
-    """A folder for each layout that the model allows."""
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def make_plans(
+    name: str, cluster: str, profile: Path, scratch: Path
+) -> tuple[dict[str, Path], dict[str, str]]:
+    """A folder for each layout, and why there is none for the others."""
     from autopar.commands import plan_files, search
-    from autopar.errors import UserError
     from autopar.plan_folder import write
 
     made: dict[str, Path] = {}
+    failed: dict[str, str] = {}
     for layout, fix in LAYOUTS.items():
         try:
             found = search(f"{MODELS}:{name}", cluster, fix, None, (), profile)
+            files, _ = plan_files(found, scratch / f"{name}_{len(made)}")
         except UserError as error:
-            print(f"{name}, {layout}: {error}", file=sys.stderr)
+            say(f"{name}, {layout}: {error}")
+            failed[layout] = str(error)
             continue
-        files, _ = plan_files(found)
         made[layout] = scratch / f"{name}_{len(made)}"
         write(made[layout], files)
-    return made
+    return made, failed
 
 
-def measure(plans: Mapping[str, Path], steps: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Medians over rounds of the step time and the largest peak of memory, by layout."""
-    from autopar.runtime.launch import run
-
-    times: dict[str, list[float]] = {layout: [] for layout in plans}
-    peaks: dict[str, list[int]] = {layout: [] for layout in plans}
-    for _ in range(rounds):
+def measure(
+    name: str, plans: Mapping[str, Path], steps: int, rounds: int, launcher: Launcher | None
+) -> tuple[dict[str, list[RunResult]], dict[str, str]]:
+    """What each run of each plan measured, and why a plan did not run."""
+    found: dict[str, list[RunResult]] = {layout: [] for layout in plans}
+    failed: dict[str, str] = {}
+    same = _first_alike(plans)
+    for turn in range(rounds):
         for layout, folder in plans.items():
-            result = run(folder, steps, device="cpu")
-            times[layout].append(result.step_time_s)
-            peaks[layout].append(result.peak_memory_bytes)
-    return {
-        layout: {"time_s": statistics.median(times[layout]), "peak_bytes": max(peaks[layout])}
-        for layout in plans
-    }
+            if layout in failed or same[layout] != layout:
+                continue
+            try:
+                result = run(folder, steps, device="cpu", quiet=True, launcher=launcher)
+            except UserError as error:
+                failed[layout] = str(error).strip().splitlines()[-1]
+                say(f"{name}, {layout}: {error}")
+                continue
+            found[layout].append(result)
+            said = f"{result.step_time_s * 1e3:.1f} ms, predicted "
+            said += f"{result.predicted_step_time_s * 1e3:.1f} ms"
+            say(f"{name}, {layout}, round {turn + 1} of {rounds}: {said}")
+    return {layout: found[same[layout]] for layout in plans}, failed
+
+
+def _first_alike(plans: Mapping[str, Path]) -> dict[str, str]:
+    """The first layout with the same plan: what the planner chose may be one of the pinned ones."""
+    from autopar.plan_folder import read_plan
+
+    first: dict[str, str] = {}
+    same = {}
+    for layout, folder in plans.items():
+        plan = read_plan(folder)
+        decided = repr((plan.stages, plan.zero, plan.microbatches, plan.recompute))
+        same[layout] = first.setdefault(decided, layout)
+    return same
 
 
 def rows_of(
-    name: str, plans: Mapping[str, Path], found: Mapping[str, Mapping[str, float]]
+    name: str, plans: Mapping[str, Path], found: Mapping[str, list[RunResult]]
 ) -> list[dict[str, Any]]:
     from autopar.plan_folder import read_plan
 
     rows = []
     for layout, folder in plans.items():
-        said = read_plan(folder).prediction
-        measured = found[layout]
+        if not found[layout]:
+            continue
+        plan = read_plan(folder)
+        seconds = statistics.median(r.step_time_s for r in found[layout])
+        peak = max(r.peak_memory_bytes for r in found[layout])
+        said = plan.prediction
+        degrees = " x ".join(f"{a} {n}" for a, n in plan.degrees.items() if n > 1)
         rows.append(
             {
                 "model": name,
                 "layout": layout,
+                "degrees": f"{degrees}, zero {plan.zero}",
                 "predicted_ms": said.step_time_s * 1e3,
-                "measured_ms": measured["time_s"] * 1e3,
-                "time_error": said.step_time_s / measured["time_s"] - 1,
+                "measured_ms": seconds * 1e3,
+                "time_error": said.step_time_s / seconds - 1,
                 "predicted_mb": said.memory_bytes.total / 1e6,
-                "measured_mb": measured["peak_bytes"] / 1e6,
-                "memory_error": said.memory_bytes.total / measured["peak_bytes"] - 1,
+                "measured_mb": peak / 1e6,
+                "memory_error": said.memory_bytes.total / peak - 1,
             }
         )
     return rows
 
 
-def targets(rows: list[dict[str, Any]]) -> list[Target]:
+def phases_of(
+    plans: Mapping[str, Path], found: Mapping[str, list[RunResult]]
+) -> dict[str, list[tuple[str, float, float]]]:
+    """(phase, measured, predicted) seconds of each layout's last run."""
+    from autopar.plan_folder import read_plan
+    from autopar.report.runs import phases
+
+    return {
+        layout: phases(found[layout][-1], read_plan(folder).prediction)
+        for layout, folder in plans.items()
+        if found[layout]
+    }
+
+
+def targets(rows: list[dict[str, Any]], failed: int) -> list[Target]:
     errors = [abs(row["time_error"]) for row in rows]
     memory = [abs(row["memory_error"]) for row in rows]
     worst = 0.0
     for name in {row["model"] for row in rows}:
         mine = [row for row in rows if row["model"] == name]
         best = min(row["measured_ms"] for row in mine)
-        chosen = [row["measured_ms"] for row in mine if row["layout"] == "the planner's own"]
-        worst = max(worst, *(time / best for time in chosen))
+        chosen = [row["measured_ms"] for row in mine if row["layout"] == FREE]
+        worst = max(worst, *(time / best for time in chosen), 0.0)
     return [
         Target("step time, median error", statistics.median(errors), TIME_LIMIT),
         Target("the planner's choice, times the best measured", worst, CHOICE_LIMIT),
         Target("peak memory, median error", statistics.median(memory), MEMORY_LIMIT),
         Target("plans below 24", max(0, 24 - len(rows)), 0),
+        Target("plans that did not run", failed, 0),
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(NAMES))
-    parser.add_argument("--cluster", default="examples/clusters/cpu_4.yaml")
-    parser.add_argument("--profile", type=Path)
+    parser.add_argument("--profile", type=Path, help="measured into it where it does not exist")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--two-hosts", action="store_true")
+    parser.add_argument("--save", type=Path, help="where rows go as they are found")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as kept:
-        scratch = Path(kept)
-        profile = given.profile or scratch / "profile.db"
-        if given.profile is None:
-            from autopar.profile import profile_cluster
+    if given.two_hosts and (missing := two_hosts.missing()):
+        print(f"skipped: two hosts need {missing}")
+        return
+    hosts = two_hosts.Hosts() if given.two_hosts else nullcontext()
+    with tempfile.TemporaryDirectory() as kept, hosts as launcher:
+        benchmark(given, Path(kept), launcher)
 
-            profile_cluster(given.cluster, profile, lambda text: print(text, file=sys.stderr))
-        for name in given.models.split(","):
-            plans = make_plans(name, given.cluster, profile, scratch)
-            rows += rows_of(name, plans, measure(plans, given.steps, given.rounds))
-    show(rows, targets(rows), given.json)
+
+def benchmark(given: argparse.Namespace, scratch: Path, launcher: Launcher | None) -> None:
+    from autopar.profile import profile_cluster
+
+    cluster = TWO_HOSTS if given.two_hosts else CLUSTER
+    profile = given.profile or scratch / "profile.db"
+    if not profile.exists():
+        began = time.perf_counter()
+        say(profile_cluster(cluster, profile, say, launcher))
+        say(f"profiled in {time.perf_counter() - began:.0f} s")
+    rows: list[dict[str, Any]] = []
+    phases: dict[str, Any] = {}
+    failed: dict[str, str] = {}
+    for name in given.models.split(","):
+        plans, unplanned = make_plans(name, cluster, profile, scratch)
+        found, broken = measure(name, plans, given.steps, given.rounds, launcher)
+        rows += rows_of(name, plans, found)
+        failed |= {f"{name}, {layout}": why for layout, why in {**unplanned, **broken}.items()}
+        phases[name] = phases_of(plans, found)
+        if given.save is not None:
+            kept = {"rows": rows, "phases": phases, "failed": failed}
+            given.save.write_text(json.dumps(kept, indent=1))
+    for what, why in failed.items():
+        say(f"did not run: {what}: {why}")
+    show(rows, targets(rows, len(failed)), given.json)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Measurements into rates: the cluster as the profile saw it.
 
-Each class of ops in each dtype becomes `launch + max(flops * s_per_flop, bytes * s_per_byte)`,
-each collective over each number of ranks `alpha + bytes * s_per_byte`, with the least relative
-error: medians where one coefficient rules, non-negative least squares for lines.
+Each kind of op in each direction and dtype becomes `launch + max(flops * s_per_flop, bytes *
+s_per_byte)`, each class of ops the median of its kinds, each collective over each group of ranks
+`alpha + bytes * s_per_byte`, with the least relative error: medians where one coefficient rules,
+non-negative least squares for lines.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from autopar.nouns.cluster import (
     Cluster,
     Device,
     DeviceGroup,
+    Level,
     MeasuredCollective,
     MeasuredRate,
 )
@@ -28,6 +30,9 @@ from autopar.nouns.cluster import (
 # Traffic that a core's own caches may still hold: between the second level's 1-2 MB and a share of
 # the last level's.
 _CACHED_BYTES = 4e6
+MEASURED, BUILT_IN = "measured", "built-in"
+"""What the ops of a plan were priced by; runs correct the prices that they were predicted by."""
+_PRODUCTS = ("matmul", "attention", "conv")
 
 
 def calibrate(
@@ -44,59 +49,140 @@ def calibrate(
     with ProfileDb(profile, warn) as db:
         machine = db.for_device(cluster.device.name, libraries, warn)
         found = db.measurements(machine)
-    rates = op_rates([m for m in found if m.subject == "op"])
-    lines = collective_lines([m for m in found if m.subject == "collective"])
+    by_subject: dict[str, list[Measurement]] = defaultdict(list)
+    for m in found:
+        by_subject[m.subject].append(m)
     when = max((m.measured_at for m in found), default="")[:10]
-    source = f"measured by `autopar profile` on {when} with {machine.libraries}"
-    groups = tuple(
-        DeviceGroup(_with_rates(group.device, cluster.device.name, rates, source), group.count)
-        for group in cluster.groups
+    held = {m.key: m.size_bytes for m in by_subject["process"]}
+    grown, lived = held.get("grown", 0.0), held.get("lived", 0.0)
+    measured = replace(
+        cluster.device,
+        rates=op_rates(by_subject["op"]),
+        source=f"measured by `autopar profile` on {when} with {machine.libraries}",
+        process_bytes=round(held.get("start", 0.0)),
+        heap_share=max(0.0, grown / lived - 1) if lived else 0.0,
+        fitted=phase_factors(by_subject["run"], MEASURED if by_subject["op"] else BUILT_IN),
     )
-    inner = replace(cluster.levels[0], measured=lines)
-    return replace(cluster, groups=groups, levels=(inner, *cluster.levels[1:]))
+    groups = tuple(
+        DeviceGroup(_measured_as(group.device, measured), group.count) for group in cluster.groups
+    )
+    lines = collective_lines(by_subject["collective"])
+    contention = overlap_contention(by_subject["overlap"])
+    levels = tuple(_level(cluster, i, lines, contention) for i in range(len(cluster.levels)))
+    return replace(cluster, groups=groups, levels=levels)
 
 
-def _with_rates(device: Device, name: str, rates: tuple[MeasuredRate, ...], source: str) -> Device:
-    return replace(device, rates=rates, source=source) if device.name == name else device
+def _measured_as(device: Device, measured: Device) -> Device:
+    if device.name != measured.name:
+        return device
+    return replace(measured, memory_bytes=device.memory_bytes)
+
+
+def _level(
+    cluster: Cluster, number: int, lines: Sequence[MeasuredCollective], contention: float
+) -> Level:
+    """Level `number` with the collectives of the groups that it is the outermost level of."""
+    level = cluster.levels[number]
+    inner = cluster.levels[number - 1].span if number else 1
+    mine = tuple(m for m in lines if inner < m.ranks * m.stride <= level.span)
+    return replace(level, measured=mine, contention=contention)
 
 
 def op_rates(found: Sequence[Measurement]) -> tuple[MeasuredRate, ...]:
-    """One rate for each 'class dtype' among the keys ('matmul fp32 512x512x512')."""
-    kinds: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
+    """Rates of the kinds among the keys, then of their classes.
+
+    Keys are 'class kind direction dtype shapes': 'matmul linear backward fp32 256x256,256x256'.
+    """
+    rows: dict[tuple[str, str, str, str], list[Measurement]] = defaultdict(list)
     for m in found:
-        op_class, dtype, *_ = m.key.split()
-        kinds[op_class, dtype].append(m)
-    return tuple(_rate(*kind, rows) for kind, rows in sorted(kinds.items()))
+        op_class, kind, direction, dtype, _ = m.key.split()
+        rows[op_class, kind, direction, dtype].append(m)
+    kinds = [_rate(*key, measured) for key, measured in sorted(rows.items())]
+    classes: dict[tuple[str, str, str], list[MeasuredRate]] = defaultdict(list)
+    for rate in kinds:
+        classes[rate.op_class, rate.dtype, rate.direction].append(rate)
+    return (*kinds, *(_middle(members) for members in classes.values()))
 
 
-def _rate(op_class: str, dtype: str, rows: list[Measurement]) -> MeasuredRate:
+def _rate(
+    op_class: str, kind: str, direction: str, dtype: str, rows: list[Measurement]
+) -> MeasuredRate:
     launch_s = min(m.seconds for m in rows)
     busy = [m for m in rows if m.seconds > 3 * launch_s] or rows
     launch_s = min(launch_s, 0.5 * min(m.seconds for m in busy))
     by_bytes = [(m.seconds - launch_s) / m.size_bytes for m in busy if m.size_bytes]
     by_flops = [(m.seconds - launch_s) / m.flops for m in busy if m.flops]
-    if op_class in ("matmul", "attention", "conv"):
+    rate = MeasuredRate(op_class, dtype, launch_s, 0.0, 0.0, kind=kind, direction=direction)
+    if op_class in _PRODUCTS:
         # Bytes bind only where no measured product says otherwise.
-        return MeasuredRate(op_class, dtype, launch_s, median(by_flops), min(by_bytes))
+        return replace(rate, s_per_flop=median(by_flops), s_per_byte=min(by_bytes))
     near = [m for m in busy if m.size_bytes <= _CACHED_BYTES] or busy
     far = max(busy, key=lambda m: m.size_bytes)
     s_per_byte = median((m.seconds - launch_s) / m.size_bytes for m in near)
     if far.size_bytes <= 2 * _CACHED_BYTES:
-        return MeasuredRate(op_class, dtype, launch_s, 0.0, s_per_byte)
+        return replace(rate, s_per_byte=s_per_byte)
     beyond_s = far.seconds - launch_s - _CACHED_BYTES * s_per_byte
     far_s_per_byte = max(s_per_byte, beyond_s / (far.size_bytes - _CACHED_BYTES))
-    return MeasuredRate(op_class, dtype, launch_s, 0.0, s_per_byte, _CACHED_BYTES, far_s_per_byte)
+    return replace(
+        rate, s_per_byte=s_per_byte, far_after_bytes=_CACHED_BYTES, far_s_per_byte=far_s_per_byte
+    )
+
+
+def _middle(members: Sequence[MeasuredRate]) -> MeasuredRate:
+    """The rate of a class, from those of its kinds."""
+    far = [m for m in members if m.far_after_bytes] or members
+    return replace(
+        members[0],
+        kind="",
+        launch_s=median(m.launch_s for m in members),
+        s_per_flop=median(m.s_per_flop for m in members),
+        s_per_byte=median(m.s_per_byte for m in members),
+        far_after_bytes=far[0].far_after_bytes,
+        far_s_per_byte=median(m.far_s_per_byte for m in far),
+    )
 
 
 def collective_lines(found: Sequence[Measurement]) -> tuple[MeasuredCollective, ...]:
-    """One line for each 'kind ranks' among the keys ('all_reduce 4')."""
-    kinds: dict[tuple[str, int], list[Measurement]] = defaultdict(list)
+    """One line for each 'kind ranks x stride' among the keys ('all_reduce 4x1')."""
+    kinds: dict[tuple[str, int, int], list[Measurement]] = defaultdict(list)
     for m in found:
-        name, count = m.key.split()
-        kinds[name, int(count)].append(m)
+        name, group = m.key.split()
+        ranks, stride = group.split("x")
+        kinds[name, int(ranks), int(stride)].append(m)
     lines = []
-    for (kind, ranks), rows in sorted(kinds.items()):
+    for (kind, ranks, stride), rows in sorted(kinds.items()):
         matrix = np.array([[1 / m.seconds, m.size_bytes / m.seconds] for m in rows])
         (alpha_s, s_per_byte), _ = nnls(matrix, np.ones(len(rows)))
-        lines.append(MeasuredCollective(kind, ranks, float(alpha_s), float(s_per_byte)))
+        lines.append(MeasuredCollective(kind, ranks, float(alpha_s), float(s_per_byte), stride))
     return tuple(lines)
+
+
+def phase_factors(found: Sequence[Measurement], basis: str) -> tuple[tuple[str, float], ...]:
+    """Median of measured over predicted time by phase, of runs whose plans had this basis.
+
+    Keys are 'phase measured|predicted basis plan'.
+    """
+    times: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    for m in found:
+        phase, what, prices, plan = m.key.split()
+        if prices == basis:
+            times[phase, plan][what] = m.seconds
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for (phase, _), pair in sorted(times.items()):
+        if {"measured", "predicted"} <= set(pair):
+            ratios[phase].append(pair["measured"] / pair["predicted"])
+    return tuple((phase, median(found)) for phase, found in sorted(ratios.items()))
+
+
+def overlap_contention(found: Sequence[Measurement]) -> float:
+    """What a hidden second of communication adds to the compute that hides it; 0: not measured.
+
+    Both at once take `compute + (collective - hidden) + contention * hidden`.
+    """
+    seconds = {m.key: m.seconds for m in found}
+    if not {"compute", "collective", "both"} <= set(seconds):
+        return 0.0
+    hidden = min(seconds["compute"], seconds["collective"])
+    exposed = max(0.0, seconds["collective"] - seconds["compute"])
+    added = seconds["both"] - seconds["compute"] - exposed
+    return min(1.0, max(0.0, added / hidden))

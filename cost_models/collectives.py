@@ -118,7 +118,7 @@ def price(cluster: Cluster, kind: Kind, group: AxisGroup) -> Collective:
     if n == 1:
         return Collective((), ())
     uplinks = _uplinks(cluster, group)
-    known = _measured(kind, n, uplinks)
+    known = _measured(kind, group, uplinks)
     if known is not None:
         return known
     library = max(uplinks, key=lambda u: u.level.span).level.library
@@ -141,18 +141,32 @@ def _protocols(library: str, algorithms: list[Line]) -> tuple[Line, ...]:
     return tuple(lines)
 
 
-def _measured(kind: Kind, n: int, uplinks: list[_Uplink]) -> Collective | None:
-    """The measured line of this collective where the group stays inside one level that has one.
+@lru_cache(maxsize=4096)
+def measured(cluster: Cluster, kind: str, group: AxisGroup) -> Collective | None:
+    """What a profile says of a collective, or of what a framework makes of one; None: nothing.
+
+    `kind` may also be `unit_gather`, `unit_reduce` (FSDP2's gather of a unit's parameters and
+    reduction of its gradients) or `bucket_reduce` (DDP's).
+    """
+    return _measured(kind, group, _uplinks(cluster, group))
+
+
+def _measured(kind: str, group: AxisGroup, uplinks: list[_Uplink]) -> Collective | None:
+    """The measured line of this collective, if any.
 
     What was measured stands as it is: gloo's reduce-scatter does take longer than its all-reduce.
+    Inside one level ranks are as far from each other whatever the stride.
     """
-    if len(uplinks) != 1:
+    if not uplinks:
         return None
-    lines = {(m.kind, m.ranks): (m.alpha_s, m.s_per_byte) for m in uplinks[0].level.measured}
-    line = lines.get((kind, n))
-    if line is None:
+    rows = [m for m in uplinks[-1].level.measured if (m.kind, m.ranks) == (kind, group.size)]
+    if not rows:
         return None
-    return Collective((line,), ())
+    same = [m for m in rows if m.stride == group.stride]
+    if not same and len(uplinks) > 1:
+        return None
+    line = (same or rows)[0]
+    return Collective(((line.alpha_s, line.s_per_byte),), ())
 
 
 @dataclass(frozen=True)

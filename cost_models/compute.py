@@ -10,7 +10,7 @@ half of the large-product efficiency is reached.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -60,6 +60,20 @@ class OpRate:
     far_extra_s_per_byte: float = 0.0
     """What a byte past `far_after_bytes` costs more: it misses the caches."""
 
+    def times(self, factor: float) -> OpRate:
+        """The rate of ops that take `factor` times as long."""
+        if factor == 1.0:
+            return self
+        return replace(
+            self,
+            launch_s=self.launch_s * factor,
+            s_per_flop=self.s_per_flop * factor,
+            s_per_byte=self.s_per_byte * factor,
+            half_s=self.half_s * factor,
+            how="fitted",
+            far_extra_s_per_byte=self.far_extra_s_per_byte * factor,
+        )
+
     def time_s(self, flops: float, moved_bytes: float) -> float:
         """Seconds of one op; an op that does nothing takes no time."""
         if flops <= 0 and moved_bytes <= 0:
@@ -82,7 +96,13 @@ class OpRate:
 
 @overload
 def op_time_s(
-    where: Cluster | Device, flops: float, bytes_moved: float, dtype: str, op_class: OpClass
+    where: Cluster | Device,
+    flops: float,
+    bytes_moved: float,
+    dtype: str,
+    op_class: OpClass,
+    kind: str = "",
+    direction: str = "",
 ) -> float: ...
 @overload
 def op_time_s(
@@ -91,6 +111,8 @@ def op_time_s(
     bytes_moved: NDArray[np.float64],
     dtype: str,
     op_class: OpClass,
+    kind: str = "",
+    direction: str = "",
 ) -> NDArray[np.float64]: ...
 def op_time_s(
     where: Cluster | Device,
@@ -98,35 +120,37 @@ def op_time_s(
     bytes_moved: float | NDArray[np.float64],
     dtype: str,
     op_class: OpClass,
+    kind: str = "",
+    direction: str = "",
 ) -> float | NDArray[np.float64]:
     """Seconds of one op (or of each op of two arrays) on a device, or on a cluster's slowest one.
 
     `bytes_moved` is what the op reads and writes in device memory, `dtype` what it computes in.
+    `kind` and `direction` ("forward", "backward") say more than the class where it was measured.
 
     Raises:
         ValueError: an unknown class of ops.
     """
-    rate = op_rate(where.device if isinstance(where, Cluster) else where, dtype, op_class)
+    device = where.device if isinstance(where, Cluster) else where
+    rate = op_rate(device, dtype, op_class, kind, direction)
     if isinstance(flops, np.ndarray) or isinstance(bytes_moved, np.ndarray):
         return rate.times_s(np.asarray(flops, float), np.asarray(bytes_moved, float))
     return rate.time_s(flops, bytes_moved)
 
 
 @lru_cache(maxsize=4096)
-def op_rate(device: Device, dtype: str, op_class: OpClass) -> OpRate:
-    """The rates that price ops of `op_class` in `dtype`, measured ones first; cached."""
-    name = short_dtype(dtype)
-    for rate in device.rates:
-        if rate.op_class == op_class and rate.dtype == name:
-            return OpRate(
-                rate.launch_s,
-                rate.s_per_flop,
-                rate.s_per_byte,
-                0.0,
-                "measured",
-                rate.far_after_bytes or float("inf"),
-                max(0.0, rate.far_s_per_byte - rate.s_per_byte),
-            )
+def op_rate(
+    device: Device, dtype: str, op_class: OpClass, kind: str = "", direction: str = ""
+) -> OpRate:
+    """The rates that price ops of `op_class` in `dtype`, measured ones first; cached.
+
+    Of the measured ones that of the op's own `kind` in its `direction` goes before that of the
+    class.
+    """
+    slower = device.slower(direction)
+    measured = _measured(device, short_dtype(dtype), op_class, kind, direction)
+    if measured is not None:
+        return measured.times(slower)
     reached = efficiency(device, dtype, op_class)
     return OpRate(
         launch_s=device.launch_overhead_s,
@@ -134,7 +158,37 @@ def op_rate(device: Device, dtype: str, op_class: OpClass) -> OpRate:
         s_per_byte=1 / (reached.memory * device.memory_bandwidth_bytes_per_s),
         half_s=reached.half_s,
         how=reached.how,
-    )
+    ).times(slower)
+
+
+def update_time_s(device: Device, moved_bytes: float, optimizer: str) -> float:
+    """Seconds of an optimizer's step that reads and writes `moved_bytes`."""
+    rate = _measured(device, "fp32", "update", optimizer, "forward")
+    slower = device.slower("optimizer")
+    if rate is not None:
+        return slower * rate.time_s(0.0, moved_bytes)
+    return slower * moved_bytes / device.memory_bandwidth_bytes_per_s
+
+
+def _measured(
+    device: Device, dtype: str, op_class: str, kind: str, direction: str
+) -> OpRate | None:
+    """The most special measured rate: of the kind, then of the class."""
+    same = [r for r in device.rates if r.op_class == op_class and r.dtype == dtype]
+    same = [r for r in same if r.direction in ("", direction or "forward")]
+    for wanted in (kind, ""):
+        for rate in same:
+            if rate.kind == wanted:
+                return OpRate(
+                    rate.launch_s,
+                    rate.s_per_flop,
+                    rate.s_per_byte,
+                    0.0,
+                    "measured",
+                    rate.far_after_bytes or float("inf"),
+                    max(0.0, rate.far_s_per_byte - rate.s_per_byte),
+                )
+    return None
 
 
 def efficiency(device: Device, dtype: str, op_class: OpClass) -> Efficiency:

@@ -9,18 +9,24 @@ import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from autopar import plan_folder
 from autopar.errors import UserError
+from autopar.runtime.host_memory import environment
 from autopar.runtime.verified import VerifyResult
 
 TIMEOUT_S = 300.0
+
+Launcher = Sequence[str]
+"""A command that starts a Python module on every rank of a job, wherever the ranks are, given
+``-m <module> <arguments>``; it waits for them and ends with 0 where all of them did."""
 
 
 class RankFailed(UserError):
@@ -31,7 +37,8 @@ class RankFailed(UserError):
 class RunResult:
     """``losses`` of the steps that were run; times in seconds, ``step_time_s`` their median.
 
-    ``peak_memory_bytes`` is that of the fullest process; 0 where it was not measured.
+    ``peak_memory_bytes`` is that of the fullest process; 0 where it was not measured. ``phases_s``
+    are medians on the first rank, by `autopar.runtime.phases`; empty where not told apart.
     """
 
     losses: tuple[float, ...]
@@ -40,6 +47,7 @@ class RunResult:
     ranks: int
     step: int
     peak_memory_bytes: int = 0
+    phases_s: Mapping[str, float] = field(default_factory=dict)
 
 
 def run(
@@ -52,12 +60,16 @@ def run(
     save_every: int = 0,
     device: str = "auto",
     timeout_s: float = TIMEOUT_S,
+    quiet: bool = False,
+    launcher: Launcher | None = None,
 ) -> RunResult:
     """Trains ``steps`` steps of the plan in ``folder``; loss and time of each go to stdout.
 
     resume:     a checkpoint of any plan of the same model, to go on from.
     save:       where a checkpoint goes at the end, and after every ``save_every`` steps.
     timeout_s:  how long a rank waits for one that hangs; one that dies stops the job at once.
+    quiet:      the steps are not printed.
+    launcher:   starts the ranks where they are not all on this machine; see `Launcher`.
 
     Raises `RankFailed`, and what `autopar.load` raises.
     """
@@ -79,8 +91,9 @@ def run(
         "save_every": save_every,
         "device": device,
         "timeout_s": timeout_s,
+        "quiet": quiet,
     }
-    found = launch("run", options, plan.device_count)
+    found = launch("run", options, plan.device_count, launcher)
     return RunResult(
         tuple(found["losses"]),
         found["step_time_s"],
@@ -88,6 +101,7 @@ def run(
         found["ranks"],
         found["step"],
         found["peak_memory_bytes"],
+        found["phases_s"],
     )
 
 
@@ -123,19 +137,26 @@ def verify_many(
     return [found[str(folder)] for folder in folders]
 
 
-def launch(job: str, options: dict[str, Any], ranks: int) -> Any:
+def launch(job: str, options: dict[str, Any], ranks: int, launcher: Launcher | None = None) -> Any:
     """Runs a job of `autopar.runtime.worker` on ``ranks`` processes and returns its result.
 
     Raises `RankFailed`, or the `UserError` that a rank raised, as one of the same exit code.
     """
     with tempfile.TemporaryDirectory(prefix="autopar-") as results:
-        failures = _torchrun(job, options, ranks, results)
+        arguments = ["-m", "autopar.runtime.worker", job, json.dumps(options), results]
+        sys.stdout.flush()
+        with environment():
+            if launcher is None:
+                failures = _torchrun(arguments, ranks, results)
+            else:
+                code = subprocess.run([*launcher, *arguments]).returncode
+                failures = {} if code else None
         if failures is not None:
             raise _failure(failures, Path(results), ranks)
         return json.loads((Path(results) / "result.json").read_text())
 
 
-def _torchrun(job: str, options: dict[str, Any], ranks: int, results: str) -> dict[int, Any] | None:
+def _torchrun(arguments: list[str], ranks: int, results: str) -> dict[int, Any] | None:
     """None, or the failures of the job by rank."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -152,17 +173,10 @@ def _torchrun(job: str, options: dict[str, Any], ranks: int, results: str) -> di
         max_restarts=0,
         monitor_interval=0.1,
     )
-    arguments = ["-m", "autopar.runtime.worker", job, json.dumps(options), results]
-    sys.stdout.flush()
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # a rank is a core; torchrun warns otherwise
     try:
         elastic_launch(config, sys.executable)(*arguments)
     except ChildFailedError as error:
         return dict(error.failures)
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
     return None
 
 
@@ -182,7 +196,7 @@ def _failure(failures: dict[int, Any], results: Path, ranks: int) -> UserError:
     reports = [json.loads(file.read_text()) for file in results.glob("error-*.json")]
     if not reports:
         codes = ", ".join(f"rank {r}: exit code {f.exitcode}" for r, f in failures.items())
-        return RankFailed(f"the job stopped without an error message ({codes})")
+        return RankFailed(f"the job stopped without an error message ({codes or 'all ranks'})")
     first = min(reports, key=lambda report: report["time"])
     if first["user"]:
         return _user_error(first)

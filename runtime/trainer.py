@@ -28,6 +28,7 @@ from autopar.runtime.gradients import clip, reduce_late, total_norm
 from autopar.runtime.initialize import Target
 from autopar.runtime.optimizer import make_optimizer, trainable
 from autopar.runtime.parameters import computing, lifted
+from autopar.runtime.phases import Stopwatch
 from autopar.runtime.ranks import Ranks
 from autopar.runtime.settings import Settings
 from autopar.runtime.storage import store
@@ -82,6 +83,7 @@ class Trainer:
         self.settings = program.settings
         self.step_number = 0
         self._checked = False
+        self.watch = Stopwatch(self.ranks.device)
         self.metrics: Metrics | None = None
         precision = getattr(torch, self.settings.precision)
         self._dtype = None if lift is not None or precision is torch.float32 else precision
@@ -122,6 +124,7 @@ class Trainer:
         if not self._checked and self.ranks.world > 1:
             check_batches(batch)
         self._checked = True
+        self.watch.start()
         self.storage.zero_grad()
         pieces = cut_batch(batch, self.ranks, self.settings)
         extra = self._counts(pieces)
@@ -133,14 +136,17 @@ class Trainer:
                 last = i == len(pieces) - 1
                 with self.storage.microbatch(last):
                     share = self.storage.call(**in_compute_dtype(piece, self._dtype), **extra)
+                    self.watch.lap("forward")
                     loss = loss + share.detach()
                     if last:
                         work = self._sum_over_data(loss)
                     torch.autograd.backward(share, torch.full_like(share, scale))
+                    self.watch.lap("backward")
         self.storage.collect()
         reduce_late(self.held, self.ranks)
         if work is not None:
             work.wait()
+        self.watch.lap("exchange")
         return loss
 
     def update(self) -> torch.Tensor | None:
@@ -150,6 +156,7 @@ class Trainer:
             norm = clip(self.held, self.ranks, self.workload.clip_norm)
         self.optimizer.step()
         self.step_number += 1
+        self.watch.lap("optimizer")
         return norm
 
     def gradient_norm(self) -> torch.Tensor:

@@ -27,6 +27,7 @@ from autopar import plan_folder
 from autopar.errors import UserError
 from autopar.runtime.batches import Batch
 from autopar.runtime.loading import load, start
+from autopar.runtime.phases import PHASES
 from autopar.workload import Workload
 
 _where = {"step": "before the first step"}
@@ -43,7 +44,7 @@ def train(options: dict[str, Any], results: Path) -> None:
     if options["compile"]:
         trainer.compile()
     first = not dist.is_initialized() or dist.get_rank() == 0
-    losses, times = [], []
+    losses, times, phases = [], [], []
     for _ in range(options["steps"]):
         step = trainer.step_number
         _where["step"] = f"in step {step}"
@@ -51,8 +52,9 @@ def train(options: dict[str, Any], results: Path) -> None:
         begin = time.perf_counter()
         loss = float(trainer.step(batch))
         times.append(time.perf_counter() - begin)
+        phases.append(trainer.watch.seconds())
         losses.append(loss)
-        if first:
+        if first and not options["quiet"]:
             print(
                 f"step {step}  loss {loss:.6f}  {times[-1]:.4f} s (predicted {predicted:.4f} s)",
                 flush=True,
@@ -73,8 +75,13 @@ def train(options: dict[str, Any], results: Path) -> None:
             "ranks": trainer.ranks.world,
             "step": trainer.step_number,
             "peak_memory_bytes": peak,
+            "phases_s": _medians(phases[1:] or phases),
         }
         (results / "result.json").write_text(json.dumps(result))
+
+
+def _medians(rows: list[dict[str, float]]) -> dict[str, float]:
+    return {phase: median(row[phase] for row in rows) for phase in PHASES} if rows else {}
 
 
 def peak_memory_bytes(device: torch.device) -> int:

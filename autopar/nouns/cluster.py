@@ -51,7 +51,11 @@ def short_dtype(dtype: str) -> str:
 
 @dataclass(frozen=True)
 class MeasuredRate:
-    """A class of ops as measured: `launch + max(flops * s_per_flop, bytes * s_per_byte)`."""
+    """Ops as measured: `launch + max(flops * s_per_flop, bytes * s_per_byte)`.
+
+    `kind` is one op kind, or "" for all of the class that were not measured by themselves;
+    `direction` is "forward" or "backward", or "" for both.
+    """
 
     op_class: str
     dtype: str
@@ -61,16 +65,19 @@ class MeasuredRate:
     far_after_bytes: float = 0.0
     """Traffic past this size misses the caches and costs `far_s_per_byte`; 0: there is none."""
     far_s_per_byte: float = 0.0
+    kind: str = ""
+    direction: str = ""
 
 
 @dataclass(frozen=True)
 class MeasuredCollective:
-    """A collective over `ranks` ranks of a level as measured: `alpha + bytes * s_per_byte`."""
+    """A collective over `ranks` ranks `stride` apart as measured: `alpha + bytes * s_per_byte`."""
 
     kind: str
     ranks: int
     alpha_s: float
     s_per_byte: float
+    stride: int = 1
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,24 @@ class Device:
     """What `autopar profile` measured; it goes before the catalogue's figures."""
     source: str = ""
     """Where the figures come from."""
+    process_bytes: int = 0
+    """What a training process holds outside the tensors of its model, measured; 0: not known."""
+
+    heap_share: float = 0.0
+    """What a process's heap grows by past what lives in it, as a share, measured; 0: not known."""
+    fitted: tuple[tuple[str, float], ...] = ()
+    """(forward, backward or optimizer; what training runs took over what had been predicted)."""
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.memory_bytes, self.peak_flops_per_s, self.rates, self.fitted))
+
+    def slower(self, phase: str) -> float:
+        """What earlier runs say of a phase: measured over predicted; 1 where there were none."""
+        return dict(self.fitted).get(phase, 1.0)
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def peak(self, dtype: str) -> float:
         """Peak FLOP/s in `dtype`, or in the next wider dtype that the device computes in."""
@@ -137,7 +162,9 @@ class Level:
     library: Library = "nccl"
     """Whose collectives run here; gloo's reduce-scatter is an all-reduce inside."""
     measured: tuple[MeasuredCollective, ...] = ()
-    """What `autopar profile` measured inside one domain of this level."""
+    """What `autopar profile` measured of groups whose outermost level this is."""
+    contention: float = 0.0
+    """What a hidden second of communication costs the compute that hides it, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -221,4 +248,5 @@ class Cluster:
 def _device_from_dict(data: dict[str, Any]) -> Device:
     peaks = tuple((str(dtype), float(flops)) for dtype, flops in data["peak_flops_per_s"])
     rates = tuple(MeasuredRate(**rate) for rate in data["rates"])
-    return Device(**{**data, "peak_flops_per_s": peaks, "rates": rates})
+    fitted = tuple((str(phase), float(factor)) for phase, factor in data["fitted"])
+    return Device(**{**data, "peak_flops_per_s": peaks, "rates": rates, "fitted": fitted})

@@ -81,6 +81,13 @@ class Prediction:
     memory_bytes: Memory
     time_band_s: tuple[float, float]
     memory_band_bytes: tuple[int, int]
+    forward_time_s: float = 0.0
+    optimizer_time_s: float = 0.0
+
+    @property
+    def backward_time_s(self) -> float:
+        """Backward passes with all that moves gradients."""
+        return self.step_time_s - self.forward_time_s - self.optimizer_time_s
 
 
 @dataclass(frozen=True, slots=True)

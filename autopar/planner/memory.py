@@ -32,7 +32,7 @@ def step_memory(summary: Summary, state: StateSharding, recompute: str, device: 
     activations = summary.lives[recompute].peak + cast
     allocated = parameters + gradients + optimizer + activations
     gathered = _gathered_bytes(summary, state)
-    overhead = int(ALLOCATOR_SHARE * (allocated + gathered))
+    overhead = int((device.heap_share or ALLOCATOR_SHARE) * (allocated + gathered))
     overhead += device.process_bytes or CONTEXT_BYTES[device.kind]
     return Memory(
         total=allocated + gathered + overhead,
@@ -53,7 +53,11 @@ def _cast_bytes(numel: Mapping[str, int], state: StateSharding) -> int:
 
 
 def _gathered_bytes(summary: Summary, state: StateSharding) -> int:
-    """Parameters made whole for compute: the root and two units under ZeRO 3, all under 1 and 2."""
+    """Parameters made whole for compute: the root and two units under ZeRO 3, all under 1 and 2.
+
+    The largest unit once more as its gather fills a buffer, and twice for its gradients: whole, and
+    in the buffer that they are scattered from.
+    """
     if not state.fsdp:
         return 0
 
@@ -61,6 +65,7 @@ def _gathered_bytes(summary: Summary, state: StateSharding) -> int:
         return sum(n * DTYPE_BYTES[state.moved_dtype(d)] for d, n in numel.items())
 
     sizes = [(whole(unit.trained), copies) for unit, copies in summary.owners()]
+    largest = 3 * max(size for size, _ in sizes)
     if state.zero == 3:
-        return sizes[0][0] + 2 * max((size for size, _ in sizes[1:]), default=0)
-    return sum(size * copies for size, copies in sizes)
+        return largest + sizes[0][0] + 2 * max((size for size, _ in sizes[1:]), default=0)
+    return largest + sum(size * copies for size, copies in sizes)

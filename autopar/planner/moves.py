@@ -4,9 +4,27 @@ from __future__ import annotations
 
 from typing import cast
 
-from autopar.cost_models.collectives import AxisGroup, Kind, price
+from autopar.cost_models.collectives import AxisGroup, Kind, measured, price
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.mesh import Mesh
+
+_HELD = {
+    True: {"all_gather": "unit_gather", "reduce_scatter": "unit_reduce"},
+    False: {"all_reduce": "bucket_reduce"},
+}
+"""What FSDP2 (True) and DDP (False) make of a collective, as profiles call it."""
+
+
+def state_time_s(
+    cluster: Cluster, mesh: Mesh, fsdp: bool, kind: str, axis: str, size_bytes: float
+) -> float:
+    """A collective of parameters or gradients over a data axis, with the framework's copies where
+    a profile has measured them."""
+    group = AxisGroup(mesh.size(axis), mesh.stride(axis))
+    known = measured(cluster, _HELD[fsdp].get(kind, kind), group)
+    if known is not None:
+        return known.time_s(size_bytes)
+    return move_time_s(cluster, mesh, kind, axis, size_bytes)
 
 
 def move_time_s(cluster: Cluster, mesh: Mesh, kind: str, axis: str, size_bytes: float) -> float:

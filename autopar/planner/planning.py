@@ -241,6 +241,8 @@ def _prediction(
         tokens_per_s=captured.tokens / seconds if captured.tokens else None,
         mfu=model_flops(question.graph) / (seconds * peak),
         memory_bytes=best.memory,
+        forward_time_s=best.time.forward_s,
+        optimizer_time_s=best.time.optimizer_s,
         time_band_s=time_band(seconds, cluster),
         memory_band_bytes=memory_band(best.memory.total),
     )

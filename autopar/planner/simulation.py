@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.cost_models.compute import update_time_s
-from autopar.cost_models.overlap import exposed_s
 from autopar.nouns.cluster import Cluster
-from autopar.planner.moves import move_time_s
+from autopar.planner.moves import move_time_s, state_time_s
 from autopar.planner.state import StateSharding
 from autopar.planner.summary import Summary, Unit
 
@@ -23,6 +22,8 @@ class StepTime:
     """Seconds of one optimizer step and where they go."""
 
     total_s: float
+    forward_s: float
+    """Forward passes, with what moves in them."""
     compute_s: float
     model_communication_s: float
     data_communication_s: float
@@ -63,20 +64,25 @@ def simulate(summary: Summary, state: StateSharding, cluster: Cluster, recompute
     optimizer = _optimizer_s(summary, state, cluster)
     late = _late_reduction_s(summary, state, cluster)
     each_gathers = state.fsdp and state.zero == 3
-    total = _play(pieces, gather=state.fsdp, last=microbatches == 1)
+    forward, total = _play(pieces, gather=state.fsdp, last=microbatches == 1)
     if microbatches > 1:
         middle = _play(pieces, gather=each_gathers, last=False)
-        total += middle * (microbatches - 2) + _play(pieces, gather=each_gathers, last=True)
+        end = _play(pieces, gather=each_gathers, last=True)
+        forward += middle[0] * (microbatches - 2) + end[0]
+        total += middle[1] * (microbatches - 2) + end[1]
     gathers = microbatches if each_gathers else 1
-    data = sum(
-        (p.gather_s + p.regather_s) * gathers + p.reduce_s * microbatches + p.reduce_last_s
-        for p in pieces
+    gathered = sum(p.gather_s for p in pieces) * gathers
+    data = gathered + sum(
+        p.regather_s * gathers + p.reduce_s * microbatches + p.reduce_last_s for p in pieces
     )
     # What is hidden is not free: the collective works on the same cores and memory.
-    hidden = max(0.0, data - max(0.0, total - busy * microbatches))
-    total += exposed_s(hidden, hidden, cluster.levels[-1].contention)
+    contention = cluster.levels[-1].contention
+    computed = sum(p.forward_s for p in pieces) * microbatches
+    total += contention * max(0.0, data - (total - busy * microbatches))
+    forward += contention * max(0.0, gathered - (forward - computed))
     return StepTime(
         total_s=total + optimizer + late,
+        forward_s=forward,
         compute_s=busy * microbatches - inline,
         model_communication_s=inline + late,
         data_communication_s=data,
@@ -85,8 +91,11 @@ def simulate(summary: Summary, state: StateSharding, cluster: Cluster, recompute
     )
 
 
-def _play(units: list[_Piece], gather: bool, last: bool) -> float:
-    """Seconds of one microbatch; unit 0 is the root, gathered first and reduced last."""
+def _play(units: list[_Piece], gather: bool, last: bool) -> tuple[float, float]:
+    """Seconds of one microbatch's forward, and of all of it.
+
+    Unit 0 is the root, gathered first and reduced last.
+    """
     compute = communication = 0.0
     ready: list[float] = []
     starts: list[float] = []
@@ -98,7 +107,7 @@ def _play(units: list[_Piece], gather: bool, last: bool) -> float:
         ready.append(communication if gather else 0.0)
         starts.append(max(compute, ready[i]))
         compute = starts[i] + unit.forward_s
-    issued = compute
+    forward = issued = compute
     for unit in reversed(units):
         arrived = 0.0
         if gather and unit.regather_s:
@@ -110,7 +119,7 @@ def _play(units: list[_Piece], gather: bool, last: bool) -> float:
         reduce_s = unit.reduce_s + (unit.reduce_last_s if last else 0.0)
         if reduce_s:
             communication = max(communication, compute) + reduce_s
-    return max(compute, communication)
+    return forward, max(compute, communication)
 
 
 def _piece(
@@ -119,8 +128,8 @@ def _piece(
     spent = dict.fromkeys(("gather_forward", "gather_backward", "reduce", "reduce_last"), 0.0)
     for dtype, count in unit.trained.items():
         for phase, moved, _ in state.traffic(count, dtype):
-            spent[phase] += move_time_s(
-                cluster, state.mesh, moved.kind, moved.axis, moved.size_bytes
+            spent[phase] += state_time_s(
+                cluster, state.mesh, state.fsdp, moved.kind, moved.axis, moved.size_bytes
             )
     again = unit.forward_s if recompute != "none" else 0.0
     if recompute == "full":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from autopar.cost_models.compute import update_time_s
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.sharding import Sharding
-from autopar.planner.moves import move_time_s
+from autopar.planner.moves import move_time_s, state_time_s
 from autopar.planner.prices import PICOSECONDS
 from autopar.planner.state import StateSharding
 
@@ -33,7 +34,8 @@ class StatePrices:
         numel = self._numel(tensor, stored)
         seconds = 0.0
         for _, moved, times in self.sharding.traffic(numel, tensor.dtype):
-            seconds += self.exposed * times * moved.size_bytes * self._slope(moved.kind, moved.axis)
+            slope = self._state_slope(moved.kind, moved.axis)
+            seconds += self.exposed * times * moved.size_bytes * slope
         for axis, placement in stored.placements:
             if placement.kind == "D":
                 gradient = numel * DTYPE_BYTES[tensor.dtype]
@@ -62,10 +64,21 @@ class StatePrices:
 
     def _slope(self, kind: str, axis: str) -> float:
         """Seconds per byte of a large collective."""
-        found = self._slopes.get((kind, axis))
+        mesh = self.sharding.mesh
+        return self._between(
+            (kind, axis), lambda size: move_time_s(self.cluster, mesh, kind, axis, size)
+        )
+
+    def _state_slope(self, kind: str, axis: str) -> float:
+        """The same of parameters or gradients over a data axis."""
+        mesh, fsdp = self.sharding.mesh, self.sharding.fsdp
+        return self._between(
+            (f"state {kind}", axis),
+            lambda size: state_time_s(self.cluster, mesh, fsdp, kind, axis, size),
+        )
+
+    def _between(self, place: tuple[str, str], time_s: Callable[[float], float]) -> float:
+        found = self._slopes.get(place)
         if found is None:
-            mesh = self.sharding.mesh
-            one = move_time_s(self.cluster, mesh, kind, axis, _LARGE)
-            two = move_time_s(self.cluster, mesh, kind, axis, 2 * _LARGE)
-            found = self._slopes[kind, axis] = (two - one) / _LARGE
+            found = self._slopes[place] = (time_s(2 * _LARGE) - time_s(_LARGE)) / _LARGE
         return found

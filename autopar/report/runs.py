@@ -11,21 +11,41 @@ from autopar.report.render import indented, table
 from autopar.report.units import duration, size
 
 if TYPE_CHECKING:
+    from autopar.nouns.plan import Prediction
     from autopar.runtime.launch import RunResult
     from autopar.runtime.verified import VerifyResult
 
 
-def run_summary(found: RunResult, predicted_memory_bytes: int) -> list[RenderableType]:
-    """Loss at both ends, and what was measured beside what was predicted."""
+def run_summary(found: RunResult, predicted: Prediction) -> list[RenderableType]:
+    """Loss at both ends, and what was measured beside what was predicted, by phase."""
     columns = ("", "measured", "predicted", "measured / predicted")
     rows = table(*columns, right=columns[1:])
     step, foreseen = found.step_time_s, found.predicted_step_time_s
     rows.add_row("step (median)", duration(step), duration(foreseen), f"{step / foreseen:.2f}")
+    for phase, measured_s, predicted_s in phases(found, predicted):
+        ratio = f"{measured_s / predicted_s:.2f}" if predicted_s else "-"
+        rows.add_row(f"  {phase}", duration(measured_s), duration(predicted_s), ratio)
     if found.peak_memory_bytes:
-        peak, foreseen = found.peak_memory_bytes, predicted_memory_bytes
+        peak, foreseen = found.peak_memory_bytes, predicted.memory_bytes.total
         rows.add_row("memory (fullest)", size(peak), size(foreseen), f"{peak / foreseen:.2f}")
     title = f"{len(found.losses)} steps: loss {found.losses[0]:.4f} -> {found.losses[-1]:.4f}"
     return [Text(title, style="bold"), indented(rows)]
+
+
+def phases(found: RunResult, predicted: Prediction) -> list[tuple[str, float, float]]:
+    """(phase, measured, predicted) seconds; none where a run did not tell them apart.
+
+    Gradients move beside the backward pass, so the two are one phase.
+    """
+    times = found.phases_s
+    if not times:
+        return []
+    backward_s = times["backward"] + times["exchange"]
+    return [
+        ("forward", times["forward"], predicted.forward_time_s),
+        ("backward, gradients", backward_s, predicted.backward_time_s),
+        ("optimizer", times["optimizer"], predicted.optimizer_time_s),
+    ]
 
 
 def verify_summary(found: VerifyResult) -> list[RenderableType]:

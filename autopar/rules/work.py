@@ -26,7 +26,11 @@ WHOLE_OP = Strategy()
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one rank does for an op, once; ``dtype`` is that of the arithmetic."""
+    """What one rank does for an op, once; ``dtype`` is that of the arithmetic.
+
+    ``kind`` is the op's, or ``bias``: the addition of a vector that is a parameter, which the
+    product before it makes in the same call.
+    """
 
     forward_flops: float
     backward_flops: float
@@ -34,6 +38,7 @@ class Work:
     backward_bytes: float
     dtype: str
     cost: Cost
+    kind: str = ""
 
 
 def op_work(
@@ -42,7 +47,17 @@ def op_work(
     """The work of ``op`` on one rank of ``mesh`` under ``strategy``."""
     forward, backward = flops(bound, op, tensors, strategy, mesh)
     read, read_back = bytes_moved(bound, op, tensors, strategy, mesh)
-    return Work(forward, backward, read, read_back, _dtype(op, tensors), bound.rule.cost)
+    return Work(
+        forward, backward, read, read_back, _dtype(op, tensors), bound.rule.cost, _kind(op, tensors)
+    )
+
+
+def _kind(op: Op, tensors: Mapping[str, Tensor]) -> str:
+    if op.kind == "add" and len(op.inputs) == 2:
+        other = tensors[op.inputs[1]]
+        if other.role == "parameter" and len(other.shape) == 1:
+            return "bias"
+    return op.kind
 
 
 def extents(bound: BoundRule, strategy: Strategy, mesh: Mesh) -> dict[str, int]:

@@ -26,7 +26,7 @@ ALLOWED = {
     "file_errors": set(),
     "cluster_file": {*GROUND, "cost_models", "file_errors"},
     "estimate": {*GROUND, "cost_models", "cluster_file"},
-    "profile": {*GROUND, "cost_models", "cluster_file"},
+    "profile": {*GROUND, "cost_models", "cluster_file", "plan_folder", "runtime"},
     "searchers": {*GROUND, "rules", "cost_models"},
     "frontends": {*GROUND, "rules", "workload"},
     "runtime": {
@@ -62,8 +62,7 @@ ALLOWED = {
 }
 ABOVE_ALL = {"", "cli", "commands"}
 FRAMEWORKS = {"torch", "jax", "jaxlib", "transformers"}
-# `profile` measures with torch what cost models then read.
-MAY_KNOW_FRAMEWORKS = {"frontends", "runtime", "profile"}
+MAY_KNOW_FRAMEWORKS = {"frontends", "runtime"}
 PRIVATE_TORCH = "runtime/torch_private.py"
 # The one thing of the runtime that capturing needs.
 ADAPTER = ["autopar", "runtime", "torch_private"]

@@ -1,13 +1,14 @@
 """A profile keeps what was measured, refuses what it cannot know, and becomes rates."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autopar.cluster_file import load_cluster
-from autopar.cost_models.calibrate import calibrate
+from autopar.cost_models.calibrate import calibrate, op_rates, overlap_contention
 from autopar.cost_models.collectives import AxisGroup, collective_time_s
-from autopar.cost_models.compute import op_time_s
+from autopar.cost_models.compute import OpRate, op_rate, op_time_s
 from autopar.cost_models.profile_db import Machine, Measurement, ProfileDb, ProfileError
 from autopar.cost_models.provenance import collective_origins, op_origins
 from autopar.nouns.cluster import Cluster
@@ -16,17 +17,20 @@ ROOT = Path(__file__).parents[2]
 HERE = Machine("H100", "driver 1", "torch 2.13.0")
 
 
-def measurement(key: str, size: float, flops: float, seconds: float) -> Measurement:
-    subject = "op" if flops else "collective"
+def measurement(
+    key: str, size: float, flops: float, seconds: float, subject: str = ""
+) -> Measurement:
+    subject = subject or ("op" if flops else "collective")
     return Measurement(subject, key, size, flops, seconds, 0.1, 10, "2026-11-01T00:00:00+00:00")
 
 
 def filled(path: Path, machine: Machine = HERE) -> None:
     with ProfileDb(path) as db:
         for size in (1e3, 1e6, 1e9):
-            db.add(machine, measurement("all_reduce 8", size, 0.0, 1e-5 + size / 2e11))
+            db.add(machine, measurement("all_reduce 8x1", size, 0.0, 1e-5 + size / 2e11))
             flops = size * 1e3
-            db.add(machine, measurement(f"matmul bf16 {size:g}", size, flops, 4e-6 + flops / 5e14))
+            key = f"matmul linear forward bf16 {size:g}"
+            db.add(machine, measurement(key, size, flops, 4e-6 + flops / 5e14))
 
 
 def test_measurements_become_rates(tmp_path: Path) -> None:
@@ -40,6 +44,72 @@ def test_measurements_become_rates(tmp_path: Path) -> None:
     assert hows["matmul bf16"] == "measured"
     assert hows["elementwise bf16"] == "assumed"
     assert any(origin.how == "measured" for origin in collective_origins(cluster))
+
+
+def test_a_kind_goes_before_its_class_and_a_direction_has_its_own_rate() -> None:
+    def rows(kind: str, direction: str, s_per_byte: float) -> list[Measurement]:
+        key = f"elementwise {kind} {direction} fp32"
+        sizes = (1e3, 1e6, 3e6)
+        return [measurement(f"{key} {s:g}", s, 1.0, 1e-6 + s * s_per_byte) for s in sizes]
+
+    found = [*rows("add", "forward", 1e-10), *rows("gelu", "forward", 3e-10)]
+    found += rows("gelu", "backward", 8e-10)
+    device = replace(load_cluster(ROOT / "examples/clusters/h100_8.yaml").device, rates=())
+    device = replace(device, rates=op_rates(found))
+
+    def slope(kind: str, direction: str) -> float:
+        return op_rate(device, "fp32", "elementwise", kind, direction).s_per_byte
+
+    assert slope("gelu", "forward") == pytest.approx(3e-10, rel=0.05)
+    assert slope("gelu", "backward") == pytest.approx(8e-10, rel=0.05)
+    assert slope("add", "forward") == pytest.approx(1e-10, rel=0.05)
+    assert slope("tanh", "forward") == pytest.approx(2e-10, rel=0.05)
+    assert op_rate(device, "bf16", "elementwise", "gelu", "forward").how != "measured"
+
+
+def test_collectives_belong_to_the_outermost_level_that_they_cross(tmp_path: Path) -> None:
+    seconds = {"all_reduce 2x1": 1e-3, "all_reduce 2x2": 5e-3, "all_reduce 4x1": 9e-3}
+    with ProfileDb(tmp_path / "p.db") as db:
+        for key, slow in seconds.items():
+            for size in (1e4, 1e6):
+                here = replace(HERE, device="cpu-core")
+                db.add(here, measurement(key, size, 0.0, slow + size * 1e-9))
+    cluster = calibrate(load_cluster(ROOT / "examples/clusters/cpu_2x2.yaml"), tmp_path / "p.db")
+
+    def time_s(size: int, stride: int) -> float:
+        return collective_time_s(cluster, "all_reduce", 1.0, AxisGroup(size, stride))
+
+    assert time_s(2, 1) == pytest.approx(1e-3, rel=0.01)
+    assert time_s(2, 2) == pytest.approx(5e-3, rel=0.01)
+    assert time_s(4, 1) == pytest.approx(9e-3, rel=0.01)
+
+
+@pytest.mark.parametrize(("both", "contention"), [(10e-3, 0.0), (12e-3, 0.5), (14e-3, 1.0)])
+def test_contention_is_what_a_hidden_second_costs(both: float, contention: float) -> None:
+    times = {"compute": 10e-3, "collective": 4e-3, "both": both}
+    found = [measurement(key, 0.0, 0.0, t, "overlap") for key, t in times.items()]
+    assert overlap_contention(found) == pytest.approx(contention)
+
+
+def test_runs_correct_the_prices_they_were_predicted_by(tmp_path: Path) -> None:
+    filled(tmp_path / "p.db")
+    cluster = load_cluster(ROOT / "examples/clusters/h100_8.yaml")
+    plain = calibrate(cluster, tmp_path / "p.db")
+    with ProfileDb(tmp_path / "p.db") as db:
+        for plan, basis, ratio in (("a", "measured", 1.2), ("b", "built-in", 9.0)):
+            for what, seconds in (("predicted", 0.1), ("measured", 0.1 * ratio)):
+                db.add(HERE, measurement(f"forward {what} {basis} {plan}", 0, 0, seconds, "run"))
+    learnt = calibrate(cluster, tmp_path / "p.db")
+
+    def rate(where: Cluster, direction: str) -> OpRate:
+        return op_rate(where.device, "bf16", "matmul", "linear", direction)
+
+    assert rate(learnt, "forward").time_s(1e12, 0) == pytest.approx(
+        1.2 * rate(plain, "forward").time_s(1e12, 0)
+    )
+    assert rate(learnt, "forward").how == "fitted"
+    assert learnt.device.slower("optimizer") == 1.0
+    assert Cluster.from_json(learnt.to_json()) == learnt
 
 
 def test_another_device_is_refused(tmp_path: Path) -> None:
@@ -59,7 +129,7 @@ def test_another_version_is_used_and_said(tmp_path: Path) -> None:
 def test_what_is_done_is_not_measured_again(tmp_path: Path) -> None:
     filled(tmp_path / "p.db")
     with ProfileDb(tmp_path / "p.db") as db:
-        assert ("collective", "all_reduce 8", 1e6, 0.0) in db.done(HERE)
+        assert ("collective", "all_reduce 8x1", 1e6, 0.0) in db.done(HERE)
         assert not db.done(Machine("H100", "driver 2", "torch 2.13.0"))
 
 

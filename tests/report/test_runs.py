@@ -40,7 +40,10 @@ OTHER = replace(
 
 def test_measured_stands_beside_predicted() -> None:
     found = RunResult((5.0, 4.0), 0.2, 0.1, ranks=4, step=2, peak_memory_bytes=3 << 20)
-    text = to_text(run_summary(found, 2 << 20))
+    said = plans.plan().prediction
+    said = replace(said, step_time_s=0.1, forward_time_s=0.03, optimizer_time_s=0.02)
+    said = replace(said, memory_bytes=replace(said.memory_bytes, total=2 << 20))
+    text = to_text(run_summary(found, said))
     for stated in (
         "2 steps: loss 5.0000 -> 4.0000",
         "200 ms",
@@ -50,7 +53,13 @@ def test_measured_stands_beside_predicted() -> None:
         "1.50",
     ):
         assert stated in text
-    assert "MiB" not in to_text(run_summary(replace(found, peak_memory_bytes=0), 2 << 20))
+    assert "forward" not in text
+    assert "MiB" not in to_text(run_summary(replace(found, peak_memory_bytes=0), said))
+    times = {"forward": 0.06, "backward": 0.09, "exchange": 0.01, "optimizer": 0.01}
+    lines = to_text(run_summary(replace(found, phases_s=times), said)).splitlines()
+    assert any(line.split() == ["forward", "60.0", "ms", "30.0", "ms", "2.00"] for line in lines)
+    assert any("backward, gradients" in line and "2.00" in line for line in lines)
+    assert any(line.split()[-1:] == ["0.50"] for line in lines)
 
 
 def test_a_verified_plan_states_its_errors() -> None:

@@ -1,0 +1,102 @@
+"""Two hosts on this machine: network namespaces joined by a narrow link.
+
+    python -m benchmarks.two_hosts HOST_A HOST_B -m MODULE ARGUMENT...
+
+runs a module on two processes of either host, as `torchrun` on two nodes does. `Hosts` makes the
+hosts: a pair of virtual devices that let 1 Gbit/s through, each way. Needs root and iproute2.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+from autopar.runtime.launch import Launcher
+
+RATE, PER_HOST = "1gbit", 2
+DEVICE, PORT = "link", 29577
+
+
+def missing() -> str:
+    """What this machine lacks; empty where nothing."""
+    if os.name != "posix" or os.geteuid() != 0:
+        return "root"
+    absent = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if absent:
+        return f"{' and '.join(absent)} (Debian's iproute2)"
+    probe = f"probe{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True)
+    if made.returncode:
+        return f"network namespaces: {made.stderr.strip()}"
+    subprocess.run(["ip", "netns", "del", probe], check=True)
+    return ""
+
+
+class Hosts(AbstractContextManager[Launcher]):
+    """The two hosts while the context lasts; entering gives the launcher of jobs on them."""
+
+    def __init__(self) -> None:
+        self.names = [f"host{side}{os.getpid()}" for side in "ab"]
+
+    def __enter__(self) -> Launcher:
+        a, b = self.names
+        try:
+            for name in self.names:
+                _ip("netns", "add", name)
+            _ip("link", "add", DEVICE, "netns", a, "type", "veth", "peer", DEVICE, "netns", b)
+            for name in self.names:
+                _ip("-n", name, "addr", "add", f"{_address(name)}/24", "dev", DEVICE)
+                _ip("-n", name, "link", "set", DEVICE, "up")
+                _ip("-n", name, "link", "set", "lo", "up")
+                queue = ("root", "tbf", "rate", RATE, "burst", "512kb", "latency", "200ms")
+                _ip("netns", "exec", name, "tc", "qdisc", "add", "dev", DEVICE, *queue)
+        except BaseException:
+            self._remove()
+            raise
+        return (sys.executable, "-m", "benchmarks.two_hosts", a, b)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._remove()
+
+    def _remove(self) -> None:
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def _address(host: str) -> str:
+    return "10.77.0.1" if host.startswith("hosta") else "10.77.0.2"
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
+
+
+def main() -> None:
+    a, b, *command = sys.argv[1:]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": DEVICE, "TP_SOCKET_IFNAME": DEVICE}
+    jobs = [
+        subprocess.Popen(
+            [
+                *("ip", "netns", "exec", host, sys.executable, "-m", "torch.distributed.run"),
+                *("--nnodes", "2", "--node-rank", str(number)),
+                *("--nproc-per-node", str(PER_HOST)),
+                *("--master-addr", _address(a), "--master-port", str(PORT), *command),
+            ],
+            env=environment,
+        )
+        for number, host in enumerate((a, b))
+    ]
+    sys.exit(max(abs(job.wait()) for job in jobs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""What each process of `autopar profile` runs: every measurement is one JSON line of rank 0.
+
+    python -m autopar.runtime.profiling 'file of what is known already'
+
+All processes run the same call at the same time, since they share the machine's memory and, on a
+CPU, its caches. A figure is the median over repeats of the slowest rank's time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autopar.runtime.host_memory import forget_peak, resident_bytes
+from autopar.runtime.loading import start
+from autopar.runtime.profiled_collectives import Overlap, exchanges, units
+from autopar.runtime.profiled_ops import Chain, Update, cases
+
+ENOUGH_S = 0.25
+FEWEST, MOST = 5, 20
+PAUSE_S = 0.4e-3
+"""Compute between collectives."""
+
+
+class Bench:
+    """Times calls on every rank at once; rank 0 prints the result."""
+
+    def __init__(self, known: set[tuple[str, str, float, float]]) -> None:
+        self.device = start("auto")
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.known = known
+
+    def wants(self, subject: str, key: str, size_bytes: float, flops: float) -> bool:
+        return (subject, key, float(size_bytes), float(flops)) not in self.known
+
+    def times(self, *calls: Callable[[], Any]) -> list[list[float]]:
+        """Seconds of each of ``calls``, run in turns, one row a repeat: the slowest rank's."""
+        rows: list[list[float]] = []
+        enough = torch.zeros((), device=self.device)
+        began = time.perf_counter()
+        while not enough.item():
+            row = []
+            for call in calls:
+                dist.barrier()
+                before = time.perf_counter()
+                call()
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize()
+                row.append(time.perf_counter() - before)
+            rows.append(row)
+            late = time.perf_counter() - began > ENOUGH_S
+            enough.fill_(float(len(rows) >= MOST or (late and len(rows) > FEWEST)))
+            dist.broadcast(enough, 0)
+        slowest = torch.tensor(rows[1:], dtype=torch.float64, device=self.device)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        found: list[list[float]] = slowest.T.tolist()
+        return found
+
+    def say(
+        self, subject: str, key: str, size_bytes: float, flops: float, times: list[float]
+    ) -> None:
+        """Prints one measurement; ``spread`` is (p90 - p10) / median."""
+        if self.rank:
+            return
+        ordered = sorted(times)
+        middle = ordered[len(ordered) // 2]
+        tenths = quantiles(ordered, n=10)
+        line = {
+            "subject": subject,
+            "key": key,
+            "size_bytes": float(size_bytes),
+            "flops": float(flops),
+            "seconds": max(middle, 2e-9),
+            "spread": (tenths[-1] - tenths[0]) / max(middle, 2e-9),
+            "repeats": len(ordered),
+        }
+        print(json.dumps(line), flush=True)
+
+
+def measure_process(bench: Bench) -> None:
+    """Memory that a training process holds before its model, and how long it takes to get there.
+
+    That is the interpreter, torch, the process groups, and what checking the plan against the
+    model needs; the fullest process counts.
+    """
+    if any(subject == "process" for subject, *_ in bench.known):
+        return
+    began = time.perf_counter()
+    _train_something(bench.device)
+    took = time.perf_counter() - began
+    held = torch.tensor(resident_bytes(), dtype=torch.int64, device=bench.device)
+    dist.all_reduce(held, op=dist.ReduceOp.MAX)
+    bench.say("process", "start", float(held), 0.0, [took] * 2)
+    if bench.device.type == "cpu":
+        before = resident_bytes()
+        forget_peak()
+        lived = _train_known()
+        grown = torch.tensor(resident_bytes(peak=True) - before, dtype=torch.int64)
+        dist.all_reduce(grown, op=dist.ReduceOp.MAX)
+        bench.say("process", "grown", float(grown), 0.0, [took] * 2)
+        bench.say("process", "lived", float(lived), 0.0, [took] * 2)
+
+
+def _train_known() -> int:
+    """Trains layers of known sizes; returns the bytes that live at the worst moment of a step."""
+    width, layers, rows = 1024, 8, 512
+    model = torch.nn.Sequential(
+        *(m for _ in range(layers) for m in (torch.nn.Linear(width, width), torch.nn.ReLU()))
+    )
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for _ in range(4):
+        optimizer.zero_grad()
+        wrapped(torch.rand(rows, width)).square().mean().backward()
+        optimizer.step()
+    held = sum(p.numel() for p in model.parameters())
+    # Parameters, gradients and two slots; what the products and the loss save; two gradients.
+    return 4 * (4 * held + (layers + 4) * rows * width)
+
+
+def _train_something(device: torch.device) -> None:
+    """Captures and trains a model of a few numbers: loads all that a training process loads."""
+    from autopar.frontends.dispatch import capture
+    from autopar.workload import Workload
+
+    class Line(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = torch.nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.line(x)
+            return y.square().mean()
+
+    capture(Workload(model=Line, batch=lambda: {"x": torch.zeros(4, 8)}))
+    model = Line().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    for _ in range(2):
+        wrapped(torch.zeros(4, 8, device=device)).backward()
+        optimizer.step()
+
+
+def measure_ops(bench: Bench) -> None:
+    """Forward and backward of every case; float32 whole, other dtypes by one kind of each class."""
+    scale = 8 if bench.device.type == "cuda" else 1
+    half = torch.bfloat16
+    for dtype in (torch.float32, half):
+        name = {torch.float32: "fp32", half: "bf16"}[dtype]
+        for case in cases(scale):
+            if dtype is half and case.kind not in ("linear", "attention", "add", "layer_norm"):
+                continue
+            work = case.work(str(dtype).removeprefix("torch."))
+            keys = [f"{work.cost} {work.kind} {way} {name} {case.name}" for way in WAYS]
+            forward = ("op", keys[0], work.forward_bytes, work.forward_flops)
+            backward = ("op", keys[1], work.backward_bytes, work.backward_flops)
+            if not bench.wants(*forward) and not bench.wants(*backward):
+                continue
+            chain = Chain(case, dtype, bench.device)
+            chain.forward()
+            chain.backward()
+            found = bench.times(chain.clear, chain.forward, chain.backward)
+            bench.say(*forward, [t / chain.calls for t in found[1]])
+            bench.say(*backward, [t / chain.calls for t in found[2]])
+
+
+WAYS = ("forward", "backward")
+
+
+def measure_updates(bench: Bench) -> None:
+    """The optimizer's step by the bytes that it reads and writes."""
+    for elements in (1 << 18, 1 << 21, 1 << 23):
+        moved = 7.0 * 4 * elements  # parameter and two slots both ways, the gradient once
+        key = f"update {Update.kind} forward fp32 {elements}"
+        if bench.wants("op", key, moved, 0.0):
+            update = Update(elements, bench.device)
+            update.step()
+            bench.say("op", key, moved, 0.0, bench.times(update.step)[0])
+
+
+def measure_collectives(bench: Bench) -> None:
+    """Each collective's time is what it adds to the compute that it follows."""
+    matrix = torch.rand(256, 256, device=bench.device)
+    products = _calls_of(lambda: torch.mm(matrix, matrix), PAUSE_S, bench)
+
+    def pause() -> None:
+        for _ in range(products):
+            torch.mm(matrix, matrix)
+
+    for exchange in exchanges(bench.world, bench.device):
+        if not bench.wants("collective", exchange.key, exchange.size_bytes, 0.0):
+            continue
+        rounds = 4 if exchange.size_bytes < 1 << 20 else 1
+
+        def alone(rounds: int = rounds) -> None:
+            for _ in range(rounds):
+                pause()
+
+        def beside(rounds: int = rounds, call: Callable[[], Any] = exchange.call) -> None:
+            for _ in range(rounds):
+                pause()
+                call()
+
+        without, together = bench.times(alone, beside)
+        added = [(b - a) / rounds for a, b in zip(without, together, strict=True)]
+        bench.say("collective", exchange.key, exchange.size_bytes, 0.0, added)
+
+
+def _calls_of(call: Callable[[], Any], seconds: float, bench: Bench) -> int:
+    """How many calls take ``seconds``, the same on every rank."""
+    found = bench.times(lambda: [call() for _ in range(8)])[0]
+    return max(1, round(8 * seconds / sorted(found)[len(found) // 2]))
+
+
+def measure_units(bench: Bench) -> None:
+    """What DDP and FSDP2 take to move the parameters of a unit and their gradients."""
+    for group, size_bytes, make in units(bench.world, bench.device):
+        keys = {kind: f"{kind} {group}" for kind in ("unit_gather", "unit_reduce", "bucket_reduce")}
+        if not any(bench.wants("collective", key, size_bytes, 0.0) for key in keys.values()):
+            continue
+        unit = make()
+        columns = bench.times(unit.plain, unit.gather, unit.sharded, unit.replicated)
+        rows = list(zip(*columns, strict=True))
+        added = {
+            "unit_gather": [gather for _, gather, _, _ in rows],
+            "unit_reduce": [max(1e-6, both - gather - plain) for plain, gather, both, _ in rows],
+            "bucket_reduce": [max(1e-6, both - plain) for plain, _, _, both in rows],
+        }
+        for kind, times in added.items():
+            bench.say("collective", keys[kind], size_bytes, 0.0, times)
+
+
+def measure_overlap(bench: Bench) -> None:
+    """Compute alone, a collective alone, and both at once."""
+    if not bench.wants("overlap", "both", 0.0, 0.0):
+        return
+    overlap = Overlap(bench.world, bench.device)
+    names = ("compute", "collective", "both")
+    times = bench.times(overlap.compute, overlap.collective, overlap.both)
+    for name, found in zip(names, times, strict=True):
+        bench.say("overlap", name, 0.0, 0.0, found)
+
+
+def main() -> None:
+    known = {tuple(row) for row in json.loads(Path(sys.argv[1]).read_text())}
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    torch.manual_seed(0)
+    bench = Bench(known)
+    measure_process(bench)
+    measure_ops(bench)
+    measure_updates(bench)
+    measure_collectives(bench)
+    measure_units(bench)
+    measure_overlap(bench)
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # as a training process ends: without waiting for gloo's threads
+
+
+if __name__ == "__main__":
+    main()
