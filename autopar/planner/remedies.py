@@ -1,8 +1,8 @@
 """Where nothing fits: which change would, found by planning again with it.
 
-Tried in the order of what they cost: giving up a pin, then all pins; then devices that there are
-not: twice as many and so on, or as many of the next larger kind. Each is searched in full, so
-what is named has been priced, not extrapolated.
+Tried in the order of what they cost: giving up a pin, then all pins; then a smaller batch where it
+cannot be cut into microbatches; then devices that there are not: twice as many and so on, or as
+many of the next larger kind. Each is searched in full, so what is named has been priced.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from autopar.planner.state import StateSharding
 
 FACTORS = (2, 4, 8, 16, 32, 64)
 """How many times the devices are tried."""
+SMALLER = "a smaller batch"
 
 
 def search_or_advise(question: Question, progress: Progress = lambda _: None) -> Outcome:
@@ -53,7 +54,7 @@ def _advice(question: Question, tightest: Answer | None) -> str:
             return f"The cheapest change that fits: {_told(words, answer)}."
     free = replace(question, fixed=Fixed())
     told = []
-    for group in (_more_devices(free), _larger_devices(free, tightest)):
+    for group in (_smaller_batch(free), _more_devices(free), _larger_devices(free, tightest)):
         for change in group:
             one = _search(change, tried)
             if one is not None:
@@ -67,9 +68,16 @@ def _advice(question: Question, tightest: Answer | None) -> str:
 def _search(change: _Change, tried: list[str]) -> tuple[str, Answer] | None:
     tried.append(change.words)
     try:
-        return change.words, search_plan(change.question).best
+        best = search_plan(change.question).best
     except (DoesNotFit, FixError):
         return None
+    if change.words == SMALLER:
+        batch, parts = change.question.batch, best.candidate.microbatches
+        return (
+            f"a batch of {batch // parts} samples in place of {batch}, priced as {parts} of them",
+            best,
+        )
+    return change.words, best
 
 
 def _told(words: str, answer: Answer) -> str:
@@ -91,6 +99,12 @@ def _single_pins(question: Question) -> Iterator[_Change]:
 def _all_pins(question: Question) -> Iterator[_Change]:
     if question.fixed.pinned():
         yield _Change(f"without --fix {question.fixed}", replace(question, fixed=Fixed()))
+
+
+def _smaller_batch(question: Question) -> Iterator[_Change]:
+    """A batch as large as a microbatch would have to be, where there may be no microbatches."""
+    if question.obstacles and question.splits_batch:
+        yield _Change(SMALLER, replace(question, obstacles=()))
 
 
 def _more_devices(question: Question) -> Iterator[_Change]:

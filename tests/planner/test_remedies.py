@@ -32,6 +32,15 @@ def test_a_pin_that_stands_in_the_way_is_named_with_the_price_of_leaving_it_out(
     assert f"{best.memory.total / 1e9:.1f} of 5.0 GB, {best.time.total_s:.3g} s a step" in text
 
 
+def test_a_smaller_batch_is_named_where_the_batch_may_not_be_cut() -> None:
+    asked = question(GRAPH, 32, memory_limited(4_000_000_000))
+    with pytest.raises(DoesNotFit) as error:
+        search_or_advise(replace(asked, obstacles=("statistics over the batch",)))
+    parts = search_plan(asked).best.candidate.microbatches
+    assert parts > 1
+    assert f"fits: a batch of {32 // parts} samples in place of 32" in str(error.value)
+
+
 def test_more_devices_are_named_only_where_they_are_enough() -> None:
     text = refused(2_600_000_000)
     found = re.search(r"fits: (\d+) devices in place of 8, joined by nvlink too", text)
