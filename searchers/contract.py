@@ -15,6 +15,7 @@ elimination where that is narrow, and becomes part of the constant.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +25,8 @@ from autopar.searchers.gather import Lift
 from autopar.searchers.model import Floats, Model, runs
 from autopar.searchers.tree_decomposition import Elimination, elimination_cells
 
+TABLE = 1 << 20
+"""Sums compared for one variable at most; where dominance leaves fewer, its turn comes again."""
 SETTLED_CELLS = 1_000_000
 """Table cells up to which components without memory are solved."""
 
@@ -75,6 +78,8 @@ class _Graph:
                 continue
             others = tuple(sorted(self.near[v]))
             if len(others) == 2 and not self._pays(v, *others):
+                continue
+            if math.prod(self.sizes[w] for w in (v, *others)) > TABLE:
                 continue
             total = self.unary[self._labels(v)]
             for i, w in enumerate(others):

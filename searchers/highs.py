@@ -144,14 +144,17 @@ def serve() -> None:
 
 
 def _solve_here(request: Request) -> Answer:
+    import time
     from datetime import timedelta
 
     from ortools.math_opt import model_pb2
     from ortools.math_opt.python import mathopt
 
+    began = time.perf_counter()
     model = mathopt.Model.from_model_proto(model_pb2.ModelProto.FromString(request.program))
+    left = max(request.limit_s - (time.perf_counter() - began), 0.01)
     parameters = mathopt.SolveParameters(
-        time_limit=timedelta(seconds=request.limit_s),
+        time_limit=timedelta(seconds=left),
         node_limit=request.nodes,
         relative_gap_tolerance=request.relative_gap,
         absolute_gap_tolerance=request.absolute_gap,

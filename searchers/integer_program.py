@@ -15,8 +15,10 @@ same up to a constant on every edge row share their y's.  One evaluation is one 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -79,7 +81,9 @@ def solve(
         nodes = None
         if run.budget.wall_s is None:
             nodes = int(min(NODES, 1 + run.remaining_evaluations // max(m.num_vars, 1)))
-        found, x = _solve_once(m, np.array(known, np.int64), left, nodes, gap, seed, hint)
+        found, x = _solve_once(
+            m, np.array(known, np.int64), left, nodes, gap, seed, hint, partial(run.spend, 0)
+        )
         if proves and np.isfinite(found.bound):
             run.bound(found.bound - 1e-9 * abs(found.bound), "integer program")
         run.budget_spent |= found.status == "stopped"
@@ -115,16 +119,22 @@ def _solve_once(
     gap: float,
     seed: int,
     hint: Ints | None,
+    tick: Callable[[], None],
 ) -> tuple[highs.Answer, Ints | None]:
-    """The answer with its bound in the model's units, and the best choice."""
+    """The answer with its bound in the model's units, and the best choice.
+
+    ``tick`` is called often while the program is built, which counts towards the limit.
+    """
+    began = time.perf_counter()
     scale = max(1.0, float(np.abs(m.unary[np.isfinite(m.unary)]).max(initial=0.0)) / 1e6)
     if hint is not None:
         scale = max(1.0, abs(m.cost(hint)) / 1e6)
+    text = program(m, rows, scale, tick).SerializeToString()
     answer = highs.solve(
         highs.Request(
-            program=program(m, rows, scale).SerializeToString(),
+            program=text,
             columns=int(m.start[-1]),
-            limit_s=limit_s,
+            limit_s=max(limit_s - (time.perf_counter() - began), 0.01),
             nodes=nodes,
             relative_gap=max(gap, 1e-9),
             absolute_gap=0.5 / scale,

@@ -6,6 +6,7 @@ minutes.  Columns are first the labels x (binary), then for every edge its share
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,11 @@ from autopar.nouns.problem import Ints
 from autopar.searchers.model import Floats, Model, runs
 
 
-def program(m: Model, rows: Ints, scale: float) -> Any:
-    """A ``ModelProto`` with the memory rows given; costs are divided by ``scale``."""
+def program(m: Model, rows: Ints, scale: float, tick: Callable[[], None] = lambda: None) -> Any:
+    """A ``ModelProto`` with the memory rows given; costs are divided by ``scale``.
+
+    ``tick`` is called for every edge.
+    """
     from ortools.math_opt import model_pb2
 
     unary = m.unary.copy()
@@ -25,6 +29,7 @@ def program(m: Model, rows: Ints, scale: float) -> Any:
     costs: list[Floats] = []
     next_row, next_column = m.num_vars, int(m.start[-1])
     for e, (a, b) in enumerate(m.edge.tolist()):
+        tick()
         cells, from_row, from_column, row_part, column_part = shared_cells(m.matrix(e))
         first, second = m.start[a] + np.arange(m.sizes[a]), m.start[b] + np.arange(m.sizes[b])
         unary[first] += row_part

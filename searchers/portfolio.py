@@ -203,9 +203,10 @@ def first_fit(dual: Dual) -> Ints | None:
         for price in (dual.price, np.full(len(m.room), dual.price.max(initial=1.0))):
             x = dual.decode(factor * price)
             tree = MemoryTree(m, x)
-            if repair(m, dual.arcs, tree, m.priced(price)):
-                if dual.run.offer(dual.lift(tree.choice), "repair") or dual.run.cost is not None:
-                    return tree.choice
+            fits = repair(m, dual.arcs, tree, m.priced(price))
+            if fits and np.isfinite(m.cost(tree.choice)):
+                dual.run.offer(dual.lift(tree.choice), "repair")
+                return tree.choice
     return None
 
 
