@@ -1,13 +1,4 @@
-"""`autopar estimate`: will it fit and how fast will it be, from a few architecture figures.
-
-    layers: 80
-    hidden: 8192
-    heads: 64
-    kv_heads: 8
-    ffn: 28672
-    vocab: 128256
-    sequence: 8192
-    gated: true
+"""`autopar estimate --arch`: will it fit and how fast will it be, from a few architecture figures.
 
 No model file and no framework is needed: `estimate` prices a layout of the transformer family on a
 cluster, `render` shows it, `sweep` prices every legal layout.
@@ -15,16 +6,13 @@ cluster, `render` shows it, `sweep` prices every legal layout.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
+from autopar.arch_file import load_arch
 from autopar.cluster_file import load_cluster
 from autopar.cost_models.bands import time_band
 from autopar.cost_models.family import Arch
@@ -39,32 +27,6 @@ from autopar.errors import UserError
 from autopar.nouns.cluster import Cluster, Device
 
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "fp4")
-
-
-class ArchFileError(UserError):
-    """An architecture file that cannot be used; the message says what to change."""
-
-
-class _ArchText(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    name: str | None = None
-    layers: int = Field(gt=0, le=100_000)
-    hidden: int = Field(gt=0, le=10_000_000)
-    heads: int = Field(gt=0, le=100_000)
-    kv_heads: int | None = Field(default=None, gt=0)
-    ffn: int = Field(gt=0, le=100_000_000)
-    vocab: int = Field(gt=0, le=100_000_000)
-    sequence: int = Field(gt=0, le=1_000_000_000)
-    gated: bool = True
-    head_dim: int = Field(default=0, ge=0, le=65_536)
-    experts: int = Field(default=0, ge=0)
-    top_k: int = Field(default=0, ge=0)
-    shared_experts: int = Field(default=0, ge=0)
-    dense_layers: int = Field(default=0, ge=0)
-    dense_ffn: int = Field(default=0, ge=0)
-    tied: bool = False
-    causal: bool = True
 
 
 @dataclass(frozen=True)
@@ -89,61 +51,6 @@ class Estimate:
     @property
     def fits(self) -> bool:
         return self.memory.total <= self.memory_limit_bytes
-
-
-def load_arch(path: str | Path) -> Arch:
-    """The architecture that the YAML file at `path` describes.
-
-    Raises:
-        ArchFileError: no such file, unknown or missing keys, figures that cannot be.
-    """
-    file = Path(path)
-    if not file.is_file():
-        raise ArchFileError(
-            f"no architecture file {str(path)!r}; give a YAML file with layers, ..."
-        )
-    try:
-        data = yaml.safe_load(file.read_text())
-        if not isinstance(data, dict):
-            raise ArchFileError(f"{path}: expected `layers:`, `hidden:`, `heads:` and so on")
-        text = _ArchText.model_validate(data)
-    except yaml.YAMLError as error:
-        raise ArchFileError(f"{path}: not YAML: {error}") from None
-    except ValidationError as error:
-        raise ArchFileError(f"{path}: {_explain(error)}") from None
-    figures = text.model_dump()
-    figures["name"] = text.name or file.stem
-    figures["kv_heads"] = text.kv_heads or text.heads
-    figures["seq"] = figures.pop("sequence")
-    if text.heads % figures["kv_heads"]:
-        raise ArchFileError(f"{path}: kv_heads {text.kv_heads} does not divide heads {text.heads}")
-    if not text.head_dim and text.hidden % text.heads:
-        raise ArchFileError(
-            f"{path}: heads {text.heads} does not divide hidden {text.hidden}; give head_dim"
-        )
-    if bool(text.experts) != bool(text.top_k) or text.top_k > text.experts:
-        raise ArchFileError(
-            f"{path}: experts {text.experts} and top_k {text.top_k}: give both, "
-            "top_k at most experts"
-        )
-    if text.dense_layers > text.layers:
-        raise ArchFileError(f"{path}: dense_layers {text.dense_layers} of {text.layers} layers")
-    return Arch(**figures)
-
-
-def _explain(error: ValidationError) -> str:
-    known = list(_ArchText.model_fields)
-    lines = []
-    for finding in error.errors(include_url=False):
-        key = ".".join(str(part) for part in finding["loc"])
-        if finding["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(key, known, 1)
-            lines.append(f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else ""))
-        elif finding["type"] == "missing":
-            lines.append(f"{key} is missing")
-        else:
-            lines.append(f"{key}: {finding['msg']} (given {finding['input']!r})")
-    return "; ".join(lines)
 
 
 def estimate(
@@ -216,6 +123,8 @@ def _cheapest_change(
         changes += [{"recompute": "selective"}, {"recompute": "full"}]
     if layout.microbatch > 1:
         changes.append({"microbatch": 1})
+    if layout.schedule == "gpipe":
+        changes.append({"schedule": "1f1b"})
     changes += [{"zero": zero} for zero in range(layout.zero + 1, 4)]
     for tp in (2, 4, 8):
         if layout.dp_shard % tp == 0 and layout.tp * tp <= 8:
@@ -223,6 +132,9 @@ def _cheapest_change(
     for pp in (2, 4, 8):
         if layout.dp_shard % pp == 0:
             changes.append({"pp": layout.pp * pp, "dp_shard": layout.dp_shard // pp})
+    for cp in (2, 4, 8):
+        if layout.dp_shard % cp == 0:
+            changes.append({"cp": layout.cp * cp, "dp_shard": layout.dp_shard // cp})
     pairs = [
         {**a, **b} for i, a in enumerate(changes) for b in changes[i + 1 :] if not set(a) & set(b)
     ]
@@ -310,6 +222,8 @@ def estimate_files(
     Raises:
         UserError: any of the inputs cannot be used.
     """
+    if global_batch is not None and global_batch < 1:
+        raise UserError(f"--global-batch {global_batch}: give a whole number of sequences from 1")
     arch, cluster = load_arch(arch_path), load_cluster(cluster_path)
     choices = parse_fix(fix)
     if global_batch is None and "global_batch" not in choices:

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autopar.arch_file import ArchFileError, load_arch
 from autopar.cluster_file import load_cluster
 from autopar.cost_models.family import Arch
 from autopar.cost_models.footprint import footprint
 from autopar.cost_models.layout import Layout, LayoutError, illegal, layout_from_fix, parse_fix
 from autopar.cost_models.overlap import exposed_s
 from autopar.cost_models.software import Software
+from autopar.errors import UserError
 from autopar.estimate import (
-    ArchFileError,
     estimate,
     estimate_files,
-    load_arch,
     price,
     render,
     sweep,
@@ -187,12 +187,19 @@ def test_sweep_finds_what_fits() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("layers: 80", "layer: 80", "unknown key 'layer', did you mean 'layers'|layers is missing"),
-        ("hidden: 8192", "", "hidden is missing"),
+        ("layers: 80", "layer: 80", "layers: missing; layer: unknown key, did you mean 'layers'"),
+        ("hidden: 8192", "", "hidden: missing"),
+        ("hidden: 8192", "hidden: 1e30", "hidden: '1e30' is not a whole number"),
+        ("layers: 80", "layers: 8000000", "layers: 8000000 must be at most 100000"),
+        ("layers: 80", "layers: [80", "not YAML at line"),
+        ("layers: 80", "layers: 80\nlayers: 40", "key 'layers' is given twice"),
+        ("layers: 80", "layers: 80\nshared_experts: 2", "without experts"),
+        ("layers: 80", "layers: 80\nwindow: 128", "give both or none"),
+        ("layers: 80", "layers: 80\nlatent: {kv_rank: 512}", "latent.q_rank: missing"),
         ("heads: 64", "heads: 63", "does not divide"),
         ("kv_heads: 8", "kv_heads: 7", "kv_heads 7 does not divide heads 64"),
         ("gated: true", "experts: 8", "give both"),
-        ("vocab: 128256", "vocab: -1", "greater than 0"),
+        ("vocab: 128256", "vocab: -1", "vocab: -1 must be greater than 0"),
     ],
 )
 def test_bad_architecture_files(tmp_path: Path, old: str, new: str, says: str) -> None:
@@ -200,6 +207,30 @@ def test_bad_architecture_files(tmp_path: Path, old: str, new: str, says: str) -
     (tmp_path / "a.yaml").write_text(text.replace(old, new, 1))
     with pytest.raises(ArchFileError, match=says):
         load_arch(tmp_path / "a.yaml")
+
+
+def test_a_binary_architecture_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_bytes(b"\x80\xe9\x00")
+    with pytest.raises(ArchFileError, match="cannot be read as text"):
+        load_arch(tmp_path / "a.yaml")
+
+
+def test_latent_attention_and_windows_can_be_described(tmp_path: Path) -> None:
+    text = (ROOT / "examples/archs/deepseek_v3.yaml").read_text()
+    arch = load_arch(ROOT / "examples/archs/deepseek_v3.yaml")
+    assert arch.parameters / 1e9 == pytest.approx(671, rel=0.01)
+    (tmp_path / "a.yaml").write_text(text + "window: 128\nwindowed_layers: 30\n")
+    assert load_arch(tmp_path / "a.yaml").mean_context < arch.mean_context
+
+
+def test_a_batch_of_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match="--global-batch 0"):
+        estimate_files("a.yaml", "c.yaml", "tp=8", global_batch=0)
+
+
+def test_another_schedule_is_advised_where_gpipe_does_not_fit() -> None:
+    found = estimate(LLAMA, H100_64, Layout(512, tp=8, pp=4, dp_shard=2, schedule="gpipe"))
+    assert found.advice.startswith("schedule=1f1b fits")
 
 
 def test_pricing_a_layout_is_quick() -> None:
