@@ -9,12 +9,35 @@ import pytest
 
 from autopar.errors import DoesNotFit
 from autopar.planner import remedies
+from autopar.planner.question import Question
 from autopar.planner.remedies import search_or_advise
 from autopar.planner.search import search_plan
+from autopar.planner.standings import NothingFits
 from tests.planner.graphs import gpt
 from tests.planner.test_search import LARGE, NODE, memory_limited, question
 
 GRAPH = gpt(layers=2, **LARGE)
+
+
+def on(devices: int, limit_bytes: int) -> Question:
+    """The question for as many devices of one node."""
+    asked = question(GRAPH, 32, memory_limited(limit_bytes))
+    levels = (*NODE.levels[:-1], replace(NODE.levels[-1], span=devices))
+    groups = (replace(asked.cluster.groups[0], count=devices),)
+    return replace(asked, cluster=replace(asked.cluster, groups=groups, levels=levels))
+
+
+def least(cut: bool = True) -> int:
+    """Bytes of the tightest layout, found where nothing fits."""
+    with pytest.raises(NothingFits) as error:
+        search_plan(replace(on(8, 1), obstacles=() if cut else ("statistics",)))
+    assert error.value.tightest is not None
+    return error.value.tightest.memory.total
+
+
+def needed(**fix: str) -> int:
+    """Bytes of the fastest layout with these choices."""
+    return search_plan(question(GRAPH, 32, NODE, fix)).best.memory.total
 
 
 def refused(limit_bytes: int, **fix: str) -> str:
@@ -24,16 +47,21 @@ def refused(limit_bytes: int, **fix: str) -> str:
 
 
 def test_a_pin_that_stands_in_the_way_is_named_with_the_price_of_leaving_it_out() -> None:
-    limit, fix = 5_000_000_000, {"dp_replicate": "8", "recompute": "none"}
+    fix = {"dp_replicate": "8", "recompute": "none"}
+    sharded = needed(dp_shard="8", zero="3", recompute="none", microbatch="1")
+    limit = (needed(microbatch="1", **fix) + sharded) // 2
     text = refused(limit, **fix)
     assert "The cheapest change that fits: without --fix dp_replicate=8 (" in text
     freed = question(GRAPH, 32, memory_limited(limit), {"recompute": "none"})
     best = search_plan(freed).best
-    assert f"{best.memory.total / 1e9:.1f} of 5.0 GB, {best.time.total_s:.3g} s a step" in text
+    assert (
+        f"{best.memory.total / 1e9:.1f} of {limit / 1e9:.1f} GB, {best.time.total_s:.3g} s a step"
+        in text
+    )
 
 
 def test_a_smaller_batch_is_named_where_the_batch_may_not_be_cut() -> None:
-    asked = question(GRAPH, 32, memory_limited(4_000_000_000))
+    asked = question(GRAPH, 32, memory_limited((least() + least(cut=False)) // 2))
     with pytest.raises(DoesNotFit) as error:
         search_or_advise(replace(asked, obstacles=("statistics over the batch",)))
     parts = search_plan(asked).best.candidate.microbatches
@@ -42,20 +70,14 @@ def test_a_smaller_batch_is_named_where_the_batch_may_not_be_cut() -> None:
 
 
 def test_more_devices_are_named_only_where_they_are_enough() -> None:
-    text = refused(2_600_000_000)
+    limit = int(0.8 * least())
+    text = refused(limit)
     found = re.search(r"fits: (\d+) devices in place of 8, joined by nvlink too", text)
     assert found, text
     count = int(found[1])
-    for devices, fits in ((count, True), (count // 2, False)):
-        asked = question(GRAPH, 32, memory_limited(2_600_000_000))
-        groups = (replace(asked.cluster.groups[0], count=devices),)
-        levels = (*NODE.levels[:-1], replace(NODE.levels[-1], span=devices))
-        wide = replace(asked, cluster=replace(asked.cluster, groups=groups, levels=levels))
-        if fits:
-            assert search_plan(wide).best.memory.total <= 2_600_000_000
-        else:
-            with pytest.raises(DoesNotFit):
-                search_plan(wide)
+    assert search_plan(on(count, limit)).best.memory.total <= limit
+    with pytest.raises(NothingFits):
+        search_plan(on(count // 2, limit))
 
 
 def test_where_no_change_helps_those_that_were_tried_are_listed(

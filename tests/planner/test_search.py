@@ -132,7 +132,12 @@ def test_what_does_not_fit_is_told_in_numbers() -> None:
 
 
 def test_plans_that_lost_are_told_apart_and_those_that_fit_stand_first() -> None:
-    found = search_plan(question(gpt(layers=4, **LARGE), 32, memory_limited(4_000_000_000)))
+    graph = gpt(layers=4, **LARGE)
+    with pytest.raises(NothingFits) as error:
+        search_plan(question(graph, 32, memory_limited(1)))
+    assert error.value.tightest is not None
+    limit = int(1.1 * error.value.tightest.memory.total)
+    found = search_plan(question(graph, 32, memory_limited(limit)))
     rows = found.runners_up
     said = [(*sorted(r.degrees.items()), r.zero, r.recompute, r.microbatches) for r in rows]
     assert len(set(said)) == len(said) > 1
