@@ -1,0 +1,79 @@
+"""A step's phases: hiding communication has its price, and what a profile measured is used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autopar.cluster_file import load_cluster
+from autopar.nouns.cluster import Cluster, MeasuredCollective, MeasuredRate
+from autopar.nouns.mesh import Mesh
+from autopar.planner.activations import Life
+from autopar.planner.memory import step_memory
+from autopar.planner.simulation import simulate
+from autopar.planner.state import StateSharding
+from autopar.planner.summary import Summary, Unit
+
+PLAIN = load_cluster("examples/clusters/cpu_4.yaml")
+NUMEL = 1_000_000
+UPDATE_S_PER_BYTE = 1e-10
+
+
+def cluster(contention: float = 0.0, **lines: float) -> Cluster:
+    """Four processes; ``lines`` are seconds per byte of measured collectives over all of them."""
+    measured = tuple(MeasuredCollective(k, 4, 0.0, slope) for k, slope in lines.items())
+    level = replace(PLAIN.levels[0], contention=contention, measured=measured)
+    rate = MeasuredRate("update", "fp32", 0.0, 0.0, UPDATE_S_PER_BYTE, 0.0, 0.0, "adamw", "forward")
+    device = replace(PLAIN.device, rates=(rate,), process_bytes=10**8, heap_share=0.5)
+    groups = (replace(PLAIN.groups[0], device=device),)
+    return replace(PLAIN, groups=groups, levels=(level,))
+
+
+def summary(forward_s: float = 0.1) -> Summary:
+    trained = {"float32": NUMEL}
+    unit = Unit(forward_s, 2 * forward_s, 0.0, 0.0, 0.0, trained, {}, {})
+    root = Unit(0.0, 0.0, 0.0, 0.0, 0.0, {}, {}, {})
+    lives = dict.fromkeys(("none", "compute", "full"), Life(0, 10**6, ""))
+    return Summary(1, root, {"layer": unit}, ("layer",) * 4, {"layer": 4}, lives, 0)
+
+
+def state(zero: int) -> StateSharding:
+    axis = "dp_shard" if zero else "dp_replicate"
+    return StateSharding(zero, Mesh((axis,), (4,)), 1, "float32")
+
+
+def test_a_hidden_second_costs_what_was_measured() -> None:
+    free, dear = (
+        simulate(summary(), state(0), cluster(c, bucket_reduce=1e-9), "none") for c in (0.0, 0.5)
+    )
+    moved = 4 * 4 * NUMEL * 1e-9
+    assert free.data_communication_s == pytest.approx(moved)
+    hidden = moved * 3 / 4  # the last unit's reduction has nothing left to hide behind
+    assert dear.total_s - free.total_s == pytest.approx(0.5 * hidden)
+    assert free.forward_s == dear.forward_s == pytest.approx(0.4)
+
+
+def test_phases_add_up_and_gathers_belong_to_the_forward() -> None:
+    where = cluster(1.0, unit_gather=1e-9, unit_reduce=3e-9)
+    found = simulate(summary(), state(1), where, "none")
+    size = 4 * 4 * NUMEL
+    assert found.forward_s == pytest.approx(0.4 + size * 1e-9)
+    updated = 7 * size / 4 * UPDATE_S_PER_BYTE
+    assert found.optimizer_s == pytest.approx(updated)
+    assert found.total_s == pytest.approx(1.2 + size * 4e-9 + updated)
+
+
+def test_without_a_measured_unit_the_plain_collective_is_priced() -> None:
+    found = simulate(summary(), state(0), cluster(all_reduce=2e-9), "none")
+    assert found.data_communication_s == pytest.approx(4 * 4 * NUMEL * 2e-9)
+
+
+def test_memory_holds_the_measured_process_and_its_heap() -> None:
+    device = cluster().device
+    plain = replace(device, process_bytes=0, heap_share=0.0)
+    measured, assumed = (step_memory(summary(), state(0), "none", d) for d in (device, plain))
+    lives = 4 * 4 * 4 * NUMEL + 10**6
+    assert measured.total == pytest.approx(1.5 * lives + 10**8)
+    assert assumed.total == pytest.approx(1.04 * lives + 350_000_000)
+    assert measured.limit == device.memory_bytes
