@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 from scipy.optimize import nnls
 
-from autopar.cost_models.profile_db import Measurement, ProfileDb
+from autopar.cost_models.profile_db import Measurement, ProfileDb, ProfileError
 from autopar.nouns.cluster import (
     Cluster,
     Device,
@@ -95,13 +95,23 @@ def op_rates(found: Sequence[Measurement]) -> tuple[MeasuredRate, ...]:
     """
     rows: dict[tuple[str, str, str, str], list[Measurement]] = defaultdict(list)
     for m in found:
-        op_class, kind, direction, dtype, _ = m.key.split()
+        op_class, kind, direction, dtype, _ = _words(m, 5)
         rows[op_class, kind, direction, dtype].append(m)
     kinds = [_rate(*key, measured) for key, measured in sorted(rows.items())]
     classes: dict[tuple[str, str, str], list[MeasuredRate]] = defaultdict(list)
     for rate in kinds:
         classes[rate.op_class, rate.dtype, rate.direction].append(rate)
     return (*kinds, *(_middle(members) for members in classes.values()))
+
+
+def _words(m: Measurement, count: int) -> list[str]:
+    words = m.key.split()
+    if len(words) != count:
+        raise ProfileError(
+            f"{m.subject} {m.key!r} is not how this tool writes a measurement ({count} words); "
+            "profile again into another file"
+        )
+    return words
 
 
 def _rate(
@@ -146,7 +156,7 @@ def collective_lines(found: Sequence[Measurement]) -> tuple[MeasuredCollective, 
     """One line for each 'kind ranks x stride' among the keys ('all_reduce 4x1')."""
     kinds: dict[tuple[str, int, int], list[Measurement]] = defaultdict(list)
     for m in found:
-        name, group = m.key.split()
+        name, group = _words(m, 2)
         ranks, stride = group.split("x")
         kinds[name, int(ranks), int(stride)].append(m)
     lines = []
@@ -164,7 +174,7 @@ def phase_factors(found: Sequence[Measurement], basis: str) -> tuple[tuple[str, 
     """
     times: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for m in found:
-        phase, what, prices, plan = m.key.split()
+        phase, what, prices, plan = _words(m, 4)
         if prices == basis:
             times[phase, plan][what] = m.seconds
     ratios: dict[str, list[float]] = defaultdict(list)

@@ -3,9 +3,10 @@
     machine(id, device, driver, libraries, seen_at)
     measurement(machine, subject, key, size_bytes, flops, seconds, spread, repeats, measured_at)
 
-`subject` is 'op' or 'collective', `key` names what was run in one readable line. Every measurement
-is its own transaction, so an interruption loses nothing that was measured; a file that SQLite calls
-corrupt is set aside, what can still be read is copied into a new one, and both are named.
+`subject` is 'op', 'collective', 'overlap', 'process' or 'run', `key` names what was run in one
+readable line. Every measurement is its own transaction, so an interruption loses nothing that was
+measured; a file that SQLite calls corrupt is set aside, what can still be read is copied into a new
+one, and both are named.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ CREATE TABLE IF NOT EXISTS measurement (
     size_bytes REAL NOT NULL, flops REAL NOT NULL, seconds REAL NOT NULL, spread REAL NOT NULL,
     repeats INTEGER NOT NULL, measured_at TEXT NOT NULL,
     PRIMARY KEY (machine, subject, key, size_bytes, flops));
-PRAGMA user_version = 1;
+PRAGMA user_version = 2;
 """
-VERSION = 1
+VERSION = 2
 
 
 class ProfileError(UserError):

@@ -26,7 +26,10 @@ def op_origins(cluster: Cluster, dtype: str) -> list[Origin]:
     measured = {rate.op_class for rate in device.rates if rate.dtype == name}
     found = []
     for op_class in OP_CLASSES:
-        if op_class in measured:
+        if device.fitted:
+            basis = "autopar profile" if op_class in measured else "catalogue"
+            found.append(Origin(f"{op_class} {name}", "fitted", f"{basis}, corrected by runs"))
+        elif op_class in measured:
             found.append(Origin(f"{op_class} {name}", "measured", "autopar profile"))
         else:
             entry = efficiency(device, name, op_class)

@@ -1,5 +1,7 @@
 """A profile keeps what was measured, refuses what it cannot know, and becomes rates."""
 
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,6 +110,7 @@ def test_runs_correct_the_prices_they_were_predicted_by(tmp_path: Path) -> None:
         1.2 * rate(plain, "forward").time_s(1e12, 0)
     )
     assert rate(learnt, "forward").how == "fitted"
+    assert {origin.how for origin in op_origins(learnt, "bf16")} == {"fitted"}
     assert learnt.device.slower("optimizer") == 1.0
     assert Cluster.from_json(learnt.to_json()) == learnt
 
@@ -131,6 +134,19 @@ def test_what_is_done_is_not_measured_again(tmp_path: Path) -> None:
     with ProfileDb(tmp_path / "p.db") as db:
         assert ("collective", "all_reduce 8x1", 1e6, 0.0) in db.done(HERE)
         assert not db.done(Machine("H100", "driver 2", "torch 2.13.0"))
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    filled(tmp_path / "p.db")
+    with closing(sqlite3.connect(tmp_path / "p.db")) as connection:
+        connection.execute("PRAGMA user_version = 1")
+    with pytest.raises(ProfileError, match="profile format 1, this tool reads 2"):
+        calibrate(load_cluster(ROOT / "examples/clusters/h100_8.yaml"), tmp_path / "p.db")
+
+
+def test_a_key_of_another_form_is_refused() -> None:
+    with pytest.raises(ProfileError, match="'matmul bf16 8x8' is not how this tool writes"):
+        op_rates([measurement("matmul bf16 8x8", 1.0, 1.0, 1.0)])
 
 
 def test_impossible_figures_are_refused(tmp_path: Path) -> None:
