@@ -74,8 +74,9 @@ def grid(random: np.random.Generator, n: int) -> Pairs:
 def islands(random: np.random.Generator, n: int) -> Pairs:
     """Hundreds of parts that only memory couples."""
     size = 40
-    edges = random.integers(0, size, (2 * n, 2)) + size * random.integers(0, n // size, (2 * n, 1))
-    return np.asarray(edges)
+    island = random.integers(0, max(n // size, 1), (2 * n, 1))
+    edges: Pairs = np.minimum(random.integers(0, size, (2 * n, 2)) + size * island, n - 1)
+    return edges
 
 
 SHAPES: Mapping[str, Shape] = {

@@ -1,4 +1,4 @@
-"""Compiled bookkeeping of memory: a segment tree over rows, changes of label, greedy repair.
+"""Compiled bookkeeping of memory: a segment tree over rows, changes of label, greedy choices.
 
 The tree holds, for every row, the memory used beyond its room; the largest is ``tree[1]``, so a
 choice fits when that is not above zero.  Imported only when a model is large.
@@ -60,6 +60,36 @@ def change_label(arcs, unary, memory, v, label):
             add_range(tree, lazy, leaves, term_lo[t], term_hi[t], grown)
     x[v] = label
     return delta
+
+
+@jit
+def in_order(arcs, unary):
+    """Variable by variable the cheapest label, given the earlier ones, whatever the memory."""
+    start, out, out_start, head, cell_start, cells = arcs[:6]
+    n = len(start) - 1
+    x = np.zeros(n, np.int64)
+    score = unary.copy()
+    for v in range(n):
+        lo = start[v]
+        size = start[v + 1] - lo
+        for s in range(out_start[v], out_start[v + 1]):
+            arc = out[s]
+            w = head[arc]
+            width = start[w + 1] - start[w]
+            if w < v:
+                at = cell_start[arc ^ 1] + x[w] * size
+                for k in range(size):
+                    score[lo + k] += cells[at + k]
+            else:
+                at = cell_start[arc]
+                for k in range(size):
+                    least = cells[at]
+                    for j in range(1, width):
+                        least = min(least, cells[at + j])
+                    score[lo + k] += least
+                    at += width
+        x[v] = np.argmin(score[lo : lo + size])
+    return x
 
 
 @jit

@@ -68,6 +68,8 @@ def first_answer(run: Run, m: Model, lift: Lift, layout: Arcs | None = None) -> 
     into memory.  Where that ends in a forbidden pair or does not fit, memory is priced alike in all
     rows, ever higher; and where no price helps, what fits is mended.
     """
+    from autopar.searchers.memory_kernels import in_order
+
     layout = arcs(m) if layout is None else layout
     flat = m.priced(np.ones(len(m.room))) - m.unary
     flat[~np.isfinite(flat)] = 0.0
@@ -77,7 +79,7 @@ def first_answer(run: Run, m: Model, lift: Lift, layout: Arcs | None = None) -> 
     fitting = [frugal] if frugal.fits else []
     for price in (0.0, 0.01, 0.1, 1.0, 10.0, 1e4):
         guide = m.unary + price * unit * flat
-        tree = MemoryTree(m, _in_order(m, layout, guide))
+        tree = MemoryTree(m, in_order(layout, guide))
         if repair(m, layout, tree, guide):
             if np.isfinite(m.cost(tree.choice)):
                 run.offer(lift(tree.choice), "greedy")
@@ -110,20 +112,6 @@ def _mend(run: Run, m: Model, layout: Arcs, x: Ints) -> Ints | None:
         if np.isfinite(m.cost(chain.best)):
             return chain.best
     return None
-
-
-def _in_order(m: Model, arcs: Arcs, unary: Floats) -> Ints:
-    x = np.zeros(m.num_vars, np.int64)
-    for v in range(m.num_vars):
-        score = unary[m.start[v] : m.start[v + 1]].copy()
-        for arc in arcs.out[arcs.out_start[v] : arcs.out_start[v + 1]]:
-            w = arcs.head[arc]
-            at = arcs.cell_start[arc]
-            width = int(m.sizes[w])
-            cells = arcs.cells[at : at + width * len(score)].reshape(len(score), width)
-            score += cells[:, x[w]] if w < v else cells.min(axis=1)
-        x[v] = int(score.argmin())
-    return x
 
 
 def trivial_bound(m: Model) -> float:

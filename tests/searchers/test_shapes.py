@@ -1,0 +1,24 @@
+"""Shapes that the contest's files do not have: an answer is found wherever one was planted."""
+
+from __future__ import annotations
+
+import pytest
+
+from autopar.searchers import Budget, search
+from benchmarks.shapes import SHAPES, make
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("searcher", ["portfolio", "coordinate_descent", "mcts"])
+def test_a_feasible_answer_is_found(name: str, searcher: str) -> None:
+    problem = make(name, size=24 / SHAPES[name].nodes)
+    found = search(problem, searcher, Budget(evaluations=5_000))
+    assert problem.feasible(found.choice)
+    assert found.cost == problem.total(found.choice)
+    assert found.lower_bound <= found.cost
+
+
+def test_instances_are_the_same_for_the_same_seed() -> None:
+    first, again, other = (make("hubs", seed, 0.005) for seed in (1, 1, 2))
+    assert first.edge_cost.tolist() == again.edge_cost.tolist()
+    assert first.cost.tolist() != other.cost.tolist()
