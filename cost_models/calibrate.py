@@ -160,10 +160,10 @@ def collective_lines(found: Sequence[Measurement]) -> tuple[MeasuredCollective, 
         ranks, stride = group.split("x")
         kinds[name, int(ranks), int(stride)].append(m)
     lines = []
-    for (kind, ranks, stride), rows in sorted(kinds.items()):
+    for (kind, size, apart), rows in sorted(kinds.items()):
         matrix = np.array([[1 / m.seconds, m.size_bytes / m.seconds] for m in rows])
         (alpha_s, s_per_byte), _ = nnls(matrix, np.ones(len(rows)))
-        lines.append(MeasuredCollective(kind, ranks, float(alpha_s), float(s_per_byte), stride))
+        lines.append(MeasuredCollective(kind, size, float(alpha_s), float(s_per_byte), apart))
     return tuple(lines)
 
 

@@ -107,7 +107,9 @@ class Unit:
         self._x = torch.rand(1, width, device=device)
         plain, sharded, replicated = (_Layers(rows, width).to(device) for _ in range(3))
         self._plain = plain
-        self._sharded = fully_shard(sharded, mesh=axis, reshard_after_forward=False)
+        # Makes an `FSDPModule` of the module that it is given.
+        self._held = fully_shard(sharded, mesh=axis, reshard_after_forward=False)
+        self._sharded = sharded
         self._replicated = DistributedDataParallel(
             replicated, process_group=mesh.group(AXIS), gradient_as_bucket_view=True
         )
@@ -127,8 +129,8 @@ class Unit:
         self._step(self._replicated)
 
     def gather(self) -> None:
-        self._sharded.unshard()
-        self._sharded.reshard()
+        self._held.unshard()
+        self._held.reshard()
 
 
 class _Layers(torch.nn.Module):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from autopar.nouns.graph import Op
+from autopar.nouns.graph import Op, Role
 from autopar.nouns.graph import Tensor as GraphTensor
 from autopar.rules.registry import bind
 from autopar.rules.work import ONE_DEVICE, WHOLE_OP, Work, op_work
@@ -59,7 +59,7 @@ class Case:
         """What the rules say of one call in ``dtype`` (``"float32"``)."""
         tensors = {}
         for i, shape in enumerate(self.operands):
-            role = "parameter" if i in self.trained else "activation"
+            role: Role = "parameter" if i in self.trained else "activation"
             counted = "int64" if i in self.below else dtype
             grad = i not in self.below and (i == 0 or i in self.trained)
             tensors[f"in{i}"] = GraphTensor(f"in{i}", shape, counted, role, grad)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,8 +47,8 @@ def test_a_plan_that_fails_costs_its_own_row(
 
 
 def test_two_hosts_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two_hosts.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert two_hosts.missing() == "root"
-    monkeypatch.setattr(two_hosts.os, "geteuid", lambda: 0)
-    monkeypatch.setattr(two_hosts.shutil, "which", lambda _: None)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
     assert "iproute2" in two_hosts.missing()
