@@ -53,6 +53,7 @@ def search(
 
 def _solve(run: Run, m: Model, lift: Lift, seed: int) -> None:
     known: Ints | None = None
+    shrinking_s = run.wall_s
     if m.start[-1] > LARGE:
         known = _first(run, m, lift)
     if elimination_cells(m, NARROW) <= NARROW:
@@ -74,12 +75,14 @@ def _solve(run: Run, m: Model, lift: Lift, seed: int) -> None:
             start, known = known, None
         if start is None:
             break
-        merge = Merge(run, dual, lift, seed)
+        merge = Merge(run, dual, lift, seed, shrinking_s)
         before = (dual, merge, start, lift)
-        if turn == RULE_OUTS:
+        if turn == RULE_OUTS or run.remaining_s < 2.0 * shrinking_s:
             break
         if run.cost is not None and dual.gap <= NEAR * abs(run.cost):
             merge.solve([start], start)
+            if run.remaining_s < 2.0 * shrinking_s:
+                break
         smaller = _rule_out(run, dual)
         if smaller is None:
             return
@@ -133,8 +136,9 @@ def _rule_out(run: Run, dual: Dual) -> tuple[Model, Lift] | None:
 class Merge:
     """Solution merging: the best of all combinations of what the chains chose."""
 
-    def __init__(self, run: Run, dual: Dual, lift: Lift, seed: int) -> None:
+    def __init__(self, run: Run, dual: Dual, lift: Lift, seed: int, shrinking_s: float) -> None:
         self.run, self.dual, self.lift, self.seed = run, dual, lift, seed
+        self.shrinking_s = shrinking_s  # what the whole problem took; a merged one takes less
         self.fraction = 0.1  # of the gap, that a label's reduced cost may be
         self.best: Ints | None = None
         self._reduced: Floats | None = None
@@ -147,6 +151,8 @@ class Merge:
     def solve(self, found: list[Ints], known: Ints) -> Ints | None:
         """The best choice of the restricted model, if it is better than the one known."""
         m, run = self.dual.model, self.run
+        if run.remaining_s < self.shrinking_s:
+            return None
         gap = max(m.cost(known) - self.dual.bound, 0.0)
         while True:
             keep = self.reduced() <= self.fraction * gap
