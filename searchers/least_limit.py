@@ -12,14 +12,17 @@ if TYPE_CHECKING:
     from autopar.searchers.run import Run
 
 
-def explain(run: Run) -> NoFeasibleAnswer:
-    """The error to raise for a run that ended without an answer."""
+def explain(run: Run) -> NoFeasibleAnswer | None:
+    """The error to raise for a run that ended without an answer.
+
+    None when looking for a limit that would do met a choice that fits as it is; it is offered.
+    """
     p = run.problem
     proven = _least_peak_bound(p)
     example = _frugal_choice(p)
     least = None if example is None else p.peak(example)
-    if example is not None and least is not None and least <= p.usage_limit:
-        return NoFeasibleAnswer("the search ended before it found an answer; raise its budget")
+    if example is not None and run.offer(example, "least memory"):
+        return None
     parts = []
     if proven > p.usage_limit:
         parts.append(

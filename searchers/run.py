@@ -183,8 +183,10 @@ class Run:
         Raises NoFeasibleAnswer when there is none: because the problem has none, or because the
         search ended before it found one, which the message tells apart.
         """
-        if self.choice is None or self.cost is None:
-            raise self._nothing()
+        if self.choice is None and (error := self._nothing()) is not None:
+            raise error
+        assert self.choice is not None
+        assert self.cost is not None
         return Solution(
             choice=self.choice,
             cost=self.cost,
@@ -196,7 +198,7 @@ class Run:
             interrupted=self.interrupted,
         )
 
-    def _nothing(self) -> NoFeasibleAnswer:
+    def _nothing(self) -> NoFeasibleAnswer | None:
         from autopar.searchers.least_limit import explain
 
         return explain(self)

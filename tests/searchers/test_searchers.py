@@ -152,6 +152,12 @@ def test_same_answer_on_one_core_and_on_four(name: str, monkeypatch: pytest.Monk
     assert one.to_json() == four.to_json()
 
 
+@pytest.mark.parametrize("name", [*EXACT, *OTHERS])
+def test_the_smallest_budget_still_gives_an_answer(name: str) -> None:
+    problem = layered(60, 8, seed=7, limit=0.2)
+    check(problem, search(problem, name, Budget(evaluations=1)))
+
+
 def test_an_impossible_limit_says_what_would_do() -> None:
     nodes = [([1, 2], [8, 5], (0, 2)), ([1], [4], (1, 3))]
     with pytest.raises(NoFeasibleAnswer, match="limit of 9 would do") as caught:
