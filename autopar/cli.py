@@ -125,7 +125,7 @@ def plan(
     plan_folder.check_writable(output)
     replicated = tuple(allow_replicated or ())
     found = search(model, cluster, parse_fix(fix or ()), searcher, replicated, profile, verbose)
-    files, emit_s = plan_files(found)
+    files, emit_s = plan_files(found, output)
     plan_folder.write(output, files)
     _show_plan(found, emit_s, json)
     progress(f"written to {output}/; next: autopar run {output}, autopar verify {output}")

@@ -13,6 +13,7 @@ from autopar import plan_folder
 from autopar.cli import progress
 from autopar.nouns.graph import to_text as graph_text
 from autopar.nouns.plan import to_json
+from autopar.sources import relative_sources
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -47,13 +48,19 @@ def search(
     return plan(model, cluster, fix, options, progress)
 
 
-def plan_files(found: PlanResult) -> tuple[dict[str, str], float]:
-    """Every file of the plan's folder as text, and the CPU seconds that making them took."""
+def plan_files(found: PlanResult, folder: str | Path) -> tuple[dict[str, str], float]:
+    """Every file of the plan's ``folder`` as text, and the CPU seconds that making them took.
+
+    The workload is named from the folder and sources from the workload, so that equal checkouts
+    have equal folders.
+    """
     start = time.process_time()
+    home = Path(found.plan.workload.partition(":")[0]).resolve().parent
+    workload = plan_folder.relative_workload(folder, found.plan.workload)
     files = {
-        plan_folder.PLAN: to_json(found.plan),
+        plan_folder.PLAN: to_json(replace(found.plan, workload=workload)),
         plan_folder.CLUSTER: found.cluster.to_json() + "\n",
-        plan_folder.GRAPH: graph_text(found.captured.graph) + "\n",
+        plan_folder.GRAPH: graph_text(relative_sources(found.captured.graph, home)) + "\n",
         plan_folder.BATCH: _batch(found),
         plan_folder.REPORT: _report(found),
         plan_folder.COLLECTIVES: _collectives(found),

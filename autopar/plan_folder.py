@@ -15,9 +15,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from autopar.errors import UserError
 from autopar.nouns import graph as graphs
@@ -25,6 +25,7 @@ from autopar.nouns import plan as plans
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Plan
+from autopar.plan_checks import BadPlan, check_cluster, check_names, check_values
 
 PLAN = "plan.json"
 CLUSTER = "cluster.json"
@@ -33,7 +34,10 @@ BATCH = "batch.json"
 COLLECTIVES = "collectives.json"
 PROGRAM = "program"
 REPORT = "report.txt"
-OWN = frozenset({PLAN, CLUSTER, GRAPH, BATCH, COLLECTIVES, PROGRAM, REPORT, "__pycache__"})
+FAILURE = "failure.log"
+OWN = frozenset({PLAN, CLUSTER, GRAPH, BATCH, COLLECTIVES, PROGRAM, REPORT, FAILURE, "__pycache__"})
+
+Read = TypeVar("Read")
 
 
 class PlanFolderError(UserError):
@@ -87,37 +91,95 @@ def write(folder: str | Path, files: Mapping[str, str]) -> None:
 
 
 def read_plan(folder: str | Path) -> Plan:
-    """The plan in ``folder``. Raises `PlanFolderError`."""
-    text = _text(folder, PLAN)
+    """The plan in ``folder``, checked by itself and against the files beside it.
+
+    Raises `PlanFolderError`.
+    """
+    plan = _read(folder, PLAN, plans.from_json)
     try:
-        return plans.from_json(text)
-    except (ValueError, KeyError, TypeError) as error:
+        check_values(plan)
+        if (Path(folder) / CLUSTER).exists():
+            check_cluster(plan, read_cluster(folder))
+        if (Path(folder) / GRAPH).exists():
+            check_names(plan, read_graph(folder))
+    except BadPlan as error:
         raise PlanFolderError(
-            f"{Path(folder) / PLAN} cannot be read ({error}); plan the model again"
+            f"{Path(folder) / PLAN}: {error}. Put it right, or plan the model again"
         ) from None
+    return plan
+
+
+def relative_workload(folder: str | Path, target: str) -> str:
+    """``"model.py:Name"`` seen from ``folder``, so that both can move together."""
+    path, colon, name = target.partition(":")
+    seen = os.path.relpath(Path(path).resolve(), Path(folder).resolve())
+    return f"{Path(seen).as_posix()}{colon}{name}"
+
+
+def workload_of(folder: str | Path, plan: Plan) -> str:
+    """The inverse of `relative_workload`, from any working directory. Raises `PlanFolderError`."""
+    path, colon, name = plan.workload.partition(":")
+    file = (Path(folder).resolve() / path).resolve()
+    if not file.is_file():
+        raise PlanFolderError(
+            f"{Path(folder) / PLAN}: workload is {plan.workload!r}, seen from the folder, and "
+            f"there is no file {file}. Move the folder back to where it lay beside the model, "
+            "write the model's path there, or plan the model again"
+        )
+    return f"{file}{colon}{name}"
 
 
 def read_cluster(folder: str | Path) -> Cluster:
     """The cluster that the plan in ``folder`` is for. Raises `PlanFolderError`."""
-    return Cluster.from_json(_text(folder, CLUSTER))
+    return _read(folder, CLUSTER, Cluster.from_json)
 
 
 def read_graph(folder: str | Path) -> Graph:
     """The model as it was when the plan was made. Raises `PlanFolderError`."""
-    return graphs.from_text(_text(folder, GRAPH))
+    return _read(folder, GRAPH, graphs.from_text)
 
 
 def read_batch_dims(folder: str | Path) -> dict[str, int]:
     """For each batched tensor of the batch, its batch dim. Raises `PlanFolderError`."""
-    entries = json.loads(_text(folder, BATCH))
-    dims = {name: entry["batch_dim"] for name, entry in entries.items()}
-    return {name: dim for name, dim in dims.items() if dim is not None}
+    return _read(
+        folder,
+        BATCH,
+        lambda text: {
+            name: entry["batch_dim"]
+            for name, entry in json.loads(text).items()
+            if entry["batch_dim"] is not None
+        },
+    )
+
+
+def read_batch_shapes(folder: str | Path) -> dict[str, tuple[int, ...]] | None:
+    """The global shape of every tensor of the batch; None where the folder does not say.
+
+    Raises `PlanFolderError`.
+    """
+    if not (Path(folder) / BATCH).exists():
+        return None
+    return _read(
+        folder,
+        BATCH,
+        lambda text: {name: tuple(entry["shape"]) for name, entry in json.loads(text).items()},
+    )
 
 
 def read_collectives(folder: str | Path) -> list[dict[str, Any]]:
     """The rows of ``collectives.json``. Raises `PlanFolderError`."""
-    rows: list[dict[str, Any]] = json.loads(_text(folder, COLLECTIVES))["rows"]
-    return rows
+    return _read(folder, COLLECTIVES, lambda text: list(json.loads(text)["rows"]))
+
+
+def _read(folder: str | Path, name: str, parse: Callable[[str], Read]) -> Read:
+    """A file of the folder through ``parse``; text that is none of ours is a user's error."""
+    text = _text(folder, name)
+    try:
+        return parse(text)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise PlanFolderError(
+            f"{Path(folder) / name} cannot be read ({error}); plan the model again"
+        ) from None
 
 
 def _text(folder: str | Path, name: str) -> str:

@@ -152,7 +152,7 @@ def _one_layout(layout: str, scratch: Path, rounds: int) -> dict[str, Any]:
     found = plan(MODEL, CLUSTER, chosen.fix)
     if chosen.pins:
         found = pin(found, chosen.pins)
-    files, _ = plan_files(found)
+    files, _ = plan_files(found, folder)
     plan_folder.write(folder, files)
     python, threads = sys.executable, {**os.environ, "OMP_NUM_THREADS": "1"}
     run = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}"]

@@ -94,7 +94,7 @@ def check(family: str, folder: Path) -> list[dict[str, Any]]:
             found.plan, workload, cluster, captured, found.graph, found.lowered, {}, ()
         )
         made[name] = folder / f"plan_{len(made)}"
-        files, _ = plan_files(result)
+        files, _ = plan_files(result, made[name])
         write(made[name], files)
     for name, verified in zip(made, verify_many(list(made.values())), strict=True):
         rows.append(

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -106,7 +107,7 @@ def load(folder: str | Path, check_model: bool = True) -> Trainer:
     Raises `StalePlan`, `TooFewDevices`, and what reading the folder raises.
     """
     plan = plan_folder.read_plan(folder)
-    workload = load_workload(plan.workload)
+    workload = load_workload(plan_folder.workload_of(folder, plan))
     captured = capture_workload(workload)
     if check_model:
         check_fingerprint(plan, captured)
@@ -122,7 +123,12 @@ def load(folder: str | Path, check_model: bool = True) -> Trainer:
 
 
 def check_fingerprint(plan: Plan, captured: Captured) -> None:
-    """Raises `StalePlan` where ``captured`` is not what was planned."""
+    """Raises `StalePlan` where ``captured`` is not what was planned, or not by this version."""
+    if plan.fingerprints.tool != version("autopar"):
+        raise StalePlan(
+            f"the plan was made by autopar {plan.fingerprints.tool}, this is "
+            f"{version('autopar')}; plan {plan.workload} again with `autopar plan`"
+        )
     found = captured.fingerprint()
     if found != plan.fingerprints.model:
         raise StalePlan(

@@ -49,7 +49,7 @@ def verify(folder: str | Path) -> dict[str, Any]:
     """Verifies the plan in ``folder``: a `VerifyResult` as `dataclasses.asdict` gives it."""
     begin = time.perf_counter()
     plan = plan_folder.read_plan(folder)
-    workload = load_workload(plan.workload)
+    workload = load_workload(plan_folder.workload_of(folder, plan))
     captured = capture_workload(workload)
     check_fingerprint(plan, captured)
     assert workload.init is not None

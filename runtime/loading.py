@@ -52,7 +52,7 @@ def load(folder: str | Path, device: str = "auto", check_model: bool = True) -> 
     plan = plan_folder.read_plan(folder)
     place = start(device)
     check_same(plan, folder)
-    workload = load_workload(plan.workload)
+    workload = load_workload(plan_folder.workload_of(folder, plan))
     if check_model:
         check_model_of(plan, workload)
     assert workload.model is not None

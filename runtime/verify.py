@@ -59,15 +59,16 @@ def verify_here(folder: str | Path) -> dict[str, Any]:
     plan = plan_folder.read_plan(folder)
     place = start()
     check_same(plan, folder)
-    workload = load_workload(plan.workload)
-    if (plan.workload, plan.fingerprints.model) not in _checked:
+    target = plan_folder.workload_of(folder, plan)
+    workload = load_workload(target)
+    if (target, plan.fingerprints.model) not in _checked:
         check_model_of(plan, workload)
-        _checked.add((plan.workload, plan.fingerprints.model))
+        _checked.add((target, plan.fingerprints.model))
     first = not dist.is_initialized() or dist.get_rank() == 0
-    if first and plan.workload not in _references:
+    if first and target not in _references:
         cpu = torch.device("cpu")
-        _references[plan.workload] = reference(workload, random_batch(workload), cpu)
-    wanted = _references.get(plan.workload)
+        _references[target] = reference(workload, random_batch(workload), cpu)
+    wanted = _references.get(target)
     batch = _broadcast(wanted.batch if wanted is not None else {})
     lifted = _run(folder, workload, batch, place, wanted, torch.float64)
     own = _run(folder, workload, batch, place, wanted, None)

@@ -72,7 +72,7 @@ def summary_object(
 def summary(plan: Plan, cluster: Cluster, notes: Sequence[str] = ()) -> list[RenderableType]:
     """Decisions, predicted time, memory of the worst device, the plans that lost, and notes."""
     parts: list[RenderableType] = [
-        Text(f"{plan.workload} on {cluster.name}", style="bold"),
+        Text(f"{plan.workload.rpartition('/')[2]} on {cluster.name}", style="bold"),
         indented(_decisions(plan, cluster)),
         Text("\nPredicted step", style="bold"),
         indented(_times(plan, cluster)),

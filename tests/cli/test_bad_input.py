@@ -67,7 +67,7 @@ PLAN = ("plan", "model.py", "--cluster", "cluster.yaml", "-o", "plan")
 
 def test_the_model_that_the_others_break_is_planned(run: Run, tmp_path: Path) -> None:
     assert run(*PLAN) == (0, "")
-    assert json.loads((tmp_path / "plan" / "plan.json").read_text())["workload"] == "model.py"
+    assert json.loads((tmp_path / "plan" / "plan.json").read_text())["workload"] == "../model.py"
 
 
 def changed(old: str, new: str, text: str = MODEL) -> str:

@@ -28,7 +28,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, folder in folders.items():
         found = search(str(ROOT / "examples" / f"{name}.py"), str(CLUSTER), {}, None, ())
         assert found.unruled_ops == ()
-        files, _ = plan_files(found)
+        files, _ = plan_files(found, folder)
         plan_folder.write(folder, files)
     return folders
 

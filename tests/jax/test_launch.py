@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ import pytest
 from autopar import plan_folder
 from autopar.commands import plan_files
 from autopar.errors import UserError
+from autopar.frontends.jax.capture import capture_workload
+from autopar.frontends.loading import load_workload
 from autopar.planner import plan
 from autopar.runtime import jax_launch
-from autopar.runtime.jax_load import TooFewDevices, run_program
+from autopar.runtime.jax_load import StalePlan, TooFewDevices, check_fingerprint, run_program
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "clusters" / "h100_8.yaml"
 MODEL = """
@@ -52,8 +55,8 @@ def model(tmp_path: Path) -> Path:
 
 
 def folder_of(model: Path, name: str, fix: dict[str, str]) -> Path:
-    files, _ = plan_files(plan(str(model), str(CLUSTER), fix))
     folder = model.parent / name
+    files, _ = plan_files(plan(str(model), str(CLUSTER), fix), folder)
     plan_folder.write(folder, files)
     return folder
 
@@ -102,6 +105,16 @@ def test_a_model_that_has_changed_is_refused(model: Path) -> None:
         jax_launch.run(folder, 1, device="cpu")
     assert type(raised.value).__name__ == "StalePlan"
     assert raised.value.exit_code == 2
+
+
+def test_a_plan_of_another_version_of_the_tool_is_refused(model: Path) -> None:
+    folder = folder_of(model, "plan", {"tp": "2", "dp_replicate": "4"})
+    made = plan_folder.read_plan(folder)
+    old = replace(made.fingerprints, tool="0.0.1")
+    captured = capture_workload(load_workload(str(model)))
+    check_fingerprint(made, captured)
+    with pytest.raises(StalePlan, match=r"made by autopar 0\.0\.1"):
+        check_fingerprint(replace(made, fingerprints=old), captured)
 
 
 def test_too_few_devices() -> None:
