@@ -18,7 +18,7 @@ from types import TracebackType
 from autopar.runtime.launch import Launcher
 
 RATE, PER_HOST = "1gbit", 2
-DEVICE, PORT = "link", 29577
+DEVICE, PORT = "wire", 29577
 
 
 def missing() -> str:

@@ -30,6 +30,7 @@ from autopar.nouns.cluster import (
 # Traffic that a core's own caches may still hold: between the second level's 1-2 MB and a share of
 # the last level's.
 _CACHED_BYTES = 4e6
+PACKAGES = ("transformers",)
 MEASURED, BUILT_IN = "measured", "built-in"
 """What the ops of a plan were priced by; runs correct the prices that they were predicted by."""
 _PRODUCTS = ("matmul", "attention", "conv")
@@ -60,6 +61,7 @@ def calibrate(
         rates=op_rates(by_subject["op"]),
         source=f"measured by `autopar profile` on {when} with {machine.libraries}",
         process_bytes=round(held.get("start", 0.0)),
+        package_bytes=tuple((n, round(b)) for n, b in held.items() if n in PACKAGES),
         heap_share=max(0.0, grown / lived - 1) if lived else 0.0,
         fitted=phase_factors(by_subject["run"], MEASURED if by_subject["op"] else BUILT_IN),
     )

@@ -104,7 +104,8 @@ class Unit:
         axis = mesh.device_mesh((AXIS,))
         width = 256
         rows = size_bytes // 4 // width // _LAYERS
-        self._x = torch.rand(1, width, device=device)
+        # Enough rows to compute for a while: ranks then come to a collective a little apart.
+        self._x = torch.rand(128, width, device=device)
         plain, sharded, replicated = (_Layers(rows, width).to(device) for _ in range(3))
         self._plain = plain
         # Makes an `FSDPModule` of the module that it is given.
@@ -144,7 +145,7 @@ class _Layers(torch.nn.Module):
 
 
 _LAYERS = 4
-UNIT_SIZES = tuple(1 << power for power in (18, 21, 24))  # 256 KiB to 16 MiB
+UNIT_SIZES = tuple(1 << power for power in (18, 20, 22, 24, 26))  # 256 KiB to 64 MiB
 
 
 def units(world: int, device: torch.device) -> Iterator[tuple[str, int, Callable[[], Unit]]]:

@@ -27,8 +27,8 @@ from autopar.runtime.profiled_ops import Chain, Update, cases
 
 ENOUGH_S = 0.25
 FEWEST, MOST = 5, 20
-PAUSE_S = 0.4e-3
-"""Compute between collectives."""
+PAUSE_S = 1.5e-3
+"""Compute between collectives: about what lies between two of a tensor-parallel layer."""
 
 
 class Bench:
@@ -102,12 +102,28 @@ def measure_process(bench: Bench) -> None:
     bench.say("process", "start", float(held), 0.0, [took] * 2)
     if bench.device.type == "cpu":
         before = resident_bytes()
+        if _import_models():
+            added = torch.tensor(resident_bytes() - before, dtype=torch.int64)
+            dist.all_reduce(added, op=dist.ReduceOp.MAX)
+            bench.say("process", "transformers", max(1.0, float(added)), 0.0, [took] * 2)
+        before = resident_bytes()
         forget_peak()
         lived = _train_known()
         grown = torch.tensor(resident_bytes(peak=True) - before, dtype=torch.int64)
         dist.all_reduce(grown, op=dist.ReduceOp.MAX)
         bench.say("process", "grown", float(grown), 0.0, [took] * 2)
         bench.say("process", "lived", float(lived), 0.0, [took] * 2)
+
+
+def _import_models() -> bool:
+    """Imports what models of the Hugging Face library need; False where it is not installed."""
+    try:
+        from transformers import LlamaConfig, LlamaForCausalLM
+    except ImportError:
+        return False
+    with torch.device("meta"):
+        LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, hidden_size=64, vocab_size=64))
+    return True
 
 
 def _train_known() -> int:
@@ -189,12 +205,17 @@ def measure_updates(bench: Bench) -> None:
 
 def measure_collectives(bench: Bench) -> None:
     """Each collective's time is what it adds to the compute that it follows."""
-    matrix = torch.rand(256, 256, device=bench.device)
-    products = _calls_of(lambda: torch.mm(matrix, matrix), PAUSE_S, bench)
+    x = torch.rand(256, 256, device=bench.device)
+    weight = torch.rand(768, 256, device=bench.device)
+
+    def layer() -> None:
+        torch.nn.functional.silu(torch.nn.functional.linear(x, weight))
+
+    layers = _calls_of(layer, PAUSE_S, bench)
 
     def pause() -> None:
-        for _ in range(products):
-            torch.mm(matrix, matrix)
+        for _ in range(layers):
+            layer()
 
     for exchange in exchanges(bench.world, bench.device):
         if not bench.wants("collective", exchange.key, exchange.size_bytes, 0.0):

@@ -103,6 +103,8 @@ class Device:
     process_bytes: int = 0
     """What a training process holds outside the tensors of its model, measured; 0: not known."""
 
+    package_bytes: tuple[tuple[str, int], ...] = ()
+    """What importing a package adds to it, for packages that models are written with, measured."""
     heap_share: float = 0.0
     """What a process's heap grows by past what lives in it, as a share, measured; 0: not known."""
     fitted: tuple[tuple[str, float], ...] = ()
@@ -249,4 +251,6 @@ def _device_from_dict(data: dict[str, Any]) -> Device:
     peaks = tuple((str(dtype), float(flops)) for dtype, flops in data["peak_flops_per_s"])
     rates = tuple(MeasuredRate(**rate) for rate in data["rates"])
     fitted = tuple((str(phase), float(factor)) for phase, factor in data["fitted"])
-    return Device(**{**data, "peak_flops_per_s": peaks, "rates": rates, "fitted": fitted})
+    packages = tuple((str(name), int(size)) for name, size in data["package_bytes"])
+    read = {"peak_flops_per_s": peaks, "rates": rates, "fitted": fitted, "package_bytes": packages}
+    return Device(**{**data, **read})

@@ -34,6 +34,7 @@ def step_memory(summary: Summary, state: StateSharding, recompute: str, device: 
     gathered = _gathered_bytes(summary, state)
     overhead = int((device.heap_share or ALLOCATOR_SHARE) * (allocated + gathered))
     overhead += device.process_bytes or CONTEXT_BYTES[device.kind]
+    overhead += sum(size for name, size in device.package_bytes if name in summary.packages)
     return Memory(
         total=allocated + gathered + overhead,
         parameters=parameters,

@@ -76,10 +76,16 @@ def simulate(summary: Summary, state: StateSharding, cluster: Cluster, recompute
         p.regather_s * gathers + p.reduce_s * microbatches + p.reduce_last_s for p in pieces
     )
     # What is hidden is not free: the collective works on the same cores and memory.
-    contention = cluster.levels[-1].contention
+    outermost = cluster.levels[-1]
+    # FSDP2 hides its collectives by streams of a GPU; on gloo it waits for each of them.
+    waits = state.fsdp and outermost.library == "gloo"
+    contention = 1.0 if waits else outermost.contention
     computed = sum(p.forward_s for p in pieces) * microbatches
     total += contention * max(0.0, data - (total - busy * microbatches))
     forward += contention * max(0.0, gathered - (forward - computed))
+    counted = _counts_s(summary, state, cluster)
+    forward += counted
+    total += counted
     return StepTime(
         total_s=total + optimizer + late,
         forward_s=forward,
@@ -142,6 +148,14 @@ def _piece(
         reduce_s=spent["reduce"],
         reduce_last_s=spent["reduce_last"],
     )
+
+
+def _counts_s(summary: Summary, state: StateSharding, cluster: Cluster) -> float:
+    """Means over the batch ask for its counts before the first forward; nothing hides that."""
+    if not summary.counts:
+        return 0.0
+    sizes = [a for a in ("dp_shard", "dp_replicate") if state.mesh.size(a) > 1]
+    return sum(move_time_s(cluster, state.mesh, "all_reduce", axis, 8.0) for axis in sizes)
 
 
 def _late_reduction_s(summary: Summary, state: StateSharding, cluster: Cluster) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from autopar.lowering import (
     BATCH_AXES,
@@ -20,6 +21,7 @@ from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.sharding import Sharding
 from autopar.planner.activations import Life, activation_life
 from autopar.planner.fixed import RECOMPUTE
+from autopar.planner.priced import global_counts
 from autopar.planner.prices import PICOSECONDS, Prices
 from autopar.rules.resharding import Step
 
@@ -54,6 +56,10 @@ class Summary:
     copies: Mapping[str, int]
     lives: Mapping[str, Life]
     buffer_bytes: int
+    counts: int = 0
+    """Losses that are means over the labelled tokens of the batch."""
+    packages: frozenset[str] = frozenset()
+    """Installed packages that the model's code lies in."""
 
     def owners(self) -> Iterator[tuple[Unit, int]]:
         """Each unit that owns parameters, with how many sets of them there are."""
@@ -75,6 +81,8 @@ def summarise(lowered: Lowered, prices: Prices) -> Summary:
         },
         lives={policy: activation_life(lowered, policy) for policy in RECOMPUTE},
         buffer_bytes=_buffer_bytes(lowered),
+        counts=global_counts(lowered.graph),
+        packages=frozenset(_packages(lowered)),
     )
 
 
@@ -134,6 +142,15 @@ def _stored_numel(lowered: Lowered, tensor: Tensor, produced: Sharding) -> int:
     for extent in stored.local_shape(tensor.shape, lowered.mesh):
         size *= extent
     return size
+
+
+def _packages(lowered: Lowered) -> Iterator[str]:
+    for op in lowered.ops:
+        parts = PurePath(op.op.source.file).parts
+        if "site-packages" in parts[:-1]:
+            yield parts[parts.index("site-packages") + 1]
+    for body in lowered.blocks.values():
+        yield from _packages(body)
 
 
 def _buffer_bytes(lowered: Lowered) -> int:

@@ -55,7 +55,7 @@ def test_a_hidden_second_costs_what_was_measured() -> None:
 
 
 def test_phases_add_up_and_gathers_belong_to_the_forward() -> None:
-    where = cluster(1.0, unit_gather=1e-9, unit_reduce=3e-9)
+    where = cluster(0.2, unit_gather=1e-9, unit_reduce=3e-9)
     found = simulate(summary(), state(1), where, "none")
     size = 4 * 4 * NUMEL
     assert found.forward_s == pytest.approx(0.4 + size * 1e-9)
@@ -69,10 +69,26 @@ def test_without_a_measured_unit_the_plain_collective_is_priced() -> None:
     assert found.data_communication_s == pytest.approx(4 * 4 * NUMEL * 2e-9)
 
 
+def test_counts_of_the_batch_come_before_the_forward() -> None:
+    lines = cluster(bucket_reduce=1e-9)
+    level = lines.levels[0]
+    tiny = (*level.measured, MeasuredCollective("all_reduce", 4, 2e-3, 0.0))
+    where = replace(lines, levels=(replace(level, measured=tiny),))
+    plain, counting = (
+        simulate(s, state(0), where, "none") for s in (summary(), replace(summary(), counts=1))
+    )
+    assert counting.forward_s - plain.forward_s == pytest.approx(2e-3)
+    assert counting.total_s - plain.total_s == pytest.approx(2e-3)
+
+
 def test_memory_holds_the_measured_process_and_its_heap() -> None:
     device = cluster().device
     plain = replace(device, process_bytes=0, heap_share=0.0)
     measured, assumed = (step_memory(summary(), state(0), "none", d) for d in (device, plain))
+    library = replace(device, package_bytes=(("transformers", 10**7),))
+    written = replace(summary(), packages=frozenset({"transformers"}))
+    assert step_memory(written, state(0), "none", library).total == measured.total + 10**7
+    assert step_memory(summary(), state(0), "none", library).total == measured.total
     lives = 4 * 4 * 4 * NUMEL + 10**6
     assert measured.total == pytest.approx(1.5 * lives + 10**8)
     assert assumed.total == pytest.approx(1.04 * lives + 350_000_000)
