@@ -34,6 +34,7 @@ from autopar.searchers.starts import LARGE, first_answer, shrunk
 
 DEFAULT_S = 60.0  # for all solves of a model, when no budget is given
 UPPER_S = 1800.0  # the same for a budget in evaluations: there only against endless programs
+BUILD_S = 1e-5  # for each edge cell, to build a program and to hand it over
 NODES = 2000  # of branch and bound per solve at most, when the clock does not decide
 
 
@@ -75,7 +76,8 @@ def solve(
     deadline = run.wall_s + limit_s
     while True:
         left = min(deadline - run.wall_s, run.remaining_s)
-        if left <= 0.05:
+        if left <= max(0.05, BUILD_S * len(m.edge_cost)):
+            run.budget_spent = True
             return False
         gap = max(run.budget.gap, 0.0)
         nodes = None

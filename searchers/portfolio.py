@@ -18,6 +18,7 @@ import numpy as np
 from autopar.nouns.problem import Ints, Problem, Solution
 from autopar.searchers import elimination, integer_program
 from autopar.searchers.annealing import Annealer, improve
+from autopar.searchers.arcs import Arcs
 from autopar.searchers.gather import Lift, keep_labels
 from autopar.searchers.memory_tree import MemoryTree, repair
 from autopar.searchers.model import Floats, Model
@@ -63,9 +64,9 @@ def _solve(run: Run, m: Model, lift: Lift, seed: int) -> None:
     if len(m.edge_cost) <= SMALL:
         if integer_program.solve(run, m, lift, limit_s=_share(run, 0.6), seed=seed):
             return
-    if run.cost is None:
-        known = _first(run, m, lift)
     dual, before = Dual(m, run, lift), None
+    if run.cost is None:
+        known = _first(run, m, lift, dual.arcs)
     for turn in range(RULE_OUTS + 1):
         dual.ascend(PASSES, run.wall_s + _share(run, 0.25 if turn < RULE_OUTS else 0.1))
         if run.closed:
@@ -86,8 +87,6 @@ def _solve(run: Run, m: Model, lift: Lift, seed: int) -> None:
         smaller = _rule_out(run, dual)
         if smaller is None:
             return
-        if smaller[0].start[-1] > 0.95 * dual.model.start[-1]:
-            break
         m, back = smaller
         lift = chain(lift, back)
         known = None
@@ -99,6 +98,8 @@ def _solve(run: Run, m: Model, lift: Lift, seed: int) -> None:
             run, m, lift, dual.busy_rows(m), limit_s=_share(run, 0.25), seed=seed
         ):
             return
+        if m.start[-1] > 0.95 * dual.model.start[-1]:
+            break
         dual = Dual(m, run, lift, dual)
     if before is None:
         integer_program.solve(run, m, lift, dual.busy_rows(m), seed=seed)
@@ -109,8 +110,8 @@ def _solve(run: Run, m: Model, lift: Lift, seed: int) -> None:
     improve(run, dual.model, lift, dual.arcs, dual.price, start, seed, merge)
 
 
-def _first(run: Run, m: Model, lift: Lift) -> Ints | None:
-    tree = first_answer(run, m, lift)
+def _first(run: Run, m: Model, lift: Lift, layout: Arcs | None = None) -> Ints | None:
+    tree = first_answer(run, m, lift, layout)
     return None if tree is None else tree.choice
 
 

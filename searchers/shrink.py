@@ -30,7 +30,7 @@ from autopar.searchers.model import Floats, Model, from_problem, runs
 
 Say = Callable[[str], None]
 
-LARGE = 20_000  # labels from which on a round must remove 2 % to be repeated
+LARGE = 20_000  # labels from which on a round must remove 5 % to be repeated
 
 
 class Contradiction(Exception):
@@ -72,7 +72,7 @@ def shrink_model(
                 say(f"{step.__name__}: {_size(model)} -> {_size(smaller)}")
             model = smaller
         # Another round costs as much as this one; a large model needs a reason for it.
-        worth_it = model.start[-1] < (labels if labels < LARGE else 0.98 * labels) and not enough()
+        worth_it = model.start[-1] < (labels if labels < LARGE else 0.95 * labels) and not enough()
     # Labels removed last may have left single ones.
     while (result := absorb_fixed(model)) is not None:
         lifts.append(result[1])

@@ -17,7 +17,7 @@ from autopar.searchers.model import Floats, Model
 from autopar.searchers.run import Run
 from autopar.searchers.shrink import Contradiction, shrink
 
-LARGE = 20_000
+LARGE = 50_000
 """Labels from which on the exact searchers look for a first answer before they begin."""
 
 SHRINK_SHARE = 0.1
