@@ -10,7 +10,7 @@ import numpy as np
 
 from autopar.nouns.problem import Ints
 from autopar.searchers.arcs import Arcs, arcs, big_cost
-from autopar.searchers.chain import BLOCK, Chain
+from autopar.searchers.chain import BLOCK, ZERO, Chain
 from autopar.searchers.gather import Lift
 from autopar.searchers.memory_tree import MemoryTree, repair
 from autopar.searchers.model import Floats, Model
@@ -83,15 +83,24 @@ def first_answer(run: Run, m: Model, lift: Lift, layout: Arcs | None = None) -> 
         if repair(m, layout, tree, guide):
             if np.isfinite(m.cost(tree.choice)):
                 run.offer(lift(tree.choice), "greedy")
-                return tree
+                return _polished(run, m, lift, layout, tree.choice)
             fitting.append(tree)
         run.spend(m.num_vars)
     for tree in reversed(fitting):
         mended = _mend(run, m, layout, tree.choice)
         if mended is not None:
             run.offer(lift(mended), "mended")
-            return MemoryTree(m, mended)
+            return _polished(run, m, lift, layout, mended)
     return None
+
+
+def _polished(run: Run, m: Model, lift: Lift, layout: Arcs, x: Ints) -> MemoryTree:
+    """What a few blocks at temperature zero make of a choice; every variable sees several."""
+    chain = Chain(m, layout, np.zeros(len(m.room)), x, BLOCK, 0, 0)
+    looked = chain.go(max(m.num_vars // 10, 1), ZERO, ZERO)
+    run.offer(lift(chain.best), "polished")
+    run.spend(looked)
+    return MemoryTree(m, chain.best)
 
 
 def _least(m: Model, weight: Floats) -> Ints:
