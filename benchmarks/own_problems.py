@@ -5,7 +5,8 @@
 
 Every axis of a mesh is free: it may split any factor of any op (`autopar.planner.free`). Equal
 layers are treated equally. ``--export`` writes each problem in the contest's JSON, for any other
-solver. CPU seconds are of this process and the solver's; costs are seconds of a step, nothing overlapping.
+solver. CPU seconds are of this process and the solver's; costs are seconds of a step, nothing
+overlapping.
 """
 
 from __future__ import annotations
