@@ -6,6 +6,7 @@ frontend captures it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -75,10 +76,40 @@ class Workload:
             raise WorkloadError(f"optimizer={self.optimizer!r}: choose {' or '.join(OPTIMIZERS)}")
         if self.precision not in PRECISIONS:
             raise WorkloadError(f"precision={self.precision!r}: choose {', '.join(PRECISIONS)}")
+        self._check_figures()
+
+    def _check_figures(self) -> None:
+        """Ranges of what the optimizer takes; frameworks differ in what they let through."""
+        _figure("learning_rate", self.learning_rate, "0 or more", least=0.0)
+        _figure("weight_decay", self.weight_decay, "0 or more", least=0.0)
+        _figure("eps", self.eps, "more than 0", above=0.0)
+        if self.clip_norm is not None:
+            _figure("clip_norm", self.clip_norm, "more than 0, or None", above=0.0)
+        if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
+            raise WorkloadError(f"betas={self.betas!r}: give two numbers, as in (0.9, 0.999)")
+        for i, beta in enumerate(self.betas):
+            _figure(f"betas[{i}]", beta, "0 or more and below 1", least=0.0, below=1.0)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise WorkloadError(f"seed={self.seed!r}: give a whole number, 0 or more")
 
     @property
     def framework(self) -> Literal["torch", "jax"]:
         return "jax" if self.model is None else "torch"
+
+
+def _figure(
+    name: str,
+    value: Any,
+    allowed: str,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+) -> None:
+    """Raises `WorkloadError` unless ``value`` is a number, ``least`` or more, between the others."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not (value >= least and above < value < below):
+        raise WorkloadError(f"{name}={value!r}: give a number, {allowed}")
 
 
 def parallelize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -281,3 +282,48 @@ def test_files_without_the_model(tmp_path: Path, text: str, name: str, words: st
 def test_no_file() -> None:
     with pytest.raises(LoadError, match="is not a file"):
         load_workload("nowhere.py")
+
+
+class TwoArguments(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(D, D)
+
+    def forward(self, x: Tensor, its_mask: Tensor) -> Tensor:
+        return (self.linear(x) * its_mask).mean()
+
+
+class NoForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(D, D)
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [(TwoArguments, "x: Tensor, its_mask"), (NoForward, "class NoForward(nn.Module)")],
+)
+def test_a_call_that_the_forward_does_not_take(model: type[nn.Module], line: str) -> None:
+    with pytest.raises(errors.ForwardError) as caught:
+        capture(Workload(model=model, batch=batch))
+    lines = Path(__file__).read_text().splitlines()
+    assert f"at {__file__}:{next(i for i, code in enumerate(lines, 1) if line in code)}: " in str(
+        caught.value
+    )
+
+
+def test_shapes_that_do_not_fit_are_told_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """Torch's own report of the same error is not shown beside ours, and only then not."""
+    message = refused(lambda x: (x @ torch.ones(D + 1, 2)).mean(), errors.ForwardError)
+    assert here("torch.ones(D + 1, 2)") in message
+    assert "[4, 8] X [9, 2]" in message
+    assert "Traceback" not in capfd.readouterr().err
+    assert not logging.getLogger("torch._subclasses.fake_tensor").disabled
+
+
+def test_the_module_in_which_shapes_do_not_fit() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(D, D), nn.Linear(D + 1, D))
+
+    with pytest.raises(errors.ForwardError, match=r"at Sequential \(module 1\): RuntimeError"):
+        capture(Workload(model=model, batch=lambda: {"input": torch.ones(B, D)}))

@@ -6,6 +6,8 @@ cross-entropy stay one op. Beside each op stand the module and the line of the u
 
 from __future__ import annotations
 
+import inspect
+import logging
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -84,6 +86,11 @@ class Sources:
         self._starts: list[int] = []
         self._sources: list[tuple[str, str, int]] = []
 
+    @property
+    def module(self) -> str:
+        """The module that runs, or that was running when the forward failed."""
+        return self._stack[-1]
+
     def at(self, place: int) -> Source:
         found = bisect_right(self._starts, place) - 1
         return Source(*self._sources[found]) if found >= 0 else Source()
@@ -160,13 +167,14 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
         stack.enter_context(without_cache(model))
         stack.enter_context(exporting())
         stack.enter_context(checked_functions())
+        stack.enter_context(_told_once())
         stack.enter_context(built.mode)
         try:
             traced = make_fx(run, pre_dispatch=True)(*built.batch.values())
         except (NotAlike, CaptureError):
             raise
         except Exception as error:
-            raise _explained(error) from error
+            raise _explained(error, model, sources.module) from error
     return Trace(traced.graph, traced, names, named, aliases, calls.kinds, sources)
 
 
@@ -189,9 +197,28 @@ def _loss(result: Any) -> torch.Tensor:
     return loss
 
 
-def _explained(error: Exception) -> Exception:
-    """``error`` of the user's forward as a named error that points at the user's line."""
+@contextmanager
+def _told_once() -> Iterator[None]:
+    """Inside, torch does not log the traceback of an error that it also raises."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def _explained(error: Exception, model: nn.Module, path: str) -> Exception:
+    """``error`` of the user's forward as a named error that points at the user's line.
+
+    path: the module whose forward failed.
+    """
     place = last_line(error)
+    if place == "?":  # no line of the user's ran: a call that the forward does not take, or torch's
+        place = _declared(type(model))
+    if path:
+        place += f" (module {path})"
     text = str(error).strip().partition("\n")[0]
     data = isinstance(error, _DATA) or "data-dependent" in text or "tracing tensor" in text
     if data or "meta tensors" in text:
@@ -206,6 +233,18 @@ def _explained(error: Exception) -> Exception:
             "supported in a forward: compute both sides and choose with torch.where"
         )
     return ForwardError(f"the forward failed at {place}: {type(error).__name__}: {text}")
+
+
+def _declared(model: type[nn.Module]) -> str:
+    """``file:line`` of the forward of a class, or of the class where it has none of its own."""
+    for found in (model.forward, model):
+        try:
+            file, line = inspect.getsourcefile(found), inspect.getsourcelines(found)[1]
+        except (OSError, TypeError):
+            continue
+        if file is not None and not is_internal(file):
+            return f"{file}:{line}"
+    return model.__name__
 
 
 @contextmanager
