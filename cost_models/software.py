@@ -12,7 +12,7 @@ from typing import Literal
 
 AttentionKernel = Literal["flash", "flash_new", "flash_old", "unfused"]
 MemoryDefinition = Literal["allocated", "reserved", "device"]
-Routing = Literal["fused", "kernels", "eager"]
+Routing = Literal["fused", "dispatched", "kernels", "eager"]
 States = Literal["megatron", "deepspeed", "deepspeed_bf16", "hybrid_zero", "fsdp", "bf16"]
 
 
@@ -32,8 +32,8 @@ class Software:
     moe_graphs: bool = False
     """Expert layers are recorded too: the host never waits for token counts."""
     routing: Routing = "kernels"
-    """How tokens reach experts and come back: fused into the products, a few kernels, or eager
-    sorting, indexing and masking."""
+    """How tokens reach experts and come back: fused into the products, permuted inside the dispatch
+    kernels, by a few kernels of their own, or by eager sorting, indexing and masking."""
     gradient_bytes: int = 0
     """Bytes of one element of a reduced gradient; 0: what `states` implies."""
     updates: Literal["all_gather", "broadcast"] = "all_gather"

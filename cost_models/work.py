@@ -32,7 +32,7 @@ GRADIENT_BYTES = {
 
 # Times that routed activations cross device memory in a layer's forward: permute, restore, and the
 # scaling and sums of separate kernels; eager routing adds fp32 copies, masks and index arithmetic.
-ROUTE_PASSES = {"fused": 6, "kernels": 14, "eager": 30}
+ROUTE_PASSES = {"fused": 6, "dispatched": 8, "kernels": 14, "eager": 30}
 
 # Traffic of one element's conversion: 16 bits read, two 8-bit copies written (one transposed, for
 # the gradient's product).
