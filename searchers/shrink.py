@@ -53,7 +53,10 @@ def shrink_model(
     model: Model, say: Say | None = None, enough: Callable[[], bool] = lambda: False
 ) -> tuple[Model, Lift]:
     """The same for a model."""
-    model = tidy_memory(model)
+    tidied = tidy_memory(model)
+    if say is not None and _size(tidied) != _size(model):
+        say(f"tidy_memory: {_size(model)} -> {_size(tidied)}")
+    model = tidied
     lifts: list[Lift] = []
     steps = (drop_hopeless, merge_forced, absorb_fixed, contract, settle, drop_dominated)
     worth_it = True

@@ -68,6 +68,14 @@ def test_a_ladder_without_memory_contracts_to_nothing() -> None:
     assert problem.total(choice) == small.constant
 
 
+def test_every_step_says_what_it_removed() -> None:
+    steps: list[str] = []
+    shrink(layered(60, 6, seed=3, limit=0.6), steps.append)
+    assert steps
+    assert all(" -> " in step and "memory terms" in step for step in steps)
+    assert {step.split(":")[0] for step in steps} >= {"tidy_memory", "drop_dominated"}
+
+
 def test_contraction_leaves_what_memory_sees() -> None:
     m = tidy_memory(from_problem(layered(40, 5, seed=1, limit=0.3)))
     result = contract(m)
