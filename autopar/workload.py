@@ -106,7 +106,7 @@ def _figure(
     above: float = -math.inf,
     below: float = math.inf,
 ) -> None:
-    """Raises `WorkloadError` unless ``value`` is a number, ``least`` or more, between the others."""
+    """Raises `WorkloadError` unless ``value`` is a number in the range."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not (value >= least and above < value < below):
         raise WorkloadError(f"{name}={value!r}: give a number, {allowed}")

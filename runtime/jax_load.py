@@ -23,6 +23,7 @@ from autopar.frontends.jax.capture import capture_workload
 from autopar.frontends.loading import load_workload
 from autopar.nouns.plan import Plan
 from autopar.runtime import jax_program
+from autopar.runtime.batch_shapes import check_shapes
 from autopar.runtime.jax_layout import by_name
 from autopar.runtime.jax_train import Step, placed
 from autopar.runtime.settings import ProgramError
@@ -49,6 +50,7 @@ class Trainer:
     compiled: Step
     state: dict[str, Any]
     gradient_norm: Any = 0.0
+    shapes: Mapping[str, tuple[int, ...]] | None = None
     _run: Any = None
 
     @property
@@ -57,7 +59,12 @@ class Trainer:
         return int(self.state["step"])
 
     def step(self, batch: Mapping[str, Any]) -> Any:
-        """One step on a global batch; returns its loss."""
+        """One step on a global batch; returns its loss.
+
+        Raises `OtherBatch` for a batch of other shapes than were planned for.
+        """
+        if self.shapes is not None:
+            check_shapes(batch, self.shapes)
         cut = self.compiled.cut(batch)
         if self._run is None:
             self._run = self.compiled.step.lower(self.state, cut).compile()
@@ -119,7 +126,8 @@ def load(folder: str | Path, check_model: bool = True) -> Trainer:
         tree = init(jax.random.key(workload.seed))
         return compiled.layout.gather_names(by_name(paths_of(tree), captured.stacks))
 
-    return Trainer(workload, compiled, compiled.initial(parameters))
+    shapes = plan_folder.read_batch_shapes(folder)
+    return Trainer(workload, compiled, compiled.initial(parameters), shapes=shapes)
 
 
 def check_fingerprint(plan: Plan, captured: Captured) -> None:

@@ -64,6 +64,7 @@ def load(folder: str | Path, device: str = "auto", check_model: bool = True) -> 
         workload,
         lambda targets: notes.append(initialize(make, workload.seed, targets)),
         Ranks(program.mesh, place),
+        shapes=plan_folder.read_batch_shapes(folder),
     )
     if notes[0] is not None and trainer.ranks.rank == 0:
         print(

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from autopar.runtime import ranks as rank_state
+from autopar.runtime.batch_shapes import check_shapes
 from autopar.runtime.batches import Batch, check_batches, cut_batch, in_compute_dtype
 from autopar.runtime.checkpoint import (
     Piece,
@@ -74,9 +75,12 @@ class Trainer:
         fill: Fill,
         ranks: Ranks | None = None,
         lift: torch.dtype | None = None,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         """``fill`` gives the initial weights; ``lift`` replaces every floating dtype, in storage
-        and compute (`autopar.runtime.verify` uses float64)."""
+        and compute (`autopar.runtime.verify` uses float64); ``shapes`` are those of every global
+        batch, where they are known."""
+        self.shapes = shapes
         self.program = program
         self.workload = workload
         self.ranks = ranks or Ranks(program.mesh)
@@ -119,8 +123,11 @@ class Trainer:
         """Loss and all gradients of the global ``batch``, reduced over all ranks, not yet clipped.
 
         Replaces the gradients of the step before. They stand in ``leaf.grad`` of `held`. The
-        first call raises `BatchesDiffer` where the ranks pass different batches.
+        first call raises `BatchesDiffer` where the ranks pass different batches, every call
+        `OtherBatch` for a batch of other shapes than were planned for.
         """
+        if self.shapes is not None:
+            check_shapes(batch, self.shapes)
         if not self._checked and self.ranks.world > 1:
             check_batches(batch)
         self._checked = True
