@@ -20,7 +20,7 @@ def request(m: Model, limit_s: float) -> highs.Request:
 
 
 def test_an_interrupt_ends_the_solver_at_once_and_the_next_solve_works() -> None:
-    large = from_problem(layered(900, 24, seed=0, limit=0.35))
+    wanted = request(from_problem(layered(900, 24, seed=0, limit=0.35)), 600.0)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -29,7 +29,7 @@ def test_an_interrupt_ends_the_solver_at_once_and_the_next_solve_works() -> None
     signal.setitimer(signal.ITIMER_REAL, 0.3)
     try:
         with pytest.raises(KeyboardInterrupt):
-            highs.solve(request(large, 600.0))
+            highs.solve(wanted)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
