@@ -81,6 +81,10 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="Tell every step of eve
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
 
+STOPPED = 130
+"""How typer ends a command on Ctrl-C."""
+
+
 class OptionError(UserError):
     """An option whose value makes no sense; the text says which and what would."""
 
@@ -323,9 +327,10 @@ def main() -> None:
     except UserError as error:
         progress(f"autopar: {error}")
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        progress("autopar: stopped")
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == STOPPED:
+            progress("autopar: stopped")
+        raise
 
 
 if __name__ == "__main__":

@@ -14,11 +14,12 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from autopar import plan_folder
 from autopar.errors import UserError
-from autopar.runtime.launch import RankFailed, RunResult
+from autopar.runtime.failures import RankFailed, failure
+from autopar.runtime.launch import RunResult
 from autopar.runtime.verified import VerifyResult
 
 COUNT = "--xla_force_host_platform_device_count"
@@ -86,7 +87,7 @@ def launch(job: str, options: Mapping[str, Any], devices: int, device: str = "cp
             )
         found = json.loads(file.read_text())
     if "error" in found:
-        raise _raised(found)
+        raise failure(found, "the JAX process")
     return found["result"]
 
 
@@ -97,14 +98,3 @@ def _environment(devices: int, device: str) -> dict[str, str]:
     if device in DEVICES:
         environment["JAX_PLATFORMS"] = DEVICES[device]
     return environment
-
-
-def _raised(found: Mapping[str, Any]) -> UserError:
-    if not found["user"]:
-        return RankFailed(f"the JAX process failed:\n{found['traceback'].rstrip()}")
-
-    class Raised(UserError):
-        exit_code: ClassVar[int] = found["exit_code"]
-
-    Raised.__name__ = found["error"]
-    return Raised(found["message"])

@@ -180,8 +180,11 @@ def run_program(text: str, file: str = "<program>", fp32: str = "float32") -> Mo
     return module
 
 
-def train(options: Mapping[str, Any]) -> dict[str, Any]:
-    """``steps`` steps of ``plan``, printed; the fields of `autopar.runtime.launch.RunResult`."""
+def train(options: Mapping[str, Any], where: dict[str, str]) -> dict[str, Any]:
+    """``steps`` steps of ``plan``, printed; the fields of `autopar.runtime.launch.RunResult`.
+
+    ``where["step"]`` says what is being done.
+    """
     from statistics import median
 
     folder = options["plan"]
@@ -193,6 +196,7 @@ def train(options: Mapping[str, Any]) -> dict[str, Any]:
     losses, times = [], []
     for _ in range(options["steps"]):
         number = trainer.step_number
+        where["step"] = f"in step {number}"
         batch = batch_of(trainer.workload, number)
         begin = time.perf_counter()
         losses.append(float(trainer.step(batch)))

@@ -2,40 +2,40 @@
 
     python -m autopar.runtime.jax_worker run|verify '{"json": "options"}' <file for the result>
 
-The result is ``{"result": ...}``, or ``{"error": ..., "message": ..., ...}`` of what it raised.
+The result is ``{"result": ...}``, or `autopar.runtime.failures.report` of what it raised.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
-from autopar.errors import UserError
+from autopar.runtime.failures import report
 
 
 def main(job: str, options: dict[str, Any]) -> dict[str, Any]:
     """The job's result, or its error, as JSON-like values."""
+    where = {"step": "before the first step", "plan": options.get("plan", "")}
     try:
         if job == "run":
             from autopar.runtime.jax_load import train
 
-            return {"result": train(options)}
+            return {"result": train(options, where)}
         from autopar.runtime.jax_verify import verify
 
-        return {"result": [verify(folder) for folder in options["plans"]]}
+        found = []
+        for folder in options["plans"]:
+            where.update(step=f"while verifying {folder}", plan=folder)
+            found.append(verify(folder))
+        return {"result": found}
     except Exception as error:
-        return {
-            "error": type(error).__name__,
-            "message": str(error),
-            "user": isinstance(error, UserError),
-            "exit_code": getattr(error, "exit_code", 1),
-            "traceback": traceback.format_exc(),
-        }
+        return report(error, 0, where["step"], where["plan"])
 
 
 if __name__ == "__main__":
-    found = main(sys.argv[1], json.loads(sys.argv[2]))
-    Path(sys.argv[3]).write_text(json.dumps(found))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is told once, by who started this
+    done = main(sys.argv[1], json.loads(sys.argv[2]))
+    Path(sys.argv[3]).write_text(json.dumps(done))

@@ -12,25 +12,26 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from autopar import plan_folder
 from autopar.errors import UserError
+from autopar.runtime.failures import RankFailed, failure
 from autopar.runtime.host_memory import environment
 from autopar.runtime.verified import VerifyResult
 
 TIMEOUT_S = 300.0
 
+_DEADLY = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
 Launcher = Sequence[str]
 """A command that starts a Python module on every rank of a job, wherever the ranks are, given
 ``-m <module> <arguments>``; it waits for them and ends with 0 where all of them did."""
-
-
-class RankFailed(UserError):
-    """A process of the job stopped; the text is its own error, and the others stopped with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,7 @@ def launch(job: str, options: dict[str, Any], ranks: int, launcher: Launcher | N
 
 def _torchrun(arguments: list[str], ranks: int, results: str) -> dict[int, Any] | None:
     """None, or the failures of the job by rank."""
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -172,16 +174,30 @@ def _torchrun(arguments: list[str], ranks: int, results: str) -> dict[int, Any] 
         run_id=os.path.basename(results),
         max_restarts=0,
         monitor_interval=0.1,
+        # Ctrl-C is left to Python: of itself the agent would hand it on, for each rank to die of
+        # with a traceback. As the exception passes, it stops them without.
+        signals_to_handle=",".join(name.name for name in _DEADLY),
     )
     try:
-        elastic_launch(config, sys.executable)(*arguments)
+        with _signals_restored():
+            elastic_launch(config, sys.executable)(*arguments)
     except ChildFailedError as error:
         return dict(error.failures)
+    except SignalException as error:
+        raise SystemExit(128 + error.sigval) from None
     return None
 
 
-class _UserErrorOfRank(UserError):
-    """What a rank raised for the user: its own text, nothing around it."""
+@contextmanager
+def _signals_restored() -> Iterator[None]:
+    """What the agent does with signals ends with it."""
+    kept = {name: signal.getsignal(name) for name in _DEADLY}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for name, handler in kept.items():
+                signal.signal(name, handler)
 
 
 def _failure(failures: dict[int, Any], results: Path, ranks: int) -> UserError:
@@ -198,17 +214,4 @@ def _failure(failures: dict[int, Any], results: Path, ranks: int) -> UserError:
         codes = ", ".join(f"rank {r}: exit code {f.exitcode}" for r, f in failures.items())
         return RankFailed(f"the job stopped without an error message ({codes or 'all ranks'})")
     first = min(reports, key=lambda report: report["time"])
-    if first["user"]:
-        return _user_error(first)
-    return RankFailed(
-        f"rank {first['rank']} of {ranks} failed {first['where']} and the others were stopped:\n"
-        f"{first['traceback'].rstrip()}"
-    )
-
-
-def _user_error(report: dict[str, Any]) -> UserError:
-    class Raised(_UserErrorOfRank):
-        exit_code: ClassVar[int] = report["exit_code"]
-
-    Raised.__name__ = report["error"]
-    return Raised(report["message"])
+    return failure(first, f"rank {first['rank']} of {ranks}")

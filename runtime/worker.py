@@ -14,7 +14,6 @@ import os
 import resource
 import sys
 import time
-import traceback
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,18 +23,18 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from autopar import plan_folder
-from autopar.errors import UserError
 from autopar.runtime.batches import Batch
+from autopar.runtime.failures import report
 from autopar.runtime.loading import load, start
 from autopar.runtime.phases import PHASES
 from autopar.workload import Workload
 
-_where = {"step": "before the first step"}
+_where = {"step": "before the first step", "plan": ""}
 
 
 def train(options: dict[str, Any], results: Path) -> None:
     """``steps`` steps of ``plan``; rank 0 prints them and leaves ``result.json``."""
-    folder = options["plan"]
+    folder = _where["plan"] = options["plan"]
     start(options["device"], options["timeout_s"])
     trainer = load(folder, options["device"])
     predicted = plan_folder.read_plan(folder).prediction.step_time_s
@@ -112,10 +111,11 @@ def verify(options: dict[str, Any], results: Path) -> None:
     """Every plan of ``plans``, one after the other; rank 0 leaves ``result.json``."""
     from autopar.runtime.verify import verify_here
 
+    _where["plan"] = options["plans"][0]
     start(options["device"], options["timeout_s"])
     found = []
     for folder in options["plans"]:
-        _where["step"] = f"while verifying {folder}"
+        _where.update(step=f"while verifying {folder}", plan=folder)
         found.append(verify_here(folder))
     if not dist.is_initialized() or dist.get_rank() == 0:
         (results / "result.json").write_text(json.dumps(found))
@@ -128,17 +128,8 @@ def main() -> None:
     try:
         {"run": train, "verify": verify}[job](options, results)
     except Exception as error:
-        report = {
-            "time": time.time(),
-            "rank": int(rank),
-            "where": _where["step"],
-            "error": type(error).__name__,
-            "message": str(error),
-            "user": isinstance(error, UserError),
-            "exit_code": getattr(error, "exit_code", 1),
-            "traceback": traceback.format_exc(),
-        }
-        (results / f"error-{rank}.json").write_text(json.dumps(report))
+        found = report(error, int(rank), _where["step"], _where["plan"])
+        (results / f"error-{rank}.json").write_text(json.dumps(found))
         # At once, without waiting for threads: the others hang until this process is gone.
         sys.stdout.flush()
         os._exit(1)

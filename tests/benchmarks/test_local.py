@@ -11,7 +11,8 @@ import pytest
 
 from autopar import plan_folder
 from autopar.nouns.plan import to_json
-from autopar.runtime.launch import RankFailed, RunResult
+from autopar.runtime.failures import RankFailed
+from autopar.runtime.launch import RunResult
 from benchmarks import local, two_hosts
 from tests import plans
 

@@ -14,6 +14,7 @@ from autopar.frontends.jax.capture import capture_workload
 from autopar.frontends.loading import load_workload
 from autopar.planner import plan
 from autopar.runtime import jax_launch
+from autopar.runtime.failures import RankFailed
 from autopar.runtime.jax_load import StalePlan, TooFewDevices, check_fingerprint, run_program
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "clusters" / "h100_8.yaml"
@@ -115,6 +116,20 @@ def test_a_plan_of_another_version_of_the_tool_is_refused(model: Path) -> None:
     check_fingerprint(made, captured)
     with pytest.raises(StalePlan, match=r"made by autopar 0\.0\.1"):
         check_fingerprint(replace(made, fingerprints=old), captured)
+
+
+def test_an_error_in_a_step_is_told_in_one_line(model: Path) -> None:
+    folder = folder_of(model, "plan", {"tp": "2", "dp_replicate": "4"})
+    first = "    rng = np.random.default_rng(step)\n"
+    text = model.read_text().replace(first, f"    1 / (1 - step)\n{first}")
+    model.write_text(text)
+    with pytest.raises(RankFailed) as caught:
+        jax_launch.run(folder, 2, device="cpu")
+    line = text[: text.index("1 / (1 - step)")].count("\n") + 1
+    assert str(caught.value) == (
+        f"the JAX process failed in step 1 at {model}:{line} in batch: ZeroDivisionError: division "
+        f"by zero. The whole traceback is in {folder / 'failure.log'}"
+    )
 
 
 def test_too_few_devices() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +16,8 @@ from autopar import plan_folder
 from autopar.errors import UserError
 from autopar.nouns import plan as plans
 from autopar.runtime.counting import Row, to_json
-from autopar.runtime.launch import RankFailed, run, verify, verify_many
+from autopar.runtime.failures import RankFailed
+from autopar.runtime.launch import run, verify, verify_many
 from tests.runtime import folders
 
 pytestmark = pytest.mark.gloo
@@ -65,6 +70,12 @@ def test_a_rank_that_raises_stops_all_with_its_error(tmp_path: Path) -> None:
     assert "rank 1 of 2 failed in step 2" in text
     assert "OSError: the disk of rank 1 is full" in text
     assert "Connection closed" not in text
+    line = MODEL[: MODEL.index("{fault}")].count("\n") + 1
+    assert f" at {plan.parent / 'model.py'}:{line} in batch: " in text
+    assert text.endswith(f"The whole traceback is in {plan / 'failure.log'}")
+    assert "\n" not in text
+    assert (plan / "failure.log").read_text().startswith("Traceback (most recent call last)")
+    plan_folder.check_writable(plan)
     assert time.monotonic() - begin < 40
 
 
@@ -202,3 +213,29 @@ def test_one_rank_needs_no_others(tmp_path: Path) -> None:
     assert result.ranks == 1
     assert result.issued == ()
     assert plan_folder.read_plan(plan).device_count == 1
+
+
+def test_ctrl_c_stops_a_run_at_once(tmp_path: Path) -> None:
+    """One quiet line, and no process stays behind."""
+    folder = faulty(tmp_path, "pass")
+    job = subprocess.Popen(
+        [sys.executable, "-m", "autopar.cli", "run", str(folder), "--steps", "1000000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert job.stdout is not None
+    assert job.stdout.readline().startswith("step 0")
+    ranks = children(job.pid)
+    assert len(ranks) == 2
+    os.killpg(job.pid, signal.SIGINT)
+    _, err = job.communicate(timeout=60)
+    assert job.returncode == 130
+    assert err == "autopar: stopped\n"
+    assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task")
+    return [int(c) for task in tasks.iterdir() for c in (task / "children").read_text().split()]

@@ -1,0 +1,61 @@
+"""What is told of an error inside a job, without a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autopar.errors import DoesNotFit
+from autopar.runtime.failures import LONGEST, RankFailed, failure, place, report
+
+
+def raised_error(raised: Exception) -> Exception:
+    try:
+        raise raised
+    except Exception as error:
+        return error
+
+
+def test_the_place_is_the_innermost_line_of_the_users_files() -> None:
+    lines = Path(__file__).read_text().splitlines()
+    line = next(i for i, code in enumerate(lines, 1) if code.endswith("standard library"))
+    with pytest.raises(OSError, match="nothing") as caught:
+        Path("/nothing/there").read_text()  # goes on in the standard library
+    assert place(caught.value).startswith(f"{__file__}:{line} in test_the_place")
+
+
+def test_without_a_line_of_the_users_there_is_no_place() -> None:
+    assert place(ValueError("never raised")) == ""
+
+
+def test_one_line_and_a_file(tmp_path: Path) -> None:
+    error = raised_error(ValueError("two\n  lines"))
+    told = failure(report(error, 3, "in step 7", str(tmp_path)), "rank 3 of 4")
+    assert isinstance(told, RankFailed)
+    assert str(told) == (
+        f"rank 3 of 4 failed in step 7 at {place(error)}: ValueError: two lines. "
+        f"The whole traceback is in {tmp_path / 'failure.log'}"
+    )
+    assert "raise raised" in (tmp_path / "failure.log").read_text()
+
+
+def test_a_long_message_is_cut(tmp_path: Path) -> None:
+    found = report(raised_error(ValueError("x" * 10_000)), 0, "in step 0", str(tmp_path))
+    assert len(str(failure(found, "rank 0"))) < LONGEST + 600
+    assert "x" * 10_000 in (tmp_path / "failure.log").read_text()
+
+
+def test_a_folder_that_cannot_be_written_loses_nothing(tmp_path: Path) -> None:
+    found = report(raised_error(ValueError("said")), 0, "in step 0", str(tmp_path / "gone"))
+    text = str(failure(found, "rank 0"))
+    assert "cannot be written" in text
+    assert "raise raised" in text
+
+
+def test_a_users_error_is_raised_as_it_was(tmp_path: Path) -> None:
+    told = failure(
+        report(raised_error(DoesNotFit("too big")), 0, "in step 0", str(tmp_path)), "rank 0"
+    )
+    assert (type(told).__name__, str(told), told.exit_code) == ("DoesNotFit", "too big", 3)
+    assert not list(tmp_path.iterdir())
