@@ -23,6 +23,7 @@ from autopar import plan_folder
 from autopar.errors import UserError
 from autopar.runtime.failures import RankFailed, failure
 from autopar.runtime.host_memory import environment
+from autopar.runtime.machine import check_machine
 from autopar.runtime.verified import VerifyResult
 
 TIMEOUT_S = 300.0
@@ -77,6 +78,8 @@ def run(
     if steps < 0:
         raise UserError(f"--steps {steps}: give a number of steps, as in --steps 20")
     plan = plan_folder.read_plan(folder)
+    if launcher is None:
+        check_machine(folder, device)
     if plan.framework == "jax":
         from autopar.runtime import jax_launch
 
@@ -122,6 +125,7 @@ def verify_many(
     jax: list[str] = []
     for folder in folders:
         plan = plan_folder.read_plan(folder)
+        check_machine(folder, device)
         if plan.framework == "jax":
             jax.append(str(folder))
         else:

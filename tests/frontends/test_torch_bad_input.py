@@ -290,7 +290,8 @@ class TwoArguments(nn.Module):
         self.linear = nn.Linear(D, D)
 
     def forward(self, x: Tensor, its_mask: Tensor) -> Tensor:
-        return (self.linear(x) * its_mask).mean()
+        loss: Tensor = (self.linear(x) * its_mask).mean()
+        return loss
 
 
 class NoForward(nn.Module):
@@ -315,8 +316,12 @@ def test_a_call_that_the_forward_does_not_take(model: type[nn.Module], line: str
 def test_shapes_that_do_not_fit_are_told_once() -> None:
     """Torch's own report of the same error is not shown beside ours, and only then not."""
     told: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = told.append  # type: ignore[method-assign]
+
+    class Told(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append(record)
+
+    handler = Told()
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     logger.addHandler(handler)
     message = refused(lambda x: (x @ torch.ones(D + 1, 2)).mean(), errors.ForwardError)
