@@ -39,7 +39,8 @@ Launcher = Sequence[str]
 class RunResult:
     """``losses`` of the steps that were run; times in seconds, ``step_time_s`` their median.
 
-    ``peak_memory_bytes`` is that of the fullest process; 0 where it was not measured. ``phases_s``
+    ``peak_memory_bytes`` is that of the fullest process; 0 where it was not measured. It is what
+    ``memory_is`` says; ``memory_compares``: the prediction is of the same. ``phases_s``
     are medians on the first rank, by `autopar.runtime.phases`; empty where not told apart.
     """
 
@@ -50,6 +51,8 @@ class RunResult:
     step: int
     peak_memory_bytes: int = 0
     phases_s: Mapping[str, float] = field(default_factory=dict)
+    memory_is: str = ""
+    memory_compares: bool = True
 
 
 def run(
@@ -106,6 +109,8 @@ def run(
         found["step"],
         found["peak_memory_bytes"],
         found["phases_s"],
+        found["memory_is"],
+        found["memory_compares"],
     )
 
 

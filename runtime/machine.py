@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from autopar.nouns.plan import Plan
 
 PROCESS_BYTES = 256 << 20
 """A Python process with its framework and nothing else; measured with torch 2.13 on Linux."""
+
+MOST_PER_CORE = 8
+"""Processes that take turns on a core; more of them wait for one another longer than they work."""
 
 _MEMORY = Path("/proc/meminfo")
 _LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -28,14 +32,16 @@ def check_machine(folder: str | Path, device: str) -> None:
     kind = ""
     if (Path(folder) / plan_folder.CLUSTER).exists():
         kind = plan_folder.read_cluster(folder).device_at(0).kind
-    check(plan, kind, device, accelerators(), available_bytes())
+    cores = os.cpu_count() or 1
+    check(plan, kind, device, accelerators(), available_bytes(), cores)
 
 
-def check(plan: Plan, kind: str, device: str, present: int, free_bytes: int) -> None:
+def check(plan: Plan, kind: str, device: str, present: int, free_bytes: int, cores: int) -> None:
     """`check_machine` of given figures.
 
     kind:       of the plan's devices; empty where it is not known.
     present:    accelerators of this machine.
+    cores:      of its CPU.
     free_bytes: memory that its CPU processes can have; 0 where it is not known.
     """
     ranks = plan.device_count
@@ -52,6 +58,11 @@ def check(plan: Plan, kind: str, device: str, present: int, free_bytes: int) -> 
         )
     memory = plan.prediction.memory_bytes
     processes = 1 if plan.framework == "jax" else ranks
+    if processes > MOST_PER_CORE * cores:
+        raise TooSmall(
+            f"the plan is for {ranks} devices, a process each; this machine has {cores} cores, on "
+            f"which {MOST_PER_CORE * cores} processes can take turns at most. {again}"
+        )
     # What libraries and allocators add on the plan's own devices is not what they add here.
     needed = ranks * (memory.total - memory.buffers) + processes * PROCESS_BYTES
     if free_bytes and needed > free_bytes:

@@ -29,6 +29,11 @@ from autopar.runtime.loading import load, start
 from autopar.runtime.phases import PHASES
 from autopar.workload import Workload
 
+MEMORY_IS = {
+    "cpu": "resident memory of the fullest process at its peak",
+    "cuda": "what PyTorch's allocator held at its peak on the fullest GPU, without CUDA's context",
+}
+
 _where = {"step": "before the first step", "plan": ""}
 
 
@@ -74,6 +79,8 @@ def train(options: dict[str, Any], results: Path) -> None:
             "ranks": trainer.ranks.world,
             "step": trainer.step_number,
             "peak_memory_bytes": peak,
+            "memory_is": MEMORY_IS[trainer.ranks.device.type],
+            "memory_compares": trainer.ranks.device.type == "cpu",
             "phases_s": _medians(phases[1:] or phases),
         }
         (results / "result.json").write_text(json.dumps(result))

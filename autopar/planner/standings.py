@@ -12,7 +12,7 @@ from autopar.planner.fixed import RECOMPUTE
 from autopar.planner.question import Answer
 
 RUNNERS_UP = 6
-GB = 1e9
+GIB = 1 << 30
 
 Family = tuple[int, int, str]
 """(tp, ZeRO level, recompute): of each family the best loser is told."""
@@ -50,8 +50,8 @@ class Standings:
             self.tightest = answer
         known = self._too_big.get(family(answer))
         if known is None or answer.memory.total < known.memory_bytes:
-            short = (answer.memory.total - answer.memory.limit) / GB
-            self._too_big[family(answer)] = _runner_up(answer, f"does not fit by {short:.1f} GB")
+            short = (answer.memory.total - answer.memory.limit) / GIB
+            self._too_big[family(answer)] = _runner_up(answer, f"does not fit by {short:.1f} GiB")
 
     def beaten_by_bound(self, candidate: Candidate, bound_s: float) -> None:
         """Remembers a candidate that no layout can save."""
@@ -153,11 +153,11 @@ def too_big(standings: Standings, cluster: Cluster, candidates: int) -> NothingF
         "buffers": memory.buffers,
     }
     most = max(shares, key=lambda n: shares[n])
-    listed = ", ".join(f"{name} {size / GB:.1f} GB" for name, size in shares.items())
+    listed = ", ".join(f"{name} {size / GIB:.1f} GiB" for name, size in shares.items())
     return NothingFits(
-        f"nothing fits {cluster.device.name} with {memory.limit / GB:.1f} GB. The tightest layout "
-        f"({layout_text(answer)}) needs {memory.total / GB:.1f} GB, "
-        f"{(memory.total - memory.limit) / GB:.1f} GB too much: {listed}. Most of it is {most}.",
+        f"nothing fits {cluster.device.name} with {memory.limit / GIB:.1f} GiB. The tightest "
+        f"layout ({layout_text(answer)}) needs {memory.total / GIB:.1f} GiB, "
+        f"{(memory.total - memory.limit) / GIB:.1f} GiB too much: {listed}. Most of it is {most}.",
         answer,
     )
 

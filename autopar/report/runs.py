@@ -27,9 +27,13 @@ def run_summary(found: RunResult, predicted: Prediction) -> list[RenderableType]
         rows.add_row(f"  {phase}", duration(measured_s), duration(predicted_s), ratio)
     if found.peak_memory_bytes:
         peak, foreseen = found.peak_memory_bytes, predicted.memory_bytes.total
-        rows.add_row("memory (fullest)", size(peak), size(foreseen), f"{peak / foreseen:.2f}")
+        ratio = f"{peak / foreseen:.2f}" if found.memory_compares else "-"
+        rows.add_row("memory (fullest)", size(peak), size(foreseen), ratio)
     title = f"{len(found.losses)} steps: loss {found.losses[0]:.4f} -> {found.losses[-1]:.4f}"
-    return [Text(title, style="bold"), indented(rows)]
+    parts: list[RenderableType] = [Text(title, style="bold"), indented(rows)]
+    if found.peak_memory_bytes and found.memory_is:
+        parts.append(Text(f"  measured memory: {found.memory_is}"))
+    return parts
 
 
 def phases(found: RunResult, predicted: Prediction) -> list[tuple[str, float, float]]:

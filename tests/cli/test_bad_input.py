@@ -195,7 +195,7 @@ def test_what_does_not_fit_says_by_how_much(run: Run, tmp_path: Path) -> None:
     model = changed("nn.Linear(16, 32)", "nn.Linear(16, 2**28)")
     code, message = run(*PLAN, model=changed("nn.Linear(32, 4)", "nn.Linear(2**28, 4)", model))
     assert code == 3
-    for part in ("GB", "too much", "cheapest change", "parameters"):
+    for part in ("GiB", "too much", "cheapest change", "parameters"):
         assert part in message
     assert not (tmp_path / "plan").exists()
 

@@ -68,6 +68,8 @@ def test_run_save_resume_under_another_plan(model: Path) -> None:
     straight = jax_launch.run(one, 4, device="cpu")
     assert straight.ranks == 8
     assert straight.peak_memory_bytes > 0
+    assert "XLA" in straight.memory_is
+    assert not straight.memory_compares
     saved = model.parent / "saved"
     first = jax_launch.run(one, 2, save=saved, device="cpu")
     rest = jax_launch.run(other, 2, resume=saved, device="cpu")

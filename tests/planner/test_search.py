@@ -127,8 +127,8 @@ def test_what_does_not_fit_is_told_in_numbers() -> None:
     with pytest.raises(NothingFits) as error:
         search_plan(question(graph, 32, memory_limited(2_200_000_000)))
     text = str(error.value)
-    assert "with 2.2 GB" in text
-    assert "GB too much" in text
+    assert "with 2.0 GiB" in text
+    assert "GiB too much" in text
 
 
 def test_plans_that_lost_are_told_apart_and_those_that_fit_stand_first() -> None:

@@ -62,6 +62,18 @@ def test_measured_stands_beside_predicted() -> None:
     assert any(line.split()[-1:] == ["0.50"] for line in lines)
 
 
+def test_measured_memory_says_what_it_is() -> None:
+    """Beside a prediction of something else stands no ratio."""
+    found = RunResult((5.0,), 0.2, 0.1, 4, 1, peak_memory_bytes=3 << 20, memory_is="of one sort")
+    for compares in (True, False):
+        text = to_text(
+            run_summary(replace(found, memory_compares=compares), plans.plan().prediction)
+        )
+        assert "measured memory: of one sort" in text
+        (line,) = (line for line in text.splitlines() if "memory (fullest)" in line)
+        assert line.split()[-1] == ("0.02" if compares else "-")
+
+
 def test_a_verified_plan_states_its_errors() -> None:
     text = to_text(verify_summary(RIGHT))
     for stated in ("4 processes", "2.0e-13", "2.0e-06", "up.weight", "1e-09", "Dropout was off"):

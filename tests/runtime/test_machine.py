@@ -31,7 +31,7 @@ def plan(ranks: int, each_bytes: int, framework: str = "torch") -> Plan:
 
 def test_more_memory_than_there_is() -> None:
     with pytest.raises(TooSmall) as caught:
-        check(plan(256, 80 * GIB), "gpu", "cpu", 0, 24 * GIB)
+        check(plan(256, 80 * GIB), "gpu", "cpu", 0, 24 * GIB, 64)
     assert caught.value.exit_code == 2
     for part in (
         "256 devices",
@@ -48,18 +48,25 @@ def test_the_limit_counts_processes(free: int) -> None:
     """Four ranks of 1 GiB need a quarter more each; JAX has one process."""
     if free < 5 * GIB:
         with pytest.raises(TooSmall, match=r"need at least 5\.00 GiB"):
-            check(plan(4, GIB), "cpu", "auto", 0, free)
+            check(plan(4, GIB), "cpu", "auto", 0, free, 4)
     else:
-        check(plan(4, GIB), "cpu", "auto", 0, free)
-    check(plan(4, GIB, "jax"), "cpu", "auto", 0, free)
+        check(plan(4, GIB), "cpu", "auto", 0, free, 4)
+    check(plan(4, GIB, "jax"), "cpu", "auto", 0, free, 4)
+
+
+def test_more_processes_than_cores_can_turn_to() -> None:
+    check(plan(32, 1), "cpu", "cpu", 0, 0, 4)
+    check(plan(33, 1, "jax"), "cpu", "cpu", 0, 0, 4)
+    with pytest.raises(TooSmall, match=r"for 33 devices.*4 cores, on which 32 processes"):
+        check(plan(33, 1), "cpu", "cpu", 0, 0, 4)
 
 
 def test_gpus_that_are_not_there() -> None:
     with pytest.raises(TooSmall, match=r"for 4 GPUs, this machine has 1\..*--device cpu"):
-        check(plan(4, GIB), "gpu", "auto", 1, 100 * GIB)
-    check(plan(4, GIB), "gpu", "cpu", 1, 100 * GIB)
-    check(plan(4, GIB), "gpu", "auto", 4, 0)
-    check(plan(4, GIB), "", "auto", 0, 100 * GIB)
+        check(plan(4, GIB), "gpu", "auto", 1, 100 * GIB, 4)
+    check(plan(4, GIB), "gpu", "cpu", 1, 100 * GIB, 4)
+    check(plan(4, GIB), "gpu", "auto", 4, 0, 4)
+    check(plan(4, GIB), "", "auto", 0, 100 * GIB, 4)
 
 
 def test_figures_of_this_machine() -> None:
