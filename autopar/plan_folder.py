@@ -3,7 +3,10 @@
     plan.json      every decision                  collectives.json  what the program will move
     cluster.json   the cluster it is for           program/          the code
     graph.json     the model as it was captured    report.txt        the summary, as printed
-    batch.json     its batch
+    batch.json     its batch                       failure.log       traceback of a run that failed
+
+The workload is named from the folder and sources from the workload's file: a folder moves with its
+checkout, and equal checkouts have equal folders.
 
 A folder is written whole or not at all: everything goes into a neighbour first, which is then
 renamed. A folder that holds anything else is never replaced.
