@@ -110,7 +110,7 @@ class RunnerUp:
 class Plan:
     """All decisions.
 
-    workload:     ``"../model.py:Name"``, the model of the plan, as seen from its folder.
+    workload:     ``"../model.py:Name"``, the model that the plan is for, seen from its folder.
     zero:         what ``dp_shard`` splits: 0 nothing, 1 optimizer, 2 + gradients, 3 + parameters.
     microbatches: gradient accumulation steps; the global batch is cut into them first, then over
                   ``dp_replicate`` and ``dp_shard``.
