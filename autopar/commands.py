@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autopar import plan_folder
 from autopar.cli import progress
+from autopar.nouns import batch
 from autopar.nouns.graph import to_text as graph_text
 from autopar.nouns.plan import to_json
 from autopar.sources import relative_sources
@@ -61,7 +62,7 @@ def plan_files(found: PlanResult, folder: str | Path) -> tuple[dict[str, str], f
         plan_folder.PLAN: to_json(replace(found.plan, workload=workload)),
         plan_folder.CLUSTER: found.cluster.to_json() + "\n",
         plan_folder.GRAPH: graph_text(relative_sources(found.captured.graph, home)) + "\n",
-        plan_folder.BATCH: _batch(found),
+        plan_folder.BATCH: batch.to_json(found.captured.batch),
         plan_folder.REPORT: _report(found),
         plan_folder.COLLECTIVES: _collectives(found),
     }
@@ -138,14 +139,6 @@ def _collectives(found: PlanResult) -> str:
     clips = found.workload.clip_norm is not None
     rows = [asdict(row) for row in priced_collectives(found.lowered, found.plan, stored, clips)]
     return json.dumps({"format": COLLECTIVES_FORMAT, "rows": rows}, indent=1) + "\n"
-
-
-def _batch(found: PlanResult) -> str:
-    entries = {
-        entry.name: {"shape": entry.shape, "dtype": entry.dtype, "batch_dim": entry.batch_dim}
-        for entry in found.captured.batch
-    }
-    return json.dumps(entries, indent=1) + "\n"
 
 
 def _report(found: PlanResult) -> str:

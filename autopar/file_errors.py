@@ -1,10 +1,11 @@
-"""What is wrong with a file that a person wrote, in our words: key path, value, what is allowed."""
+"""What is wrong with a file that a person wrote or edited: key path, value, what is allowed."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Mapping
-from typing import Any, get_args, get_origin
+from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -24,21 +25,28 @@ _KINDS = {
     "bool_type": "true or false",
     "bool_parsing": "true or false",
     "list_type": "a list ([...], or one `- ...` a line)",
+    "tuple_type": "a list",
     "dict_type": "keys with values (key: value)",
+    "dataclass_type": "keys with values (key: value)",
     "model_type": "keys with values (key: value)",
     "model_attributes_type": "keys with values (key: value)",
 }
 
 
 def sentences(
-    error: ValidationError, model: type[BaseModel], examples: Mapping[str, str]
+    error: ValidationError, model: type, examples: Mapping[str, str], within: int = 0
 ) -> list[str]:
     """One sentence for each finding.
 
-    model:    what the file was read as; its fields are the known keys.
+    model:    what the file was read as, a pydantic model or a dataclass; its fields are the known
+              keys.
     examples: for keys whose value is a figure with a unit, how to write one.
+    within:   how deep what was validated holds the model.
     """
-    return [_sentence(finding, model, examples) for finding in error.errors(include_url=False)]
+    return [
+        _sentence({**finding, "loc": finding["loc"][within:]}, model, examples)
+        for finding in error.errors(include_url=False)
+    ]
 
 
 def yaml_sentence(error: yaml.YAMLError) -> str:
@@ -48,10 +56,10 @@ def yaml_sentence(error: yaml.YAMLError) -> str:
     return f"not YAML{where}: {getattr(error, 'problem', None) or error}"
 
 
-def _sentence(finding: Any, model: type[BaseModel], examples: Mapping[str, str]) -> str:
+def _sentence(finding: Any, model: type, examples: Mapping[str, str]) -> str:
     place, kind = finding["loc"], finding["type"]
     path, given, limits = _path(place), finding["input"], finding.get("ctx", {})
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"{path}: unknown key{_meant(str(place[-1]), _known_keys(model, place[:-1]))}"
     if kind == "missing":
         return f"{path}: missing{_written_like(place, examples)}"
@@ -89,12 +97,24 @@ def _meant(word: str, known: list[str] | str) -> str:
     return f"; there are {', '.join(names)}" if names else ""
 
 
-def _known_keys(model: type[BaseModel], place: tuple[int | str, ...]) -> list[str]:
+def _known_keys(model: type, place: tuple[int | str, ...]) -> list[str]:
     """The keys that ``model`` knows at ``place``, through lists and mappings of models."""
     now: Any = model
     for part in place:
-        if get_origin(now) in (list, dict):
+        kind = get_origin(now)
+        if kind is tuple:
+            now = get_args(now)[0]
+        elif kind in (list, dict, Mapping):
             now = get_args(now)[-1]
-        elif isinstance(now, type) and issubclass(now, BaseModel):
-            now = now.model_fields[str(part)].annotation
-    return list(now.model_fields) if isinstance(now, type) and issubclass(now, BaseModel) else []
+        else:
+            now = _fields(now).get(str(part))
+    return list(_fields(now))
+
+
+def _fields(model: Any) -> dict[str, Any]:
+    """Key -> type of its value."""
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        return {name: field.annotation for name, field in model.model_fields.items()}
+    if isinstance(model, type) and dataclasses.is_dataclass(model):
+        return get_type_hints(model)
+    return {}

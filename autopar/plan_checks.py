@@ -6,28 +6,55 @@ value, before anything is built from it.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from autopar.errors import UserError
+from autopar.file_errors import sentences
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import AXES, Mesh
-from autopar.nouns.plan import Plan, key
+from autopar.nouns.plan import FORMAT, RECOMPUTE, ZERO_LEVELS, Plan, key
 from autopar.workload import OPTIMIZERS, PRECISIONS
 
-RECOMPUTE = ("none", "compute", "full")
+_ONE = TypeAdapter(tuple[Plan], config=ConfigDict(extra="forbid"))
+"""A tuple, because a dataclass takes the settings of pydantic from what it lies in."""
 
 
 class BadPlan(UserError):
     """A plan that was edited, or that lies beside files of another plan."""
 
 
+def from_json(text: str) -> Plan:
+    """The inverse of `autopar.nouns.plan.to_json`. Raises `BadPlan`."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise BadPlan(f"not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise BadPlan(f"a {type(data).__name__}, not a plan")
+    if data.get("format") != FORMAT:
+        raise BadPlan(f"plan format {data.get('format')!r}, this tool reads {FORMAT}")
+    stages = data.get("stages")
+    for i, stage in enumerate(stages if isinstance(stages, list) else ()):
+        if isinstance(stage, dict) and isinstance(stage.get("mesh"), str):
+            stage["mesh"] = _mesh(f"stages[{i}].mesh", stage["mesh"])
+    try:
+        (plan,) = _ONE.validate_json(json.dumps([data]), strict=True)
+    except ValidationError as error:
+        raise BadPlan("; ".join(sentences(error, Plan, {}, within=1))) from None
+    check_values(plan)
+    return plan
+
+
 def check_values(plan: Plan) -> None:
     """Raises `BadPlan` for a value that no plan can have."""
     _one_of("framework", plan.framework, ("torch", "jax"))
-    _one_of("zero", plan.zero, (0, 1, 2, 3))
+    _one_of("zero", plan.zero, ZERO_LEVELS)
     _one_of("precision", plan.precision, PRECISIONS)
     _one_of("recompute", plan.recompute, RECOMPUTE)
     _one_of("optimizer", plan.optimizer, OPTIMIZERS)
@@ -75,6 +102,14 @@ def _known(table: str, given: Iterable[str], names: Collection[str]) -> None:
             near = sorted(other for other in names if other.endswith(last))[:3]
             has = f"; it has {', '.join(near)}" if near else ""
             raise BadPlan(f"{table} names {name!r}, which graph.json does not have{has}")
+
+
+def _mesh(where: str, text: str) -> dict[str, Any]:
+    try:
+        mesh = Mesh.parse(text)
+    except ValueError:
+        raise _bad(where, text, "1, or degrees as in dp_shard=2 x tp=2") from None
+    return {"axes": mesh.axes, "sizes": mesh.sizes}
 
 
 def _check_mesh(where: str, mesh: Mesh) -> None:

@@ -24,11 +24,12 @@ from typing import Any, TypeVar
 
 from autopar.errors import UserError
 from autopar.nouns import graph as graphs
-from autopar.nouns import plan as plans
+from autopar.nouns.batch import BatchEntry
+from autopar.nouns.batch import from_json as batch_from_json
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Plan
-from autopar.plan_checks import BadPlan, check_cluster, check_names, check_values
+from autopar.plan_checks import BadPlan, check_cluster, check_names, from_json
 
 PLAN = "plan.json"
 CLUSTER = "cluster.json"
@@ -38,6 +39,8 @@ COLLECTIVES = "collectives.json"
 PROGRAM = "program"
 REPORT = "report.txt"
 FAILURE = "failure.log"
+CODE = {"torch": "model.py", "jax": "train.py"}
+"""The program's own file, by framework."""
 OWN = frozenset({PLAN, CLUSTER, GRAPH, BATCH, COLLECTIVES, PROGRAM, REPORT, FAILURE, "__pycache__"})
 
 Read = TypeVar("Read")
@@ -98,9 +101,9 @@ def read_plan(folder: str | Path) -> Plan:
 
     Raises `PlanFolderError`.
     """
-    plan = _read(folder, PLAN, plans.from_json)
+    text = _text(folder, PLAN)
     try:
-        check_values(plan)
+        plan = from_json(text)
         if (Path(folder) / CLUSTER).exists():
             check_cluster(plan, read_cluster(folder))
         if (Path(folder) / GRAPH).exists():
@@ -110,6 +113,17 @@ def read_plan(folder: str | Path) -> Plan:
             f"{Path(folder) / PLAN}: {error}. Put it right, or plan the model again"
         ) from None
     return plan
+
+
+def check_whole(folder: str | Path, plan: Plan) -> None:
+    """Raises `PlanFolderError` where a file is missing that running or verifying ``plan`` reads."""
+    names = (CLUSTER, GRAPH, BATCH, COLLECTIVES, f"{PROGRAM}/{CODE[plan.framework]}")
+    missing = [name for name in names if not (Path(folder) / name).is_file()]
+    if missing:
+        raise PlanFolderError(
+            f"{folder} is only part of a plan for {plan.framework}: {', '.join(missing)} missing. "
+            "Copy the whole folder, or plan the model again"
+        )
 
 
 def relative_workload(folder: str | Path, target: str) -> str:
@@ -132,6 +146,17 @@ def workload_of(folder: str | Path, plan: Plan) -> str:
     return f"{file}{colon}{name}"
 
 
+def code_of(folder: str | Path, framework: str) -> Path:
+    """The program of a plan. Raises `PlanFolderError`."""
+    file = (Path(folder) / PROGRAM / CODE[framework]).resolve()
+    if not file.is_file():
+        raise PlanFolderError(
+            f"no program for {framework} in {folder} ({file} is missing); make one with "
+            "`autopar plan`"
+        )
+    return file
+
+
 def read_cluster(folder: str | Path) -> Cluster:
     """The cluster that the plan in ``folder`` is for. Raises `PlanFolderError`."""
     return _read(folder, CLUSTER, Cluster.from_json)
@@ -142,31 +167,9 @@ def read_graph(folder: str | Path) -> Graph:
     return _read(folder, GRAPH, graphs.from_text)
 
 
-def read_batch_dims(folder: str | Path) -> dict[str, int]:
-    """For each batched tensor of the batch, its batch dim. Raises `PlanFolderError`."""
-    return _read(
-        folder,
-        BATCH,
-        lambda text: {
-            name: entry["batch_dim"]
-            for name, entry in json.loads(text).items()
-            if entry["batch_dim"] is not None
-        },
-    )
-
-
-def read_batch_shapes(folder: str | Path) -> dict[str, tuple[int, ...]] | None:
-    """The global shape of every tensor of the batch; None where the folder does not say.
-
-    Raises `PlanFolderError`.
-    """
-    if not (Path(folder) / BATCH).exists():
-        return None
-    return _read(
-        folder,
-        BATCH,
-        lambda text: {name: tuple(entry["shape"]) for name, entry in json.loads(text).items()},
-    )
+def read_batch(folder: str | Path) -> tuple[BatchEntry, ...]:
+    """The global batch that the plan is for. Raises `PlanFolderError`."""
+    return _read(folder, BATCH, batch_from_json)
 
 
 def read_collectives(folder: str | Path) -> list[dict[str, Any]]:
@@ -190,6 +193,11 @@ def _text(folder: str | Path, name: str) -> str:
     try:
         return file.read_text()
     except OSError:
+        if name != PLAN and (Path(folder) / PLAN).exists():
+            raise PlanFolderError(
+                f"{folder} is only part of a plan: {name} is missing. Copy the whole folder, or "
+                "plan the model again"
+            ) from None
         raise PlanFolderError(
             f"no plan in {folder} ({file} is missing); make one with "
             f"`autopar plan model.py --cluster cluster.yaml -o {folder}`"

@@ -6,7 +6,7 @@ import itertools
 import linecache
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -21,15 +21,16 @@ from autopar.errors import UserError
 from autopar.frontends.jax import Captured, paths_of
 from autopar.frontends.jax.capture import capture_workload
 from autopar.frontends.loading import load_workload
+from autopar.nouns.batch import BatchEntry
 from autopar.nouns.plan import Plan
 from autopar.runtime import jax_program
-from autopar.runtime.batch_shapes import check_shapes
+from autopar.runtime.divergence import check_loss
 from autopar.runtime.jax_layout import by_name
 from autopar.runtime.jax_train import Step, placed
-from autopar.runtime.settings import ProgramError
+from autopar.runtime.planned_batch import check_planned
+from autopar.runtime.settings import ProgramError, check_settings, compiled
 from autopar.workload import Workload
 
-FILE = "train.py"
 STATE = "state.npz"
 _serial = itertools.count()
 
@@ -50,7 +51,7 @@ class Trainer:
     compiled: Step
     state: dict[str, Any]
     gradient_norm: Any = 0.0
-    shapes: Mapping[str, tuple[int, ...]] | None = None
+    planned: Sequence[BatchEntry] = ()
     _run: Any = None
 
     @property
@@ -61,10 +62,10 @@ class Trainer:
     def step(self, batch: Mapping[str, Any]) -> Any:
         """One step on a global batch; returns its loss.
 
-        Raises `OtherBatch` for a batch of other shapes than were planned for.
+        Raises `OtherBatch` for a batch that was not planned for.
         """
-        if self.shapes is not None:
-            check_shapes(batch, self.shapes)
+        if self.planned:
+            check_planned(_as_jax_takes(batch), self.planned)
         cut = self.compiled.cut(batch)
         if self._run is None:
             self._run = self.compiled.step.lower(self.state, cut).compile()
@@ -108,6 +109,16 @@ class Trainer:
         self.state = jax.device_put(state, placed(self.compiled.mesh, self.compiled.state_specs))
 
 
+def _as_jax_takes(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays as shapes with the dtypes that JAX gives them: NumPy's 64 bits become 32."""
+    return {
+        name: jax.ShapeDtypeStruct(value.shape, jax.dtypes.canonicalize_dtype(value.dtype))
+        if hasattr(value, "dtype")
+        else value
+        for name, value in batch.items()
+    }
+
+
 def load(folder: str | Path, check_model: bool = True) -> Trainer:
     """The trainer of the plan in ``folder``, with the initial parameters of the workload.
 
@@ -120,14 +131,14 @@ def load(folder: str | Path, check_model: bool = True) -> Trainer:
         check_fingerprint(plan, captured)
     assert workload.init is not None
     init = workload.init
-    compiled = Step(read_program(folder), workload)
+    step = Step(read_program(folder), workload)
 
     def parameters() -> Mapping[str, Any]:
         tree = init(jax.random.key(workload.seed))
-        return compiled.layout.gather_names(by_name(paths_of(tree), captured.stacks))
+        return step.layout.gather_names(by_name(paths_of(tree), captured.stacks))
 
-    shapes = plan_folder.read_batch_shapes(folder)
-    return Trainer(workload, compiled, compiled.initial(parameters), shapes=shapes)
+    planned = plan_folder.read_batch(folder)
+    return Trainer(workload, step, step.initial(parameters), planned=planned)
 
 
 def check_fingerprint(plan: Plan, captured: Captured) -> None:
@@ -147,12 +158,10 @@ def check_fingerprint(plan: Plan, captured: Captured) -> None:
 
 def read_program(folder: str | Path, fp32: str = "float32") -> ModuleType:
     """Runs ``program/train.py`` of a plan folder; ``fp32`` is what it means by float32."""
-    file = (Path(folder) / plan_folder.PROGRAM / FILE).resolve()
-    if not file.exists():
-        raise plan_folder.PlanFolderError(
-            f"no JAX program in {folder} ({file} is missing); make one with `autopar plan`"
-        )
-    return run_program(file.read_text(), str(file), fp32)
+    file = plan_folder.code_of(folder, "jax")
+    module = run_program(file.read_text(), str(file), fp32)
+    check_settings(plan_folder.read_plan(folder), module.MESH, module.SETTINGS)
+    return module
 
 
 def run_program(text: str, file: str = "<program>", fp32: str = "float32") -> ModuleType:
@@ -165,7 +174,7 @@ def run_program(text: str, file: str = "<program>", fp32: str = "float32") -> Mo
     before = jax_program.FP32
     jax_program.FP32 = np.dtype(fp32)
     try:
-        exec(compile(text, file, "exec"), module.__dict__)
+        exec(compiled(text, file), module.__dict__)
     finally:
         jax_program.FP32 = before
     if not hasattr(module, "loss"):
@@ -206,6 +215,7 @@ def train(options: Mapping[str, Any], where: dict[str, str]) -> dict[str, Any]:
             f"(predicted {predicted:.4f} s)",
             flush=True,
         )
+        check_loss(losses, number, trainer.workload)
         every = options["save_every"]
         if options["save"] and every and trainer.step_number % every == 0:
             trainer.save(options["save"])

@@ -21,6 +21,7 @@ from autopar.frontends.loading import load_workload
 from autopar.nouns.plan import Plan
 from autopar.runtime.initialize import initialize
 from autopar.runtime.ranks import Ranks
+from autopar.runtime.settings import check_settings, compiled
 from autopar.runtime.trainer import Program, Trainer
 from autopar.workload import Workload
 
@@ -64,7 +65,7 @@ def load(folder: str | Path, device: str = "auto", check_model: bool = True) -> 
         workload,
         lambda targets: notes.append(initialize(make, workload.seed, targets)),
         Ranks(program.mesh, place),
-        shapes=plan_folder.read_batch_shapes(folder),
+        planned=plan_folder.read_batch(folder),
     )
     if notes[0] is not None and trainer.ranks.rank == 0:
         print(
@@ -150,13 +151,11 @@ def check_model_of(plan: Plan, workload: Workload) -> None:
 
 
 def read_program(folder: str | Path) -> ModuleType:
-    """Runs ``program/model.py`` of a plan folder. Raises `PlanFolderError`."""
-    file = (Path(folder) / plan_folder.PROGRAM / "model.py").resolve()
-    if not file.exists():
-        raise plan_folder.PlanFolderError(
-            f"no program in {folder} ({file} is missing); make one with `autopar plan`"
-        )
-    return run_program(file.read_text(), str(file))
+    """Runs ``program/model.py`` of a plan folder. Raises `PlanFolderError`, `ProgramError`."""
+    file = plan_folder.code_of(folder, "torch")
+    module = run_program(file.read_text(), str(file))
+    check_settings(plan_folder.read_plan(folder), module.MESH, module.SETTINGS)
+    return module
 
 
 def run_program(text: str, file: str = "<program>") -> ModuleType:
@@ -167,7 +166,7 @@ def run_program(text: str, file: str = "<program>") -> ModuleType:
     sys.modules[name] = module  # dataclasses and torch.compile look it up by name
     # tracebacks and torch.compile show the lines of a text that is in no file
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    exec(compile(text, file, "exec"), module.__dict__)
+    exec(compiled(text, file), module.__dict__)
     return module
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import CodeType
 
 from autopar.errors import UserError
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import Plan
 
 
 class ProgramError(UserError):
@@ -42,3 +46,31 @@ class Settings:
             raise ProgramError(
                 f"precision={self.precision!r}: choose float32, bfloat16, float16 or float64"
             )
+
+
+def check_settings(plan: Plan, mesh: Mapping[str, int], settings: Settings) -> None:
+    """Raises `ProgramError` where the program in a plan folder is not that of its ``plan.json``.
+
+    mesh: the program's ``MESH``.
+    """
+    (stage,) = plan.stages
+    planned, own = stage.mesh.trimmed(), Mesh(tuple(mesh), tuple(mesh.values())).trimmed()
+    differing = [("the mesh", planned, own)] if planned != own else []
+    for name in ("zero", "microbatches", "precision", "recompute"):
+        if getattr(plan, name) != getattr(settings, name):
+            differing.append((name, getattr(plan, name), getattr(settings, name)))
+    if differing:
+        shown = ", ".join(f"{name} is {a} there and {b} here" for name, a, b in differing)
+        raise ProgramError(
+            f"plan.json and the program beside it differ: {shown}. A plan is changed by planning "
+            "again, with `--fix` for what is to be so"
+        )
+
+
+def compiled(text: str, file: str) -> CodeType:
+    """The program's code. Raises `ProgramError` where the text is not Python."""
+    try:
+        return compile(text, file, "exec")
+    except SyntaxError as error:
+        line = (error.text or "").strip()
+        raise ProgramError(f"{file}:{error.lineno}: {error.msg}: {line}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from autopar.nouns.batch import BatchEntry
 from autopar.runtime import ranks as rank_state
-from autopar.runtime.batch_shapes import check_shapes
 from autopar.runtime.batches import Batch, check_batches, cut_batch, in_compute_dtype
 from autopar.runtime.checkpoint import (
     Piece,
@@ -30,6 +30,7 @@ from autopar.runtime.initialize import Target
 from autopar.runtime.optimizer import make_optimizer, trainable
 from autopar.runtime.parameters import computing, lifted
 from autopar.runtime.phases import Stopwatch
+from autopar.runtime.planned_batch import check_planned
 from autopar.runtime.ranks import Ranks
 from autopar.runtime.settings import Settings
 from autopar.runtime.storage import store
@@ -75,12 +76,12 @@ class Trainer:
         fill: Fill,
         ranks: Ranks | None = None,
         lift: torch.dtype | None = None,
-        shapes: Mapping[str, tuple[int, ...]] | None = None,
+        planned: Iterable[BatchEntry] | None = None,
     ) -> None:
         """``fill`` gives the initial weights; ``lift`` replaces every floating dtype, in storage
-        and compute (`autopar.runtime.verify` uses float64); ``shapes`` are those of every global
-        batch, where they are known."""
-        self.shapes = shapes
+        and compute (`autopar.runtime.verify` uses float64); ``planned`` is the global batch that
+        every step takes, where it is known."""
+        self.planned = planned
         self.program = program
         self.workload = workload
         self.ranks = ranks or Ranks(program.mesh)
@@ -124,10 +125,10 @@ class Trainer:
 
         Replaces the gradients of the step before. They stand in ``leaf.grad`` of `held`. The
         first call raises `BatchesDiffer` where the ranks pass different batches, every call
-        `OtherBatch` for a batch of other shapes than were planned for.
+        `OtherBatch` for a batch that was not planned for.
         """
-        if self.shapes is not None:
-            check_shapes(batch, self.shapes)
+        if self.planned is not None:
+            check_planned(batch, self.planned)
         if not self._checked and self.ranks.world > 1:
             check_batches(batch)
         self._checked = True

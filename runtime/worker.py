@@ -24,6 +24,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from autopar import plan_folder
 from autopar.runtime.batches import Batch
+from autopar.runtime.divergence import check_loss
 from autopar.runtime.failures import report
 from autopar.runtime.loading import load, start
 from autopar.runtime.phases import PHASES
@@ -63,6 +64,7 @@ def train(options: dict[str, Any], results: Path) -> None:
                 f"step {step}  loss {loss:.6f}  {times[-1]:.4f} s (predicted {predicted:.4f} s)",
                 flush=True,
             )
+        check_loss(losses, step, trainer.workload)
         every = options["save_every"]
         if options["save"] and every and trainer.step_number % every == 0:
             trainer.save(options["save"])

@@ -15,8 +15,10 @@ from autopar import plan_folder
 from autopar.commands import plan_files
 from autopar.frontends.loading import load_workload
 from autopar.nouns.plan import to_json
-from autopar.plan_folder import PlanFolderError, read_plan, workload_of
+from autopar.plan_folder import PlanFolderError, check_whole, read_plan, workload_of
 from autopar.planner import plan
+from autopar.runtime.loading import read_program
+from autopar.runtime.settings import ProgramError
 from tests import plans
 
 ROOT = Path(__file__).parents[1]
@@ -109,9 +111,7 @@ def test_a_model_that_is_gone(copy: Path) -> None:
     ("key", "value", "allowed"),
     [
         ("zero", 9, "0 or 1 or 2 or 3"),
-        ("zero", "3", "0 or 1 or 2 or 3"),
         ("microbatches", 0, "a whole number, 1 or more"),
-        ("microbatches", 2.5, "a whole number, 1 or more"),
         ("precision", "float7", "'float32' or 'bfloat16' or 'float16' or 'float64'"),
         ("recompute", "some", "'none' or 'compute' or 'full'"),
         ("optimizer", "lion", "'adamw' or 'sgd'"),
@@ -129,6 +129,78 @@ def test_values_that_no_plan_has(copy: Path, key: str, value: Any, allowed: str)
 
 
 @pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"zero": "3"}, "zero: '3' is not a whole number"),
+        ({"microbatches": 2.5}, "microbatches: 2.5 is not a whole number"),
+        ({"microbatches": True}, "microbatches: True is not a whole number"),
+        ({"prediction": {}}, "prediction.step_time_s: missing"),
+        ({"prediction": 3}, "prediction: 3 is not keys with values"),
+        ({"zer": 3}, "zer: unknown key, did you mean 'zero'?"),
+        ({"stages": [{"mesh": "1", "opps": {}}]}, "stages[0].opps: unknown key, did you mean 'ops"),
+        ({"stages": {}}, "stages: {} is not a list"),
+    ],
+)
+def test_keys_and_types_that_no_plan_has(copy: Path, changes: Any, said: str) -> None:
+    edit(copy, **changes)
+    with pytest.raises(PlanFolderError) as caught:
+        read_plan(copy)
+    assert f"{copy / 'plan.json'}: " in str(caught.value)
+    assert said in str(caught.value)
+
+
+def test_a_key_that_is_gone(copy: Path) -> None:
+    data = json.loads((copy / "plan.json").read_text())
+    del data["zero"]
+    (copy / "plan.json").write_text(json.dumps(data))
+    with pytest.raises(PlanFolderError, match=r"plan\.json: zero: missing\. Put it right"):
+        read_plan(copy)
+
+
+@pytest.mark.parametrize(
+    "name", ["cluster.json", "graph.json", "batch.json", "collectives.json", "program/model.py"]
+)
+def test_part_of_a_folder(copy: Path, name: str) -> None:
+    check_whole(copy, read_plan(copy))
+    (copy / name).unlink()
+    with pytest.raises(PlanFolderError, match=rf"only part of a plan for torch: {name} missing"):
+        check_whole(copy, read_plan(copy))
+
+
+def test_a_plan_of_the_other_framework(copy: Path) -> None:
+    edit(copy, framework="jax")
+    with pytest.raises(PlanFolderError, match=r"part of a plan for jax: program/train\.py missing"):
+        check_whole(copy, read_plan(copy))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"microbatches": 2}, {"zero": 3}, {"precision": "bfloat16"}, {"recompute": "full"}]
+)
+def test_a_plan_and_a_program_that_differ(copy: Path, changes: dict[str, Any]) -> None:
+    ((name, value),) = changes.items()
+    said = f"{name} is {value} there and {getattr(read_plan(copy), name)} here"
+    read_program(copy)
+    edit(copy, **changes)
+    with pytest.raises(ProgramError, match=said):
+        read_program(copy)
+
+
+def test_a_mesh_and_a_program_that_differ(copy: Path) -> None:
+    stages = json.loads((copy / "plan.json").read_text())["stages"]
+    edit(copy, stages=[{**stages[0], "mesh": "dp_replicate=2 x tp=2"}])
+    said = "the mesh is dp_replicate=2 x tp=2 there and dp_shard=2 x tp=2 here"
+    with pytest.raises(ProgramError, match=said):
+        read_program(copy)
+
+
+def test_a_program_that_is_no_python(copy: Path) -> None:
+    file = copy / "program" / "model.py"
+    file.write_text(file.read_text() + "\ndef broken(:\n")
+    with pytest.raises(ProgramError, match=r"model\.py:\d+: .*: def broken\(:"):
+        read_program(copy)
+
+
+@pytest.mark.parametrize(
     ("mesh", "said"),
     [
         ("dp_shard=0 x tp=2", r"stages\[0\]\.mesh is 'dp_shard=0 x tp=2'; allowed: dp_shard=1 or"),
@@ -136,7 +208,7 @@ def test_values_that_no_plan_has(copy: Path, key: str, value: Any, allowed: str)
         ("dp_shard=2 x width=2", r"allowed: axes pp, dp_replicate"),
         ("tp=2 x tp=2", r"allowed: each axis once"),
         ("dp_shard=4 x tp=2", r"have 8 devices, cluster\.json \(.*\) has 4"),
-        ("dp_shard=two", r"plan\.json cannot be read"),
+        ("dp_shard=two", r"is 'dp_shard=two'; allowed: 1, or degrees as in dp_shard=2 x tp=2"),
     ],
 )
 def test_degrees_that_no_plan_has(copy: Path, mesh: str, said: str) -> None:
@@ -166,7 +238,7 @@ def test_another_cluster_beside_the_plan(copy: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[1"])
 def test_text_that_is_none_of_ours(copy: Path, name: str, text: str) -> None:
     (copy / name).write_text(text)
-    with pytest.raises(PlanFolderError, match=rf"{name} cannot be read .*plan the model again"):
+    with pytest.raises(PlanFolderError, match=rf"{name}(:| cannot be read) .*plan the model again"):
         read_plan(copy)
 
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Graph
 
 
@@ -26,16 +27,6 @@ class ModelTensor:
     persistent: bool = True
     used: bool = True
     shared_with: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class BatchEntry:
-    """One tensor of the global batch. ``batch_dim`` is None where every device gets it whole."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    batch_dim: int | None
 
 
 @dataclass(frozen=True, slots=True)

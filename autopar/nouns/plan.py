@@ -2,7 +2,7 @@
 
 Shardings, collectives, local shapes and memory are functions of a `Plan` and its `Graph`
 (`autopar.lowering`). Keys are tensor names of the graph; inside a block they are written
-``<block name>::<name>``. ``plan.json`` is the text form; `from_json` reads it back.
+``<block name>::<name>``. ``plan.json`` is the text form; `autopar.plan_checks.from_json` reads it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from autopar.nouns.mesh import Mesh
 
 FORMAT = 2
+
+ZERO_LEVELS = (0, 1, 2, 3)
+RECOMPUTE = ("none", "compute", "full")
+"""What `Plan.recompute` may be, from the most memory to the least."""
 
 
 def key(block: str | None, name: str) -> str:
@@ -157,27 +160,3 @@ def to_json(plan: Plan) -> str:
     for stage, raw in zip(plan.stages, data["stages"], strict=True):
         raw["mesh"] = str(stage.mesh)
     return json.dumps(data, indent=1, sort_keys=True) + "\n"
-
-
-def from_json(text: str) -> Plan:
-    """The inverse of `to_json`; raises ValueError for text that is no plan of this format."""
-    data: dict[str, Any] = json.loads(text)
-    if data.get("format") != FORMAT:
-        raise ValueError(
-            f"plan format {data.get('format')!r}, this tool reads {FORMAT}: plan the model again"
-        )
-    stages = tuple(Stage(**{**raw, "mesh": Mesh.parse(raw["mesh"])}) for raw in data["stages"])
-    prediction = dict(data["prediction"])
-    prediction["memory_bytes"] = Memory(**prediction["memory_bytes"])
-    for band in ("time_band_s", "memory_band_bytes"):
-        prediction[band] = tuple(prediction[band])
-    return Plan(
-        **{
-            **data,
-            "stages": stages,
-            "fingerprints": Fingerprints(**data["fingerprints"]),
-            "prediction": Prediction(**prediction),
-            "runners_up": tuple(RunnerUp(**r) for r in data["runners_up"]),
-            "replicated_ops": tuple(data["replicated_ops"]),
-        }
-    )

@@ -14,13 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from autopar.errors import UserError
+from autopar.nouns.plan import RECOMPUTE, ZERO_LEVELS
 
 DEGREES = ("dp_replicate", "dp_shard", "tp")
 LATER = ("pp", "cp", "ep")
 """Degrees that only `autopar estimate --arch` prices."""
 FIXABLE = (*DEGREES, *LATER, "zero", "microbatch", "recompute", "schedule")
-ZERO_LEVELS = (0, 1, 2, 3)
-RECOMPUTE = ("none", "compute", "full")
 
 Split = tuple[int, int, int]
 """(dp_replicate, dp_shard, tp)"""

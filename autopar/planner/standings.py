@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from autopar.errors import DoesNotFit
 from autopar.nouns.cluster import Cluster
-from autopar.nouns.plan import RunnerUp
+from autopar.nouns.plan import RECOMPUTE, RunnerUp
 from autopar.planner.candidates import Candidate
-from autopar.planner.fixed import RECOMPUTE
 from autopar.planner.question import Answer
 
 RUNNERS_UP = 6

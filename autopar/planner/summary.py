@@ -18,9 +18,9 @@ from autopar.lowering import (
     rerun_collectives,
 )
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
+from autopar.nouns.plan import RECOMPUTE
 from autopar.nouns.sharding import Sharding
 from autopar.planner.activations import Life, activation_life
-from autopar.planner.fixed import RECOMPUTE
 from autopar.planner.priced import global_counts
 from autopar.planner.prices import PICOSECONDS, Prices
 from autopar.rules.resharding import Step

@@ -81,9 +81,8 @@ def open_folder(folder: str | Path) -> Revisited:
     plan = plan_folder.read_plan(folder)
     graph = keep_whole(plan_folder.read_graph(folder), plan.replicated_ops)
     graph = at_precision(graph, plan.precision)
-    return revisit(
-        plan, plan_folder.read_cluster(folder), graph, plan_folder.read_batch_dims(folder)
-    )
+    dims = {e.name: e.batch_dim for e in plan_folder.read_batch(folder) if e.batch_dim is not None}
+    return revisit(plan, plan_folder.read_cluster(folder), graph, dims)
 
 
 def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str, int]) -> Revisited:

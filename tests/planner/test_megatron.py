@@ -16,7 +16,8 @@ from autopar import Workload
 from autopar.cluster_file import load_cluster
 from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture
-from autopar.nouns.plan import from_json, to_json
+from autopar.nouns.plan import to_json
+from autopar.plan_checks import from_json
 from autopar.planner.planning import Options, plan_captured
 
 CLUSTER = load_cluster("examples/clusters/h100_8.yaml")

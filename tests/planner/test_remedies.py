@@ -54,10 +54,8 @@ def test_a_pin_that_stands_in_the_way_is_named_with_the_price_of_leaving_it_out(
     assert "The cheapest change that fits: without --fix dp_replicate=8 (" in text
     freed = question(GRAPH, 32, memory_limited(limit), {"recompute": "none"})
     best = search_plan(freed).best
-    assert (
-        f"{best.memory.total / 1e9:.1f} of {limit / 1e9:.1f} GB, {best.time.total_s:.3g} s a step"
-        in text
-    )
+    held, offered = (size / 2**30 for size in (best.memory.total, limit))
+    assert f"{held:.1f} of {offered:.1f} GiB, {best.time.total_s:.3g} s a step" in text
 
 
 def test_a_smaller_batch_is_named_where_the_batch_may_not_be_cut() -> None:

@@ -8,7 +8,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from autopar import plan_folder
+from autopar.frontends.captured import Captured
 from autopar.frontends.loading import load_workload
+from autopar.nouns import batch
 from autopar.nouns import plan as plans
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Fingerprints, Stage
@@ -19,10 +21,10 @@ WORKLOAD = f"{HERE / 'tiny_gpt.py'}:workload"
 
 
 @functools.cache
-def model_fingerprint(workload: str) -> str:
+def captured(workload: str) -> Captured:
     from autopar.frontends.pytorch import capture
 
-    return capture(load_workload(workload)).fingerprint()
+    return capture(load_workload(workload))
 
 
 def write(
@@ -46,7 +48,7 @@ def write(
         microbatches=microbatches,
         precision=precision,
         fingerprints=Fingerprints(
-            fingerprint or model_fingerprint(workload), "c", "p", version("autopar")
+            fingerprint or captured(workload).fingerprint(), "c", "p", version("autopar")
         ),
         prediction=prediction(step_time_s=0.012),
     )
@@ -58,7 +60,11 @@ def write(
         f"units={(units,) if units else ()})"
     )
     text = f"{head}MESH = {mesh}\nSETTINGS = {settings}\n\n{rest}"
-    files = {plan_folder.PLAN: plans.to_json(found), "program/model.py": text}
+    files = {
+        plan_folder.PLAN: plans.to_json(found),
+        plan_folder.BATCH: batch.to_json(captured(workload).batch),
+        "program/model.py": text,
+    }
     if collectives:
         files[plan_folder.COLLECTIVES] = collectives
     plan_folder.write(folder, files)

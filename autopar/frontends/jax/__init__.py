@@ -1,6 +1,6 @@
 """The JAX frontend: a pure loss function of parameters and a batch, to a `Graph`."""
 
-from autopar.frontends.captured import BatchEntry, Captured, ModelTensor
+from autopar.frontends.captured import Captured, ModelTensor
 from autopar.frontends.jax.capture import capture, capture_workload, paths_of
 from autopar.frontends.jax.errors import (
     BatchError,
@@ -12,7 +12,6 @@ from autopar.frontends.jax.errors import (
 )
 
 __all__ = [
-    "BatchEntry",
     "BatchError",
     "CaptureError",
     "Captured",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autopar.frontends.captured import BatchEntry, ModelTensor
+from autopar.frontends.captured import ModelTensor
 from autopar.frontends.jax.errors import BatchError
+from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Graph
 
 

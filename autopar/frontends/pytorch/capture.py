@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.frontends.captured import BatchEntry, Captured, ModelTensor
+from autopar.frontends.captured import Captured, ModelTensor
 from autopar.frontends.pytorch.assemble import assemble
 from autopar.frontends.pytorch.build import Built, build, check_batch
 from autopar.frontends.pytorch.calls import NotAlike
@@ -12,6 +12,7 @@ from autopar.frontends.pytorch.lift import Lifter
 from autopar.frontends.pytorch.program import Program, cut, prune
 from autopar.frontends.pytorch.rewrite import rewrite
 from autopar.frontends.pytorch.trace import Named, Repeats, Trace, take_trace
+from autopar.nouns.batch import BatchEntry
 from autopar.workload import Workload
 
 

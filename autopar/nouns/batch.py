@@ -1,0 +1,42 @@
+"""The global batch that a model was captured with; ``batch.json`` is its text form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEntry:
+    """One tensor of the global batch. ``batch_dim`` is None where every device gets it whole."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    batch_dim: int | None
+
+
+def to_json(batch: Iterable[BatchEntry]) -> str:
+    """``batch.json``."""
+    rows = {e.name: {"shape": e.shape, "dtype": e.dtype, "batch_dim": e.batch_dim} for e in batch}
+    return json.dumps(rows, indent=1) + "\n"
+
+
+def from_json(text: str) -> tuple[BatchEntry, ...]:
+    """The inverse of `to_json`; raises ValueError for text that is no batch."""
+    rows: Mapping[str, Any] = json.loads(text)
+    if not isinstance(rows, dict) or not rows:
+        raise ValueError("no batch")
+    return tuple(_entry(name, row) for name, row in rows.items())
+
+
+def _entry(name: str, row: Any) -> BatchEntry:
+    match row:
+        case {"shape": [*shape], "dtype": str(dtype), "batch_dim": int() | None as dim} if all(
+            isinstance(n, int) and n > 0 for n in shape
+        ):
+            if dim is None or 0 <= dim < len(shape):
+                return BatchEntry(name, tuple(shape), dtype, dim)
+    raise ValueError(f"{name} is {row}: it needs a shape, a dtype and a batch_dim within the shape")

@@ -1,0 +1,36 @@
+"""The global batch of a run beside the one that was planned for, in either framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from autopar.errors import UserError
+from autopar.nouns.batch import BatchEntry
+
+
+class OtherBatch(UserError):
+    """A global batch that is not what was planned for."""
+
+
+def check_planned(batch: Mapping[str, Any], planned: Iterable[BatchEntry]) -> None:
+    """Raises `OtherBatch` unless ``batch`` has the entries of ``planned`` in shape and dtype.
+
+    Predictions, local shapes and the cut into microbatches hold for these alone.
+    """
+    wanted = {entry.name: f"{entry.dtype} {list(entry.shape)}" for entry in planned}
+    given = {name: _shown(value) for name, value in batch.items()}
+    for name in (*wanted, *given):
+        if given.get(name) != wanted.get(name):
+            raise OtherBatch(
+                f"batch[{name!r}] is {given.get(name, 'missing')}; where the plan was made it is "
+                f"{wanted.get(name, 'missing')}: give the global batch that was planned for, or "
+                "plan again for this one"
+            )
+
+
+def _shown(value: Any) -> str:
+    """``int64 [8, 16]``"""
+    if not hasattr(value, "shape"):
+        return f"of type {type(value).__name__}"
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
