@@ -212,7 +212,7 @@ def main() -> None:
     if given.two_hosts and (missing := two_hosts.missing()):
         print(f"skipped: two hosts need {missing}")
         return
-    hosts = two_hosts.Hosts() if given.two_hosts else nullcontext()
+    hosts = two_hosts.hosts() if given.two_hosts else nullcontext()
     with tempfile.TemporaryDirectory() as kept, hosts as launcher:
         benchmark(given, Path(kept), launcher)
 

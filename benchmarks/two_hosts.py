@@ -2,7 +2,7 @@
 
     python -m benchmarks.two_hosts HOST_A HOST_B -m MODULE ARGUMENT...
 
-runs a module on two processes of either host, as `torchrun` on two nodes does. `Hosts` makes the
+runs a module on two processes of either host, as `torchrun` on two nodes does. `hosts` makes the
 hosts: a pair of virtual devices that let 1 Gbit/s through, each way. Needs root and iproute2.
 """
 
@@ -12,8 +12,8 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import AbstractContextManager
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from autopar.runtime.launch import Launcher
 
@@ -36,39 +36,24 @@ def missing() -> str:
     return ""
 
 
-class Hosts(AbstractContextManager[Launcher]):
-    """The two hosts while the context lasts; entering gives the launcher of jobs on them."""
-
-    def __init__(self) -> None:
-        self.names = [f"host{side}{os.getpid()}" for side in "ab"]
-
-    def __enter__(self) -> Launcher:
-        a, b = self.names
-        try:
-            for name in self.names:
-                _ip("netns", "add", name)
-            _ip("link", "add", DEVICE, "netns", a, "type", "veth", "peer", DEVICE, "netns", b)
-            for name in self.names:
-                _ip("-n", name, "addr", "add", f"{_address(name)}/24", "dev", DEVICE)
-                _ip("-n", name, "link", "set", DEVICE, "up")
-                _ip("-n", name, "link", "set", "lo", "up")
-                queue = ("root", "tbf", "rate", RATE, "burst", "512kb", "latency", "200ms")
-                _ip("netns", "exec", name, "tc", "qdisc", "add", "dev", DEVICE, *queue)
-        except BaseException:
-            self._remove()
-            raise
-        return (sys.executable, "-m", "benchmarks.two_hosts", a, b)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._remove()
-
-    def _remove(self) -> None:
-        for name in self.names:
+@contextmanager
+def hosts() -> Iterator[Launcher]:
+    """The two hosts while the context lasts, as the launcher of jobs on them."""
+    names = [f"host{side}{os.getpid()}" for side in "ab"]
+    a, b = names
+    try:
+        for name in names:
+            _ip("netns", "add", name)
+        _ip("link", "add", DEVICE, "netns", a, "type", "veth", "peer", DEVICE, "netns", b)
+        for name in names:
+            _ip("-n", name, "addr", "add", f"{_address(name)}/24", "dev", DEVICE)
+            _ip("-n", name, "link", "set", DEVICE, "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+            queue = ("root", "tbf", "rate", RATE, "burst", "512kb", "latency", "200ms")
+            _ip("netns", "exec", name, "tc", "qdisc", "add", "dev", DEVICE, *queue)
+        yield (sys.executable, "-m", "benchmarks.two_hosts", a, b)
+    finally:
+        for name in names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 

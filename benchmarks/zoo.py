@@ -163,7 +163,7 @@ def main() -> None:
                 flush=True,
             )
     verified = [row for row in rows if "loss" in row]
-    families = {row["family"] for row in verified}
+    families = {row["family"] for row in verified if not row["family"].endswith(".py")}
     worst = max((max(r["loss"], r["gradient"], r["weight"]) for r in verified), default=1.0)
     wrong = sum(not right(row) for row in verified)
     targets = [

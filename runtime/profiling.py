@@ -101,14 +101,16 @@ def measure_process(bench: Bench) -> None:
     dist.all_reduce(held, op=dist.ReduceOp.MAX)
     bench.say("process", "start", float(held), 0.0, [took] * 2)
     if bench.device.type == "cpu":
-        before = resident_bytes()
+        before, began = resident_bytes(), time.perf_counter()
         if _import_models():
+            took = time.perf_counter() - began
             added = torch.tensor(resident_bytes() - before, dtype=torch.int64)
             dist.all_reduce(added, op=dist.ReduceOp.MAX)
             bench.say("process", "transformers", max(1.0, float(added)), 0.0, [took] * 2)
-        before = resident_bytes()
+        before, began = resident_bytes(), time.perf_counter()
         forget_peak()
         lived = _train_known()
+        took = time.perf_counter() - began
         grown = torch.tensor(resident_bytes(peak=True) - before, dtype=torch.int64)
         dist.all_reduce(grown, op=dist.ReduceOp.MAX)
         bench.say("process", "grown", float(grown), 0.0, [took] * 2)

@@ -167,9 +167,10 @@ class Merge:
             run.spend(0)
             fewer, back = keep_labels(m, keep)
             smaller, further = shrink_model(fewer, enough=run.spent(SHRINK_SHARE))
-            if len(smaller.edge_cost) <= CORE or self.fraction < 1e-4:
+            excess = len(smaller.edge_cost) / CORE
+            if excess <= 1.0 or self.fraction < 1e-4:
                 break
-            self.fraction /= 2.0
+            self.fraction /= 2.0 if excess < 2.0 else 8.0
         back = chain(back, further)
         run.tell(f"merging {int(keep.sum())} labels: {len(smaller.edge_cost)} cells")
         if len(smaller.edge_cost) > 3 * CORE:

@@ -42,8 +42,8 @@ PATIENCE = 15  # passes without progress before the step shrinks
 SHRINK = 0.7
 SMALLEST_STEP = 1e-6
 REPAIR_EVERY = 20
-LOOK_EVERY = 100  # passes, after which the bound must have risen by
-WORTH = 0.01  # of the gap
+LOOK_EVERY = 250  # passes, after which the bound must have risen by
+WORTH = 0.02  # of the gap; in so many the step can shrink 300 times, and prices find their way
 
 
 @dataclass

@@ -132,10 +132,15 @@ def test_equal_decisions_give_equal_text() -> None:
 
 def test_depth_does_not_lengthen_the_text() -> None:
     """126 layers, as many as Llama-3.1-405B has."""
-    deep = capture_of(lambda: models.Llama(layers=126), models.llama_batch)
-    stage = following(deep, Mesh.parse("tp=2"), MEGATRON, stream="D")
-    text = emitted(deep, stage).text
-    assert "nn.ModuleList(Layer() for _ in range(126))" in text
+
+    def text(layers: int) -> str:
+        model = capture_of(lambda: models.Llama(layers=layers), models.llama_batch)
+        stage = following(model, Mesh.parse("tp=2"), MEGATRON, stream="D")
+        return emitted(model, stage).text
+
+    deep = text(126)
+    assert "nn.ModuleList(Layer() for _ in range(126))" in deep
+    assert len(deep.splitlines()) == len(text(4).splitlines())
 
 
 class _Wide(nn.Module):

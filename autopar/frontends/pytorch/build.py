@@ -83,7 +83,7 @@ def build_model(workload: Workload) -> nn.Module:
     try:
         with torch.device("meta"), SmallReal():
             model = workload.model()
-    except Exception as error:
+    except Exception as error:  # a user's constructor
         first = error
         try:  # a constructor that mixes small and large tensors
             with torch.device("meta"):
@@ -107,7 +107,7 @@ def build_batch(workload: Workload, mode: FakeTensorMode) -> dict[str, torch.Ten
     try:
         with mode:
             made = workload.batch()
-    except Exception:
+    except Exception:  # a user's function
         made = _real_batch(workload)  # a batch that reads its own values has to be real
     if not isinstance(made, Mapping) or not made:
         raise BatchError(
