@@ -91,7 +91,7 @@ def _notes(found: PlanResult) -> list[str]:
     from autopar.report.notes import notes
 
     samples = found.captured.samples
-    return notes(found.lowered, found.plan, found.cluster, samples, found.obstacles)
+    return notes(found.lowered, found.plan, found.cluster, samples, found.obstacles, found.fewer)
 
 
 def explanation(folder: Path, what: str | None) -> tuple[list[RenderableType], dict[str, Any]]:

@@ -18,6 +18,7 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Fingerprints, Plan, Prediction
 from autopar.planner.bands import memory_band, time_band
+from autopar.planner.fewer import Fewer, fewer
 from autopar.planner.fixed import Fixed
 from autopar.planner.precision import at_precision
 from autopar.planner.question import Answer, Outcome, Question
@@ -53,6 +54,7 @@ class PlanResult:
 
     search_time_s: CPU seconds by phase.
     obstacles:     what stands against data ranks or microbatches.
+    fewer:         a part of the cluster that would be as fast.
     """
 
     plan: Plan
@@ -64,6 +66,7 @@ class PlanResult:
     search_time_s: Mapping[str, float]
     unruled_ops: tuple[str, ...]
     obstacles: tuple[str, ...] = ()
+    fewer: Fewer | None = None
 
 
 @dataclass(slots=True)
@@ -116,6 +119,7 @@ def plan(
         search_time_s=clock.spent,
         unruled_ops=found.unruled_ops,
         obstacles=found.obstacles,
+        fewer=found.fewer,
     )
 
 
@@ -139,6 +143,7 @@ class Planned:
     lowered: Lowered
     unruled_ops: tuple[str, ...]
     obstacles: tuple[str, ...]
+    fewer: Fewer | None
 
 
 def plan_captured(
@@ -180,7 +185,8 @@ def plan_captured(
     against = tuple(f"No microbatches: {reason}." for reason in flow.obstacles)
     if obstacle is not None:
         against = (f"One data rank only: {obstacle}",)
-    return Planned(made, graph, outcome.best.lowered, tuple(missing), against)
+    enough = fewer(question, outcome)
+    return Planned(made, graph, outcome.best.lowered, tuple(missing), against, enough)
 
 
 def _check_one_rank(fixed: Fixed, obstacle: BatchMixed, samples: int, devices: int) -> None:

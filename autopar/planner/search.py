@@ -53,6 +53,11 @@ class _Solved:
     def bound_s(self) -> float:
         return max(self.solution.lower_bound, 0.0) / PICOSECONDS
 
+    @property
+    def repeats(self) -> bool:
+        """The model is too small for this many tensor-parallel ranks: all do the same work."""
+        return self.candidate.tp > 1 and not splits_tp(self.stage)
+
 
 Progress = Callable[[str], None]
 
@@ -81,9 +86,14 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
                 firsts.append(first)
             solver.check()
         firsts.sort(key=lambda s: s.bound_s)
-        for first in firsts:
-            family = families[first.candidate.tp]
-            tried += _try_family(question, first, family, standings, solver)
+        # Ranks that all do the same are for where nothing else fits.
+        repeating = [first for first in firsts if first.repeats]
+        for firsts in ([first for first in firsts if not first.repeats], repeating):
+            for first in firsts:
+                family = families[first.candidate.tp]
+                tried += _try_family(question, first, family, standings, solver)
+            if standings.best is not None:
+                break
         if standings.best is None:
             raise too_big(standings, question.cluster, len(listed))
         best = _refine(question, standings.best, solver)

@@ -12,6 +12,8 @@ from autopar.planner.question import Answer
 
 RUNNERS_UP = 6
 GIB = 1 << 30
+NOTABLE = 0.01
+"""A difference of memory, as a share, that is worth a word."""
 
 Family = tuple[int, int, str]
 """(tp, ZeRO level, recompute): of each family the best loser is told."""
@@ -94,7 +96,11 @@ def _seconds(lost: RunnerUp) -> float:
 
 
 def _behind(lost: RunnerUp, winner: Answer) -> str:
-    """Why a plan that fits lost: how much slower, or what it does more of in the same time."""
+    """Why a plan that fits lost: its time, what it does more of in the same, and its memory."""
+    return _slower(lost, winner) + _memory(lost.memory_bytes / winner.memory.total - 1)
+
+
+def _slower(lost: RunnerUp, winner: Answer) -> str:
     slower = lost.step_time_s / winner.time.total_s - 1
     if slower >= 5e-4:
         return f"{slower:.1%} slower"
@@ -104,10 +110,17 @@ def _behind(lost: RunnerUp, winner: Answer) -> str:
     if lost.recompute != won.recompute:
         more = f"recomputes {lost.recompute}"
     elif lost.zero != won.zero:
-        more = f"ZeRO {lost.zero} splits more" if (lost.zero or 0) > won.zero else "splits less"
+        more = f"ZeRO {lost.zero} splits {'more' if (lost.zero or 0) > won.zero else 'less'}"
     else:
         more = "other degrees"
-    return f"equal; {more}"
+    return f"as fast; {more}"
+
+
+def _memory(more: float) -> str:
+    """The other half of the trade, where it is worth telling; ``more`` is a share."""
+    if abs(more) < NOTABLE:
+        return ""
+    return f", {abs(more):.0%} {'more memory' if more > 0 else 'less memory, but both fit'}"
 
 
 def _runner_up(answer: Answer, reason: str) -> RunnerUp:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from autopar.lowering import Lowered, LoweredOp
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Plan, key
+from autopar.planner.fewer import Fewer
 from autopar.planner.fixed import divisors
 from autopar.planner.legal import PRODUCTS
-from autopar.report.units import size
+from autopar.report.units import duration, size
 
 AXIS = "tp"
 NAMED = 3
@@ -17,16 +18,33 @@ NAMED = 3
 
 
 def notes(
-    lowered: Lowered, plan: Plan, cluster: Cluster, samples: int, obstacles: Sequence[str] = ()
+    lowered: Lowered,
+    plan: Plan,
+    cluster: Cluster,
+    samples: int,
+    obstacles: Sequence[str] = (),
+    fewer: Fewer | None = None,
 ) -> list[str]:
     """Sentences on what stays whole or is cut unevenly, on the batch, and on mixed devices.
 
     samples:   size of the global batch.
     obstacles: what stands against data ranks or microbatches.
+    fewer:     a part of the cluster that would be as fast.
     """
-    found = [*_whole(lowered), *_uneven(lowered)] if plan.degrees[AXIS] > 1 else []
+    found = [_enough(fewer, plan, cluster)] if fewer is not None else []
+    found += [*_whole(lowered), *_uneven(lowered)] if plan.degrees[AXIS] > 1 else []
     found += [*_batch(plan.device_count, samples), *obstacles]
     return found + list(_mixed(cluster))
+
+
+def _enough(fewer: Fewer, plan: Plan, cluster: Cluster) -> str:
+    devices = f"{fewer.devices} {cluster.device.name}"
+    part = f"{devices} joined by {fewer.domain}" if fewer.domain else f"{devices} alone"
+    return (
+        f"{part} would take {duration(fewer.step_time_s)} a step, these {plan.device_count} take "
+        f"{duration(plan.prediction.step_time_s)}. Plan with a cluster file of count "
+        f"{fewer.devices}, or give the devices more to do, such as a larger batch."
+    )
 
 
 def _whole(lowered: Lowered) -> Iterator[str]:

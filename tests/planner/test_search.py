@@ -13,9 +13,10 @@ from autopar.lowering import lower
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph, Source
 from autopar.planner.candidates import Layout, candidates, layouts
+from autopar.planner.fewer import fewer
 from autopar.planner.fixed import Fixed, FixError
 from autopar.planner.question import Outcome, Question
-from autopar.planner.search import search_plan
+from autopar.planner.search import search_plan, splits_tp
 from autopar.planner.standings import NothingFits, Standings
 from autopar.rules.batch import batch_flow
 from tests.planner.graphs import gpt
@@ -92,6 +93,27 @@ def test_tensor_parallel_ranks_share_the_work_even_of_a_tiny_model() -> None:
     assert all(text not in ("tp:D", "tp:P") for text in products)
 
 
+def test_ranks_that_repeat_one_another_do_not_win_and_fewer_are_told() -> None:
+    many = load_cluster("examples/clusters/a100_128x8.yaml")
+    asked = question(gpt(layers=2, heads=8), 8, many)
+    found = search_plan(asked)
+    assert found.best.candidate.tp < many.device_count
+    assert splits_tp(found.best.stage)
+    alone = fewer(asked, found)
+    assert alone is not None
+    assert (alone.devices, alone.domain) == (1, "")
+    assert alone.step_time_s < found.best.time.total_s
+    only = replace(asked, fixed=Fixed(tp=many.device_count))  # what is asked for is planned
+    pinned = search_plan(only)
+    assert pinned.best.candidate.tp == many.device_count
+    assert fewer(only, pinned) is None
+
+
+def test_no_fewer_devices_are_told_where_they_are_slower() -> None:
+    asked = question(gpt(layers=4, **LARGE), 32)
+    assert fewer(asked, search_plan(asked)) is None
+
+
 @pytest.mark.parametrize(
     ("fix", "says"),
     [
@@ -148,15 +170,22 @@ def test_plans_that_lost_are_told_apart_and_those_that_fit_stand_first() -> None
 
 
 @pytest.mark.parametrize(
-    ("factor", "said"),
-    [(1.2, "20.0% slower"), (1.0002, "0.020% slower"), (1.0, "equal; ZeRO 3 splits more")],
+    ("factor", "memory", "said"),
+    [
+        (1.2, 1.0, "20.0% slower"),
+        (1.0002, 1.0, "0.020% slower"),
+        (1.0, 1.0, "as fast; ZeRO 3 splits more"),
+        (1.0, 0.7, "as fast; ZeRO 3 splits more, 30% less memory, but both fit"),
+        (1.2, 1.5, "20.0% slower, 50% more memory"),
+    ],
 )
-def test_differences_have_the_digits_that_show_them(factor: float, said: str) -> None:
+def test_what_lost_is_told_by_time_and_memory(factor: float, memory: float, said: str) -> None:
     winner = planned(gpt(layers=2), 8, dp_shard="8", zero="1").best
     other = replace(
         winner,
         layout=replace(winner.layout, zero=3),
         time=replace(winner.time, total_s=winner.time.total_s * factor),
+        memory=replace(winner.memory, total=int(winner.memory.total * memory)),
     )
     standings = Standings()
     standings.offer(winner)

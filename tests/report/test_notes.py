@@ -8,6 +8,7 @@ import pytest
 
 from autopar.lowering import lower
 from autopar.nouns.cluster import DeviceGroup
+from autopar.planner.fewer import Fewer
 from autopar.planner.search import search_plan
 from autopar.report.notes import _pieces, notes
 from tests import plans
@@ -54,6 +55,10 @@ def test_data_ranks_that_the_batch_rules_out_and_mixed_devices() -> None:
     assert "a multiple of 8 would allow every number" in said
     assert "No microbatches: norms." in said
     assert "Devices differ" not in said
+    (first, *_) = notes(best.lowered, plan, NODE, 4, (), Fewer(1, "", 0.05))
+    assert first.startswith("1 H100 alone would take 50.0 ms a step, these 4 take 120 ms. Plan")
+    (first, *_) = notes(best.lowered, plan, NODE, 4, (), Fewer(2, "nvlink", 0.05))
+    assert first.startswith("2 H100 joined by nvlink would take")
     other = replace(NODE.device, name="H50", peak_flops_per_s=(("fp32", 1e12),))
     mixed = replace(NODE, groups=(DeviceGroup(NODE.device, 4), DeviceGroup(other, 4)))
     told = " ".join(notes(best.lowered, plan, mixed, 8))

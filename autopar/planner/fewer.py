@@ -1,0 +1,60 @@
+"""Whether part of the cluster would train the model as fast: one device, or one innermost domain.
+
+A plan uses every device of its cluster. For a model that is too small for them that costs time, so
+the plan says what fewer of them would do. Looked at only where it can be: the part's peak FLOP/s
+must allow the plan's step time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from autopar.errors import UserError
+from autopar.nouns.cluster import Cluster, DeviceGroup
+from autopar.planner.question import Outcome, Question
+from autopar.planner.search import search_plan
+from autopar.planner.utilization import model_flops
+
+AS_FAST = 1.01
+"""Step times this close are equal to a reader; the model's own error is larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fewer:
+    """``devices`` of ``domain`` (empty: of none, it is one device) take ``step_time_s``."""
+
+    devices: int
+    domain: str
+    step_time_s: float
+
+
+def fewer(question: Question, outcome: Outcome) -> Fewer | None:
+    """The least part of the cluster that is as fast as the plan; None where there is none.
+
+    Nothing is looked for where a choice is pinned, or where Ctrl-C has ended the search.
+    """
+    if question.fixed.pinned() or not outcome.lower_bound_s:
+        return None
+    slowest_s = AS_FAST * outcome.best.time.total_s
+    peak_flops_per_s = question.cluster.device.peak(question.precision)
+    alone_s = model_flops(question.graph) / peak_flops_per_s
+    for part in _parts(question.cluster):
+        devices = part.device_count
+        if alone_s / devices > slowest_s:
+            continue
+        try:
+            seconds = search_plan(replace(question, cluster=part)).best.time.total_s
+        except (UserError, KeyboardInterrupt):
+            continue
+        if seconds <= slowest_s:
+            return Fewer(devices, part.levels[-1].name if devices > 1 else "", seconds)
+    return None
+
+
+def _parts(cluster: Cluster) -> Iterator[Cluster]:
+    """One device, then the innermost domain, as clusters; only those that are a part."""
+    inner = cluster.levels[:1]
+    for devices in dict.fromkeys((1, inner[0].span)):
+        if devices < cluster.device_count:
+            yield replace(cluster, groups=(DeviceGroup(cluster.device, devices),), levels=inner)
