@@ -13,9 +13,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from autopar.errors import UserError
+
+STOPPED = 130
+"""How typer ends a command on Ctrl-C."""
+
+try:
+    import typer
+except KeyboardInterrupt:  # most of the start of a command is spent there
+    print("autopar: stopped", file=sys.stderr)
+    sys.exit(STOPPED)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -72,17 +79,15 @@ Replicated = Annotated[
         help="Let an op kind without a rule run whole on every device. May be repeated.",
     ),
 ]
-Device = Annotated[str, typer.Option("--device", help="cpu, cuda, or auto.")]
+Device = Annotated[
+    str, typer.Option("--device", help="cpu, cuda, or auto: the accelerators that there are.")
+]
 Profile = Annotated[
     Path | None,
     typer.Option("--profile", help="Times measured by `autopar profile` replace the built-in."),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Tell every step of every search.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-
-
-STOPPED = 130
-"""How typer ends a command on Ctrl-C."""
 
 
 class OptionError(UserError):
@@ -124,9 +129,9 @@ def plan(
     gradient norm), precision (dtype of compute) and seed.
     """
     from autopar import plan_folder
-    from autopar.commands import plan_files, search
+    from autopar.commands import check_output, plan_files, search
 
-    plan_folder.check_writable(output)
+    check_output(output)
     replicated = tuple(allow_replicated or ())
     found = search(model, cluster, parse_fix(fix or ()), searcher, replicated, profile, verbose)
     files, emit_s = plan_files(found, output)
@@ -268,12 +273,9 @@ def diff(
     json: Json = False,
 ) -> None:
     """What changed from one plan to another: degrees, strategies, predicted cost."""
-    from autopar import plan_folder
-    from autopar.report.diff import diff as parts
-    from autopar.report.diff import diff_object
+    from autopar.commands import difference
 
-    one, two = plan_folder.read_plan(a), plan_folder.read_plan(b)
-    _show(parts(one, two, (str(a), str(b))), diff_object(one, two), json)
+    _show(*difference(a, b), json)
 
 
 @app.command()
@@ -331,6 +333,9 @@ def main() -> None:
     except UserError as error:
         progress(f"autopar: {error}")
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        progress("autopar: stopped")
+        sys.exit(STOPPED)
     except SystemExit as end:
         if end.code == STOPPED:
             progress("autopar: stopped")

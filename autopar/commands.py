@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from autopar import plan_folder
 from autopar.cli import progress
+from autopar.errors import UserError
 from autopar.nouns import batch
 from autopar.nouns.graph import to_text as graph_text
 from autopar.nouns.plan import to_json
@@ -19,6 +21,7 @@ from autopar.sources import relative_sources
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from autopar.nouns.cluster import Cluster
     from autopar.planner import PlanResult
 
 COLLECTIVES_FORMAT = 1
@@ -47,6 +50,21 @@ def search(
 
         options = replace(options, libraries=libraries())
     return plan(model, cluster, fix, options, progress)
+
+
+def check_output(folder: Path) -> None:
+    """Refuses a place for a plan before the search, not after it. Raises `UserError`."""
+    try:
+        plan_folder.check_writable(folder)
+        there = folder.absolute().parent
+        while not there.exists():
+            there = there.parent
+        Path(tempfile.mkdtemp(prefix=".autopar.", dir=there)).rmdir()
+    except OSError as error:
+        raise UserError(
+            f"-o {folder}: no folder can be made there ({error.strerror}: {error.filename}); give "
+            "-o a place where you may write, such as -o ./plan or one under your home folder"
+        ) from None
 
 
 def plan_files(found: PlanResult, folder: str | Path) -> tuple[dict[str, str], float]:
@@ -122,6 +140,20 @@ def explanation(folder: Path, what: str | None) -> tuple[list[RenderableType], d
     return shown_parts, explain_object(rows, close, state, told)
 
 
+def difference(a: Path, b: Path) -> tuple[list[RenderableType], dict[str, Any]]:
+    """Tables and object of ``autopar diff``. Raises `PlanFolderError`."""
+    from autopar.report.diff import diff, diff_object
+
+    one, two = plan_folder.read_plan(a), plan_folder.read_plan(b)
+    clusters = _cluster_of(a), _cluster_of(b)
+    return diff(one, two, (str(a), str(b)), clusters), diff_object(one, two, clusters)
+
+
+def _cluster_of(folder: Path) -> Cluster | None:
+    there = (folder / plan_folder.CLUSTER).exists()
+    return plan_folder.read_cluster(folder) if there else None
+
+
 def _program(found: PlanResult) -> dict[str, str]:
     if found.plan.framework == "jax":
         from autopar.runtime.emit_jax import emit as emit_jax
@@ -148,7 +180,6 @@ def _report(found: PlanResult) -> str:
 
 
 def _known(searcher: str) -> str:
-    from autopar.errors import UserError
     from autopar.searchers import SEARCHERS
 
     names = list(SEARCHERS)

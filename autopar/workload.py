@@ -6,9 +6,11 @@ frontend captures it.
 
 from __future__ import annotations
 
+import difflib
+import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
 from autopar.errors import UserError
@@ -18,12 +20,55 @@ PRECISIONS = ("float32", "bfloat16", "float16", "float64")
 DECORATED = "__autopar_workload__"
 
 Class = TypeVar("Class", bound=type)
+Made = TypeVar("Made")
 
 
 class WorkloadError(UserError):
     """A `Workload` that says too little or contradicts itself."""
 
 
+_OTHERWISE = {
+    "lr": "learning_rate",
+    "wd": "weight_decay",
+    "max_grad_norm": "clip_norm",
+    "grad_clip": "clip_norm",
+    "gradient_clip": "clip_norm",
+    "dtype": "precision",
+}
+"""Names that other libraries have for fields of `Workload`."""
+
+
+def _names_checked(made: type[Made]) -> type[Made]:
+    """Arguments that a `Workload` does not have are a `WorkloadError`, as wrong values are."""
+    given_first = made.__init__
+
+    @functools.wraps(given_first)
+    def init(self: Made, *unnamed: Any, **given: Any) -> None:
+        known = [field.name for field in fields(made)]  # type: ignore[arg-type]
+        if unnamed:
+            raise WorkloadError(
+                "a Workload takes its arguments by name: Workload(model=..., batch=...)"
+            )
+        for name in given:
+            if name not in known:
+                near = [_OTHERWISE[name]] if name in _OTHERWISE else []
+                near += difflib.get_close_matches(name, known, 1)
+                meant = f"did you mean {near[0]}? " if near else ""
+                raise WorkloadError(
+                    f"{name}=...: a Workload has no such argument; {meant}There are "
+                    f"{', '.join(known)}"
+                )
+        if "batch" not in given:
+            raise WorkloadError(
+                "a Workload needs batch=... (a callable that makes one global batch by name)"
+            )
+        given_first(self, **given)
+
+    made.__init__ = init  # type: ignore[assignment]
+    return made
+
+
+@_names_checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """A model with its batch and optimizer; PyTorch gives ``model``, JAX ``loss`` and ``init``.

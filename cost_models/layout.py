@@ -6,6 +6,7 @@ pp. Expert parallelism borrows ranks of tp, cp and dp (parallel folding), innerm
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, cast
@@ -104,10 +105,11 @@ def parse_fix(text: str) -> dict[str, int | str]:
             choices[name] = value
             continue
         least = 0 if name == "zero" else 1
-        if not value.isdigit() or int(value) < least or (name == "zero" and int(value) > 3):
+        number = int(value) if re.fullmatch("[0-9]{1,12}", value) else -1
+        if number < least or (name == "zero" and number > 3):
             wanted = "0, 1, 2 or 3" if name == "zero" else "a whole number from 1"
             raise LayoutError(f"--fix {part!r}: {name} is {wanted}")
-        choices[name] = int(value)
+        choices[name] = number
     return choices
 
 

@@ -23,7 +23,7 @@ from autopar import plan_folder
 from autopar.errors import UserError
 from autopar.runtime.failures import RankFailed, failure
 from autopar.runtime.host_memory import environment
-from autopar.runtime.machine import check_machine
+from autopar.runtime.machine import check_device, check_machine
 from autopar.runtime.verified import VerifyResult
 
 TIMEOUT_S = 300.0
@@ -80,6 +80,7 @@ def run(
     """
     if steps < 0:
         raise UserError(f"--steps {steps}: give a number of steps, as in --steps 20")
+    check_device(device)
     plan = plan_folder.read_plan(folder)
     if launcher is None:
         check_machine(folder, device)
@@ -126,6 +127,7 @@ def verify_many(
     folders: Sequence[str | Path], device: str = "cpu", timeout_s: float = TIMEOUT_S
 ) -> list[VerifyResult]:
     """`verify` for several plans, with one start of the processes for each number of ranks."""
+    check_device(device)
     by_ranks: dict[int, list[str]] = {}
     jax: list[str] = []
     for folder in folders:

@@ -10,6 +10,8 @@ from autopar import plan_folder
 from autopar.errors import UserError
 from autopar.nouns.plan import Plan
 
+DEVICES = ("auto", "cpu", "cuda")
+
 PROCESS_BYTES = 256 << 20
 """A Python process with its framework and nothing else; measured with torch 2.13 on Linux."""
 
@@ -23,6 +25,15 @@ _USED = Path("/sys/fs/cgroup/memory.current")
 
 class TooSmall(UserError):
     """A plan for more, or for other devices than this machine has."""
+
+
+def check_device(device: str) -> None:
+    """Raises `UserError` for a ``device`` that there is not."""
+    if device not in DEVICES:
+        raise UserError(
+            f"device {device}: choose {', '.join(DEVICES[:-1])} or {DEVICES[-1]}; auto takes the "
+            "accelerators that there are, TPUs too for a JAX plan"
+        )
 
 
 def check_machine(folder: str | Path, device: str) -> None:

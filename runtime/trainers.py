@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from autopar import plan_folder
+from autopar.runtime.machine import check_device
 
 
 class Trainer(Protocol):
@@ -27,6 +28,7 @@ def load(folder: str | Path, device: str = "auto") -> Trainer:
     PyTorch: called by every process of a torchrun job. JAX: called once, by a process that sees all
     devices. Raises `UserError` where plan, program, model or devices do not fit together.
     """
+    check_device(device)
     if plan_folder.read_plan(folder).framework == "jax":
         from autopar.runtime import jax_load
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from autopar.workload import Workload, WorkloadError
+from autopar.workload import Workload, WorkloadError, parallelize
 
 
 def workload(**options: Any) -> Workload:
@@ -38,6 +41,37 @@ def test_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         workload(**options)
     assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"lr": 1e-3}, "lr=...: a Workload has no such argument; did you mean learning_rate? "),
+        ({"optimiser": "sgd"}, "optimiser=...: a Workload has no such argument; did you mean opt"),
+        ({"zzz": 1}, "zzz=...: a Workload has no such argument; There are batch, model, loss, "),
+    ],
+)
+def test_arguments_that_there_are_not(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        workload(**options)
+    assert str(caught.value).startswith(said)
+    with pytest.raises(WorkloadError) as decorated:
+        parallelize(batch=dict, **options)(type("Model", (), {}))
+    assert str(decorated.value) == str(caught.value)
+
+
+def test_a_workload_without_a_batch_or_without_names() -> None:
+    with pytest.raises(WorkloadError, match=r"needs batch=\.\.\."):
+        Workload(model=lambda: None)  # type: ignore[call-arg]
+    with pytest.raises(WorkloadError, match="by name"):
+        positional: Any = Workload
+        positional(dict, dict)
+
+
+def test_a_workload_is_copied_and_shown_as_any_record() -> None:
+    made = workload(seed=3)
+    assert copy.deepcopy(replace(made, seed=4)).seed == 4
+    assert "learning_rate" in inspect.signature(Workload).parameters
 
 
 def test_the_ends_of_the_ranges() -> None:

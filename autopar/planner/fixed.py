@@ -19,7 +19,11 @@ from autopar.nouns.plan import RECOMPUTE, ZERO_LEVELS
 DEGREES = ("dp_replicate", "dp_shard", "tp")
 LATER = ("pp", "cp", "ep")
 """Degrees that only `autopar estimate --arch` prices."""
-FIXABLE = (*DEGREES, *LATER, "zero", "microbatch", "recompute", "schedule")
+CHOICES = (*DEGREES, "zero", "microbatch", "recompute")
+FIXABLE = (*CHOICES, *LATER, "schedule")
+"""The last are known, so that asking for them is told more than that there are none."""
+DIGITS = 12
+"""More of them are a slip of the finger; Python would take up to thousands."""
 
 Split = tuple[int, int, int]
 """(dp_replicate, dp_shard, tp)"""
@@ -56,7 +60,10 @@ class Fixed:
             if name not in FIXABLE:
                 near = difflib.get_close_matches(name, FIXABLE, 1)
                 hint = f"did you mean {near[0]}? There are" if near else "choose"
-                raise FixError(f"--fix {name}={text}: {name!r} cannot be fixed; {hint} {_list()}")
+                raise FixError(
+                    f"--fix {name}={text}: {name!r} cannot be fixed; {hint} {', '.join(CHOICES)}. "
+                    f"{', '.join(LATER)} and schedule are for `autopar estimate --arch` alone"
+                )
             if name == "recompute":
                 _one_of(name, text, RECOMPUTE)
             elif name == "schedule":
@@ -138,7 +145,7 @@ def divisors(n: int) -> list[int]:
 
 
 def _count(name: str, text: str, devices: int) -> int:
-    if text.isascii() and text.isdigit() and int(text) > 0:
+    if text.isascii() and text.isdigit() and len(text) <= DIGITS and int(text) > 0:
         return int(text)
     if name == "microbatch":
         wanted = "the samples that one microbatch has on one data rank, a whole number from 1"
@@ -146,7 +153,8 @@ def _count(name: str, text: str, devices: int) -> int:
         wanted = "a whole number from 1"
     else:
         wanted = (
-            f"a whole number; on {devices} devices {name} may be {alternatives(divisors(devices))}"
+            f"a whole number from 1; on {devices} devices {name} may be "
+            f"{alternatives(divisors(devices))}"
         )
     raise FixError(f"--fix {name}={text}: give {wanted}")
 
@@ -166,7 +174,3 @@ def alternatives(values: Iterable[object]) -> str:
 
 def _pairs(given: Mapping[str, int]) -> str:
     return ",".join(f"{name}={value}" for name, value in given.items())
-
-
-def _list() -> str:
-    return ", ".join(FIXABLE)

@@ -88,8 +88,8 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
         firsts.sort(key=lambda s: s.bound_s)
         # Ranks that all do the same are for where nothing else fits.
         repeating = [first for first in firsts if first.repeats]
-        for firsts in ([first for first in firsts if not first.repeats], repeating):
-            for first in firsts:
+        for group in ([first for first in firsts if not first.repeats], repeating):
+            for first in group:
                 family = families[first.candidate.tp]
                 tried += _try_family(question, first, family, standings, solver)
             if standings.best is not None:

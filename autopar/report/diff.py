@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 from rich.text import Text
 
+from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Plan
 from autopar.report.render import indented, table
 from autopar.report.units import count, degrees, duration, percent, size
@@ -22,12 +23,17 @@ class Change:
     after: str
 
 
-def decisions(a: Plan, b: Plan) -> list[Change]:
-    """Choices that hold for the whole plan."""
+Clusters = tuple[Cluster | None, Cluster | None]
+"""Those that the two plans are for; None where a folder does not say."""
+
+
+def decisions(a: Plan, b: Plan, clusters: Clusters = (None, None)) -> list[Change]:
+    """Choices that hold for the whole plan, and what it was made for."""
     sides = [
         {
-            "model": plan.fingerprints.model,
-            "cluster": plan.fingerprints.cluster,
+            "model": f"{plan.workload.rpartition('/')[2]} ({plan.fingerprints.model})",
+            **_cluster(plan, cluster),
+            "measured times": plan.fingerprints.profile.partition(" ")[0],
             "degrees": degrees(plan.degrees),
             "ZeRO": str(plan.zero),
             "microbatches": str(plan.microbatches),
@@ -36,9 +42,32 @@ def decisions(a: Plan, b: Plan) -> list[Change]:
             "precision": plan.precision,
             "optimizer": plan.optimizer,
         }
-        for plan in (a, b)
+        for plan, cluster in zip((a, b), clusters, strict=True)
     ]
-    return list(_changes(sides[0], sides[1], absent="-"))
+    if a.fingerprints.model == b.fingerprints.model:
+        for side in sides:
+            del side["model"]
+    changes = list(_changes(sides[0], sides[1], absent="-"))
+    one, two = a.fingerprints.cluster, b.fingerprints.cluster
+    if one != two and not any(c.what.startswith(("cluster", "measured")) for c in changes):
+        changes.insert(0, Change("cluster figures", one, two))
+    return changes
+
+
+def _cluster(plan: Plan, cluster: Cluster | None) -> dict[str, str]:
+    """What a reader knows a cluster by, one row for each; only its fingerprint if that is all."""
+    if cluster is None:
+        return {"cluster": plan.fingerprints.cluster}
+    return {
+        "cluster": cluster.name,
+        "cluster devices": " + ".join(f"{g.count} x {g.device.name}" for g in cluster.groups),
+        "cluster memory": size(cluster.memory_bytes),
+        "cluster links": ", ".join(
+            f"{level.name} {level.span} at {level.bandwidth_bytes_per_s / 1e9:.4g} GB/s, "
+            f"{duration(level.latency_s)}"
+            for level in cluster.levels
+        ),
+    }
 
 
 def strategies(a: Plan, b: Plan) -> list[Change]:
@@ -76,20 +105,25 @@ def costs(a: Plan, b: Plan) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def diff_object(a: Plan, b: Plan) -> dict[str, object]:
+def diff_object(a: Plan, b: Plan, clusters: Clusters = (None, None)) -> dict[str, object]:
     """What ``autopar diff --json`` prints."""
     one, two = a.prediction, b.prediction
     return {
-        "decisions": {c.what: [c.before, c.after] for c in decisions(a, b)},
+        "decisions": {c.what: [c.before, c.after] for c in decisions(a, b, clusters)},
         "strategies": {c.what: [c.before, c.after] for c in strategies(a, b)},
         "step_time_s": [one.step_time_s, two.step_time_s],
         "memory_bytes": [one.memory_bytes.total, two.memory_bytes.total],
     }
 
 
-def diff(a: Plan, b: Plan, names: tuple[str, str] = ("a", "b")) -> list[RenderableType]:
+def diff(
+    a: Plan,
+    b: Plan,
+    names: tuple[str, str] = ("a", "b"),
+    clusters: Clusters = (None, None),
+) -> list[RenderableType]:
     """Tables of everything that differs; one sentence when nothing does."""
-    chosen, moved = decisions(a, b), strategies(a, b)
+    chosen, moved = decisions(a, b, clusters), strategies(a, b)
     parts: list[RenderableType] = []
     if not chosen and not moved:
         parts.append(Text("Both plans decide the same.", style="bold"))

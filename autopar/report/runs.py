@@ -16,24 +16,45 @@ if TYPE_CHECKING:
     from autopar.runtime.verified import VerifyResult
 
 
+MOST = 100.0
+"""Beyond this, measured over predicted says nothing of the model's error."""
+
+
 def run_summary(found: RunResult, predicted: Prediction) -> list[RenderableType]:
     """Loss at both ends, and what was measured beside what was predicted, by phase."""
     columns = ("", "measured", "predicted", "measured / predicted")
     rows = table(*columns, right=columns[1:])
-    step, foreseen = found.step_time_s, found.predicted_step_time_s
-    rows.add_row("step (median)", duration(step), duration(foreseen), f"{step / foreseen:.2f}")
-    for phase, measured_s, predicted_s in phases(found, predicted):
-        ratio = f"{measured_s / predicted_s:.2f}" if predicted_s else "-"
-        rows.add_row(f"  {phase}", duration(measured_s), duration(predicted_s), ratio)
+    times = [("step (median)", found.step_time_s, found.predicted_step_time_s)]
+    times += [(f"  {phase}", took, said) for phase, took, said in phases(found, predicted)]
+    apart = []
+    for name, took, said in times:
+        ratio = _ratio(took, said)
+        rows.add_row(name, duration(took), duration(said), ratio or "-")
+        apart += [] if ratio else [name.strip()]
     if found.peak_memory_bytes:
         peak, foreseen = found.peak_memory_bytes, predicted.memory_bytes.total
         ratio = f"{peak / foreseen:.2f}" if found.memory_compares else "-"
         rows.add_row("memory (fullest)", size(peak), size(foreseen), ratio)
     title = f"{len(found.losses)} steps: loss {found.losses[0]:.4f} -> {found.losses[-1]:.4f}"
     parts: list[RenderableType] = [Text(title, style="bold"), indented(rows)]
+    if apart:
+        parts.append(
+            Text(
+                f"  no ratio of {', '.join(apart)}: over {MOST:.0f} times apart. So short a time "
+                "is that of starting the work (Python, launches, processes that wait), which is "
+                "not priced; or the run was not on the devices that the plan is for."
+            )
+        )
     if found.peak_memory_bytes and found.memory_is:
         parts.append(Text(f"  measured memory: {found.memory_is}"))
     return parts
+
+
+def _ratio(measured_s: float, predicted_s: float) -> str:
+    """Empty where the two are too far apart to be of the same work."""
+    if not predicted_s / MOST <= measured_s <= MOST * predicted_s:
+        return ""
+    return f"{measured_s / predicted_s:.2f}" if predicted_s else "1.00"
 
 
 def phases(found: RunResult, predicted: Prediction) -> list[tuple[str, float, float]]:

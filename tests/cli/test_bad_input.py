@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from autopar import cli
+from autopar import cli, plan_folder
+from autopar.nouns.plan import to_json
+from tests import plans
 
 Run = Callable[..., tuple[int, str]]
 
@@ -153,6 +155,10 @@ def test_cluster_files_that_cannot_be_used(run: Run, old: str, new: str, said: s
         (("--fix", "microbatch=3"), "microbatch may be 1, 2, 4 or 8"),
         (("--fix", "tp=4,microbatch=5"), "5 samples on each of 1 data ranks"),
         (("--fix", "tp=2,dp_shard=4"), "8"),
+        (("--fix", "tp=0"), "give a whole number from 1; on 4 devices tp may be 1, 2 or 4"),
+        (("--fix", "tp=-1"), "give a whole number from 1; on 4 devices tp may be 1, 2 or 4"),
+        (("--fix", "tp=" + "9" * 5000), "give a whole number from 1; on 4 devices"),
+        (("--fix", "foo=2"), "microbatch, recompute. pp, cp, ep and schedule are for `autopar est"),
         (("--fix", "zero=7"), "0, 1, 2 or 3"),
         (("--fix", "recompute=often"), "often"),
         (("--fix", "tp=two"), "tp=two"),
@@ -182,6 +188,39 @@ def test_an_op_without_a_rule_runs_whole_where_the_user_says_so(run: Run, tmp_pa
     assert run("explain", "plan", model=model)[0] == 0
     code, message = run(*PLAN, model=model)  # what one plan was allowed holds for no other
     assert (code, allow in message) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("model.py/plan", "Not a directory"),
+        ("/proc/plan", "no folder can be made there"),
+        ("x" * 300, "File name too long"),
+    ],
+)
+def test_places_that_a_plan_cannot_go_to(run: Run, place: str, said: str) -> None:
+    code, message = run("plan", "no_such_model.py", "--cluster", "cluster.yaml", "-o", place)
+    assert code == 2
+    assert said in message
+    assert "such as -o ./plan" in message
+
+
+@pytest.mark.parametrize("words", [("run", "plan", "--steps", "1"), ("verify", "plan")])
+def test_devices_that_there_are_not(run: Run, tmp_path: Path, words: tuple[str, ...]) -> None:
+    plan_folder.write(tmp_path / "plan", {"plan.json": to_json(plans.plan())})
+    code, message = run(*words, "--device", "tpu")
+    assert (code, message.splitlines()[0][:41]) == (2, "device tpu: choose auto, cpu or cuda; aut")
+
+
+def test_arguments_that_a_workload_does_not_have(run: Run) -> None:
+    for old, new in (
+        ("batch=batch", "batch=batch, lr=1e-3"),
+        ("@autopar.parallelize(batch=batch)", "w = autopar.Workload(batch=batch, lr=1e-3)"),
+    ):
+        code, message = run(*PLAN, model=MODEL.replace(old, new))
+        assert code == 2
+        assert "lr=...: a Workload has no such argument; did you mean learning_rate?" in message
+        assert "Traceback" not in message
 
 
 def test_files_that_do_not_exist(run: Run) -> None:

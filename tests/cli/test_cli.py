@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -128,6 +129,15 @@ def test_help_names_every_searcher_and_the_training_settings() -> None:
     for setting in ("precision", "learning_rate", "clip_norm", "optimizer", "seed"):
         assert setting in command.help
         assert f"`{setting}`" in readme
+
+
+def test_ctrl_c_while_a_command_starts_is_one_line(tmp_path: Path) -> None:
+    """A stop while the largest import runs; the real one is hit by chance only."""
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
+    command = [sys.executable, "-c", "from autopar.cli import main; main()"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (130, "autopar: stopped\n")
 
 
 def test_help_is_instant_and_needs_no_framework() -> None:

@@ -56,7 +56,7 @@ def test_data_ranks_that_the_batch_rules_out_and_mixed_devices() -> None:
     assert "No microbatches: norms." in said
     assert "Devices differ" not in said
     (first, *_) = notes(best.lowered, plan, NODE, 4, (), Fewer(1, "", 0.05))
-    assert first.startswith("1 H100 alone would take 50.0 ms a step, these 4 take 120 ms. Plan")
+    assert first.startswith("1 H100 alone would take 50.0 ms a step, these 8 take 120 ms. Plan")
     (first, *_) = notes(best.lowered, plan, NODE, 4, (), Fewer(2, "nvlink", 0.05))
     assert first.startswith("2 H100 joined by nvlink would take")
     other = replace(NODE.device, name="H50", peak_flops_per_s=(("fp32", 1e12),))

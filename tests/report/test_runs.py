@@ -62,6 +62,19 @@ def test_measured_stands_beside_predicted() -> None:
     assert any(line.split()[-1:] == ["0.50"] for line in lines)
 
 
+def test_times_that_cannot_be_compared_get_a_reason_in_place_of_a_ratio() -> None:
+    said = replace(plans.plan().prediction, optimizer_time_s=1e-8, step_time_s=0.1)
+    times = {"forward": 0.0, "backward": 0.09, "exchange": 0.01, "optimizer": 1.2e-3}
+    found = RunResult((5.0,), 0.2, 0.1, ranks=4, step=1, phases_s=times)
+    text = to_text(run_summary(found, said))
+    (line,) = (line for line in text.splitlines() if "1.20 ms" in line)
+    assert line.split() == ["optimizer", "1.20", "ms", "10.0", "ns", "-"]
+    assert "no ratio of optimizer: over 100 times apart" in text
+    assert "that of starting the work" in " ".join(text.split())
+    near = to_text(run_summary(replace(found, phases_s={}), said))
+    assert "no ratio" not in near
+
+
 def test_measured_memory_says_what_it_is() -> None:
     """Beside a prediction of something else stands no ratio."""
     found = RunResult((5.0,), 0.2, 0.1, 4, 1, peak_memory_bytes=3 << 20, memory_is="of one sort")

@@ -6,7 +6,8 @@ import re
 from dataclasses import replace
 
 from autopar.nouns.mesh import Mesh
-from autopar.report.diff import decisions, diff, diff_object, strategies
+from autopar.nouns.plan import Fingerprints
+from autopar.report.diff import Change, decisions, diff, diff_object, strategies
 from autopar.report.render import to_text
 from autopar.report.summary import summary, summary_object
 from tests import plans
@@ -115,3 +116,27 @@ def test_diff_names_what_changed_with_both_sides() -> None:
     data = diff_object(before, after)
     assert data["step_time_s"] == [0.120, 0.09]
     assert data["decisions"] == {"degrees": ["dp_shard 2 x tp 2", "tp 4"], "ZeRO": ["2", "0"]}
+
+
+def test_diff_names_clusters_and_what_differs_between_them() -> None:
+    here = plans.cluster()
+    there = replace(here, name="another", levels=(replace(here.levels[0], latency_s=2e-4),))
+    one = plans.plan(fingerprints=Fingerprints("m", here.fingerprint, "built-in", "t"))
+    two = plans.plan(fingerprints=Fingerprints("m", there.fingerprint, "built-in", "t"))
+    assert {c.what: (c.before, c.after) for c in decisions(one, two, (here, there))} == {
+        "cluster": ("a toy", "another"),
+        "cluster links": ("wire 4 at 1 GB/s, 100 us", "wire 4 at 1 GB/s, 200 us"),
+    }
+    # Where nothing that has a name differs, and where a folder does not say, fingerprints do.
+    figures = replace(here, levels=(replace(here.levels[0], contention=0.5),))
+    three = plans.plan(fingerprints=Fingerprints("m", figures.fingerprint, "built-in", "t"))
+    (only,) = decisions(one, three, (here, figures))
+    assert only == Change("cluster figures", here.fingerprint, figures.fingerprint)
+    (only,) = decisions(one, three)
+    assert only == Change("cluster", here.fingerprint, figures.fingerprint)
+
+
+def test_diff_of_two_models_names_both() -> None:
+    other = plans.plan(workload="../other.py:GPT", fingerprints=Fingerprints("n", "c", "p", "t"))
+    (only,) = decisions(plans.plan(), other)
+    assert only == Change("model", "model.py:GPT (m)", "other.py:GPT (n)")
