@@ -25,8 +25,8 @@ from autopar.frontends.dispatch import capture
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.mesh import Mesh
 from autopar.planner.free import FreeProblem, free_problem
-from autopar.planner.precision import at_precision
 from autopar.planner.prices import PICOSECONDS
+from autopar.precision import at_precision
 from autopar.searchers import Budget, highs, search
 from benchmarks.figures import Target, show
 from benchmarks.own_models import MODELS

@@ -6,7 +6,7 @@ forward and backward on one batch in float64.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,14 @@ import torch.distributed as dist
 
 from autopar import plan_folder
 from autopar.errors import UserError
+from autopar.frontends.captured import Captured
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan, Stage, key
+from autopar.precision import at_precision
 from autopar.runtime import program
 from autopar.runtime.batches import Batch
+from autopar.runtime.edits import told
 from autopar.runtime.initialize import initialize
 from autopar.runtime.loading import run_program
 from autopar.runtime.probe import Places, Seen, assemble, first_difference, place_of, recording
@@ -33,41 +36,56 @@ class EditedProgram(UserError):
     """A program that is not the one that its plan gives."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Emitter:
+    """Emits a model again for any plan of it."""
+
+    captured: Captured
+    graph: Graph
+
+    @staticmethod
+    def of(workload: Workload, plan: Plan) -> _Emitter:
+        from autopar.frontends.pytorch import capture
+        from autopar.rules.kept_whole import keep_whole
+
+        captured = capture(workload)
+        return _Emitter(captured, keep_whole(captured.graph, plan.replicated_ops))
+
+    def __call__(self, plan: Plan, probes: bool = False) -> str:
+        from autopar.lowering import lower
+        from autopar.rules.batch import data_choices
+        from autopar.runtime.emit_torch import emit
+
+        graph = at_precision(self.graph, plan.precision)
+        dims = {e.name: e.batch_dim for e in self.captured.batch if e.batch_dim is not None}
+        choices = data_choices(graph, dims)
+        lowered = lower(graph, plan.stages[0], plan.microbatches, choices, dims)
+        return emit(lowered, plan, self.captured, probes=probes)["model.py"]
+
+
+def edited(folder: str | Path, workload: Workload) -> str:
+    """What sets the program in ``folder`` apart from its plan's; empty: nothing.
+
+    Raises what capturing, lowering and emitting raise.
+    """
+    plan = plan_folder.read_plan(folder)
+    return told(folder, _Emitter.of(workload, plan)(plan))
+
+
 def probed(folder: str | Path, workload: Workload) -> tuple[str, str, dict[str, list[str]]]:
     """The plan's program and a single device's, with probes, and where each result comes from.
 
     Raises `EditedProgram`, and what capturing, lowering and emitting raise.
     """
-    from autopar.frontends.pytorch import capture
-    from autopar.lowering import lower
-    from autopar.rules.batch import data_choices
-    from autopar.rules.kept_whole import keep_whole
-    from autopar.runtime.emit_torch import emit
-
     plan = plan_folder.read_plan(folder)
-    captured = capture(workload)
-    graph = keep_whole(captured.graph, plan.replicated_ops)
-    dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
-    choices = data_choices(graph, dims)
-
-    def text(stage: Stage, changed: Plan) -> str:
-        lowered = lower(graph, stage, changed.microbatches, choices, dims)
-        return emit(lowered, changed, captured, probes=True)["model.py"]
-
-    if plan.precision == "float32":  # other precisions are planned on a changed graph
-        lowered = lower(graph, plan.stages[0], plan.microbatches, choices, dims)
-        file = Path(folder) / plan_folder.PROGRAM / "model.py"
-        if emit(lowered, plan, captured)["model.py"] != file.read_text():
-            raise EditedProgram(
-                f"{file} is not what this version emits for its plan: it was edited or made by "
-                "another version; plan again to compare result by result"
-            )
-
-    alone = Stage(Mesh((), ()))
+    emitted = _Emitter.of(workload, plan)
+    changed = told(folder, emitted(plan))
+    if changed:
+        raise EditedProgram(changed)
     # Recomputing would call every probe twice.
     spread = replace(plan, recompute="none", precision="float32")
-    single = replace(spread, stages=(alone,), zero=0, microbatches=1)
-    return text(plan.stages[0], spread), text(alone, single), places_of(graph)
+    single = replace(spread, stages=(Stage(Mesh((), ())),), zero=0, microbatches=1)
+    return emitted(spread, True), emitted(single, True), places_of(emitted.graph)
 
 
 def places_of(graph: Graph) -> dict[str, list[str]]:
@@ -108,9 +126,10 @@ def locate(
     difference = first_difference(expected, whole)
     if difference is None:
         return (
-            "every result and its gradient agrees with the program on one device: what differs is "
-            "the reduction of a parameter's gradient or a buffer's update, or both programs differ "
-            "from the model in the same way"
+            "first difference: in no result and no gradient of one, so in what a parameter's "
+            "gradient is reduced to, in a buffer's update, or in the same way on one device too "
+            "(the worst parameters stand above); plans with other pins, such as --fix tp=1 or "
+            "zero=0, show which axis it comes with"
         )
     return difference.text(place_of(places, difference))
 
@@ -142,4 +161,4 @@ def _record(
     return seen
 
 
-__all__ = ["locate", "places_of", "probed"]
+__all__ = ["EditedProgram", "edited", "locate", "places_of", "probed"]

@@ -25,9 +25,10 @@ from autopar.errors import UserError
 from autopar.frontends.loading import load_workload
 from autopar.runtime import counting, program
 from autopar.runtime.counting import Counting
+from autopar.runtime.failures import place as failed_at
 from autopar.runtime.initialize import initialize
 from autopar.runtime.loading import check_model_of, check_same, read_program, start
-from autopar.runtime.locate import locate, probed
+from autopar.runtime.locate import EditedProgram, edited, locate, probed
 from autopar.runtime.parameters import Region, region_shape
 from autopar.runtime.ranks import Ranks
 from autopar.runtime.reference import (
@@ -70,8 +71,12 @@ def verify_here(folder: str | Path) -> dict[str, Any]:
         _references[target] = reference(workload, random_batch(workload), cpu)
     wanted = _references.get(target)
     batch = _broadcast(wanted.batch if wanted is not None else {})
-    lifted = _run(folder, workload, batch, place, wanted, torch.float64)
-    own = _run(folder, workload, batch, place, wanted, None)
+    try:
+        lifted = _run(folder, workload, batch, place, wanted, torch.float64)
+        own = _run(folder, workload, batch, place, wanted, None)
+    except Exception as error:
+        _tell_edits(folder, workload, error)
+        raise
     failed = lifted.errors is not None and lifted.errors.largest > TOLERANCE
     where = _locate(folder, workload, batch, place, failed)
     if not first:
@@ -79,6 +84,8 @@ def verify_here(folder: str | Path) -> dict[str, Any]:
     assert lifted.errors is not None
     assert own.errors is not None
     match, lines = _priced(folder, own.issued)
+    if match is False and not where:
+        where = _edited(folder, workload)
     result = VerifyResult(
         plan=str(folder),
         ranks=plan.device_count,
@@ -92,6 +99,26 @@ def verify_here(folder: str | Path) -> dict[str, Any]:
         first_difference=where,
     )
     return asdict(result)
+
+
+def _edited(folder: str | Path, workload: Workload) -> str:
+    """`edited`, or nothing where that cannot be told: there is something else to tell then."""
+    try:
+        return edited(folder, workload)
+    except Exception:
+        return ""
+
+
+def _tell_edits(folder: str | Path, workload: Workload, error: Exception) -> None:
+    """Raises `EditedProgram` if ``error`` is that of a program that is not its plan's.
+
+    Every rank finds that out for itself: the others may wait for this one in a collective.
+    """
+    changed = _edited(folder, workload)
+    if changed:
+        at = f" at {failed_at(error)}" if failed_at(error) else ""
+        said = f"{type(error).__name__}: {error}"
+        raise EditedProgram(f"the program fails{at} ({said}). {changed}") from error
 
 
 def _broadcast(value: Any) -> Any:
@@ -114,8 +141,10 @@ def _locate(
     if failed:
         try:
             texts = probed(folder, workload)
+        except EditedProgram as error:
+            texts = str(error)
         except UserError as error:
-            texts = f"the first difference cannot be named: {error}"
+            texts = f"the first difference cannot be named, the model is not to be had: {error}"
     texts = _broadcast(texts)
     if isinstance(texts, str):
         return texts

@@ -63,8 +63,8 @@ def test_arguments_that_there_are_not(options: dict[str, Any], said: str) -> Non
 def test_a_workload_without_a_batch_or_without_names() -> None:
     with pytest.raises(WorkloadError, match=r"needs batch=\.\.\."):
         Workload(model=lambda: None)  # type: ignore[call-arg]
+    positional: Any = Workload
     with pytest.raises(WorkloadError, match="by name"):
-        positional: Any = Workload
         positional(dict, dict)
 
 

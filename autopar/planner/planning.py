@@ -20,11 +20,11 @@ from autopar.nouns.plan import Fingerprints, Plan, Prediction
 from autopar.planner.bands import memory_band, time_band
 from autopar.planner.fewer import Fewer, fewer
 from autopar.planner.fixed import Fixed
-from autopar.planner.precision import at_precision
 from autopar.planner.question import Answer, Outcome, Question
 from autopar.planner.remedies import search_or_advise
 from autopar.planner.unruled import check_allowed, unruled
 from autopar.planner.utilization import model_flops
+from autopar.precision import at_precision
 from autopar.rules.batch import BatchMixed, flow_or_obstacle
 from autopar.rules.kept_whole import keep_whole
 from autopar.workload import Workload

@@ -16,13 +16,13 @@ from autopar.planner.bindings import Bindings
 from autopar.planner.folding import fold
 from autopar.planner.memory import step_memory
 from autopar.planner.nodes import Folded, Node
-from autopar.planner.precision import at_precision
 from autopar.planner.prices import PICOSECONDS, Prices
 from autopar.planner.search import splits_tp
 from autopar.planner.simulation import StepTime, simulate
 from autopar.planner.state import StateSharding
 from autopar.planner.state_prices import StatePrices
 from autopar.planner.summary import Summary, summarise
+from autopar.precision import at_precision
 from autopar.report.units import duration, size
 from autopar.rules.batch import data_choices
 from autopar.rules.kept_whole import keep_whole

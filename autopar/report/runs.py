@@ -92,7 +92,7 @@ def verify_summary(found: VerifyResult) -> list[RenderableType]:
     ]
     parts += [Text(f"    {line}") for line in found.collective_differences]
     if found.first_difference:
-        parts.append(Text(f"  first difference: {found.first_difference}"))
+        parts.append(Text(f"  {found.first_difference}"))
     style = "bold green" if found.passed else "bold red"
     said = "The plan computes what the model computes." if found.passed else "The plan is WRONG."
     return [*parts, Text(said, style=style)]

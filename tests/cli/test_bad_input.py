@@ -250,6 +250,19 @@ def test_a_plan_whose_model_has_changed_is_not_run(run: Run) -> None:
 
 
 @pytest.mark.gloo
+def test_a_program_that_was_edited_is_told_by_its_lines(run: Run, tmp_path: Path) -> None:
+    assert run(*PLAN, "--fix", "tp=4")[0] == 0
+    program = tmp_path / "plan" / "program" / "model.py"
+    right = program.read_text()
+    line = 'weight=Parameter((32, 16), "float32", "tp:S0")'
+    program.write_text(changed(line, 'weight=Parameter((32, 16), "float32")', right))
+    code, message = run("verify", "plan")
+    assert code == 2
+    assert "the program fails at" in message
+    assert f"the plan gives `{line}" in message
+
+
+@pytest.mark.gloo
 def test_an_error_in_the_middle_of_a_run_stops_all_ranks(run: Run) -> None:
     late = MODEL.replace("def batch():", "def batch(step=0):\n        1 / (step - 2)")
     assert run(*PLAN, model=late)[0] == 0

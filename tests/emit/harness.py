@@ -17,7 +17,7 @@ from autopar.frontends.pytorch.capture import capture
 from autopar.lowering import Lowered, activation_collectives, lower
 from autopar.nouns.mesh import DATA_AXES, Mesh
 from autopar.nouns.plan import Plan, Stage
-from autopar.planner.precision import at_precision
+from autopar.precision import at_precision
 from autopar.rules.batch import batch_flow
 from autopar.runtime import program as runtime_program
 from autopar.runtime.emit_torch import emit
