@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.nouns.mesh import DATA_AXES, Mesh
 from autopar.nouns.plan import Stage, key
-from autopar.nouns.sharding import DEFERRED, WHOLE, Placement, Sharding, split
+from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding, split
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
 from autopar.rules.resharding import Collective, Step, collectives, reshard
@@ -170,12 +170,17 @@ def lower(
     for name in graph.outputs:
         shared = tensors[name].shared
         wanted = shared
-        if block is None:  # the loss: each data rank keeps its share, model axes agree
-            wanted = Sharding.of((a, p) for a, p in shared.placements if a in BATCH_AXES)
+        if block is None:  # the loss: model axes agree, the shares of data ranks add up to it
+            wanted = Sharding.of((a, _share(shared.on(a))) for a in mesh.axes if a in BATCH_AXES)
         grad = graph.tensors[name].differentiable
         steps = _steps(graph.tensors[name], shared, wanted, mesh, block, grad)
         outputs.append(Operand(name, wanted, steps, grad))
     return Lowered(graph, mesh, block, tensors, tuple(lowered), tuple(outputs), blocks)
+
+
+def _share(loss: Placement) -> Placement:
+    """A loss that every data rank has whole is the first one's share; its gradient stays one."""
+    return PARTIAL if loss == WHOLE else loss
 
 
 def _strategy(

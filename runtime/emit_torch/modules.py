@@ -124,28 +124,33 @@ def _declare(target: str, node: Node, lines: Lines) -> None:
         lines.add(f"{target} = {simple}")
         return
     if node.listed or node.keyed:
-        made = ", ".join(
-            (_simple(child) or "nn.Module()")
-            if node.listed
-            else f"{literal(name)}: {_simple(child) or 'nn.Module()'}"
-            for name, child in node.children.items()
-        )
-        lines.add(
-            f"{target} = nn.ModuleList([{made}])"
-            if node.listed
-            else f"{target} = nn.ModuleDict({{{made}}})"
-        )
+        lines.add(f"{target} = {_gathered(node, 'nn.Module()')}")
+        for name, text in node.tensors.items():
+            lines.add(f"{target}.{name} = {text}")
         for name, child in node.children.items():
-            if _simple(child) is None:
-                place = f"{target}[{name}]" if node.listed else f"{target}[{literal(name)}]"
-                for inner, text in child.tensors.items():
-                    lines.add(f"{place}.{inner} = {text}")
-                for inner, below in child.children.items():
-                    _declare(f"{place}.{inner}", below, lines)
+            place = f"{target}[{name}]" if node.listed else f"{target}[{literal(name)}]"
+            if _simple(child) is not None:
+                continue
+            if child.listed or child.keyed:
+                _declare(place, child, lines)
+                continue
+            for inner, text in child.tensors.items():
+                lines.add(f"{place}.{inner} = {text}")
+            for inner, below in child.children.items():
+                _declare(f"{place}.{inner}", below, lines)
         return
     lines.add(f"{target} = {_weights(node)}")
     for name, child in node.children.items():
         _declare(f"{target}.{name}", child, lines)
+
+
+def _gathered(node: Node, unknown: str) -> str:
+    """A list or dict of the children; ``unknown`` stands for those that are no expression."""
+    made = {name: _simple(child) or unknown for name, child in node.children.items()}
+    if node.listed:
+        return f"nn.ModuleList([{', '.join(made.values())}])"
+    pairs = ", ".join(f"{literal(name)}: {text}" for name, text in made.items())
+    return f"nn.ModuleDict({{{pairs}}})"
 
 
 def _weights(node: Node) -> str:
@@ -160,18 +165,18 @@ def _simple(node: Node) -> str | None:
         return node.built
     if not node.children:
         return _weights(node)
-    if not node.listed:
-        return None
     members = [_simple(child) for child in node.children.values()]
-    if None in members:
+    if None in members or not (node.listed or (node.keyed and not node.tensors)):
         return None
+    if node.keyed:
+        return _gathered(node, "")
     runs = list(_runs([m for m in members if m is not None]))
     if len(runs) == 1 and runs[0][1] > 1:
         return f"nn.ModuleList({runs[0][0]} for _ in range({runs[0][1]}))"
     if max(count for _, count in runs) > 3 and len(runs) < len(members) / 2:
         parts = [f"*({text} for _ in range({n}))" if n > 1 else text for text, n in runs]
         return f"nn.ModuleList([{', '.join(parts)}])"
-    return f"nn.ModuleList([{', '.join(m for m in members if m is not None)}])"
+    return _gathered(node, "")
 
 
 def _runs(texts: Sequence[str]) -> Iterator[tuple[str, int]]:
