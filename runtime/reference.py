@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -69,6 +70,9 @@ class Exact(NoDropout):
             return args[0].double()
         args = tuple(map(_widened, args))
         kwargs = {key: _widened(value) for key, value in (kwargs or {}).items()}
+        if func is F.rms_norm and kwargs.get("eps", args[3] if len(args) > 3 else None) is None:
+            # torch's own is the smallest step of the dtype that it computes in: that of float32
+            args, kwargs["eps"] = args[:3], torch.finfo(torch.float32).eps
         return super().__torch_function__(func, types, args, kwargs)
 
 

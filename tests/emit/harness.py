@@ -22,6 +22,7 @@ from autopar.rules.batch import batch_flow
 from autopar.runtime import program as runtime_program
 from autopar.runtime.emit_torch import emit
 from autopar.runtime.parameters import Declared, computing, declared_in, lifted
+from autopar.runtime.reference import exact
 from autopar.runtime.storage import materialise
 from autopar.workload import Workload
 from tests.emit import simulated
@@ -75,10 +76,11 @@ class Result:
 
 
 def reference(model: nn.Module, batch: Tensors) -> Result:
-    """A copy of the model on one device in float64."""
+    """A copy of the model on one device in float64, and so is what it makes and casts inside."""
     model = copy.deepcopy(model).double()
     batch = {n: t.double() if t.is_floating_point() else t for n, t in batch.items()}
-    loss = loss_of(model(**batch))
+    with exact():
+        loss = loss_of(model(**batch))
     torch.autograd.backward(loss)
     found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     return Result(loss.detach(), found, [], dict(model.named_buffers()))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from autopar.frontends.pytorch import Captured, capture
 from autopar.frontends.pytorch.interpret import interpret
-from autopar.frontends.pytorch.wide import Wide
+from autopar.runtime.reference import exact
 from autopar.workload import Workload
 
 
@@ -53,7 +53,7 @@ def _compare(workload: Workload, captured: Captured) -> Compared:
                 held[f"{path}.{key}" if path else key] = value.clone()
     for name, parameter in model.named_parameters():
         held[name].requires_grad_(parameter.requires_grad)
-    with Wide():
+    with exact():
         result = model(**{name: value.clone() for name, value in batch.items()})
     loss = result if isinstance(result, Tensor) else result.loss
     loss.backward()

@@ -51,6 +51,16 @@ def test_lifting_leaves_integers() -> None:
         assert torch.ones(3, dtype=torch.float64).long().dtype is torch.int64
 
 
+def test_an_rms_norm_keeps_the_epsilon_of_float32() -> None:
+    """torch's own is that of the dtype; programs have that of the model as it trains."""
+    x = torch.full((2, 4), 1e-4, dtype=torch.float64)
+    wanted = F.rms_norm(x, (4,), None, torch.finfo(torch.float32).eps)
+    with exact():
+        assert torch.equal(F.rms_norm(x, (4,)), wanted)
+        assert torch.equal(nn.RMSNorm(4).double()(x), wanted)
+        assert not torch.equal(F.rms_norm(x, (4,), None, 1e-8), wanted)
+
+
 @pytest.mark.parametrize("mode", [NoDropout, exact])
 def test_dropout_does_nothing(mode: Any) -> None:
     x = torch.randn(2, 4, 6, 8, dtype=torch.float64)
