@@ -65,15 +65,19 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the user wrote it: module path, file and line (line 0: unknown)."""
+    """Where the user wrote it: module path, file and line (line 0: unknown).
+
+    ``owner`` is the class of that module: it names the top one, which has no path.
+    """
 
     module: str = ""
     file: str = ""
     line: int = 0
+    owner: str = ""
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.file else "?"
-        return f"{self.module or '<top>'} ({place})"
+        return f"{self.module or self.owner or '<top>'} ({place})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +185,7 @@ def _to_data(graph: Graph) -> dict[str, Any]:
                 op.inputs,
                 op.outputs,
                 dict(op.attrs),
-                [op.source.module, op.source.file, op.source.line],
+                [op.source.module, op.source.file, op.source.line, op.source.owner],
             ]
             for op in graph.ops
         ],

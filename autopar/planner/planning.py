@@ -158,7 +158,7 @@ def plan_captured(
     """Plans a model that is captured already."""
     options = options or Options()
     missing = unruled(captured.graph)
-    check_allowed(missing, options.replicated)
+    check_allowed(captured.graph, missing, options.replicated)
     graph = at_precision(keep_whole(captured.graph, missing), workload.precision)
     batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
     flow, obstacle = flow_or_obstacle(graph, batch_dims)

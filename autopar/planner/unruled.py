@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterator, Mapping
 
+from autopar.errors import UserError
 from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.rules.registry import UnruledOp, rule_for
 
@@ -19,12 +21,23 @@ def unruled(graph: Graph) -> dict[str, str]:
     return found
 
 
-def check_allowed(missing: Mapping[str, str], allowed: Collection[str]) -> None:
+def check_allowed(graph: Graph, missing: Mapping[str, str], allowed: Collection[str]) -> None:
     """Refuses kinds without a rule that the user does not let run whole.
 
     Raises:
         UnruledOp: names every such kind, its source, and the two ways out.
+        UserError: what is allowed is no kind of op that ``graph`` has.
     """
+    kinds = sorted({op.kind for op, _ in _ops(graph)})
+    for kind in allowed:
+        if kind not in kinds:
+            near = difflib.get_close_matches(kind, kinds, 1, 0.5)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise UserError(
+                f"--allow-replicated {kind}: the model has no op of that kind; {hint}"
+                + (f"Without a rule are {', '.join(missing)}" if missing else "All have rules")
+                + f". Its kinds are {', '.join(kinds)}"
+            )
     refused = {kind: text for kind, text in missing.items() if kind not in allowed}
     if refused:
         flags = " ".join(f"--allow-replicated {kind}" for kind in refused)

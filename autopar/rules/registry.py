@@ -85,42 +85,62 @@ def _unruled(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor]) -> s
         return ", ".join(f"{t.dtype}{list(t.shape)}" for t in tensors)
 
     example = suggestion([t.shape for t in operands], [t.shape for t in results])
+    if example:
+        advice = f"Register one line, such as\n    autopar.register_rule({op.kind!r}, {example!r})"
+    else:
+        advice = (
+            "Register one line for it, in the notation of\n"
+            "    autopar.register_rule('mylib::scale', 'b s d, d -> b s d')"
+        )
     return (
         f"no rule says how op {op.kind!r} may be split. It stands at {op.source} and maps "
-        f"{shown(operands) or 'nothing'} to {shown(results)}. Register one line, for example\n"
-        f"    autopar.register_rule({op.kind!r}, {example!r})\n"
+        f"{shown(operands) or 'nothing'} to {shown(results)}. {advice}\n"
         "where equal names are the same index: name (may be split), name+ (summed over), "
         "name! (kept whole)."
     )
 
 
 def suggestion(operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]]) -> str:
-    """A rule text that fits the shapes: dims of one size, aligned at the right, share a name.
+    """A rule text that fits the shapes and splits the leading dim, most often the batch.
 
-    Only the leading dim, most often the batch, is left free to be split, where all results and the
-    first operand have it; every other index is kept whole, which is safe for any op.
+    Dims of one size share a name, aligned at the right, or at the left where that is what all
+    leading dims agree on; every other index is kept whole, which is safe for any op. Empty where
+    the results and the first operand do not have the leading dim in common.
     """
+    for align_left in (False, True):
+        text = _suggested(operands, results, align_left)
+        if text:
+            return text
+    return ""
+
+
+def _suggested(
+    operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]], align_left: bool
+) -> str:
     names: dict[int, list[tuple[int, str]]] = {}
     letters = iter("abcdefghijklmnopqrstuvwxyz")
 
     def name(shape: tuple[int, ...], i: int) -> str:
-        place, size = len(shape) - i, shape[i]
+        place, size = i if align_left else len(shape) - i, shape[i]
         if size == 1:
             return "1"
         known = names.setdefault(place, [])
         for extent, letter in known:
             if extent == size:
                 return letter
-        known.append((size, next(letters, f"x{place}")))
+        known.append((size, next(letters, f"x{len(names)}_{place}")))
         return known[-1][1]
 
     terms = [[name(s, i) for i in range(len(s))] for s in (*results, *operands)]
-    first = terms[0][0] if terms[0] else ""
-    led = all(t and t[0] == first for t in terms[: len(results) + 1]) and len(terms) > len(results)
-    free = first if led and all(_leads(t, first) for t in terms) else ""
+    first = terms[0][0] if terms and terms[0] else "1"
+    leading = terms[: len(results) + 1]
+    if first == "1" or len(terms) == len(results) or not all(t[:1] == [first] for t in leading):
+        return ""
+    if not all(_leads(t, first) for t in terms):
+        return ""
 
     def text(term: Sequence[str]) -> str:
-        return " ".join(n if n in ("1", free) else f"{n}!" for n in term)
+        return " ".join(n if n in ("1", first) else f"{n}!" for n in term)
 
     left = ", ".join(map(text, terms[len(results) :]))
     return f"{left} -> {', '.join(map(text, terms[: len(results)]))}".strip()

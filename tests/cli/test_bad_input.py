@@ -110,9 +110,18 @@ def wrong(name: str, model: str, *said: str, code: int = 2) -> object:
         wrong(
             "op without a rule",
             changed("F.relu(self.inner(x))", "self.inner(x).cumprod(1)"),
-            "cumprod",
+            "It stands at Model (",
             "model.py:18",
+            "register_rule('aten::cumprod', 'a b! -> a b!')",
             "--allow-replicated",
+        ),
+        wrong(
+            "empty batch",
+            changed(
+                'return {"x": torch.zeros(8, 16), "y": torch.zeros(8, dtype=torch.long)}',
+                "return {}",
+            ),
+            "the batch is empty, not a dict of tensors",
         ),
     ],
 )
@@ -219,6 +228,19 @@ def test_arguments_that_a_workload_does_not_have(run: Run) -> None:
         assert code == 2
         assert "lr=...: a Workload has no such argument; did you mean learning_rate?" in message
         assert "Traceback" not in message
+
+
+def test_what_is_allowed_is_an_op_of_the_model(run: Run) -> None:
+    model = changed("F.relu(self.inner(x))", "self.inner(x).cumprod(1)")
+    for word, said in (
+        ("aten::cumprd", "no op of that kind; did you mean aten::cumprod? Without a rule are aten"),
+        ("something", "Its kinds are add, aten::cumprod, cross_entropy, linear"),
+    ):
+        code, message = run(*PLAN, "--allow-replicated", word, model=model)
+        assert code == 2
+        assert f"--allow-replicated {word}: the model has {said}" in message or said in message
+    code, message = run(*PLAN, "--allow-replicated", "rellu")
+    assert (code, "did you mean relu? All have rules" in message) == (2, True)
 
 
 def test_files_that_do_not_exist(run: Run) -> None:

@@ -85,12 +85,41 @@ def test_an_op_without_a_rule_says_what_to_type() -> None:
     [
         ([(4, 6, 8), (8,)], [(4, 6, 8)]),
         ([(4, 6), (6, 4)], [(4, 4)]),
-        ([], [(3, 3)]),
-        ([(1, 5)], [()]),
-        ([(4, 4), (4,)], [(4, 4), (4,)]),
-        ([(2,) * 30], [(2,) * 30]),
+        ([(8, 5), (8,)], [(8,)]),
+        ([(8, 3, 5), (7,)], [(8, 3), (8,)]),
+        ([(2, *[3] * 29)], [(2, *[3] * 29)]),
     ],
 )
 def test_suggestions_fit(operands: list[tuple[int, ...]], results: list[tuple[int, ...]]) -> None:
+    """They split the leading dim, and read back as they are."""
     text = suggestion(operands, results)
-    assert str(bind_rule(Rule(text), operands, results)) == text
+    bound = bind_rule(Rule(text), operands, results)
+    assert str(bound) == text
+    assert {n for n, f in bound.factors.items() if f.kind == "parallel"} == {text[0]}
+
+
+def test_a_suggestion_aligns_rows_at_the_left() -> None:
+    assert suggestion([(8, 5), (8,)], [(8,)]) == "a b!, a -> a"
+
+
+@pytest.mark.parametrize(
+    ("operands", "results"),
+    [
+        ([], [(3, 3)]),
+        ([(1, 5)], [()]),
+        ([(4, 6), (6, 4)], [(6, 4)]),
+        ([(128, 101), (128,)], [()]),
+        ([(50, 16), (8,)], [(8, 16), (8,)]),
+    ],
+)
+def test_no_suggestion_where_none_would_help(
+    operands: list[tuple[int, ...]], results: list[tuple[int, ...]]
+) -> None:
+    assert suggestion(operands, results) == ""
+    shapes = operands + results
+    names = [f"t{i}" for i in range(len(shapes))]
+    op = Op("mylib::scale", tuple(names[: len(operands)]), tuple(names[len(operands) :]))
+    tensors = {n: Tensor(n, s, "float32") for n, s in zip(names, shapes, strict=True)}
+    with pytest.raises(UnruledOp, match="in the notation of") as caught:
+        bind(op, tensors)
+    assert "!" not in str(caught.value).partition("register_rule(")[2].partition(")")[0]

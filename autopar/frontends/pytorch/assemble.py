@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from autopar.frontends.pytorch.gradients import Gradients, Variant
 from autopar.frontends.pytorch.ir import Node, Value
 from autopar.frontends.pytorch.program import Body, Program
-from autopar.nouns.graph import Block, Graph, Op, Source, Tensor
+from autopar.nouns.graph import Block, Graph, Op, Tensor
 
 
 def assemble(program: Program, gradients: Gradients) -> Graph:
@@ -104,7 +105,7 @@ class _Scope:
             tuple(self.names[v] for v in node.inputs),
             tuple(self.names[v] for v in node.outputs),
             dict(node.attrs if attrs is None else attrs),
-            Source(self._relative(source.module), source.file, source.line),
+            replace(source, module=self._relative(source.module)),
         )
 
     def tensors(self) -> dict[str, Tensor]:

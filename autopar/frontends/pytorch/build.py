@@ -110,8 +110,9 @@ def build_batch(workload: Workload, mode: FakeTensorMode) -> dict[str, torch.Ten
     except Exception:  # a user's function
         made = _real_batch(workload)  # a batch that reads its own values has to be real
     if not isinstance(made, Mapping) or not made:
+        found = "empty" if isinstance(made, Mapping) else f"a {type(made).__name__}"
         raise BatchError(
-            f"the batch is a {type(made).__name__}, not a dict of tensors: return "
+            f"the batch is {found}, not a dict of tensors: return "
             "{'argument of forward': tensor, ...}"
         )
     fakes: dict[str, torch.Tensor] = {}

@@ -80,20 +80,20 @@ class Trace:
 class Sources:
     """Which module and line an op came from, by its place in the trace."""
 
-    def __init__(self, paths: dict[int, str]) -> None:
-        self._paths = paths
-        self._stack = [""]
+    def __init__(self, model: nn.Module) -> None:
+        self._paths = {id(m): path for path, m in model.named_modules()}
+        self._stack = [("", type(model).__name__)]  # path and class of the modules that run
         self._starts: list[int] = []
-        self._sources: list[tuple[str, str, int]] = []
+        self._sources: list[Source] = []
 
     @property
     def module(self) -> str:
         """The module that runs, or that was running when the forward failed."""
-        return self._stack[-1]
+        return self._stack[-1][0]
 
     def at(self, place: int) -> Source:
         found = bisect_right(self._starts, place) - 1
-        return Source(*self._sources[found]) if found >= 0 else Source()
+        return self._sources[found] if found >= 0 else Source()
 
     def note(self, frame: FrameType | None) -> None:
         mode = get_proxy_mode()
@@ -103,12 +103,15 @@ class Sources:
             frame = frame.f_back
         file, line = (frame.f_code.co_filename, frame.f_lineno) if frame else ("", 0)
         self._starts.append(len(mode.tracer.graph.nodes))
-        self._sources.append((self._stack[-1], file, line))
+        module, owner = self._stack[-1]
+        self._sources.append(Source(module, file, line, owner))
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         def enter(module: nn.Module, args: Any) -> None:
-            self._stack.append(self._paths.get(id(module), self._stack[-1]))
+            path = self._paths.get(id(module))
+            own = self._stack[-1] if path is None else (path, type(module).__name__)
+            self._stack.append(own)
 
         def leave(module: nn.Module, args: Any, result: Any) -> None:
             self._stack.pop()
@@ -155,7 +158,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
     """
     model = built.model
     names = tuple(built.batch)
-    sources = Sources({id(m): path for path, m in model.named_modules()})
+    sources = Sources(model)
     calls = repeats.calls(sources.note)
 
     def run(*tensors: torch.Tensor) -> torch.Tensor:
