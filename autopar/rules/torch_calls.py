@@ -6,21 +6,31 @@ The op's attr ``torch`` holds the call: ``args`` with operands as ``"%0"``, and 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from autopar.nouns.graph import Op, Tensor
-from autopar.rules.notation import Rule
+from autopar.rules.elementwise import TRANSCENDENTAL
+from autopar.rules.kept_whole import whole_rule
+from autopar.rules.notation import Kept, Rule
 from autopar.rules.registry import RuleMaker
 from autopar.rules.terms import letters, positive, text
 
 
-def _dim(op: Op, place: int, rank: int) -> int:
-    """The call's ``dim``, at ``place`` among its arguments or by name; the last one by default."""
+def _argument(op: Op, place: int, name: str, default: Any) -> Any:
+    """An argument of the original call, by place or by name."""
     call = op.attrs.get("torch", {})
     args, kwargs = call.get("args", ()), call.get("kwargs", {})
-    return positive(int(args[place] if len(args) > place else kwargs.get("dim", -1)), rank)
+    return args[place] if len(args) > place else kwargs.get(name, default)
 
 
-def _along(place: int, saves_results: tuple[int, ...] = ()) -> RuleMaker:
+def _dim(op: Op, place: int, rank: int) -> int:
+    """The call's ``dim``; the last one by default."""
+    return positive(int(_argument(op, place, "dim", -1)), rank)
+
+
+def _along(
+    place: int, saves_results: tuple[int, ...] = (), saves: tuple[int, ...] = ()
+) -> RuleMaker:
     """An op that works along one dim, which stays whole; every tensor has its own extent of it."""
 
     def make(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
@@ -32,7 +42,10 @@ def _along(place: int, saves_results: tuple[int, ...] = ()) -> RuleMaker:
         ]
         count = len(operands)
         return Rule(
-            text(terms[:count], terms[count:]), saves_results=saves_results, cost="reduction"
+            text(terms[:count], terms[count:]),
+            saves=saves,
+            saves_results=saves_results,
+            cost="reduction",
         )
 
     return make
@@ -46,9 +59,176 @@ def _baddbmm(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) 
     return Rule(rule, saves=saves, flops=2.0, backward=2.0, cost="matmul")
 
 
+def _pointwise(saves: str) -> RuleMaker:
+    """Element by element, operands broadcast; saved are operands by number, and y, the result."""
+
+    def make(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+        del op, results
+        count = len(operands)
+        return Rule(
+            f"{', '.join(['...~'] * count)} -> ...~",
+            saves=tuple(i for i in range(count) if str(i) in saves),
+            saves_results=(0,) if "y" in saves else (),
+            flops=TRANSCENDENTAL,
+            backward=float(count),
+        )
+
+    return make
+
+
+def _divergence(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """kl_div(input, target): linear in the input, which only the target's gradient needs."""
+    rule = _pointwise("01" if operands[1].differentiable else "1")
+    return rule(op, operands, results)
+
+
+def _norm(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """vector_norm(x, ord, dim, keepdim): the dims that it goes over stay whole."""
+    rank = len(operands[0].shape)
+    given = _argument(op, 2, "dim", None)
+    dims = range(rank) if given is None else [positive(int(d), rank) for d in given]
+    names, kept = letters(rank), len(results[0].shape) == rank
+    left = [f"{n}!" if i in dims else n for i, n in enumerate(names)]
+    right = ["1" if i in dims else n for i, n in enumerate(names) if kept or i not in dims]
+    return Rule(text([left], [right]), saves=(0,), saves_results=(0,), flops=2.0, cost="reduction")
+
+
+def _cosine(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """cosine_similarity(x, y, dim): operands broadcast, ``dim`` stays whole and is gone."""
+    rank = max(len(t.shape) for t in operands)
+    place, names = positive(int(_argument(op, 2, "dim", 1)), rank), letters(rank)
+    terms = [
+        [
+            "1" if n == 1 and name != names[place] else name + "!" * (name == names[place])
+            for name, n in zip(names[rank - len(t.shape) :], t.shape, strict=True)
+        ]
+        for t in operands
+    ]
+    found = [n for i, n in enumerate(names) if i != place]
+    right = ["1" if n == 1 else name for name, n in zip(found, results[0].shape, strict=True)]
+    return Rule(text(terms, [right]), saves=(0, 1), flops=6.0, backward=2.0, cost="reduction")
+
+
+def _first_dim(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """The samples stand side by side in dim 0 of the first operand; all else stays whole."""
+    del op
+    terms = [
+        ["b" if j == 0 and i in (0, len(operands)) else f"x{i}_{j}!" for j in range(len(t.shape))]
+        for i, t in enumerate((*operands, *results))
+    ]
+    count = len(operands)
+    return Rule(text(terms[:count], terms[count:]), linear=True, flops=0.0)
+
+
+def _resized(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """Images [b, c, *s] in another size: every channel for itself."""
+    del op, results
+    rank = len(operands[0].shape) - 2
+    old, new = ([f"{n}!" for n in letters(rank, first)] for first in "ps")
+    return Rule(text([["b", "c", *old]], [["b", "c", *new]]), flops=1.0, cost="reduction")
+
+
+def _conv_transpose(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """x [b, c, *s], weight [c, o / groups, *k], bias? [o]: o splits where there are no groups."""
+    del results
+    rank = len(operands[0].shape) - 2
+    groups = int(_argument(op, 6, "groups", 1))
+    old, kernel, new = ([f"{p}{i}!" for i in range(rank)] for p in ("i", "k", "s"))
+    filters, out = ("o", "o") if groups == 1 else ("o!", "m!")
+    terms = [["b", "c!", *old], ["c!", filters, *kernel], [out]]
+    points = ("b", "c", "o", *(n[:-1] for n in old + kernel))
+    return Rule(
+        text(terms[: len(operands)], [["b", out, *new]]),
+        saves=(0, 1),
+        flop_terms=((2.0, points),),
+        cost="conv",
+    )
+
+
+def _recurrent(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """lstm, gru, rnn over [b, t, i] or [t, b, i]: the samples run side by side, in each state too.
+
+    Operands are the input, the states [l, b, h] and the weights.
+    """
+    states = len(results) - 1
+    batch_first = bool(op.attrs.get("torch", {}).get("args", (False,))[-1])
+    sequence = ["b", "t!", "i!"] if batch_first else ["t!", "b", "i!"]
+    if len(operands[0].shape) != 3 or len(operands[1].shape) != 3:
+        return whole_rule(operands, results)
+    weights = [
+        [f"w{i}_{j}!" for j in range(len(t.shape))] for i, t in enumerate(operands[1 + states :])
+    ]
+    given = [[f"l{i}!", "b", f"h{i}!"] for i in range(states)]
+    out = [*sequence[:2], "o!"]
+    points = float(sum(t.numel for t in operands[1 + states :]))
+    layers = operands[1].shape[0]
+    return Rule(
+        text([sequence, *given, *weights], [out, *given]),
+        saves=tuple(range(len(operands))),
+        saves_results=(0,),
+        keeps=(Kept(("b", "t", "o"), 4 * 4 * layers),),
+        flop_terms=((2.0 * points, ("b", "t")),),
+        backward=2.0,
+        cost="matmul",
+    )
+
+
+def _cell(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """lstm_cell, gru_cell, rnn cells: input and states [b, ...], then the weights."""
+    del op
+    states = len(results)
+    given = [["b", f"h{i}!"] for i in range(states)]
+    rest = operands[1 + states :]
+    weights = [[f"w{i}_{j}!" for j in range(len(t.shape))] for i, t in enumerate(rest)]
+    return Rule(
+        text([["b", "i!"], *given, *weights], given),
+        saves=tuple(range(len(operands))),
+        saves_results=tuple(range(states)),
+        keeps=(Kept(("b", "h0"), 4 * 4),),
+        flop_terms=((2.0 * sum(t.numel for t in rest), ("b",)),),
+        backward=2.0,
+        cost="matmul",
+    )
+
+
+def _prelu(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """One slope for all, or one for each channel of dim 1."""
+    del op, results
+    names = letters(len(operands[0].shape))
+    slope = ["1"] if operands[1].numel == 1 else [names[1]]
+    return Rule(text([names, slope], [names]), saves=(0, 1), backward=2.0)
+
+
 TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
+    **dict.fromkeys(("aten::exp2", "aten::expm1", "aten::tan"), _pointwise("y")),
+    **{
+        f"aten::{name}": _pointwise("0")
+        for name in "log_sigmoid hardswish hardsigmoid selu celu log2 log10".split()
+    },
+    **{
+        f"aten::{name}": _pointwise("012")
+        for name in (
+            "logaddexp smooth_l1_loss huber_loss binary_cross_entropy "
+            "binary_cross_entropy_with_logits"
+        ).split()
+    },
+    "aten::kl_div": _divergence,
     "aten::baddbmm": _baddbmm,
+    "aten::cosine_similarity": _cosine,
     "aten::diff": _along(2),
+    "aten::glu": _along(1, saves=(0,)),
+    "aten::linalg_vector_norm": _norm,
+    "aten::prelu": _prelu,
     "aten::sort": _along(1, (1,)),
     "aten::topk": _along(2, (1,)),
+    **{f"aten::conv_transpose{n}d": _conv_transpose for n in (1, 2, 3)},
+    **{
+        f"aten::upsample_{name}": _resized
+        for name in (
+            "nearest1d nearest2d nearest3d linear1d bilinear2d trilinear3d bicubic2d"
+        ).split()
+    },
+    **dict.fromkeys(("aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::im2col"), _first_dim),
+    **dict.fromkeys(("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"), _recurrent),
+    **{f"aten::{name}_cell": _cell for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
 }

@@ -167,7 +167,7 @@ def _cross_entropy(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, An
         labels[0] = -100
     return (d.signed(rows, classes), labels), {
         "ignore_index": -100,
-        "reduction": d.of("mean", "sum"),
+        "reduction": d.of("mean", "sum", "none"),
         "label_smoothing": d.of(0.0, 0.0, 0.1),
     }
 
@@ -371,6 +371,105 @@ def _along(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     return tuple(operands), {"torch": call}
 
 
+def _call(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The attrs of an op that has no kind: the call, operands as ``"%0"``."""
+    return {"torch": {"args": args, "kwargs": kwargs}}
+
+
+def _function(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    shape = d.shape()
+    if kind == "aten::logaddexp":
+        return (d.real(*shape), d.real(*d.broadcast(shape))), _call("%0", "%1")
+    return (d.real(*shape),), _call("%0")
+
+
+def _pointwise_loss(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Input and target between 0 and 1, never equal; the call without its reduction."""
+    shape = d.shape()
+    x, y = (d.real(*shape, gradient=False) * 0.4 + low for low in (0.0, 0.49))
+    operands = [x.requires_grad_(), y.requires_grad_(d.flag())]
+    if kind == "aten::binary_cross_entropy_with_logits" and d.flag():
+        operands.append(d.real(shape[-1], gradient=False))
+        return tuple(operands), _call("%0", "%1", None, "%2", reduction=0)
+    if kind == "aten::binary_cross_entropy":
+        y.requires_grad_(False)
+    return tuple(operands), _call("%0", "%1", reduction=0)
+
+
+def _cosine(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape(2, 3)
+    return (d.real(*shape), d.real(*shape)), _call("%0", "%1", d.dim(shape))
+
+
+def _norm(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape()
+    return (d.real(*shape),), _call("%0", d.of(1, 2), list(d.dims(shape)), d.flag())
+
+
+def _prelu(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape(2, 3)
+    return (d.signed(*shape), d.real(d.of(1, shape[1]))), _call("%0", "%1")
+
+
+def _glu(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = [d.size(), d.size(), d.size()]
+    dim = d.dim(shape)
+    shape[dim] *= 2
+    return (d.real(*shape),), _call("%0", dim)
+
+
+def _conv_transpose(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    space = int(kind[-2])
+    groups, c, o = d.of(1, 1, 2), d.of(2, 4), d.of(1, 2, 4)
+    x = d.real(d.size(), c, *[3] * space, gradient=True)
+    weight = d.real(c, o, *[2] * space, gradient=True)
+    bias = [d.real(o * groups)] if d.flag() else []
+    ones, zeros = [1] * space, [0] * space
+    stride = [d.of(1, 2)] * space
+    given = "%2" if bias else None
+    return (x, weight, *bias), _call("%0", "%1", given, stride, zeros, zeros, groups, ones)
+
+
+def _resized(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    space = int(kind[-2])
+    x = d.real(d.size(), d.size(), *[3] * space)
+    corners = () if "nearest" in kind else (d.flag(),)
+    return (x,), _call("%0", [5] * space, *corners)
+
+
+def _patches(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    x = d.real(d.size(), 4, 4, 4)
+    if kind == "aten::im2col":
+        return (x,), _call("%0", [2, 2], [1, 1], [0, 0], [1, 1])
+    return (x,), _call("%0", 2)
+
+
+def _recurrent(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    gates = {"lstm": 4, "gru": 3}.get(kind.removeprefix("aten::"), 1)
+    b, t, wide, h, first = d.size(), d.small(), d.small(), d.small(), d.flag()
+    x = d.real(*((b, t, wide) if first else (t, b, wide)), gradient=True)
+    states = [d.real(1, b, h) for _ in range(2 if gates == 4 else 1)]
+    weights = [d.real(gates * h, n, gradient=True) for n in (wide, h)]
+    names = [f"%{i + 1}" for i in range(len(states) + 2)]
+    given = names[:-2] if gates == 4 else names[0]
+    call = _call("%0", given, names[-2:], False, 1, 0.0, False, False, first)
+    return (x, *states, *weights), call
+
+
+def _cell(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    gates = {"lstm": 4, "gru": 3}.get(kind.removeprefix("aten::").removesuffix("_cell"), 1)
+    b, wide, h = d.size(), d.small(), d.small()
+    states = [d.real(b, h) for _ in range(2 if gates == 4 else 1)]
+    weights = [d.real(gates * h, n, gradient=True) for n in (wide, h)]
+    names = [f"%{i + 1}" for i in range(len(states) + 2)]
+    given = names[:-2] if gates == 4 else names[0]
+    return (d.real(b, wide), *states, *weights), _call("%0", given, *names[-2:])
+
+
 _ARITHMETIC = "add sub mul div pow maximum minimum remainder floor_divide eq ne lt le gt ge"
 _FUNCTIONS = (
     "neg exp log sqrt rsqrt tanh sigmoid relu gelu silu sin cos abs erf square softplus leaky_relu "
@@ -423,6 +522,32 @@ CASES: Mapping[str, Builder] = {
     "index_select": _index_select,
     "index": _index,
     "one_hot": lambda d, kind: ((d.ids(5, *d.shape()),), {"classes": 5}),
+    **{
+        f"aten::{name}": _function
+        for name in (
+            "log_sigmoid hardswish hardsigmoid selu celu expm1 exp2 log2 log10 tan logaddexp"
+        ).split()
+    },
+    **{
+        f"aten::{name}": _pointwise_loss
+        for name in (
+            "smooth_l1_loss huber_loss kl_div binary_cross_entropy binary_cross_entropy_with_logits"
+        ).split()
+    },
+    "aten::cosine_similarity": _cosine,
+    "aten::glu": _glu,
+    "aten::linalg_vector_norm": _norm,
+    "aten::prelu": _prelu,
+    **{f"aten::conv_transpose{n}d": _conv_transpose for n in (1, 2, 3)},
+    **{
+        f"aten::upsample_{name}": _resized
+        for name in (
+            "nearest1d nearest2d nearest3d linear1d bilinear2d trilinear3d bicubic2d"
+        ).split()
+    },
+    **dict.fromkeys(("aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::im2col"), _patches),
+    **dict.fromkeys(("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"), _recurrent),
+    **{f"aten::{name}_cell": _cell for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
     "aten::baddbmm": _baddbmm,
     **dict.fromkeys(("aten::diff", "aten::sort", "aten::topk"), _along),
     **dict.fromkeys(("max_pool", "avg_pool", "adaptive_avg_pool", "interpolate"), _image),

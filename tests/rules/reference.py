@@ -145,9 +145,9 @@ def _cross_entropy(call: Call) -> Tensor:
     logits, labels = call.operands
     a = call.attrs
     options = {"ignore_index": a["ignore_index"], "label_smoothing": a["label_smoothing"]}
+    if a["reduction"] != "mean":
+        return F.cross_entropy(logits, labels, reduction=a["reduction"], **options)
     total = F.cross_entropy(logits, labels, reduction="sum", **options)
-    if a["reduction"] == "sum":
-        return total
     count: int = a.get("count", int((labels != a["ignore_index"]).sum()))
     return total / count
 
@@ -313,10 +313,13 @@ REFERENCE: Mapping[str, Reference] = {
 def _as_called(kind: str, call: Call) -> Tensor | tuple[Tensor, ...]:
     """The call that the op's attrs hold, operands filled in."""
     held = call.attrs["torch"]
-    args = [
-        call.operands[int(a[1:])] if isinstance(a, str) and a.startswith("%") else a
-        for a in held["args"]
-    ]
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, str) and value.startswith("%"):
+            return call.operands[int(value[1:])]
+        return [filled(v) for v in value] if isinstance(value, tuple | list) else value
+
+    args = map(filled, held["args"])
     found = getattr(torch.ops.aten, kind.removeprefix("aten::"))(*args, **held["kwargs"])
     return tuple(found) if isinstance(found, list | tuple) else cast(Tensor, found)
 

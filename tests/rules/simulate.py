@@ -299,7 +299,9 @@ def _cross_entropy(
         hot = F.one_hot(labels[at].clamp(min=0), classes).to(torch.double)
         loss = (1 - a["label_smoothing"]) * (logsum - (rows * hot).sum(1))
         loss = loss + a["label_smoothing"] * (logsum - rows.mean(1))
-        total = (loss * valid).sum()
+        total = loss * valid
+        if a["reduction"] != "none":
+            total = total.sum()
         if a["reduction"] == "mean":
             total = total / (case.operands[1] != a["ignore_index"]).sum()
         found[at] = (total,)

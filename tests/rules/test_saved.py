@@ -17,11 +17,19 @@ from tests.rules.cases import CASES
 from tests.rules.drawing import Draw, case
 from tests.rules.reference import Call, run
 
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
 # Where PyTorch on a CPU keeps something else than the implementation that the rule stands for.
 ELSEWHERE = {
     "dropout": "the mask has the input's dtype here and one byte an element on accelerators",
     "rms_norm": "small ops that keep the normalised input, too; one fused kernel on accelerators",
     "attention": "small odd shapes take the composed path, which keeps all scores",
+    "aten::log_sigmoid": "a buffer, too; accelerators keep the input only",
+    "aten::cosine_similarity": "small ops that keep the normalised operands, too",
+    **dict.fromkeys(
+        (f"aten::{cell}{one}" for cell in RECURRENT for one in ("", "_cell")),
+        "small ops that keep their own results; one fused kernel on accelerators",
+    ),
 }
 
 

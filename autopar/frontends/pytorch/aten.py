@@ -1,9 +1,8 @@
 """What each aten op becomes: the table that `lift` looks ops up in.
 
 A function gets the lifter, the fx node and the call's arguments by their schema names, operands as
-`Value`. Elementwise ops, reductions, products and shapes
-stand in files of their own, the rest here. An op that
-stands nowhere keeps its aten name as its kind, for the planner to name.
+`Value`. Elementwise ops, reductions, products, losses and shapes stand in files of their own, the
+rest here. An op that stands nowhere keeps its aten name as its kind, for the planner to name.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from autopar.frontends.pytorch.aten_elementwise import (
     Lift,
     Unliftable,
 )
+from autopar.frontends.pytorch.aten_losses import LOSSES
 from autopar.frontends.pytorch.aten_products import PRODUCTS
 from autopar.frontends.pytorch.aten_shapes import SHAPES
 from autopar.frontends.pytorch.ir import Value
@@ -217,6 +217,17 @@ def _group_norm(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     )  # fmt: skip
 
 
+def _instance_norm(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    """A group norm with a group for every channel."""
+    x = a["input"]
+    if not a["use_input_stats"] or a["running_mean"] is not None:
+        raise Unliftable
+    operands = _optional(a["weight"], a["bias"])
+    return lifter.emit(
+        "group_norm", [x, *operands], x.shape, x.dtype, groups=x.shape[1], eps=a["eps"]
+    )
+
+
 def _batch_norm(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     x = a["input"]
     operands = [a["weight"], a["bias"], a["running_mean"], a["running_var"]]
@@ -237,33 +248,6 @@ def _embedding(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     padding = a["padding_idx"] if a["padding_idx"] is not None and a["padding_idx"] >= 0 else None
     shape = (*ids.shape, weight.shape[1])
     return lifter.emit("embedding", [ids, weight], shape, weight.dtype, padding_idx=padding)
-
-
-def _cross_entropy(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    logits, labels = a["self"], a["target"]
-    reduction = {1: "mean", 2: "sum"}.get(a["reduction"])
-    if a.get("weight") is not None or reduction is None or labels.is_float or labels.shape == ():
-        raise Unliftable
-    classes = logits.shape[1]
-    if len(logits.shape) > 2:  # [b, c, *s]: classes to the end, all else one dim
-        order = (0, *range(2, len(logits.shape)), 1)
-        moved = tuple(logits.shape[d] for d in order)
-        logits = lifter.emit("transpose", [logits], moved, logits.dtype, dims=order)
-        flat = (labels_count(labels), classes)
-        logits = lifter.emit("reshape", [logits], flat, logits.dtype, shape=flat)
-        labels = lifter.emit("reshape", [labels], flat[:1], labels.dtype, shape=flat[:1])
-    return lifter.emit(
-        "cross_entropy", [logits, labels], (), logits.dtype,
-        ignore_index=int(a["ignore_index"]), reduction=reduction,
-        label_smoothing=float(a.get("label_smoothing", 0.0)),
-    )  # fmt: skip
-
-
-def labels_count(labels: Value) -> int:
-    count = 1
-    for size in labels.shape:
-        count *= size
-    return count
 
 
 def _dropout(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
@@ -320,13 +304,14 @@ TABLE: dict[str, Lift] = {
     **SHAPES,
     **REDUCTIONS,
     **PRODUCTS,
+    **LOSSES,
     "scaled_dot_product_attention": _attention,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "group_norm": _group_norm,
+    "instance_norm": _instance_norm,
     "batch_norm": _batch_norm,
     "embedding": _embedding,
-    "cross_entropy_loss": _cross_entropy,
     "dropout": _dropout,
     "softmax": _softmax("softmax"),
     "log_softmax": _softmax("log_softmax"),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx
 
 from autopar.frontends.pytorch import ir
 from autopar.frontends.pytorch.aten_elementwise import Arguments, Lift, Unliftable
 from autopar.frontends.pytorch.ir import Value
+from autopar.runtime.torch_private import without_modes
 
 if TYPE_CHECKING:
     from autopar.frontends.pytorch.lift import Lifter
@@ -261,6 +264,47 @@ def _linspace(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     return lifter.emit("constant", [], meta.shape, meta.dtype, value=values, dtype=meta.dtype)
 
 
+def _broadcast(lifter: Lifter, node: fx.Node, a: Arguments) -> list[Value]:
+    shape = tuple(node.meta["val"][0].shape)
+    return [
+        x if x.shape == shape else lifter.emit("expand", [x], shape, x.dtype, shape=shape)
+        for x in a["tensors"]
+    ]
+
+
+def _outer(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x, y = a["self"], a["vec2"]
+    meta = ir.like(node.meta["val"])
+    column = (*x.shape, 1)
+    x = lifter.emit("reshape", [x], column, x.dtype, shape=column)
+    return lifter.emit("mul", [x, y], meta.shape, meta.dtype)
+
+
+def _eye(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    """One where the row's number is the column's."""
+    meta = ir.like(node.meta["val"])
+    rows, columns = (
+        lifter.emit("arange", [], (n,), "int64", start=0, stop=n, step=1, dtype="int64")
+        for n in meta.shape
+    )
+    column = (meta.shape[0], 1)
+    rows = lifter.emit("reshape", [rows], column, "int64", shape=column)
+    same = lifter.emit("eq", [rows, columns], meta.shape, "bool")
+    return lifter.emit("cast", [same], meta.shape, meta.dtype, dtype=meta.dtype)
+
+
+def _triangle(find: Callable[..., torch.Tensor]) -> Lift:
+    """`tril_indices`, `triu_indices`: their numbers."""
+
+    def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+        with without_modes():
+            made = find(a["row"], a["col"], a["offset"]).tolist()
+        meta = ir.like(node.meta["val"])
+        return lifter.emit("constant", [], meta.shape, meta.dtype, value=made, dtype=meta.dtype)
+
+    return lift
+
+
 _RESHAPES = (
     "view reshape _unsafe_view view_as reshape_as flatten unflatten squeeze unsqueeze "
     "_reshape_alias atleast_2d"
@@ -292,6 +336,11 @@ SHAPES: dict[str, Lift] = {
     **{name: _filled(0) for name in "empty empty_like new_empty".split()},
     **{name: _filled(1) for name in "ones ones_like new_ones".split()},
     **{name: _filled() for name in "full full_like new_full fill scalar_tensor".split()},
+    "broadcast_tensors": _broadcast,
+    "outer": _outer,
+    "eye": _eye,
+    "tril_indices": _triangle(torch.tril_indices),
+    "triu_indices": _triangle(torch.triu_indices),
     "arange": _arange,
     "linspace": _linspace,
 }

@@ -53,12 +53,14 @@ def _skip_reshapes(node: Node, links: Links) -> None:
 
 
 def _products(nodes: list[Node], results: list[Value]) -> list[Node]:
-    """``linear(reshape(x))`` reshaped back is ``linear(x)``, a bias in between goes along.
+    """``linear(reshape(x))`` that is cut into [..., n] is ``linear(x)`` of x cut into [..., k].
 
-    The reshape must merge leading dims only. ``x @ weight.T`` is ``linear`` too.
+    So rows that stood in one dim for the product alone stay apart; a bias goes along.
+    ``x @ weight.T`` is ``linear`` too.
     """
     links = Links(nodes, results)
     swap: Swap = {}
+    cut: dict[Node, Node] = {}
     for node in nodes:
         if node.kind == "linear_t" and (turned := links.made_by(node.inputs[1], "transpose")):
             node.kind, node.inputs = "linear", [node.inputs[0], turned.inputs[0]]
@@ -74,13 +76,19 @@ def _products(nodes: list[Node], results: list[Value]) -> list[Node]:
         readers = links.readers.get(chain[-1].output, [])
         if flat is None or not readers or chain[-1].output in links.results:
             continue
-        whole, merged = flat.inputs[0].shape, flat.output.shape
-        if len(merged) != 2 or whole[-1] != merged[-1] or len(whole) < 2:
+        whole, merged = flat.inputs[0], flat.output.shape
+        shape = readers[0].output.shape
+        if len(merged) != 2 or shape[-1:] != node.output.shape[-1:]:
             continue
-        shape = (*whole[:-1], node.output.shape[-1])
         if not all(r.kind == "reshape" and r.output.shape == shape for r in readers):
             continue
-        node.inputs[0] = flat.inputs[0]
+        rows = (*shape[:-1], merged[-1])
+        if whole.shape != rows:
+            apart = Node("reshape", [whole], [Value(rows, whole.dtype)], {"shape": rows})
+            apart.source, apart.grad = flat.source, flat.grad
+            cut[node] = apart
+            whole = apart.output
+        node.inputs[0] = whole
         for link in chain:
             link.output.shape = shape
         for reader in readers:
@@ -88,7 +96,8 @@ def _products(nodes: list[Node], results: list[Value]) -> list[Node]:
     if not swap:
         return nodes
     results[:] = [final(swap, v) for v in results]
-    kept = [n for n in nodes if not (n.outputs and n.outputs[0] in swap)]
+    every = [n for node in nodes for n in ([cut[node], node] if node in cut else [node])]
+    kept = [n for n in every if not (n.outputs and n.outputs[0] in swap)]
     for node in kept:
         node.inputs = [final(swap, v) for v in node.inputs]
     return kept

@@ -1,0 +1,219 @@
+"""What people write by hand every day: losses with their reductions, library layers, masks.
+
+Each is captured, cut by random legal decisions on data and model axes, and compared with itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autopar.frontends.captured import Captured
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import Stage
+from autopar.rules.batch import batch_flow
+from tests.emit.harness import capture_of, check, emitted
+from tests.emit.random_stage import random_stage
+
+MESHES = ("dp_shard=2 x tp=2", "dp_replicate=4", "tp=4")
+CLASSES, SAMPLES = 6, 8
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def _hot(y: Tensor) -> Tensor:
+    return F.one_hot(y, CLASSES).float()
+
+
+def _focal(x: Tensor, y: Tensor) -> Tensor:
+    each = F.cross_entropy(x, y, reduction="none")
+    return ((1 - torch.exp(-each)) ** 2 * each).mean()
+
+
+def _masked(x: Tensor, y: Tensor) -> Tensor:
+    keep = (y > 1).float()
+    return (F.cross_entropy(x, y, reduction="none") * keep).sum() / keep.sum()
+
+
+def _per_pixel(x: Tensor, y: Tensor) -> Tensor:
+    """[b, c, s] against [b, s]"""
+    places = torch.stack((y, (y + 1) % CLASSES), 1)
+    each = F.cross_entropy(x.unsqueeze(2) * torch.ones(2), places, reduction="none")
+    return (each.mean(1) ** 2).mean()
+
+
+def _ignored(x: Tensor, y: Tensor) -> Tensor:
+    weight = torch.linspace(0.5, 2, CLASSES)
+    return F.cross_entropy(x, y, weight=weight, ignore_index=2)
+
+
+LOSSES: dict[str, Loss] = {
+    "focal": _focal,
+    "masked mean": _masked,
+    "per pixel": _per_pixel,
+    "class weights, some ignored": _ignored,
+    "soft labels": lambda x, y: F.cross_entropy(x, F.softmax(_hot(y), -1), label_smoothing=0.1),
+    "nll of log_softmax": lambda x, y: F.nll_loss(F.log_softmax(x, -1), y, ignore_index=1),
+    "nll of a view": lambda x, y: F.nll_loss(F.log_softmax(x[:, None], -1).flatten(0, 1), y),
+    "nll alone": lambda x, y: F.nll_loss(x.sigmoid().log(), y, ignore_index=1),
+    "nll, a sum": lambda x, y: F.nll_loss(x, y, reduction="sum") / SAMPLES,
+    "binary": lambda x, y: F.binary_cross_entropy(x.sigmoid(), _hot(y)),
+    "binary logits": lambda x, y: F.binary_cross_entropy_with_logits(x, _hot(y)),
+    "positive weights": lambda x, y: F.binary_cross_entropy_with_logits(
+        x, _hot(y), pos_weight=torch.linspace(1, 3, CLASSES)
+    ),
+    "mse": lambda x, y: F.mse_loss(x, _hot(y)),
+    "l1": lambda x, y: F.l1_loss(x, _hot(y), reduction="sum"),
+    "smooth l1": lambda x, y: F.smooth_l1_loss(x, _hot(y), beta=0.5),
+    "huber": lambda x, y: F.huber_loss(x, _hot(y), delta=0.3),
+    "distillation": lambda x, y: F.kl_div(
+        F.log_softmax(x / 2, -1), F.softmax(x.detach().roll(1, -1), -1), reduction="batchmean"
+    ),
+    "cosine": lambda x, y: (1 - F.cosine_similarity(x, _hot(y) + 0.1, dim=-1)).mean(),
+    "normalised": lambda x, y: (F.normalize(x, dim=-1) * _hot(y)).sum(-1).square().mean(),
+    "log sigmoid": lambda x, y: -F.logsigmoid(x * (2 * _hot(y) - 1)).mean(),
+}
+
+
+class Classifier(nn.Module):
+    def __init__(self, loss: Loss) -> None:
+        super().__init__()
+        self.loss = loss
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(self.down(torch.tanh(self.up(x))), y)
+
+
+def _labelled(*shape: int) -> dict[str, Tensor]:
+    return {"x": torch.randn(SAMPLES, *shape), "y": torch.arange(SAMPLES) % CLASSES}
+
+
+def _verified(made: Captured, model: nn.Module, batch: dict[str, Tensor], mesh: str) -> None:
+    for seed in range(2):
+        stage = random_stage(made, Mesh.parse(mesh), 1, seed)
+        check(emitted(made, stage), model, batch)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses(name: str) -> None:
+    torch.manual_seed(0)
+    model, batch = Classifier(LOSSES[name]), _labelled(4)
+    made = capture_of(lambda: Classifier(LOSSES[name]), lambda: _labelled(4))
+    for mesh in MESHES[:2]:
+        _verified(made, model, batch, mesh)
+
+
+def test_losses_of_single_tokens_are_split_over_the_vocabulary() -> None:
+    """As the mean is; and they pass through batches in pieces."""
+    made = capture_of(lambda: Classifier(_focal), lambda: _labelled(4))
+    ops = {"down/linear": "tp:n", "down/add": "tp:e1", "cross_entropy": "tp:v"}
+    stored = {"down.weight": "tp:S0", "down.bias": "tp:S0"}
+    mesh = Mesh.parse("dp_shard=2 x tp=2")
+    found = emitted(made, Stage(mesh, ops=ops, parameters=stored), 2)
+    assert 'count=None, vocabulary=6, axis="tp")' in found.text
+    torch.manual_seed(0)
+    result = check(found, Classifier(_focal), _labelled(4))
+    assert {kind for kind, _, _ in result.log} == {"all_reduce"}
+
+
+# -- layers ----------------------------------------------------------------------------------------
+
+
+class Attending(nn.Module):
+    """nn.MultiheadAttention turns batch and sequence around inside."""
+
+    def __init__(self, weights: bool) -> None:
+        super().__init__()
+        self.mix = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.weights = weights
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        out = self.mix(x, x, x, need_weights=self.weights)[0]
+        return F.cross_entropy(out.mean(1)[:, :CLASSES], y)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.Module], **options: Any) -> None:
+        super().__init__()
+        self.cells = kind(8, 8, **options)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        first = self.cells.batch_first
+        out = self.cells(x if first else x.transpose(0, 1))[0]
+        return F.cross_entropy(out[:, -1] if first else out[-1], y)
+
+
+class Stepwise(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(8, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = c = torch.zeros(x.shape[0], 8)
+        for t in range(3):
+            h, c = self.cell(x[:, t], (h, c))
+        return F.cross_entropy(h, y)
+
+
+class Experts(nn.Module):
+    """Sequentials in a list: modules whose children are numbers that are no list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 2)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), nn.Hardswish(), nn.Linear(8, 8)) for _ in range(2)
+        )
+        self.experts[1].extra = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        share = self.gate(x).softmax(-1)
+        parts = [share[..., i : i + 1] * e(x) for i, e in enumerate(self.experts)]
+        return F.cross_entropy((sum(parts) * self.experts[1].extra).mean(1), y)
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(2, 4, 2, stride=2)
+        self.norm = nn.InstanceNorm2d(4, affine=True)
+        self.up = nn.ConvTranspose2d(4, 4, 2, stride=2)
+        self.grow = nn.Upsample(scale_factor=2, mode="bilinear")
+        self.out = nn.Conv2d(4, 4, 2, stride=2)
+        self.shuffle = nn.PixelShuffle(2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = self.norm(self.down(x.view(SAMPLES, 4, 2, 4).transpose(1, 2)))
+        x = self.shuffle(self.out(self.grow(F.silu(self.up(x)))))
+        return F.cross_entropy(x.flatten(1)[:, :CLASSES], y)
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "attention": lambda: Attending(False),
+    "attention with weights": lambda: Attending(True),
+    "lstm": lambda: Recurrent(nn.LSTM, num_layers=2, batch_first=True),
+    "gru, time first": lambda: Recurrent(nn.GRU, bidirectional=True),
+    "rnn": lambda: Recurrent(nn.RNN, batch_first=True),
+    "lstm cell": Stepwise,
+    "experts": Experts,
+    "images": Images,
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers(name: str) -> None:
+    def batch() -> dict[str, Tensor]:
+        return _labelled(4, 8)
+
+    torch.manual_seed(0)
+    model, given = LAYERS[name](), batch()
+    made = capture_of(LAYERS[name], batch)
+    dims = {e.name: e.batch_dim for e in made.batch if e.batch_dim is not None}
+    assert batch_flow(made.graph, dims).accumulates  # the samples stay apart all the way
+    for mesh in MESHES:
+        _verified(made, model, given, mesh)
