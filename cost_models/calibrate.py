@@ -1,9 +1,8 @@
 """Measurements into rates: the cluster as the profile saw it.
 
 Each kind of op in each direction and dtype becomes `launch + max(flops * s_per_flop, bytes *
-s_per_byte)`, each class of ops the median of its kinds, each collective over each group of ranks
-`alpha + bytes * s_per_byte`, with the least relative error: medians where one coefficient rules,
-non-negative least squares for lines.
+s_per_byte)` by medians, each class of ops the median of its kinds, each collective over each group
+of ranks a curve through its sizes.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from scipy.optimize import nnls
+from scipy.optimize import isotonic_regression
 
 from autopar.cost_models.profile_db import Measurement, ProfileDb, ProfileError
 from autopar.nouns.cluster import (
@@ -68,9 +67,9 @@ def calibrate(
     groups = tuple(
         DeviceGroup(_measured_as(group.device, measured), group.count) for group in cluster.groups
     )
-    lines = collective_lines(by_subject["collective"])
+    curves = collective_curves(by_subject["collective"])
     contention = overlap_contention(by_subject["overlap"])
-    levels = tuple(_level(cluster, i, lines, contention) for i in range(len(cluster.levels)))
+    levels = tuple(_level(cluster, i, curves, contention) for i in range(len(cluster.levels)))
     return replace(cluster, groups=groups, levels=levels)
 
 
@@ -81,12 +80,12 @@ def _measured_as(device: Device, measured: Device) -> Device:
 
 
 def _level(
-    cluster: Cluster, number: int, lines: Sequence[MeasuredCollective], contention: float
+    cluster: Cluster, number: int, curves: Sequence[MeasuredCollective], contention: float
 ) -> Level:
     """Level `number` with the collectives of the groups that it is the outermost level of."""
     level = cluster.levels[number]
     inner = cluster.levels[number - 1].span if number else 1
-    mine = tuple(m for m in lines if inner < m.ranks * m.stride <= level.span)
+    mine = tuple(m for m in curves if inner < m.ranks * m.stride <= level.span)
     return replace(level, measured=mine, contention=contention)
 
 
@@ -154,19 +153,23 @@ def _middle(members: Sequence[MeasuredRate]) -> MeasuredRate:
     )
 
 
-def collective_lines(found: Sequence[Measurement]) -> tuple[MeasuredCollective, ...]:
-    """One line for each 'kind ranks x stride' among the keys ('all_reduce 4x1')."""
+def collective_curves(found: Sequence[Measurement]) -> tuple[MeasuredCollective, ...]:
+    """A curve for each 'kind ranks x stride' among the keys ('all_reduce 4x1').
+
+    Where noise let more bytes take less time, neighbours share their mean (isotonic regression).
+    """
     kinds: dict[tuple[str, int, int], list[Measurement]] = defaultdict(list)
     for m in found:
         name, group = _words(m, 2)
         ranks, stride = group.split("x")
         kinds[name, int(ranks), int(stride)].append(m)
-    lines = []
+    curves = []
     for (kind, size, apart), rows in sorted(kinds.items()):
-        matrix = np.array([[1 / m.seconds, m.size_bytes / m.seconds] for m in rows])
-        (alpha_s, s_per_byte), _ = nnls(matrix, np.ones(len(rows)))
-        lines.append(MeasuredCollective(kind, size, float(alpha_s), float(s_per_byte), apart))
-    return tuple(lines)
+        rows = sorted(rows, key=lambda m: m.size_bytes)
+        seconds = np.exp(isotonic_regression(np.log([m.seconds for m in rows])).x)
+        points = tuple((m.size_bytes, float(s)) for m, s in zip(rows, seconds, strict=True))
+        curves.append(MeasuredCollective(kind, size, points, apart))
+    return tuple(curves)
 
 
 def phase_factors(found: Sequence[Measurement], basis: str) -> tuple[tuple[str, float], ...]:

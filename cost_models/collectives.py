@@ -78,6 +78,34 @@ class Collective:
         return np.where(sizes > 0, times, 0.0)
 
 
+@dataclass(frozen=True)
+class Curve:
+    """A collective as it was measured, ready to price.
+
+    Straight between the points; below them their least time, which is latency; beyond them as much
+    for a byte more as between the last two, or on the whole if that is more.
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def time_s(self, size_bytes: float) -> float:
+        """Seconds for `size_bytes`; nothing to move takes no time."""
+        return float(self.times_s(np.array(size_bytes)))
+
+    def times_s(self, sizes_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Seconds for each of `sizes_bytes`, any shape."""
+        sizes = np.asarray(sizes_bytes, dtype=np.float64)
+        known, seconds = np.array(self.points).T
+        slope = seconds[-1] / known[-1]
+        if len(known) > 1:
+            slope = max(
+                (seconds[-1] - seconds[-2]) / (known[-1] - known[-2]),
+                (seconds[-1] - seconds[0]) / (known[-1] - known[0]),
+            )
+        times = np.interp(sizes, known, seconds) + slope * np.maximum(0.0, sizes - known[-1])
+        return np.where(sizes > 0, times, 0.0)
+
+
 @overload
 def collective_time_s(
     cluster: Cluster, kind: Kind, size_bytes: float, group: AxisGroup
@@ -105,8 +133,8 @@ def collective_time_s(
 
 
 @lru_cache(maxsize=65536)
-def price(cluster: Cluster, kind: Kind, group: AxisGroup) -> Collective:
-    """The lines of one collective; cached, so pricing another size costs about a microsecond."""
+def price(cluster: Cluster, kind: Kind, group: AxisGroup) -> Collective | Curve:
+    """One collective, ready to price; cached, so pricing another size costs microseconds."""
     if kind not in KINDS:
         raise ValueError(f"no collective {kind!r}; there are {', '.join(KINDS)}")
     n, stride = group.size, group.stride
@@ -142,7 +170,7 @@ def _protocols(library: str, algorithms: list[Line]) -> tuple[Line, ...]:
 
 
 @lru_cache(maxsize=4096)
-def measured(cluster: Cluster, kind: str, group: AxisGroup) -> Collective | None:
+def measured(cluster: Cluster, kind: str, group: AxisGroup) -> Curve | None:
     """What a profile says of a collective, or of what a framework makes of one; None: nothing.
 
     `kind` may also be `unit_gather`, `unit_reduce` (FSDP2's gather of a unit's parameters and
@@ -151,8 +179,8 @@ def measured(cluster: Cluster, kind: str, group: AxisGroup) -> Collective | None
     return _measured(kind, group, _uplinks(cluster, group))
 
 
-def _measured(kind: str, group: AxisGroup, uplinks: list[_Uplink]) -> Collective | None:
-    """The measured line of this collective, if any.
+def _measured(kind: str, group: AxisGroup, uplinks: list[_Uplink]) -> Curve | None:
+    """The measured curve of this collective, if any.
 
     What was measured stands as it is: gloo's reduce-scatter does take longer than its all-reduce.
     Inside one level ranks are as far from each other whatever the stride.
@@ -165,8 +193,7 @@ def _measured(kind: str, group: AxisGroup, uplinks: list[_Uplink]) -> Collective
     same = [m for m in rows if m.stride == group.stride]
     if not same and len(uplinks) > 1:
         return None
-    line = (same or rows)[0]
-    return Collective(((line.alpha_s, line.s_per_byte),), ())
+    return Curve((same or rows)[0].points)
 
 
 @dataclass(frozen=True)

@@ -71,12 +71,12 @@ class MeasuredRate:
 
 @dataclass(frozen=True)
 class MeasuredCollective:
-    """A collective over `ranks` ranks `stride` apart as measured: `alpha + bytes * s_per_byte`."""
+    """A collective over `ranks` ranks `stride` apart as measured, at one size after the other."""
 
     kind: str
     ranks: int
-    alpha_s: float
-    s_per_byte: float
+    points: tuple[tuple[float, float], ...]
+    """(bytes, seconds); more bytes never take less."""
     stride: int = 1
 
 
@@ -239,12 +239,17 @@ class Cluster:
                 **{
                     **level,
                     "torus_shape": tuple(level["torus_shape"]),
-                    "measured": tuple(MeasuredCollective(**m) for m in level["measured"]),
+                    "measured": tuple(map(_measured_from_dict, level["measured"])),
                 }
             )
             for level in data["levels"]
         )
         return Cluster(data["name"], groups, levels)
+
+
+def _measured_from_dict(data: dict[str, Any]) -> MeasuredCollective:
+    points = tuple((float(size), float(seconds)) for size, seconds in data["points"])
+    return MeasuredCollective(**{**data, "points": points})
 
 
 def _device_from_dict(data: dict[str, Any]) -> Device:

@@ -8,6 +8,9 @@ from autopar.cost_models.collectives import AxisGroup, Kind, measured, price
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.mesh import Mesh
 
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
+"""Of DistributedDataParallel, unless it is told otherwise."""
+
 _HELD = {
     True: {"all_gather": "unit_gather", "reduce_scatter": "unit_reduce"},
     False: {"all_reduce": "bucket_reduce"},
@@ -25,6 +28,19 @@ def state_time_s(
     if known is not None:
         return known.time_s(size_bytes)
     return move_time_s(cluster, mesh, kind, axis, size_bytes)
+
+
+def bucket_time_s(
+    cluster: Cluster, mesh: Mesh, axis: str, before_bytes: float, size_bytes: float
+) -> float:
+    """DDP's reduction of ``size_bytes`` of gradients when ``before_bytes`` have gone already."""
+    group = AxisGroup(mesh.size(axis), mesh.stride(axis))
+    known = measured(cluster, "bucket_reduce", group)
+    if known is not None:
+        return known.time_s(before_bytes + size_bytes) - known.time_s(before_bytes)
+    full, rest = divmod(size_bytes, BUCKET_BYTES)
+    one, last = (move_time_s(cluster, mesh, "all_reduce", axis, b) for b in (BUCKET_BYTES, rest))
+    return full * one + last
 
 
 def move_time_s(cluster: Cluster, mesh: Mesh, kind: str, axis: str, size_bytes: float) -> float:

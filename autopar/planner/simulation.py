@@ -3,16 +3,23 @@
 Units are the pieces that state sharding moves whole: what lies outside the blocks (the root), and
 each call of a block. Model-axis collectives stand in line with compute. Data-axis traffic runs on
 the communication stream: a unit's parameters are gathered while the unit before it computes, its
-gradients are reduced as soon as its backward is done. What compute cannot cover is exposed.
+gradients are reduced as soon as its backward is done, or where nothing is sharded as soon as they
+fill a bucket. What compute cannot cover is exposed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.cost_models.compute import update_time_s
 from autopar.nouns.cluster import Cluster
-from autopar.planner.moves import move_time_s, state_time_s
+from autopar.planner.moves import (
+    BUCKET_BYTES,
+    FIRST_BUCKET_BYTES,
+    bucket_time_s,
+    move_time_s,
+    state_time_s,
+)
 from autopar.planner.state import StateSharding
 from autopar.planner.summary import Summary, Unit
 
@@ -57,9 +64,12 @@ def simulate(summary: Summary, state: StateSharding, cluster: Cluster, recompute
     }
     pieces = [_piece(summary.root, state, cluster, "none", root=True)]
     pieces += [bodies[name] for name in summary.calls]
+    units = [summary.root, *(summary.bodies[name] for name in summary.calls)]
+    if not state.fsdp:
+        reduced = _buckets_s(units, state, cluster)
+        pieces = [replace(p, reduce_last_s=s) for p, s in zip(pieces, reduced, strict=True)]
     microbatches = summary.microbatches
     busy = sum(p.forward_s + p.backward_s for p in pieces)
-    units = [summary.root, *(summary.bodies[name] for name in summary.calls)]
     inline = sum(u.moved_forward_s + u.moved_backward_s for u in units) * microbatches
     optimizer = _optimizer_s(summary, state, cluster)
     late = _late_reduction_s(summary, state, cluster)
@@ -132,10 +142,10 @@ def _piece(
     unit: Unit, state: StateSharding, cluster: Cluster, recompute: str, root: bool
 ) -> _Piece:
     spent = dict.fromkeys(("gather_forward", "gather_backward", "reduce", "reduce_last"), 0.0)
-    for dtype, count in unit.trained.items():
+    for dtype, count in unit.trained.items() if state.fsdp else ():
         for phase, moved, _ in state.traffic(count, dtype):
             spent[phase] += state_time_s(
-                cluster, state.mesh, state.fsdp, moved.kind, moved.axis, moved.size_bytes
+                cluster, state.mesh, True, moved.kind, moved.axis, moved.size_bytes
             )
     again = unit.forward_s if recompute != "none" else 0.0
     if recompute == "full":
@@ -148,6 +158,30 @@ def _piece(
         reduce_s=spent["reduce"],
         reduce_last_s=spent["reduce_last"],
     )
+
+
+def _buckets_s(units: list[Unit], state: StateSharding, cluster: Cluster) -> list[float]:
+    """For each unit, the seconds of the buckets that its gradients fill in the last backward.
+
+    Buckets are filled from the last unit to the first, as DistributedDataParallel does.
+    """
+    found = [0.0] * len(units)
+    sent: dict[str, float] = {}
+    waiting: dict[str, float] = {}
+    room = FIRST_BUCKET_BYTES
+    for i, unit in reversed(list(enumerate(units))):
+        for dtype, count in unit.trained.items():
+            for _, moved, _ in state.traffic(count, dtype):
+                waiting[moved.axis] = waiting.get(moved.axis, 0.0) + moved.size_bytes
+        if max(waiting.values(), default=0.0) < room and i:
+            continue
+        room = BUCKET_BYTES
+        for axis, size in waiting.items():
+            before = sent.get(axis, 0.0)
+            found[i] += bucket_time_s(cluster, state.mesh, axis, before, size)
+            sent[axis] = before + size
+        waiting = {}
+    return found
 
 
 def _counts_s(summary: Summary, state: StateSharding, cluster: Cluster) -> float:

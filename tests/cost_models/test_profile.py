@@ -1,5 +1,6 @@
 """A profile keeps what was measured, refuses what it cannot know, and becomes rates."""
 
+import math
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
@@ -8,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from autopar.cluster_file import load_cluster
-from autopar.cost_models.calibrate import calibrate, op_rates, overlap_contention
+from autopar.cost_models.calibrate import (
+    calibrate,
+    collective_curves,
+    op_rates,
+    overlap_contention,
+)
 from autopar.cost_models.collectives import AxisGroup, collective_time_s
 from autopar.cost_models.compute import OpRate, op_rate, op_time_s
 from autopar.cost_models.profile_db import Machine, Measurement, ProfileDb, ProfileError
@@ -75,7 +81,7 @@ def test_collectives_belong_to_the_outermost_level_that_they_cross(tmp_path: Pat
         for key, slow in seconds.items():
             for size in (1e4, 1e6):
                 here = replace(HERE, device="cpu-core")
-                db.add(here, measurement(key, size, 0.0, slow + size * 1e-9))
+                db.add(here, measurement(key, size, 0.0, slow + size * 1e-10))
     cluster = calibrate(load_cluster(ROOT / "examples/clusters/cpu_2x2.yaml"), tmp_path / "p.db")
 
     def time_s(size: int, stride: int) -> float:
@@ -84,6 +90,16 @@ def test_collectives_belong_to_the_outermost_level_that_they_cross(tmp_path: Pat
     assert time_s(2, 1) == pytest.approx(1e-3, rel=0.01)
     assert time_s(2, 2) == pytest.approx(5e-3, rel=0.01)
     assert time_s(4, 1) == pytest.approx(9e-3, rel=0.01)
+
+
+def test_noise_does_not_make_more_bytes_faster() -> None:
+    seconds = {1e3: 1e-3, 1e4: 3e-3, 1e5: 2e-3, 1e6: 9e-3}
+    rows = [measurement("all_gather 4x1", size, 0.0, s) for size, s in seconds.items()]
+    (curve,) = collective_curves(rows[::-1])
+    sizes, found = zip(*curve.points, strict=True)
+    assert (curve.kind, curve.ranks, curve.stride, sizes) == ("all_gather", 4, 1, tuple(seconds))
+    middle = math.sqrt(3e-3 * 2e-3)
+    assert found == pytest.approx((1e-3, middle, middle, 9e-3))
 
 
 @pytest.mark.parametrize(("both", "contention"), [(10e-3, 0.0), (12e-3, 0.5), (14e-3, 1.0)])

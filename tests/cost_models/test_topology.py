@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from autopar.cost_models.catalogue import find_device
@@ -75,8 +76,13 @@ def test_gloo_reduces_everything_everywhere() -> None:
     assert one == collective_time_s(host, "all_reduce", 1e7, AxisGroup(4))
 
 
-def test_measured_lines_go_first() -> None:
-    line = MeasuredCollective("all_reduce", 4, 1e-3, 1e-9)
-    host = cluster(Level("loopback", 4, 1e9, 1e-4, library="gloo", measured=(line,)))
-    assert collective_time_s(host, "all_reduce", 1e6, AxisGroup(4)) == pytest.approx(2e-3)
+def test_measured_curves_go_first() -> None:
+    points = ((1e4, 1e-3), (1e6, 2e-3), (2e6, 5e-3))
+    curve = MeasuredCollective("all_reduce", 4, points)
+    host = cluster(Level("loopback", 4, 1e9, 1e-4, library="gloo", measured=(curve,)))
+    sizes = np.array([0.0, 1.0, 1e4, 1e6, 1.5e6, 2e6, 4e6])
+    expected = [0.0, 1e-3, 1e-3, 2e-3, 3.5e-3, 5e-3, 11e-3]
+    assert collective_time_s(host, "all_reduce", sizes, AxisGroup(4)) == pytest.approx(expected)
+    for size, seconds in zip(sizes.tolist(), expected, strict=True):
+        assert collective_time_s(host, "all_reduce", size, AxisGroup(4)) == pytest.approx(seconds)
     assert collective_time_s(host, "all_reduce", 1e6, AxisGroup(2)) != pytest.approx(2e-3)

@@ -11,18 +11,24 @@ from autopar.nouns.cluster import Cluster, MeasuredCollective, MeasuredRate
 from autopar.nouns.mesh import Mesh
 from autopar.planner.activations import Life
 from autopar.planner.memory import step_memory
+from autopar.planner.moves import BUCKET_BYTES, bucket_time_s, move_time_s
 from autopar.planner.simulation import simulate
 from autopar.planner.state import StateSharding
 from autopar.planner.summary import Summary, Unit
 
 PLAIN = load_cluster("examples/clusters/cpu_4.yaml")
-NUMEL = 1_000_000
+NUMEL = 8_000_000
+"""Of a unit: more than a bucket of DDP's."""
 UPDATE_S_PER_BYTE = 1e-10
 
 
 def cluster(contention: float = 0.0, **lines: float) -> Cluster:
     """Four processes; ``lines`` are seconds per byte of measured collectives over all of them."""
-    measured = tuple(MeasuredCollective(k, 4, 0.0, slope) for k, slope in lines.items())
+    sizes = (1.0, 1e9)
+    measured = tuple(
+        MeasuredCollective(kind, 4, tuple((size, size * slope) for size in sizes))
+        for kind, slope in lines.items()
+    )
     level = replace(PLAIN.levels[0], contention=contention, measured=measured)
     rate = MeasuredRate("update", "fp32", 0.0, 0.0, UPDATE_S_PER_BYTE, 0.0, 0.0, "adamw", "forward")
     device = replace(PLAIN.device, rates=(rate,), process_bytes=10**8, heap_share=0.5)
@@ -54,6 +60,31 @@ def test_a_hidden_second_costs_what_was_measured() -> None:
     assert free.forward_s == dear.forward_s == pytest.approx(0.4)
 
 
+def test_small_gradients_wait_for_a_full_bucket() -> None:
+    """The last unit fills the first bucket; the others' go when the last backward is over."""
+    small = summary()
+    unit = replace(small.bodies["layer"], trained={"float32": NUMEL // 8})
+    small = replace(small, bodies={"layer": unit})
+    found = simulate(small, state(0), cluster(bucket_reduce=1e-9), "none")
+    one = 4 * NUMEL // 8 * 1e-9
+    assert found.data_communication_s == pytest.approx(4 * one)
+    assert found.exposed_s == pytest.approx(3 * one)
+
+
+def test_a_bucket_starts_once_whatever_it_is_measured_with() -> None:
+    """Without a profile each bucket is a collective; a profile has the sum of all of them."""
+    mesh = Mesh(("dp_replicate",), (4,))
+    whole = move_time_s(PLAIN, mesh, "all_reduce", "dp_replicate", BUCKET_BYTES)
+    found = bucket_time_s(PLAIN, mesh, "dp_replicate", 0.0, 3 * BUCKET_BYTES)
+    assert found == pytest.approx(3 * whole)
+    where = cluster()
+    points = ((1e6, 5e-3), (1e8, 50e-3))
+    curve = MeasuredCollective("bucket_reduce", 4, points)
+    where = replace(where, levels=(replace(where.levels[0], measured=(curve,)),))
+    parts = [bucket_time_s(where, mesh, "dp_replicate", i * 2.5e7, 2.5e7) for i in range(4)]
+    assert sum(parts) == pytest.approx(50e-3)
+
+
 def test_phases_add_up_and_gathers_belong_to_the_forward() -> None:
     where = cluster(0.2, unit_gather=1e-9, unit_reduce=3e-9)
     found = simulate(summary(), state(1), where, "none")
@@ -72,7 +103,7 @@ def test_without_a_measured_unit_the_plain_collective_is_priced() -> None:
 def test_counts_of_the_batch_come_before_the_forward() -> None:
     lines = cluster(bucket_reduce=1e-9)
     level = lines.levels[0]
-    tiny = (*level.measured, MeasuredCollective("all_reduce", 4, 2e-3, 0.0))
+    tiny = (*level.measured, MeasuredCollective("all_reduce", 4, ((1.0, 2e-3), (1e3, 2e-3))))
     where = replace(lines, levels=(replace(level, measured=tiny),))
     plain, counting = (
         simulate(s, state(0), where, "none") for s in (summary(), replace(summary(), counts=1))
