@@ -20,7 +20,7 @@ from autopar.runtime.emit_torch.classes import (
 )
 from autopar.runtime.emit_torch.counts import count_names, counted, labels_only
 from autopar.runtime.emit_torch.forward import Forward
-from autopar.runtime.emit_torch.legend import legend
+from autopar.runtime.emit_torch.legend import legend, state
 from autopar.runtime.emit_torch.names import first_free, identifier
 from autopar.runtime.emit_torch.precision import HALF, wide_values
 from autopar.runtime.emit_torch.scopes import Scope, scopes
@@ -293,18 +293,12 @@ def _docstring(lowered: Lowered, plan: Plan, captured: CapturedModel | None, bod
     size = lowered.mesh.size(MICROBATCH)
     micro = "1 microbatch" if size == 1 else f"{size} microbatches"
     samples = "" if captured is None else f"{captured.samples} samples in "
-    zero = {
-        0: "every data rank holds all of the state",
-        1: "optimizer state is split over dp_shard",
-        2: "gradients and optimizer state are split over dp_shard",
-        3: "parameters, gradients and optimizer state are split over dp_shard",
-    }[plan.zero]
     model = plan.workload.rpartition("/")[2]
     lines = [
         f'"""{model} on {ranks} rank{"s" if ranks != 1 else ""}: {stage.mesh}.',
         "",
         f"Batch:     {samples}{micro}; shapes below are those of one microbatch on one rank.",
-        f"State:     {zero}.",
+        "State:     " + f"\n{'':11}".join(state(plan)),
         f"Precision: {plan.precision}.",
         "",
         "A comment gives a result's local shape, and how the model axes hold it where it is not",

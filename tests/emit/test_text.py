@@ -71,7 +71,8 @@ def test_golden_megatron() -> None:
 LEGEND = """\
     `tp:S1`                     split over the ranks of tp along dim 1
     `tp:P`                      a partial sum on each rank of tp
-    `tp:D`                      whole on every rank; each rank's gradient is a partial sum
+    `Parameter(..., "tp:S0")`   the shape is that of the whole, of which each rank holds a piece
+    `Parameter(..., "tp:D")`    whole on every rank; the runtime adds up its gradient over tp
     `Weights`                   the parameters of one layer under their own names
     `local(w)`                  this rank's piece of a parameter, in the dtype of compute
     `counts`                    labelled tokens of the whole batch, which means divide by
@@ -94,6 +95,32 @@ def test_the_header_explains_what_the_file_has_and_nothing_else() -> None:
                 assert word in header, word
             for word in re.findall(r'`(backward="\w+")`', header):
                 assert word in body, word
+
+
+def header(stage: Stage, zero: int = 0) -> str:
+    return emitted(captured("llama"), stage, zero=zero).text[3:].partition('"""')[0]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "zero", "said"),
+    [
+        ("dp_shard=2", 3, "the runtime gathers parameters and reduce-scatters gradients (FSDP2)"),
+        ("dp_replicate=2 x dp_shard=2", 0, "adds up gradients over dp_replicate and dp_shard (DDP"),
+        ("tp=2", 0, ""),
+    ],
+)
+def test_the_header_says_what_the_runtime_moves(mesh: str, zero: int, said: str) -> None:
+    text = header(Stage(Mesh.parse(mesh)), zero)
+    assert said in text
+    assert ("Not in this file: the runtime" in text) == bool(said)
+
+
+def test_the_header_says_where_tp_splits_results_and_no_weights() -> None:
+    split = following(captured("llama"), Mesh.parse("tp=2"), MEGATRON, stream="D")
+    assert "tp splits no parameter" not in header(split)
+    whole = following(captured("llama"), Mesh.parse("tp=2"), {}, stream="S1")
+    assert "tp splits no parameter here, only results" in header(whole)
+    assert "tp splits no parameter" not in header(Stage(Mesh.parse("tp=2")))
 
 
 def test_the_header_says_where_pieces_differ_in_size() -> None:
