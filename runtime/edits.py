@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+from collections.abc import Iterator
 from pathlib import Path
 
 from autopar import plan_folder
+from autopar.frontends.captured import Captured
+from autopar.lowering import lower
+from autopar.nouns.plan import Plan
+from autopar.precision import at_precision
+from autopar.rules.batch import data_choices
+from autopar.rules.kept_whole import keep_whole
 
 NAMED = 3
 """How many places are told before "and N more"."""
 
 
-def told(folder: str | Path, given: str) -> str:
-    """One sentence on what sets the folder's program apart from ``given``, the plan's own text.
+def program_of(plan: Plan, captured: Captured, probes: bool = False) -> str:
+    """The text that ``plan`` gives. Raises what lowering and emitting raise."""
+    graph = at_precision(keep_whole(captured.graph, plan.replicated_ops), plan.precision)
+    dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
+    choices = data_choices(graph, dims)
+    lowered = lower(graph, plan.stages[0], plan.microbatches, choices, dims)
+    name = plan_folder.CODE[plan.framework]
+    if plan.framework == "jax":
+        from autopar.runtime.emit_jax import emit as emit_jax
 
-    Empty where nothing does but comments and empty lines.
+        return emit_jax(lowered, plan, captured)[name]
+    from autopar.runtime.emit_torch import emit
+
+    return emit(lowered, plan, captured, probes=probes)[name]
+
+
+def told(folder: str | Path, plan: Plan, captured: Captured) -> str:
+    """One sentence on what sets the folder's program apart from the one that ``plan`` gives.
+
+    Empty where nothing does but comments, docstrings and empty lines. Raises as `program_of`.
     """
-    file = Path(folder) / plan_folder.PROGRAM / "model.py"
-    found = edits(file.read_text(), given)
+    file = Path(folder) / plan_folder.PROGRAM / plan_folder.CODE[plan.framework]
+    found = edits(file.read_text(), program_of(plan, captured))
     if not found:
         return ""
     more = f"; and {len(found) - NAMED} more" if len(found) > NAMED else ""
@@ -50,9 +74,21 @@ def edits(program: str, given: str) -> list[str]:
 
 
 def _code(text: str) -> list[tuple[int, str]]:
-    """(number, text) of every line that is not empty or a comment, without its comment."""
+    """(number, text) of every line but comments and docstrings, without the comment beside it."""
+    said = {line for start, end in _docstrings(text) for line in range(start, end + 1)}
     lines = [(n, line.partition("  # ")[0].rstrip()) for n, line in enumerate(text.splitlines(), 1)]
-    return [(n, line) for n, line in lines if line and not line.lstrip().startswith("#")]
+    return [
+        (n, line)
+        for n, line in lines
+        if line and n not in said and not line.lstrip().startswith("#")
+    ]
+
+
+def _docstrings(text: str) -> Iterator[tuple[int, int]]:
+    """First and last line of each string that is a statement of its own."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield node.lineno, node.end_lineno or node.lineno
 
 
 def _shown(lines: list[str]) -> str:

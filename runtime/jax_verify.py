@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from autopar.frontends.jax.capture import capture_workload
 from autopar.frontends.jax.precision import widened
 from autopar.frontends.loading import load_workload
 from autopar.runtime import jax_hlo
+from autopar.runtime.edits import told
 from autopar.runtime.jax_layout import by_name
 from autopar.runtime.jax_load import batch_of, check_fingerprint, read_program
 from autopar.runtime.jax_train import Step
@@ -77,6 +78,8 @@ def verify(folder: str | Path) -> dict[str, Any]:
         issued=tuple(asdict(row) for row in issued),
         time_s=time.perf_counter() - begin,
     )
+    if not result.passed:
+        return asdict(replace(result, first_difference=told(folder, plan, captured)))
     return asdict(result)
 
 

@@ -6,7 +6,7 @@ forward and backward on one batch in float64.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,13 @@ import torch.distributed as dist
 
 from autopar import plan_folder
 from autopar.errors import UserError
-from autopar.frontends.captured import Captured
+from autopar.frontends.pytorch import capture
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import Plan, Stage, key
-from autopar.precision import at_precision
+from autopar.nouns.plan import Stage, key
 from autopar.runtime import program
 from autopar.runtime.batches import Batch
-from autopar.runtime.edits import told
+from autopar.runtime.edits import program_of, told
 from autopar.runtime.initialize import initialize
 from autopar.runtime.loading import run_program
 from autopar.runtime.probe import Places, Seen, assemble, first_difference, place_of, recording
@@ -36,40 +35,12 @@ class EditedProgram(UserError):
     """A program that is not the one that its plan gives."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Emitter:
-    """Emits a model again for any plan of it."""
-
-    captured: Captured
-    graph: Graph
-
-    @staticmethod
-    def of(workload: Workload, plan: Plan) -> _Emitter:
-        from autopar.frontends.pytorch import capture
-        from autopar.rules.kept_whole import keep_whole
-
-        captured = capture(workload)
-        return _Emitter(captured, keep_whole(captured.graph, plan.replicated_ops))
-
-    def __call__(self, plan: Plan, probes: bool = False) -> str:
-        from autopar.lowering import lower
-        from autopar.rules.batch import data_choices
-        from autopar.runtime.emit_torch import emit
-
-        graph = at_precision(self.graph, plan.precision)
-        dims = {e.name: e.batch_dim for e in self.captured.batch if e.batch_dim is not None}
-        choices = data_choices(graph, dims)
-        lowered = lower(graph, plan.stages[0], plan.microbatches, choices, dims)
-        return emit(lowered, plan, self.captured, probes=probes)["model.py"]
-
-
 def edited(folder: str | Path, workload: Workload) -> str:
     """What sets the program in ``folder`` apart from its plan's; empty: nothing.
 
     Raises what capturing, lowering and emitting raise.
     """
-    plan = plan_folder.read_plan(folder)
-    return told(folder, _Emitter.of(workload, plan)(plan))
+    return told(folder, plan_folder.read_plan(folder), capture(workload))
 
 
 def probed(folder: str | Path, workload: Workload) -> tuple[str, str, dict[str, list[str]]]:
@@ -78,14 +49,15 @@ def probed(folder: str | Path, workload: Workload) -> tuple[str, str, dict[str, 
     Raises `EditedProgram`, and what capturing, lowering and emitting raise.
     """
     plan = plan_folder.read_plan(folder)
-    emitted = _Emitter.of(workload, plan)
-    changed = told(folder, emitted(plan))
+    captured = capture(workload)
+    changed = told(folder, plan, captured)
     if changed:
         raise EditedProgram(changed)
     # Recomputing would call every probe twice.
     spread = replace(plan, recompute="none", precision="float32")
     single = replace(spread, stages=(Stage(Mesh((), ())),), zero=0, microbatches=1)
-    return emitted(spread, True), emitted(single, True), places_of(emitted.graph)
+    spread_text, single_text = (program_of(p, captured, probes=True) for p in (spread, single))
+    return spread_text, single_text, places_of(captured.graph)
 
 
 def places_of(graph: Graph) -> dict[str, list[str]]:

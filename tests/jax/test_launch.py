@@ -99,6 +99,7 @@ def test_verify_sees_a_program_that_computes_something_else(model: Path) -> None
     found = jax_launch.verify(folder)
     assert not found.passed
     assert found.exact.loss > 1e-3
+    assert "jnp.sin(" in found.first_difference.partition("the plan gives")[0]
 
 
 def test_a_model_that_has_changed_is_refused(model: Path) -> None:

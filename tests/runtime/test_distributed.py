@@ -127,7 +127,7 @@ def test_ranks_with_different_plans_is_an_error(found: dict[str, Any]) -> None:
 
 def test_locate_names_the_first_difference(found: dict[str, Any]) -> None:
     wrong = found["first wrong"]
-    assert "agrees with the program on one device" in wrong["right"]
+    assert "in no result and no gradient of one" in wrong["right"]
     assert "first difference: forward, Layer::/add in layers.0 (tiny_gpt.py:47)" in wrong["forward"]
     assert "first difference: backward, Layer::/add in layers.1" in wrong["backward"]
     assert "and should be" in wrong["backward"]

@@ -5,14 +5,19 @@ from __future__ import annotations
 from autopar.runtime.edits import edits
 
 GIVEN = """def forward(x):
+    'x [4, 4]'
     x = gather(x, axis="tp")  # [4, 8]
     x = x * 2
     return x
 """
 
 
-def test_comments_and_empty_lines_are_no_edits() -> None:
-    text = GIVEN.replace("  # [4, 8]", "").replace("    return", "\n    # at last\n    return")
+def test_comments_docstrings_and_empty_lines_are_no_edits() -> None:
+    text = (
+        GIVEN.replace("  # [4, 8]", "")
+        .replace("x [4, 4]", "x")
+        .replace("    return", "\n    # at last\n    return")
+    )
     assert text != GIVEN
     assert edits(text, GIVEN) == []
 
@@ -20,14 +25,14 @@ def test_comments_and_empty_lines_are_no_edits() -> None:
 def test_a_line_that_is_missing_changed_or_added() -> None:
     gather = 'x = gather(x, axis="tp")'
     assert edits(GIVEN.replace(f"    {gather}  # [4, 8]\n", ""), GIVEN) == [
-        f"before line 2, `{gather}` is missing"
+        f"before line 3, `{gather}` is missing"
     ]
     assert edits(GIVEN.replace("x * 2", "x * 3"), GIVEN) == [
-        "line 3 is `x = x * 3`, the plan gives `x = x * 2`"
+        "line 4 is `x = x * 3`, the plan gives `x = x * 2`"
     ]
     assert edits(GIVEN.replace("    return", "    print(x)\n    y = x\n    return"), GIVEN) == [
-        "line 4, `print(x)` and 1 more, is not the plan's"
+        "line 5, `print(x)` and 1 more, is not the plan's"
     ]
     assert edits(GIVEN.replace("    return x\n", ""), GIVEN) == [
-        "before line 4, `return x` is missing"
+        "before line 5, `return x` is missing"
     ]
