@@ -154,8 +154,9 @@ def estimate(
         int | None, typer.Option("--global-batch", help="With --arch: sequences in a step.")
     ] = None,
     precision: Annotated[
-        str, typer.Option("--precision", help="With --arch: dtype of the matrix products.")
-    ] = "bf16",
+        str | None,
+        typer.Option("--precision", help="With --arch: dtype of the matrix products (bf16)."),
+    ] = None,
     fix: Fix = None,
     searcher: Searcher = None,
     allow_replicated: Replicated = None,
@@ -167,6 +168,9 @@ def estimate(
             "estimate needs either a model file or --arch; "
             f"it got {'neither' if model is None else 'both'}"
         )
+    unused = _without_effect(model, global_batch, precision, searcher, allow_replicated)
+    if unused:
+        raise OptionError(unused)
     if model is not None:
         from autopar.commands import search
 
@@ -177,10 +181,30 @@ def estimate(
         return
     from autopar.estimate import estimate_files, render, to_json
 
-    priced = estimate_files(arch or "", cluster, ",".join(fix or ()), global_batch, precision)
+    priced = estimate_files(
+        arch or "", cluster, ",".join(fix or ()), global_batch, precision or "bf16"
+    )
     print(to_json(priced) if json else render(priced))
     if not priced.fits:
         raise typer.Exit(3)
+
+
+def _without_effect(
+    model: str | None,
+    global_batch: int | None,
+    precision: str | None,
+    searcher: str | None,
+    replicated: list[str] | None,
+) -> str:
+    """What to say of options of ``estimate`` that this kind of estimate does not read."""
+    if model is None:
+        if searcher or replicated:
+            given = "--searcher" if searcher else "--allow-replicated"
+            return f"{given} is for a model file; with --arch the layout of --fix is priced alone"
+    elif global_batch is not None or precision is not None:
+        given = "--global-batch" if global_batch is not None else "--precision"
+        return f"{given} is for --arch; the batch and precision of {model} stand in the file"
+    return ""
 
 
 @app.command()

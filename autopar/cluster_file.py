@@ -111,6 +111,8 @@ def load_cluster(path: str | Path) -> Cluster:
         return cluster_from_text(file.read_text(), default_name=file.stem)
     except ClusterFileError as error:
         raise ClusterFileError(f"{path}: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ClusterFileError(f"{path}: cannot be read as text: {error}") from None
 
 
 def cluster_from_text(text: str, default_name: str = "cluster") -> Cluster:

@@ -67,7 +67,7 @@ def estimate(
         UserError: an unknown precision.
     """
     if precision not in PRECISIONS:
-        raise UserError(f"no precision {precision!r}; there are {', '.join(PRECISIONS)}")
+        raise UserError(f"--precision {precision}: there are {', '.join(PRECISIONS)}")
     check_layout(arch, layout, cluster.device_count)
     software = software or _software(cluster, layout)
     parts = _time(arch, cluster, layout, software, precision)
@@ -153,7 +153,26 @@ def _cheapest_change(
         if best is not None:
             change_text = ",".join(f"{name}={value}" for name, value in best[1].items())
             return f"{change_text} fits, at {best[0]:.3g} s a step"
-    return "no change of one or two choices fits; more devices are needed"
+    return _fastest_that_fits(arch, cluster, layout.global_batch, precision)
+
+
+def _fastest_that_fits(arch: Arch, cluster: Cluster, global_batch: int, precision: str) -> str:
+    """A layout from anywhere, where none near by fits."""
+    found = sweep(arch, cluster, global_batch, precision, keep=1)
+    if not found:
+        return (
+            f"no layout of {cluster.device_count} devices fits, with full recompute and ZeRO 3 "
+            "either; more devices, or larger ones, are needed"
+        )
+    seconds, _, other = found[0]
+    usual = Layout(global_batch)
+    names = ("tp", "cp", "ep", "pp", "zero", "microbatch", "recompute", "interleave")
+    text = ",".join(
+        f"{name}={getattr(other, name)}"
+        for name in names
+        if name == "zero" or getattr(other, name) != getattr(usual, name)
+    )
+    return f"no change of one or two choices fits; --fix {text} does, at {seconds:.3g} s a step"
 
 
 def layouts(arch: Arch, cluster: Cluster, global_batch: int) -> Iterator[Layout]:
@@ -207,7 +226,13 @@ def sweep(
         seconds, peak = price(arch, cluster, layout, precision)
         if peak <= cluster.memory_bytes:
             found.append((seconds, peak, layout))
-    return sorted(found, key=lambda row: row[:2])[:keep]
+    return sorted(found, key=_least_split)[:keep]
+
+
+def _least_split(row: tuple[float, float, Layout]) -> tuple[float, int, float]:
+    """Fastest first; between equals the one with fewest model ranks."""
+    seconds, peak, x = row
+    return seconds, x.tp * x.cp * x.ep * x.pp, peak
 
 
 def estimate_files(

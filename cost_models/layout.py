@@ -6,6 +6,7 @@ pp. Expert parallelism borrows ranks of tp, cp and dp (parallel folding), innerm
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -93,8 +94,12 @@ def parse_fix(text: str) -> dict[str, int | str]:
             continue
         name, equals, value = part.partition("=")
         if name not in _COUNTS and name not in _WORDS:
-            known = ", ".join((*_COUNTS, *_WORDS))
-            raise LayoutError(f"--fix {part!r}: no choice called {name!r}; there are {known}")
+            known = (*_COUNTS, *_WORDS)
+            near = difflib.get_close_matches(name, known, 1)
+            meant = f"did you mean {near[0]}? There" if near else "there"
+            raise LayoutError(
+                f"--fix {part!r}: no choice called {name!r}; {meant} are {', '.join(known)}"
+            )
         if not equals or not value:
             raise LayoutError(f"--fix {part!r} has no value; write {name}=...")
         if name in choices:
@@ -136,7 +141,8 @@ def layout_from_fix(
         if left or rest == 0:
             raise LayoutError(
                 f"tp {number['tp']} x cp {number['cp']} x pp {number['pp']} x dp_replicate "
-                f"{number['dp_replicate']} = {named} does not divide {device_count} devices"
+                f"{number['dp_replicate']} = {named} does not divide {device_count} devices, "
+                "which they and dp_shard must multiply to"
             )
         number["dp_shard"] = rest
     pipelined = number["pp"] > 1
@@ -204,9 +210,12 @@ def illegal(arch: Arch, layout: Layout, device_count: int) -> list[str]:
     if x.interleave > 1 and x.schedule in ("gpipe", "1f1b"):
         broken.append(f"interleave {x.interleave} needs schedule=interleaved or zero_bubble")
     if x.global_batch % (x.dp * x.microbatch):
+        each = x.dp * x.microbatch
+        less = x.global_batch // each * each
+        near = f"{less} or {less + each}" if less else f"{each}"
         broken.append(
-            f"dp {x.dp} x microbatch {x.microbatch} = {x.dp * x.microbatch} does not divide the "
-            f"global batch {x.global_batch}"
+            f"dp {x.dp} x microbatch {x.microbatch} = {each} does not divide the global batch "
+            f"{x.global_batch}; give --global-batch {near}, or fewer data ranks"
         )
     elif x.interleave > 1 and x.schedule == "interleaved" and x.microbatches % x.pp:
         broken.append(

@@ -178,6 +178,24 @@ def test_options_that_cannot_be(run: Run, words: tuple[str, ...], said: str) -> 
     assert said in message
 
 
+ARCH = ("estimate", "--arch", "arch.yaml", "--cluster", "cluster.yaml")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((*ARCH, "--searcher", "mcts"), "--searcher is for a model file"),
+        (("estimate", "model.py", "-c", "cluster.yaml", "--global-batch", "8"), "is for --arch"),
+        (("estimate", "model.py", "-c", "cluster.yaml", "--precision", "bf16"), "is for --arch"),
+        ((*ARCH, "--precision", "bf17"), "no architecture file 'arch.yaml'"),
+    ],
+)
+def test_options_without_effect_are_refused(run: Run, words: tuple[str, ...], said: str) -> None:
+    code, message = run(*words)
+    assert code == 2
+    assert said in message
+
+
 def test_a_batch_that_the_mesh_does_not_divide(run: Run) -> None:
     code, message = run(*PLAN, "--fix", "dp_shard=4", model=MODEL.replace("zeros(8", "zeros(7"))
     assert code == 2

@@ -127,6 +127,12 @@ levels: [{name: net, span: 8, bandwidth: 100 Gbit/s, latency: 5 us}]
     assert cluster.memory_bytes == 40 * 2**30
 
 
+def test_a_binary_cluster_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_bytes(b"\x80\xe9\x00")
+    with pytest.raises(ClusterFileError, match="cannot be read as text"):
+        load_cluster(tmp_path / "c.yaml")
+
+
 def test_every_catalogue_figure_has_a_source() -> None:
     for device in catalogue().values():
         assert device.source, device.name

@@ -1,5 +1,6 @@
 """Estimates: golden sizes, what must always hold, and refusals that show their numbers."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from autopar.cost_models.overlap import exposed_s
 from autopar.cost_models.software import Software
 from autopar.errors import UserError
 from autopar.estimate import (
+    _least_split,
     estimate,
     estimate_files,
     price,
@@ -120,7 +122,10 @@ def test_fix_reads_back() -> None:
     ("text", "says"),
     [
         ("tp=3", r"= 3 does not divide 64 devices"),
-        ("speed=9", "no choice called 'speed'"),
+        ("speed=9", "no choice called 'speed'; there are dp_replicate"),
+        ("recomputed=full", "did you mean recompute"),
+        ("tp=²", "tp is a whole number from 1"),
+        ("tp=" + "9" * 5000, "tp is a whole number from 1"),
         ("tp=two", "a whole number from 1"),
         ("tp=2,tp=4", "twice"),
         ("recompute=some", "none, selective, full"),
@@ -142,14 +147,14 @@ def test_bad_fixes_show_their_numbers(text: str, says: str) -> None:
             Layout(64, dp_shard=8, pp=8, interleave=3, schedule="interleaved"),
             "24 stages do not divide",
         ),
-        (Layout(63, dp_shard=64), "does not divide the global batch 63"),
+        (Layout(63, dp_shard=64), "divide the global batch 63; give --global-batch 64, or"),
+        (Layout(100, dp_shard=64), "give --global-batch 64 or 128, or fewer data ranks"),
         (Layout(64, dp_shard=64, ep=4), "without experts"),
         (Layout(64, dp_shard=32, pp=2, interleave=2), "needs schedule=interleaved"),
         (Layout(24, dp_shard=16, pp=4, interleave=2, schedule="interleaved"), "global batch 24"),
     ],
 )
 def test_illegal_layouts_are_explained(layout: Layout, says: str) -> None:
-    import re
 
     assert re.search(says, "; ".join(illegal(LLAMA, layout, 64)))
 
@@ -161,6 +166,25 @@ def test_estimate_says_what_would_fit() -> None:
     text = render(found)
     assert "GiB short on H100" in text
     assert '"fits": false' in to_json(found)
+
+
+def test_where_no_near_layout_fits_one_from_anywhere_is_named() -> None:
+    deepseek = load_arch(ROOT / "examples/archs/deepseek_v3.yaml")
+    many = load_cluster(ROOT / "examples/clusters/h100_32x8.yaml")
+    far = estimate(deepseek, many, Layout(1024, dp_shard=256, zero=3))
+    assert not far.fits
+    named = re.search(r"no change of one or two choices fits; --fix (\S+) does, at", far.advice)
+    assert named is not None, far.advice
+    layout = layout_from_fix(parse_fix(named[1]), many.device_count, 1024)
+    assert estimate(deepseek, many, layout).fits
+    node = load_cluster(ROOT / "examples/clusters/h100_8.yaml")
+    none = estimate(deepseek, node, Layout(32, dp_shard=8, zero=3))
+    assert "no layout of 8 devices fits" in none.advice
+
+
+def test_between_layouts_of_one_time_the_least_split_is_best() -> None:
+    rows = [(1.0, 5.0, Layout(8, tp=8)), (1.0, 9.0, Layout(8)), (0.5, 9.0, Layout(8, tp=2))]
+    assert [x.tp for _, _, x in sorted(rows, key=_least_split)] == [2, 1, 8]
 
 
 def test_llama_70b_on_64_h100() -> None:
@@ -189,6 +213,7 @@ def test_sweep_finds_what_fits() -> None:
     [
         ("layers: 80", "layer: 80", "layers: missing; layer: unknown key, did you mean 'layers'"),
         ("hidden: 8192", "", "hidden: missing"),
+        ("hidden: 8192", "? [a, b]\n: 1", "not YAML at line .* unhashable key"),
         ("hidden: 8192", "hidden: 1e30", "hidden: '1e30' is not a whole number"),
         ("layers: 80", "layers: 8000000", "layers: 8000000 must be at most 100000"),
         ("layers: 80", "layers: [80", "not YAML at line"),
