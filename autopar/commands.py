@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import tempfile
 import time
@@ -120,6 +121,13 @@ def explanation(folder: Path, what: str | None) -> tuple[list[RenderableType], d
 
     again = open_folder(folder)
     rows = [row for row in explained(again.lowered, again.prices) if (what or "") in row.key]
+    if not rows:
+        has = dict.fromkeys(row.key for row in explained(again.lowered, again.prices))
+        near = difflib.get_close_matches(what or "", has, 5, 0.3) or list(has)[:5]
+        raise UserError(
+            f"--op {what}: none of the {len(has)} ops and parameters that do something has that in "
+            f"its key; there are {', '.join(near)} and others"
+        )
     shown = {row.key for row in rows if row.compute_s or row.moved}
     nodes = [
         (index, node.options)

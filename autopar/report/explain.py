@@ -67,6 +67,8 @@ class Alternative:
     def __str__(self) -> str:
         if self.extra_s < 0:
             return f"{self.strategy} -{duration(-self.extra_s)}: {self.objection}"
+        if not self.extra_s:
+            return f"{self.strategy}, as fast"
         return f"{self.strategy} +{duration(self.extra_s)}"
 
 
@@ -127,6 +129,13 @@ _PURPOSE = {
 }
 
 
+_STRATEGY = (
+    "strategy: the letter that each mesh axis splits; D or P: none, but gradients or results stay "
+    "partial sums; whole: every rank does all"
+)
+_MARKS = {"+": "summed over", "!": "never split", "~": "in pieces of unequal size too"}
+
+
 def explain(
     rows: Sequence[Explained],
     alternatives: Mapping[str, Sequence[Alternative]],
@@ -171,8 +180,12 @@ def explain(
         parts += [indented(lines), Text()]
     rules = {f"{row.kind}: {row.rule}": None for row in rows if row.rule and row.compute_s}
     if rules:
-        parts += [Text("What the letters stand for (+ summed over)", style="bold")]
+        parts += [Text("What the letters stand for: operands -> results, dim by dim", style="bold")]
+        marks = {word: mark for mark, word in _MARKS.items() if any(mark in r for r in rules)}
+        said = [f"{mark} {word}" for word, mark in marks.items()]
+        parts += [indented(Text(f"({'; '.join(said)})"))] if said else []
         parts += [*(indented(Text(rule)) for rule in rules), Text()]
+        parts.append(Text(_STRATEGY))
     if alternatives:
         parts.append(Text("instead: the closest other split; all other ops chosen anew for it"))
     for rule in forbidden:

@@ -261,6 +261,13 @@ def test_what_is_allowed_is_an_op_of_the_model(run: Run) -> None:
     assert (code, "did you mean relu? All have rules" in message) == (2, True)
 
 
+def test_explaining_an_op_that_there_is_not(run: Run) -> None:
+    assert run(*PLAN)[0] == 0
+    code, message = run("explain", "plan", "--op", "inner.linear")
+    assert (code, message[:25]) == (2, "--op inner.linear: none o")
+    assert "there are inner/linear, outer/linear" in message
+
+
 def test_files_that_do_not_exist(run: Run) -> None:
     code, message = run("plan", "other.py", "--cluster", "cluster.yaml")
     assert (code, "other.py" in message) == (2, True)

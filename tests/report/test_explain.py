@@ -76,6 +76,9 @@ def test_the_tables_show_strategies_moves_and_the_closest_other_split() -> None:
     assert "tp:k +2.00 us" in text
     assert "tp:D +3.00 us" in text
     assert "linear: e0 e1 k+, n~ k+ -> e0 e1 n~" in text
+    assert "(+ summed over; ! never split; ~ in pieces of unequal size too)" in text
+    assert "strategy: the letter that each mesh axis splits" in text
+    assert str(Alternative("tp:k", 0.0)) == "tp:k, as fast"
     moved = next(move for row in rows for move in row.moved)
     assert f"{moved.collective.kind}({moved.collective.axis})" in text
     data = explain_object(rows, others)
