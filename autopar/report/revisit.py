@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autopar import plan_folder
-from autopar.lowering import MICROBATCH, Lowered, lower
+from autopar.lowering import MICROBATCH, Lowered, LoweringError, lower
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
@@ -23,6 +23,7 @@ from autopar.planner.state import StateSharding
 from autopar.planner.state_prices import StatePrices
 from autopar.planner.summary import Summary, summarise
 from autopar.precision import at_precision
+from autopar.report.decisions import wrong_decision
 from autopar.report.units import duration, size
 from autopar.rules.batch import data_choices
 from autopar.rules.kept_whole import keep_whole
@@ -82,7 +83,15 @@ def open_folder(folder: str | Path) -> Revisited:
     graph = keep_whole(plan_folder.read_graph(folder), plan.replicated_ops)
     graph = at_precision(graph, plan.precision)
     dims = {e.name: e.batch_dim for e in plan_folder.read_batch(folder) if e.batch_dim is not None}
-    return revisit(plan, plan_folder.read_cluster(folder), graph, dims)
+    wrong = wrong_decision(plan, graph)
+    if not wrong:
+        try:
+            return revisit(plan, plan_folder.read_cluster(folder), graph, dims)
+        except LoweringError as error:
+            wrong = str(error)
+    raise plan_folder.PlanFolderError(
+        f"{Path(folder) / plan_folder.PLAN}: {wrong}. Put it right, or plan the model again"
+    )
 
 
 def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str, int]) -> Revisited:

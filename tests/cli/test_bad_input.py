@@ -261,6 +261,28 @@ def test_what_is_allowed_is_an_op_of_the_model(run: Run) -> None:
     assert (code, "did you mean relu? All have rules" in message) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("table", "name", "value", "said"),
+    [
+        ("ops", "inner/linear", "tp:zz", "is 'tp:zz'; allowed: whole, tp:"),
+        ("parameters", "inner.weight", "tp:S9", "allowed: R, tp:D, tp:P, tp:S0, tp:S1. Put"),
+        ("parameters", "inner.weight", "foo", "is 'foo'; allowed: R, tp:D"),
+    ],
+)
+def test_explaining_a_plan_with_a_decision_that_cannot_be(
+    run: Run, tmp_path: Path, table: str, name: str, value: str, said: str
+) -> None:
+    assert run(*PLAN, "--fix", "tp=4")[0] == 0
+    file = tmp_path / "plan" / "plan.json"
+    plan = json.loads(file.read_text())
+    plan["stages"][0][table][name] = value
+    file.write_text(json.dumps(plan))
+    code, message = run("explain", "plan")
+    assert code == 2
+    assert f"stages[0].{table}['{name}']" in message
+    assert said in message
+
+
 def test_explaining_an_op_that_there_is_not(run: Run) -> None:
     assert run(*PLAN)[0] == 0
     code, message = run("explain", "plan", "--op", "inner.linear")
