@@ -73,8 +73,9 @@ def _names_checked(made: type[Made]) -> type[Made]:
 class Workload:
     """A model with its batch and optimizer; PyTorch gives ``model``, JAX ``loss`` and ``init``.
 
-    model:         makes the `nn.Module`; its ``forward(**batch)`` returns the scalar loss or a
-                   record with ``.loss``. Called under fake tensors: no weights are allocated.
+    model:         makes the `nn.Module`; its ``forward(**batch)`` returns the scalar loss, a tuple
+                   with no other scalar, or a record with ``.loss``. Called under fake tensors: no
+                   weights are allocated.
     loss, init:    JAX: ``loss(params, batch)`` is the scalar loss, ``init(key)`` makes the params.
     batch:         makes one *global* batch by name; dim 0 of every tensor counts the samples. It
                    may take the number of the step.

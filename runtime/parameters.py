@@ -95,6 +95,8 @@ def _declare(shape: tuple[int, ...], dtype: str, sharding: str) -> Declared:
     kind = getattr(torch, dtype)
     if _lifted is not None and kind.is_floating_point:
         kind = _lifted
+    elif _lifted is not None and kind.is_complex:
+        kind = _lifted.to_complex()
     return Declared(tuple(shape), kind, parsed)
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from autopar.errors import UserError
+from autopar.frontends.losses import find_loss
 from autopar.runtime.batches import Batch
 from autopar.runtime.recording import named_tensors
 from autopar.workload import Workload
@@ -189,13 +190,9 @@ def aliases(model: nn.Module) -> dict[str, str]:
 
 
 def loss_of(result: Any) -> torch.Tensor:
-    """The loss in what a forward returned: itself, ``.loss`` or ``["loss"]``."""
-    found = result
-    if isinstance(result, Mapping) and "loss" in result:
-        found = result["loss"]
-    elif not isinstance(result, torch.Tensor):
-        found = getattr(result, "loss", None)
-    if not isinstance(found, torch.Tensor) or found.numel() != 1:
+    """The loss in what a forward returned, see `find_loss`."""
+    found = find_loss(result)
+    if found is None or found.numel() != 1:
         raise VerifyError(f"the model's forward returned a {type(result).__name__} without a loss")
     return found
 

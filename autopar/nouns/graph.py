@@ -33,6 +33,8 @@ DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
         "float32": 4,
         "int64": 8,
         "float64": 8,
+        "complex64": 8,  # of buffers only: what computes with them takes real views
+        "complex128": 16,
     }
 )
 

@@ -221,6 +221,7 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
     "aten::prelu": _prelu,
     "aten::sort": _along(1, (1,)),
     "aten::topk": _along(2, (1,)),
+    "aten::view_as_real": Rule("... -> ... c!", flops=0.0, view=True),
     **{f"aten::conv_transpose{n}d": _conv_transpose for n in (1, 2, 3)},
     **{
         f"aten::upsample_{name}": _resized

@@ -22,7 +22,7 @@ from autopar.rules.batch import batch_flow
 from autopar.runtime import program as runtime_program
 from autopar.runtime.emit_torch import emit
 from autopar.runtime.parameters import Declared, computing, declared_in, lifted
-from autopar.runtime.reference import exact
+from autopar.runtime.reference import exact, loss_of
 from autopar.runtime.storage import materialise
 from autopar.workload import Workload
 from tests.emit import simulated
@@ -86,10 +86,6 @@ def reference(model: nn.Module, batch: Tensors) -> Result:
     return Result(loss.detach(), found, [], dict(model.named_buffers()))
 
 
-def loss_of(result: Any) -> torch.Tensor:
-    return result if isinstance(result, torch.Tensor) else result.loss
-
-
 def run(made: Emitted, model: nn.Module, batch: Tensors, half: bool = False) -> Result:
     """The emitted program on simulated ranks, gradients put together.
 
@@ -115,10 +111,7 @@ def run(made: Emitted, model: nn.Module, batch: Tensors, half: bool = False) -> 
                 for name in owner._buffers:
                     full = f"{path}.{name}" if path else name
                     region = buffers[full].region(mesh, ranks.coordinates)
-                    piece = whole[full][region]
-                    owner._buffers[name] = (
-                        piece.to(buffers[full].dtype) if piece.is_floating_point() else piece
-                    ).clone()
+                    owner._buffers[name] = whole[full][region].to(buffers[full].dtype).clone()
         extra = {}
         if hasattr(program, "counts"):
             every = [cut(batch, made.captured, mesh, place, micro) for place in data_places(mesh)]

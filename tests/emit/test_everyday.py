@@ -121,6 +121,20 @@ def test_losses_of_single_tokens_are_split_over_the_vocabulary() -> None:
     assert {kind for kind, _, _ in result.log} == {"all_reduce"}
 
 
+class Telling(Classifier):
+    """As nanoGPT does: what was predicted goes along with the loss."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        logits = self.down(torch.tanh(self.up(x)))
+        return logits, self.loss(logits, y)
+
+
+def test_the_only_scalar_of_a_tuple_is_the_loss() -> None:
+    torch.manual_seed(0)
+    made = capture_of(lambda: Telling(_focal), lambda: _labelled(4))
+    _verified(made, Telling(_focal), _labelled(4), MESHES[0])
+
+
 # -- layers ----------------------------------------------------------------------------------------
 
 
@@ -193,6 +207,29 @@ class Images(nn.Module):
         return F.cross_entropy(x.flatten(1)[:, :CLASSES], y)
 
 
+class Turning(nn.Module):
+    """A rotary embedding of complex numbers, from a table and made on the spot."""
+
+    turns: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("turns", torch.polar(torch.ones(9, 2), torch.rand(9, 2)))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        angles = torch.outer(torch.arange(4.0), torch.tensor([1.0, 0.1]))
+        made = torch.polar(torch.ones_like(angles), angles)
+        places = torch.arange(4)
+        parts = []
+        for linear, turns in ((self.q, self.turns[:4]), (self.k, made.conj())):
+            heads = linear(x).view(SAMPLES, 4, 2, 2, 2)
+            turned = torch.view_as_complex(heads) * turns[places].unsqueeze(1)
+            parts.append(torch.view_as_real(turned * 0.5 * angles[:, None]).flatten(3))
+        scores = (parts[0] * parts[1]).sum((1, 2))
+        return F.cross_entropy(scores @ torch.ones(4, CLASSES) * x[:, 0, :CLASSES], y)
+
+
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "attention": lambda: Attending(False),
     "attention with weights": lambda: Attending(True),
@@ -202,6 +239,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "lstm cell": Stepwise,
     "experts": Experts,
     "images": Images,
+    "complex rotary": Turning,
 }
 
 

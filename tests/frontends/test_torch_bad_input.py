@@ -79,6 +79,8 @@ def test_boolean_indexing() -> None:
         (lambda x: {"logits": x}, "logits"),
         (lambda x: 3.0, "float"),
         (lambda x: None, "NoneType"),
+        (lambda x: (x, 3), "a tuple with no scalar"),
+        (lambda x: (x, x.mean(), x.sum()), "a tuple with scalars at 1 and 2 without a loss"),
     ],
 )
 def test_no_scalar_loss(result: Callable[[Tensor], object], words: str) -> None:
@@ -109,6 +111,30 @@ def test_a_parameter_of_one_repeated_layer_without_a_gradient() -> None:
 
     with pytest.raises(errors.UnreachedParameterError, match=r"4 trainable .*: spare\.0\.linear"):
         capture(Workload(model=Stack, batch=batch))
+
+
+def test_complex_numbers_from_outside() -> None:
+    class Complex(nn.Module):
+        def __init__(self, parameter: bool) -> None:
+            super().__init__()
+            self.linear = nn.Linear(D, D)
+            turns = torch.ones(D // 2, dtype=torch.complex64)
+            self.turns = nn.Parameter(turns) if parameter else turns
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = x if x.is_complex() else torch.view_as_complex(self.linear(x).view(B, -1, 2))
+            return torch.view_as_real(z * self.turns).mean()
+
+    def complex_batch() -> dict[str, Tensor]:
+        return {"x": torch.ones(B, D // 2, dtype=torch.complex64)}
+
+    with pytest.raises(errors.UnsupportedOpError, match="parameter turns is complex"):
+        capture(Workload(model=lambda: Complex(True), batch=batch))
+    with pytest.raises(errors.UnsupportedOpError, match="batch\\['x'\\] is complex"):
+        capture(Workload(model=lambda: Complex(False), batch=complex_batch))
+    found = capture(Workload(model=lambda: Complex(False), batch=batch))
+    assert found.graph.tensors["turns"].dtype == "complex64"
+    assert {t.dtype for t in found.graph.tensors.values()} == {"complex64", "float32"}
 
 
 def test_writing_into_a_buffer() -> None:
@@ -146,7 +172,7 @@ class Doubled(torch.autograd.Function):
             "Doubled has a backward of its own",
         ),
         (lambda x: torch.vmap(torch.sin)(x).mean(), "torch.vmap"),
-        (lambda x: torch.view_as_real(torch.fft.fft(x)).mean(), "complex64"),
+        (lambda x: torch.view_as_real(torch.fft.fft(x)).mean(), "fft_fft on complex"),
         (
             lambda x: torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=True).mean(),
             "use_reentrant=False",

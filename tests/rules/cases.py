@@ -535,6 +535,10 @@ CASES: Mapping[str, Builder] = {
         ).split()
     },
     "aten::cosine_similarity": _cosine,
+    "aten::view_as_real": lambda d, kind: (
+        (torch.view_as_complex(d.real(*d.shape(), 2, gradient=False)),),
+        _call("%0"),
+    ),
     "aten::glu": _glu,
     "aten::linalg_vector_norm": _norm,
     "aten::prelu": _prelu,

@@ -122,7 +122,16 @@ def test_random_batches_are_distinct_and_valid() -> None:
     assert made["flag"] is True
 
 
-@pytest.mark.parametrize("result", [torch.ones(2), {"logits": torch.ones(())}, 3.0])
+def test_the_only_scalar_of_a_tuple_is_its_loss() -> None:
+    loss = torch.ones(())
+    assert loss_of((torch.ones(2, 3), loss)) is loss
+    assert loss_of([None, loss, torch.tensor(3)]) is loss
+
+
+@pytest.mark.parametrize(
+    "result",
+    [torch.ones(2), {"logits": torch.ones(())}, 3.0, (torch.ones(()), torch.ones(())), (None,)],
+)
 def test_a_result_without_a_loss(result: Any) -> None:
     with pytest.raises(VerifyError, match="without a loss"):
         loss_of(result)

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from autopar.frontends.pytorch import ir
+from autopar.frontends.pytorch.aten_complex import lift_complex, meets_complex
 from autopar.frontends.pytorch.aten_elementwise import (
     ELEMENTWISE,
     REDUCTIONS,
@@ -36,6 +37,8 @@ def lift_call(lifter: Lifter, node: fx.Node) -> Any:
     if packet.endswith("_") and not packet.endswith("__"):
         packet = packet[:-1]  # the lifter gives in-place ops their effect
     arguments = _bound(lifter, node)
+    if meets_complex(node):
+        return lift_complex(lifter, node, arguments)
     lift = TABLE.get(packet) if node.target.namespace == "aten" else None  # type: ignore[union-attr]
     start = len(lifter.nodes)
     if lift is not None:

@@ -49,7 +49,11 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def like(tensor: torch.Tensor) -> Value:
-    return Value(tuple(map(int, tensor.shape)), dtype_name(tensor.dtype))
+    """A value of the tensor's shape and dtype; complex numbers are pairs in one more dim."""
+    shape = tuple(map(int, tensor.shape))
+    if tensor.is_complex():
+        return Value((*shape, 2), dtype_name(tensor.dtype.to_real()))
+    return Value(shape, dtype_name(tensor.dtype))
 
 
 class Links:

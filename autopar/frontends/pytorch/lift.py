@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from autopar.frontends.pytorch import ir
+from autopar.frontends.pytorch.aten_complex import real_view
 from autopar.frontends.pytorch.calls import NotAlike
 from autopar.frontends.pytorch.errors import MutationError, UnsupportedOpError
 from autopar.frontends.pytorch.ir import Node, Value
@@ -45,16 +46,21 @@ class Lifter:
         self._version: dict[fx.Node, int] = {}
         self._written = any(_is_inplace(n.target) for n in trace.graph.nodes)
         self._grad = True
-        self._source = Source()
+        self.source = Source()
         self._entered: dict[fx.Node, int] = {}  # results of "enter" -> kind
 
     def run(self) -> None:
         place = -1
         for place, node in enumerate(self.trace.graph.nodes):
-            self._source = self.trace.sources.at(place)
+            self.source = self.trace.sources.at(place)
             if node.op == "placeholder":
                 name = self.trace.batch[len(self.inputs)]
                 value = ir.like(node.meta["val"])
+                if node.meta["val"].is_complex():
+                    raise UnsupportedOpError(
+                        f"batch[{name!r}] is complex: give its real and imaginary parts, as "
+                        "torch.view_as_real makes them"
+                    )
                 value.role, value.name = "input", name
                 self.inputs.append(value)
                 self._env[node] = value
@@ -86,10 +92,10 @@ class Lifter:
         for value in outputs:
             if value.dtype not in DTYPE_BYTES:
                 raise UnsupportedOpError(
-                    f"{self._source}: {kind} makes a {value.dtype} tensor; tensors here are "
+                    f"{self.source}: {kind} makes a {value.dtype} tensor; tensors here are "
                     f"{', '.join(DTYPE_BYTES)}: write it with real numbers"
                 )
-        node = Node(kind, list(inputs), outputs, freeze(attrs), self._source, self._grad)
+        node = Node(kind, list(inputs), outputs, freeze(attrs), self.source, self._grad)
         self.nodes.append(node)
         return outputs
 
@@ -126,7 +132,7 @@ class Lifter:
         whole = value if same else written_through(self, node, self.read(base), value)
         if whole is None:
             raise MutationError(
-                f"{self._source}: {node.target} writes through a view ({node.name}) that has no "
+                f"{self.source}: {node.target} writes through a view ({node.name}) that has no "
                 "functional form here: build the tensor with torch.cat or torch.where instead"
             )
         self._write(base, whole)
@@ -140,7 +146,7 @@ class Lifter:
             raise NotAlike(kind.group, "the layer writes into its input")
         if isinstance(held, Value) and held.role in ("parameter", "buffer"):
             raise MutationError(
-                f"{self._source}: the forward writes into {held.role} {held.name!r}. Only batch "
+                f"{self.source}: the forward writes into {held.role} {held.name!r}. Only batch "
                 "normalisation may update its buffers: compute a new tensor instead"
             )
 
@@ -162,13 +168,23 @@ class Lifter:
             value.role = "parameter" if named.role == "parameter" else "buffer"
             value.name = named.name
             value.trainable = tensor.requires_grad
+            if tensor.is_complex():
+                if value.role == "parameter":
+                    raise UnsupportedOpError(
+                        f"{self.source}: parameter {named.name} is complex; make it of real "
+                        "numbers and torch.view_as_complex of them in the forward"
+                    )
+                value.shape, value.dtype = tuple(tensor.shape), ir.dtype_name(tensor.dtype)
+                value = real_view(self, value)
         else:
             real = getattr(tensor, "constant", tensor)
             if real is None:
                 raise UnsupportedOpError(
-                    f"{self._source}: a tensor made outside the model and the batch is used; "
+                    f"{self.source}: a tensor made outside the model and the batch is used; "
                     "register it as a buffer"
                 )
+            if real.is_complex():
+                real = torch.view_as_real(real.resolve_conj())
             data = real.detach().to(torch.float64 if real.dtype.is_floating_point else real.dtype)
             value = self.emit(
                 "constant", [], value.shape, value.dtype, value=data.tolist(), dtype=value.dtype
@@ -220,14 +236,14 @@ class Lifter:
             if len(node.args) > 2 and node.args[2] is False:
                 return
             raise UnsupportedOpError(
-                f"{self._source}: torch.autocast inside the forward; take it out, precision is "
+                f"{self.source}: torch.autocast inside the forward; take it out, precision is "
                 "chosen by Workload(precision=...)"
             )
         if name == "_exit_autocast":
             return
         what = "torch.vmap, torch.func.grad or the like" if name in _TRANSFORMS else name
         raise UnsupportedOpError(
-            f"{self._source}: {what} is not supported in a forward: write it with tensor ops"
+            f"{self.source}: {what} is not supported in a forward: write it with tensor ops"
         )
 
     def _lifted(self, node: fx.Node) -> Any:

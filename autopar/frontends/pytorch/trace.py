@@ -26,6 +26,7 @@ from torch.nn.modules.module import (
 )
 from torch.overrides import TorchFunctionMode
 
+from autopar.frontends.losses import find_loss, scalars_of
 from autopar.frontends.pytorch.build import Built, fake, is_internal, last_line, without_cache
 from autopar.frontends.pytorch.calls import Calls, Kind, NotAlike, Note
 from autopar.frontends.pytorch.errors import (
@@ -182,15 +183,12 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
 
 
 def _loss(result: Any) -> torch.Tensor:
-    loss = result
-    if not isinstance(result, torch.Tensor):
-        loss = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", None)
-    if not isinstance(loss, torch.Tensor):
-        fields = ", ".join(map(str, result)) if isinstance(result, dict) else "no .loss"
+    loss = find_loss(result)
+    if loss is None:
         raise LossError(
-            f"the forward returns a {type(result).__name__} ({fields}) without a loss: return the "
-            "scalar loss, or a record with .loss (Hugging Face models compute it when the batch "
-            "has labels)"
+            f"the forward returns {_shown(result)} without a loss: return the scalar loss, a tuple "
+            "with no other scalar, or a record with .loss (Hugging Face models compute it when the "
+            "batch has labels)"
         )
     if loss.numel() != 1 or not loss.dtype.is_floating_point:
         raise LossError(
@@ -198,6 +196,17 @@ def _loss(result: Any) -> torch.Tensor:
             f"{list(loss.shape)}, not a scalar loss: reduce it, as in loss.mean()"
         )
     return loss
+
+
+def _shown(result: Any) -> str:
+    """``a dict (logits, hidden)``, ``a tuple with scalars at 1 and 2``"""
+    kind = f"a {type(result).__name__}"
+    if isinstance(result, dict):
+        return f"{kind} ({', '.join(map(str, result))})"
+    if not isinstance(result, tuple | list):
+        return f"{kind} (no .loss)"
+    places = " and ".join(map(str, scalars_of(result)))
+    return f"{kind} with {f'scalars at {places}' if places else 'no scalar'}"
 
 
 @contextmanager
