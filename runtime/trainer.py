@@ -176,7 +176,7 @@ class Trainer:
         ask = getattr(self.storage.model, "counts", None)
         if ask is None:
             return {}
-        with torch.no_grad():
+        with torch.no_grad(), rank_state.using(self.ranks):
             found = [ask(piece) for piece in pieces]
             names = list(found[0])
             sums = torch.stack(

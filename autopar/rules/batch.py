@@ -162,11 +162,7 @@ class _Scope:
             found[factor] = name
         if len(found) > 1:
             pairs = " and ".join(f"{n} (index {f})" for f, n in found.items())
-            raise BatchMixed(
-                f"data axes cannot split the batch: op {op.kind!r} at {op.source} pairs every "
-                f"sample with every other, its operands {pairs} both hold the batch (rule {bound})."
-                f" {_ADVICE}"
-            )
+            self._against(op, f"pairs every sample with every other: {pairs}")
         return next(iter(found), None)
 
     def _mixed(self, op: Op, bound: BoundRule, name: str, dim: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from autopar.lowering import BATCH_AXES, Lowered, LoweredOp
+from autopar.lowering import MICROBATCH, Lowered, LoweredOp
 from autopar.runtime.emit_jax.errors import JaxEmitError
 from autopar.runtime.emit_torch.text import (
     AND,
@@ -103,8 +103,8 @@ class _Writer:
         return "FP32" if dtype == "float32" else literal(dtype)
 
     def axes_on(self, factor: str) -> tuple[str, ...]:
-        """Model axes that split ``factor`` of the op's rule."""
-        return tuple(a for a, c in self.strategy.choices if c == factor and a not in BATCH_AXES)
+        """Axes that split ``factor`` of the op's rule, microbatches left out."""
+        return tuple(a for a, c in self.strategy.choices if c == factor and a != MICROBATCH)
 
     def axis_argument(self, factor: str) -> list[str]:
         axes = self.axes_on(factor)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autopar.lowering import Lowered, LoweredOp, LoweredTensor, Operand
+from autopar.nouns.mesh import DATA_AXES
 from autopar.runtime.emit_torch.site import EmitError, data_part
 
 
@@ -48,6 +49,12 @@ def labels_only(lowered: Lowered, ops: list[LoweredOp]) -> Lowered:
     names = dict.fromkeys(op.op.inputs[1] for op in ops)
     outputs = tuple(Operand(n, tensors[n].shared, (), False) for n in names)
     return replace(lowered, ops=tuple(kept), tensors=tensors, outputs=outputs)
+
+
+def held_whole(part: Lowered, labels: str) -> list[str]:
+    """Data axes whose ranks all have the same labels, so that one alone counts them."""
+    placed = part.tensors[labels].shared
+    return [a for a in part.mesh.axes if a in DATA_AXES and placed.on(a).kind != "S"]
 
 
 def _on_data_axes(op: LoweredOp) -> LoweredOp:

@@ -18,7 +18,7 @@ from autopar.runtime.emit_torch.classes import (
     module_tree,
     surroundings,
 )
-from autopar.runtime.emit_torch.counts import count_names, counted, labels_only
+from autopar.runtime.emit_torch.counts import count_names, counted, held_whole, labels_only
 from autopar.runtime.emit_torch.forward import Forward
 from autopar.runtime.emit_torch.legend import legend, state
 from autopar.runtime.emit_torch.names import first_free, identifier
@@ -199,7 +199,10 @@ def _counts(lowered: Lowered, lines: Lines, printing: Printing, root: modules.No
     for op in ops:
         ignored = op.op.attrs.get("ignore_index", -100)
         key = printing.counts[op.op.name].removeprefix("counts[").removesuffix("]")
-        entries.append(f"{key}: ({labels[op.op.inputs[1]]} != {ignored}).sum()")
+        found = f"({labels[op.op.inputs[1]]} != {ignored}).sum()"
+        for axis in held_whole(part, op.op.inputs[1]):  # labels that the batch does not give
+            found = f'keep_first({found}, "{axis}")'
+        entries.append(f"{key}: {found}")
     lines.add("@staticmethod")
     lines.add("def counts(batch: dict[str, Tensor]) -> dict[str, Tensor]:")
     lines.add('    """Labelled tokens of one microbatch; the runtime sums them over the batch."""')

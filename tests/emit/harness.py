@@ -6,6 +6,7 @@ import copy
 import types
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,6 +101,8 @@ def run(made: Emitted, model: nn.Module, batch: Tensors, half: bool = False) -> 
     wanted = getattr(torch, made.plan.precision) if half else torch.float64
     batch = {n: t.to(wanted) if t.is_floating_point() else t for n, t in batch.items()}
 
+    data = [a for a in mesh.axes if a in DATA_AXES]
+
     def task(ranks: Any) -> Any:
         program = module.Model()
         parameters, buffers = declared_in(program)
@@ -114,9 +117,9 @@ def run(made: Emitted, model: nn.Module, batch: Tensors, half: bool = False) -> 
                     owner._buffers[name] = whole[full][region].to(buffers[full].dtype).clone()
         extra = {}
         if hasattr(program, "counts"):
-            every = [cut(batch, made.captured, mesh, place, micro) for place in data_places(mesh)]
-            found = [program.counts(p) for pieces_ in every for p in pieces_]
-            extra["counts"] = {k: sum(f[k] for f in found) for k in found[0]}
+            own = cut(batch, made.captured, mesh, ranks.coordinates, micro)
+            found = [program.counts(piece) for piece in own]
+            extra["counts"] = {k: simulated.total(sum(f[k] for f in found), data) for k in found[0]}
         loss = torch.zeros((), dtype=torch.float32 if half else torch.float64)
         for piece in cut(batch, made.captured, mesh, ranks.coordinates, micro):
             share = program(**piece, **extra)
@@ -126,9 +129,9 @@ def run(made: Emitted, model: nn.Module, batch: Tensors, half: bool = False) -> 
         kept = {n: b.detach() for n, b in program.named_buffers()}
         return loss, gradients, parameters, kept, buffers
 
-    with lifted(None if half else torch.float64), computing(wanted if half else None):
+    wide = nullcontext() if half else exact()
+    with wide, lifted(None if half else torch.float64), computing(wanted if half else None):
         results, world = simulated.run(mesh, task)
-    data = [a for a in mesh.axes if a in DATA_AXES]
     losses = summed(mesh, [r[0] for r in results], data)
     for other in losses[1:]:
         torch.testing.assert_close(other, losses[0], rtol=1e-12, atol=1e-12)
@@ -172,16 +175,6 @@ def summed(mesh: Mesh, values: list[torch.Tensor], axes: list[str]) -> list[torc
         firsts = [r - r // stride % size * stride for r in range(len(values))]
         values = [sum(values[f + i * stride] for i in range(size)) for f in firsts]  # type: ignore[misc]
     return values
-
-
-def data_places(mesh: Mesh) -> list[dict[str, int]]:
-    """Coordinates of one rank for each place along the data axes."""
-    found = []
-    for place in simulated.coordinates(mesh):
-        named = dict(zip(mesh.axes, place, strict=True))
-        if all(i == 0 for a, i in named.items() if a not in DATA_AXES):
-            found.append(named)
-    return found
 
 
 def cut(

@@ -7,9 +7,8 @@ then, which real ranks, each a process, cannot do to one another.
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -140,5 +139,8 @@ def run(mesh: Mesh, task: Callable[[Any], Any]) -> tuple[list[Any], World]:
     return results, world
 
 
-def coordinates(mesh: Mesh) -> Iterator[tuple[int, ...]]:
-    yield from itertools.product(*(range(n) for n in mesh.sizes))
+def total(value: torch.Tensor, axes: Iterable[str]) -> torch.Tensor:
+    """The sum over ``axes``, on every rank; for one that runs, and nothing is noted."""
+    for axis in axes:
+        value = torch.stack(_here.world.exchange(value, axis)).sum(0)
+    return value

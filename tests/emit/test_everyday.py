@@ -135,6 +135,29 @@ def test_the_only_scalar_of_a_tuple_is_the_loss() -> None:
     _verified(made, Telling(_focal), _labelled(4), MESHES[0])
 
 
+class Contrasting(nn.Module):
+    """Every sample meets every other; the labels are the samples' own numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 6), nn.Linear(4, 6)
+        self.scale = nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        a, b = F.normalize(self.left(x), dim=-1), F.normalize(self.right(x.cos()), dim=-1)
+        scores = self.scale.exp() * a @ b.T
+        own = torch.arange(SAMPLES)
+        pushed = F.logsigmoid(scores * (2 * torch.eye(SAMPLES) - 1)).mean()
+        return F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own) / 2 - pushed
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_contrastive_losses(mesh: str) -> None:
+    torch.manual_seed(0)
+    made = capture_of(Contrasting, lambda: _labelled(4))
+    _verified(made, Contrasting(), _labelled(4), mesh)
+
+
 # -- layers ----------------------------------------------------------------------------------------
 
 

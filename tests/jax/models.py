@@ -55,6 +55,31 @@ def mlp() -> Model:
     return Model(loss, params, {"x": shape(B, W), "y": shape(B, W)})
 
 
+def _picked(scores: Any, labels: Any) -> Any:
+    return -jnp.take_along_axis(jax.nn.log_softmax(scores), labels[:, None], axis=-1)[:, 0]
+
+
+def masked() -> Model:
+    """A ratio of two sums over the batch: the loss is whole on every device."""
+
+    def loss(params: Any, batch: Mapping[str, Any]) -> Any:
+        keep = (batch["y"] > 1).astype(jnp.float32)
+        return (_picked(batch["x"] @ params["head"], batch["y"]) * keep).sum() / keep.sum()
+
+    return Model(loss, {"head": shape(W, V)}, {"x": shape(B, W), "y": ids(B)})
+
+
+def contrastive() -> Model:
+    """Every sample meets every other one, and is its own label."""
+
+    def loss(params: Any, batch: Mapping[str, Any]) -> Any:
+        scores = (batch["x"] @ params["left"]) @ (jnp.sin(batch["x"]) @ params["right"]).T
+        own = jnp.arange(B)
+        return _picked(scores, own).mean() + _picked(scores.T, own).mean()
+
+    return Model(loss, {"left": shape(W, F), "right": shape(W, F)}, {"x": shape(B, W)})
+
+
 # --- a GPT, with its layers in a scan or in a Python loop ---------------------------------------
 
 
@@ -208,6 +233,8 @@ def convnet() -> Model:
 
 MODELS: Mapping[str, Callable[[], Model]] = {
     "mlp": mlp,
+    "masked": masked,
+    "contrastive": contrastive,
     "gpt_scan": gpt_scan,
     "gpt_unrolled": gpt_unrolled,
     "llama": llama,

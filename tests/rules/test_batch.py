@@ -78,12 +78,16 @@ def test_an_op_that_keeps_the_batch_whole_is_named() -> None:
     assert "--fix dp_replicate=1,dp_shard=1" in text
 
 
-def test_samples_that_meet_each_other_are_named() -> None:
+def test_samples_that_meet_each_other_stay_split_on_one_side() -> None:
+    """The other side is gathered, and no microbatch can do without the others."""
     g = Drawing()
     a, b = g.given("a", B, D), g.given("b", D, B)
-    out = g.op("matmul", (a, b), B, B)
-    with pytest.raises(BatchMixed, match="pairs every sample with every other"):
-        batch_flow(g.graph(out), {"a": 0, "b": 1})
+    out = g.op("matmul", (a, b), B, B, name="scores")
+    flow = batch_flow(g.graph(out), {"a": 0, "b": 1})
+    assert flow.choices["scores"] == "m"
+    assert flow.tensors["scores"] == "S0"
+    assert not flow.accumulates
+    assert "pairs every sample with every other: a (index m) and b (index n)" in flow.obstacles[0]
 
 
 def test_what_comes_from_parameters_alone_is_deferred() -> None:

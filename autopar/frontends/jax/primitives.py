@@ -109,8 +109,12 @@ def _clamp(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> 
 def _reshape(
     params: Any, inputs: list[Operand], outs: Outs, builder: Builder
 ) -> list[Operand] | None:
-    if params.get("dimensions") is not None:
+    if params.get("dimensions") is not None:  # another order of elements
         return None
+    return _reshaped(params, inputs, outs, builder)
+
+
+def _reshaped(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
     return [builder.reshape(inputs[0], outs[0][0])]
 
 
@@ -296,8 +300,8 @@ TABLE: Mapping[str, Callable[..., list[Operand] | None]] = {
     "select_n": _select_n,
     "clamp": _clamp,
     "reshape": _reshape,
-    "squeeze": _reshape,
-    "expand_dims": _reshape,
+    "squeeze": _reshaped,
+    "expand_dims": _reshaped,
     "transpose": _transpose,
     "broadcast_in_dim": _broadcast_in_dim,
     "slice": _slice,
