@@ -18,7 +18,7 @@ ALLOWED = {
     "errors": set(),
     "nouns": {"errors"},
     "workload": {"errors"},
-    "plan_checks": {*GROUND, "workload"},
+    "plan_checks": {*GROUND, "file_errors", "workload"},
     "plan_folder": {*GROUND, "plan_checks"},
     "sources": GROUND,
     "rules": GROUND,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -12,9 +13,10 @@ from autopar.frontends.captured import Captured
 from autopar.frontends.loading import load_workload
 from autopar.nouns import batch
 from autopar.nouns import plan as plans
+from autopar.nouns.graph import to_text
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Fingerprints, Stage
-from tests.plans import plan, prediction
+from tests.plans import cluster, plan, prediction
 
 HERE = Path(__file__).parent
 WORKLOAD = f"{HERE / 'tiny_gpt.py'}:workload"
@@ -40,6 +42,7 @@ def write(
     units: str = "layers.*",
 ) -> Path:
     """A folder as `autopar plan` would leave it, as far as the runtime reads it."""
+    place = cluster(math.prod(mesh.values()))
     found = replace(
         plan(),
         workload=workload,
@@ -48,7 +51,10 @@ def write(
         microbatches=microbatches,
         precision=precision,
         fingerprints=Fingerprints(
-            fingerprint or captured(workload).fingerprint(), "c", "p", version("autopar")
+            fingerprint or captured(workload).fingerprint(),
+            place.fingerprint,
+            "p",
+            version("autopar"),
         ),
         prediction=prediction(step_time_s=0.012),
     )
@@ -63,6 +69,8 @@ def write(
     files = {
         plan_folder.PLAN: plans.to_json(found),
         plan_folder.BATCH: batch.to_json(captured(workload).batch),
+        plan_folder.GRAPH: to_text(captured(workload).graph),
+        plan_folder.CLUSTER: place.to_json(),
         "program/model.py": text,
     }
     if collectives:

@@ -40,7 +40,9 @@ workload = Workload(model=tiny_gpt.GPT, batch=batch, learning_rate=1e-2, clip_no
 def faulty(tmp_path: Path, fault: str) -> Path:
     model = tmp_path / "model.py"
     model.write_text(MODEL.format(fault=fault))
-    return folders.write(tmp_path / "plan", {"dp_shard": 2}, zero=3, workload=f"{model}:workload")
+    target = f"{model}:workload"
+    mesh = {"dp_shard": 2}
+    return folders.write(tmp_path / "plan", mesh, zero=3, workload=target, collectives=to_json([]))
 
 
 def test_run_saves_and_another_plan_goes_on(
@@ -117,7 +119,7 @@ def test_a_plan_of_another_version_of_the_tool_is_refused(tmp_path: Path) -> Non
 def test_a_folder_without_a_program(tmp_path: Path) -> None:
     plan = folders.write(tmp_path / "plan", {"tp": 1})
     (plan / "program" / "model.py").unlink()
-    with pytest.raises(UserError, match="no program in"):
+    with pytest.raises(UserError, match="no program for torch in"):
         run(plan, 1)
     with pytest.raises(UserError, match="autopar plan"):
         run(tmp_path / "nothing", 1)
