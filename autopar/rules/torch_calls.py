@@ -200,10 +200,11 @@ def _prelu(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) ->
 
 
 TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
+    **{f"aten::{name}": _pointwise("") for name in "round ceil trunc isfinite".split()},
     **dict.fromkeys(("aten::exp2", "aten::expm1", "aten::tan"), _pointwise("y")),
     **{
         f"aten::{name}": _pointwise("0")
-        for name in "log_sigmoid hardswish hardsigmoid selu celu log2 log10".split()
+        for name in "log_sigmoid hardswish hardsigmoid selu celu log2 log10 atan".split()
     },
     **{
         f"aten::{name}": _pointwise("012")

@@ -31,7 +31,7 @@ def _reshape(site: Site) -> Expr:
             if (first, last) == (0, len(old) - 1):
                 return Expr(f"{x.atom}.flatten()")
             return Expr(f"{x.atom}.flatten({first}, {last})")
-    return Expr(f"{x.atom}.reshape({_numbers(new)})")
+    return Expr(f"{x.atom}.reshape({_numbers(new) or '()'})")
 
 
 def _transpose(site: Site) -> Expr:

@@ -75,6 +75,19 @@ LOSSES: dict[str, Loss] = {
     ),
     "cosine": lambda x, y: (1 - F.cosine_similarity(x, _hot(y) + 0.1, dim=-1)).mean(),
     "normalised": lambda x, y: (F.normalize(x, dim=-1) * _hot(y)).sum(-1).square().mean(),
+    "triplet": lambda x, y: F.triplet_margin_loss(x, x.roll(1, -1), x.roll(2, -1) * 1.5),
+    "distance": lambda x, y: F.pairwise_distance(x, _hot(y)).mean().sum(),
+    "least and where": lambda x, y: (
+        (x.min(-1).values - torch.hstack([x, x]).argmin(-1) * x.min(1, keepdim=True)[0].squeeze(1))
+        .square()
+        .mean()
+    ),
+    "vectors": lambda x, y: (
+        (x @ torch.linspace(0, 1, CLASSES) * (torch.arange(4.0) @ torch.ones(4))).square().mean()
+    ),
+    "grid": lambda x, y: (
+        (x * sum(torch.meshgrid(torch.arange(1), torch.arange(6), indexing="ij"))).square().mean()
+    ),
     "log sigmoid": lambda x, y: -F.logsigmoid(x * (2 * _hot(y) - 1)).mean(),
 }
 
@@ -214,6 +227,20 @@ class Experts(nn.Module):
         return F.cross_entropy((sum(parts) * self.experts[1].extra).mean(1), y)
 
 
+class Bags(nn.Module):
+    """Every sample looks up bags of one size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        modes = ("sum", "mean", "max")
+        self.tables = nn.ModuleList(nn.EmbeddingBag(5, CLASSES, mode=mode) for mode in modes)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        ids = torch.stack((y % 5, (y * 2 + 1) % 5), 1)
+        bags = torch.stack([table(ids) for table in self.tables])
+        return F.cross_entropy(bags.sum(0) * x[:, 0, :CLASSES], y)
+
+
 class Images(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -261,6 +288,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "rnn": lambda: Recurrent(nn.RNN, batch_first=True),
     "lstm cell": Stepwise,
     "experts": Experts,
+    "bags": Bags,
     "images": Images,
     "complex rotary": Turning,
 }

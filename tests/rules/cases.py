@@ -525,7 +525,8 @@ CASES: Mapping[str, Builder] = {
     **{
         f"aten::{name}": _function
         for name in (
-            "log_sigmoid hardswish hardsigmoid selu celu expm1 exp2 log2 log10 tan logaddexp"
+            "log_sigmoid hardswish hardsigmoid selu celu expm1 exp2 log2 log10 tan logaddexp "
+            "atan round ceil trunc isfinite"
         ).split()
     },
     **{

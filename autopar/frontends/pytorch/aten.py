@@ -253,6 +253,25 @@ def _embedding(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     return lifter.emit("embedding", [ids, weight], shape, weight.dtype, padding_idx=padding)
 
 
+def _embedding_bag(lifter: Lifter, node: fx.Node, a: Arguments) -> list[Value | None]:
+    """Bags of one size are rows of a lookup that are put together."""
+    ids, weight, offsets = a["indices"], a["weight"], a["offsets"]
+    first = ir.like(node.meta["val"][0])
+    steps = next((n for n in lifter.nodes if offsets in n.outputs and n.kind == "arange"), None)
+    bags = first.shape[0]
+    size = ids.shape[0] // max(bags, 1)
+    asked = steps is not None and (steps.attrs["start"], steps.attrs["step"]) == (0, size)
+    plain = a["per_sample_weights"] is None and not a["sparse"] and not a["scale_grad_by_freq"]
+    if not asked or not plain or a["include_last_offset"] or a.get("padding_idx") not in (None, -1):
+        raise Unliftable
+    shape = (bags, size, *weight.shape[1:])
+    ids = lifter.emit("reshape", [ids], shape[:2], ids.dtype, shape=shape[:2])
+    rows = lifter.emit("embedding", [ids, weight], shape, weight.dtype, padding_idx=None)
+    kind = ("sum", "mean", "amax")[a["mode"]]
+    bag = lifter.emit(kind, [rows], first.shape, first.dtype, dims=(1,), keepdim=False)
+    return [bag, None, None, None]
+
+
 def _dropout(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     x: Value = next(iter(a.values()))  # "input", and "self" in place
     if not a["train"] or a["p"] == 0:
@@ -315,6 +334,7 @@ TABLE: dict[str, Lift] = {
     "instance_norm": _instance_norm,
     "batch_norm": _batch_norm,
     "embedding": _embedding,
+    "embedding_bag": _embedding_bag,
     "dropout": _dropout,
     "softmax": _softmax("softmax"),
     "log_softmax": _softmax("log_softmax"),

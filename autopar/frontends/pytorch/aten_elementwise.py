@@ -169,9 +169,11 @@ def _dims(x: Value, dim: Any) -> tuple[int, ...]:
 def _reduction(kind: str) -> Lift:
     def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
         x: Value = a["self"]
+        meta = ir.like(node.meta["val"])
+        if x.shape == () and meta.dtype == x.dtype:
+            return x
         if x.shape == ():
             raise Unliftable
-        meta = ir.like(node.meta["val"])
         if a.get("dtype") is not None and meta.dtype != x.dtype:
             x = lifter.emit("cast", [x], x.shape, meta.dtype, dtype=meta.dtype)
         keep = bool(a.get("keepdim", False))
@@ -190,12 +192,14 @@ def _extremum(kind: str) -> Lift:
             return _result(lifter, node, pair, [x, a["other"]])
         if "dim" not in a:
             return _result(lifter, node, kind, [x], dims=_dims(x, None), keepdim=False)
-        if kind == "amin":
-            raise Unliftable
         values, places = (ir.like(t) for t in node.meta["val"])
         dim, keep = a["dim"] % len(x.shape), a["keepdim"]
+        if kind == "amin":
+            x = lifter.emit("neg", [x], x.shape, x.dtype)
         top = lifter.emit("amax", [x], values.shape, values.dtype, dims=(dim,), keepdim=keep)
         place = lifter.emit("argmax", [x], places.shape, places.dtype, dim=dim, keepdim=keep)
+        if kind == "amin":
+            top = lifter.emit("neg", [top], values.shape, values.dtype)
         return [top, place]
 
     return lift
@@ -206,6 +210,11 @@ def _argmax(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
         raise Unliftable
     x = a["self"]
     return _result(lifter, node, "argmax", [x], dim=a["dim"] % len(x.shape), keepdim=a["keepdim"])
+
+
+def _argmin(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x = a["self"]
+    return _argmax(lifter, node, {**a, "self": lifter.emit("neg", [x], x.shape, x.dtype)})
 
 
 def _variance(root: bool) -> Lift:
@@ -304,6 +313,7 @@ REDUCTIONS: dict[str, Lift] = {
     "max": _extremum("amax"),
     "min": _extremum("amin"),
     "argmax": _argmax,
+    "argmin": _argmin,
     "var": _variance(root=False),
     "std": _variance(root=True),
     "cumsum": _cumsum,

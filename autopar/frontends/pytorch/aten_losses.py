@@ -69,6 +69,38 @@ def _pointwise(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     return _reduced(lifter, losses, a["reduction"])
 
 
+def _distance(lifter: Lifter, x: Value, y: Value, p: float, eps: float, keep: bool) -> Value:
+    """``norm(x - y + eps)`` over the last dim."""
+    shape = torch.broadcast_shapes(x.shape, y.shape)  # type: ignore[no-untyped-call]
+    less = lifter.emit("sub", [x, y], shape, x.dtype)
+    less = lifter.emit("add", [less], shape, x.dtype, other=eps)
+    out = (*shape[:-1], 1) if keep else shape[:-1]
+    call = {
+        "target": "aten.linalg_vector_norm.default",
+        "args": ["%0", p, [-1], keep],
+        "kwargs": {},
+    }
+    return lifter.emit("aten::linalg_vector_norm", [less], out, x.dtype, torch=call)
+
+
+def _pairwise(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    return _distance(lifter, a["x1"], a["x2"], a["p"], a["eps"], a["keepdim"])
+
+
+def _triplet(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    """``max(margin + d(anchor, positive) - d(anchor, negative), 0)``"""
+    if a["swap"]:
+        raise Unliftable
+    near, far = (
+        _distance(lifter, a["anchor"], a[name], a["p"], a["eps"], False)
+        for name in ("positive", "negative")
+    )
+    excess = lifter.emit("sub", [near, far], near.shape, near.dtype)
+    excess = lifter.emit("add", [excess], near.shape, near.dtype, other=a["margin"])
+    losses = lifter.emit("clamp", [excess], near.shape, near.dtype, min=0, max=None)
+    return _reduced(lifter, losses, a["reduction"])
+
+
 # -- over classes ----------------------------------------------------------------------------------
 
 
@@ -176,6 +208,8 @@ def _likelihood(lifter: Lifter, a: Arguments) -> Value:
 LOSSES: dict[str, Lift] = {
     "cross_entropy_loss": _cross_entropy,
     **{name: _nll for name in ("nll_loss", "nll_loss_nd", "nll_loss2d")},
+    "pairwise_distance": _pairwise,
+    "triplet_margin_loss": _triplet,
     "mse_loss": _difference("square"),
     "l1_loss": _difference("abs"),
     **{

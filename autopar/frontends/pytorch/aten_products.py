@@ -52,9 +52,27 @@ def _addmm(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
 def _matmul(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     x, y = a["self"], a["mat2" if "mat2" in a else "other"]
     if len(x.shape) < 2 or len(y.shape) < 2:
-        raise Unliftable
+        return _with_vector(lifter, node, x, y)
     flat = len(y.shape) == 2 and (len(x.shape) > 2 or y.role == "parameter")
     return _product(lifter, node, "linear_t" if flat else "matmul", x, y, "aten.matmul.default")
+
+
+def _with_vector(lifter: Lifter, node: fx.Node, x: Value, y: Value) -> Value:
+    """A vector is one row on the left and one column on the right."""
+    meta = ir.like(node.meta["val"])
+    row, column = (1, *x.shape), (*y.shape, 1)
+    if len(x.shape) == 1:
+        x = lifter.emit("reshape", [x], row, x.dtype, shape=row)
+    if len(y.shape) == 1:
+        y = lifter.emit("reshape", [y], column, y.dtype, shape=column)
+    kind = "linear_t" if len(y.shape) == 2 else "matmul"
+    found = _product(lifter, node, kind, x, y, "aten.matmul.default")
+    return lifter.emit("reshape", [found], meta.shape, meta.dtype, shape=meta.shape)
+
+
+def _dot(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x, y = (v for v in a.values() if isinstance(v, Value))
+    return _with_vector(lifter, node, x, y)
 
 
 def _baddbmm(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
@@ -147,6 +165,8 @@ PRODUCTS: dict[str, Lift] = {
     "matmul": _matmul,
     "mm": _matmul,
     "bmm": _matmul,
+    "mv": _dot,
+    "dot": _dot,
     "baddbmm": _baddbmm,
     "einsum": _einsum,
     **{name: _conv for name in ("conv1d", "conv2d", "conv3d", "convolution")},

@@ -272,6 +272,31 @@ def _broadcast(lifter: Lifter, node: fx.Node, a: Arguments) -> list[Value]:
     ]
 
 
+def _meshgrid(lifter: Lifter, node: fx.Node, a: Arguments) -> list[Value]:
+    """Each vector along its own dim of the shape that all of them span."""
+    vectors = a["tensors"]
+    swapped = a.get("indexing") == "xy" and len(vectors) > 1
+    found = []
+    for place, x in enumerate(vectors):
+        dim = 1 - place if swapped and place < 2 else place
+        meta = ir.like(node.meta["val"][place])
+        thin = tuple(n if d == dim else 1 for d, n in enumerate(meta.shape))
+        x = reshape_to(lifter, x, thin)
+        found.append(lifter.emit("expand", [x], meta.shape, x.dtype, shape=meta.shape))
+    return found
+
+
+def _stacked(dim: int) -> Lift:
+    """`vstack` and `hstack`: a cat of what has dims enough."""
+
+    def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Any:
+        if any(len(x.shape) < 2 for x in a["tensors"]):
+            raise Unliftable
+        return _cat(lifter, node, {**a, "dim": dim})
+
+    return lift
+
+
 def _outer(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     x, y = a["self"], a["vec2"]
     meta = ir.like(node.meta["val"])
@@ -337,6 +362,9 @@ SHAPES: dict[str, Lift] = {
     **{name: _filled(1) for name in "ones ones_like new_ones".split()},
     **{name: _filled() for name in "full full_like new_full fill scalar_tensor".split()},
     "broadcast_tensors": _broadcast,
+    "meshgrid": _meshgrid,
+    "vstack": _stacked(0),
+    "hstack": _stacked(1),
     "outer": _outer,
     "eye": _eye,
     "tril_indices": _triangle(torch.tril_indices),
