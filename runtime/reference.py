@@ -201,8 +201,9 @@ def random_batch(workload: Workload, seed: int = 1) -> dict[str, Any]:
     """A batch shaped like the workload's, of distinct random tensors.
 
     Distinct, since a batch that passes one tensor twice hides a program that mixes them up. Ids are
-    drawn from the range that the real batch shows and negative ones (ignored labels) stay in
-    number; masks and flags are permuted over the samples; floats get the real mean and spread, in
+    drawn from the range that the real batch shows at their place in a sample, or anywhere where
+    they do not vary there, and negative ones (ignored labels) stay in number; masks, flags and
+    floats from 0 to 1 are permuted over the samples; other floats get the real mean and spread, in
     float64. Inputs without a batch dim stay as they are.
     """
     with torch.random.fork_rng(devices=[]):
@@ -222,14 +223,22 @@ def random_batch(workload: Workload, seed: int = 1) -> dict[str, Any]:
 
 
 def _random_like(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    mixed = value[torch.randperm(value.shape[0], generator=generator)]
+    low, high = value[value >= 0].min() if bool((value >= 0).any()) else 0, value.max()
     if value.is_floating_point():
+        if 0 <= value.min() < high <= 1:
+            return mixed
         noise = torch.randn(value.shape, dtype=value.dtype, generator=generator)
         spread = value.std() if value.numel() > 1 else torch.zeros(())
         return noise * (spread if spread > 0 else 1.0) + value.mean()
-    mixed = value[torch.randperm(value.shape[0], generator=generator)]
-    low = int(value[value >= 0].min()) if bool((value >= 0).any()) else 0
-    high = int(value.max())
     if value.dtype is torch.bool or high <= 1:
         return mixed
-    drawn = torch.randint(low, high + 1, value.shape, dtype=value.dtype, generator=generator)
+    # A place in the sample may have ids of its own, such as those of one table of many.
+    least = torch.where(value < 0, high, value).amin(0)
+    most = value.amax(0)
+    least, most = (
+        torch.where(least < most, own, all_) for own, all_ in ((least, low), (most, high))
+    )
+    share = torch.rand(value.shape, dtype=torch.float64, generator=generator)
+    drawn = least + (share * (most - least + 1)).floor().to(value.dtype)
     return torch.where(mixed < 0, mixed, drawn)

@@ -122,6 +122,21 @@ def test_random_batches_are_distinct_and_valid() -> None:
     assert made["flag"] is True
 
 
+def test_a_random_batch_keeps_to_what_a_model_can_take() -> None:
+    """Ids of several tables side by side, and targets between 0 and 1."""
+    ids = torch.tensor([[0, 500, -100], [3, 900, 7], [1, 0, 8]])
+    shares = torch.tensor([[0.25, 0.75], [1.0, 0.0], [0.5, 0.5]])
+    rows = torch.arange(4, 8).repeat(3, 1)
+    workload = Workload(model=nn.Identity, batch=lambda: {"i": ids, "s": shares, "r": rows})
+    seen = [random_batch(workload, seed) for seed in range(20)]
+    drawn = torch.cat([made["i"] for made in seen])
+    assert set(drawn[:, 0].tolist()) == {0, 1, 2, 3}
+    assert drawn[:, 1].max() > 3
+    assert {int(n) for n in drawn[:, 2]} == {-100, 7, 8}
+    assert all(torch.equal(made["s"].sum(1), torch.ones(3).double()) for made in seen)
+    assert {int(n) for made in seen for n in made["r"][:, 0]} == {4, 5, 6, 7}
+
+
 def test_the_only_scalar_of_a_tuple_is_its_loss() -> None:
     loss = torch.ones(())
     assert loss_of((torch.ones(2, 3), loss)) is loss
