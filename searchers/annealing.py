@@ -10,7 +10,9 @@ many moves and lowered when it blocks few.
 
 Which ball is best differs from problem to problem, and so does luck: several chains with different
 balls run side by side (``CHAINS``), and rounds after the first start from the best of them, cooler.
-Temperatures are in units of the cost per variable of the round's start.  Chains have their own
+Rounds are hot enough for chains to come to rest in different places: what merging makes of several
+good answers is worth more than the last percent of any one.  Temperatures are in units of the cost
+per variable of the round's start.  Chains have their own
 random numbers and meet only between rounds, so the number of cores changes nothing but the time.
 One evaluation is one variable looked at.
 """
@@ -31,6 +33,7 @@ from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
 from autopar.searchers.starts import first_answer, shrunk
 
 EVALUATIONS = 20_000_000  # of one round when there is no budget
+HOT, AGAIN, COLD = 10.0, 1.0, 0.003  # temperatures of the first round, of the others, at their end
 CHAINS = (Ball(200, 3.0, 0.02), Ball(1000, 1.0, 0.02), Ball(1000, 3.0, 0.02), Ball(3000, 1.0, 0.0))
 
 
@@ -45,7 +48,10 @@ class Annealer:
         self.chains = [Chain(m, arcs, price, start, ball, seed, i) for i, ball in enumerate(CHAINS)]
 
     def round(self, hot: float, cold: float, evaluations: float, seconds: float) -> list[Ints]:
-        """Run every chain from where it stands; returns their best choices, best first."""
+        """Run every chain from where it stands.
+
+        Returns their best choices, best first, and where each of them came to rest.
+        """
         scale = abs(self.best_cost - self.model.constant) / max(self.model.num_vars, 1)
         deadline = time.perf_counter() + min(seconds, self.run.remaining_s)
 
@@ -64,7 +70,7 @@ class Annealer:
         ranked = sorted(self.chains, key=lambda c: c.best_cost)
         self.take(ranked[0].best)
         self.run.spend(sum(spent))
-        return [c.best for c in ranked]
+        return [c.best for c in ranked] + [c.tree.choice.copy() for c in ranked]
 
     def take(self, x: Ints) -> None:
         """Keep a choice when it is the best so far."""
@@ -125,8 +131,8 @@ def improve(
     warmth = min(1.0, max(5.0 * gap, 0.01))
     for r in range(rounds):
         seconds, evaluations = _part(run, 0.45 if r == 0 else 1.0 / (rounds - r + 0.05))
-        hot = (1.0 if r == 0 else 0.1) * warmth
-        found = annealer.round(hot, 0.003 * warmth, evaluations, seconds)
+        hot = (HOT if r == 0 else AGAIN) * warmth
+        found = annealer.round(hot, COLD * warmth, evaluations, seconds)
         if between is not None:
             between(annealer, found)
         if run.closed:
