@@ -54,11 +54,8 @@ def told(folder: str | Path, plan: Plan, captured: Captured) -> str:
 def edits(program: str, given: str) -> list[str]:
     """Every place where ``program`` is not ``given``: its line, and what each of them says."""
     ours, theirs = _code(program), _code(given)
-    matcher = difflib.SequenceMatcher(
-        None, [text for _, text in theirs], [text for _, text in ours], autojunk=False
-    )
     found = []
-    for tag, i, i_end, j, j_end in matcher.get_opcodes():
+    for tag, i, i_end, j, j_end in _matcher(theirs, ours).get_opcodes():
         if tag == "equal":
             continue
         line = ours[j][0] if j < len(ours) else len(program.splitlines()) + 1
@@ -71,6 +68,41 @@ def edits(program: str, given: str) -> list[str]:
         else:
             found.append(f"line {line} is {wrong}, the plan gives {right}")
     return found
+
+
+def transplanted(program: str, given: str, probed: str) -> str | None:
+    """``probed`` with the edits that make ``given`` into ``program``.
+
+    ``probed`` says the same as ``given`` in more statements, so that an edit may be of a line that
+    it does not have: None then. Collectives are lines of their own in both.
+    """
+    ours, base, more = _code(program), _code(given), _code(probed)
+    lines = probed.splitlines()
+    place = {  # of a line of ``given`` in ``lines``
+        i + k: more[j + k][0] - 1
+        for i, j, size in _matcher(base, more).get_matching_blocks()
+        for k in range(size)
+    }
+    for tag, i, i_end, j, j_end in reversed(_matcher(base, ours).get_opcodes()):
+        if tag == "equal":
+            continue
+        if i == i_end and i - 1 in place:
+            at = place[i - 1] + 1
+        elif i in place:
+            at = place[i]
+        else:
+            return None
+        if any(k not in place for k in range(i, i_end)):
+            return None
+        for k in reversed(range(i, i_end)):
+            del lines[place[k]]
+        lines[at:at] = [text for _, text in ours[j:j_end]]
+    return "\n".join(lines) + "\n"
+
+
+def _matcher(a: list[tuple[int, str]], b: list[tuple[int, str]]) -> difflib.SequenceMatcher[str]:
+    left, right = ([text for _, text in lines] for lines in (a, b))
+    return difflib.SequenceMatcher(None, left, right, autojunk=False)
 
 
 def _code(text: str) -> list[tuple[int, str]]:

@@ -6,7 +6,7 @@ forward and backward on one batch in float64.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Stage, key
 from autopar.runtime import program
 from autopar.runtime.batches import Batch
-from autopar.runtime.edits import program_of, told
+from autopar.runtime.edits import program_of, told, transplanted
 from autopar.runtime.initialize import initialize
 from autopar.runtime.loading import run_program
 from autopar.runtime.probe import Places, Seen, assemble, first_difference, place_of, recording
@@ -43,21 +43,40 @@ def edited(folder: str | Path, workload: Workload) -> str:
     return told(folder, plan_folder.read_plan(folder), capture(workload))
 
 
-def probed(folder: str | Path, workload: Workload) -> tuple[str, str, dict[str, list[str]]]:
-    """The plan's program and a single device's, with probes, and where each result comes from.
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """The program in a plan folder and a single device's, with probes.
 
-    Raises `EditedProgram`, and what capturing, lowering and emitting raise.
+    places:  where each result comes from.
+    changed: what sets the program apart from its plan's; the probed one has it too.
+    """
+
+    spread: str
+    single: str
+    places: Places
+    changed: str
+
+
+def probed(folder: str | Path, workload: Workload) -> Probed:
+    """Both programs with probes.
+
+    Raises `EditedProgram` where an edit is of what probes break up, and what capturing, lowering
+    and emitting raise.
     """
     plan = plan_folder.read_plan(folder)
     captured = capture(workload)
-    changed = told(folder, plan, captured)
-    if changed:
-        raise EditedProgram(changed)
     # Recomputing would call every probe twice.
     spread = replace(plan, recompute="none", precision="float32")
     single = replace(spread, stages=(Stage(Mesh((), ())),), zero=0, microbatches=1)
     spread_text, single_text = (program_of(p, captured, probes=True) for p in (spread, single))
-    return spread_text, single_text, places_of(captured.graph)
+    changed = told(folder, plan, captured)
+    if changed:
+        program_text = plan_folder.code_of(folder, plan.framework).read_text()
+        edited_text = transplanted(program_text, program_of(plan, captured), spread_text)
+        if edited_text is None:
+            raise EditedProgram(changed)
+        spread_text = edited_text
+    return Probed(spread_text, single_text, places_of(captured.graph), changed)
 
 
 def places_of(graph: Graph) -> dict[str, list[str]]:
@@ -77,15 +96,10 @@ def places_of(graph: Graph) -> dict[str, list[str]]:
     return found
 
 
-def locate(
-    spread: str, single: str, places: Places, workload: Workload, batch: Batch, device: torch.device
-) -> str:
-    """One sentence on the first result that differs; all ranks call it, rank 0 gets the answer.
-
-    ``spread`` and ``single`` are the texts of the two programs; the mesh is that of ``spread``.
-    """
-    found = _record(spread, workload, batch, device, alone=False)
-    program_ = Program.of(run_program(spread))
+def locate(texts: Probed, workload: Workload, batch: Batch, device: torch.device) -> str:
+    """One sentence on the first result that differs; all ranks call it, rank 0 gets the answer."""
+    found = _record(texts.spread, workload, batch, device, alone=False)
+    program_ = Program.of(run_program(texts.spread))
     mesh = Mesh(tuple(program_.mesh), tuple(program_.mesh.values())).trimmed()
     every: list[Any] = [found]
     if dist.is_initialized():
@@ -93,17 +107,19 @@ def locate(
         dist.all_gather_object(every, found)
     if dist.is_initialized() and dist.get_rank() != 0:
         return ""
-    expected = assemble([_record(single, workload, batch, device, alone=True)], Mesh((), ()), 1)
+    alone = _record(texts.single, workload, batch, device, alone=True)
+    expected = assemble([alone], Mesh((), ()), 1)
     whole = assemble(every, mesh, program_.settings.microbatches)
     difference = first_difference(expected, whole)
+    changed = f". {texts.changed}" if texts.changed else ""
     if difference is None:
         return (
             "first difference: in no result and no gradient of one, so in what a parameter's "
             "gradient is reduced to, in a buffer's update, or in the same way on one device too "
             "(the worst parameters stand above); plans with other pins, such as --fix tp=1 or "
-            "zero=0, show which axis it comes with"
+            f"zero=0, show which axis it comes with{changed}"
         )
-    return difference.text(place_of(places, difference))
+    return difference.text(place_of(texts.places, difference)) + changed
 
 
 def _record(
@@ -133,4 +149,4 @@ def _record(
     return seen
 
 
-__all__ = ["EditedProgram", "edited", "locate", "places_of", "probed"]
+__all__ = ["EditedProgram", "Probed", "edited", "locate", "places_of", "probed"]

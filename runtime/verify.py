@@ -148,8 +148,7 @@ def _locate(
     texts = _broadcast(texts)
     if isinstance(texts, str):
         return texts
-    spread, single, places = texts
-    return locate(spread, single, places, workload, batch, device)
+    return locate(texts, workload, batch, device)
 
 
 def _priced(folder: str | Path, issued: list[counting.Row]) -> tuple[bool | None, list[str]]:

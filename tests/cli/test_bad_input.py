@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from autopar import cli
+from autopar.runtime import launch
 
 Run = Callable[..., tuple[int, str]]
 
@@ -327,6 +328,13 @@ def test_a_program_that_was_edited_is_told_by_its_lines(run: Run, tmp_path: Path
     assert code == 2
     assert "the program fails at" in message
     assert f"the plan gives `{line}" in message
+    (reduced,) = re.findall(r"outer = .*all_reduce\(.*\)", right)
+    program.write_text(right.replace(reduced, f"{reduced} * 2"))
+    found = launch.verify(tmp_path / "plan")
+    assert not found.passed
+    said = rf"first difference: forward, outer/add in outer \({program.parents[2]}/model\.py:\d+\)"
+    assert re.match(said, found.first_difference)
+    assert f"is `{reduced} * 2`, the plan gives" in found.first_difference
 
 
 @pytest.mark.gloo

@@ -25,7 +25,7 @@ from autopar.runtime.counting import Counting, Row, differences
 from autopar.runtime.gradients import reduce_late, total_norm
 from autopar.runtime.initialize import initialize
 from autopar.runtime.loading import PlansDiffer, check_same, start
-from autopar.runtime.locate import locate
+from autopar.runtime.locate import Probed, locate
 from autopar.runtime.ranks import Ranks
 from autopar.runtime.reference import Reference, exact, random_batch, reference
 from autopar.runtime.settings import ProgramError, Settings
@@ -327,7 +327,7 @@ def first_wrong(given: Given) -> dict[str, str]:
         ),
     }
     return {
-        name: locate(program, single, places, WORKLOAD, given.batch, CPU)
+        name: locate(Probed(program, single, places, ""), WORKLOAD, given.batch, CPU)
         for name, program in wrong.items()
     }
 
