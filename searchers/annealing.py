@@ -33,7 +33,7 @@ from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
 from autopar.searchers.starts import first_answer, shrunk
 
 EVALUATIONS = 20_000_000  # of one round when there is no budget
-HOT, AGAIN, COLD = 10.0, 1.0, 0.003  # temperatures of the first round, of the others, at their end
+HOT, AGAIN, COLD = 0.4, 1.0, 0.003  # temperatures: of the first round, of the others, at their end
 CHAINS = (Ball(200, 3.0, 0.02), Ball(1000, 1.0, 0.02), Ball(1000, 3.0, 0.02), Ball(3000, 1.0, 0.0))
 
 
