@@ -30,14 +30,15 @@ class NoDropout(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        name = getattr(func, "__name__", "")
+        name = getattr(func, "__name__", "").partition(".")[0]  # aten ops name their overload
         if name == "backward":
             with self._in_backward():
                 return func(*args, **kwargs)
         if name in _DROPOUTS:
             return args[0] if args else kwargs["input"]
-        if name == "scaled_dot_product_attention":
-            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+        place = _place_of_dropout(name, args)
+        if place is not None:
+            args = (*args[:place], 0.0, *args[place + 1 :]) if len(args) > place else args
             kwargs = {k: 0.0 if k == "dropout_p" else v for k, v in kwargs.items()}
         return func(*args, **kwargs)
 
@@ -95,9 +96,21 @@ _DROPOUTS = frozenset(
         "feature_dropout_",
         "feature_alpha_dropout",
         "feature_alpha_dropout_",
-        "native_dropout",
     }
 )
+_DROPPING = {
+    "native_dropout": 1,
+    "scaled_dot_product_attention": 4,
+    "multi_head_attention_forward": 10,
+}
+_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+
+
+def _place_of_dropout(name: str, args: tuple[Any, ...]) -> int | None:
+    """Where a call that drops out inside takes its share; the mode does not see what it calls."""
+    if name in _RECURRENT:
+        return 5 if isinstance(args[3], bool) else 6  # packed sequences have their sizes before
+    return _DROPPING.get(name)
 
 
 @contextmanager

@@ -72,6 +72,42 @@ def test_dropout_does_nothing(mode: Any) -> None:
         assert torch.equal(F.scaled_dot_product_attention(x, x, x, None, 0.7), want)
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.MultiheadAttention(8, 2, dropout=0.9, batch_first=True),
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.9, batch_first=True),
+        nn.LSTM(8, 8, 2, dropout=0.9),
+        nn.GRU(8, 8, 2, dropout=0.9),
+        nn.RNN(8, 8, 2, dropout=0.9),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_layers_that_drop_out_inside_do_not(layer: nn.Module) -> None:
+    x = torch.randn(3, 4, 8)
+    given = (x, x, x) if isinstance(layer, nn.MultiheadAttention) else (x,)
+    with NoDropout():
+        found, again = layer.train()(*given), layer(*given)
+    torch.testing.assert_close(found, again, rtol=0, atol=0)
+    with torch.enable_grad():  # with gradients there is no other path of evaluation
+        torch.testing.assert_close(found, layer.eval()(*given))
+
+
+def test_packed_sequences_and_aten_ops_do_not_drop_out() -> None:
+    x, layer = torch.randn(2, 4, 8), nn.LSTM(8, 8, 2, dropout=0.9, batch_first=True)
+    packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([4, 2]), batch_first=True)
+    states, weights = [torch.zeros(2, 2, 8)] * 2, list(layer.parameters())
+    aten = torch.ops.aten
+    with NoDropout():
+        found = layer(packed)[0].data
+        called = aten.lstm.input(x, states, weights, True, 2, 0.9, True, False, True)[0]
+        assert torch.equal(aten.dropout.default(x, 0.9, True), x)
+        assert torch.equal(torch.native_dropout(x, 0.9, True)[0], x)
+    layer.eval()
+    torch.testing.assert_close(found, layer(packed)[0].data)
+    torch.testing.assert_close(called, layer(x)[0])
+
+
 @pytest.mark.parametrize("by_method", [True, False])
 def test_what_backward_recomputes_is_lifted_too(by_method: bool) -> None:
     weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
