@@ -38,13 +38,9 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from autopar.errors import UserError
 from autopar.runtime.parameters import Region, region_shape
 from autopar.runtime.recording import named_tensors
-
-
-class CheckpointError(UserError):
-    """A checkpoint that is not there, not whole, or of another model."""
+from autopar.runtime.save_target import CheckpointError, check_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +122,8 @@ def write(folder: str | Path, pieces: Pieces) -> None:
 
     Raises `CheckpointError` where the folder holds something else.
     """
+    check_target(folder, "torch")
     target = Path(folder).absolute()
-    if target.exists() and not (target / ".metadata").exists() and any(target.iterdir()):
-        raise CheckpointError(
-            f"{target} exists and is no checkpoint: give another folder, or empty this one"
-        )
     new = _beside(target, "saving")
     alone = not dist.is_initialized()
     if alone or dist.get_rank() == 0:

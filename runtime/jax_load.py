@@ -28,10 +28,11 @@ from autopar.runtime.divergence import check_loss
 from autopar.runtime.jax_layout import by_name
 from autopar.runtime.jax_train import Step, placed
 from autopar.runtime.planned_batch import check_planned
+from autopar.runtime.save_target import MARKS, check_target
 from autopar.runtime.settings import ProgramError, check_settings, compiled
 from autopar.workload import Workload
 
-STATE = "state.npz"
+STATE = MARKS["jax"]
 _serial = itertools.count()
 
 
@@ -84,6 +85,7 @@ class Trainer:
     def save(self, folder: str | Path) -> None:
         """Writes parameters by full name, and the optimizer's slots, whole: any plan of the model
         can go on from them."""
+        check_target(folder, "jax")
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
         layout = self.compiled.layout

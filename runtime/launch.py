@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from autopar import plan_folder
@@ -24,6 +25,7 @@ from autopar.errors import UserError
 from autopar.runtime.failures import RankFailed, failure
 from autopar.runtime.host_memory import environment
 from autopar.runtime.machine import check_device, check_machine
+from autopar.runtime.save_target import check_target
 from autopar.runtime.verified import VerifyResult
 
 TIMEOUT_S = 300.0
@@ -84,6 +86,8 @@ def run(
     plan = plan_folder.read_plan(folder)
     if launcher is None:
         check_machine(folder, device)
+        if save:
+            check_target(save, plan.framework)
     if plan.framework == "jax":
         from autopar.runtime import jax_launch
 
@@ -170,9 +174,10 @@ def launch(job: str, options: dict[str, Any], ranks: int, launcher: Launcher | N
 
 def _torchrun(arguments: list[str], ranks: int, results: str) -> dict[int, Any] | None:
     """None, or the failures of the job by rank."""
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    with _interrupts_kept():
+        from torch.distributed.elastic.multiprocessing import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     # The agent logs the same failure in several places; the caller gets it once.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
@@ -189,14 +194,48 @@ def _torchrun(arguments: list[str], ranks: int, results: str) -> dict[int, Any] 
         # with a traceback. As the exception passes, it stops them without.
         signals_to_handle=",".join(name.name for name in _DEADLY),
     )
+    others = _children()
     try:
         with _signals_restored():
             elastic_launch(config, sys.executable)(*arguments)
+    except KeyboardInterrupt:
+        # The agent knows nothing of ranks that it was still starting.
+        for pid in _children() - others:
+            os.kill(pid, signal.SIGKILL)
+        raise
     except ChildFailedError as error:
         return dict(error.failures)
     except SignalException as error:
         raise SystemExit(128 + error.sigval) from None
     return None
+
+
+def _children() -> set[int]:
+    """Processes that this one started; none where the system does not tell."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for file in lists for pid in file.read_text().split()}
+
+
+@contextmanager
+def _interrupts_kept() -> Iterator[None]:
+    """Ctrl-C while torch is imported, where its exception may be lost, stops all the same."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        seen = True
+        raise KeyboardInterrupt
+
+    kept = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, kept)
+    if seen:
+        raise KeyboardInterrupt
 
 
 @contextmanager

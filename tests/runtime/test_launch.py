@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from autopar.errors import UserError
 from autopar.nouns import plan as plans
 from autopar.runtime.counting import Row, to_json
 from autopar.runtime.failures import RankFailed
-from autopar.runtime.launch import run, verify, verify_many
+from autopar.runtime.launch import _interrupts_kept, run, verify, verify_many
 from tests.runtime import folders
 
 pytestmark = pytest.mark.gloo
@@ -236,6 +237,36 @@ def test_ctrl_c_stops_a_run_at_once(tmp_path: Path) -> None:
     assert job.returncode == 130
     assert err == "autopar: stopped\n"
     assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
+
+
+def test_ctrl_c_while_ranks_start_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.distributed.launcher import api
+
+    started: list[subprocess.Popen[bytes]] = []
+
+    def stopped_midway(*_: object) -> None:
+        started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "elastic_launch", lambda *_: stopped_midway)
+    with pytest.raises(KeyboardInterrupt):
+        run(faulty(tmp_path, "pass"), 1)
+    assert started[0].wait(10) == -signal.SIGKILL
+
+
+def test_ctrl_c_that_an_import_swallows_stops_after_it() -> None:
+    before = signal.getsignal(signal.SIGINT)
+
+    def swallowing() -> None:
+        with _interrupts_kept(), suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+
+    with pytest.raises(KeyboardInterrupt):
+        swallowing()
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def children(pid: int) -> list[int]:
