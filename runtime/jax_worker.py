@@ -8,11 +8,13 @@ The result is ``{"result": ...}``, or `autopar.runtime.failures.report` of what 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
+from autopar.errors import UserError
 from autopar.runtime.failures import report
 
 
@@ -20,6 +22,7 @@ def main(job: str, options: dict[str, Any]) -> dict[str, Any]:
     """The job's result, or its error, as JSON-like values."""
     where = {"step": "before the first step", "plan": options.get("plan", "")}
     try:
+        _check_platform()
         if job == "run":
             from autopar.runtime.jax_load import train
 
@@ -33,6 +36,21 @@ def main(job: str, options: dict[str, Any]) -> dict[str, Any]:
         return {"result": found}
     except Exception as error:
         return report(error, 0, where["step"], where["plan"])
+
+
+def _check_platform() -> None:
+    """Raises `UserError` where jax has no device of the kind that was asked for."""
+    import jax
+
+    try:
+        jax.devices()
+    except Exception as error:  # of many kinds, by platform and version
+        asked = os.environ.get("JAX_PLATFORMS", "auto")
+        why = " ".join(str(error).split())
+        raise UserError(
+            f"device {asked}: jax finds none here{': ' if why else ''}{why}; use --device cpu, or "
+            "install the jax of that device"
+        ) from None
 
 
 if __name__ == "__main__":

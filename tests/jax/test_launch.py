@@ -16,6 +16,7 @@ from autopar.planner import plan
 from autopar.runtime import jax_launch
 from autopar.runtime.failures import RankFailed
 from autopar.runtime.jax_load import StalePlan, TooFewDevices, check_fingerprint, run_program
+from autopar.runtime.machine import accelerators
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "clusters" / "h100_8.yaml"
 MODEL = """
@@ -109,6 +110,14 @@ def test_a_model_that_has_changed_is_refused(model: Path) -> None:
         jax_launch.run(folder, 1, device="cpu")
     assert type(raised.value).__name__ == "StalePlan"
     assert raised.value.exit_code == 2
+
+
+def test_a_device_that_jax_does_not_find_is_refused(model: Path) -> None:
+    folder = folder_of(model, "plan", {"tp": "2", "dp_replicate": "4"})
+    if accelerators():
+        pytest.skip("there is one")
+    with pytest.raises(UserError, match="device cuda: jax finds none here"):
+        jax_launch.run(folder, 1, device="cuda")
 
 
 def test_a_plan_of_another_version_of_the_tool_is_refused(model: Path) -> None:
