@@ -87,8 +87,14 @@ def remember(
                 key = f"{phase} {what} {basis} {plan.fingerprint()}"
                 count = len(found.losses)
                 db.add(machine, Measurement("run", key, 0.0, 0.0, seconds, 0.0, count, now))
+        ops = any(m.subject == "op" for m in db.measurements(machine))
     ratios = ", ".join(f"{p} {measured[p] / predicted[p]:.2f}" for p in known)
-    return f"measured / predicted written to {database}: {ratios}"
+    written = f"measured / predicted written to {database}: {ratios}"
+    if ops == (basis == MEASURED):
+        return written
+    made = "another profile" if basis == MEASURED else "built-in figures, without this profile"
+    use = "give --profile that one here" if basis == MEASURED else "plan again with it, then run"
+    return f"{written}. No plan will use them: this one was made with {made}; {use}"
 
 
 def libraries() -> str | None:

@@ -71,6 +71,8 @@ class ProfileDb:
     def __init__(self, path: str | Path, warn: Callable[[str], None] = lambda _: None) -> None:
         self.path = Path(path)
         if self.path.exists() and self.path.stat().st_size and not _healthy(self.path):
+            if _is_text(self.path):
+                raise ProfileError(f"{path} is a text file, no profile; give the name of another")
             _rescue(self.path, warn)
         self.connection = sqlite3.connect(self.path, timeout=30.0, isolation_level=None)
         self.connection.execute("PRAGMA journal_mode = WAL")
@@ -177,6 +179,12 @@ def _healthy(path: Path) -> bool:
             return bool(connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok")
     except sqlite3.DatabaseError:
         return False
+
+
+def _is_text(path: Path) -> bool:
+    """A file of somebody else's under the name of a profile, which is not to be touched."""
+    with path.open("rb") as file:
+        return b"\0" not in file.read(4096)
 
 
 def _rescue(path: Path, warn: Callable[[str], None]) -> None:

@@ -10,9 +10,11 @@ import pytest
 from autopar import plan_folder
 from autopar.cluster_file import load_cluster
 from autopar.cost_models.calibrate import calibrate
+from autopar.cost_models.profile_db import Machine, Measurement, ProfileDb
 from autopar.nouns.cluster import Cluster, MeasuredRate
 from autopar.nouns.plan import to_json
-from autopar.profile import remember
+from autopar.planner.planning import _measured
+from autopar.profile import driver, libraries, remember
 from autopar.runtime.launch import RunResult
 from tests import plans
 
@@ -53,8 +55,23 @@ def test_runs_of_measured_plans_do_not_correct_built_in_prices(tmp_path: Path) -
     plain = load_cluster("examples/clusters/cpu_4.yaml")
     device = replace(plain.device, rates=(MeasuredRate("matmul", "fp32", 0.0, 1e-11, 0.0),))
     measured = replace(plain, groups=(replace(plain.groups[0], device=device),))
-    remember(folder(tmp_path / "plan", measured), RUN, tmp_path / "p.db", lambda _: None)
+    said = remember(folder(tmp_path / "plan", measured), RUN, tmp_path / "p.db", lambda _: None)
+    assert "No plan will use them: this one was made with another profile" in said
     assert calibrate(plain, tmp_path / "p.db").device.fitted == ()
+    told: list[str] = []
+    assert _measured(plain, str(tmp_path / "p.db"), None, told.append) is plain
+    assert "is not used" in told[0]
+
+
+def test_runs_of_built_in_prices_do_not_correct_measured_ones(tmp_path: Path) -> None:
+    plain, database = load_cluster("examples/clusters/cpu_4.yaml"), tmp_path / "p.db"
+    made = folder(tmp_path / "plan", plain)
+    assert "No plan will" not in remember(made, RUN, database, lambda _: None)
+    machine = Machine(plain.device.name, driver(), libraries() or "")
+    with ProfileDb(database) as db:
+        op = "matmul linear forward fp32 4x4,4x4"
+        db.add(machine, Measurement("op", op, 192.0, 128.0, 1e-5, 0.0, 1, "2026-01-01"))
+    assert "made with built-in figures" in remember(made, RUN, database, lambda _: None)
 
 
 def test_a_run_without_phases_changes_nothing(tmp_path: Path) -> None:

@@ -131,7 +131,15 @@ def _measured(cluster: Cluster, profile: str, libraries: str | None, warn: Progr
         )
     from autopar.cost_models.calibrate import calibrate
 
-    return calibrate(cluster, profile, libraries, warn)
+    found = calibrate(cluster, profile, libraries, warn)
+    device = found.device
+    if not (device.rates or device.fitted or any(level.measured for level in found.levels)):
+        warn(
+            f"profile {profile} is not used: it holds no measured ops or collectives, and its runs "
+            "were of plans made with another profile; `autopar profile` measures into it"
+        )
+        return cluster
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,6 +173,15 @@ def test_impossible_figures_are_refused(tmp_path: Path) -> None:
         db.add(HERE, measurement("all_reduce 8", 1e9, 0.0, 0.0))
 
 
+def test_a_text_file_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("name: x")
+    with pytest.raises(ProfileError, match="is a text file, no profile"):
+        ProfileDb(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["cluster.yaml"]
+    assert path.read_text() == "name: x"
+
+
 @pytest.mark.parametrize("damage", ["header", "tail"])
 def test_a_damaged_file_is_set_aside_and_read_as_far_as_it_goes(
     tmp_path: Path, damage: str
