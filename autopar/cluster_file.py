@@ -46,6 +46,7 @@ _EXAMPLES = {
     "memory_bandwidth": "'3.35 TB/s'",
     "launch": "'2 us'",
     "peak": "'989 TFLOP/s'",
+    "device": "H100, a name of the catalogue or of one that you describe under `devices:`",
 }
 
 
@@ -69,6 +70,8 @@ class _DeviceText(_Strict):
 
 
 class _GroupText(_Strict):
+    """``device`` is a name; its figures stand in the catalogue or under `devices:`."""
+
     device: str
     count: int = Field(gt=0)
 

@@ -17,7 +17,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.planner.fixed import Fixed, FixError
 from autopar.planner.question import Answer, Outcome, Question
 from autopar.planner.search import Progress, search_plan
-from autopar.planner.standings import GIB, NothingFits, layout_text
+from autopar.planner.standings import NothingFits, layout_text, size_text
 from autopar.planner.state import StateSharding
 
 FACTORS = (2, 4, 8, 16, 32, 64)
@@ -83,8 +83,8 @@ def _search(change: _Change, tried: list[str]) -> tuple[str, Answer] | None:
 def _told(words: str, answer: Answer) -> str:
     memory = answer.memory
     return (
-        f"{words} ({layout_text(answer)}): {memory.total / GIB:.1f} of "
-        f"{memory.limit / GIB:.1f} GiB, {answer.time.total_s:.3g} s a step"
+        f"{words} ({layout_text(answer)}): {size_text(memory.total)} of "
+        f"{size_text(memory.limit)}, {answer.time.total_s:.3g} s a step"
     )
 
 

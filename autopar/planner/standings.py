@@ -11,7 +11,6 @@ from autopar.planner.candidates import Candidate
 from autopar.planner.question import Answer
 
 RUNNERS_UP = 6
-GIB = 1 << 30
 NOTABLE = 0.01
 """A difference of memory, as a share, that is worth a word."""
 
@@ -51,8 +50,10 @@ class Standings:
             self.tightest = answer
         known = self._too_big.get(family(answer))
         if known is None or answer.memory.total < known.memory_bytes:
-            short = (answer.memory.total - answer.memory.limit) / GIB
-            self._too_big[family(answer)] = _runner_up(answer, f"does not fit by {short:.1f} GiB")
+            short = answer.memory.total - answer.memory.limit
+            self._too_big[family(answer)] = _runner_up(
+                answer, f"does not fit by {size_text(short)}"
+            )
 
     def beaten_by_bound(self, candidate: Candidate, bound_s: float) -> None:
         """Remembers a candidate that no layout can save."""
@@ -165,13 +166,19 @@ def too_big(standings: Standings, cluster: Cluster, candidates: int) -> NothingF
         "buffers": memory.buffers,
     }
     most = max(shares, key=lambda n: shares[n])
-    listed = ", ".join(f"{name} {size / GIB:.1f} GiB" for name, size in shares.items())
+    listed = ", ".join(f"{name} {size_text(size)}" for name, size in shares.items())
     return NothingFits(
-        f"nothing fits {cluster.device.name} with {memory.limit / GIB:.1f} GiB. The tightest "
-        f"layout ({layout_text(answer)}) needs {memory.total / GIB:.1f} GiB, "
-        f"{(memory.total - memory.limit) / GIB:.1f} GiB too much: {listed}. Most of it is {most}.",
+        f"nothing fits {cluster.device.name} with {size_text(memory.limit)}. The tightest "
+        f"layout ({layout_text(answer)}) needs {size_text(memory.total)}, "
+        f"{size_text(memory.total - memory.limit)} too much: {listed}. Most of it is {most}.",
         answer,
     )
+
+
+def size_text(size_bytes: int) -> str:
+    """``12.3 GiB``; below one GiB in MiB."""
+    gib = size_bytes / (1 << 30)
+    return f"{gib:.1f} GiB" if gib >= 1 else f"{1024 * gib:.1f} MiB"
 
 
 def layout_text(answer: Answer) -> str:

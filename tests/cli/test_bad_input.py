@@ -145,6 +145,7 @@ def test_models_that_cannot_be_planned(
         pytest.param("1 GB/s", "-1 GB/s", "-1 GB/s", id="negative"),
         pytest.param("span: 4", "span: 3", "span 3", id="indivisible span"),
         pytest.param("cpu-core", "H1000", "H1000", id="unknown device"),
+        pytest.param("cpu-core", "{kind: cpu}", "under `devices:`", id="figures for a name"),
         pytest.param("groups:", "groups: [", "YAML", id="no YAML"),
     ],
 )

@@ -12,7 +12,7 @@ from autopar.planner import remedies
 from autopar.planner.question import Question
 from autopar.planner.remedies import search_or_advise
 from autopar.planner.search import search_plan
-from autopar.planner.standings import NothingFits
+from autopar.planner.standings import NothingFits, size_text
 from tests.planner.graphs import gpt
 from tests.planner.test_search import LARGE, NODE, memory_limited, question
 
@@ -55,7 +55,7 @@ def test_a_pin_that_stands_in_the_way_is_named_with_the_price_of_leaving_it_out(
     freed = question(GRAPH, 32, memory_limited(limit), {"recompute": "none"})
     best = search_plan(freed).best
     held, offered = (size / 2**30 for size in (best.memory.total, limit))
-    assert f"{held:.1f} of {offered:.1f} GiB, {best.time.total_s:.3g} s a step" in text
+    assert f"{held:.1f} GiB of {offered:.1f} GiB, {best.time.total_s:.3g} s a step" in text
 
 
 def test_a_smaller_batch_is_named_where_the_batch_may_not_be_cut() -> None:
@@ -76,6 +76,13 @@ def test_more_devices_are_named_only_where_they_are_enough() -> None:
     assert search_plan(on(count, limit)).best.memory.total <= limit
     with pytest.raises(NothingFits):
         search_plan(on(count // 2, limit))
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"), [(5 << 30, "5.0 GiB"), (1 << 30, "1.0 GiB"), (12 << 20, "12.0 MiB")]
+)
+def test_sizes_are_told_in_the_unit_that_shows_them(size_bytes: int, text: str) -> None:
+    assert size_text(size_bytes) == text
 
 
 def test_where_no_change_helps_those_that_were_tried_are_listed(
