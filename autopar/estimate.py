@@ -152,7 +152,8 @@ def _cheapest_change(
                 best = seconds, change
         if best is not None:
             change_text = ",".join(f"{name}={value}" for name, value in best[1].items())
-            return f"{change_text} fits, at {best[0]:.3g} s a step"
+            typed = _typed(replace(layout, **best[1]))
+            return f"{change_text} fits, at {best[0]:.3g} s a step: --fix {typed}"
     return _fastest_that_fits(arch, cluster, layout.global_batch, precision)
 
 
@@ -165,14 +166,25 @@ def _fastest_that_fits(arch: Arch, cluster: Cluster, global_batch: int, precisio
             "either; more devices, or larger ones, are needed"
         )
     seconds, _, other = found[0]
-    usual = Layout(global_batch)
-    names = ("tp", "cp", "ep", "pp", "zero", "microbatch", "recompute", "interleave")
-    text = ",".join(
-        f"{name}={getattr(other, name)}"
-        for name in names
-        if name == "zero" or getattr(other, name) != getattr(usual, name)
+    return (
+        f"no change of one or two choices fits; --fix {_typed(other)} does, at "
+        f"{seconds:.3g} s a step"
     )
-    return f"no change of one or two choices fits; --fix {text} does, at {seconds:.3g} s a step"
+
+
+def _typed(layout: Layout) -> str:
+    """What `--fix` takes for this layout: what is usual is left out, but not what depends on the
+    degrees."""
+    usual = Layout(layout.global_batch)
+    names = (
+        *("dp_replicate", "dp_shard", "tp", "cp", "ep", "pp", "zero", "global_batch"),
+        *("microbatch", "schedule", "interleave", "recompute"),
+    )
+    return ",".join(
+        f"{name}={getattr(layout, name)}"
+        for name in names
+        if name in ("zero", "global_batch") or getattr(layout, name) != getattr(usual, name)
+    )
 
 
 def layouts(arch: Arch, cluster: Cluster, global_batch: int) -> Iterator[Layout]:

@@ -184,7 +184,9 @@ def find(folder: str | Path) -> Path:
     for place in (target, _beside(target, "old")):
         if (place / ".metadata").exists():
             return place
-    raise CheckpointError(f"no checkpoint in {target}: trainer.save({str(folder)!r}) writes one")
+    raise CheckpointError(
+        f"no checkpoint in {target}: `autopar run --save {folder}` writes one, or trainer.save"
+    )
 
 
 def contents(source: Path) -> dict[str, tuple[int, ...]]:

@@ -162,7 +162,11 @@ def test_illegal_layouts_are_explained(layout: Layout, says: str) -> None:
 def test_estimate_says_what_would_fit() -> None:
     found = estimate(LLAMA, H100_64, Layout(256, dp_shard=64, zero=1))
     assert not found.fits
-    assert "fits, at" in found.advice
+    named = re.search(r"fits, at (\S+) s a step: --fix (\S+)$", found.advice)
+    assert named is not None, found.advice
+    other = estimate(LLAMA, H100_64, layout_from_fix(parse_fix(named[2]), 64))
+    assert other.fits
+    assert f"{other.step_time_s:.3g}" == named[1]
     text = render(found)
     assert "GiB short on H100" in text
     assert '"fits": false' in to_json(found)
