@@ -27,6 +27,7 @@ except KeyboardInterrupt:  # most of the start of a command is spent there
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from autopar.nouns.style import Style
     from autopar.planner import PlanResult
 
 
@@ -86,6 +87,16 @@ Profile = Annotated[
     Path | None,
     typer.Option("--profile", help="Times measured by `autopar profile` replace the built-in."),
 ]
+StyleOption = Annotated[
+    str | None,
+    typer.Option(
+        "--style",
+        metavar="eager|compiled",
+        help="How the program executes: op by op (PyTorch's default), or compiled into fused "
+        "kernels (JAX always). `run` does as its plan says. With --arch: else as is usual on the "
+        "devices.",
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Tell every step of every search.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
@@ -108,6 +119,18 @@ def parse_fix(texts: Iterable[str]) -> dict[str, str]:
     return fixed
 
 
+def parse_style(text: str | None) -> Style | None:
+    """Raises `OptionError`."""
+    from autopar.nouns.style import STYLES
+
+    for style in STYLES:
+        if text == style:
+            return style
+    if text is None:
+        return None
+    raise OptionError(f"--style {text}: choose {' or '.join(STYLES)}")
+
+
 @app.command()
 def plan(
     model: Model,
@@ -118,6 +141,7 @@ def plan(
     fix: Fix = None,
     searcher: Searcher = None,
     allow_replicated: Replicated = None,
+    style: StyleOption = None,
     profile: Profile = None,
     verbose: Verbose = False,
     json: Json = False,
@@ -133,7 +157,8 @@ def plan(
 
     check_output(output)
     replicated = tuple(allow_replicated or ())
-    found = search(model, cluster, parse_fix(fix or ()), searcher, replicated, profile, verbose)
+    fixed, how = parse_fix(fix or ()), parse_style(style)
+    found = search(model, cluster, fixed, searcher, replicated, profile, verbose, how)
     files, emit_s = plan_files(found, output)
     plan_folder.write(output, files)
     _show_plan(found, emit_s, json)
@@ -160,6 +185,7 @@ def estimate(
     fix: Fix = None,
     searcher: Searcher = None,
     allow_replicated: Replicated = None,
+    style: StyleOption = None,
     json: Json = False,
 ) -> None:
     """Predicted time and memory; nothing is written. Exit code 3 where it does not fit."""
@@ -171,18 +197,18 @@ def estimate(
     unused = _without_effect(model, global_batch, precision, searcher, allow_replicated)
     if unused:
         raise OptionError(unused)
+    how = parse_style(style)
     if model is not None:
         from autopar.commands import search
 
-        found = search(
-            model, cluster, parse_fix(fix or ()), searcher, tuple(allow_replicated or ())
-        )
+        replicated = tuple(allow_replicated or ())
+        found = search(model, cluster, parse_fix(fix or ()), searcher, replicated, style=how)
         _show_plan(found, None, json)
         return
     from autopar.estimate import estimate_files, render, to_json
 
     priced = estimate_files(
-        arch or "", cluster, ",".join(fix or ()), global_batch, precision or "bf16"
+        arch or "", cluster, ",".join(fix or ()), global_batch, precision or "bf16", how
     )
     print(to_json(priced) if json else render(priced))
     if not priced.fits:
@@ -212,8 +238,12 @@ def run(
     folder: PlanFolder,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to train.")],
     compile: Annotated[
-        bool, typer.Option("--compile", help="Use torch.compile (JAX always compiles).")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--compile/--eager",
+            help="Use torch.compile, or not; else as the plan says. JAX always compiles.",
+        ),
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option("--resume", help="A checkpoint to go on from, of any plan.")
     ] = None,
@@ -252,7 +282,7 @@ def run(
     foreseen = {phase: seconds for phase, _, seconds in phases(found, predicted)}
     memory = predicted.memory_bytes.total
     data = {**asdict(found), "predicted_memory_bytes": memory, "predicted_phases_s": foreseen}
-    _show(run_summary(found, predicted), data, json)
+    _show(run_summary(found, predicted, made.style), data, json)
     if profile is not None:
         from autopar.profile import remember
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from autopar.nouns.cluster import Cluster
+    from autopar.nouns.style import Style
     from autopar.planner import PlanResult
 
 COLLECTIVES_FORMAT = 1
@@ -37,12 +38,16 @@ def search(
     replicated: tuple[str, ...],
     profile: Path | None = None,
     verbose: bool = False,
+    style: Style | None = None,
 ) -> PlanResult:
     """The best plan of ``"model.py:Name"`` for a cluster file. Raises `UserError`."""
     from autopar.planner import Options, plan
 
     options = Options(
-        replicated=replicated, profile=None if profile is None else str(profile), verbose=verbose
+        replicated=replicated,
+        profile=None if profile is None else str(profile),
+        style=style,
+        verbose=verbose,
     )
     if searcher is not None:
         options = replace(options, searcher=_known(searcher))

@@ -25,6 +25,7 @@ from autopar.cost_models.step_time import StepTime, step_time
 from autopar.cost_models.work import work_of
 from autopar.errors import UserError
 from autopar.nouns.cluster import Cluster, Device
+from autopar.nouns.style import Style
 
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "fp4")
 
@@ -42,6 +43,7 @@ class Estimate:
     time_band_s: tuple[float, float]
     tokens_per_s: float
     mfu: float
+    style: Style
     parts: StepTime
     memory: Footprint
     memory_limit_bytes: int
@@ -59,8 +61,9 @@ def estimate(
     layout: Layout,
     software: Software | None = None,
     precision: str = "bf16",
+    style: Style | None = None,
 ) -> Estimate:
-    """Price one layout.
+    """Price one layout; ``style`` takes the place of what is usual on the devices.
 
     Raises:
         LayoutError: the layout is illegal; every broken rule with its numbers.
@@ -69,7 +72,7 @@ def estimate(
     if precision not in PRECISIONS:
         raise UserError(f"--precision {precision}: there are {', '.join(PRECISIONS)}")
     check_layout(arch, layout, cluster.device_count)
-    software = software or _software(cluster, layout)
+    software = software or _software(cluster, layout, style)
     parts = _time(arch, cluster, layout, software, precision)
     memory = _memory(arch, layout, software, precision)
     seconds = float(parts.total_s)
@@ -85,6 +88,7 @@ def estimate(
         cluster=cluster.name,
         device=device,
         precision=precision,
+        style=software.style,
         step_time_s=seconds,
         time_band_s=time_band(device.family, arch.is_moe).around(seconds),
         tokens_per_s=tokens / seconds,
@@ -98,9 +102,10 @@ def estimate(
     )
 
 
-def _software(cluster: Cluster, layout: Layout) -> Software:
+def _software(cluster: Cluster, layout: Layout, style: Style | None = None) -> Software:
     device = cluster.device
-    return default_software(device.family, device.kind, layout.zero)
+    usual = default_software(device.family, device.kind, layout.zero)
+    return usual if style is None else replace(usual, style=style)
 
 
 def _time(
@@ -144,22 +149,24 @@ def _cheapest_change(
             other = replace(layout, **change)
             if illegal(arch, other, cluster.device_count):
                 continue
-            style = _software(cluster, other)
-            if _memory(arch, other, style, precision).total > cluster.memory_bytes:
+            other_software = _software(cluster, other, software.style)
+            if _memory(arch, other, other_software, precision).total > cluster.memory_bytes:
                 continue
-            seconds = float(_time(arch, cluster, other, style, precision).total_s)
+            seconds = float(_time(arch, cluster, other, other_software, precision).total_s)
             if best is None or seconds < best[0]:
                 best = seconds, change
         if best is not None:
             change_text = ",".join(f"{name}={value}" for name, value in best[1].items())
             typed = _typed(replace(layout, **best[1]))
             return f"{change_text} fits, at {best[0]:.3g} s a step: --fix {typed}"
-    return _fastest_that_fits(arch, cluster, layout.global_batch, precision)
+    return _fastest_that_fits(arch, cluster, layout.global_batch, precision, software.style)
 
 
-def _fastest_that_fits(arch: Arch, cluster: Cluster, global_batch: int, precision: str) -> str:
+def _fastest_that_fits(
+    arch: Arch, cluster: Cluster, global_batch: int, precision: str, style: Style
+) -> str:
     """A layout from anywhere, where none near by fits."""
-    found = sweep(arch, cluster, global_batch, precision, keep=1)
+    found = sweep(arch, cluster, global_batch, precision, keep=1, style=style)
     if not found:
         return (
             f"no layout of {cluster.device_count} devices fits, with full recompute and ZeRO 3 "
@@ -221,21 +228,30 @@ def _divisors(number: int, limit: int) -> list[int]:
 
 
 def price(
-    arch: Arch, cluster: Cluster, layout: Layout, precision: str = "bf16"
+    arch: Arch,
+    cluster: Cluster,
+    layout: Layout,
+    precision: str = "bf16",
+    style: Style | None = None,
 ) -> tuple[float, float]:
     """(step seconds, peak bytes) of one legal layout: the quick form of `estimate`."""
-    software = _software(cluster, layout)
+    software = _software(cluster, layout, style)
     seconds = float(_time(arch, cluster, layout, software, precision).total_s)
     return seconds, _memory(arch, layout, software, precision).total
 
 
 def sweep(
-    arch: Arch, cluster: Cluster, global_batch: int, precision: str = "bf16", keep: int = 10
+    arch: Arch,
+    cluster: Cluster,
+    global_batch: int,
+    precision: str = "bf16",
+    keep: int = 10,
+    style: Style | None = None,
 ) -> list[tuple[float, float, Layout]]:
     """The `keep` fastest layouts that fit: (step seconds, peak bytes, layout), fastest first."""
     found = []
     for layout in layouts(arch, cluster, global_batch):
-        seconds, peak = price(arch, cluster, layout, precision)
+        seconds, peak = price(arch, cluster, layout, precision, style)
         if peak <= cluster.memory_bytes:
             found.append((seconds, peak, layout))
     return sorted(found, key=_least_split)[:keep]
@@ -253,6 +269,7 @@ def estimate_files(
     fix: str = "",
     global_batch: int | None = None,
     precision: str = "bf16",
+    style: Style | None = None,
 ) -> Estimate:
     """What `autopar estimate` computes, from the paths and texts that it was given.
 
@@ -268,7 +285,7 @@ def estimate_files(
         replicas = max(1, cluster.device_count // (degrees[0] * degrees[1] * degrees[2]))
         global_batch = replicas * int(choices.get("microbatch", 1)) * 4 * degrees[2]
     layout = layout_from_fix(choices, cluster.device_count, global_batch)
-    return estimate(arch, cluster, layout, precision=precision)
+    return estimate(arch, cluster, layout, precision=precision, style=style)
 
 
 def render(found: Estimate) -> str:
@@ -276,7 +293,7 @@ def render(found: Estimate) -> str:
     x, gib = found.layout, 2.0**30
     lines = [
         f"{found.arch.name}: {found.arch.parameters / 1e9:.1f} B parameters on "
-        f"{x.device_count} {found.device.name} ({found.cluster}), {found.precision}",
+        f"{x.device_count} {found.device.name} ({found.cluster}), {found.precision}, {found.style}",
         f"layout   {x}",
         f"step     {found.step_time_s:.3g} s  (band {found.time_band_s[0]:.3g} to "
         f"{found.time_band_s[1]:.3g})   {found.tokens_per_s:,.0f} tokens/s   "
@@ -320,6 +337,7 @@ def to_json(found: Estimate) -> str:
             "tokens_per_s": found.tokens_per_s,
             "mfu": found.mfu,
             "layout": str(found.layout),
+            "style": found.style,
             "time_s": {k: float(v) for k, v in asdict(found.parts).items()},
             "memory_bytes": {
                 **dict(found.memory.parts()),

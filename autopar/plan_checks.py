@@ -19,6 +19,7 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import AXES, Mesh
 from autopar.nouns.plan import FORMAT, RECOMPUTE, ZERO_LEVELS, Plan, key
+from autopar.nouns.style import STYLES
 from autopar.workload import OPTIMIZERS, PRECISIONS
 
 _ONE = TypeAdapter(tuple[Plan], config=ConfigDict(extra="forbid"))
@@ -38,7 +39,9 @@ def from_json(text: str) -> Plan:
     if not isinstance(data, dict):
         raise BadPlan(f"a {type(data).__name__}, not a plan")
     if data.get("format") != FORMAT:
-        raise BadPlan(f"plan format {data.get('format')!r}, this tool reads {FORMAT}")
+        raise BadPlan(
+            f"plan format {data.get('format')!r}, this tool reads {FORMAT}; plan the model again"
+        )
     stages = data.get("stages")
     for i, stage in enumerate(stages if isinstance(stages, list) else ()):
         if isinstance(stage, dict) and isinstance(stage.get("mesh"), str):
@@ -55,6 +58,7 @@ def check_values(plan: Plan) -> None:
     """Raises `BadPlan` for a value that no plan can have."""
     _one_of("framework", plan.framework, ("torch", "jax"))
     _one_of("zero", plan.zero, ZERO_LEVELS)
+    _one_of("style", plan.style, STYLES)
     _one_of("precision", plan.precision, PRECISIONS)
     _one_of("recompute", plan.recompute, RECOMPUTE)
     _one_of("optimizer", plan.optimizer, OPTIMIZERS)

@@ -74,15 +74,18 @@ class OpRate:
             far_extra_s_per_byte=self.far_extra_s_per_byte * factor,
         )
 
-    def time_s(self, flops: float, moved_bytes: float) -> float:
-        """Seconds of one op; an op that does nothing takes no time."""
+    def time_s(self, flops: float, moved_bytes: float, launches: bool = True) -> float:
+        """Seconds of one op; an op that does nothing takes no time.
+
+        ``launches``: it is not part of a kernel whose launch another op pays.
+        """
         if flops <= 0 and moved_bytes <= 0:
             return 0.0
         compute_s = flops * self.s_per_flop + self.half_s if flops > 0 else 0.0
         memory_s = moved_bytes * self.s_per_byte
         if moved_bytes > self.far_after_bytes:
             memory_s += (moved_bytes - self.far_after_bytes) * self.far_extra_s_per_byte
-        return self.launch_s + max(compute_s, memory_s)
+        return (self.launch_s if launches else 0.0) + max(compute_s, memory_s)
 
     def times_s(
         self, flops: NDArray[np.float64], moved_bytes: NDArray[np.float64]

@@ -193,7 +193,7 @@ def saved_bytes(
         norms += operand * arch.hidden / sp * 2
     if software.dropout:
         norms += 2 * arch.hidden / sp
-    if not software.fused_elementwise:
+    if software.style == "eager":
         norms += 8 * arch.hidden / sp
     heads = 2 * (arch.heads * arch.dim + 2 * arch.kv_heads * arch.dim) * (0.5 if ops else 1.0)
     if arch.latent is not None:
@@ -209,7 +209,7 @@ def saved_bytes(
     per_width = 2.0 * (2 if arch.gated else 1) * (0.5 if ops else 1.0)
     if "moe_act" not in dropped:
         per_width += operand
-    if not software.fused_elementwise and arch.gated:
+    if software.style == "eager" and arch.gated:
         per_width += 2
     mlp = 0.0
     if "mlp" not in dropped:

@@ -75,7 +75,7 @@ def rates_of(
     half = HALF_HEAD.get(f"{software.attention}_{device.family}", plain)
     attention *= head_dim / (head_dim + half / EXPONENTIALS.get(device.name, 1.0))
     attention *= (128 + half) / 128
-    memory = c["memory_fused" if software.fused_elementwise else "memory_eager"]
+    memory = c["memory_fused" if software.style == "compiled" else "memory_eager"]
     return Rates(
         matmul_flops_per_s=matmul * quick,
         head_flops_per_s=matmul * wide,

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from autopar.nouns.style import Style
+
 AttentionKernel = Literal["flash", "flash_new", "flash_old", "unfused"]
 MemoryDefinition = Literal["allocated", "reserved", "device"]
 Routing = Literal["fused", "dispatched", "kernels", "eager"]
@@ -25,8 +27,9 @@ class Software:
     cuDNN); flash_old: FlashAttention-1 and its Triton port; unfused: scores go through memory."""
     attention_narrow: bool = False
     """Attention's products run in the 8-bit format of the others where those do."""
-    fused_elementwise: bool = True
-    """Norms, activations, residuals and rotary as fused kernels (compiled or hand-written)."""
+    style: Style = "compiled"
+    """Norms, activations, residuals and rotary: each a call of its own (eager), or fused kernels
+    (compiled), whether a compiler made them or a hand."""
     graphs: bool = False
     """Launches are recorded (CUDA graphs, XLA): the host never holds the device back."""
     moe_graphs: bool = False
@@ -87,5 +90,5 @@ def default_software(family: str, kind: str, zero: int) -> Software:
     if family == "blackwell":
         return Software(attention="flash_new", states=states)
     if family in ("volta", "cpu", ""):
-        return Software(attention="unfused", fused_elementwise=False, states=states)
+        return Software(attention="unfused", style="eager", states=states)
     return Software(states=states)

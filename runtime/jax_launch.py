@@ -18,6 +18,7 @@ from typing import Any
 
 from autopar import plan_folder
 from autopar.errors import UserError
+from autopar.nouns.style import style_of
 from autopar.runtime.failures import RankFailed, failure
 from autopar.runtime.launch import RunResult
 from autopar.runtime.verified import VerifyResult
@@ -50,7 +51,7 @@ def run(
         "save_every": save_every,
     }
     found = launch("run", options, plan_folder.read_plan(folder).device_count, device)
-    return RunResult(**{**found, "losses": tuple(found["losses"])})
+    return RunResult(**{**found, "losses": tuple(found["losses"]), "style": style_of("jax")})
 
 
 def verify(folder: str | Path, device: str = "cpu") -> VerifyResult:

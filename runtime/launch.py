@@ -22,6 +22,7 @@ from typing import Any
 
 from autopar import plan_folder
 from autopar.errors import UserError
+from autopar.nouns.style import Style
 from autopar.runtime.failures import RankFailed, failure
 from autopar.runtime.host_memory import environment
 from autopar.runtime.machine import check_device, check_machine
@@ -44,6 +45,7 @@ class RunResult:
     ``peak_memory_bytes`` is that of the fullest process; 0 where it was not measured. It is what
     ``memory_is`` says; ``memory_compares``: the prediction is of the same. ``phases_s``
     are medians on the first rank, by `autopar.runtime.phases`; empty where not told apart.
+    ``style``: how the program was executed.
     """
 
     losses: tuple[float, ...]
@@ -55,13 +57,14 @@ class RunResult:
     phases_s: Mapping[str, float] = field(default_factory=dict)
     memory_is: str = ""
     memory_compares: bool = True
+    style: Style = "eager"
 
 
 def run(
     folder: str | Path,
     steps: int,
     *,
-    compile: bool = False,
+    compile: bool | None = None,
     resume: str | Path | None = None,
     save: str | Path | None = None,
     save_every: int = 0,
@@ -72,6 +75,7 @@ def run(
 ) -> RunResult:
     """Trains ``steps`` steps of the plan in ``folder``; loss and time of each go to stdout.
 
+    compile:    whether torch compiles the program; None: as the plan says. JAX always compiles.
     resume:     a checkpoint of any plan of the same model, to go on from.
     save:       where a checkpoint goes at the end, and after every ``save_every`` steps.
     timeout_s:  how long a rank waits for one that hangs; one that dies stops the job at once.
@@ -89,15 +93,18 @@ def run(
         if save:
             check_target(save, plan.framework)
     if plan.framework == "jax":
+        if compile is False:
+            raise UserError(f"{folder} is a plan for JAX, which always compiles: leave --eager out")
         from autopar.runtime import jax_launch
 
         return jax_launch.run(
             folder, steps, resume=resume, save=save, save_every=save_every, device=device
         )
+    style: Style = plan.style if compile is None else "compiled" if compile else "eager"
     options = {
         "plan": str(folder),
         "steps": steps,
-        "compile": compile,
+        "compile": style == "compiled",
         "resume": str(resume) if resume else None,
         "save": str(save) if save else None,
         "save_every": save_every,
@@ -116,6 +123,7 @@ def run(
         found["phases_s"],
         found["memory_is"],
         found["memory_compares"],
+        style,
     )
 
 

@@ -63,6 +63,7 @@ def plan(**changes: Any) -> Plan:
         stages=(stage,),
         zero=2,
         microbatches=1,
+        style="eager",
         precision="float32",
         recompute="none",
         optimizer="adamw",

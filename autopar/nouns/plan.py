@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autopar.nouns.mesh import Mesh
+from autopar.nouns.style import Style
 
-FORMAT = 2
+FORMAT = 3
 
 ZERO_LEVELS = (0, 1, 2, 3)
 RECOMPUTE = ("none", "compute", "full")
@@ -117,6 +118,7 @@ class Plan:
     zero:         what ``dp_shard`` splits: 0 nothing, 1 optimizer, 2 + gradients, 3 + parameters.
     microbatches: gradient accumulation steps; the global batch is cut into them first, then over
                   ``dp_replicate`` and ``dp_shard``.
+    style:        how the program is to execute, see `autopar.nouns.style`.
     precision:    dtype of compute (``float32``, ``bfloat16``); parameters are stored as the model
                   declares them.
     recompute:    ``none``; ``full``: each block's forward runs again in backward; ``compute``: so
@@ -128,6 +130,7 @@ class Plan:
     stages: tuple[Stage, ...]
     zero: int
     microbatches: int
+    style: Style
     precision: str
     recompute: str
     optimizer: str

@@ -81,6 +81,7 @@ class _Folding:
         self.batch_dims = batch_dims
         self.state = state
         self.ledger = ledger
+        self.fusion = ledger.moves.prices.fusion
         self.recompute = recompute
         self.calls = dict.fromkeys(graph.blocks, 0)
         # Where each tensor comes from: a node and the name that it has there, or a fixed sharding.
@@ -150,13 +151,13 @@ class _Folding:
             if self._owned(scope, tensor, many):
                 self._own_parameter(scope, node, tensor, table.wants[position], copies)
             elif (scope, name) in self.fixed:
-                given = self.fixed[scope, name]
-                self.ledger.unary(node, tensor, given, table.wants[position], calls, into[position])
+                given, wants = self.fixed[scope, name], table.wants[position]
+                taken = self.fusion.takes(scope, op, position)
+                self.ledger.unary(node, tensor, given, wants, calls, into[position], taken)
             else:
-                source = self.source[scope, name]
-                self.ledger.edge(
-                    source, index, tensor, table.wants[position], calls, into[position]
-                )
+                source, wants = self.source[scope, name], table.wants[position]
+                taken = self.fusion.takes(scope, op, position)
+                self.ledger.edge(source, index, tensor, wants, calls, into[position], taken)
         return index
 
     def _table(self, scope: Scope, graph: Graph, op: Op) -> OpTable:
@@ -165,7 +166,7 @@ class _Folding:
             bound, legal = self.legal.of(scope, graph, op)
             saved = self.legal.bindings.saved_by(scope, op, graph)
             prices = self.ledger.moves.prices
-            found = op_table(op, bound, legal, graph.tensors, self.codes, prices, saved)
+            found = op_table(op, bound, legal, graph.tensors, self.codes, prices, saved, scope)
             self.tables[scope, op.name] = found
         return found
 
@@ -329,7 +330,10 @@ class _Folding:
             shared = self._shared_node(scope, graph, graph.tensors[name], produced, readers, calls)
             wants = self.ledger.nodes[shared].results[name]
             tensor = graph.tensors[name]
-            self.ledger.edge((index, name), shared, tensor, wants, calls, tensor.differentiable)
+            handed = key(scope, name) in self.fusion.handed
+            self.ledger.edge(
+                (index, name), shared, tensor, wants, calls, tensor.differentiable, handed
+            )
         else:
             self.source[scope, name] = (index, name)
 

@@ -31,10 +31,20 @@ class Ledger:
         return len(self.nodes) - 1
 
     def unary(
-        self, node: Node, tensor: Tensor, source: int, wants: Ints, times: int, grad: bool
+        self,
+        node: Node,
+        tensor: Tensor,
+        source: int,
+        wants: Ints,
+        times: int,
+        grad: bool,
+        handed: bool = False,
     ) -> None:
-        """Adds the resharding from a given ``source`` to what each option of ``node`` wants."""
-        moved = self.moves.between(tensor, np.array([source]), wants, grad)[0]
+        """Adds the resharding from a given ``source`` to what each option of ``node`` wants.
+
+        ``handed``: see `Prices.move`.
+        """
+        moved = self.moves.between(tensor, np.array([source]), wants, grad, handed)[0]
         node.costs = capped_sum(node.costs, self._scaled(moved, times))
 
     def leave(self, node: Node, tensor: Tensor, gives: Ints, wants: Ints, grad: bool) -> None:
@@ -44,11 +54,18 @@ class Ledger:
         node.costs = capped_sum(node.costs, self._scaled(moved, 1))
 
     def edge(
-        self, source: tuple[int, str], b: int, tensor: Tensor, wants: Ints, times: int, grad: bool
+        self,
+        source: tuple[int, str],
+        b: int,
+        tensor: Tensor,
+        wants: Ints,
+        times: int,
+        grad: bool,
+        handed: bool = False,
     ) -> None:
         """Adds the resharding from what node ``source`` gives to what node ``b`` wants."""
         a, inner = source
-        moved = self.moves.between(tensor, self.nodes[a].results[inner], wants, grad)
+        moved = self.moves.between(tensor, self.nodes[a].results[inner], wants, grad, handed)
         matrix = self._scaled(moved, times)
         if a == b:
             node = self.nodes[a]

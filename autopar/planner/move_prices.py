@@ -41,17 +41,19 @@ class MovePrices:
     _tables: dict[tuple[object, ...], Ints] = field(default_factory=dict)
     _steps: dict[tuple[object, ...], Ints] = field(default_factory=dict)
 
-    def between(self, tensor: Tensor, sources: Ints, targets: Ints, grad: bool) -> Ints:
-        """The price of every pair, shape (sources, targets)."""
+    def between(
+        self, tensor: Tensor, sources: Ints, targets: Ints, grad: bool, handed: bool = False
+    ) -> Ints:
+        """The price of every pair, shape (sources, targets); ``handed``: see `Prices.move`."""
         rows, row_of = np.unique(sources, return_inverse=True)
         columns, column_of = np.unique(targets, return_inverse=True)
         if self._few(rows, columns):
-            small = self._one_by_one(tensor, rows, columns, grad)
+            small = self._one_by_one(tensor, rows, columns, grad, handed)
         else:
-            place = (tensor.shape, tensor.dtype, grad, rows.tobytes(), columns.tobytes())
+            place = (tensor.shape, tensor.dtype, grad, handed, rows.tobytes(), columns.tobytes())
             known = self._tables.get(place)
             if known is None:
-                known = self._tables[place] = self._all_at_once(tensor, rows, columns, grad)
+                known = self._tables[place] = self._all_at_once(tensor, rows, columns, grad, handed)
             small = known
         return small[row_of[:, None], column_of[None, :]]
 
@@ -61,22 +63,29 @@ class MovePrices:
         differ = self.codes.digits(rows)[:, None] != self.codes.digits(columns)[None, :]
         return int(np.count_nonzero(differ.sum(axis=-1) > 1)) <= FEW_WAYS
 
-    def _one_by_one(self, tensor: Tensor, rows: Ints, columns: Ints, grad: bool) -> Ints:
-        found = [[self._pair(tensor, s, t, grad) for t in columns.tolist()] for s in rows.tolist()]
+    def _one_by_one(
+        self, tensor: Tensor, rows: Ints, columns: Ints, grad: bool, handed: bool
+    ) -> Ints:
+        targets = columns.tolist()
+        found = [[self._pair(tensor, s, t, grad, handed) for t in targets] for s in rows.tolist()]
         return np.array(found, np.int64).reshape(len(rows), len(columns))
 
-    def _pair(self, tensor: Tensor, source: int, target: int, grad: bool) -> int:
-        place = (source, target, tensor.shape, tensor.dtype, grad)
+    def _pair(self, tensor: Tensor, source: int, target: int, grad: bool, handed: bool) -> int:
+        place = (source, target, tensor.shape, tensor.dtype, grad, handed)
         found = self._pairs.get(place)
         if found is None:
             mesh = self.codes.mesh
             ends = (self.codes.sharding(source), self.codes.sharding(target))
             steps = reshard(*ends, tensor.shape, mesh, grad)
-            found = FORBIDDEN if steps is None else sum(self.prices.steps(steps, tensor, grad))
+            found = FORBIDDEN
+            if steps is not None:
+                found = sum(self.prices.steps(steps, tensor, grad, handed))
             self._pairs[place] = found
         return found
 
-    def _all_at_once(self, tensor: Tensor, rows: Ints, columns: Ints, grad: bool) -> Ints:
+    def _all_at_once(
+        self, tensor: Tensor, rows: Ints, columns: Ints, grad: bool, handed: bool
+    ) -> Ints:
         starts, goals = self.codes.digits(rows), self.codes.digits(columns)
         if not grad:  # then D is R
             starts[starts == DEFERRED_DIGIT] = WHOLE_DIGIT
@@ -93,10 +102,11 @@ class MovePrices:
         used = every[:, first:]
         dims = frozenset((np.unique(used[used >= SPLIT_DIGIT]) - SPLIT_DIGIT).tolist())
         table = paths(Terrain.of(tensor.shape, sizes, cuts, dims, grad))
-        place = (tensor.shape, tensor.dtype, grad, first, tuple(fixed), table.placements)
+        place = (tensor.shape, tensor.dtype, grad, handed, first, tuple(fixed), table.placements)
         steps = self._steps.get(place)
         if steps is None:
-            steps = self._steps[place] = self._step_prices(tensor, table, pieces, first, grad)
+            steps = self._step_prices(tensor, table, pieces, first, grad, handed)
+            self._steps[place] = steps
         return _along(
             table, steps, _states(table, starts[:, first:]), _states(table, goals[:, first:])
         )
@@ -114,7 +124,13 @@ class MovePrices:
         return tuple(cuts), tuple(pieces)
 
     def _step_prices(
-        self, tensor: Tensor, table: Paths, pieces: tuple[int, ...], first: int, grad: bool
+        self,
+        tensor: Tensor,
+        table: Paths,
+        pieces: tuple[int, ...],
+        first: int,
+        grad: bool,
+        handed: bool,
     ) -> Ints:
         """The price of every step of a table, and 0 for none; shape (steps + 1,)."""
         mesh = self.codes.mesh
@@ -132,7 +148,7 @@ class MovePrices:
                         if kind in COLLECTIVES:
                             full = full_side(kind, source, mesh.size(axis))
                             by_place[a, :, b] += [
-                                self.prices.collective(Collective(kind, axis, size * full))
+                                self.prices.move(Collective(kind, axis, size * full), handed)
                                 for size in sizes.tolist()
                             ]
             found[:, i] = by_place[table.digits[:, i], size_of]

@@ -50,8 +50,12 @@ def op_table(
     codes: Codes,
     prices: Prices,
     saved: Sequence[str],
+    scope: str | None = None,
 ) -> OpTable:
-    """The table of ``op``; ``saved`` names the tensors that it is the first to keep."""
+    """The table of ``op``; ``saved`` names the tensors that it is the first to keep.
+
+    ``scope``: the block whose body it lies in.
+    """
     mesh = codes.mesh
     names = list(dict.fromkeys([NOTHING, *(c for s in legal for _, c in s.choices)]))
     number = {name: k for k, name in enumerate(names)}
@@ -71,7 +75,7 @@ def op_table(
     cost, kept = [], []
     for row in first:
         lowered = _lowered(op, bound, legal[row], mesh, into, out)
-        cost.append(prices.op(lowered, tensors))
+        cost.append(prices.op(lowered, tensors, scope))
         kept.append(saved_bytes(lowered, tensors, mesh, saved))
     return OpTable(
         legal, wants, gives, np.array(cost, np.int64)[alike], np.array(kept, np.int64)[alike]

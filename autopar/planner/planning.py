@@ -17,6 +17,7 @@ from autopar.lowering import Lowered
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Fingerprints, Plan, Prediction
+from autopar.nouns.style import Style, style_of
 from autopar.planner.bands import memory_band, time_band
 from autopar.planner.fewer import Fewer, fewer
 from autopar.planner.fixed import Fixed
@@ -26,6 +27,7 @@ from autopar.planner.unruled import check_allowed, unruled
 from autopar.planner.utilization import model_flops
 from autopar.precision import at_precision
 from autopar.rules.batch import BatchMixed, flow_or_obstacle
+from autopar.rules.fusion import ALONE, fusion
 from autopar.rules.kept_whole import keep_whole
 from autopar.workload import Workload
 
@@ -38,6 +40,7 @@ class Options:
 
     ``profile``: a database of `autopar profile` whose measured times replace the built-in ones;
     where it was measured with other ``libraries`` than these, progress says so.
+    ``style``: how the program is to execute; None: as its framework does by itself.
     ``verbose``: progress tells every step of every search.
     """
 
@@ -45,6 +48,7 @@ class Options:
     replicated: tuple[str, ...] = ()
     profile: str | None = None
     libraries: str | None = None
+    style: Style | None = None
     verbose: bool = False
 
 
@@ -103,6 +107,7 @@ def plan(
             cluster = _measured(cluster, options.profile, options.libraries, progress)
         Fixed.parse(fix or {}, cluster.device_count)  # refused before the long work
         workload = load_workload(workload_ref)
+        _check_style(workload.framework, options.style)
     progress(f"capturing {workload_ref}")
     with clock.phase("capture"):
         captured = capture(workload)
@@ -165,6 +170,7 @@ def plan_captured(
 ) -> Planned:
     """Plans a model that is captured already."""
     options = options or Options()
+    style = options.style or style_of(workload.framework)
     missing = unruled(captured.graph)
     check_allowed(captured.graph, missing, options.replicated)
     graph = at_precision(keep_whole(captured.graph, missing), workload.precision)
@@ -186,15 +192,23 @@ def plan_captured(
         searcher=options.searcher,
         uneven=workload.framework != "jax",
         splits_batch=obstacle is None,
+        fusion=fusion(graph) if style == "compiled" else ALONE,
         verbose=options.verbose,
     )
     outcome = search_or_advise(question, progress)
-    made = _plan(outcome, question, captured, workload, workload_ref, tuple(missing))
+    made = _plan(outcome, question, captured, workload, workload_ref, style, tuple(missing))
     against = tuple(f"No microbatches: {reason}." for reason in flow.obstacles)
     if obstacle is not None:
         against = (f"One data rank only: {obstacle}",)
     enough = fewer(question, outcome)
     return Planned(made, graph, outcome.best.lowered, tuple(missing), against, enough)
+
+
+def _check_style(framework: str, asked: Style | None) -> None:
+    if framework == "jax" and asked not in (None, style_of("jax")):
+        raise UserError(
+            f"--style {asked}: JAX always compiles; leave --style out, or say --style compiled"
+        )
 
 
 def _check_one_rank(fixed: Fixed, obstacle: BatchMixed, samples: int, devices: int) -> None:
@@ -210,6 +224,7 @@ def _plan(
     captured: Captured,
     workload: Workload,
     workload_ref: str,
+    style: Style,
     kept_whole: Sequence[str],
 ) -> Plan:
     best = outcome.best
@@ -219,6 +234,7 @@ def _plan(
         stages=(best.stage,),
         zero=best.layout.zero,
         microbatches=best.candidate.microbatches,
+        style=style,
         precision=workload.precision,
         recompute=best.layout.recompute,
         optimizer=workload.optimizer,

@@ -13,6 +13,7 @@ from autopar.nouns.problem import Solution
 from autopar.planner.candidates import Candidate, Layout
 from autopar.planner.fixed import Fixed
 from autopar.planner.simulation import StepTime
+from autopar.rules.fusion import ALONE, Fusion
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Question:
 
     ``obstacles``: why the batch may not be cut into microbatches; none: it may. ``uneven``: the
     backend can hold pieces of unequal size (JAX cannot). ``splits_batch``: data axes may.
-    ``verbose``: tell every step of every search.
+    ``verbose``: tell every step of every search. ``fusion``: the kernels of compiled execution.
     """
 
     graph: Graph
@@ -37,6 +38,7 @@ class Question:
     uneven: bool = True
     splits_batch: bool = True
     verbose: bool = False
+    fusion: Fusion = ALONE
 
 
 @dataclass(frozen=True, slots=True)

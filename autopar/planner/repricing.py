@@ -7,6 +7,7 @@ searcher's claimed cost must equal this number, to the picosecond.
 from __future__ import annotations
 
 from autopar.lowering import BATCH_AXES, MICROBATCH, Lowered
+from autopar.nouns.plan import key
 from autopar.nouns.sharding import Sharding
 from autopar.planner.prices import Prices
 from autopar.planner.state_prices import StatePrices
@@ -23,13 +24,16 @@ def _activations(lowered: Lowered, prices: Prices) -> int:
     total = 0
     tensors = lowered.graph.tensors
     bodies = {name: _activations(body, prices) for name, body in lowered.blocks.items()}
-    for found in lowered.tensors.values():
-        total += sum(prices.steps(found.steps, found.tensor, found.tensor.differentiable))
+    fusion, scope = prices.fusion, lowered.block
+    for name, found in lowered.tensors.items():
+        handed = key(scope, name) in fusion.handed
+        total += sum(prices.steps(found.steps, found.tensor, found.tensor.differentiable, handed))
     for op in lowered.ops:
-        for operand in op.operands:
-            moved = prices.steps(operand.steps, tensors[operand.name], operand.differentiable)
-            total += sum(moved)
-        total += bodies[op.op.attrs["block"]] if op.bound is None else prices.op(op, tensors)
+        for i, operand in enumerate(op.operands):
+            tensor, grad = tensors[operand.name], operand.differentiable
+            total += sum(prices.steps(operand.steps, tensor, grad, fusion.takes(scope, op.op, i)))
+        own = bodies[op.op.attrs["block"]] if op.bound is None else prices.op(op, tensors, scope)
+        total += own
     for operand in lowered.outputs:
         moved = prices.steps(operand.steps, tensors[operand.name], operand.differentiable)
         total += sum(moved)

@@ -182,7 +182,7 @@ def _solve(
     chosen = layout or Layout(1, candidate.data, 1 if candidate.data > 1 else 0, "none")
     mesh = chosen.mesh(candidate.tp)
     full = Mesh((MICROBATCH, *mesh.axes), (candidate.microbatches, *mesh.sizes)).trimmed()
-    prices = Prices(question.cluster, full, question.precision)
+    prices = Prices(question.cluster, full, question.precision, question.fusion)
     state = StatePrices(question.cluster, _state(question, chosen, candidate), exposed)
     try:
         folded = fold(

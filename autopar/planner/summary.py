@@ -18,7 +18,7 @@ from autopar.lowering import (
     rerun_collectives,
 )
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
-from autopar.nouns.plan import RECOMPUTE
+from autopar.nouns.plan import RECOMPUTE, key
 from autopar.nouns.sharding import Sharding
 from autopar.planner.activations import Life, activation_life
 from autopar.planner.priced import global_counts
@@ -90,17 +90,20 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
     tensors = lowered.graph.tensors
     forward = backward = moved_forward = moved_backward = 0
 
-    def add(steps: tuple[Step, ...], tensor: Tensor, grad: bool) -> None:
+    fusion, scope = prices.fusion, lowered.block
+
+    def add(steps: tuple[Step, ...], tensor: Tensor, grad: bool, handed: bool = False) -> None:
         nonlocal moved_forward, moved_backward
-        there, back = prices.steps(steps, tensor, grad)
+        there, back = prices.steps(steps, tensor, grad, handed)
         moved_forward += there
         moved_backward += back
 
     trained: dict[str, int] = {}
     frozen: dict[str, int] = {}
     deferred: dict[str, int] = {}
-    for found in lowered.tensors.values():
-        add(found.steps, found.tensor, found.tensor.differentiable)
+    for name, found in lowered.tensors.items():
+        handed = key(scope, name) in fusion.handed
+        add(found.steps, found.tensor, found.tensor.differentiable, handed)
         if found.tensor.role != "parameter":
             continue
         numel = _stored_numel(lowered, found.tensor, found.produced)
@@ -111,11 +114,12 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
                 size = numel * DTYPE_BYTES[found.tensor.dtype]
                 deferred[axis] = deferred.get(axis, 0) + size
     for op in lowered.ops:
-        for operand in op.operands:
-            add(operand.steps, tensors[operand.name], operand.differentiable)
+        for i, operand in enumerate(op.operands):
+            taken = fusion.takes(scope, op.op, i)
+            add(operand.steps, tensors[operand.name], operand.differentiable, taken)
         if op.bound is None:
             continue
-        f, b = prices.compute(op, tensors)
+        f, b = prices.compute(op, tensors, scope)
         forward, backward = forward + f, backward + b
         for direction, moved in internal_collectives(op, lowered.mesh):
             if direction == "forward":

@@ -39,6 +39,7 @@ def decisions(a: Plan, b: Plan, clusters: Clusters = (None, None)) -> list[Chang
             "microbatches": str(plan.microbatches),
             "schedule": plan.schedule,
             "recompute": plan.recompute,
+            "execution": plan.style,
             "precision": plan.precision,
             "optimizer": plan.optimizer,
         }

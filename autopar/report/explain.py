@@ -75,7 +75,9 @@ class Alternative:
 def _compute_times(lowered: Lowered, prices: Prices) -> dict[str, int]:
     """Picoseconds of each op's arithmetic for one microbatch; a block's ops for one call."""
     found = {
-        key(lowered.block, op.op.name): sum(prices.compute(op, lowered.graph.tensors))
+        key(lowered.block, op.op.name): sum(
+            prices.compute(op, lowered.graph.tensors, lowered.block)
+        )
         for op in lowered.ops
         if op.bound is not None
     }

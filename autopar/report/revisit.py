@@ -26,6 +26,7 @@ from autopar.precision import at_precision
 from autopar.report.decisions import wrong_decision
 from autopar.report.units import duration, size
 from autopar.rules.batch import data_choices
+from autopar.rules.fusion import ALONE, fusion
 from autopar.rules.kept_whole import keep_whole
 from autopar.searchers import search
 
@@ -103,7 +104,8 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
     choices = data_choices(graph, batch_dims)
     (stage,) = plan.stages
     mesh = Mesh((MICROBATCH, *stage.mesh.axes), (plan.microbatches, *stage.mesh.sizes)).trimmed()
-    prices = Prices(cluster, mesh, plan.precision)
+    kernels = fusion(graph) if plan.style == "compiled" else ALONE
+    prices = Prices(cluster, mesh, plan.precision, kernels)
     sharding = StateSharding(
         plan.zero, stage.mesh, plan.microbatches, plan.precision, plan.optimizer
     )

@@ -12,6 +12,7 @@ from autopar.report.units import duration, size
 
 if TYPE_CHECKING:
     from autopar.nouns.plan import Prediction
+    from autopar.nouns.style import Style
     from autopar.runtime.launch import RunResult
     from autopar.runtime.verified import VerifyResult
 
@@ -20,8 +21,13 @@ MOST = 100.0
 """Beyond this, measured over predicted says nothing of the model's error."""
 
 
-def run_summary(found: RunResult, predicted: Prediction) -> list[RenderableType]:
-    """Loss at both ends, and what was measured beside what was predicted, by phase."""
+def run_summary(
+    found: RunResult, predicted: Prediction, style: Style = "eager"
+) -> list[RenderableType]:
+    """Loss at both ends, and what was measured beside what was predicted, by phase.
+
+    ``style``: the execution that the prediction is of.
+    """
     columns = ("", "measured", "predicted", "measured / predicted")
     rows = table(*columns, right=columns[1:])
     times = [("step (median)", found.step_time_s, found.predicted_step_time_s)]
@@ -37,6 +43,9 @@ def run_summary(found: RunResult, predicted: Prediction) -> list[RenderableType]
         rows.add_row("memory (fullest)", size(peak), size(foreseen), ratio)
     title = f"{len(found.losses)} steps: loss {found.losses[0]:.4f} -> {found.losses[-1]:.4f}"
     parts: list[RenderableType] = [Text(title, style="bold"), indented(rows)]
+    if found.style != style:
+        was = f"  the run was {found.style}, the plan's times are of {style} execution"
+        parts.append(Text(was))
     if apart:
         parts.append(
             Text(

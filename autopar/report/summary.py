@@ -40,6 +40,7 @@ def summary_object(
         "microbatches": plan.microbatches,
         "schedule": plan.schedule,
         "recompute": plan.recompute,
+        "style": plan.style,
         "precision": plan.precision,
         "searcher": plan.searcher,
         "time_band_s": list(said.time_band_s),
@@ -99,6 +100,7 @@ def _decisions(plan: Plan, cluster: Cluster) -> RenderableType:
     if plan.degrees["pp"] > 1:
         rows.add_row("schedule", plan.schedule)
     rows.add_row("recompute", plan.recompute)
+    rows.add_row("execution", plan.style)
     rows.add_row("precision", f"{plan.precision}, {plan.optimizer}")
     return rows
 

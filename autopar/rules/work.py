@@ -2,10 +2,10 @@
 
 Forward work is the rule's operations times the points of its iteration space. Backward, a matrix
 product or convolution is one such product for each operand that has a gradient; other rules say a
-multiple of the forward. Bytes are what an unfused op reads and writes: operands and results
-forward; saved tensors, the results' gradients and the operands' gradients backward. Under a
-strategy every factor has the extent of the largest piece, so these are the figures of the rank that
-has most to do.
+multiple of the forward. Bytes are what an op reads and writes: where it runs alone, operands and
+results forward; saved tensors, the results' gradients and the operands' gradients backward. In a
+fused kernel they are what `autopar.rules.fusion` leaves it to move. Under a strategy every factor
+has the extent of the largest piece, so these are the figures of the rank that has most to do.
 """
 
 from __future__ import annotations
@@ -20,8 +20,29 @@ from autopar.nouns.sharding import Sharding
 from autopar.rules.notation import BoundRule, Cost
 from autopar.rules.strategies import Strategy, flows, shardings
 
+Flags = tuple[bool, ...]
+
 ONE_DEVICE = Mesh((), ())
 WHOLE_OP = Strategy()
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Which operands and results an op reads and writes in memory, by position.
+
+    reads, writes:        in forward.
+    saved, saved_results: operands and results that backward reads.
+    arriving, leaving:    results whose gradient it reads, operands whose gradient it writes.
+    launches:             whether it pays the launch of a kernel (forward, backward).
+    """
+
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    saved: tuple[int, ...]
+    saved_results: tuple[int, ...]
+    arriving: tuple[int, ...]
+    leaving: tuple[int, ...]
+    launches: tuple[bool, bool] = (True, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +50,7 @@ class Work:
     """What one rank does for an op, once; ``dtype`` is that of the arithmetic.
 
     ``kind`` is the op's, or ``bias``: the addition of a vector that is a parameter, which the
-    product before it makes in the same call.
+    product before it makes in the same call. ``launches``: see `Moves`.
     """
 
     forward_flops: float
@@ -39,16 +60,29 @@ class Work:
     dtype: str
     cost: Cost
     kind: str = ""
+    launches: tuple[bool, bool] = (True, True)
 
 
 def op_work(
-    op: Op, bound: BoundRule, strategy: Strategy, mesh: Mesh, tensors: Mapping[str, Tensor]
+    op: Op,
+    bound: BoundRule,
+    strategy: Strategy,
+    mesh: Mesh,
+    tensors: Mapping[str, Tensor],
+    fused: Moves | None = None,
 ) -> Work:
-    """The work of ``op`` on one rank of ``mesh`` under ``strategy``."""
+    """The work of ``op`` on one rank of ``mesh`` under ``strategy``; ``fused``: in a kernel."""
     forward, backward = flops(bound, op, tensors, strategy, mesh)
-    read, read_back = bytes_moved(bound, op, tensors, strategy, mesh)
+    read, read_back = bytes_moved(bound, op, tensors, strategy, mesh, fused)
     return Work(
-        forward, backward, read, read_back, _dtype(op, tensors), bound.rule.cost, _kind(op, tensors)
+        forward,
+        backward,
+        read,
+        read_back,
+        _dtype(op, tensors),
+        bound.rule.cost,
+        _kind(op, tensors),
+        (True, True) if fused is None else fused.launches,
     )
 
 
@@ -94,6 +128,7 @@ def bytes_moved(
     tensors: Mapping[str, Tensor],
     strategy: Strategy = WHOLE_OP,
     mesh: Mesh = ONE_DEVICE,
+    fused: Moves | None = None,
 ) -> tuple[float, float]:
     """(forward, backward) bytes that the op reads and writes in memory; none for views.
 
@@ -103,21 +138,34 @@ def bytes_moved(
     if rule.view:
         return 0.0, 0.0
     into, out = flows(op, tensors)
+    moves = fused or _alone(op, bound, into, out)
     wants, gives = shardings(bound, strategy, mesh, into, out)
     operands = [_bytes(tensors[n], s, mesh) for n, s in zip(op.inputs, wants, strict=True)]
     results = [_bytes(tensors[n], s, mesh) for n, s in zip(op.outputs, gives, strict=True)]
-    forward = float(sum(operands) + sum(results))
+    forward = float(sum(operands[i] for i in moves.reads) + sum(results[i] for i in moves.writes))
     if rule.cost == "gather" and operands:
         table = _table(op)
         forward += min(sum(results), operands[table]) - operands[table]
     if not any(out) or not any(into):
         return forward, 0.0
-    saved = sum(operands[i] for i in rule.saves) + sum(results[i] for i in rule.saves_results)
+    saved = sum(operands[i] for i in moves.saved) + sum(results[i] for i in moves.saved_results)
     local = extents(bound, strategy, mesh)
     kept = sum(kept_bytes(bound, local))
-    arriving = sum(b for b, grad in zip(results, out, strict=True) if grad)
-    leaving = sum(b for b, grad in zip(operands, into, strict=True) if grad)
+    arriving = sum(results[i] for i in moves.arriving)
+    leaving = sum(operands[i] for i in moves.leaving)
     return forward + kept, float(saved + kept + arriving + leaving)
+
+
+def _alone(op: Op, bound: BoundRule, into: Flags, out: Flags) -> Moves:
+    """What an op moves that is a kernel of its own: all that it touches."""
+    return Moves(
+        reads=tuple(range(len(op.inputs))),
+        writes=tuple(range(len(op.outputs))),
+        saved=bound.rule.saves,
+        saved_results=bound.rule.saves_results,
+        arriving=tuple(i for i, grad in enumerate(out) if grad),
+        leaving=tuple(i for i, grad in enumerate(into) if grad),
+    )
 
 
 def kept_bytes(bound: BoundRule, local: Mapping[str, int]) -> list[int]:

@@ -18,6 +18,7 @@ from autopar.planner.repricing import objective
 from autopar.planner.state import StateSharding
 from autopar.planner.state_prices import StatePrices
 from autopar.rules.batch import data_choices
+from autopar.rules.fusion import ALONE, Fusion, fusion
 from autopar.searchers import search
 from tests.planner.graphs import gpt, unfolded
 
@@ -26,11 +27,11 @@ BATCH = {"ids": 0, "labels": 0}
 
 
 def folded_problem(
-    graph: Graph, tp: int, shard: int, microbatches: int
+    graph: Graph, tp: int, shard: int, microbatches: int, kernels: Fusion = ALONE
 ) -> tuple[Folded, Prices, StatePrices]:
     mesh = Mesh(("dp_shard", "tp"), (shard, tp))
     full = Mesh((MICROBATCH, *mesh.axes), (microbatches, *mesh.sizes)).trimmed()
-    prices = Prices(CLUSTER, full, "float32")
+    prices = Prices(CLUSTER, full, "float32", kernels)
     state = StatePrices(CLUSTER, StateSharding(1, mesh, microbatches, "float32"), 0.3)
     choices = data_choices(graph, BATCH)
     return fold(graph, full, choices, BATCH, prices, state, Bindings()), prices, state
@@ -101,11 +102,15 @@ def test_unfolded_problem_has_no_better_optimum() -> None:
     assert best.cost == pytest.approx(free.cost, rel=0.01)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(("tp", "shard", "microbatches"), [(2, 2, 2), (4, 2, 1)])
-def test_any_choice_costs_what_its_plan_costs(tp: int, shard: int, microbatches: int) -> None:
+def test_any_choice_costs_what_its_plan_costs(
+    tp: int, shard: int, microbatches: int, compiled: bool
+) -> None:
     """Not only optima: random decisions, lowered and priced op by op."""
     graph = gpt(layers=3, heads=8)
-    folded, prices, state = folded_problem(graph, tp, shard, microbatches)
+    kernels = fusion(graph) if compiled else ALONE
+    folded, prices, state = folded_problem(graph, tp, shard, microbatches, kernels)
     problem = folded.problem
     choices = data_choices(graph, BATCH)
     random = np.random.default_rng(0)

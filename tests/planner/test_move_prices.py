@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from autopar.cluster_file import load_cluster
+from autopar.cost_models.compute import op_time_s
 from autopar.nouns.graph import Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.problem import FORBIDDEN
@@ -21,7 +22,9 @@ CLUSTER = load_cluster("examples/clusters/h100_8x8.yaml")
 PLACEMENTS = (WHOLE, DEFERRED, PARTIAL, split(0), split(1))
 
 
-@pytest.mark.parametrize("differentiable", [True, False])
+@pytest.mark.parametrize(
+    ("differentiable", "handed"), [(True, False), (False, False), (True, True)]
+)
 @pytest.mark.parametrize(
     ("mesh", "shape"),
     [
@@ -33,7 +36,7 @@ PLACEMENTS = (WHOLE, DEFERRED, PARTIAL, split(0), split(1))
     ids=str,
 )
 def test_tables_hold_the_prices_of_the_steps(
-    mesh: Mesh, shape: tuple[int, ...], differentiable: bool
+    mesh: Mesh, shape: tuple[int, ...], differentiable: bool, handed: bool
 ) -> None:
     tensor = Tensor("x", shape, "bfloat16", "activation", differentiable)
     codes, prices = Codes(mesh), Prices(CLUSTER, mesh, "bfloat16")
@@ -45,12 +48,29 @@ def test_tables_hold_the_prices_of_the_steps(
     ]
     assert len(every) ** 2 > max(FEW, FEW_WAYS)
     found = MovePrices(codes, prices).between(
-        tensor, codes.array(every), codes.array(every), differentiable
+        tensor, codes.array(every), codes.array(every), differentiable, handed
     )
     for (i, source), (k, target) in itertools.product(enumerate(every), repeat=2):
         steps = reshard(source, target, shape, mesh, differentiable)
-        expected = FORBIDDEN if steps is None else sum(prices.steps(steps, tensor, differentiable))
+        expected = FORBIDDEN
+        if steps is not None:
+            expected = sum(prices.steps(steps, tensor, differentiable, handed))
         assert found[i, k] == expected, f"{source} to {target}"
+
+
+def test_a_move_inside_a_kernel_pays_for_memory_too() -> None:
+    mesh = Mesh(("a",), (8,))
+    prices = Prices(CLUSTER, mesh, "bfloat16")
+    tensor = Tensor("x", (64, 128), "bfloat16", "activation", True)
+    steps = reshard(Sharding.parse("a:P"), Sharding(), tensor.shape, mesh, True)
+    assert steps
+    (alone, _), (within, _) = (prices.steps(steps, tensor, True, h) for h in (False, True))
+    assert within - alone == pytest.approx(
+        op_time_s(CLUSTER, 0.0, 2 * 64 * 128 * 2, "bfloat16", "elementwise") * 1e12, abs=1
+    )
+    nothing = reshard(Sharding(), Sharding(), tensor.shape, mesh, True)
+    assert nothing == ()
+    assert prices.steps(nothing, tensor, True, True) == (0, 0)
 
 
 def test_repeated_shardings_have_their_rows() -> None:

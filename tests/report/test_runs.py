@@ -38,6 +38,14 @@ OTHER = replace(
 )
 
 
+def test_a_run_in_another_style_than_the_plan_s_says_so() -> None:
+    found = RunResult((5.0, 4.0), 0.2, 0.1, ranks=4, step=2)
+    said = plans.plan().prediction
+    assert "execution" not in to_text(run_summary(found, said, "eager"))
+    text = to_text(run_summary(found, said, "compiled"))
+    assert "the run was eager, the plan's times are of compiled execution" in text
+
+
 def test_measured_stands_beside_predicted() -> None:
     found = RunResult((5.0, 4.0), 0.2, 0.1, ranks=4, step=2, peak_memory_bytes=3 << 20)
     said = plans.plan().prediction

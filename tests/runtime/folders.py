@@ -16,6 +16,7 @@ from autopar.nouns import plan as plans
 from autopar.nouns.graph import to_text
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Fingerprints, Stage
+from autopar.nouns.style import Style
 from tests.plans import cluster, plan, prediction
 
 HERE = Path(__file__).parent
@@ -40,6 +41,7 @@ def write(
     collectives: str = "",
     fingerprint: str | None = None,
     units: str = "layers.*",
+    style: Style = "eager",
 ) -> Path:
     """A folder as `autopar plan` would leave it, as far as the runtime reads it."""
     place = cluster(math.prod(mesh.values()))
@@ -50,6 +52,7 @@ def write(
         zero=zero,
         microbatches=microbatches,
         precision=precision,
+        style=style,
         fingerprints=Fingerprints(
             fingerprint or captured(workload).fingerprint(),
             place.fingerprint,

@@ -10,12 +10,15 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autopar import plan_folder
 from autopar.errors import UserError
 from autopar.nouns import plan as plans
+from autopar.nouns.style import Style
+from autopar.runtime import launch
 from autopar.runtime.counting import Row, to_json
 from autopar.runtime.failures import RankFailed
 from autopar.runtime.launch import _interrupts_kept, run, verify, verify_many
@@ -44,6 +47,41 @@ def faulty(tmp_path: Path, fault: str) -> Path:
     target = f"{model}:workload"
     mesh = {"dp_shard": 2}
     return folders.write(tmp_path / "plan", mesh, zero=3, workload=target, collectives=to_json([]))
+
+
+@pytest.mark.parametrize(
+    ("planned", "asked", "does"),
+    [
+        ("eager", None, "eager"),
+        ("compiled", None, "compiled"),
+        ("compiled", False, "eager"),
+        ("eager", True, "compiled"),
+    ],
+)
+def test_a_run_is_compiled_as_its_plan_says_or_as_asked(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    planned: Style,
+    asked: bool | None,
+    does: Style,
+) -> None:
+    folder = folders.write(tmp_path / "plan", {"dp_shard": 2}, style=planned)
+    given: dict[str, Any] = {}
+
+    def launched(job: str, options: dict[str, Any], *rest: object) -> dict[str, Any]:
+        given.update(options)
+        names = ("step_time_s", "predicted_step_time_s", "ranks", "step", "peak_memory_bytes")
+        return {
+            **dict.fromkeys(names, 0),
+            "losses": [],
+            "phases_s": {},
+            "memory_is": "",
+            "memory_compares": True,
+        }
+
+    monkeypatch.setattr(launch, "launch", launched)
+    assert run(folder, 1, compile=asked).style == does
+    assert given["compile"] == (does == "compiled")
 
 
 def test_run_saves_and_another_plan_goes_on(
