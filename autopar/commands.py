@@ -52,9 +52,9 @@ def search(
     if searcher is not None:
         options = replace(options, searcher=_known(searcher))
     if profile is not None:
-        from autopar.profile import libraries
+        from autopar.profile import libraries, processor
 
-        options = replace(options, libraries=libraries())
+        options = replace(options, libraries=libraries(), processor=processor())
     return plan(model, cluster, fix, options, progress)
 
 

@@ -8,7 +8,9 @@ holds for this machine is not measured again, so an interrupted run goes on wher
 from __future__ import annotations
 
 import json
+import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from autopar.cluster_file import gpu_driver, load_cluster
-from autopar.cost_models.calibrate import BUILT_IN, MEASURED
+from autopar.cost_models.calibrate import run_basis
 from autopar.cost_models.profile_db import Machine, Measurement, ProfileDb, ProfileError
 from autopar.nouns.cluster import Cluster
 from autopar.plan_folder import read_cluster, read_plan
@@ -48,7 +50,7 @@ def profile_cluster(
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
             f"--nproc-per-node={described.device_count}",
         )
-    machine = Machine(described.device.name, driver(), libraries() or "")
+    machine = Machine(described.device.name, driver(), libraries() or "", processor())
     progress(f"measuring {described.device_count} x {described.device.name}")
     with ProfileDb(database, progress) as db:
         failed = _measure(db, machine, launcher, progress)
@@ -73,8 +75,13 @@ def remember(
     }
     phases = dict(found.phases_s)
     measured = {**phases, "backward": phases.get("backward", 0.0) + phases.get("exchange", 0.0)}
-    machine = Machine(device.name, driver(), libraries() or "")
-    basis = MEASURED if device.rates else BUILT_IN
+    machine = Machine(device.name, driver(), libraries() or "", processor())
+    basis = run_basis(bool(device.rates), plan.style)
+    if found.style != plan.style:
+        return (
+            f"{folder} is planned for {plan.style} execution and the run was {found.style}: "
+            f"{database} stays as it is"
+        )
     known = [p for p in predicted if predicted[p] > 0 and measured.get(p, 0.0) > 0]
     if not known:
         return f"{folder}: its phases were not told apart, {database} stays as it is"
@@ -103,6 +110,16 @@ def libraries() -> str | None:
         return f"torch {version('torch')}"
     except PackageNotFoundError:
         return None
+
+
+def processor() -> str:
+    """The CPU: its model and how many cores there are."""
+    model = platform.processor() or platform.machine()
+    table = Path("/proc/cpuinfo")
+    if table.is_file():
+        named = re.search(r"^model name\s*:\s*(.+)$", table.read_text(), re.MULTILINE)
+        model = named.group(1).strip() if named else model
+    return f"{model}, {os.cpu_count()} cores"
 
 
 def driver() -> str:

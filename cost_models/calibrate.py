@@ -25,14 +25,19 @@ from autopar.nouns.cluster import (
     MeasuredCollective,
     MeasuredRate,
 )
+from autopar.nouns.style import Style
 
 # Traffic that a core's own caches may still hold: between the second level's 1-2 MB and a share of
 # the last level's.
 _CACHED_BYTES = 4e6
 PACKAGES = ("transformers",)
-MEASURED, BUILT_IN = "measured", "built-in"
-"""What the ops of a plan were priced by; runs correct the prices that they were predicted by."""
 _PRODUCTS = ("matmul", "attention", "conv")
+
+
+def run_basis(measured: bool, style: Style) -> str:
+    """What a plan's ops were priced by; runs correct the prices that they were predicted by."""
+    basis = "measured" if measured else "built-in"
+    return basis if style == "eager" else f"{basis}-{style}"
 
 
 def calibrate(
@@ -40,14 +45,20 @@ def calibrate(
     profile: str | Path,
     libraries: str | None = None,
     warn: Callable[[str], None] = lambda _: None,
+    processor: str | None = None,
+    style: Style = "eager",
 ) -> Cluster:
     """`cluster` with the rates that `profile` measured on its devices.
+
+    ``libraries`` and ``processor`` are those of this machine; what is None is not compared, nor is
+    the CPU beside GPUs. Runs of ``style`` correct the prices.
 
     Raises:
         ProfileError: the profile has nothing of these devices, or another format.
     """
     with ProfileDb(profile, warn) as db:
-        machine = db.for_device(cluster.device.name, libraries, warn)
+        here = processor if cluster.device.kind == "cpu" else None
+        machine = db.for_device(cluster.device.name, libraries, warn, here)
         found = db.measurements(machine)
     by_subject: dict[str, list[Measurement]] = defaultdict(list)
     for m in found:
@@ -58,11 +69,12 @@ def calibrate(
     measured = replace(
         cluster.device,
         rates=op_rates(by_subject["op"]),
-        source=f"measured by `autopar profile` on {when} with {machine.libraries}",
+        source=f"measured by `autopar profile` on {when} with {machine.libraries}"
+        + (f" on {machine.processor}" if machine.processor else ""),
         process_bytes=round(held.get("start", 0.0)),
         package_bytes=tuple((n, round(b)) for n, b in held.items() if n in PACKAGES),
         heap_share=max(0.0, grown / lived - 1) if lived else 0.0,
-        fitted=phase_factors(by_subject["run"], MEASURED if by_subject["op"] else BUILT_IN),
+        fitted=phase_factors(by_subject["run"], run_basis(bool(by_subject["op"]), style)),
     )
     groups = tuple(
         DeviceGroup(_measured_as(group.device, measured), group.count) for group in cluster.groups

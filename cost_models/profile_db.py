@@ -1,12 +1,12 @@
 """What was measured, on which machine, with which versions: one SQLite file.
 
-    machine(id, device, driver, libraries, seen_at)
+    machine(id, device, driver, libraries, seen_at, processor)
     measurement(machine, subject, key, size_bytes, flops, seconds, spread, repeats, measured_at)
 
 `subject` is 'op', 'collective', 'overlap', 'process' or 'run', `key` names what was run in one
 readable line. Every measurement is its own transaction, so an interruption loses nothing that was
 measured; a file that SQLite calls corrupt is set aside, what can still be read is copied into a new
-one, and both are named.
+one, and both are named. Files of format 2, which do not say which CPU measured, are taken on.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from autopar.errors import UserError
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS machine (
     id TEXT PRIMARY KEY, device TEXT NOT NULL, driver TEXT NOT NULL, libraries TEXT NOT NULL,
-    seen_at TEXT NOT NULL);
+    seen_at TEXT NOT NULL, processor TEXT NOT NULL DEFAULT '');
 CREATE TABLE IF NOT EXISTS measurement (
     machine TEXT NOT NULL REFERENCES machine(id), subject TEXT NOT NULL, key TEXT NOT NULL,
     size_bytes REAL NOT NULL, flops REAL NOT NULL, seconds REAL NOT NULL, spread REAL NOT NULL,
     repeats INTEGER NOT NULL, measured_at TEXT NOT NULL,
     PRIMARY KEY (machine, subject, key, size_bytes, flops));
-PRAGMA user_version = 2;
+PRAGMA user_version = 3;
 """
-VERSION = 2
+VERSION = 3
+_ADD_PROCESSOR = "ALTER TABLE machine ADD COLUMN processor TEXT NOT NULL DEFAULT ''"
 
 
 class ProfileError(UserError):
@@ -40,15 +41,20 @@ class ProfileError(UserError):
 
 @dataclass(frozen=True)
 class Machine:
-    """Where measurements come from: a device, its driver and the libraries that ran."""
+    """Where measurements come from: a device, its driver, the libraries that ran, and the CPU.
+
+    ``processor``: model and number of cores; empty where a profile does not say.
+    """
 
     device: str
     driver: str
     libraries: str
+    processor: str = ""
 
     @property
     def id(self) -> str:
-        return f"{self.device} | {self.driver} | {self.libraries}"
+        known = (self.device, self.driver, self.libraries, self.processor)
+        return " | ".join(known if self.processor else known[:3])
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,9 @@ class ProfileDb:
         self.connection.execute("PRAGMA journal_mode = WAL")
         self.connection.execute("PRAGMA synchronous = NORMAL")
         version = self.connection.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, VERSION):
+        if version == 2:
+            self.connection.execute(_ADD_PROCESSOR)
+        elif version not in (0, VERSION):
             raise ProfileError(
                 f"{path}: profile format {version}, this tool reads {VERSION}; profile again into "
                 "another file"
@@ -109,8 +117,15 @@ class ProfileDb:
                 "is out of any physical range"
             )
         self.connection.execute(
-            "INSERT OR IGNORE INTO machine VALUES (?, ?, ?, ?, ?)",
-            (machine.id, machine.device, machine.driver, machine.libraries, m.measured_at),
+            "INSERT OR IGNORE INTO machine VALUES (?, ?, ?, ?, ?, ?)",
+            (
+                machine.id,
+                machine.device,
+                machine.driver,
+                machine.libraries,
+                m.measured_at,
+                machine.processor,
+            ),
         )
         self.connection.execute(
             "INSERT OR REPLACE INTO measurement VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -130,7 +145,7 @@ class ProfileDb:
     def machines(self) -> list[Machine]:
         """Every machine that measured something, the latest last."""
         rows = self.connection.execute(
-            "SELECT device, driver, libraries FROM machine ORDER BY seen_at"
+            "SELECT device, driver, libraries, processor FROM machine ORDER BY seen_at"
         )
         return [Machine(*row) for row in rows]
 
@@ -148,9 +163,16 @@ class ProfileDb:
         return {(m.subject, m.key, m.size_bytes, m.flops) for m in self.measurements(machine)}
 
     def for_device(
-        self, device: str, libraries: str | None, warn: Callable[[str], None]
+        self,
+        device: str,
+        libraries: str | None,
+        warn: Callable[[str], None],
+        processor: str | None = None,
     ) -> Machine:
-        """The machine whose measurements serve `device`; other versions are used and said aloud.
+        """The machine whose measurements serve `device`.
+
+        Other libraries than these, or another CPU than ``processor``, are used and said aloud; what
+        is None is not compared. Machines that measured more than runs go first.
 
         Raises:
             ProfileError: nothing was measured on this device.
@@ -163,11 +185,21 @@ class ProfileDb:
                 f"{self.path} holds measurements of {known}, the cluster has {device}; "
                 "run `autopar profile` on that cluster or leave the profile out"
             )
-        exact = [machine for machine in same if machine.libraries == libraries]
-        chosen = (exact or same)[-1]
-        if libraries is not None and not exact:
+        profiled = [m for m in same if any(row.subject != "run" for row in self.measurements(m))]
+        chosen = max(
+            reversed(profiled or same),
+            key=lambda m: (processor in (None, m.processor), libraries in (None, m.libraries)),
+        )
+        pairs = (
+            ("with", chosen.libraries, libraries),
+            ("on", chosen.processor or "a CPU that it does not name", processor),
+        )
+        differ = [pair for pair in pairs if pair[2] not in (None, pair[1])]
+        if differ:
+            measured = " ".join(f"{how} {was}" for how, was, _ in differ)
+            here = " on ".join(str(now) for _, _, now in differ)
             warn(
-                f"profile {self.path}: measured with {chosen.libraries}, here is {libraries}; "
+                f"profile {self.path}: measured {measured}, here is {here}; "
                 "times may have moved, `autopar profile` measures again"
             )
         return chosen
@@ -196,10 +228,11 @@ def _rescue(path: Path, warn: Callable[[str], None]) -> None:
     kept = 0
     with closing(sqlite3.connect(path)) as new:
         new.executescript(_SCHEMA)
-        for table, width in (("machine", 5), ("measurement", 9)):
+        for table, width in (("machine", 6), ("measurement", 9)):
             marks = ", ".join("?" * width)
             for row in _readable(aside, table):
-                new.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", row)
+                whole = row if len(row) == width else (*row, "")  # of format 2, without processor
+                new.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", whole)
                 kept += table == "measurement"
         new.commit()
     warn(f"{path} was damaged: kept as {aside}, {kept} measurements copied into a new file")

@@ -138,7 +138,9 @@ def main() -> None:
         {"run": train, "verify": verify}[job](options, results)
     except Exception as error:
         found = report(error, int(rank), _where["step"], _where["plan"])
-        (results / f"error-{rank}.json").write_text(json.dumps(found))
+        written = results / f"{rank}.part"
+        written.write_text(json.dumps(found))
+        written.rename(results / f"error-{rank}.json")  # whole, whoever is stopped meanwhile
         # At once, without waiting for threads: the others hang until this process is gone.
         sys.stdout.flush()
         os._exit(1)

@@ -39,7 +39,7 @@ class Options:
     """``replicated``: op kinds without a rule that the user lets run whole on every device.
 
     ``profile``: a database of `autopar profile` whose measured times replace the built-in ones;
-    where it was measured with other ``libraries`` than these, progress says so.
+    where it was measured with other ``libraries`` or on another ``processor``, progress says so.
     ``style``: how the program is to execute; None: as its framework does by itself.
     ``verbose``: progress tells every step of every search.
     """
@@ -48,6 +48,7 @@ class Options:
     replicated: tuple[str, ...] = ()
     profile: str | None = None
     libraries: str | None = None
+    processor: str | None = None
     style: Style | None = None
     verbose: bool = False
 
@@ -103,11 +104,13 @@ def plan(
     clock = _Clock()
     with clock.phase("load"):
         cluster = load_cluster(cluster_ref)
-        if options.profile is not None:
-            cluster = _measured(cluster, options.profile, options.libraries, progress)
         Fixed.parse(fix or {}, cluster.device_count)  # refused before the long work
+        if options.profile is not None:
+            _check_profile(options.profile)
         workload = load_workload(workload_ref)
         _check_style(workload.framework, options.style)
+        if options.profile is not None:
+            cluster = _measured(cluster, workload, options, progress)
     progress(f"capturing {workload_ref}")
     with clock.phase("capture"):
         captured = capture(workload)
@@ -128,20 +131,30 @@ def plan(
     )
 
 
-def _measured(cluster: Cluster, profile: str, libraries: str | None, warn: Progress) -> Cluster:
-    """The cluster with the times that ``profile`` holds of its devices."""
+def _check_profile(profile: str) -> None:
     if not Path(profile).is_file():
         raise UserError(
             f"no profile {profile}; measure one with `autopar profile --cluster ... -o {profile}`"
         )
+
+
+def _measured(
+    cluster: Cluster, workload: Workload, options: Options, progress: Progress
+) -> Cluster:
+    """The cluster with the times that the profile holds of its devices."""
     from autopar.cost_models.calibrate import calibrate
 
-    found = calibrate(cluster, profile, libraries, warn)
+    assert options.profile is not None
+    style = options.style or style_of(workload.framework)
+    found = calibrate(
+        cluster, options.profile, options.libraries, progress, options.processor, style
+    )
     device = found.device
     if not (device.rates or device.fitted or any(level.measured for level in found.levels)):
-        warn(
-            f"profile {profile} is not used: it holds no measured ops or collectives, and its runs "
-            "were of plans made with another profile; `autopar profile` measures into it"
+        progress(
+            f"profile {options.profile} is not used: it holds no measured ops or collectives, and "
+            "its runs were of plans made with another profile or for another execution style; "
+            "`autopar profile` measures into it"
         )
         return cluster
     return found

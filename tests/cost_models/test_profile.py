@@ -145,6 +145,84 @@ def test_another_version_is_used_and_said(tmp_path: Path) -> None:
     assert "measured with torch 2.13.0, here is torch 3.0" in said[0]
 
 
+CORES = replace(HERE, device="cpu-core", processor="Epyc, 8 cores")
+
+
+def test_another_cpu_with_the_same_libraries_is_used_and_said(tmp_path: Path) -> None:
+    filled(tmp_path / "p.db", CORES)
+    cluster = load_cluster(ROOT / "examples/clusters/cpu_4.yaml")
+    said: list[str] = []
+    calibrate(cluster, tmp_path / "p.db", HERE.libraries, said.append, CORES.processor)
+    assert said == []
+    calibrate(cluster, tmp_path / "p.db", HERE.libraries, said.append, "Epyc, 4 cores")
+    assert "measured on Epyc, 8 cores, here is Epyc, 4 cores" in said[0]
+    calibrate(cluster, tmp_path / "p.db", "torch 3.0", said.append, "Xeon, 4 cores")
+    assert (
+        "measured with torch 2.13.0 on Epyc, 8 cores, here is torch 3.0 on Xeon, 4 cores" in said[1]
+    )
+
+
+def test_of_several_cpus_the_one_at_hand_is_taken(tmp_path: Path) -> None:
+    filled(tmp_path / "p.db", CORES)
+    with ProfileDb(tmp_path / "p.db") as db:
+        other = replace(CORES, processor="Xeon, 4 cores")
+        for size in (1e6, 1e9):
+            db.add(other, measurement("all_reduce 4x1", size, 0.0, size / 1e9))
+        assert len(db.measurements(CORES)) == 6
+        said: list[str] = []
+        for machine in (CORES, other):
+            found = db.for_device("cpu-core", HERE.libraries, said.append, machine.processor)
+            assert found == machine
+    assert said == []
+
+
+def test_the_cpu_beside_gpus_is_not_compared(tmp_path: Path) -> None:
+    filled(tmp_path / "p.db")
+    said: list[str] = []
+    cluster = load_cluster(ROOT / "examples/clusters/h100_8.yaml")
+    calibrate(cluster, tmp_path / "p.db", HERE.libraries, said.append, "Xeon, 4 cores")
+    assert said == []
+
+
+def test_runs_on_a_machine_that_was_not_profiled_do_not_hide_the_profile(tmp_path: Path) -> None:
+    filled(tmp_path / "p.db", CORES)
+    with ProfileDb(tmp_path / "p.db") as db:
+        here = replace(CORES, processor="Xeon, 4 cores")
+        db.add(here, measurement("forward measured measured a", 0.0, 0.0, 0.1, "run"))
+        said: list[str] = []
+        assert db.for_device("cpu-core", None, said.append, here.processor) == CORES
+    assert "here is Xeon, 4 cores" in said[0]
+
+
+def test_a_profile_that_does_not_say_which_cpu_is_taken_on(tmp_path: Path) -> None:
+    """Format 2: the same tables without the processor."""
+    unnamed = replace(CORES, processor="")
+    filled(tmp_path / "p.db", unnamed)
+    with closing(sqlite3.connect(tmp_path / "p.db")) as connection:
+        connection.execute("ALTER TABLE machine DROP COLUMN processor")
+        connection.execute("PRAGMA user_version = 2")
+    said: list[str] = []
+    with ProfileDb(tmp_path / "p.db") as db:
+        assert len(db.measurements(unnamed)) == 6
+        assert db.for_device("cpu-core", None, said.append, "Xeon, 4 cores") == unnamed
+        db.add(CORES, measurement("all_reduce 2x1", 1.0, 0.0, 1e-3))
+        assert db.machines() == [unnamed, CORES]
+    assert "measured on a CPU that it does not name, here is Xeon, 4 cores" in said[0]
+
+
+def test_runs_correct_prices_of_their_own_style(tmp_path: Path) -> None:
+    filled(tmp_path / "p.db")
+    with ProfileDb(tmp_path / "p.db") as db:
+        for basis, ratio in (("measured", 1.2), ("measured-compiled", 0.8)):
+            for what, seconds in (("predicted", 0.1), ("measured", 0.1 * ratio)):
+                db.add(HERE, measurement(f"forward {what} {basis} a", 0, 0, seconds, "run"))
+    cluster = load_cluster(ROOT / "examples/clusters/h100_8.yaml")
+    eager = calibrate(cluster, tmp_path / "p.db").device
+    compiled = calibrate(cluster, tmp_path / "p.db", style="compiled").device
+    assert eager.slower("forward") == pytest.approx(1.2)
+    assert compiled.slower("forward") == pytest.approx(0.8)
+
+
 def test_what_is_done_is_not_measured_again(tmp_path: Path) -> None:
     filled(tmp_path / "p.db")
     with ProfileDb(tmp_path / "p.db") as db:
@@ -156,7 +234,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     filled(tmp_path / "p.db")
     with closing(sqlite3.connect(tmp_path / "p.db")) as connection:
         connection.execute("PRAGMA user_version = 1")
-    with pytest.raises(ProfileError, match="profile format 1, this tool reads 2"):
+    with pytest.raises(ProfileError, match="profile format 1, this tool reads 3"):
         calibrate(load_cluster(ROOT / "examples/clusters/h100_8.yaml"), tmp_path / "p.db")
 
 
