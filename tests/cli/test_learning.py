@@ -1,0 +1,110 @@
+"""`run --profile` from end to end: a profile that is far off, one run, and a plan that knows."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar import cli
+from autopar.cost_models.profile_db import Machine, Measurement, ProfileDb
+from autopar.plan_folder import read_cluster, read_plan
+from autopar.profile import driver, libraries, processor
+
+CLUSTER = """
+name: two
+groups:
+  - {device: cpu-core, count: 2}
+levels:
+  - {name: loopback, span: 2, bandwidth: 1 GB/s, latency: 100 us, library: gloo}
+"""
+MODEL = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+import autopar
+
+def batch():
+    return {"x": torch.zeros(256, 128), "y": torch.zeros(256, dtype=torch.long)}
+
+@autopar.parallelize(batch=batch)
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(128, 512)
+        self.outer = nn.Linear(512, 64)
+
+    def forward(self, x, y):
+        return F.cross_entropy(self.outer(F.relu(self.inner(x))), y)
+"""
+TOO_SLOW = 100.0
+"""Seconds a GFLOP and a GB in the profile: a core takes about a hundredth of a second."""
+
+
+def misleading(path: Path) -> None:
+    """What `autopar profile` would leave on a machine that is thousands of times slower."""
+    here = Machine("cpu-core", driver(), libraries() or "", processor())
+    whole = [("matmul linear", way, 1.0) for way in ("forward", "backward")]
+    whole += [
+        (f"{op_class} {kind}", way, 0.0)
+        for op_class, kind in (("elementwise", "add"), ("reduction", "softmax"))
+        for way in ("forward", "backward")
+    ]
+    whole.append(("update adamw", "forward", 0.0))
+    with ProfileDb(path) as db:
+        for name, way, flops in whole:
+            for size in (1e3, 1e6, 4e6):
+                key = f"{name} {way} fp32 {size:g}"
+                seconds = 1e-6 + size / 1e9 * TOO_SLOW
+                db.add(here, Measurement("op", key, size, flops * size, seconds, 0.1, 9, "2026"))
+        for size in (1e3, 1e6, 1e7):
+            seconds = 1e-4 + size / 1e9
+            key = "all_reduce 2x1"
+            db.add(here, Measurement("collective", key, size, 0.0, seconds, 0.1, 9, "2026"))
+
+
+@pytest.mark.gloo
+def test_a_second_plan_expects_what_the_first_one_s_run_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def autopar(*words: str) -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", ["autopar", *words, "--json"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert not ended.value.code, err
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+    def predicted(folder: str) -> dict[str, float]:
+        said = read_plan(tmp_path / folder).prediction
+        return {
+            "forward": said.forward_time_s,
+            "backward": said.backward_time_s,
+            "optimizer": said.optimizer_time_s,
+        }
+
+    def off(said: Mapping[str, float], took: Mapping[str, float]) -> dict[str, float]:
+        return {phase: abs(math.log(said[phase] / took[phase])) for phase in said}
+
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text(MODEL)
+    Path("cluster.yaml").write_text(CLUSTER)
+    misleading(tmp_path / "here.db")
+    plan = ("plan", "model.py", "--cluster", "cluster.yaml", "--profile", "here.db")
+    plan = (*plan, "--fix", "dp_replicate=2")
+    autopar(*plan, "-o", "first")
+    ran = autopar("run", "first", "--steps", "8", "--device", "cpu", "--profile", "here.db")
+    took = dict(ran["phases_s"])
+    took["backward"] += took.pop("exchange")
+    autopar(*plan, "-o", "second")
+    assert dict(read_cluster("second").device.fitted).keys() == predicted("first").keys()
+    before, after = off(predicted("first"), took), off(predicted("second"), took)
+    # A hundred times off and more before; within a factor of two after.
+    assert all(far > math.log(100) for far in before.values()), before
+    assert all(near < math.log(2) for near in after.values()), after
