@@ -351,14 +351,19 @@ def _copies(arch: Arch, layout: Layout, cluster: Cluster, software: Software) ->
 
 
 def _traffic(arch: Arch, layout: Layout, tokens: float, sp: int, software: Software) -> Traffic:
-    """Forward traffic of norms, residuals, rotary, activations of one layer, 2 bytes an element."""
+    """Forward traffic of norms, residuals, rotary, activations of one layer, 2 bytes an element.
+
+    A gated activation reads gate and up and writes their product; eager writes and reads what
+    comes of the gate between. Kernels that join a residual to the norm after it are not counted.
+    """
+    passes = (5 if software.style == "eager" else 3) if arch.gated else 2
     share = arch.moe_layers / arch.layers
     width = arch.ffn * (arch.shared_experts + arch.top_k * software.imbalance) * share
     width += (arch.dense_ffn or arch.ffn) * (1 - share)
     return Traffic(
         hidden=2.0 * tokens * arch.hidden * (16 if software.dropout else 10) / sp,
         heads=2.0 * tokens * _rotated(arch) / layout.tp,
-        activation=2.0 * tokens * width * (3 if arch.gated else 2) / layout.tp,
+        activation=2.0 * tokens * width * passes / layout.tp,
     )
 
 

@@ -96,8 +96,8 @@ def test_a_second_plan_expects_what_the_first_one_s_run_took(
     Path("model.py").write_text(MODEL)
     Path("cluster.yaml").write_text(CLUSTER)
     misleading(tmp_path / "here.db")
-    plan = ("plan", "model.py", "--cluster", "cluster.yaml", "--profile", "here.db")
-    plan = (*plan, "--fix", "dp_replicate=2")
+    plan = ["plan", "model.py", "--cluster", "cluster.yaml", "--profile", "here.db"]
+    plan += ["--fix", "dp_replicate=2"]
     autopar(*plan, "-o", "first")
     ran = autopar("run", "first", "--steps", "8", "--device", "cpu", "--profile", "here.db")
     took = dict(ran["phases_s"])

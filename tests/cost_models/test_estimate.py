@@ -49,6 +49,17 @@ def test_flops_follow_the_megatron_formula() -> None:
     assert GPT3.flops_per_token(causal_counted=False) == pytest.approx(formula, rel=0.001)
 
 
+def test_eager_moves_more_than_fused_kernels() -> None:
+    layout = Layout(64, dp_shard=8, tp=8, zero=1)
+    eager, compiled, usual = (
+        estimate(LLAMA, H100_64, layout, style=style) for style in ("eager", "compiled", None)
+    )
+    assert (eager.style, usual.style) == ("eager", "compiled")
+    assert 1.005 < eager.step_time_s / compiled.step_time_s < 1.1
+    assert eager.memory.total > compiled.memory.total
+    assert usual.step_time_s == compiled.step_time_s
+
+
 def test_activations_follow_korthikanti() -> None:
     # s b h (34 + 5 a s / h) / t with dropout and sequence parallelism (equation 4).
     from autopar.cost_models.footprint import saved_bytes

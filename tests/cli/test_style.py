@@ -1,0 +1,50 @@
+"""``--style`` from the command line to the plan's folder, and back out of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from autopar import cli
+from autopar.nouns.style import STYLES
+from autopar.plan_folder import read_plan
+from autopar.report.revisit import open_folder
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_compiled_plan_says_so_and_costs_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ("--cluster", str(ROOT / "examples/clusters/cpu_4.yaml"), "--fix", "tp=2,dp_shard=2")
+    for style in STYLES:
+        folder = tmp_path / style
+        words = ("plan", str(ROOT / "examples/02_gpt.py"), *where, "--style", style)
+        monkeypatch.setattr(sys, "argv", ["autopar", *words, "-o", str(folder), "--json"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code
+        assert json.loads(capsys.readouterr().out)["style"] == style
+        assert read_plan(folder).style == style
+        assert f"execution       {style}" in (folder / "report.txt").read_text()
+        again = open_folder(folder)  # prices with the same kernels
+        assert again.time.total_s == pytest.approx(read_plan(folder).prediction.step_time_s)
+    eager, compiled = (read_plan(tmp_path / style).prediction for style in STYLES)
+    assert compiled.compute_time_s < eager.compute_time_s
+    assert compiled.memory_bytes == eager.memory_bytes
+
+
+def test_jax_refuses_to_be_eager(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("jax")
+    where = ("--cluster", str(ROOT / "examples/clusters/cpu_4.yaml"))
+    words = ("estimate", str(ROOT / "examples/05_gpt_jax.py"), *where, "--style", "eager")
+    monkeypatch.setattr(sys, "argv", ["autopar", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert "JAX always compiles" in capsys.readouterr().err
