@@ -39,9 +39,7 @@ def from_json(text: str) -> Plan:
     if not isinstance(data, dict):
         raise BadPlan(f"a {type(data).__name__}, not a plan")
     if data.get("format") != FORMAT:
-        raise BadPlan(
-            f"plan format {data.get('format')!r}, this tool reads {FORMAT}; plan the model again"
-        )
+        raise BadPlan(f"plan format {data.get('format')!r}, this tool reads {FORMAT}")
     stages = data.get("stages")
     for i, stage in enumerate(stages if isinstance(stages, list) else ()):
         if isinstance(stage, dict) and isinstance(stage.get("mesh"), str):

@@ -1,6 +1,6 @@
 """Which ops a compiler makes one kernel of, and what such a kernel reads and writes.
 
-The rule is what TorchInductor does to a graph whose products are library calls:
+The rule is what TorchInductor does on GPUs to a graph whose products are library calls:
 
 * Pointwise ops, reductions and normalisations fuse with the pointwise ops and reductions that they
   read; products, attention, convolutions, pools, lookups, calls that are known by name only, and
