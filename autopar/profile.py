@@ -97,10 +97,12 @@ def remember(
         ops = any(m.subject == "op" for m in db.measurements(machine))
     ratios = ", ".join(f"{p} {measured[p] / predicted[p]:.2f}" for p in known)
     written = f"measured / predicted written to {database}: {ratios}"
-    if ops == (basis == MEASURED):
+    if ops == bool(device.rates):
         return written
-    made = "another profile" if basis == MEASURED else "built-in figures, without this profile"
-    use = "give --profile that one here" if basis == MEASURED else "plan again with it, then run"
+    made, use = "built-in figures, without this profile", "plan again with it, then run"
+    if device.rates:
+        made = "another profile or one of another machine"
+        use = "give --profile that one here, or measure here with `autopar profile`"
     return f"{written}. No plan will use them: this one was made with {made}; {use}"
 
 

@@ -13,8 +13,8 @@ from autopar.cost_models.calibrate import calibrate
 from autopar.cost_models.profile_db import Machine, Measurement, ProfileDb
 from autopar.nouns.cluster import Cluster, MeasuredRate
 from autopar.nouns.plan import to_json
-from autopar.planner.planning import _measured
-from autopar.profile import driver, libraries, remember
+from autopar.planner.planning import Options, _measured
+from autopar.profile import driver, libraries, processor, remember
 from autopar.runtime.launch import RunResult
 from tests import plans
 
@@ -59,7 +59,8 @@ def test_runs_of_measured_plans_do_not_correct_built_in_prices(tmp_path: Path) -
     assert "No plan will use them: this one was made with another profile" in said
     assert calibrate(plain, tmp_path / "p.db").device.fitted == ()
     told: list[str] = []
-    assert _measured(plain, str(tmp_path / "p.db"), None, told.append) is plain
+    given = Options(profile=str(tmp_path / "p.db"))
+    assert _measured(plain, given, "eager", told.append) is plain
     assert "is not used" in told[0]
 
 
@@ -67,7 +68,7 @@ def test_runs_of_built_in_prices_do_not_correct_measured_ones(tmp_path: Path) ->
     plain, database = load_cluster("examples/clusters/cpu_4.yaml"), tmp_path / "p.db"
     made = folder(tmp_path / "plan", plain)
     assert "No plan will" not in remember(made, RUN, database, lambda _: None)
-    machine = Machine(plain.device.name, driver(), libraries() or "")
+    machine = Machine(plain.device.name, driver(), libraries() or "", processor())
     with ProfileDb(database) as db:
         op = "matmul linear forward fp32 4x4,4x4"
         db.add(machine, Measurement("op", op, 192.0, 128.0, 1e-5, 0.0, 1, "2026-01-01"))

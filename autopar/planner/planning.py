@@ -110,7 +110,8 @@ def plan(
         workload = load_workload(workload_ref)
         _check_style(workload.framework, options.style)
         if options.profile is not None:
-            cluster = _measured(cluster, workload, options, progress)
+            style = options.style or style_of(workload.framework)
+            cluster = _measured(cluster, options, style, progress)
     progress(f"capturing {workload_ref}")
     with clock.phase("capture"):
         captured = capture(workload)
@@ -138,14 +139,11 @@ def _check_profile(profile: str) -> None:
         )
 
 
-def _measured(
-    cluster: Cluster, workload: Workload, options: Options, progress: Progress
-) -> Cluster:
+def _measured(cluster: Cluster, options: Options, style: Style, progress: Progress) -> Cluster:
     """The cluster with the times that the profile holds of its devices."""
     from autopar.cost_models.calibrate import calibrate
 
     assert options.profile is not None
-    style = options.style or style_of(workload.framework)
     found = calibrate(
         cluster, options.profile, options.libraries, progress, options.processor, style
     )
