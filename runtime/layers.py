@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autopar.runtime import ranks
+from autopar.runtime.parameters import local
 
 
 def device() -> torch.device:
@@ -21,6 +22,11 @@ class Weights(nn.Module):
         super().__init__()
         for name, tensor in tensors.items():
             setattr(self, name, tensor)
+
+    def local(self) -> dict[str, Tensor]:
+        """This rank's pieces by name: parameters in the dtype of compute, buffers as they are."""
+        pieces = {name: local(parameter) for name, parameter in self.named_parameters()}
+        return {**pieces, **dict(self.named_buffers())}
 
 
 def repeat_heads(x: Tensor, repeats: int) -> Tensor:

@@ -12,6 +12,7 @@ from autopar.runtime.emit_torch import modules
 from autopar.runtime.emit_torch.forward import Forward
 from autopar.runtime.emit_torch.names import class_name, first_free, identifier
 from autopar.runtime.emit_torch.reading import interface, reads
+from autopar.runtime.emit_torch.roles import Known
 from autopar.runtime.emit_torch.scopes import Scope, under
 from autopar.runtime.emit_torch.site import model_part
 from autopar.runtime.emit_torch.text import Lines, literal, split_items
@@ -46,6 +47,7 @@ class Printing:
     wide:       by block ("" for the top), see `autopar.runtime.emit_torch.precision`.
     original:   names of the model's own classes, by module path.
     returned:   what the forwards printed so far return, by block and path.
+    known:      what names the values of a block, of those that were asked for so far.
     """
 
     library: Library
@@ -57,6 +59,7 @@ class Printing:
     original: Mapping[str, str]
     half: str = ""
     returned: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    known: dict[str, Known] = field(default_factory=dict)
 
 
 def declaration(tensor: Tensor, lowered: Lowered, path: str, printing: Printing) -> str:
@@ -92,7 +95,10 @@ def scope_class(
     whole = not scope.path
     forward = Forward(scope, around, dict(zip(inputs, names, strict=True)), outputs, whole)
     returned = forward.run()
-    printing.returned.setdefault(lowered.block or "", {})[scope.path] = split_items(returned)
+    printing.returned.setdefault(lowered.block or "", {})[scope.path] = [
+        text if text.isidentifier() else forward.wishes.get(output.name, "")
+        for text, output in zip(split_items(returned), outputs, strict=True)
+    ]
     lines = Lines(4)
     lines.add(docstring(lowered, inputs, names, outputs))
     lines.blank()
@@ -127,16 +133,21 @@ def surroundings(
     scope: Scope, lowered: Lowered, root: modules.Node, printing: Printing
 ) -> Surroundings:
     start = len(scope.path) + 1 if scope.path else 0
+    block = lowered.block or ""
+    if block not in printing.known:
+        printing.known[block] = Known.of(lowered)
     return Surroundings(
         lowered,
+        printing.known[block],
         attribute=lambda path: modules.access(root, path[start:]),
         iterable=lambda paths: modules.iterable(root, [p[start:] for p in paths]),
         probes=printing.probes,
         recompute=printing.recompute,
         counts=printing.counts,
-        wide=printing.wide.get(lowered.block or "", {}),
+        wide=printing.wide.get(block, {}),
         half=printing.half,
-        returned=printing.returned.get(lowered.block or "", {}),
+        returned=printing.returned.get(block, {}),
+        given={block: paths[""] for block, paths in printing.returned.items() if "" in paths},
     )
 
 
@@ -209,7 +220,9 @@ def argument_names(scope: Scope, lowered: Lowered, inputs: Sequence[str]) -> lis
             hint = HINTS.get((op.op.kind, place))
             if hint is not None:
                 roles.setdefault(name, hint)
-    streams = [n for n in inputs if lowered.graph.tensors[n].differentiable and n not in roles]
+    tensors = lowered.graph.tensors
+    plain = [n for n in inputs if n not in roles and "float" in tensors[n].dtype]
+    streams = [n for n in plain if tensors[n].differentiable] or plain[: len(inputs) == 1]
     names: list[str] = []
     for name in inputs:
         wish = roles.get(name) or ("x" if name == next(iter(streams), None) else "")
@@ -252,7 +265,8 @@ def docstring(
     left = "".join(f"{n} {shown(t)}, " for n, t in zip(names, inputs, strict=True)).rstrip(", ")
     right = ", ".join(shown(o.name) for o in outputs)
     text = f'"""{left} -> {right}"""' if left else f'"""-> {right}"""'
-    return text if len(text) <= 92 else f'"""-> {right}"""'
+    shorter = f'"""-> {right}"""'
+    return next((t for t in (text, shorter) if len(t) <= 92), f'"""-> {len(outputs)} tensors"""')
 
 
 def block_class(

@@ -31,9 +31,19 @@ def count_names(ops: list[LoweredOp]) -> dict[str, str]:
     return {op.op.name: f'counts["{k}"]' for op, k in zip(ops, keys, strict=True)}
 
 
+def labels_of(lowered: Lowered, op: LoweredOp) -> str:
+    """The labels of ``op`` before the views that change their shape and not how many there are."""
+    makers = {name: made for made in lowered.ops for name in made.op.outputs}
+    name = op.op.inputs[1]
+    while name in makers and makers[name].op.kind in ("reshape", "transpose", "view"):
+        name = makers[name].op.inputs[0]
+    return name
+
+
 def labels_only(lowered: Lowered, ops: list[LoweredOp]) -> Lowered:
     """The part of ``lowered`` that makes the labels of ``ops``, split over data axes alone."""
-    wanted = {op.op.inputs[1] for op in ops}
+    labels = [labels_of(lowered, op) for op in ops]
+    wanted = set(labels)
     kept: list[LoweredOp] = []
     for op in reversed(lowered.ops):
         if wanted.intersection(op.op.outputs):
@@ -46,8 +56,7 @@ def labels_only(lowered: Lowered, ops: list[LoweredOp]) -> Lowered:
         name: LoweredTensor(t.tensor, data_part(t.produced), data_part(t.shared), ())
         for name, t in lowered.tensors.items()
     }
-    names = dict.fromkeys(op.op.inputs[1] for op in ops)
-    outputs = tuple(Operand(n, tensors[n].shared, (), False) for n in names)
+    outputs = tuple(Operand(n, tensors[n].shared, (), False) for n in dict.fromkeys(labels))
     return replace(lowered, ops=tuple(kept), tensors=tensors, outputs=outputs)
 
 

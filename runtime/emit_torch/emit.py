@@ -18,20 +18,28 @@ from autopar.runtime.emit_torch.classes import (
     module_tree,
     surroundings,
 )
-from autopar.runtime.emit_torch.counts import count_names, counted, held_whole, labels_only
+from autopar.runtime.emit_torch.counts import (
+    count_names,
+    counted,
+    held_whole,
+    labels_of,
+    labels_only,
+)
 from autopar.runtime.emit_torch.forward import Forward
+from autopar.runtime.emit_torch.gathering import gather_modules
 from autopar.runtime.emit_torch.legend import legend, state
-from autopar.runtime.emit_torch.names import first_free, identifier
+from autopar.runtime.emit_torch.masks import as_bands, as_bounds
+from autopar.runtime.emit_torch.names import FUNCTIONS, first_free, identifier
+from autopar.runtime.emit_torch.normalised import as_normalised
 from autopar.runtime.emit_torch.precision import HALF, wide_values
 from autopar.runtime.emit_torch.scopes import Scope, scopes
 from autopar.runtime.emit_torch.site import EmitError
 from autopar.runtime.emit_torch.text import Lines, literal, split_items
+from autopar.runtime.emit_torch.views import shorter_views
 
 FILE = "model.py"
 OWN = re.compile(
-    r"(?<![\w.])(FP32|Buffer|Parameter|Settings|Weights|all_reduce|all_to_all|attention|batch_norm|copy_to"
-    r"|cross_entropy|device|embedding|gather|keep_first|local|pad|recompute|reduce_scatter"
-    r"|repeat_heads|rms_norm|rotary|shard|whole)\("
+    rf"(?<![\w.])(FP32|Buffer|Parameter|Settings|Weights|{'|'.join(sorted(FUNCTIONS))})\("
 )
 
 
@@ -94,7 +102,12 @@ def emit(
 
 
 def _prepared(lowered: Lowered, probes: bool) -> Lowered:
-    return lowered if probes else fuse_biases(lowered)
+    lowered = gather_modules(lowered)
+    if probes:  # one op a line
+        return lowered
+    for rewrite in (fuse_biases, as_bands, as_bounds, shorter_views, as_normalised):
+        lowered = rewrite(lowered)
+    return lowered
 
 
 def _wide(
@@ -186,11 +199,14 @@ def _counts(lowered: Lowered, lines: Lines, printing: Printing, root: modules.No
         part.outputs,
     )
     inner = forward.lines
-    for name in names:
-        inner.add(f"{identifier(name)} = batch[{literal(name)}]")
+    if part.ops:
+        for name in names:
+            inner.add(f"{identifier(name)} = batch[{literal(name)}]")
     labels: dict[str, str] = {}
     for output, text in zip(part.outputs, split_items(forward.run()), strict=True):
-        if not text.isidentifier():
+        if not part.ops:
+            text = f"batch[{literal(output.name)}]"
+        elif not text.isidentifier():
             var = first_free(("labels",), labels.values())
             inner.add(f"{var} = {text}")
             text = var
@@ -199,8 +215,9 @@ def _counts(lowered: Lowered, lines: Lines, printing: Printing, root: modules.No
     for op in ops:
         ignored = op.op.attrs.get("ignore_index", -100)
         key = printing.counts[op.op.name].removeprefix("counts[").removesuffix("]")
-        found = f"({labels[op.op.inputs[1]]} != {ignored}).sum()"
-        for axis in held_whole(part, op.op.inputs[1]):  # labels that the batch does not give
+        name = labels_of(lowered, op)
+        found = f"({labels[name]} != {ignored}).sum()"
+        for axis in held_whole(part, name):  # labels that the batch does not give
             found = f'keep_first({found}, "{axis}")'
         entries.append(f"{key}: {found}")
     lines.add("@staticmethod")

@@ -6,11 +6,13 @@ most the weight of two heavy ops (`LIMIT`). Collectives always are statements of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autopar.lowering import LoweredOp, Operand
 from autopar.nouns.plan import key
+from autopar.rules.resharding import Step
 from autopar.runtime.emit_torch.bias import FUSED
 from autopar.runtime.emit_torch.expressions import expression
 from autopar.runtime.emit_torch.loops import Loop, find_loops, single
@@ -20,18 +22,21 @@ from autopar.runtime.emit_torch.reading import count_uses, interface
 from autopar.runtime.emit_torch.rounds import print_calls
 from autopar.runtime.emit_torch.scopes import Scope
 from autopar.runtime.emit_torch.site import HEAVY, LIGHT, Site
-from autopar.runtime.emit_torch.text import ATOM, COLUMNS, Expr, literal
+from autopar.runtime.emit_torch.text import ATOM, COLUMNS, Expr, literal, variable
 from autopar.runtime.emit_torch.values import SPELLED, Surroundings, Values
 
 LIMIT = 2 * HEAVY + LIGHT
 LONGEST = 72  # columns of an expression that is written inside another one
-STATED = frozenset({"block", "split", "cross_entropy", "batch_norm"})  # never inside another one
+STATED = frozenset({"block", "split", "cross_entropy"})  # never inside another one
 GIVEN = ("input", "parameter", "buffer")
-VIEWS = frozenset("reshape transpose expand".split())
-FOLLOWING = frozenset("reshape transpose expand rotary add mul repeat_heads cast".split())
+VIEWS = frozenset("reshape transpose expand view".split())
+FOLLOWING = frozenset("reshape transpose expand view rotary add mul repeat_heads cast".split())
 SHOWN = frozenset(
-    "linear linear_t matmul einsum conv embedding attention reshape cat stack split".split()
+    "linear linear_t matmul einsum conv embedding attention reshape cat stack split view".split()
 )
+
+
+Cut = tuple[str, tuple[Step, ...]]
 
 
 class Forward(Values):
@@ -53,6 +58,14 @@ class Forward(Values):
         super().__init__(around, count_uses(items, outputs, around.lowered))
         self.items = items
         self.outputs = outputs
+        self.cuts: dict[Cut, str] = {}  # variables of pieces that others want too
+        self.wanted_cuts = Counter(
+            (o.name, o.steps)
+            for item in items
+            if isinstance(item, LoweredOp) and item.op.kind != "block"
+            for o in item.operands
+            if o.steps and _moves_nothing(o)
+        )
         self.root = root
         self.returned_comment = ""
         for name, var in inputs.items():
@@ -89,6 +102,9 @@ class Forward(Values):
             self.reshard_in_place(name, found.steps, found.produced)
 
     def _return(self) -> str:
+        waiting = [o.name for o in self.outputs if o.name in self.pending]
+        while len(waiting) > 1 and sum(len(self.pending[n].text) for n in waiting) > LONGEST:
+            self.flush(waiting.pop())
         found = [self._operand(o) for o in self.outputs]
         text = ", ".join(e.text for e in found)
         if self.last and len(found) == 1 and self.last[0] == text and not self.around.probes:
@@ -107,14 +123,31 @@ class Forward(Values):
     # -- operands ----------------------------------------------------------------------------------
 
     def _operand(self, operand: Operand) -> Expr:
-        """The expression of an operand; its steps are printed."""
+        """The expression of an operand; its steps are printed, or found printed before."""
         token = self.token()
+        cut = (operand.name, operand.steps)
+        if cut in self.cuts:
+            self.variables.hold((self.cuts[cut],), token)
+            self.read(operand.name)
+            self._keep_cut(operand, self.cuts[cut])
+            return variable(self.cuts[cut])
         found = self.source(operand.name, token)
         if operand.steps:
             found = self.steps(
                 found, operand.name, operand.steps, self.tensor(operand.name).shared, token
             )
+            self._keep_cut(operand, found.text)
         return found
+
+    def _keep_cut(self, operand: Operand, var: str) -> None:
+        """A piece without a gradient is cut once for all who want the same."""
+        cut = (operand.name, operand.steps)
+        self.wanted_cuts[cut] = self.wanted_cuts.get(cut, 0) - 1
+        if self.wanted_cuts[cut] > 0:
+            self.cuts[cut] = var
+            self.variables.hold((var,), f"cut {cut}")
+        elif cut in self.cuts:
+            self.variables.release(f"cut {cut}")
 
     # -- ops ---------------------------------------------------------------------------------------
 
@@ -130,15 +163,7 @@ class Forward(Values):
                 if self.around.wide.get(operand.name):
                     args[i] = replace(args[i], text=f"{args[i].atom}.to({like}.dtype)", level=ATOM)
         bias = args.pop() if op.op.attrs.get(FUSED) else None
-        site = Site(
-            self.lowered,
-            op,
-            tuple(args),
-            bias,
-            self.around.counts.get(op.op.name, ""),
-            self.around.half,
-        )
-        self._result(op, expression(site), args)
+        self._result(op, expression(self._site(op, args, bias)), args)
 
     def _stream(self, op: LoweredOp) -> Operand | None:
         """Under half precision: an operand whose dtype the float32 ones have to take."""
@@ -157,29 +182,34 @@ class Forward(Values):
                 return
             stepped = [o for o in waiting if o.steps]
             weight = own + sum(self.pending[o.name].weight for o in waiting)
-            if not stepped and weight <= LIMIT and self._width(op, operands) <= COLUMNS - 8:
+            if not stepped and weight <= LIMIT and self._width(op) <= COLUMNS - 8:
                 return
             worst = max(stepped or waiting, key=lambda o: self._size(o.name))
             self.flush(worst.name)
 
-    def _width(self, op: LoweredOp, operands: Sequence[Operand]) -> int:
-        """About how many columns a statement with these operands takes."""
-        total = len(f"{self._wish(op)} = ") + 1
-        if op.op.kind in VIEWS:
-            total += len(f".{op.op.kind}{self.lowered.graph.tensors[op.op.name].shape}")
-            total -= 3 if op.op.kind == "transpose" else 0
-        elif op.op.kind == "cross_entropy":
-            total = COLUMNS - 40  # its other arguments
-        else:
-            total += len(f"F.{op.op.kind}()") + 3
-        for operand in operands:
-            if operand.name in self.pending:
-                total += len(self.pending[operand.name].text)
-            elif operand.name in self.bound:
-                total += len(self.bound[operand.name])
-            elif not operand.steps:
-                total += len(f"local({self.around.attribute(operand.name)})")
-        return total + 2 * len(operands)
+    def _width(self, op: LoweredOp) -> int:
+        """Columns of the statement with everything that is pending written into it."""
+        args = [self._seen(o) for o in op.operands]
+        bias = args.pop() if op.op.attrs.get(FUSED) else None
+        text = expression(self._site(op, args, bias)).text
+        if any(o.name == op.op.name for o in self.outputs) or op.op.kind == "cross_entropy":
+            return len(f"return {text}")
+        targets = [self._wish(op, name) or "values" for name in op.op.outputs]
+        return len(f"{', '.join(targets)} = {text}")
+
+    def _seen(self, operand: Operand) -> Expr:
+        """What an operand would read as, nothing printed."""
+        name = operand.name
+        if name in self.pending:
+            return self.pending[name]
+        if name in self.bound:
+            return variable(self.bound[name])
+        text = self.around.attribute(name)
+        return Expr(text if self.tensor(name).tensor.role == "buffer" else f"local({text})")
+
+    def _site(self, op: LoweredOp, args: Sequence[Expr], bias: Expr | None) -> Site:
+        count = self.around.counts.get(op.op.name, "")
+        return Site(self.lowered, op, tuple(args), bias, count, self.around.half)
 
     def _size(self, name: str) -> tuple[int, int]:
         return self.pending[name].weight, len(self.pending[name].text)
@@ -187,7 +217,7 @@ class Forward(Values):
     def _result(self, op: LoweredOp, found: Expr, args: Sequence[Expr]) -> None:
         names = op.op.outputs
         for name in names:
-            self.wishes[name] = self._wish(op)
+            self.wishes[name] = self._wish(op, name)
         self.close()
         if len(names) == 1 and found.text in found.reads and not self.around.probes:
             self.bind(names[0], found.text)  # a view of nothing new: another name
@@ -199,10 +229,14 @@ class Forward(Values):
             return
         picked = []
         for name in names:
+            unread = not self.uses.get(name)
+            if unread and len(names) > 1 and not self.around.probes:
+                picked.append("_")
+                continue
             var = self.variables.pick(self.names_for(name, found), name)
             self.named(name, var)
             picked.append(var)
-            if not self.uses.get(name):
+            if unread:
                 self.variables.release(name)
         shown = self.shown(names[0]) if op.op.kind in SHOWN and len(names) == 1 else ""
         shown = "" if SPELLED.search(found.text) else shown
@@ -218,16 +252,26 @@ class Forward(Values):
                 label = literal(key(self.lowered.block, name))
                 var = self.bound[name]
                 self.assign(var, f'probe({label}, {var}, "{made.produced}")')
-            if made.steps:
+            if made.steps and name in self.bound:
                 self.reshard_in_place(name, made.steps, made.produced)
 
-    def _wish(self, op: LoweredOp) -> str:
-        """A name for the result: by kind and module, else that of the value it goes on with."""
-        found = preferred(op.op.name, op.op.kind)
+    def _wish(self, op: LoweredOp, name: str) -> str:
+        """A name for a result: what its readers see in it, else what the model's source calls it,
+        else by kind and module, else that of the value it goes on with."""
+        found = self.around.known.roles.get(name) or self.around.known.assigned.get(name)
+        found = found or preferred(op.op.name, op.op.kind)
         if found or not op.op.inputs:
             return found
-        sources = [self.wishes.get(n, "") for n in op.op.inputs]
-        first = next((w for w in sources if w), "")
+        tensors = self.lowered.graph.tensors
+        given = [n for n in op.op.inputs if tensors[n].role not in ("parameter", "buffer")]
+        if not given:
+            return identifier(op.op.inputs[0].split(".")[-1])
+        if op.op.kind == "not" or (op.op.kind == "add" and len(given) > 1):
+            return ""  # the opposite, or of two equals
+        if len(op.op.outputs) > 1:
+            return ""  # parts
+        alike = [n for n in given if tensors[n].differentiable == tensors[name].differentiable]
+        first = next((w for n in alike if (w := self.wishes.get(n))), "")
         return first if op.op.kind in FOLLOWING or len(op.op.inputs) == 1 else ""
 
     def _can_wait(self, op: LoweredOp, name: str, found: Expr) -> bool:
@@ -235,8 +279,6 @@ class Forward(Values):
         if self.around.probes or op.op.kind in STATED or self.tensor(name).steps:
             return False
         if self.uses.get(name, 0) != 1:
-            return False
-        if any(o.name == name for o in self.outputs) and len(self.outputs) > 1:
             return False
         longest = LONGEST
         if op.op.kind in VIEWS:  # a chain may fill the line
@@ -273,6 +315,13 @@ class Forward(Values):
             self.named(name, var)
             picked.append(var)
         self.assign(", ".join(picked), text)
+
+
+def _moves_nothing(operand: Operand) -> bool:
+    """Whether the steps before an operand take pieces of it, forward and backward for free."""
+    return not operand.differentiable and all(
+        step.source.kind in "RD" and step.target.kind == "S" for step in operand.steps
+    )
 
 
 def _needs_counts(scope: Scope, around: Surroundings) -> bool:

@@ -152,7 +152,7 @@ def _group_norm(site: Site) -> Expr:
 
 
 def _batch_norm(site: Site) -> Expr:
-    arguments = [a.text for a in site.args]
+    arguments = [site.args[0].text, *_of_layer(site)]
     training = bool(site.attrs.get("training", True))
     momentum = site.attrs.get("momentum", 0.1)
     eps = float(site.attrs.get("eps", 1e-5))
@@ -174,6 +174,28 @@ def _batch_norm(site: Site) -> Expr:
     if axes:
         arguments.append(f"axes={tuple_text(axes)}")
     return Expr(call("batch_norm", arguments), weight=HEAVY)
+
+
+def _of_layer(site: Site) -> list[str]:
+    """The weight, bias and running statistics; all that one layer holds as ``**layer.local()``."""
+    names = ("weight", "bias", "running_mean", "running_var")
+    held = [f"local(%.{name})" if "running" not in name else f"%.{name}" for name in names]
+    texts = [a.text for a in site.args[1:]]
+    path = site.at.op.inputs[-1].rpartition(".")[0]
+    layer = texts[-1].removesuffix(".running_var") if texts else ""
+    whole = {n for n in site.lowered.graph.tensors if n.rpartition(".")[0] == path and path}
+    if texts == [h.replace("%", layer) for h in held] and whole == {f"{path}.{n}" for n in names}:
+        return [f"**{layer}.local()"]
+    return texts
+
+
+def _normalize(site: Site) -> Expr:
+    arguments = [site.args[0].text]
+    if site.attrs["dim"] != 1:
+        arguments.append(f"dim={site.attrs['dim']}")
+    if site.attrs["eps"] != 1e-12:
+        arguments.append(f"eps={literal(site.attrs['eps'])}")
+    return Expr(call("F.normalize", arguments), weight=HEAVY)
 
 
 def _softmax(site: Site) -> Expr:
@@ -200,6 +222,7 @@ PRINTERS: Mapping[str, Printer] = {
     "rms_norm": _rms_norm,
     "group_norm": _group_norm,
     "batch_norm": _batch_norm,
+    "normalize": _normalize,
     "softmax": _softmax,
     "log_softmax": _softmax,
 }

@@ -52,10 +52,26 @@ def _arg(site: Site) -> Expr:
     return Expr(f"{site.args[0].atom}.{site.kind}({', '.join(arguments)})", weight=LIGHT)
 
 
+_FILLED = {0: "torch.zeros", 1: "torch.ones"}
+
+
 def _full(site: Site) -> Expr:
-    value = site.number(site.attrs["value"])
-    made = [tuple_text(site.sizes()), value, f"dtype={dtype(site.attrs['dtype'])}"]
-    return Expr(call("torch.full", [*made, "device=device()"]), weight=LIGHT)
+    shape, kind = tuple_text(site.sizes()), f"dtype={dtype(site.attrs['dtype'])}"
+    name = _FILLED.get(site.attrs["value"])
+    if name is not None:
+        return Expr(call(name, [shape, kind, "device=device()"]), weight=LIGHT)
+    made = [shape, site.number(site.attrs["value"]), kind, "device=device()"]
+    return Expr(call("torch.full", made), weight=LIGHT)
+
+
+def _band(site: Site) -> Expr:
+    """What `autopar.runtime.emit_torch.masks` made of a comparison of rows with columns."""
+    made = [tuple_text(site.attrs["shape"]), "dtype=torch.bool", "device=device()"]
+    text = call("torch.ones", made)
+    for name, bound in (("tril", site.attrs["upper"]), ("triu", site.attrs["lower"])):
+        if bound is not None:
+            text += f".{name}({bound or ''})"
+    return Expr(text, weight=LIGHT)
 
 
 def _arange(site: Site) -> Expr:
@@ -87,6 +103,7 @@ PRINTERS: Mapping[str, Printer] = {
     "argmax": _arg,
     "full": _full,
     "arange": _arange,
+    "band": _band,
     "constant": _constant,
     "tril": _triangle,
     "triu": _triangle,

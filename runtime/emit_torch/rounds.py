@@ -112,7 +112,9 @@ class Rounds:
                 forward.bind(name, carried[i])
                 found.append(carried[i])
             elif forward.uses.get(name):
-                var = forward.variables.pick([*self.names[:1], "x", "h"], name)
+                given = forward.around.given.get(self.last.op.attrs["block"], ())
+                wish = given[i] if i < len(given) and given[i] not in ("x", "h") else ""
+                var = forward.variables.pick([wish, *self.names[:1], "x", "h", wish or "h"], name)
                 forward.named(name, var)
                 found.append(var)
             else:

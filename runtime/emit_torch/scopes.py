@@ -75,7 +75,7 @@ def _classes(lowered: Lowered) -> set[str]:
     for i, op in enumerate(lowered.ops):
         path = module_path(op)
         direct[path] = direct.get(path, 0) + 1
-        for prefix in _prefixes(path):
+        for prefix in prefixes(path):
             places.setdefault(prefix, []).append(i)
             for name in op.op.inputs:
                 tensor = lowered.graph.tensors[name]
@@ -99,7 +99,8 @@ def _classes(lowered: Lowered) -> set[str]:
     return found
 
 
-def _prefixes(path: str) -> Iterator[str]:
+def prefixes(path: str) -> Iterator[str]:
+    """``a``, ``a.b`` and ``a.b.c`` of ``a.b.c``; nothing of the root."""
     parts = path.split(".") if path else []
     for end in range(1, len(parts) + 1):
         yield ".".join(parts[:end])

@@ -14,8 +14,11 @@ def _numbers(values: tuple[int, ...]) -> str:
 
 
 def _reshape(site: Site) -> Expr:
-    x = site.args[0]
-    old, new = site.operand_sizes(0), site.sizes()
+    return reshaped(site.args[0], site.operand_sizes(0), site.sizes())
+
+
+def reshaped(x: Expr, old: tuple[int, ...], new: tuple[int, ...]) -> Expr:
+    """``x``, which has shape ``old``, in shape ``new``; by the narrowest method there is."""
     if old == new:
         return Expr(x.text, x.level)
     for dim in range(len(new)):
@@ -35,13 +38,33 @@ def _reshape(site: Site) -> Expr:
 
 
 def _transpose(site: Site) -> Expr:
-    dims = tuple(d % len(site.attrs["dims"]) for d in site.attrs["dims"])
+    return _ordered(site.args[0], tuple(d % len(site.attrs["dims"]) for d in site.attrs["dims"]))
+
+
+def _ordered(x: Expr, dims: tuple[int, ...]) -> Expr:
     moved = [i for i, d in enumerate(dims) if i != d]
     if not moved:
-        return Expr(site.args[0].text, site.args[0].level)
+        return Expr(x.text, x.level)
     if len(moved) == 2:
-        return Expr(f"{site.args[0].atom}.transpose({moved[0]}, {moved[1]})")
-    return Expr(f"{site.args[0].atom}.permute({_numbers(dims)})")
+        return Expr(f"{x.atom}.transpose({moved[0]}, {moved[1]})")
+    return Expr(f"{x.atom}.permute({_numbers(dims)})")
+
+
+def _view(site: Site) -> Expr:
+    """What `autopar.runtime.emit_torch.views` made of several."""
+    x, shape = site.args[0], site.operand(0)
+    cut, order, joined = (site.attrs[name] for name in ("cut", "order", "joined"))
+    if cut:
+        x, shape = reshaped(x, shape, cut), cut
+    if order:
+        x, shape = _ordered(x, order), tuple(shape[d] for d in order)
+    return reshaped(x, shape, joined) if joined else Expr(x.text, x.level)
+
+
+def _repeat_interleave(site: Site) -> Expr:
+    x = reshaped(site.args[0], site.operand(0), site.attrs["cut"])
+    given = f"{site.attrs['repeats']}, {site.attrs['dim']}"
+    return Expr(f"{x.atom}.repeat_interleave({given})", weight=LIGHT)
 
 
 def _expand(site: Site) -> Expr:
@@ -203,6 +226,8 @@ def _interpolate(site: Site) -> Expr:
 PRINTERS: Mapping[str, Printer] = {
     "reshape": _reshape,
     "transpose": _transpose,
+    "view": _view,
+    "repeat_interleave": _repeat_interleave,
     "expand": _expand,
     "slice": _slice,
     "select": _select,

@@ -12,6 +12,7 @@ from autopar.nouns.sharding import Sharding
 from autopar.rules.resharding import Step
 from autopar.runtime.emit_torch import steps as step_text
 from autopar.runtime.emit_torch.names import identifier
+from autopar.runtime.emit_torch.roles import Known
 from autopar.runtime.emit_torch.site import model_part
 from autopar.runtime.emit_torch.text import Expr, Lines, variable
 from autopar.runtime.emit_torch.variables import Variables
@@ -23,15 +24,18 @@ SPELLED = re.compile(r"\.(reshape|expand)\([-\d, ]+\)$")  # shows the shape itse
 class Surroundings:
     """What a forward needs to know about the class it stands in and the program.
 
+    known:     what names the values of the graph.
     attribute: text for a tensor or module path of the graph, e.g. ``self.q_proj.weight``.
     iterable:  text for consecutive members of a module list.
     counts:    for a mean over labelled tokens, by op, the text of its count.
     returned:  what the forward of an inner scope returns, by its path.
+    given:     what the forward of a block returns, by its name.
     wide:      under half precision, see `autopar.runtime.emit_torch.precision`.
     half:      the dtype of compute where it is a half precision.
     """
 
     lowered: Lowered
+    known: Known
     attribute: Callable[[str], str]
     iterable: Callable[[Sequence[str]], str]
     probes: bool = False
@@ -40,6 +44,7 @@ class Surroundings:
     wide: Mapping[str, bool] = field(default_factory=dict)
     half: str = ""
     returned: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    given: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 class Values:
@@ -165,14 +170,17 @@ class Values:
         """Variables for a value, best first: its own wish, the stream that it continues."""
         wish = self.wishes.get(name, "")
         flow = _flow(self.lowered.graph.tensors[name])
+        statement = self.around.known.statements.get(name, "")
         stream = []
         for var in sorted(expr.reads):
             if re.match(rf"(\w+\.)*\w*\(?{var}\b", expr.text) and self._flows.get(var) == flow:
                 stream.append(var)
+        if wish == "loss":
+            return [wish]  # a second one is loss2, not what it was made of
         if flow == "stream":
-            return [wish, *stream, "x", "h", wish or "h"]
+            return [wish, *stream, "x", "h", statement, wish or "h"]
         plain = {"bool": "mask", "int": "ids"}.get(flow, "values")
-        return [wish, *stream, plain, wish or plain]
+        return [wish, *stream, plain, statement, wish or plain]
 
     def shown(self, name: str) -> str:
         """The comment with the local shape of a tensor as produced."""

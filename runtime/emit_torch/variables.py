@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autopar.runtime.emit_torch.names import first_free
+from autopar.runtime.emit_torch.names import FUNCTIONS, first_free
 
 
 class Variables:
@@ -26,6 +26,6 @@ class Variables:
 
     def pick(self, wishes: Iterable[str], holder: str) -> str:
         """The first wish that is free, else the last with a number; ``holder`` holds it now."""
-        name = first_free(wishes, self._holders)
+        name = first_free(wishes, self._holders.keys() | FUNCTIONS | {"probe"})
         self.hold((name,), holder)
         return name

@@ -181,6 +181,6 @@ def test_an_op_of_the_users_own() -> None:
     foreign = capture_of(_Foreign, lambda: {"x": torch.zeros(8, 4)})
     stage = following(foreign, Mesh.parse("dp_shard=2 x tp=2"), {"fc/linear": "n"})
     made = emitted(foreign, stage, 2)
-    assert "torch.ops.aten.hypot.default(" in made.text
+    assert "torch.hypot(" in made.text
     torch.manual_seed(0)
     check(made, _Foreign(), {"x": torch.randn(8, 4)})

@@ -41,14 +41,14 @@ class GatedMLP(nn.Module):
 
 LAYER = """\
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        h = self.self_attn(rms_norm(x, local(self.input_layernorm.weight), 1e-06), cos, sin)
+        out = self.self_attn(rms_norm(x, local(self.input_layernorm.weight), 1e-06), cos, sin)
         x = whole(x, "tp")  # [4, 8, 16], backward: keep on the first rank
-        h = all_reduce(h, "tp")  # [4, 8, 16]
-        x = x + h
+        out = all_reduce(out, "tp")  # [4, 8, 16]
+        x = x + out
         h = rms_norm(x, local(self.post_attention_layernorm.weight), 1e-06)  # [4, 8, 16]
-        h = self.mlp(h)  # [4, 8, 16] tp:P
-        h = all_reduce(h, "tp")  # [4, 8, 16]
-        return x + h
+        out = self.mlp(h)  # [4, 8, 16] tp:P
+        out = all_reduce(out, "tp")  # [4, 8, 16]
+        return x + out
 """
 
 LOOP = """\
@@ -254,7 +254,7 @@ class _Shifted(nn.Module):
 def test_buffers_join_the_stream_in_its_precision(precision: str) -> None:
     shifted = capture_of(_Shifted, lambda: {"x": torch.zeros(8, 4)})
     text = emitted(shifted, Stage(Mesh.parse("tp=2")), precision=precision).text
-    assert ("+ self.shift.to(x.dtype)" in text) == (precision == "bfloat16"), text
+    assert ("+ self.shift.to(shifted.dtype)" in text) == (precision == "bfloat16"), text
 
 
 def test_ties_are_one_object() -> None:
