@@ -108,6 +108,8 @@ class Unit:
         self._x = torch.rand(128, width, device=device)
         plain, sharded, replicated = (_Layers(rows, width).to(device) for _ in range(3))
         self._plain = plain
+        self._gradients = torch.rand(rows * width * _LAYERS, device=device)
+        self._group = mesh.group(AXIS)
         # Makes an `FSDPModule` of the module that it is given.
         self._held = fully_shard(sharded, mesh=axis, reshard_after_forward=False)
         self._sharded = sharded
@@ -128,6 +130,9 @@ class Unit:
 
     def replicated(self) -> None:
         self._step(self._replicated)
+
+    def reduce(self) -> None:
+        dist.all_reduce(self._gradients, group=self._group)
 
     def gather(self) -> None:
         self._held.unshard()

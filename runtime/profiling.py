@@ -251,13 +251,14 @@ def measure_units(bench: Bench) -> None:
         if not any(bench.wants("collective", key, size_bytes, 0.0) for key in keys.values()):
             continue
         unit = make()
-        columns = bench.times(unit.plain, unit.gather, unit.sharded, unit.replicated)
+        columns = bench.times(unit.plain, unit.gather, unit.reduce, unit.sharded, unit.replicated)
         rows = list(zip(*columns, strict=True))
         added = {
-            "unit_gather": [gather for _, gather, _, _ in rows],
-            # Noise may hide a difference, but a reduction never moves less than the gather.
-            "unit_reduce": [max(gather, both - gather - plain) for plain, gather, both, _ in rows],
-            "bucket_reduce": [max(gather, both - plain) for plain, gather, _, both in rows],
+            "unit_gather": [gather for _, gather, *_ in rows],
+            # Noise may hide a difference, but a reduction never takes less than the plain one, and
+            # FSDP2's never moves less than its gather.
+            "unit_reduce": [max(gather, s - gather - plain) for plain, gather, _, s, _ in rows],
+            "bucket_reduce": [max(reduce, r - plain) for plain, _, reduce, _, r in rows],
         }
         for kind, times in added.items():
             bench.say("collective", keys[kind], size_bytes, 0.0, times)
