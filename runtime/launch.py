@@ -180,6 +180,10 @@ def launch(job: str, options: dict[str, Any], ranks: int, launcher: Launcher | N
         return json.loads((Path(results) / "result.json").read_text())
 
 
+PATIENCE_S = 5.0
+"""How long ranks may take to end after Ctrl-C; the agent stops them in much less."""
+
+
 def _torchrun(arguments: list[str], ranks: int, results: str) -> dict[int, Any] | None:
     """None, or the failures of the job by rank."""
     with _interrupts_kept():
@@ -204,7 +208,7 @@ def _torchrun(arguments: list[str], ranks: int, results: str) -> dict[int, Any] 
     )
     others = _children()
     try:
-        with _signals_restored():
+        with _interrupts_kept(others), _signals_restored():
             elastic_launch(config, sys.executable)(*arguments)
     except KeyboardInterrupt:
         # The agent knows nothing of ranks that it was still starting.
@@ -225,15 +229,27 @@ def _children() -> set[int]:
 
 
 @contextmanager
-def _interrupts_kept() -> Iterator[None]:
-    """Ctrl-C while torch is imported, where its exception may be lost, stops all the same."""
+def _interrupts_kept(others: set[int] | None = None) -> Iterator[None]:
+    """Ctrl-C stops what is inside also where its exception is lost, as in a destructor.
+
+    The processes that are not among the ``others`` are then killed after a while, where given.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     seen = False
 
+    def kill() -> None:
+        for pid in _children() - (others or set()):
+            os.kill(pid, signal.SIGKILL)
+
+    late = threading.Timer(PATIENCE_S, kill)
+    late.daemon = True
+
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal seen
+        if others is not None and not seen:
+            late.start()
         seen = True
         raise KeyboardInterrupt
 
@@ -241,6 +257,7 @@ def _interrupts_kept() -> Iterator[None]:
     try:
         yield
     finally:
+        late.cancel()
         signal.signal(signal.SIGINT, kept)
     if seen:
         raise KeyboardInterrupt
