@@ -30,6 +30,8 @@ from autopar.runtime.save_target import check_target
 from autopar.runtime.verified import VerifyResult
 
 TIMEOUT_S = 300.0
+PATIENCE_S = 5.0
+"""How long ranks may take to end after Ctrl-C; the agent stops them in much less."""
 
 _DEADLY = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -180,10 +182,6 @@ def launch(job: str, options: dict[str, Any], ranks: int, launcher: Launcher | N
         return json.loads((Path(results) / "result.json").read_text())
 
 
-PATIENCE_S = 5.0
-"""How long ranks may take to end after Ctrl-C; the agent stops them in much less."""
-
-
 def _torchrun(arguments: list[str], ranks: int, results: str) -> dict[int, Any] | None:
     """None, or the failures of the job by rank."""
     with _interrupts_kept():
@@ -212,8 +210,7 @@ def _torchrun(arguments: list[str], ranks: int, results: str) -> dict[int, Any] 
             elastic_launch(config, sys.executable)(*arguments)
     except KeyboardInterrupt:
         # The agent knows nothing of ranks that it was still starting.
-        for pid in _children() - others:
-            os.kill(pid, signal.SIGKILL)
+        _kill_all_but(others)
         raise
     except ChildFailedError as error:
         return dict(error.failures)
@@ -228,22 +225,24 @@ def _children() -> set[int]:
     return {int(pid) for file in lists for pid in file.read_text().split()}
 
 
+def _kill_all_but(others: set[int]) -> None:
+    for pid in _children() - others:
+        os.kill(pid, signal.SIGKILL)
+
+
 @contextmanager
 def _interrupts_kept(others: set[int] | None = None) -> Iterator[None]:
     """Ctrl-C stops what is inside also where its exception is lost, as in a destructor.
 
-    The processes that are not among the ``others`` are then killed after a while, where given.
+    Where ``others`` are given, every process that is not among them is killed after a while, so
+    that whoever waits for it goes on.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     seen = False
 
-    def kill() -> None:
-        for pid in _children() - (others or set()):
-            os.kill(pid, signal.SIGKILL)
-
-    late = threading.Timer(PATIENCE_S, kill)
+    late = threading.Timer(PATIENCE_S, _kill_all_but, [others])
     late.daemon = True
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -256,6 +255,9 @@ def _interrupts_kept(others: set[int] | None = None) -> Iterator[None]:
     kept = signal.signal(signal.SIGINT, stop)
     try:
         yield
+    except Exception:  # whatever comes of the processes that were killed
+        if not seen:
+            raise
     finally:
         late.cancel()
         signal.signal(signal.SIGINT, kept)

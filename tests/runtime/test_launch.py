@@ -307,6 +307,24 @@ def test_ctrl_c_that_an_import_swallows_stops_after_it() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_a_lost_ctrl_c_stops_the_ranks_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are killed, and what the agent says of that is not what the user reads."""
+    monkeypatch.setattr(launch, "PATIENCE_S", 0.2)
+    others = children(os.getpid())
+    rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+
+    def agent() -> None:
+        with _interrupts_kept(set(others)):
+            with suppress(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(1)
+            assert rank.wait(20) == -signal.SIGKILL
+            raise RuntimeError("a rank died")
+
+    with pytest.raises(KeyboardInterrupt):
+        agent()
+
+
 def children(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task")
     return [int(c) for task in tasks.iterdir() for c in (task / "children").read_text().split()]
