@@ -106,11 +106,14 @@ class OptionError(UserError):
 
 
 def parse_fix(texts: Iterable[str]) -> dict[str, str]:
-    """``["tp=2,dp_shard=2", "zero=3"]`` as a dict. Raises `OptionError`."""
+    """``["tp=2,dp_shard=2", "zero=3"]`` as a dict; spaces part choices as commas do.
+
+    Raises `OptionError`.
+    """
     fixed: dict[str, str] = {}
-    for part in (part.strip() for text in texts for part in text.split(",")):
-        name, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or not value:
+    for part in (part for text in texts for part in text.replace(",", " ").split()):
+        name, equals, value = part.partition("=")
+        if not name or not equals or not value:
             raise OptionError(
                 f"--fix {part!r} is not KEY=VALUE; write for example --fix tp=2,zero=3"
             )

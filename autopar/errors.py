@@ -7,6 +7,8 @@ Anything else that is raised is a bug of ours and keeps its traceback.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import ClassVar
 
 
@@ -20,3 +22,12 @@ class DoesNotFit(UserError):
     """No plan keeps to the memory limit: what is short, by how much, the cheapest change."""
 
     exit_code: ClassVar[int] = 3
+
+
+def did_you_mean(word: str, names: Iterable[str], alike: float = 0.6) -> str:
+    """``"Did you mean x? "`` where ``word`` is nearly one of ``names``, else nothing.
+
+    alike: how much of both must agree, from 0 to 1.
+    """
+    near = difflib.get_close_matches(word, list(names), 1, alike)
+    return f"Did you mean {near[0]}? " if near else ""

@@ -6,14 +6,13 @@ frontend captures it.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
-from autopar.errors import UserError
+from autopar.errors import UserError, did_you_mean
 
 OPTIMIZERS = ("adamw", "sgd")
 PRECISIONS = ("float32", "bfloat16", "float16", "float64")
@@ -51,11 +50,9 @@ def _names_checked(made: type[Made]) -> type[Made]:
             )
         for name in given:
             if name not in known:
-                near = [_OTHERWISE[name]] if name in _OTHERWISE else []
-                near += difflib.get_close_matches(name, known, 1)
-                meant = f"did you mean {near[0]}? " if near else ""
+                meant = did_you_mean(_OTHERWISE.get(name, name), known)
                 raise WorkloadError(
-                    f"{name}=...: a Workload has no such argument; {meant}There are "
+                    f"{name}=...: a Workload has no such argument. {meant}There are "
                     f"{', '.join(known)}"
                 )
         if "batch" not in given:

@@ -59,7 +59,9 @@ def show(rows: Sequence[dict[str, Any]], targets: Sequence[Target], as_json: boo
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else "-" if value is None else str(value)
+    if isinstance(value, float):
+        return f"{value:.3f}" if value == 0.0 or abs(value) >= 5e-4 else f"{value:.1e}"
+    return "-" if value is None else str(value)
 
 
 def _version(package: str) -> str | None:

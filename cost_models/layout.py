@@ -6,14 +6,13 @@ pp. Expert parallelism borrows ranks of tp, cp and dp (parallel folding), innerm
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, cast
 
 from autopar.cost_models.family import Arch
-from autopar.errors import UserError
+from autopar.errors import UserError, did_you_mean
 
 Recompute = Literal["none", "selective", "full"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
@@ -95,10 +94,9 @@ def parse_fix(text: str) -> dict[str, int | str]:
         name, equals, value = part.partition("=")
         if name not in _COUNTS and name not in _WORDS:
             known = (*_COUNTS, *_WORDS)
-            near = difflib.get_close_matches(name, known, 1)
-            meant = f"did you mean {near[0]}? There" if near else "there"
             raise LayoutError(
-                f"--fix {part!r}: no choice called {name!r}; {meant} are {', '.join(known)}"
+                f"--fix {part!r}: no choice called {name!r}. {did_you_mean(name, known)}"
+                f"There are {', '.join(known)}"
             )
         if not equals or not value:
             raise LayoutError(f"--fix {part!r} has no value; write {name}=...")

@@ -91,7 +91,7 @@ def run(
     check_device(device)
     plan = plan_folder.read_plan(folder)
     if launcher is None:
-        check_machine(folder, device)
+        check_machine(plan, folder, device)
         if save:
             check_target(save, plan.framework)
     if plan.framework == "jax":
@@ -146,7 +146,7 @@ def verify_many(
     jax: list[str] = []
     for folder in folders:
         plan = plan_folder.read_plan(folder)
-        check_machine(folder, device)
+        check_machine(plan, folder, device)
         if plan.framework == "jax":
             jax.append(str(folder))
         else:

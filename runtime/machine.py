@@ -36,10 +36,9 @@ def check_device(device: str) -> None:
         )
 
 
-def check_machine(folder: str | Path, device: str) -> None:
-    """Raises `TooSmall` where this machine cannot hold the plan in ``folder``, or where it is for
-    GPUs that are not here and nobody asked for CPUs (``device`` is ``auto``)."""
-    plan = plan_folder.read_plan(folder)
+def check_machine(plan: Plan, folder: str | Path, device: str) -> None:
+    """Raises `TooSmall` where this machine cannot hold the ``plan`` in ``folder``, or where it is
+    for GPUs that are not here and nobody asked for CPUs (``device`` is ``auto``)."""
     kind = ""
     if (Path(folder) / plan_folder.CLUSTER).exists():
         kind = plan_folder.read_cluster(folder).device_at(0).kind

@@ -61,30 +61,30 @@ _lifted: torch.dtype | None = None
 
 
 def Parameter(
-    shape: tuple[int, ...], dtype: str, sharding: str = "", trainable: bool = True
+    shape: tuple[int, ...], sharding: str = "", dtype: str = "float32", trainable: bool = True
 ) -> nn.Parameter:
     """This rank's piece of a parameter of global ``shape``, without memory until it is stored.
 
     ``sharding`` speaks of model axes only: ``"tp:S0"`` split, ``""`` whole with a whole gradient,
     ``"tp:D"`` whole with a gradient that is a partial sum, summed over ``tp`` once a step.
     """
-    declared = _declare(shape, dtype, sharding)
+    declared = _declare(shape, sharding, dtype)
     made = nn.Parameter(_piece(declared), requires_grad=trainable)
     _declared[id(made)] = (made, declared)
     return made
 
 
 def Buffer(
-    shape: tuple[int, ...], dtype: str, sharding: str = "", persistent: bool = True
+    shape: tuple[int, ...], sharding: str = "", dtype: str = "float32", persistent: bool = True
 ) -> nn.Buffer:
     """This rank's piece of a buffer; arguments as for `Parameter`."""
-    declared = _declare(shape, dtype, sharding)
+    declared = _declare(shape, sharding, dtype)
     made = nn.Buffer(_piece(declared), persistent=persistent)
     _declared[id(made)] = (made, declared)
     return made
 
 
-def _declare(shape: tuple[int, ...], dtype: str, sharding: str) -> Declared:
+def _declare(shape: tuple[int, ...], sharding: str, dtype: str) -> Declared:
     parsed = Sharding.parse(sharding or "R")
     for axis, placement in parsed.placements:
         if axis in ("dp_replicate", "dp_shard") or placement.kind == "P":

@@ -160,3 +160,8 @@ def tidy_memory(m: Model) -> Model:
         room=room[kept],
         moment=m.moment[kept],
     )
+
+
+def composed(outer: Lift, inner: Lift) -> Lift:
+    """First ``inner``, then ``outer``."""
+    return lambda x: outer(inner(x))

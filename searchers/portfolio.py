@@ -17,11 +17,12 @@ import numpy as np
 
 from autopar.nouns.problem import Ints, Problem, Solution
 from autopar.searchers import elimination, integer_program
-from autopar.searchers.annealing import Annealer, improve
+from autopar.searchers.annealing import improve
 from autopar.searchers.arcs import Arcs
-from autopar.searchers.gather import Lift, keep_labels
+from autopar.searchers.gather import Lift, composed, keep_labels
 from autopar.searchers.memory_tree import MemoryTree, repair
-from autopar.searchers.model import Floats, Model
+from autopar.searchers.merging import CORE, Merge
+from autopar.searchers.model import Model
 from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
 from autopar.searchers.shrink import Contradiction, shrink_model
 from autopar.searchers.starts import LARGE, SHRINK_SHARE, first_answer, shrunk
@@ -31,8 +32,6 @@ from autopar.searchers.trws import Dual
 NARROW = 2_000_000  # table cells of one elimination up to which it is tried
 BRANCHES = 2  # parts that elimination may look at before the integer program takes over
 SMALL = 10_000  # edge cells up to which the integer program is tried at once
-CORE = 100_000  # edge cells of a merged model that is worth an integer program
-UNSHRUNK = 40  # times that, before shrinking
 PASSES = 1500  # of the dual before a look at what it rules out
 NEAR = 0.05  # relative gap below which merging is tried before anything else
 RULE_OUTS = 3  # times that the dual starts again on what it left
@@ -62,13 +61,13 @@ def _solve(run: Run, m: Model, lift: Lift, seed: int) -> None:
         if run.closed:
             return
     if len(m.edge_cost) <= SMALL:
-        if integer_program.solve(run, m, lift, limit_s=_share(run, 0.6), seed=seed):
+        if integer_program.solve(run, m, lift, limit_s=run.share_s(0.6), seed=seed):
             return
     dual, before = Dual(m, run, lift), None
     if run.cost is None:
         known = _first(run, m, lift, dual.arcs)
     for turn in range(RULE_OUTS + 1):
-        dual.ascend(PASSES, run.wall_s + _share(run, 0.25 if turn < RULE_OUTS else 0.1))
+        dual.ascend(PASSES, run.wall_s + run.share_s(0.25 if turn < RULE_OUTS else 0.1))
         if run.closed:
             return
         start = dual.choice if dual.choice is not None else first_fit(dual)
@@ -88,14 +87,14 @@ def _solve(run: Run, m: Model, lift: Lift, seed: int) -> None:
         if smaller is None:
             return
         m, back = smaller
-        lift = chain(lift, back)
+        lift = composed(lift, back)
         known = None
         if m.num_vars == 0:  # one choice is left that might be better than the answer
             run.offer(lift(np.zeros(0, np.int64)), "ruling out")
             run.bound(float(run.cost or 0.0), "nothing else is left")
             return
         if len(m.edge_cost) <= CORE and integer_program.solve(
-            run, m, lift, dual.busy_rows(m), limit_s=_share(run, 0.25), seed=seed
+            run, m, lift, dual.busy_rows(m), limit_s=run.share_s(0.25), seed=seed
         ):
             return
         if m.start[-1] > 0.95 * dual.model.start[-1]:
@@ -131,77 +130,7 @@ def _rule_out(run: Run, dual: Dual) -> tuple[Model, Lift] | None:
         run.bound(run.cost * (1.0 - run.budget.gap), "nothing better is left")
         return None
     run.tell(f"ruled out: {len(keep)} -> {keep.sum()} -> {smaller.start[-1]} labels")
-    return smaller, chain(back, further)
-
-
-class Merge:
-    """Solution merging: the best of all combinations of what the chains chose."""
-
-    def __init__(self, run: Run, dual: Dual, lift: Lift, seed: int, shrinking_s: float) -> None:
-        self.run, self.dual, self.lift, self.seed = run, dual, lift, seed
-        self.shrinking_s = shrinking_s  # what the whole problem took; a merged one takes less
-        self.fraction = 0.1  # of the gap, that a label's reduced cost may be
-        self.best: Ints | None = None
-        self._reduced: Floats | None = None
-
-    def __call__(self, annealer: Annealer, found: list[Ints]) -> None:
-        better = self.solve(found, annealer.best)
-        if better is not None:
-            annealer.take(better)
-
-    def solve(self, found: list[Ints], known: Ints) -> Ints | None:
-        """The best choice of the restricted model, if it is better than the one known."""
-        m, run = self.dual.model, self.run
-        if run.remaining_s < self.shrinking_s:
-            return None
-        gap = max(m.cost(known) - self.dual.bound, 0.0)
-        while True:
-            keep = self.reduced() <= self.fraction * gap
-            for x in found:
-                keep[m.start[:-1] + x] = True
-            left = np.add.reduceat(keep, m.start[:-1], dtype=np.int64)
-            cells = int((left[m.edge[:, 0]] * left[m.edge[:, 1]]).sum())
-            if cells > UNSHRUNK * CORE and self.fraction >= 1e-4:
-                self.fraction /= 2.0
-                continue
-            run.spend(0)
-            fewer, back = keep_labels(m, keep)
-            smaller, further = shrink_model(fewer, enough=run.spent(SHRINK_SHARE))
-            excess = len(smaller.edge_cost) / CORE
-            if excess <= 1.0 or self.fraction < 1e-4:
-                break
-            self.fraction /= 2.0 if excess < 2.0 else 8.0
-        back = chain(back, further)
-        run.tell(f"merging {int(keep.sum())} labels: {len(smaller.edge_cost)} cells")
-        if len(smaller.edge_cost) > 3 * CORE:
-            return None
-        cost = m.cost(known)
-        best: list[Ints] = []
-
-        def offer(x: Ints) -> None:
-            nonlocal cost
-            choice = back(x)
-            if m.cost(choice) < cost and m.fits(choice):
-                cost = m.cost(choice)
-                self.best = choice
-                best.append(choice)
-                run.offer(self.lift(choice), "merging")
-
-        wall_s = None if run.budget.wall_s is None else _share(run, 0.2)
-        part = Run(run.problem, Budget(run.budget.evaluations, wall_s), "merging")
-        ended = False
-        with part:
-            ended = integer_program.solve(
-                part, smaller, chain(self.lift, back), self.dual.busy_rows(smaller), proves=False,
-                seed=self.seed, offer=offer,
-            )  # fmt: skip
-        self.fraction *= 2.0 if ended else 0.5
-        return best[-1] if best else None
-
-    def reduced(self) -> Floats:
-        if self._reduced is None:
-            self._reduced = self.dual.reduced_costs()
-        return self._reduced
+    return smaller, composed(back, further)
 
 
 def first_fit(dual: Dual) -> Ints | None:
@@ -216,12 +145,3 @@ def first_fit(dual: Dual) -> Ints | None:
                 dual.run.offer(dual.lift(tree.choice), "repair")
                 return tree.choice
     return None
-
-
-def chain(outer: Lift, inner: Lift) -> Lift:
-    """First ``inner``, then ``outer``."""
-    return lambda x: outer(inner(x))
-
-
-def _share(run: Run, share: float) -> float:
-    return share * run.remaining_s

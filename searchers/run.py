@@ -97,9 +97,13 @@ class Run:
         limit = self.budget.evaluations
         return math.inf if limit is None else limit - self.evaluations
 
+    def share_s(self, share: float) -> float:
+        """This share of the seconds that are left now."""
+        return share * self.remaining_s
+
     def spent(self, share: float) -> Callable[[], bool]:
         """A clock that says when this share of the seconds left now is used up; else never."""
-        until = self.wall_s + share * self.remaining_s
+        until = self.wall_s + self.share_s(share)
         return lambda: self.wall_s > until
 
     def spend(self, evaluations: int) -> None:

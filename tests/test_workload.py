@@ -46,9 +46,9 @@ def test_refused(options: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"lr": 1e-3}, "lr=...: a Workload has no such argument; did you mean learning_rate? "),
-        ({"optimiser": "sgd"}, "optimiser=...: a Workload has no such argument; did you mean opt"),
-        ({"zzz": 1}, "zzz=...: a Workload has no such argument; There are batch, model, loss, "),
+        ({"lr": 1e-3}, "lr=...: a Workload has no such argument. Did you mean learning_rate? "),
+        ({"optimiser": "sgd"}, "optimiser=...: a Workload has no such argument. Did you mean opt"),
+        ({"zzz": 1}, "zzz=...: a Workload has no such argument. There are batch, model, loss, "),
     ],
 )
 def test_arguments_that_there_are_not(options: dict[str, Any], said: str) -> None:

@@ -8,12 +8,11 @@ microbatches``. The first is checked here, before any model is captured; the sec
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from autopar.errors import UserError
+from autopar.errors import UserError, did_you_mean
 from autopar.nouns.plan import RECOMPUTE, ZERO_LEVELS
 
 DEGREES = ("dp_replicate", "dp_shard", "tp")
@@ -58,10 +57,9 @@ class Fixed:
         numbers: dict[str, int] = {}
         for name, text in pairs.items():
             if name not in FIXABLE:
-                near = difflib.get_close_matches(name, FIXABLE, 1)
-                hint = f"did you mean {near[0]}? There are" if near else "choose"
                 raise FixError(
-                    f"--fix {name}={text}: {name!r} cannot be fixed; {hint} {', '.join(CHOICES)}. "
+                    f"--fix {name}={text}: {name!r} cannot be fixed. "
+                    f"{did_you_mean(name, FIXABLE)}Choose among {', '.join(CHOICES)}. "
                     f"{', '.join(LATER)} and schedule are for `autopar estimate --arch` alone"
                 )
             if name == "recompute":

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterator, Mapping
 
-from autopar.errors import UserError
+from autopar.errors import UserError, did_you_mean
 from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.rules.registry import UnruledOp, rule_for
 
@@ -31,10 +30,9 @@ def check_allowed(graph: Graph, missing: Mapping[str, str], allowed: Collection[
     kinds = sorted({op.kind for op, _ in _ops(graph)})
     for kind in allowed:
         if kind not in kinds:
-            near = difflib.get_close_matches(kind, kinds, 1, 0.5)
-            hint = f"did you mean {near[0]}? " if near else ""
+            hint = did_you_mean(kind, kinds, 0.5)
             raise UserError(
-                f"--allow-replicated {kind}: the model has no op of that kind; {hint}"
+                f"--allow-replicated {kind}: the model has no op of that kind. {hint}"
                 + (f"Without a rule are {', '.join(missing)}" if missing else "All have rules")
                 + f". Its kinds are {', '.join(kinds)}"
             )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -51,8 +53,23 @@ def decisions(a: Plan, b: Plan, clusters: Clusters = (None, None)) -> list[Chang
     changes = list(_changes(sides[0], sides[1], absent="-"))
     one, two = a.fingerprints.cluster, b.fingerprints.cluster
     if one != two and not any(c.what.startswith(("cluster", "measured")) for c in changes):
-        changes.insert(0, Change("cluster figures", one, two))
+        here, there = (dict(_figures(c)) if c else {} for c in clusters)
+        changes = [*_changes(here, there, absent="-"), *changes]
     return changes
+
+
+def _figures(cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """Every figure by its place in the cluster's text form, ``cluster levels[0].latency_s``."""
+    open_now: list[tuple[str, Any]] = [("cluster", json.loads(cluster.to_json()))]
+    while open_now:
+        place, value = open_now.pop()
+        if isinstance(value, dict):
+            gap = " " if place == "cluster" else "."
+            open_now += [(f"{place}{gap}{name}", part) for name, part in value.items()]
+        elif isinstance(value, list):
+            open_now += [(f"{place}[{index}]", part) for index, part in enumerate(value)]
+        else:
+            yield place, f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _cluster(plan: Plan, cluster: Cluster | None) -> dict[str, str]:

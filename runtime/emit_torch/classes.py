@@ -63,12 +63,14 @@ class Printing:
 
 
 def declaration(tensor: Tensor, lowered: Lowered, path: str, printing: Printing) -> str:
-    """``Parameter((8, 8), "float32", "tp:S0")``"""
+    """``Parameter((8, 8), "tp:S0")``; only what is not float32 says its dtype."""
     kind = "Parameter" if tensor.role == "parameter" else "Buffer"
     stored = model_part(lowered.tensors[tensor.name].produced)
-    arguments = [literal(tensor.shape), literal(tensor.dtype)]
+    arguments = [literal(tensor.shape)]
     if stored.placements:
         arguments.append(literal(str(stored)))
+    if tensor.dtype != "float32":
+        arguments.append(f"dtype={literal(tensor.dtype)}")
     if kind == "Parameter" and not tensor.differentiable:
         arguments.append("trainable=False")
     if kind == "Buffer" and not printing.persistent.get(path, True):

@@ -36,7 +36,7 @@ def _is_attribute(name: str) -> bool:
 def tree(tensors: Mapping[str, str], classes: Mapping[str, str], order: Sequence[str] = ()) -> Node:
     """Modules below one class.
 
-    tensors: declaration by path, ``{"q_proj.weight": 'Parameter((8, 8), "float32")'}``.
+    tensors: declaration by path, ``{"q_proj.weight": 'Parameter((8, 8))'}``.
     classes: class by module path; what such a module holds is its own affair.
     order:   paths in the order in which the forward comes to them.
     """

@@ -133,8 +133,8 @@ def test_fix_reads_back() -> None:
     ("text", "says"),
     [
         ("tp=3", r"= 3 does not divide 64 devices"),
-        ("speed=9", "no choice called 'speed'; there are dp_replicate"),
-        ("recomputed=full", "did you mean recompute"),
+        ("speed=9", "no choice called 'speed'. There are dp_replicate"),
+        ("recomputed=full", "Did you mean recompute"),
         ("tp=²", "tp is a whole number from 1"),
         ("tp=" + "9" * 5000, "tp is a whole number from 1"),
         ("tp=two", "a whole number from 1"),

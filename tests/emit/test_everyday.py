@@ -187,6 +187,20 @@ class Attending(nn.Module):
         return F.cross_entropy(out.mean(1)[:, :CLASSES], y)
 
 
+class OneHead(nn.Module):
+    """Attention over batch, sequence, width: no dim of heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        seen = (x[:, :, 0] > -1.0)[:, None, :] | torch.eye(4, dtype=torch.bool)
+        x = F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x), attn_mask=seen)
+        x = x + F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x), is_causal=True)
+        return F.cross_entropy(x.mean(1)[:, :CLASSES], y)
+
+
 class Recurrent(nn.Module):
     def __init__(self, kind: type[nn.Module], **options: Any) -> None:
         super().__init__()
@@ -283,6 +297,7 @@ class Turning(nn.Module):
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "attention": lambda: Attending(False),
     "attention with weights": lambda: Attending(True),
+    "attention without heads": OneHead,
     "lstm": lambda: Recurrent(nn.LSTM, num_layers=2, batch_first=True),
     "gru, time first": lambda: Recurrent(nn.GRU, bidirectional=True),
     "rnn": lambda: Recurrent(nn.RNN, batch_first=True),

@@ -27,9 +27,9 @@ class GatedMLP(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate_proj = Weights(weight=Parameter((32, 16), "float32", "tp:S0"))
-        self.up_proj = Weights(weight=Parameter((32, 16), "float32", "tp:S0"))
-        self.down_proj = Weights(weight=Parameter((16, 32), "float32", "tp:S1"))
+        self.gate_proj = Weights(weight=Parameter((32, 16), "tp:S0"))
+        self.up_proj = Weights(weight=Parameter((32, 16), "tp:S0"))
+        self.down_proj = Weights(weight=Parameter((16, 32), "tp:S1"))
 
     def forward(self, x: Tensor) -> Tensor:
         h = copy_to(x, "tp")  # [4, 8, 16], backward: all_reduce

@@ -127,7 +127,7 @@ def test_no_fewer_devices_are_told_where_they_are_slower() -> None:
         ({"tp": "8", "zero": "2"}, "zero=2 splits over dp_shard, but .*tp=8 leaves dp_shard=1"),
         ({"dp_shard": "4", "zero": "0"}, "dp_shard=4 leaves dp_shard=4; choose zero=1, 2 or 3"),
         ({"tp": "2", "dp_shard": "8"}, "dp_shard may be 1, 2 or 4, or tp may be 1"),
-        ({"microbatches": "2"}, "did you mean microbatch"),
+        ({"microbatches": "2"}, "Did you mean microbatch"),
         ({"pp": "2"}, "pp=1"),
         ({"tp": "1", "microbatch": "3"}, "does not divide"),
         ({"zero": "3", "dp_shard": "1"}, "dp_shard=1"),

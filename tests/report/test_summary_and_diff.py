@@ -127,11 +127,12 @@ def test_diff_names_clusters_and_what_differs_between_them() -> None:
         "cluster": ("a toy", "another"),
         "cluster links": ("wire 4 at 1 GB/s, 100 us", "wire 4 at 1 GB/s, 200 us"),
     }
-    # Where nothing that has a name differs, and where a folder does not say, fingerprints do.
+    # Where nothing that a reader knows a cluster by differs, the figures that do; where a folder
+    # does not say, fingerprints.
     figures = replace(here, levels=(replace(here.levels[0], contention=0.5),))
     three = plans.plan(fingerprints=Fingerprints("m", figures.fingerprint, "built-in", "t"))
     (only,) = decisions(one, three, (here, figures))
-    assert only == Change("cluster figures", here.fingerprint, figures.fingerprint)
+    assert only == Change("cluster levels[0].contention", "0", "0.5")
     (only,) = decisions(one, three)
     assert only == Change("cluster", here.fingerprint, figures.fingerprint)
 

@@ -221,7 +221,7 @@ MESH = {}
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.weight = Parameter((4, 4), "float32")
+        self.weight = Parameter((4, 4))
 
     def forward(self, x):
         return (x @ local(self.weight)).square().mean() / 2

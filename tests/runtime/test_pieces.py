@@ -67,10 +67,10 @@ def build(make: type[nn.Module], mesh: str = "tp=2", rank: int = 0) -> nn.Module
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first = Parameter((5, 4), "float32", "tp:S0")
+        self.first = Parameter((5, 4), "tp:S0")
         self.second = self.first
-        self.frozen = Parameter((4,), "float32", trainable=False)
-        self.table = Buffer((6,), "int64", "tp:S0", persistent=False)
+        self.frozen = Parameter((4,), trainable=False)
+        self.table = Buffer((6,), "tp:S0", "int64", persistent=False)
 
 
 @pytest.mark.parametrize(("rank", "rows"), [(0, 3), (1, 2)])
@@ -123,7 +123,7 @@ def test_parameters_of_another_make_are_refused() -> None:
 @pytest.mark.parametrize("sharding", ["dp_shard:S0", "tp:P"])
 def test_shardings_that_no_parameter_has(sharding: str) -> None:
     with rank_state.using(Alone(Mesh.parse("tp=2"))), pytest.raises(ProgramError, match="sharding"):
-        Parameter((4, 4), "float32", sharding)
+        Parameter((4, 4), sharding)
 
 
 def test_a_rank_without_rows_is_refused() -> None:
@@ -131,12 +131,12 @@ def test_a_rank_without_rows_is_refused() -> None:
         rank_state.using(Alone(Mesh.parse("tp=4"), 3)),
         pytest.raises(ProgramError, match="no rows"),
     ):
-        Parameter((9, 4), "float32", "tp:S0")  # 3 + 3 + 3 + 0
+        Parameter((9, 4), "tp:S0")  # 3 + 3 + 3 + 0
 
 
 def test_a_program_outside_of_a_trainer_says_what_to_do() -> None:
     with pytest.raises(ProgramError, match=r"autopar\.load"):
-        Parameter((2,), "float32")
+        Parameter((2,))
 
 
 @given(st.integers(1, 3), st.integers(1, 2), st.integers(1, 3), st.integers(1, 2))

@@ -42,8 +42,8 @@ def scattered(x: Tensor) -> Tensor:
 class Linear(nn.Module):
     def __init__(self, shape: tuple[int, int], weight: str, bias: str) -> None:
         super().__init__()
-        self.weight = Parameter(shape, "float32", weight)
-        self.bias = Parameter(shape[:1], "float32", bias)
+        self.weight = Parameter(shape, weight)
+        self.bias = Parameter(shape[:1], bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, local(self.weight), local(self.bias))
@@ -52,8 +52,8 @@ class Linear(nn.Module):
 class Norm(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.weight = Parameter((WIDTH,), "float32", "tp:D")
-        self.bias = Parameter((WIDTH,), "float32", "tp:D")
+        self.weight = Parameter((WIDTH,), "tp:D")
+        self.bias = Parameter((WIDTH,), "tp:D")
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, (WIDTH,), local(self.weight), local(self.bias))
@@ -103,14 +103,14 @@ class Weight(nn.Module):
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.tokens = Weight(Parameter((VOCABULARY, WIDTH), "float32", "tp:S0"))
-        self.positions = Weight(Parameter((LENGTH, WIDTH), "float32", "tp:D"))
+        self.tokens = Weight(Parameter((VOCABULARY, WIDTH), "tp:S0"))
+        self.positions = Weight(Parameter((LENGTH, WIDTH), "tp:D"))
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
         self.norm = Norm()
         self.head = Weight(self.tokens.weight)
-        self.temperature = Parameter((), "float32", "tp:D")
-        self.shift = Parameter((WIDTH,), "float32", trainable=False)
-        self.scale = Buffer((WIDTH,), "float32", persistent=False)
+        self.temperature = Parameter((), "tp:D")
+        self.shift = Parameter((WIDTH,), trainable=False)
+        self.scale = Buffer((WIDTH,), persistent=False)
 
     def counts(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         return {"labels": (batch["targets"] != -100).sum()}

@@ -23,7 +23,7 @@ from autopar.frontends.pytorch.aten_elementwise import (
 )
 from autopar.frontends.pytorch.aten_losses import LOSSES
 from autopar.frontends.pytorch.aten_products import PRODUCTS
-from autopar.frontends.pytorch.aten_shapes import SHAPES
+from autopar.frontends.pytorch.aten_shapes import SHAPES, reshape_to
 from autopar.frontends.pytorch.ir import Value
 from autopar.nouns.graph import freeze
 
@@ -174,13 +174,23 @@ def written_through(lifter: Lifter, view: fx.Node, base: Value, value: Value) ->
 
 def _attention(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     q, k, v = a["query"], a["key"], a["value"]
+    mask = [a["attn_mask"]] if a["attn_mask"] is not None else []
+    shape = (*q.shape[:-1], v.shape[-1])
+    if len(q.shape) == 3:  # the kind has a dim of heads
+        mask = [reshape_to(lifter, m, _with_heads(m.shape)) if m.shape[2:] else m for m in mask]
+        q, k, v = (reshape_to(lifter, x, _with_heads(x.shape)) for x in (q, k, v))
     if len(q.shape) != 4:
         raise Unliftable
-    mask = [a["attn_mask"]] if a["attn_mask"] is not None else []
-    return lifter.emit(
+    mixed = lifter.emit(
         "attention", [q, k, v, *mask], (*q.shape[:-1], v.shape[-1]), q.dtype,
         causal=a["is_causal"], scale=a["scale"], dropout_p=float(a["dropout_p"]),
     )  # fmt: skip
+    return reshape_to(lifter, mixed, shape)
+
+
+def _with_heads(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """``b s d`` -> ``b h s d`` with one head."""
+    return (shape[0], 1, *shape[1:])
 
 
 def _optional(*values: Value | None) -> list[Value]:
