@@ -41,14 +41,15 @@ FP32 = jnp.dtype("float32")
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter: global shape, stored dtype, the model axes on its dims.
+    """A parameter: global shape, the model axes on its dims, stored dtype.
 
+    ``spec``:     may be shorter than the shape; the dims that it leaves out are whole.
     ``deferred``: axes on which every rank has all of it and a part of its gradient.
     """
 
     shape: tuple[int, ...]
-    dtype: str
-    spec: PartitionSpec
+    spec: PartitionSpec = PartitionSpec()
+    dtype: str = "float32"
     deferred: tuple[str, ...] = ()
 
 

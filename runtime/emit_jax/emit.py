@@ -109,16 +109,22 @@ def _parameter_rows(lowered: Lowered, indent: int) -> list[str]:
         if tensor.role not in ("parameter", "buffer"):
             continue
         model = Sharding(tuple((a, p) for a, p in found.produced.placements if a not in BATCH_AXES))
-        dims = []
-        for dim in range(len(tensor.shape)):
-            axes = model.split_axes(dim)
-            dims.append("None" if not axes else literal(axes[0] if len(axes) == 1 else axes))
-        deferred = tuple(a for a, p in model.placements if p.kind == "D")
-        extra = f", deferred={tuple_text(deferred)}" if deferred else ""
-        shape = tuple_text(tensor.shape)
-        spec = f"P({', '.join(dims)})"
-        lines.add(f'"{name}": Parameter({shape}, "{tensor.dtype}", {spec}{extra}),')
+        arguments = [tuple_text(tensor.shape)]
+        split = [model.split_axes(dim) for dim in range(len(tensor.shape))]
+        if any(split):
+            last = max(dim for dim, axes in enumerate(split) if axes)
+            dims = (literal(_single(axes)) if axes else "None" for axes in split[: last + 1])
+            arguments.append(f"P({', '.join(dims)})")
+        if tensor.dtype != "float32":
+            arguments.append(f'dtype="{tensor.dtype}"')
+        if deferred := tuple(a for a, p in model.placements if p.kind == "D"):
+            arguments.append(f"deferred={tuple_text(deferred)}")
+        lines.add(f'"{name}": Parameter({", ".join(arguments)}),')
     return lines.lines
+
+
+def _single(axes: tuple[str, ...]) -> str | tuple[str, ...]:
+    return axes[0] if len(axes) == 1 else axes
 
 
 def _blocks(lowered: Lowered) -> list[str]:
