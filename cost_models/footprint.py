@@ -16,6 +16,7 @@ from autopar.cost_models.bands import memory_band
 from autopar.cost_models.constants import constant
 from autopar.cost_models.family import Arch
 from autopar.cost_models.layout import Layout
+from autopar.cost_models.precision import is_narrow
 from autopar.cost_models.software import Software
 
 # Bytes a parameter: (weights, gradients, optimizer state).
@@ -185,7 +186,7 @@ def saved_bytes(
         kept = 1 - x.recompute_share
         again = tokens * layer_input * x.recompute_share
         return again + kept * saved_bytes(arch, plain, software, share, precision)
-    operand = 2 if precision.split(" ")[0] in ("bf16", "fp16", "fp32") else 1
+    operand = 1 if is_narrow(precision) else 2
     dropped = dropped_modules(x)
     ops = bool(dropped) and not x.recompute_modules and software.selective == "ops"
     norms = (1 if ops else 2) * layer_input

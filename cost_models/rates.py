@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -10,9 +9,10 @@ from pathlib import Path
 import yaml
 
 from autopar.cost_models.constants import Constant
+from autopar.cost_models.precision import NARROW, compute_dtype
 from autopar.cost_models.software import Software
 from autopar.cost_models.step_time import Rates
-from autopar.nouns.cluster import Device, short_dtype
+from autopar.nouns.cluster import Device
 
 # Board power of the part of each family that most measurements come from.
 REFERENCE_POWER_W = {"ampere": 400.0, "hopper": 700.0, "blackwell": 1000.0, "cdna3": 750.0}
@@ -60,16 +60,16 @@ def rates_of(
     reference_w = REFERENCE_POWER_W.get(device.family, 0.0)
     if device.power_w and reference_w:
         matmul *= (device.power_w / reference_w) ** c["power"]
-    name = short_dtype(re.split(r"[-_ ]", precision)[0])
+    name = compute_dtype(precision)
     wide = quick = device.peak(name if name in ("fp32", "tf32", "fp64") else "bf16")
-    if name in ("fp8", "fp4"):
-        kind = "mxfp8" if "mx" in precision else name
+    if name in NARROW:
+        kind = "mxfp8" if name == "fp8" and "mx" in precision.lower() else name
         quick = device.peak(name) * c.get(f"narrow_{kind}_{device.family}", c[f"narrow_{kind}"])
     kernel = f"attention_{software.attention}"
     attention = c.get(f"{kernel}_{device.family}", c[kernel])
     if head_dim % 8:
         attention *= c["odd_head"]
-    if software.attention_narrow and name in ("fp8", "fp4"):
+    if software.attention_narrow and name in NARROW:
         attention *= c["attention_narrow"]
     plain = HALF_HEAD.get(software.attention, HALF_HEAD["flash"])
     half = HALF_HEAD.get(f"{software.attention}_{device.family}", plain)

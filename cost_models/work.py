@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from autopar.cost_models.collectives import AxisGroup, Kind, collective_time_s
 from autopar.cost_models.family import Arch, Matrix
 from autopar.cost_models.layout import Layout
+from autopar.cost_models.precision import is_narrow
 from autopar.cost_models.recompute import Traffic, run_again
 from autopar.cost_models.software import Software
 from autopar.nouns.cluster import Cluster
@@ -142,7 +143,7 @@ def work_of(
     cast_elements = dense.operand_elements
     if software.routing != "fused":
         cast_elements += experts.operand_elements
-    if precision in ("bf16", "fp16", "fp32"):
+    if not is_narrow(precision):
         cast_elements = 0.0
     comm = _Collectives(cluster, x, software)
     wire = 2.0  # bytes of an activation or gathered parameter

@@ -30,6 +30,7 @@ _DTYPE_NAMES = {
     "float8_e4m3fn": "fp8",
     "float8_e5m2": "fp8",
     "mxfp8": "fp8",
+    "mxfp4": "fp4",
     "nvfp4": "fp4",
 }
 # Where a device has no unit for a dtype, the next one that can hold its values does the work.

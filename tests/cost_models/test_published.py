@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from autopar.cost_models.bands import bands
+from autopar.cost_models.footprint import footprint
 from autopar.cost_models.rates import fitted_table
 from autopar.cost_models.software import Software
 from benchmarks.published import price_run, read_all, row_report
@@ -142,6 +143,23 @@ def test_named_modules_are_what_runs_again() -> None:
     assert runs[1].layout.recompute_modules == ("layernorm", "moe_act")
     seconds = [price_run(run) for run in runs]
     assert seconds[0] < seconds[1] < seconds[2]
+
+
+@pytest.mark.parametrize("spelled", ["bf16 (amp)", "bf16 (TE)", "bf16-mixed", "bf16+SR", "BF16"])
+def test_a_precision_is_its_dtype_however_it_is_spelled(spelled: str) -> None:
+    plain, other = read_run(row()), read_run(row(precision=spelled))
+    assert price_run(other) == price_run(plain)
+    sizes = [footprint(r.arch, r.layout, r.software, r.precision).total for r in (plain, other)]
+    assert sizes[0] == sizes[1]
+
+
+def test_narrow_products_are_faster_and_save_less() -> None:
+    names = ("bf16", "mxfp8", "fp8 (TE)", "mxfp4")
+    runs = [read_run(row(device="B200", precision=name)) for name in names]
+    wide, *narrow = (price_run(run) for run in runs)
+    assert all(seconds < wide for seconds in narrow)
+    wide, *narrow = (footprint(r.arch, r.layout, r.software, r.precision).total for r in runs)
+    assert all(size < wide for size in narrow)
 
 
 def test_a_source_may_say_how_it_counts_attention() -> None:

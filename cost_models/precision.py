@@ -1,0 +1,19 @@
+"""What a precision means: a dtype, with what a source adds to its name ('bf16 (amp)')."""
+
+from __future__ import annotations
+
+import re
+
+from autopar.nouns.cluster import short_dtype
+
+NARROW = ("fp8", "fp4")
+
+
+def compute_dtype(precision: str) -> str:
+    """The dtype of the matrix products: 'fp8' of 'fp8-current-scaling', 'bf16' of 'bf16 (amp)'."""
+    return short_dtype(re.split(r"[^a-z0-9]", precision.strip().lower(), maxsplit=1)[0])
+
+
+def is_narrow(precision: str) -> bool:
+    """Whether operands of products are converted to 8 bits or fewer; all else keeps 16."""
+    return compute_dtype(precision) in NARROW
