@@ -16,7 +16,7 @@ from autopar.cost_models.bands import memory_band
 from autopar.cost_models.constants import constant
 from autopar.cost_models.family import Arch
 from autopar.cost_models.layout import Layout
-from autopar.cost_models.precision import is_narrow
+from autopar.cost_models.precision import is_narrow, stream_bytes
 from autopar.cost_models.software import Software
 
 # Bytes a parameter: (weights, gradients, optimizer state).
@@ -94,7 +94,7 @@ def stage_footprint(
     )
     dense = (outside * layers + ends) / x.tp
     expert = routed * layers / x.ep
-    states = _states(dense, expert, x, software)
+    states = _states(dense, expert, x, software, precision)
     layer_local = outside / x.tp + routed / x.ep
 
     saved = saved_bytes(arch, x, software, share, precision)
@@ -103,15 +103,17 @@ def stage_footprint(
     tokens = x.microbatch * arch.seq / x.cp
     logits = tokens * arch.vocab / x.tp * LOGIT_BYTES[software.loss] * last
     again = whole - saved if x.recompute != "none" else 0.0
-    grad_working = 2 * tokens * (arch.ffn * (2 if arch.gated else 1) / x.tp + 4 * arch.hidden)
+    element = stream_bytes(precision)
+    grad_working = arch.ffn * (2 if arch.gated else 1) / x.tp + 4 * arch.hidden
+    grad_working *= element * tokens
     working, moment = max(
         (again + grad_working, "backward of a layer"), (logits, "the loss"), key=lambda w: w[0]
     )
     gathered = 0.0
     if x.zero == 3 and x.dp_shard > 1:
         # Two layers' parameters, one layer's gradients, and an embedding or a head.
-        gathered = 2 * 2 * layer_local + 4 * layer_local
-        gathered += 2 * min(ends, arch.vocab * arch.hidden) / x.tp
+        gathered = 2 * element * layer_local + 4 * layer_local
+        gathered += element * min(ends, arch.vocab * arch.hidden) / x.tp
         if software.states.startswith("deepspeed"):
             gathered += 2 * constant("bucket_bytes") + constant("live_parameters_bytes")
     elif x.dp > 1:
@@ -126,7 +128,7 @@ def stage_footprint(
 
 
 def _states(
-    dense: float, expert: float, x: Layout, software: Software
+    dense: float, expert: float, x: Layout, software: Software, precision: str
 ) -> tuple[float, float, float]:
     """(parameters, gradients, optimizer) bytes from local parameter counts."""
     whole = dense + expert
@@ -136,7 +138,10 @@ def _states(
     weight, gradient, rest = STATE_BYTES[software.states]
     if software.gradient_bytes and software.states == "megatron":
         gradient = software.gradient_bytes
-    if software.states == "fsdp" and x.zero < 3:
+    wide = stream_bytes(precision)
+    if wide > 2:  # no copy in 16 bits beside the one that is trained
+        weight, gradient, rest = wide, wide, 2 * wide
+    elif software.states == "fsdp" and x.zero < 3:
         weight += 2
     parameters = weight * (shard if x.zero == 3 else whole)
     gradients = gradient * (shard if x.zero >= 2 else whole)
@@ -175,16 +180,18 @@ def saved_bytes(
 ) -> float:
     """Activation bytes that one layer saves for backward, one microbatch, on one rank.
 
-    `share` of the layer has experts. Operands of 8-bit products are saved in 8 bits.
+    `share` of the layer has experts. Operands of 8-bit products are saved in 8 bits; in 32 or 64
+    bits all is as much wider.
     """
     x = layout
     tokens = x.microbatch * arch.seq / x.cp
     sp = x.tp if x.sequence_parallel else 1
     layer_input = 2 * arch.hidden / sp
+    wider = stream_bytes(precision) / 2
     if x.recompute == "full":
         plain = replace(x, recompute="none")
         kept = 1 - x.recompute_share
-        again = tokens * layer_input * x.recompute_share
+        again = wider * tokens * layer_input * x.recompute_share
         return again + kept * saved_bytes(arch, plain, software, share, precision)
     operand = 1 if is_narrow(precision) else 2
     dropped = dropped_modules(x)
@@ -220,7 +227,7 @@ def saved_bytes(
             mlp += share * per_width * arch.ffn * arch.shared_experts / x.tp
         routed = arch.top_k / sp * (per_width * arch.ffn + 2 * 2 * arch.hidden)
         mlp += share * routed * software.imbalance
-    return tokens * (norms + heads + scores + mlp)
+    return wider * tokens * (norms + heads + scores + mlp)
 
 
 def dropped_modules(layout: Layout) -> frozenset[str]:

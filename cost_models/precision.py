@@ -17,3 +17,8 @@ def compute_dtype(precision: str) -> str:
 def is_narrow(precision: str) -> bool:
     """Whether operands of products are converted to 8 bits or fewer; all else keeps 16."""
     return compute_dtype(precision) in NARROW
+
+
+def stream_bytes(precision: str) -> int:
+    """Bytes of one activation between products; parameters are as wide where they are used."""
+    return {"fp64": 8, "fp32": 4, "tf32": 4}.get(compute_dtype(precision), 2)

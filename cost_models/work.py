@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from autopar.cost_models.collectives import AxisGroup, Kind, collective_time_s
 from autopar.cost_models.family import Arch, Matrix
 from autopar.cost_models.layout import Layout
-from autopar.cost_models.precision import is_narrow
+from autopar.cost_models.precision import is_narrow, stream_bytes
 from autopar.cost_models.recompute import Traffic, run_again
 from autopar.cost_models.software import Software
 from autopar.nouns.cluster import Cluster
@@ -137,7 +137,8 @@ def work_of(
     attention_flops = (
         2 * tokens * _attended(arch, software) * arch.heads * (arch.dim + arch.value_dim) / x.tp
     )
-    traffic = _traffic(arch, x, tokens, sp, software)
+    wire = stream_bytes(precision)  # of an activation or gathered parameter
+    traffic = _traffic(arch, x, tokens, sp, software, wire)
     again = run_again(arch, x, software, traffic)
     # Grouped products with conversion fused in read 16-bit operands, all others converted ones.
     cast_elements = dense.operand_elements
@@ -145,8 +146,7 @@ def work_of(
         cast_elements += experts.operand_elements
     if not is_narrow(precision):
         cast_elements = 0.0
-    comm = _Collectives(cluster, x, software)
-    wire = 2.0  # bytes of an activation or gathered parameter
+    comm = _Collectives(cluster, x, software, wire)
     hidden_bytes = tokens * arch.hidden * wire
     tp_s = 2 * comm.tensor(hidden_bytes) if x.tp > 1 else 0.0
     if arch.is_moe and x.tp > 1 and x.sequence_parallel:
@@ -162,7 +162,7 @@ def work_of(
     layers = float(math.ceil(arch.layers / x.pp))
     rank_parameters = local * layers + arch.vocab * arch.hidden / x.tp
     gather_layer_s = comm.sharded("all_gather", local * wire) if x.zero == 3 else 0.0
-    gradient_bytes = software.gradient_bytes or GRADIENT_BYTES[software.states]
+    gradient_bytes = max(wire, software.gradient_bytes or GRADIENT_BYTES[software.states])
     scatter_layer_s = 0.0
     reduce_s = gather_s = 0.0
     if x.zero >= 3:
@@ -193,7 +193,7 @@ def work_of(
         attention_seq=arch.mean_context,
         head_dim=arch.dim,
         elementwise_bytes=traffic.total,
-        softmax_bytes=_softmax_bytes(arch, x, software),
+        softmax_bytes=_softmax_bytes(arch, x, software, wire),
         route_bytes=share * ROUTE_PASSES[software.routing] * routed_bytes * software.imbalance,
         cast_bytes=cast_elements * CAST_BYTES,
         again_products=again.products,
@@ -260,8 +260,11 @@ def _padded(size: float) -> float:
 class _Collectives:
     """The collectives of a layout's axes, priced on its cluster."""
 
-    def __init__(self, cluster: Cluster, layout: Layout, software: Software) -> None:
+    def __init__(
+        self, cluster: Cluster, layout: Layout, software: Software, wire_bytes: int
+    ) -> None:
         self.cluster, self.layout, self.software = cluster, layout, software
+        self.wire_bytes = wire_bytes
         x = layout
         self.inner = x.tp * x.cp
 
@@ -308,7 +311,8 @@ class _Collectives:
         """Every rank of the shard group sends the parameters that it owns to all others."""
         x = self.layout
         group = AxisGroup(x.dp_shard * x.cp, x.tp)
-        return group.size * self.over("broadcast", 2.0 * parameters / group.size, group)
+        part_bytes = self.wire_bytes * parameters / group.size
+        return group.size * self.over("broadcast", part_bytes, group)
 
     def gradients(self, dense: float, routed: float, element_bytes: float) -> tuple[float, float]:
         """(reducing gradients, gathering parameters) of one step, parameters given as counts."""
@@ -321,15 +325,16 @@ class _Collectives:
                 continue
             if x.zero == 0 or self.software.gradients == "all_reduce":
                 reduce_s += self.bucketed("all_reduce", count * element_bytes, group)
-                gather_s += self.bucketed("all_gather", count * 2.0, group) * (x.zero > 0)
+                if x.zero > 0:
+                    gather_s += self.bucketed("all_gather", count * self.wire_bytes, group)
                 continue
             if x.dp_replicate > 1 and group is whole:
                 reduce_s += self.sharded("reduce_scatter", count * element_bytes)
                 reduce_s += self.replicated(count * element_bytes / x.dp_shard)
-                gather_s += self.sharded("all_gather", count * 2.0)
+                gather_s += self.sharded("all_gather", count * self.wire_bytes)
                 continue
             reduce_s += self.bucketed("reduce_scatter", count * element_bytes, group)
-            gather_s += self.bucketed("all_gather", count * 2.0, group)
+            gather_s += self.bucketed("all_gather", count * self.wire_bytes, group)
         return reduce_s, gather_s
 
 
@@ -351,8 +356,10 @@ def _copies(arch: Arch, layout: Layout, cluster: Cluster, software: Software) ->
     return targets * (1 - (1 - 1 / targets) ** arch.top_k) / arch.top_k
 
 
-def _traffic(arch: Arch, layout: Layout, tokens: float, sp: int, software: Software) -> Traffic:
-    """Forward traffic of norms, residuals, rotary, activations of one layer, 2 bytes an element.
+def _traffic(
+    arch: Arch, layout: Layout, tokens: float, sp: int, software: Software, element_bytes: int
+) -> Traffic:
+    """Forward traffic of norms, residuals, rotary, activations of one layer.
 
     A gated activation reads gate and up and writes their product; eager writes and reads what
     comes of the gate between. Kernels that join a residual to the norm after it are not counted.
@@ -362,9 +369,9 @@ def _traffic(arch: Arch, layout: Layout, tokens: float, sp: int, software: Softw
     width = arch.ffn * (arch.shared_experts + arch.top_k * software.imbalance) * share
     width += (arch.dense_ffn or arch.ffn) * (1 - share)
     return Traffic(
-        hidden=2.0 * tokens * arch.hidden * (16 if software.dropout else 10) / sp,
-        heads=2.0 * tokens * _rotated(arch) / layout.tp,
-        activation=2.0 * tokens * width * passes / layout.tp,
+        hidden=element_bytes * tokens * arch.hidden * (16 if software.dropout else 10) / sp,
+        heads=element_bytes * tokens * _rotated(arch) / layout.tp,
+        activation=element_bytes * tokens * width * passes / layout.tp,
     )
 
 
@@ -376,9 +383,9 @@ def _rotated(arch: Arch) -> float:
     return arch.heads * (2.0 * arch.latent.rope_dim + 2 * arch.dim - arch.latent.rope_dim)
 
 
-def _softmax_bytes(arch: Arch, layout: Layout, software: Software) -> float:
+def _softmax_bytes(arch: Arch, layout: Layout, software: Software, element_bytes: int) -> float:
     """Forward traffic of scores that pass through device memory."""
     if software.attention != "unfused":
         return 0.0
     scores = layout.microbatch * arch.heads / layout.tp * arch.seq**2 / layout.cp
-    return 2.0 * scores * (6 if software.dropout else 4)
+    return element_bytes * scores * (6 if software.dropout else 4)

@@ -60,6 +60,20 @@ def test_eager_moves_more_than_fused_kernels() -> None:
     assert usual.step_time_s == compiled.step_time_s
 
 
+def test_wider_precisions_need_more_of_everything() -> None:
+    node = load_cluster(ROOT / "examples/clusters/h100_8.yaml")
+    found = [
+        estimate(replace(LLAMA, layers=4), node, Layout(8, tp=8), precision=precision)
+        for precision in ("fp8", "bf16", "fp32", "fp64")
+    ]
+    for narrow, wide in zip(found, found[1:], strict=False):
+        assert narrow.memory.activations < wide.memory.activations
+        assert narrow.step_time_s < wide.step_time_s
+    assert found[2].memory.activations == 2 * found[1].memory.activations
+    states = found[2].memory.parameters + found[2].memory.gradients + found[2].memory.optimizer
+    assert states == 16 * found[2].memory.parameters / 4  # weight, gradient and two moments
+
+
 def test_activations_follow_korthikanti() -> None:
     # s b h (34 + 5 a s / h) / t with dropout and sequence parallelism (equation 4).
     from autopar.cost_models.footprint import saved_bytes
