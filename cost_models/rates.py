@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -67,13 +68,17 @@ def rates_of(
         quick = device.peak(name) * c.get(f"narrow_{kind}_{device.family}", c[f"narrow_{kind}"])
     kernel = f"attention_{software.attention}"
     attention = c.get(f"{kernel}_{device.family}", c[kernel])
-    if head_dim % 8:
-        attention *= c["odd_head"]
     if software.attention_narrow and name in NARROW:
         attention *= c["attention_narrow"]
     plain = HALF_HEAD.get(software.attention, HALF_HEAD["flash"])
     half = HALF_HEAD.get(f"{software.attention}_{device.family}", plain)
-    attention *= head_dim / (head_dim + half / EXPONENTIALS.get(device.name, 1.0))
+    if software.attention == "unfused":  # batched products of heads that no tile divides
+        padded = head_dim
+        attention *= c["odd_head"] if head_dim % 8 else 1.0
+    else:
+        padded = math.ceil(head_dim / 8) * 8  # fused kernels fill heads up to whole vectors
+        attention *= head_dim / padded
+    attention *= padded / (padded + half / EXPONENTIALS.get(device.name, 1.0))
     attention *= (128 + half) / 128
     memory = c["memory_fused" if software.style == "compiled" else "memory_eager"]
     return Rates(

@@ -14,6 +14,7 @@ from autopar.cost_models.family import Arch
 from autopar.cost_models.footprint import footprint
 from autopar.cost_models.layout import Layout, LayoutError, illegal, layout_from_fix, parse_fix
 from autopar.cost_models.overlap import exposed_s
+from autopar.cost_models.rates import rates_of
 from autopar.cost_models.software import Software
 from autopar.errors import UserError
 from autopar.estimate import (
@@ -58,6 +59,18 @@ def test_eager_moves_more_than_fused_kernels() -> None:
     assert 1.005 < eager.step_time_s / compiled.step_time_s < 1.1
     assert eager.memory.total > compiled.memory.total
     assert usual.step_time_s == compiled.step_time_s
+
+
+@pytest.mark.parametrize("odd", [100, 60, 127])
+def test_fused_attention_fills_odd_heads_up(odd: int) -> None:
+    def attention_flops_per_s(head_dim: int) -> float:
+        return rates_of(H100_64.device, "bf16", Software(), head_dim).attention_flops_per_s
+
+    even = (odd + 7) // 8 * 8
+    assert attention_flops_per_s(odd) == pytest.approx(odd / even * attention_flops_per_s(even))
+    old = Software(attention="unfused")
+    halves = [rates_of(H100_64.device, "bf16", old, d).attention_flops_per_s for d in (odd, even)]
+    assert halves[0] < 0.5 * halves[1]  # batched products of such heads crawl
 
 
 def test_wider_precisions_need_more_of_everything() -> None:
