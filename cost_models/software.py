@@ -89,6 +89,6 @@ def default_software(family: str, kind: str, zero: int) -> Software:
         )
     if family == "blackwell":
         return Software(attention="flash_new", states=states)
-    if family in ("volta", "cpu", ""):
+    if kind == "cpu" or family == "volta":
         return Software(attention="unfused", style="eager", states=states)
     return Software(states=states)

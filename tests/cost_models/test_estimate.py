@@ -26,6 +26,7 @@ from autopar.estimate import (
     sweep,
     to_json,
 )
+from autopar.nouns.cluster import DeviceGroup
 
 ROOT = Path(__file__).parents[2]
 LLAMA = load_arch(ROOT / "examples/archs/llama3_70b.yaml")
@@ -59,6 +60,15 @@ def test_eager_moves_more_than_fused_kernels() -> None:
     assert 1.005 < eager.step_time_s / compiled.step_time_s < 1.1
     assert eager.memory.total > compiled.memory.total
     assert usual.step_time_s == compiled.step_time_s
+
+
+def test_a_device_that_names_no_family_is_priced_as_others_of_its_kind() -> None:
+    nameless = replace(H100_64.device, family="", power_w=0.0)
+    own = replace(H100_64, groups=(DeviceGroup(nameless, 64),))
+    layout = Layout(64, tp=8, dp_shard=8)
+    known, unknown = estimate(LLAMA, H100_64, layout), estimate(LLAMA, own, layout)
+    assert unknown.memory == known.memory
+    assert unknown.step_time_s == pytest.approx(known.step_time_s, rel=0.25)
 
 
 @pytest.mark.parametrize("odd", [100, 60, 127])
