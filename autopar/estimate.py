@@ -187,11 +187,12 @@ def _typed(layout: Layout) -> str:
         *("dp_replicate", "dp_shard", "tp", "cp", "ep", "pp", "zero", "global_batch"),
         *("microbatch", "schedule", "interleave", "recompute"),
     )
-    return ",".join(
+    words = [
         f"{name}={getattr(layout, name)}"
         for name in names
         if name in ("zero", "global_batch") or getattr(layout, name) != getattr(usual, name)
-    )
+    ]
+    return ",".join([*words, *(["sequence_parallel=off"] if not layout.sequence_parallel else [])])
 
 
 def layouts(arch: Arch, cluster: Cluster, global_batch: int) -> Iterator[Layout]:
@@ -283,7 +284,8 @@ def estimate_files(
     if global_batch is None and "global_batch" not in choices:
         degrees = [int(choices.get(name, 1)) for name in ("tp", "cp", "pp")]
         replicas = max(1, cluster.device_count // (degrees[0] * degrees[1] * degrees[2]))
-        global_batch = replicas * int(choices.get("microbatch", 1)) * 4 * degrees[2]
+        microbatches = int(choices.get("microbatches", 4 * degrees[2]))
+        global_batch = replicas * int(choices.get("microbatch", 1)) * microbatches
     layout = layout_from_fix(choices, cluster.device_count, global_batch)
     return estimate(arch, cluster, layout, precision=precision, style=style)
 

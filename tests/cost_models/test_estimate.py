@@ -220,6 +220,24 @@ def test_estimate_says_what_would_fit() -> None:
     assert '"fits": false' in to_json(found)
 
 
+def test_what_would_fit_keeps_what_was_turned_off() -> None:
+    found = estimate(LLAMA, H100_64, Layout(256, tp=8, dp_shard=8, sequence_parallel=False))
+    named = re.search(r"fits, at (\S+) s a step: --fix (\S+)$", found.advice)
+    assert named is not None, found.advice
+    layout = layout_from_fix(parse_fix(named[2]), 64)
+    assert not layout.sequence_parallel
+    assert f"{estimate(LLAMA, H100_64, layout).step_time_s:.3g}" == named[1]
+
+
+def test_microbatches_alone_make_the_batch() -> None:
+    found = estimate_files(
+        ROOT / "examples/archs/llama3_70b.yaml",
+        ROOT / "examples/clusters/h100_8x8.yaml",
+        "tp=8,pp=2,microbatch=2,microbatches=7,recompute=full",
+    )
+    assert (found.layout.global_batch, found.layout.microbatches) == (4 * 2 * 7, 7)
+
+
 def test_where_no_near_layout_fits_one_from_anywhere_is_named() -> None:
     deepseek = load_arch(ROOT / "examples/archs/deepseek_v3.yaml")
     many = load_cluster(ROOT / "examples/clusters/h100_32x8.yaml")
