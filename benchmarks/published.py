@@ -28,7 +28,7 @@ from autopar.cost_models.rates import fitted, fitted_table, rates_of
 from autopar.cost_models.step_time import step_time
 from benchmarks.published_bands import Ratio, report, time_ratios, write_bands
 from benchmarks.published_fit import Fit, one_per_configuration, priors, run_work
-from benchmarks.published_rows import Run, Unpriceable, read_run
+from benchmarks.published_rows import Row, Run, Unpriceable, read_run
 
 Array = NDArray[np.float64]
 TARGETS = {
@@ -49,8 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fit", action="store_true", help="write cost_models/fitted.yaml")
     parser.add_argument("--plot", type=Path, help="write a scatter plot")
     options = parser.parse_args(arguments)
-    with options.csv.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    try:
+        rows = read_rows(options.csv)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        parser.error(f"{options.csv}: {error}")
     runs, reasons = read_all(rows)
     timed = one_per_configuration([run for run in runs if run.measured_s])
     fit = Fit(timed)
@@ -80,7 +82,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def read_all(rows: Iterable[dict[str, str]]) -> tuple[list[Run], dict[str, str]]:
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a CSV file; one without an id, or with that of another, is told by its line."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        rows, seen = [], set()
+        for row in reader:
+            name = row.get("id") or ""
+            if not name or name in seen:
+                name = f"{name} (line {reader.line_num})".strip()
+            seen.add(name)
+            rows.append({**row, "id": name})
+    return rows
+
+
+def read_all(rows: Iterable[Row]) -> tuple[list[Run], dict[str, str]]:
     """Every run that can be priced, and the reason of every row that cannot."""
     runs, reasons = [], {}
     for row in rows:
@@ -91,7 +107,7 @@ def read_all(rows: Iterable[dict[str, str]]) -> tuple[list[Run], dict[str, str]]
         except Unpriceable as error:
             reasons[row["id"]] = str(error)
         except (ValueError, KeyError, TypeError, ArithmeticError) as error:
-            reasons[row.get("id", "?")] = f"its cells cannot be read: {error}"
+            reasons[row["id"]] = f"its cells cannot be read: {error}"
         else:
             runs.append(run)
     return runs, reasons

@@ -6,6 +6,7 @@ What a source's software does and what its empty cells mean stands in `published
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +24,16 @@ from autopar.nouns.cluster import Cluster, Device, DeviceGroup, Level
 
 _FILE = Path(__file__).with_name("published_sources.yaml")
 Row = dict[str, str]
+
+
+class _Cells(Row):
+    """A row whose missing columns are empty cells, as short lines are."""
+
+    def __init__(self, row: Mapping[str, str | None]) -> None:
+        super().__init__((name, (text or "").strip()) for name, text in row.items() if name)
+
+    def __missing__(self, column: str) -> str:
+        return ""
 
 
 class Unpriceable(ValueError):
@@ -69,11 +80,11 @@ def read_run(row: Row) -> Run:
     Raises:
         Unpriceable: with the reason.
     """
+    row = _Cells(row)
     if "OUTLIER" in row["notes"] and "OUTLIER TFLOPs" not in row["notes"]:
         raise Unpriceable("the source contradicts itself (OUTLIER in the notes)")
     for entry in _matching("unpriced", row):
         raise Unpriceable(entry["reason"])
-    row = dict(row)
     software = _software(row)
     for entry in _matching("sources", row):
         for cell, value in entry.get("fill", {}).items():
@@ -200,8 +211,12 @@ def _arch(row: Row) -> Arch:
         if need not in cells:
             raise Unpriceable(f"{need} is not published")
     for name, value in cells.items():
-        if name in ("layers", "heads", "ffn", "hidden", "vocab", "seq") and value < 1:
+        if name in ("layers", "heads", "kv_heads", "ffn", "hidden", "vocab", "seq") and value < 1:
             raise Unpriceable(f"{name} {value} is outside any physical range")
+    if row["architecture"] == "moe" and not cells.get("experts"):
+        raise Unpriceable("the number of experts is not published")
+    if cells.get("experts") and not cells.get("top_k"):
+        raise Unpriceable("how many experts a token visits is not published")
     arch = Arch(name=row["model_name"], **cells)
     if params and "gated" not in implied and not arch.is_moe:
         plain = replace(arch, gated=False)

@@ -11,7 +11,7 @@ from autopar.cost_models.bands import bands
 from autopar.cost_models.footprint import footprint
 from autopar.cost_models.rates import fitted_table
 from autopar.cost_models.software import Software
-from benchmarks.published import price_run, read_all, row_report
+from benchmarks.published import main, price_run, read_all, read_rows, row_report
 from benchmarks.published_bands import Ratio, coverage, interval, report, write_bands
 from benchmarks.published_fit import Fit, one_per_configuration, priors
 from benchmarks.published_rows import Row, Unpriceable, declared, read_run
@@ -120,8 +120,6 @@ def test_the_fit_recovers_constants() -> None:
 def test_the_report_renders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import csv
 
-    from benchmarks.published import main
-
     with (tmp_path / "rows.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
@@ -130,6 +128,46 @@ def test_the_report_renders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     text = capsys.readouterr().out
     assert "dense, A100 and H100" in text
     assert "not priced: 1 rows" in text
+
+
+@pytest.mark.parametrize("gone", [c for c in COLUMNS if c not in ("id", "device", "hidden")])
+def test_a_missing_column_is_an_empty_cell(gone: str) -> None:
+    empty, missing = row(**{gone: ""}), row()
+    del missing[gone]
+    assert read_all([missing])[1] == read_all([empty])[1]
+    runs = [read_all([cells])[0] for cells in (empty, missing)]
+    assert [price_run(run) for run in runs[0]] == [price_run(run) for run in runs[1]]
+
+
+def test_every_line_of_a_file_has_an_id(tmp_path: Path) -> None:
+    lines = ["\ufeffid,device", "a,H100", ",H100", "a,H100,more,cells", "b"]
+    (tmp_path / "rows.csv").write_text("\n".join(lines), encoding="utf-8")
+    rows = read_rows(tmp_path / "rows.csv")
+    assert [r["id"] for r in rows] == ["a", "(line 3)", "a (line 4)", "b"]
+    runs, reasons = read_all(rows)
+    assert not runs
+    assert [row_report(r["id"], runs, reasons)["reason"] for r in rows[:3]] == [
+        "architecture figures are not published"
+    ] * 3
+
+
+@pytest.mark.parametrize(
+    ("cells", "says"),
+    [
+        ({"experts": "8"}, "how many experts a token visits"),
+        ({"topk": "2"}, "number of experts"),
+        ({"experts": "8", "topk": "0"}, "how many experts a token visits"),
+    ],
+)
+def test_experts_that_no_token_visits_are_not_priced(cells: dict[str, str], says: str) -> None:
+    with pytest.raises(Unpriceable, match=says):
+        read_run(row(architecture="moe", **cells))
+
+
+def test_a_file_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["nowhere.csv"])
+    assert "nowhere.csv" in capsys.readouterr().err
 
 
 def test_cells_that_cannot_be_read_are_a_reason_too() -> None:
