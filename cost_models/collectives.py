@@ -230,7 +230,7 @@ def _uplinks(cluster: Cluster, group: AxisGroup) -> list[_Uplink]:
             bandwidth = min(inside * port, level.ports * port / sharing)
             if level.topology == "bus":
                 bandwidth = level.ports * port * inside / level.span
-            hops = math.ceil(n / inside) - math.ceil(n / within)
+            hops = _crossings(group, child) - _crossings(group, level.span)
             spacing = max(1, stride // child)
             uplinks.append(
                 _Uplink(
@@ -239,6 +239,11 @@ def _uplinks(cluster: Cluster, group: AxisGroup) -> list[_Uplink]:
             )
         child = level.span
     return uplinks
+
+
+def _crossings(group: AxisGroup, span: int) -> int:
+    """Neighbours in the group that domains of `span` ranks part, counted from the first rank."""
+    return min(group.size - 1, (group.size - 1) * group.stride // span)
 
 
 def _algorithms(kind: Kind, n: int, uplinks: list[_Uplink]) -> list[Line]:

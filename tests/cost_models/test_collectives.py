@@ -82,6 +82,18 @@ def test_more_ranks_never_cost_less(
     assert fewer <= more * (1 + 1e-12)
 
 
+def test_strides_that_do_not_divide_a_domain_cross_it_all_the_same() -> None:
+    levels = tuple(
+        Level(name, span, 1e9, latency_s)
+        for name, span, latency_s in (("inner", 3, 2e-5), ("middle", 6, 7e-5), ("outer", 12, 1e-7))
+    )
+    cluster = Cluster("odd", (DeviceGroup(find_device("H100"), 12),), levels)
+    # Ranks 0, 2, 4 and then 6: the step from 2 to 4 stays one between inner domains.
+    three, four = (collective_time_s(cluster, "broadcast", 1.0, AxisGroup(n, 2)) for n in (3, 4))
+    assert four > three
+    assert four == pytest.approx(three + 1e-7, rel=1e-4)
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.data(), clusters, sizes)
 def test_all_reduce_costs_at_least_its_parts_and_at_most_both(
