@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from autopar.cost_models.overlap import exposed_s
+from autopar.cost_models.overlap import Room, exposed_s
 from autopar.cost_models.work import Work
 
 # Traffic of an elementwise op's backward over its forward's: gradients in and out and the saved
@@ -116,38 +116,40 @@ def step_time(work: Work, rates: Rates) -> StepTime:
     again = again + w.again_light * light_f + w.again_route * route_f
     backward = backward + w.gradient_bytes / r.memory_bytes_per_s
     host = (1 - w.moe_share) * r.host_layer_s + w.moe_share * r.host_moe_s
-    compute = (forward + backward + again) * _soft_max(1.0, host / (forward + backward + again))
+    # Backward issues about twice what forward does, and what runs again once more.
+    ahead = _soft_max(forward, host / 3)
+    behind = _soft_max(backward + again, host * (2 + w.again_light) / 3)
+    compute = ahead + behind
 
     tensor_s = (2 + w.again_products) * w.tp_s * r.tp_wire
-    tensor = exposed_s(tensor_s, r.tp_hidden * 2 * product_f, r.contention)
-    tensor = np.where(r.tp_hidden > 0, tensor, tensor_s)
-    context = exposed_s(
-        (3 + w.again_products) * w.cp_s * r.dp_wire,
-        attention_f * (1 + r.attention_backward) * 0.9,
-        r.contention,
-    )
-    route = (2 + w.again_route) * w.ep_s * r.ep_wire
-    route = exposed_s(route, r.ep_hidden * compute, r.contention)
-    gathered = exposed_s(
-        w.gather_layer_s * r.dp_wire, r.dp_hidden * (forward + tensor / 2), r.contention
-    ) + exposed_s(
-        (w.gather_layer_s + w.scatter_layer_s) * r.dp_wire,
-        r.dp_hidden * (backward + again + tensor / 2),
-        r.contention,
-    )
+    context_s = (3 + w.again_products) * w.cp_s * r.dp_wire
+    route_s = (2 + w.again_route) * w.ep_s * r.ep_wire
+    room = Room(compute, r.contention)
+    tensor = room.hide(tensor_s, r.tp_hidden * 2 * product_f)
+    context = room.hide(context_s, attention_f * (1 + r.attention_backward) * 0.9)
+    route = room.hide(route_s, r.ep_hidden * compute)
+    # Gathers and reductions go over other links than tensor-parallel collectives, beside them.
+    front = Room(ahead * room.left + tensor / 2, r.contention)
+    back = Room(behind * room.left + tensor / 2, r.contention)
+    gathered = front.hide(w.gather_layer_s * r.dp_wire, r.dp_hidden * front.whole_s)
+    scattered_s = (w.gather_layer_s + w.scatter_layer_s) * r.dp_wire
+    gathered = gathered + back.hide(scattered_s, r.dp_hidden * back.whole_s)
     layer = compute + tensor + context + route + gathered
 
     head = 3 * w.head_flops / r.head_flops_per_s + w.loss_bytes / r.memory_bytes_per_s
-    send = 2 * w.interleave * w.p2p_s * (1 - r.p2p_hidden) * r.dp_wire
+    send_s = 2 * w.interleave * w.p2p_s * r.dp_wire
+    left = w.layers * (front.left_s + back.left_s)
+    send = exposed_s(send_s, np.minimum(r.p2p_hidden * send_s, left), r.contention)
     stage = w.layers * layer + np.where(w.pp > 1, send, 0.0)
     slowest = np.maximum(stage, stage - w.head_relief * layer + head)
-    fill = (w.all_layers * layer + head - slowest) / w.interleave * r.bubble
+    every = w.all_layers * layer + w.pp * send + head
+    fill = (every - slowest) / w.interleave * r.bubble
     fill = np.where(w.pp > 1, fill, 0.0)
     steady = w.microbatches * slowest
 
-    once_hidden = r.dp_hidden * w.layers * (backward + again)
-    data = exposed_s(w.reduce_s * r.dp_wire, once_hidden, r.contention)
-    data = data + exposed_s(w.gather_s * r.dp_wire, r.dp_hidden * w.layers * forward, r.contention)
+    beside = r.dp_hidden * w.layers
+    data = exposed_s(w.reduce_s * r.dp_wire, beside * back.left_s, r.contention)
+    data = data + exposed_s(w.gather_s * r.dp_wire, beside * front.left_s, r.contention)
     data = data + w.update_s
     optimizer = w.optimizer_bytes / r.memory_bytes_per_s
     optimizer = optimizer + w.offloaded_parameters / r.offload_parameters_per_s

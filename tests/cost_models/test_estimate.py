@@ -26,13 +26,17 @@ from autopar.estimate import (
     sweep,
     to_json,
 )
-from autopar.nouns.cluster import DeviceGroup
+from autopar.nouns.cluster import Cluster, DeviceGroup
 
 ROOT = Path(__file__).parents[2]
 LLAMA = load_arch(ROOT / "examples/archs/llama3_70b.yaml")
 GPT3 = load_arch(ROOT / "examples/archs/gpt3_175b.yaml")
 MIXTRAL = load_arch(ROOT / "examples/archs/mixtral_8x7b.yaml")
 H100_64 = load_cluster(ROOT / "examples/clusters/h100_8x8.yaml")
+SLOW_64 = replace(
+    H100_64,
+    levels=(H100_64.levels[0], replace(H100_64.levels[1], bandwidth_bytes_per_s=2e9)),
+)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +138,41 @@ def test_recompute_costs_time_and_saves_memory(layout: Layout) -> None:
         for p in ("none", "selective", "full")
     ]
     assert times[0] <= times[1] <= times[2]
+
+
+layouts_of_experts = st.builds(
+    Layout,
+    global_batch=st.just(512),
+    microbatch=st.sampled_from([1, 4]),
+    tp=st.sampled_from([1, 4, 8]),
+    cp=st.sampled_from([1, 2, 4]),
+    ep=st.sampled_from([1, 2, 8]),
+    pp=st.sampled_from([1, 2]),
+    zero=st.sampled_from([1, 3]),
+    dp_shard=st.just(0),
+).map(lambda x: replace(x, dp_shard=64 // (x.tp * x.cp * x.pp)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(layouts_of_experts.filter(lambda x: x.dp_shard > 0), st.sampled_from([H100_64, SLOW_64]))
+def test_what_is_run_again_hides_less_than_it_takes(layout: Layout, cluster: Cluster) -> None:
+    plain, again = (
+        price(MIXTRAL, cluster, replace(layout, recompute=policy))[0] for policy in ("none", "full")
+    )
+    assert plain < again
+
+
+@pytest.mark.parametrize("bandwidth_bytes_per_s", [5e10, 1e9, 1e8, 1e7])
+def test_sends_between_stages_take_what_the_link_takes(bandwidth_bytes_per_s: float) -> None:
+    node, fast = H100_64.levels
+    thin = replace(fast, span=16, ports=1, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+    hosts = replace(H100_64, levels=(node, thin))
+    hosts = replace(hosts, groups=(DeviceGroup(H100_64.device, 16),))
+    layout = Layout(64, tp=8, pp=2)
+    found = estimate(LLAMA, hosts, layout)
+    sent_bytes = layout.microbatches * 2.0 * LLAMA.seq * LLAMA.hidden  # one way, all tp ranks
+    assert found.step_time_s > sent_bytes / bandwidth_bytes_per_s
+    assert float(found.parts.bubble_s) > 0
 
 
 @settings(max_examples=60, deadline=None)
