@@ -109,15 +109,16 @@ def stage_footprint(
     working, moment = max(
         (again + grad_working, "backward of a layer"), (logits, "the loss"), key=lambda w: w[0]
     )
-    gathered = 0.0
+    # One layer's gradients before they are scattered.
+    gathered = 4 * layer_local if x.zero >= 2 and x.dp_shard > 1 else 0.0
     if x.zero == 3 and x.dp_shard > 1:
-        # Two layers' parameters, one layer's gradients, and an embedding or a head.
-        gathered = 2 * element * layer_local + 4 * layer_local
+        # Two layers' parameters, and an embedding or a head.
+        gathered += min(2.0, layers) * element * layer_local
         gathered += element * min(ends, arch.vocab * arch.hidden) / x.tp
         if software.states.startswith("deepspeed"):
             gathered += 2 * constant("bucket_bytes") + constant("live_parameters_bytes")
     elif x.dp > 1:
-        gathered = constant("bucket_bytes") * (2 if software.states.startswith("deepspeed") else 1)
+        gathered += constant("bucket_bytes") * (2 if software.states.startswith("deepspeed") else 1)
     framework = constant("workspace_bytes")
     if software.memory in ("reserved", "device"):
         framework += constant("allocator_slack") * (activations + working + gathered)
@@ -141,13 +142,15 @@ def _states(
     wide = stream_bytes(precision)
     if wide > 2:  # no copy in 16 bits beside the one that is trained
         weight, gradient, rest = wide, wide, 2 * wide
-    elif software.states == "fsdp" and x.zero < 3:
-        weight += 2
-    parameters = weight * (shard if x.zero == 3 else whole)
+    held = shard if x.zero == 3 else whole
+    parameters = weight * held
+    if software.states == "fsdp" and wide == 2 and x.zero < 3:
+        # Products read a 16-bit copy; with zero 2 that alone is whole, gathered once a step.
+        parameters = 2 * whole + weight * (shard if x.zero == 2 else whole)
     gradients = gradient * (shard if x.zero >= 2 else whole)
     optimizer = rest * (shard if x.zero >= 1 else whole)
     if x.offload_optimizer:
-        parameters, optimizer = parameters / weight * 2, 0.0
+        parameters, optimizer = 2 * held, 0.0
         gradients /= 2
     return parameters, gradients, optimizer
 

@@ -102,9 +102,9 @@ class Work:
     gather_layer_s: float
     """Gathering one layer's parameters (zero 3)."""
     scatter_layer_s: float
-    """Reducing one layer's gradients, each microbatch (zero 2 and 3 without a pipeline)."""
+    """Reducing one layer's gradients, each microbatch (zero 2 and 3)."""
     reduce_s: float
-    """Reducing the gradients once a step."""
+    """Reducing the gradients once a step (zero 0 and 1, and over replicas)."""
     gather_s: float
     """Gathering updated parameters once a step (zero 1 and 2)."""
     update_s: float
@@ -158,23 +158,27 @@ def work_of(
     ep_s = 2 * share * comm.over("all_to_all", dispatch_bytes, AxisGroup(x.ep))
 
     outside, routed = arch.layer_parameters
-    local = outside / x.tp + routed / x.ep
+    outside_local, routed_local = outside / x.tp, routed / x.ep
+    local = outside_local + routed_local
     layers = float(math.ceil(arch.layers / x.pp))
     rank_parameters = local * layers + arch.vocab * arch.hidden / x.tp
-    gather_layer_s = comm.sharded("all_gather", local * wire) if x.zero == 3 else 0.0
+    gather_layer_s = 0.0
     gradient_bytes = max(wire, software.gradient_bytes or GRADIENT_BYTES[software.states])
     scatter_layer_s = 0.0
     reduce_s = gather_s = 0.0
     if x.zero >= 3:
-        scatter_layer_s = comm.sharded("reduce_scatter", local * gradient_bytes)
+        gather_layer_s = comm.layer("all_gather", outside_local, routed_local, wire)
+        scatter_layer_s = comm.layer("reduce_scatter", outside_local, routed_local, gradient_bytes)
         if x.dp_replicate > 1:
             reduce_s = comm.replicated(rank_parameters * gradient_bytes / x.dp_shard)
     else:
         reduce_s, gather_s = comm.gradients(
-            outside / x.tp * layers + arch.vocab * arch.hidden / x.tp,
-            routed / x.ep * layers,
+            outside_local * layers + arch.vocab * arch.hidden / x.tp,
+            routed_local * layers,
             gradient_bytes,
         )
+    if x.zero == 2:  # gradients that are kept in parts are reduced in every microbatch
+        scatter_layer_s, reduce_s = reduce_s / layers, 0.0
     states = rank_parameters / (x.dp_shard * x.cp if x.zero >= 1 else 1)
     return Work(
         layers=layers,
@@ -295,6 +299,14 @@ class _Collectives:
         """Over dp_shard; context ranks hold the same parameters and share the work."""
         x = self.layout
         return self.over(kind, size_bytes, AxisGroup(x.dp_shard * x.cp, x.tp))
+
+    def layer(self, kind: Kind, outside: float, routed: float, element_bytes: float) -> float:
+        """One layer's parameters, given as counts; experts are shared by fewer ranks."""
+        x = self.layout
+        experts = AxisGroup(max(1, x.tp * x.cp * x.dp_shard // x.ep), x.ep)
+        return self.sharded(kind, outside * element_bytes) + self.over(
+            kind, routed * element_bytes, experts
+        )
 
     def replicated(self, size_bytes: float) -> float:
         x = self.layout

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from autopar.cost_models.layout import Layout, LayoutError, illegal, layout_from
 from autopar.cost_models.overlap import exposed_s
 from autopar.cost_models.rates import rates_of
 from autopar.cost_models.software import Software
+from autopar.cost_models.work import work_of
 from autopar.errors import UserError
 from autopar.estimate import (
     _least_split,
@@ -93,7 +95,7 @@ def test_wider_precisions_need_more_of_everything() -> None:
         estimate(replace(LLAMA, layers=4), node, Layout(8, tp=8), precision=precision)
         for precision in ("fp8", "bf16", "fp32", "fp64")
     ]
-    for narrow, wide in zip(found, found[1:], strict=False):
+    for narrow, wide in pairwise(found):
         assert narrow.memory.activations < wide.memory.activations
         assert narrow.step_time_s < wide.step_time_s
     assert found[2].memory.activations == 2 * found[1].memory.activations
@@ -138,6 +140,23 @@ def test_recompute_costs_time_and_saves_memory(layout: Layout) -> None:
         for p in ("none", "selective", "full")
     ]
     assert times[0] <= times[1] <= times[2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(layouts_of_64.filter(lambda x: x.dp_shard > 1))
+def test_each_level_of_sharding_trades_time_for_memory(layout: Layout) -> None:
+    prices = [price(LLAMA, H100_64, replace(layout, zero=zero)) for zero in (1, 2, 3)]
+    for (less_s, more_bytes), (more_s, less_bytes) in pairwise(prices):
+        assert less_s <= more_s * 1.01
+        assert less_bytes <= more_bytes * 1.01
+    if layout.dp_shard > 2 and layout.microbatches > 1:
+        assert prices[1][0] > prices[0][0]  # gradients in parts are reduced in every microbatch
+        assert prices[1][1] < prices[0][1]
+
+
+def test_experts_that_several_ranks_hold_are_reduced_under_zero_3() -> None:
+    one = work_of(MIXTRAL, Layout(64, tp=8, ep=2, pp=8, zero=3), H100_64, Software())
+    assert one.scatter_layer_s > 0  # four of the tp ranks hold the same experts
 
 
 layouts_of_experts = st.builds(
