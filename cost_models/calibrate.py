@@ -7,6 +7,7 @@ of ranks a curve through its sizes.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -60,6 +61,14 @@ def calibrate(
         here = processor if cluster.device.kind == "cpu" else None
         machine = db.for_device(cluster.device.name, libraries, warn, here)
         found = db.measurements(machine)
+    odd = [m for m in found if not m.is_physical]
+    if odd:
+        first = odd[0]
+        warn(
+            f"profile {profile}: {len(odd)} measurements out of any physical range are left out, "
+            f"such as {first.subject} {first.key} of {first.seconds:g} s"
+        )
+        found = [m for m in found if m.is_physical]
     by_subject: dict[str, list[Measurement]] = defaultdict(list)
     for m in found:
         by_subject[m.subject].append(m)
@@ -109,6 +118,8 @@ def op_rates(found: Sequence[Measurement]) -> tuple[MeasuredRate, ...]:
     rows: dict[tuple[str, str, str, str], list[Measurement]] = defaultdict(list)
     for m in found:
         op_class, kind, direction, dtype, _ = _words(m, 5)
+        if not (m.flops if op_class in _PRODUCTS else m.size_bytes):
+            raise _unreadable(m, "with its FLOPs and bytes")
         rows[op_class, kind, direction, dtype].append(m)
     kinds = [_rate(*key, measured) for key, measured in sorted(rows.items())]
     classes: dict[tuple[str, str, str], list[MeasuredRate]] = defaultdict(list)
@@ -120,11 +131,15 @@ def op_rates(found: Sequence[Measurement]) -> tuple[MeasuredRate, ...]:
 def _words(m: Measurement, count: int) -> list[str]:
     words = m.key.split()
     if len(words) != count:
-        raise ProfileError(
-            f"{m.subject} {m.key!r} is not how this tool writes a measurement ({count} words); "
-            "profile again into another file"
-        )
+        raise _unreadable(m, f"{count} words")
     return words
+
+
+def _unreadable(m: Measurement, wanted: str) -> ProfileError:
+    return ProfileError(
+        f"{m.subject} {m.key!r} is not how this tool writes a measurement ({wanted}); "
+        "profile again into another file"
+    )
 
 
 def _rate(
@@ -173,8 +188,10 @@ def collective_curves(found: Sequence[Measurement]) -> tuple[MeasuredCollective,
     kinds: dict[tuple[str, int, int], list[Measurement]] = defaultdict(list)
     for m in found:
         name, group = _words(m, 2)
-        ranks, stride = group.split("x")
-        kinds[name, int(ranks), int(stride)].append(m)
+        spelled = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", group)
+        if spelled is None:
+            raise _unreadable(m, "ranks x stride, as in 4x1")
+        kinds[name, int(spelled[1]), int(spelled[2])].append(m)
     curves = []
     for (kind, size, apart), rows in sorted(kinds.items()):
         rows = sorted(rows, key=lambda m: m.size_bytes)

@@ -32,6 +32,14 @@ CREATE TABLE IF NOT EXISTS measurement (
 PRAGMA user_version = 3;
 """
 VERSION = 3
+_COLUMNS = {
+    "machine": ["id", "device", "driver", "libraries", "seen_at", "processor"],
+    "measurement": [
+        *("machine", "subject", "key", "size_bytes", "flops"),
+        *("seconds", "spread", "repeats", "measured_at"),
+    ],
+}
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _ADD_PROCESSOR = "ALTER TABLE machine ADD COLUMN processor TEXT NOT NULL DEFAULT ''"
 
 
@@ -70,20 +78,37 @@ class Measurement:
     repeats: int
     measured_at: str
 
+    @property
+    def is_physical(self) -> bool:
+        """Whether a machine may reach these figures."""
+        sizes = (self.size_bytes, self.flops)
+        return 1e-9 < self.seconds < 1e5 and all(0 <= size < 1e24 for size in sizes)
+
 
 class ProfileDb:
     """An open profile. Use as a context manager."""
 
     def __init__(self, path: str | Path, warn: Callable[[str], None] = lambda _: None) -> None:
         self.path = Path(path)
+        if self.path.is_dir():
+            raise ProfileError(f"{path} is a folder, no profile; give the name of a file in it")
         if self.path.exists() and self.path.stat().st_size and not _healthy(self.path):
             if _is_text(self.path):
                 raise ProfileError(f"{path} is a text file, no profile; give the name of another")
             _rescue(self.path, warn)
         self.connection = sqlite3.connect(self.path, timeout=30.0, isolation_level=None)
-        self.connection.execute("PRAGMA journal_mode = WAL")
-        self.connection.execute("PRAGMA synchronous = NORMAL")
+        try:
+            self._prepare()
+        except BaseException:
+            self.connection.close()
+            raise
+
+    def _prepare(self) -> None:
+        """Brings the file to this format. Raises `ProfileError` where it is no profile."""
+        path = self.path
         version = self.connection.execute("PRAGMA user_version").fetchone()[0]
+        if _tables(self.connection) - set(_COLUMNS):
+            raise ProfileError(f"{path} is another program's database; give the name of another")
         if version == 2:
             self.connection.execute(_ADD_PROCESSOR)
         elif version not in (0, VERSION):
@@ -92,6 +117,15 @@ class ProfileDb:
                 "another file"
             )
         self.connection.executescript(_SCHEMA)
+        self.connection.execute("PRAGMA journal_mode = WAL")
+        self.connection.execute("PRAGMA synchronous = NORMAL")
+        for table, columns in _COLUMNS.items():
+            found = [row[1] for row in self.connection.execute(f"PRAGMA table_info({table})")]
+            if found != columns:
+                raise ProfileError(
+                    f"{path}: its table {table} has columns {', '.join(found)}, not "
+                    f"{', '.join(columns)}; profile again into another file"
+                )
 
     def __enter__(self) -> ProfileDb:
         return self
@@ -111,7 +145,7 @@ class ProfileDb:
             ProfileError: a figure that no machine reaches.
         """
         m = measurement
-        if not 1e-9 < m.seconds < 1e5 or m.size_bytes < 0 or m.flops < 0:
+        if not m.is_physical:
             raise ProfileError(
                 f"{m.key}: {m.seconds:g} s for {m.size_bytes:g} bytes and {m.flops:g} FLOPs "
                 "is out of any physical range"
@@ -206,11 +240,27 @@ class ProfileDb:
 
 
 def _healthy(path: Path) -> bool:
+    """False where the file is damaged.
+
+    Raises:
+        ProfileError: it cannot be read for another reason: others hold it, or it is not ours.
+    """
     try:
         with closing(sqlite3.connect(path)) as connection:
             return bool(connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok")
-    except sqlite3.DatabaseError:
-        return False
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode & 0xFF in _DAMAGED:
+            return False
+        raise ProfileError(
+            f"{path}: {error}; wait until no other program uses it, or give another file"
+        ) from None
+
+
+def _tables(connection: sqlite3.Connection) -> set[str]:
+    found = connection.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+    )
+    return {name for (name,) in found}
 
 
 def _is_text(path: Path) -> bool:

@@ -279,3 +279,62 @@ def test_a_damaged_file_is_set_aside_and_read_as_far_as_it_goes(
         db.add(HERE, measurement("all_reduce 2", 1e6, 0.0, 1e-3))
     assert "was damaged" in said[0]
     assert path.with_name("p.db.corrupt1").read_bytes() == bytes(raw)
+
+
+def test_a_profile_that_others_hold_is_left_where_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "p.db"
+    filled(path)
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("PRAGMA journal_mode = DELETE")
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(ProfileError, match="database is locked; wait until"):
+            ProfileDb(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["p.db"]
+    with ProfileDb(path) as db:
+        assert len(db.measurements(HERE)) == 6
+
+
+def test_databases_of_others_are_refused_and_left_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE songs (name TEXT)")
+    before = path.read_bytes()
+    with pytest.raises(ProfileError, match="another program's database"):
+        ProfileDb(path)
+    assert path.read_bytes() == before
+    with pytest.raises(ProfileError, match="is a folder"):
+        ProfileDb(tmp_path)
+
+
+def test_other_columns_are_refused(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "p.db")) as connection:
+        connection.execute("CREATE TABLE machine (name TEXT)")
+        connection.execute("PRAGMA user_version = 3")
+    with pytest.raises(ProfileError, match="table machine has columns name, not id, device"):
+        ProfileDb(tmp_path / "p.db")
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 1e30])
+def test_figures_in_a_file_that_no_machine_reaches_are_left_out(
+    tmp_path: Path, seconds: float
+) -> None:
+    filled(tmp_path / "p.db")
+    with closing(sqlite3.connect(tmp_path / "p.db")) as connection:
+        connection.execute("UPDATE measurement SET seconds = ? WHERE size_bytes = 1e6", (seconds,))
+        connection.commit()
+    said: list[str] = []
+    cluster = load_cluster(ROOT / "examples/clusters/h100_8.yaml")
+    found = calibrate(cluster, tmp_path / "p.db", warn=said.append)
+    assert "2 measurements out of any physical range are left out" in said[0]
+    assert 1e-5 < collective_time_s(found, "all_reduce", 1e6, AxisGroup(8)) < 1e-2
+
+
+@pytest.mark.parametrize("group", ["8", "axb", "8x", "0x1"])
+def test_a_group_of_another_form_is_refused(group: str) -> None:
+    with pytest.raises(ProfileError, match="ranks x stride, as in 4x1"):
+        collective_curves([measurement(f"all_reduce {group}", 1e6, 0.0, 1e-3)])
+
+
+def test_a_product_without_flops_is_refused() -> None:
+    with pytest.raises(ProfileError, match="with its FLOPs and bytes"):
+        op_rates([measurement("matmul linear forward bf16 8x8", 1.0, 0.0, 1.0, "op")])
