@@ -93,7 +93,7 @@ def load_arch(path: str | Path) -> Arch:
         if not isinstance(data, dict):
             raise ArchFileError(f"{path}: expected `layers:`, `hidden:`, `heads:` and so on")
         text = _ArchText.model_validate(data)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise ArchFileError(f"{path}: cannot be read as text: {error}") from None
     except yaml.YAMLError as error:
         raise ArchFileError(f"{path}: {yaml_sentence(error)}") from None
@@ -126,8 +126,9 @@ def _contradictions(text: _ArchText) -> list[str]:
         wrong.append(
             f"experts {text.experts} and top_k {text.top_k}: give both, top_k at most experts"
         )
-    if text.shared_experts and not text.experts:
-        wrong.append(f"shared_experts {text.shared_experts} for a model without experts")
+    for name in ("shared_experts", "dense_layers", "dense_ffn"):
+        if getattr(text, name) and not text.experts:
+            wrong.append(f"{name} {getattr(text, name)} for a model without experts")
     for name in ("dense_layers", "windowed_layers"):
         if getattr(text, name) > text.layers:
             wrong.append(f"{name} {getattr(text, name)} of {text.layers} layers")

@@ -18,6 +18,7 @@ from autopar.cost_models.bands import time_band
 from autopar.cost_models.family import Arch
 from autopar.cost_models.footprint import Footprint, footprint
 from autopar.cost_models.layout import Layout, check_layout, illegal, layout_from_fix, parse_fix
+from autopar.cost_models.precision import compute_dtype, is_narrow
 from autopar.cost_models.provenance import family_origins, summary
 from autopar.cost_models.rates import rates_of
 from autopar.cost_models.software import Software, default_software
@@ -67,17 +68,20 @@ def estimate(
 
     Raises:
         LayoutError: the layout is illegal; every broken rule with its numbers.
-        UserError: an unknown precision.
+        UserError: an unknown precision, or one that the device does not compute in.
     """
     if precision not in PRECISIONS:
         raise UserError(f"--precision {precision}: there are {', '.join(PRECISIONS)}")
+    dtype, device = compute_dtype(precision), cluster.device
+    if is_narrow(precision) and dtype not in dict(device.peak_flops_per_s):
+        there = ", ".join(name for name, _ in device.peak_flops_per_s)
+        raise UserError(f"--precision {precision}: {device.name} computes in {there}")
     check_layout(arch, layout, cluster.device_count)
     software = software or _software(cluster, layout, style)
     parts = _time(arch, cluster, layout, software, precision)
     memory = _memory(arch, layout, software, precision)
     seconds = float(parts.total_s)
     tokens = layout.global_batch * arch.seq
-    device = cluster.device
     limit = cluster.memory_bytes
     advice = ""
     if memory.total > limit:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from autopar.arch_file import ArchFileError, load_arch
 from autopar.cluster_file import load_cluster
+from autopar.cost_models.catalogue import find_device
 from autopar.cost_models.family import Arch
 from autopar.cost_models.footprint import footprint
 from autopar.cost_models.layout import Layout, LayoutError, illegal, layout_from_fix, parse_fix
@@ -352,6 +353,9 @@ def test_sweep_finds_what_fits() -> None:
         ("heads: 64", "heads: 63", "does not divide"),
         ("kv_heads: 8", "kv_heads: 7", "kv_heads 7 does not divide heads 64"),
         ("gated: true", "experts: 8", "give both"),
+        ("gated: true", "dense_ffn: 4096", "dense_ffn 4096 for a model without experts"),
+        ("gated: true", "dense_layers: 3", "dense_layers 3 for a model without experts"),
+        ("gated: true", "name: " + "[" * 3000 + "]" * 3000, "cannot be read"),
         ("vocab: 128256", "vocab: -1", "vocab: -1 must be greater than 0"),
     ],
 )
@@ -374,6 +378,13 @@ def test_latent_attention_and_windows_can_be_described(tmp_path: Path) -> None:
     assert arch.parameters / 1e9 == pytest.approx(671, rel=0.01)
     (tmp_path / "a.yaml").write_text(text + "window: 128\nwindowed_layers: 30\n")
     assert load_arch(tmp_path / "a.yaml").mean_context < arch.mean_context
+
+
+@pytest.mark.parametrize(("device", "precision"), [("A100", "fp8"), ("H100", "fp4")])
+def test_formats_that_a_device_does_not_compute_in_are_refused(device: str, precision: str) -> None:
+    own = replace(H100_64, groups=(DeviceGroup(find_device(device), 64),))
+    with pytest.raises(UserError, match=f"--precision {precision}: {device}.* computes in bf16"):
+        estimate(LLAMA, own, Layout(64, tp=8, dp_shard=8), precision=precision)
 
 
 def test_a_batch_of_nothing_is_refused() -> None:
