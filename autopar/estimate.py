@@ -322,6 +322,8 @@ def render(found: Estimate) -> str:
     lines += [
         f"  {'total':16s} {found.memory.total / gib:10.2f} GiB  (band {low / gib:.1f} to "
         f"{high / gib:.1f}) of {found.memory_limit_bytes / gib:.1f} GiB",
+        f"  of it {found.memory.allocated / gib:.2f} GiB allocated, "
+        f"{found.memory.reserved / gib:.2f} GiB reserved; most for {_largest(found.memory)}",
         "",
     ]
     if found.fits:
@@ -332,6 +334,11 @@ def render(found: Estimate) -> str:
     origins = summary(family_origins(found.device.family))
     lines.append(f"constants of the time: {origins} (cost_models/fitted.yaml)")
     return "\n".join(lines)
+
+
+def _largest(memory: Footprint) -> str:
+    """The names of the three largest parts."""
+    return ", ".join(name for name, _ in sorted(memory.parts(), key=lambda part: -part[1])[:3])
 
 
 def to_json(found: Estimate) -> str:
@@ -348,6 +355,8 @@ def to_json(found: Estimate) -> str:
             "memory_bytes": {
                 **dict(found.memory.parts()),
                 "total": found.memory.total,
+                "allocated": found.memory.allocated,
+                "reserved": found.memory.reserved,
                 "band": list(found.memory.band),
                 "limit": found.memory_limit_bytes,
                 "stage": found.memory.stage,

@@ -45,8 +45,12 @@ class Footprint:
     """The layer (or loss) that is being computed at the peak."""
     gathered: float
     """Parameters gathered, gradients not yet scattered, communication buffers."""
-    framework: float
-    """Allocator's slack, context, communication library, as the definition counts them."""
+    workspace: float
+    """Workspaces of matrix products and small buffers that stay."""
+    reserve: float
+    """Freed, but kept by the allocator; 0 where only allocated bytes count."""
+    outside: float
+    """The device's context and the communication library; 0 where only the allocator's count."""
     stage: int
     moment: str
     """When the peak is reached."""
@@ -54,6 +58,16 @@ class Footprint:
     @property
     def total(self) -> float:
         return sum(size for _, size in self.parts())
+
+    @property
+    def allocated(self) -> float:
+        """What tensors hold."""
+        return self.total - self.reserve - self.outside
+
+    @property
+    def reserved(self) -> float:
+        """What the allocator has taken from the device."""
+        return self.total - self.outside
 
     @property
     def band(self) -> tuple[float, float]:
@@ -110,7 +124,7 @@ def stage_footprint(
         (again + grad_working, "backward of a layer"), (logits, "the loss"), key=lambda w: w[0]
     )
     # One layer's gradients before they are scattered.
-    gathered = 4 * layer_local if x.zero >= 2 and x.dp_shard > 1 else 0.0
+    gathered = 4.0 * layer_local if x.zero >= 2 and x.dp_shard > 1 else 0.0
     if x.zero == 3 and x.dp_shard > 1:
         # Two layers' parameters, and an embedding or a head.
         gathered += min(2.0, layers) * element * layer_local
@@ -119,13 +133,14 @@ def stage_footprint(
             gathered += 2 * constant("bucket_bytes") + constant("live_parameters_bytes")
     elif x.dp > 1:
         gathered += constant("bucket_bytes") * (2 if software.states.startswith("deepspeed") else 1)
-    framework = constant("workspace_bytes")
+    workspace, reserve, beyond = constant("workspace_bytes"), 0.0, 0.0
     if software.memory in ("reserved", "device"):
-        framework += constant("allocator_slack") * (activations + working + gathered)
+        reserve = constant("allocator_slack") * (activations + working + gathered)
     if software.memory == "device":
         groups = sum(size > 1 for size in (x.tp, x.pp, x.cp, x.ep, x.dp))
-        framework += constant("context_bytes") + groups * constant("communicator_bytes")
-    return Footprint(*states, activations, working, gathered, framework, stage, moment)
+        beyond = constant("context_bytes") + groups * constant("communicator_bytes")
+    held = (*states, activations, working, gathered, workspace, reserve, beyond)
+    return Footprint(*held, stage, moment)
 
 
 def _states(

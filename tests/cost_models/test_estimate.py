@@ -81,7 +81,7 @@ def test_a_device_that_names_no_family_is_priced_as_others_of_its_kind() -> None
 @pytest.mark.parametrize("odd", [100, 60, 127])
 def test_fused_attention_fills_odd_heads_up(odd: int) -> None:
     def attention_flops_per_s(head_dim: int) -> float:
-        return rates_of(H100_64.device, "bf16", Software(), head_dim).attention_flops_per_s
+        return float(rates_of(H100_64.device, "bf16", Software(), head_dim).attention_flops_per_s)
 
     even = (odd + 7) // 8 * 8
     assert attention_flops_per_s(odd) == pytest.approx(odd / even * attention_flops_per_s(even))
@@ -327,6 +327,20 @@ def test_llama_70b_on_64_h100() -> None:
     assert sum(float(v) for k, v in vars(found.parts).items() if k != "total_s") == pytest.approx(
         found.step_time_s
     )
+
+
+def test_what_is_allocated_reserved_and_outside_is_told_apart() -> None:
+    found = estimate(LLAMA, H100_64, Layout(64, tp=8, dp_shard=8, recompute="full", zero=3))
+    memory = found.memory
+    assert 0 < memory.allocated < memory.reserved < memory.total
+    layout, software = found.layout, Software(states="fsdp")
+    tensors = footprint(LLAMA, layout, replace(software, memory="allocated"))
+    assert tensors.total == pytest.approx(memory.allocated)
+    taken = footprint(LLAMA, layout, replace(software, memory="reserved"))
+    assert taken.total == pytest.approx(memory.reserved)
+    text = render(found)
+    assert f"{memory.allocated / 2**30:.2f} GiB allocated" in text
+    assert "most for " + max(memory.parts(), key=lambda part: part[1])[0] in text
 
 
 def test_sweep_finds_what_fits() -> None:
