@@ -152,6 +152,26 @@ def test_every_line_of_a_file_has_an_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("device", "links_bytes_per_s"),
+    [
+        ("H100-80GB-SXM", 450e9),
+        ("H100-PCIe", 25e9),
+        ("A100-80GB-PCIe", 25e9),
+        ("H800-80GB-SXM", 200e9),
+        ("H20", 450e9),
+        ("H200-141GB-SXM", 450e9),
+        ("RTX-4090", 25e9),
+        ("TPU-v5e", 180e9),
+        ("TPU-v5p", 540e9),
+    ],
+)
+def test_a_device_without_a_network_cell_has_its_own_links(
+    device: str, links_bytes_per_s: float
+) -> None:
+    assert read_run(row(device=device)).cluster.levels[0].bandwidth_bytes_per_s == links_bytes_per_s
+
+
+@pytest.mark.parametrize(
     ("cells", "says"),
     [
         ({"experts": "8"}, "how many experts a token visits"),
