@@ -329,6 +329,21 @@ def test_llama_70b_on_64_h100() -> None:
     )
 
 
+def test_well_known_runs_lie_in_their_bands() -> None:
+    a100 = load_cluster(ROOT / "examples/clusters/a100_128x8.yaml")
+    layout = Layout(1536, tp=8, pp=16, dp_shard=8, recompute="full")
+    low, high = estimate(GPT3, a100, layout).time_band_s
+    assert low < 32 < high  # "around 32 seconds", Megatron-LM README, GPT-3 example
+    # Llama 3 405B on 8192 H100: 43 % of peak (Grattafiori et al. 2024, table 4), 126 layers there.
+    llama = replace(LLAMA, layers=128, hidden=16384, heads=128, ffn=53248)
+    many = replace(H100_64, groups=(DeviceGroup(H100_64.device, 8192),))
+    many = replace(many, levels=(H100_64.levels[0], replace(H100_64.levels[1], span=8192)))
+    layout = Layout(2048, tp=8, pp=16, dp_shard=64, interleave=8, schedule="interleaved")
+    found = estimate(llama, many, layout)
+    low, high = (found.mfu * found.step_time_s / end for end in reversed(found.time_band_s))
+    assert low < 0.43 < high
+
+
 def test_what_is_allocated_reserved_and_outside_is_told_apart() -> None:
     found = estimate(LLAMA, H100_64, Layout(64, tp=8, dp_shard=8, recompute="full", zero=3))
     memory = found.memory
