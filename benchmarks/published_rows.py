@@ -231,9 +231,10 @@ def _layout(row: Row, arch: Arch) -> Layout:
         raise Unpriceable("the number of devices is not published")
     tp, pp, cp = (_int(row, c) or 1 for c in ("tp", "pp", "cp"))
     ep = _int(row, "ep") or (1 if not arch.is_moe else _largest_ep(arch, devices))
-    dp = _int(row, "dp") or max(1, devices // (tp * pp * cp))
-    if row["source"].startswith("Megatron-LM README scaling table Sept"):
-        dp = max(1, devices // (tp * pp * cp)) if dp * tp * pp * cp > devices else dp
+    # Where the cells disagree, rates are a device's: dp is what the others leave of the devices.
+    dp, left = divmod(devices, tp * pp * cp)
+    if left or dp == 0:
+        raise Unpriceable(f"cp {cp} x tp {tp} x pp {pp} does not divide {devices} devices")
     zero_text = row["zero_or_fsdp"]
     micro = _int(row, "micro_batch")
     batch = _int(row, "global_batch")
@@ -246,6 +247,8 @@ def _layout(row: Row, arch: Arch) -> Layout:
     if batch is None:
         accumulated = re.search(r"GBS (?:in recipe )?(\d+)", row["notes"])
         batch = int(accumulated.group(1)) if accumulated else dp * micro * (8 * pp if pp > 1 else 4)
+    if min(batch, micro) < 1:
+        raise Unpriceable(f"global_batch {batch}, micro_batch {micro}: nothing to train on")
     if batch > 100000:  # BERT counts a step of many accumulations
         batch = dp * micro * 16
     while dp * micro > batch and dp % 2 == 0 and micro == 1:
@@ -255,14 +258,10 @@ def _layout(row: Row, arch: Arch) -> Layout:
         zero = 2 if "GRAD_OP" in zero_text else 3
     elif "ZeRO-2" in zero_text:
         zero = 2
-    elif re.search(r"ZeRO-0|^DDP$", zero_text) or (
-        not zero_text and "20" in row["source"] and "Megatron-LM README" in row["source"]
-    ):
+    elif re.search(r"ZeRO-0|^DDP$", zero_text):
         zero = 0
     elif not zero_text and "TPU" in row["device"]:
         zero = 3
-    elif not zero_text and re.search(r"Gaudi|ViT|T5X", row["device"] + row["source"]):
-        zero = 1
     shard, replicate = dp, 1
     inner = re.search(r"group=(\d+)|FSDP (\d+) \(ici|FSDP in node \((\d+)\)|shard=(\d+)", zero_text)
     if inner or "HSDP" in zero_text:
@@ -403,4 +402,6 @@ def _float(row: Row, column: str) -> float | None:
 
 def _int(row: Row, column: str) -> int | None:
     value = _float(row, column)
+    if value is not None and value != int(value):
+        raise Unpriceable(f"{column} {row[column]} is not a whole number")
     return None if value is None else int(value)

@@ -60,6 +60,10 @@ def test_a_name_tells_no_more_than_its_cells() -> None:
         ({"notes": "OUTLIER: contradicts itself"}, "contradicts"),
         ({"model_name": "Nemotron_3_Nano"}, "hybrid"),
         ({"heads": ""}, "heads is not published"),
+        ({"cp": "3"}, "cp 3 x tp 1 x pp 1 does not divide 8 devices"),
+        ({"pp": "16", "dp": ""}, "cp 1 x tp 1 x pp 16 does not divide 8 devices"),
+        ({"global_batch": "0.5"}, "global_batch 0.5 is not a whole number"),
+        ({"global_batch": "0"}, "nothing to train on"),
     ],
 )
 def test_rows_that_cannot_be_priced_say_why(cells: dict[str, str], says: str) -> None:
@@ -69,6 +73,11 @@ def test_rows_that_cannot_be_priced_say_why(cells: dict[str, str], says: str) ->
     report = row_report("made-up-1", runs, reasons)
     assert report["predicted_step_time_s"] is None
     assert report["reason"]
+
+
+def test_the_devices_of_a_row_are_those_it_names() -> None:
+    for cells in ({"dp": "8", "cp": "2"}, {"dp": "64"}, {"dp": "0"}, {"dp": ""}):
+        assert read_run(row(**cells)).layout.device_count == 8
 
 
 def test_json_rows_carry_the_band() -> None:
