@@ -22,6 +22,7 @@ from autopar.nouns.problem import Ints
 from autopar.searchers.model import Floats, Model
 
 TABLE_LIMIT = 1 << 22
+HOPELESS = 1 << 40  # cells that nothing holds
 
 
 @dataclass(frozen=True)
@@ -160,11 +161,18 @@ def elimination_cells(m: Model, limit: int) -> int:
 
 
 def elimination_order(m: Model) -> list[int]:
-    """Greedy: always the variable whose joint table with its neighbours is smallest."""
-    return _eliminate(m, None)[0]
+    """Greedy: always the variable whose joint table with its neighbours is smallest.
+
+    Where even that is beyond any memory the rest follows as numbered: its tables are split in any
+    case, and joining the neighbours of a wide rest takes hours.
+    """
+    order, _ = _eliminate(m, HOPELESS)
+    rest = np.ones(m.num_vars, bool)
+    rest[order] = False
+    return order + np.flatnonzero(rest).tolist()
 
 
-def _eliminate(m: Model, limit: int | None) -> tuple[list[int], int]:
+def _eliminate(m: Model, limit: int) -> tuple[list[int], int]:
     import heapq
 
     sizes = m.sizes.tolist()
@@ -189,7 +197,7 @@ def _eliminate(m: Model, limit: int | None) -> tuple[list[int], int]:
         done[v] = True
         order.append(v)
         cells += w
-        if limit is not None and cells > limit:
+        if cells > limit:
             break
         others = near[v]
         for a in others:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from autopar.searchers import Budget, search
+from autopar.searchers.model import from_problem
+from autopar.searchers.tree_decomposition import elimination_order
 from benchmarks.shapes import SHAPES, make
 
 
@@ -16,6 +20,15 @@ def test_a_feasible_answer_is_found(name: str, searcher: str) -> None:
     assert problem.feasible(found.choice)
     assert found.cost == problem.total(found.choice)
     assert found.lower_bound <= found.cost
+
+
+def test_the_widest_graph_gets_an_order_at_once() -> None:
+    """Joining the neighbours of its core to the end would take a minute."""
+    model = from_problem(make("wide", size=0.4))
+    started = time.process_time()
+    order = elimination_order(model)
+    assert time.process_time() - started < 10
+    assert sorted(order) == list(range(model.num_vars))
 
 
 def test_instances_are_the_same_for_the_same_seed() -> None:
