@@ -25,7 +25,7 @@ from autopar.searchers.memory_prices import Ascent, Cuts
 from autopar.searchers.model import Floats, Model, dot
 from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
 from autopar.searchers.starts import LARGE, first_answer, shrunk
-from autopar.searchers.tree_decomposition import TABLE_LIMIT, Elimination, elimination_cells
+from autopar.searchers.tree_decomposition import TABLE_LIMIT, Elimination, table_share
 
 CELLS = 1 << 26  # of all tables together; where exact ones need more, each gets its share
 MAX_BRANCHES = 2000  # parts of the problem looked at when no budget is given
@@ -67,9 +67,7 @@ def solve(
     max_branches: int | None = None,
 ) -> None:
     """Search a shrunk model, offering choices and bounds to the run."""
-    if elimination_cells(m, CELLS) > CELLS:
-        table_limit = min(table_limit, max(CELLS // max(m.num_vars, 1), 1))
-    dp = Elimination(m, table_limit, run.spend)
+    dp = Elimination(m, table_share(m, CELLS, table_limit), run.spend)
     root = Part(-np.inf, 0, m.unary, np.zeros(len(m.room)))
     best = [np.inf if run.cost is None else float(run.cost)]
     queue = [_examine(run, m, lift, dp, root, best)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +13,9 @@ from autopar.nouns.problem import NO_LIMIT, Ints, NoFeasibleAnswer, Problem
 if TYPE_CHECKING:
     from autopar.searchers.run import Run
 
+CELLS = 1 << 22
+"""Of all tables in looking for a limit that would do: an error must come within seconds."""
+
 
 def explain(run: Run) -> NoFeasibleAnswer | None:
     """The error to raise for a run that ended without an answer.
@@ -19,7 +24,7 @@ def explain(run: Run) -> NoFeasibleAnswer | None:
     """
     p = run.problem
     proven = _least_peak_bound(p)
-    example = _frugal_choice(p)
+    example = _frugal_choice(p, lambda: run.remaining_s <= 0)
     least = None if example is None else p.peak(example)
     if example is not None and run.offer(example, "least memory"):
         return None
@@ -51,14 +56,17 @@ def _least_peak_bound(p: Problem) -> int:
     return p.peak(x)
 
 
-def _frugal_choice(p: Problem) -> Ints | None:
-    """An allowed choice of small peak: that of the least sum of usages."""
-    from dataclasses import replace
+def _frugal_choice(p: Problem, late: Callable[[], bool]) -> Ints | None:
+    """An allowed choice of small peak: that of the least sum of usages.
 
+    When it is ``late`` already, shrinking does not take long.
+    """
+    from autopar.searchers.run import Budget, Run
     from autopar.searchers.shrink import Contradiction, shrink
-    from autopar.searchers.tree_decomposition import Elimination
+    from autopar.searchers.starts import first_answer
+    from autopar.searchers.tree_decomposition import Elimination, table_share
 
-    life = np.repeat(np.diff(p.interval, axis=1).ravel() > 0, p.num_strategies)
+    life = np.repeat(p.interval[:, 0] < p.interval[:, 1], p.num_strategies)
     top = max(int(p.usage.max(initial=0)), 1)
     usage = (p.usage // (top // 10**9 + 1)) * life
     frugal = replace(
@@ -68,9 +76,15 @@ def _frugal_choice(p: Problem) -> Ints | None:
         usage_limit=NO_LIMIT,
     )
     try:
-        model, lift = shrink(frugal)
+        model, lift = shrink(frugal, enough=late)
     except Contradiction:
         return None
-    _, x = Elimination(model, 1 << 18).minimum(model.unary)
+    _, x = Elimination(model, table_share(model, CELLS)).minimum(model.unary)
     choice = lift(x)
-    return choice if p.allowed(choice) else None
+    if p.allowed(choice):
+        return choice
+    if not model.num_vars:  # shrinking met that everything is forbidden
+        return None
+    greedy = Run(frugal, Budget(), "least memory")
+    first_answer(greedy, model, lift)
+    return None if greedy.choice is None else greedy.choice.astype(np.int64)

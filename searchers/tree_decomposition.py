@@ -160,6 +160,13 @@ def elimination_cells(m: Model, limit: int) -> int:
     return _eliminate(m, limit)[1]
 
 
+def table_share(m: Model, cells: int, most: int = TABLE_LIMIT) -> int:
+    """A ``table_limit`` with which all tables together hold about so many cells."""
+    if elimination_cells(m, cells) <= cells:
+        return most
+    return min(most, max(cells // max(m.num_vars, 1), 1))
+
+
 def elimination_order(m: Model) -> list[int]:
     """Greedy: always the variable whose joint table with its neighbours is smallest.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
+from autopar.nouns.problem import NoFeasibleAnswer
 from autopar.searchers import Budget, search
 from autopar.searchers.model import from_problem
 from autopar.searchers.tree_decomposition import elimination_order
@@ -29,6 +31,18 @@ def test_the_widest_graph_gets_an_order_at_once() -> None:
     order = elimination_order(model)
     assert time.process_time() - started < 10
     assert sorted(order) == list(range(model.num_vars))
+
+
+def test_an_impossible_limit_on_a_wide_graph_is_explained_at_once() -> None:
+    """With pairs forbidden the frugal choice is a wide problem of its own."""
+    possible = make("forbidden_wide")
+    started = time.process_time()
+    with pytest.raises(NoFeasibleAnswer) as caught:
+        search(replace(possible, usage_limit=possible.usage_limit // 4))
+    assert time.process_time() - started < 20
+    assert caught.value.least_limit is not None
+    assert caught.value.proven_limit is not None
+    assert caught.value.proven_limit <= caught.value.least_limit < 2 * possible.usage_limit
 
 
 def test_instances_are_the_same_for_the_same_seed() -> None:
