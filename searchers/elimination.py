@@ -135,12 +135,13 @@ def _largest_total(m: Model) -> float:
     """No finite choice costs more."""
     unary = np.where(np.isfinite(m.unary), m.unary, -np.inf)
     cells = np.where(np.isfinite(m.edge_cost), m.edge_cost, -np.inf)
-    total = m.constant
+    most = [np.array([m.constant])]
     if m.num_vars:
-        total += float(np.maximum.reduceat(unary, m.start[:-1]).sum())
+        most.append(np.maximum.reduceat(unary, m.start[:-1]))
     if len(m.edge):
-        total += float(np.maximum.reduceat(cells, m.edge_start[:-1]).sum())
-    return total * (1 + 1e-9) + 1.0
+        most.append(np.maximum.reduceat(cells, m.edge_start[:-1]))
+    parts = np.concatenate(most)
+    return float(parts.sum() + 1e-9 * np.abs(parts).sum()) + 1.0
 
 
 def _offer(run: Run, m: Model, lift: Lift, x: Ints, price: Floats, best: list[float]) -> None:
