@@ -120,6 +120,13 @@ def from_problem(p: Problem) -> Model:
     if p.usage_limit == NO_LIMIT:
         alive = alive[:0]
     times, rows = np.unique(p.interval[alive], return_inverse=True)
+    rows = rows.reshape(-1, 2)
+    # Least usages leave the room as integers: only what choices differ by need fit into a double.
+    least = np.minimum.reduceat(p.usage, p.strategy_start[:-1])[alive] if len(alive) else alive
+    change = np.zeros(len(times), object)
+    np.add.at(change, rows[:, 0], least.astype(object))
+    np.subtract.at(change, rows[:, 1], least.astype(object))
+    room = p.usage_limit - np.cumsum(change)[: max(len(times) - 1, 0)]
     return Model(
         start=p.strategy_start,
         unary=unary,
@@ -127,10 +134,12 @@ def from_problem(p: Problem) -> Model:
         edge_start=edge_start,
         edge_cost=edge_cost,
         term_var=alive,
-        term_rows=rows.reshape(-1, 2),
+        term_rows=rows,
         term_start=offsets(sizes[alive]),
-        term_usage=p.usage[runs(p.strategy_start[alive], sizes[alive])].astype(np.float64),
-        room=np.full(max(len(times) - 1, 0), float(p.usage_limit)),
+        term_usage=(
+            p.usage[runs(p.strategy_start[alive], sizes[alive])] - np.repeat(least, sizes[alive])
+        ).astype(np.float64),
+        room=room.astype(np.float64),
         moment=np.arange(max(len(times) - 1, 0)),
     )
 

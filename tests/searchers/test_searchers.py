@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autopar.nouns.problem import NoFeasibleAnswer, Problem, ProblemError, Solution
+from autopar.nouns.problem import NO_LIMIT, NoFeasibleAnswer, Problem, ProblemError, Solution
 from autopar.searchers import SEARCHERS, Budget, Progress, search
 from autopar.searchers.model import from_problem
 from autopar.searchers.run import NO_BUDGET
@@ -64,6 +64,18 @@ def _same_as_brute_force(problem: Problem, name: str) -> None:
         check(problem, found)
         assert found.cost == reference.cost
         assert found.optimal
+
+
+@settings(RELAXED, max_examples=150)
+@given(tiny_problems())
+def test_memory_is_exact_where_doubles_are_not(problem: Problem) -> None:
+    """Usages near 2**58, and a limit that the best choice passes by one."""
+    best = solve(replace(problem, usage_limit=NO_LIMIT), "brute_force")
+    if best is None:
+        return
+    large = replace(problem, usage=problem.usage + 2**58, usage_limit=NO_LIMIT)
+    limit = max(large.peak(best.choice) - 1, 0)
+    _same_as_brute_force(replace(large, usage_limit=limit), "elimination")
 
 
 @pytest.mark.parametrize("name", OTHERS)
