@@ -67,7 +67,8 @@ def search(
         else:  # decisions are about the nodes as they are
             m = tidy_memory(from_problem(problem))
             run.bound(trivial_bound(m), "cheapest strategies")
-            _Tree(run, m, lambda x: x, seed).grow()
+            if np.isfinite(run.lower_bound):  # else some node has no strategy that is allowed
+                _Tree(run, m, lambda x: x, seed).grow()
     return run.solution()
 
 
@@ -105,7 +106,7 @@ class _Tree:
                 path.append(state.children[action])
             cost = self._rollout(path[-1].allowed, tuple(decisions))
             self._reward(path, cost)
-            self.run.spend(m.num_vars)
+            self.run.spend(max(m.num_vars, 1))
 
     def _choose(self, state: State) -> Decision:
         for action in state.actions:

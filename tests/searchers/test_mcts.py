@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from autopar.nouns.problem import Problem
+import pytest
+
+from autopar.nouns.problem import FORBIDDEN, NoFeasibleAnswer, Problem
 from autopar.searchers import Budget, search
 
 
@@ -29,6 +31,19 @@ def mlp_stack(layers: int) -> Problem:
             # the output d of the layer before: whole, split, whole; up wants it split only for tp:d
             edges.append((up - 1, up, [[free] * 3, [gather, gather, free], [free] * 3]))
     return Problem.build(nodes, edges, labels=labels)
+
+
+def test_a_node_without_an_allowed_strategy_is_no_answer() -> None:
+    free, blocked = ([1, 2], [0, 0], (0, 1)), ([FORBIDDEN, FORBIDDEN], [0, 0], (0, 1))
+    edges = [(0, 2, [[0, 1], [1, 0]]), (1, 2, [[0, 1], [1, 0]])]
+    labels = [[("tp:a",), ("tp:b",)]] * 3
+    problem = Problem.build([free, free, blocked], edges, labels=labels)
+    with pytest.raises(NoFeasibleAnswer, match="every choice is forbidden"):
+        search(problem, "mcts", Budget(evaluations=100))
+
+
+def test_no_nodes_are_no_endless_search() -> None:
+    assert search(Problem.build([], [], labels=[]), "mcts", Budget(evaluations=10)).cost == 0
 
 
 def test_mcts_finds_column_then_row() -> None:
