@@ -29,7 +29,7 @@ def explain(run: Run) -> NoFeasibleAnswer | None:
     if example is not None and run.offer(example, "least memory"):
         return None
     parts = []
-    if proven > p.usage_limit:
+    if p.usage_limit < min(proven, NO_LIMIT):
         parts.append(
             f"the usage limit {p.usage_limit} is too low by at least {proven - p.usage_limit}: "
             f"no choice needs less than {proven}"

@@ -119,7 +119,7 @@ class Run:
         x = np.asarray(choice, np.int32)
         if not self.problem.allowed(x):
             return False
-        over = self.problem.peak(x) - self.problem.usage_limit
+        over = self.problem.excess(x)
         if over > 0:
             self.excess = over if self.excess is None else min(over, self.excess)
             return False

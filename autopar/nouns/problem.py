@@ -229,9 +229,13 @@ class Problem:
         np.subtract.at(change, dies, used)
         return int(max(np.cumsum(change).tolist(), default=0))
 
+    def excess(self, choice: npt.ArrayLike) -> int:
+        """By how much the peak passes the limit; not above zero where it keeps to it."""
+        return 0 if self.usage_limit == NO_LIMIT else self.peak(choice) - self.usage_limit
+
     def feasible(self, choice: npt.ArrayLike) -> bool:
         """True when nothing forbidden is chosen and memory keeps to the limit at all times."""
-        return self.allowed(choice) and self.peak(choice) <= self.usage_limit
+        return self.allowed(choice) and self.excess(choice) <= 0
 
     @cached_property
     def _events(self) -> tuple[Ints, Ints, Ints, int]:

@@ -190,6 +190,12 @@ def test_an_impossible_limit_says_what_would_do() -> None:
     assert search(Problem.build(nodes, [], 9)).cost == 3
 
 
+@pytest.mark.parametrize("name", SEARCHERS)
+def test_without_a_limit_no_use_is_too_much(name: str) -> None:
+    problem = Problem.build([([1, 0], [2**62, 2**62 + 1], (0, 1))] * 3, [], None)
+    assert search(problem, name, Budget(evaluations=1000)).cost == 0
+
+
 def test_everything_forbidden_is_said() -> None:
     nodes = [([1, 2], [0, 0], (0, 2)), ([1], [0], (0, 2))]
     edges = [(0, 1, [[10**18], [10**18]])]
