@@ -76,13 +76,18 @@ class Merge:
                 run.offer(self.lift(choice), "merging")
 
         wall_s = None if run.budget.wall_s is None else run.share_s(0.2)
-        part = Run(run.problem, Budget(run.budget.evaluations, wall_s), "merging")
+        limited = run.budget.evaluations is not None
+        evaluations = int(run.remaining_evaluations) if limited else None
+        part = Run(run.problem, Budget(evaluations, wall_s), "merging")
         ended = False
         with part:
             ended = integer_program.solve(
                 part, smaller, composed(self.lift, back), self.dual.busy_rows(smaller),
                 proves=False, seed=self.seed, offer=offer,
             )  # fmt: skip
+        if part.interrupted:
+            raise KeyboardInterrupt
+        run.spend(part.evaluations)
         self.fraction *= 2.0 if ended else 0.5
         return best[-1] if best else None
 

@@ -6,16 +6,18 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autopar.nouns.problem import NO_LIMIT, NoFeasibleAnswer, Problem, ProblemError, Solution
-from autopar.searchers import SEARCHERS, Budget, Progress, search
+from autopar.nouns.problem import NO_LIMIT, Ints, NoFeasibleAnswer, Problem, ProblemError, Solution
+from autopar.searchers import SEARCHERS, Budget, Progress, integer_program, search
+from autopar.searchers.annealing import Annealer
 from autopar.searchers.model import from_problem
-from autopar.searchers.run import NO_BUDGET
+from autopar.searchers.run import NO_BUDGET, Run
 from autopar.searchers.shrink import Contradiction, shrink
 from tests.searchers.problems import layered, tiny_problems
 
@@ -152,16 +154,32 @@ def test_same_seed_same_answer(name: str) -> None:
     assert first.to_json() == second.to_json()
 
 
-@pytest.mark.parametrize("name", ["annealing", "portfolio"])
-def test_same_answer_on_one_core_and_on_four(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = layered(300, 16, seed=6, limit=0.3)
-    # Large enough for the portfolio to go past its exact searchers.
+@pytest.fixture
+def inexact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The portfolio goes past its exact searchers, as it does on large problems."""
     monkeypatch.setattr("autopar.searchers.portfolio.SMALL", 0)
     monkeypatch.setattr("autopar.searchers.portfolio.NARROW", 0)
     monkeypatch.setattr("autopar.searchers.portfolio.CORE", 300)
-    budget = Budget(evaluations=300_000)
+
+
+@pytest.mark.parametrize(("name", "evaluations"), [("annealing", 300_000), ("portfolio", 10**6)])
+@pytest.mark.usefixtures("inexact")
+def test_same_answer_on_one_core_and_on_four(
+    name: str, evaluations: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = layered(300, 16, seed=6, limit=0.3)
+    budget = Budget(evaluations=evaluations)
+    rounds = 0
+    play = Annealer.round
+
+    def counted(annealer: Annealer, *arguments: float) -> list[Ints]:
+        nonlocal rounds
+        rounds += 1
+        return play(annealer, *arguments)
+
+    monkeypatch.setattr(Annealer, "round", counted)
     four = search(problem, name, budget, seed=1)
-    assert four.evaluations > 100_000
+    assert rounds == 5
     cores = os.sched_getaffinity(0)
     monkeypatch.setattr(
         "autopar.searchers.annealing.ThreadPoolExecutor", lambda workers: ThreadPoolExecutor(1)
@@ -222,6 +240,27 @@ def test_interrupting_returns_the_best_so_far() -> None:
     assert found.interrupted
     check(problem, found)
     assert threading.active_count() >= 1
+
+
+@pytest.mark.usefixtures("inexact")
+def test_an_interrupt_while_merging_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    solve_program = integer_program.solve
+    pressed = 0
+
+    def press(run: Run, *arguments: Any, **settings: Any) -> bool:
+        nonlocal pressed
+        ended = solve_program(run, *arguments, **settings)
+        if run.searcher == "merging" and run.choice is not None:
+            pressed += 1
+            raise KeyboardInterrupt
+        return ended
+
+    monkeypatch.setattr("autopar.searchers.integer_program.solve", press)
+    problem = layered(300, 16, seed=6, limit=0.3)
+    found = search(problem, "portfolio", Budget(evaluations=10**6))
+    check(problem, found)
+    assert pressed == 1
+    assert found.interrupted
 
 
 def test_an_unknown_searcher_is_named() -> None:
