@@ -84,8 +84,14 @@ def main(arguments: list[str] | None = None) -> int:
     if options.worker:
         return _work(options)
 
-    known = _best_known(options.csv or options.dir / "best_known.csv")
     files = _instances(options.dir)
+    if not files:
+        print(f"no instances (*.json, *.json.gz) in {options.dir}", file=sys.stderr)
+        return 2
+    if options.csv and not options.csv.is_file():
+        print(f"--csv {options.csv}: there is no such file", file=sys.stderr)
+        return 2
+    known = _best_known(options.csv or options.dir / "best_known.csv")
     wanted = options.instances.split(",") if options.instances else sorted(files)
     if missing := [name for name in wanted if name not in files]:
         print(f"no instance {', '.join(missing)} in {options.dir}", file=sys.stderr)
