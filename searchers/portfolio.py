@@ -120,14 +120,15 @@ def _rule_out(run: Run, dual: Dual) -> tuple[Model, Lift] | None:
     None when that leaves nothing: the answer known is optimal.
     """
     assert run.cost is not None
-    keep = dual.open_labels(min(dual.upper, run.cost) * (1.0 - run.budget.gap))
+    # Not less the gap that was asked for: what is found in the rest must bound the whole.
+    keep = dual.open_labels(min(dual.upper, run.cost))
     try:
         if (np.add.reduceat(keep, dual.model.start[:-1]) == 0).any():
             raise Contradiction
         fewer, back = keep_labels(dual.model, keep)
         smaller, further = shrink_model(fewer, enough=run.spent(SHRINK_SHARE))
     except Contradiction:
-        run.bound(run.cost * (1.0 - run.budget.gap), "nothing better is left")
+        run.bound(float(run.cost), "nothing better is left")
         return None
     run.tell(f"ruled out: {len(keep)} -> {keep.sum()} -> {smaller.start[-1]} labels")
     return smaller, composed(back, further)

@@ -242,6 +242,21 @@ def test_interrupting_returns_the_best_so_far() -> None:
     assert threading.active_count() >= 1
 
 
+@pytest.mark.parametrize("seed", [2, 7, 10])
+@pytest.mark.usefixtures("inexact")
+def test_a_gap_that_is_allowed_does_not_loosen_the_bound(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autopar.searchers.portfolio.PASSES", 60)
+    monkeypatch.setattr("autopar.searchers.portfolio.CORE", 100_000)
+    for limit in (0.1, 0.3):
+        problem = layered(30, 5, seed, limit)
+        optimum = search(problem, "integer_program").cost
+        for gap in (0.005, 0.02):
+            found = search(problem, "portfolio", Budget(evaluations=60_000, gap=gap))
+            assert found.lower_bound <= optimum <= found.cost
+
+
 @pytest.mark.usefixtures("inexact")
 def test_an_interrupt_while_merging_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     solve_program = integer_program.solve
