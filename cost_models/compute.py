@@ -3,9 +3,13 @@
     time = launch + max(flops / (e_c * peak), bytes / (e_m * memory bandwidth))
 
 (Williams, Waterman, Patterson 2009.) `e_c` and `e_m` are shares of the datasheet's peak that ops of
-a class reach; `efficiency.yaml` holds them with how each was found. Small matrix products reach
-less: with f = flops of the op, `e_c` falls by f / (f + half), where `half` is the work at which
-half of the large-product efficiency is reached.
+a class reach. On GPUs and TPUs those of matrix products and attention are the fitted constants that
+the transformer family has too (`rates`), so that a captured model and an architecture file are
+priced alike; all others are in `efficiency.yaml`, with how each was found. Odd shapes reach less:
+
+    e_c = e / (1 + half_size * thinness)
+
+with the thinness 1/m + 1/n + 1/k of a product of m x k and k x n, and 1/t of attention over t keys.
 """
 
 from __future__ import annotations
@@ -20,6 +24,13 @@ import yaml
 from numpy.typing import NDArray
 
 from autopar.cost_models.constants import How
+from autopar.cost_models.rates import (
+    attention_share,
+    family_constant,
+    fitted,
+    fitted_table,
+    product_share,
+)
 from autopar.nouns.cluster import Cluster, Device, short_dtype
 
 OpClass = Literal["matmul", "attention", "elementwise", "reduction", "gather", "conv"]
@@ -32,6 +43,9 @@ OP_CLASSES: tuple[OpClass, ...] = (
     "conv",
 )
 
+KERNEL = "flash"
+"""What `scaled_dot_product_attention` and its like run on accelerators, as `Software` names it."""
+
 _FILE = Path(__file__).with_name("efficiency.yaml")
 
 
@@ -42,9 +56,11 @@ class Efficiency:
     compute: float
     memory: float
     half_s: float
-    """Time at peak of the work that reaches half of `compute`."""
+    """Time that a product takes besides."""
     how: How
     basis: str
+    half_size: float = 0.0
+    """An op of thinness 1 / `half_size` reaches half of `compute`."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +75,8 @@ class OpRate:
     far_after_bytes: float = float("inf")
     far_extra_s_per_byte: float = 0.0
     """What a byte past `far_after_bytes` costs more: it misses the caches."""
+    half_size: float = 0.0
+    """Thinness at which an op runs at half rate, inverted."""
 
     def times(self, factor: float) -> OpRate:
         """The rate of ops that take `factor` times as long."""
@@ -74,14 +92,17 @@ class OpRate:
             far_extra_s_per_byte=self.far_extra_s_per_byte * factor,
         )
 
-    def time_s(self, flops: float, moved_bytes: float, launches: bool = True) -> float:
+    def time_s(
+        self, flops: float, moved_bytes: float, launches: bool = True, thinness: float = 0.0
+    ) -> float:
         """Seconds of one op; an op that does nothing takes no time.
 
         ``launches``: it is not part of a kernel whose launch another op pays.
         """
         if flops <= 0 and moved_bytes <= 0:
             return 0.0
-        compute_s = flops * self.s_per_flop + self.half_s if flops > 0 else 0.0
+        full_s = flops * self.s_per_flop * (1.0 + self.half_size * thinness)
+        compute_s = full_s + self.half_s if flops > 0 else 0.0
         memory_s = moved_bytes * self.s_per_byte
         if moved_bytes > self.far_after_bytes:
             memory_s += (moved_bytes - self.far_after_bytes) * self.far_extra_s_per_byte
@@ -143,24 +164,30 @@ def op_time_s(
 
 @lru_cache(maxsize=4096)
 def op_rate(
-    device: Device, dtype: str, op_class: OpClass, kind: str = "", direction: str = ""
+    device: Device,
+    dtype: str,
+    op_class: OpClass,
+    kind: str = "",
+    direction: str = "",
+    head_dim: int = 128,
 ) -> OpRate:
     """The rates that price ops of `op_class` in `dtype`, measured ones first; cached.
 
     Of the measured ones that of the op's own `kind` in its `direction` goes before that of the
-    class.
+    class. `head_dim` is that of attention.
     """
     slower = device.slower(direction)
     measured = _measured(device, short_dtype(dtype), op_class, kind, direction)
     if measured is not None:
         return measured.times(slower)
-    reached = efficiency(device, dtype, op_class)
+    reached = efficiency(device, dtype, op_class, head_dim)
     return OpRate(
         launch_s=device.launch_overhead_s,
         s_per_flop=1 / (reached.compute * device.peak(dtype)),
         s_per_byte=1 / (reached.memory * device.memory_bandwidth_bytes_per_s),
         half_s=reached.half_s,
         how=reached.how,
+        half_size=reached.half_size,
     ).times(slower)
 
 
@@ -194,8 +221,9 @@ def _measured(
     return None
 
 
-def efficiency(device: Device, dtype: str, op_class: OpClass) -> Efficiency:
-    """The most special entry of `efficiency.yaml` for a device, dtype and class of ops.
+def efficiency(device: Device, dtype: str, op_class: OpClass, head_dim: int = 128) -> Efficiency:
+    """What a class of ops reaches on a device: fitted constants, or the most special entry of
+    `efficiency.yaml`.
 
     Raises:
         ValueError: an unknown class of ops.
@@ -208,13 +236,29 @@ def efficiency(device: Device, dtype: str, op_class: OpClass) -> Efficiency:
     for key in (device.kind, device.family, device.name):
         for wanted in (op_class, f"{op_class} {name}"):
             entry.update(table.get(key, {}).get(wanted, {}))
-    return Efficiency(
+    found = Efficiency(
         compute=float(entry["compute"]),
         memory=float(entry["memory"]),
         half_s=float(entry["half_s"]),
         how=entry["how"],
         basis=entry["basis"],
     )
+    if device.kind == "cpu" or op_class not in ("matmul", "attention"):
+        return found
+    return _fitted(found, device, op_class, head_dim)
+
+
+def _fitted(general: Efficiency, device: Device, op_class: OpClass, head_dim: int) -> Efficiency:
+    constants = fitted()
+    if op_class == "matmul":
+        share, size = product_share(device, constants), constants["thin_size"]
+        name = family_constant("matmul", device, constants)
+    else:
+        share = attention_share(device, KERNEL, head_dim, constants)
+        size = constants["attention_seq"]
+        name = family_constant(f"attention_{KERNEL}", device, constants)
+    origin = fitted_table()[name]
+    return replace(general, compute=share, how=origin.how, basis=origin.basis, half_size=size)
 
 
 @lru_cache(maxsize=1)

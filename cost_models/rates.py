@@ -47,6 +47,41 @@ def fitted() -> Mapping[str, float]:
     return {name: entry.value for name, entry in fitted_table().items()}
 
 
+def family_constant(name: str, device: Device, constants: Mapping[str, float]) -> str:
+    """Which constant holds for a device: that of its family where there is one."""
+    own = f"{name}_{device.family}"
+    return own if own in constants else name
+
+
+def product_share(device: Device, constants: Mapping[str, float]) -> float:
+    """The share of the datasheet's peak that large matrix products reach."""
+    share = constants[family_constant("matmul", device, constants)]
+    reference_w = REFERENCE_POWER_W.get(device.family, 0.0)
+    if device.power_w and reference_w:
+        share *= (device.power_w / reference_w) ** constants["power"]
+    return share
+
+
+def attention_share(
+    device: Device, kernel: str, head_dim: int, constants: Mapping[str, float]
+) -> float:
+    """The share of the 16-bit peak that attention over very many keys reaches.
+
+    kernel: as `Software.attention` names it.
+    """
+    share = constants[family_constant(f"attention_{kernel}", device, constants)]
+    plain = HALF_HEAD.get(kernel, HALF_HEAD["flash"])
+    half = HALF_HEAD.get(f"{kernel}_{device.family}", plain)
+    if kernel == "unfused":  # batched products of heads that no tile divides
+        padded = head_dim
+        share *= constants["odd_head"] if head_dim % 8 else 1.0
+    else:
+        padded = math.ceil(head_dim / 8) * 8  # fused kernels fill heads up to whole vectors
+        share *= head_dim / padded
+    share *= padded / (padded + half / EXPONENTIALS.get(device.name, 1.0))
+    return share * (128 + half) / 128
+
+
 def rates_of(
     device: Device,
     precision: str,
@@ -57,29 +92,15 @@ def rates_of(
 ) -> Rates:
     """The rates at which `device` works under `software`, matrix products in `precision`."""
     c = fitted() if constants is None else constants
-    matmul = c.get(f"matmul_{device.family}", c["matmul"])
-    reference_w = REFERENCE_POWER_W.get(device.family, 0.0)
-    if device.power_w and reference_w:
-        matmul *= (device.power_w / reference_w) ** c["power"]
+    matmul = product_share(device, c)
     name = compute_dtype(precision)
     wide = quick = device.peak(name if name in ("fp32", "tf32", "fp64") else "bf16")
     if name in NARROW:
         kind = "mxfp8" if name == "fp8" and "mx" in precision.lower() else name
         quick = device.peak(name) * c.get(f"narrow_{kind}_{device.family}", c[f"narrow_{kind}"])
-    kernel = f"attention_{software.attention}"
-    attention = c.get(f"{kernel}_{device.family}", c[kernel])
+    attention = attention_share(device, software.attention, head_dim, c)
     if software.attention_narrow and name in NARROW:
         attention *= c["attention_narrow"]
-    plain = HALF_HEAD.get(software.attention, HALF_HEAD["flash"])
-    half = HALF_HEAD.get(f"{software.attention}_{device.family}", plain)
-    if software.attention == "unfused":  # batched products of heads that no tile divides
-        padded = head_dim
-        attention *= c["odd_head"] if head_dim % 8 else 1.0
-    else:
-        padded = math.ceil(head_dim / 8) * 8  # fused kernels fill heads up to whole vectors
-        attention *= head_dim / padded
-    attention *= padded / (padded + half / EXPONENTIALS.get(device.name, 1.0))
-    attention *= (128 + half) / 128
     memory = c["memory_fused" if software.style == "compiled" else "memory_eager"]
     return Rates(
         matmul_flops_per_s=matmul * quick,

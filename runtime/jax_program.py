@@ -39,6 +39,9 @@ FP32 = jnp.dtype("float32")
 """What emitted code means by float32; verification puts float64 here."""
 
 
+WHOLE = PartitionSpec()
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A parameter: global shape, the model axes on its dims, stored dtype.
@@ -48,7 +51,7 @@ class Parameter:
     """
 
     shape: tuple[int, ...]
-    spec: PartitionSpec = PartitionSpec()
+    spec: PartitionSpec = WHOLE
     dtype: str = "float32"
     deferred: tuple[str, ...] = ()
 

@@ -97,11 +97,13 @@ class Prices:
         if not flops and not moved:
             return 0
         launches = work.launches[0 if forward else 1]
-        place = (work.dtype, work.kind, forward, flops, moved, launches)
+        shape = (work.thinness, work.head_dim)
+        place = (work.dtype, work.kind, forward, flops, moved, launches, shape)
         found = self._ops.get(place)
         if found is None:
             way = "forward" if forward else "backward"
-            rate = op_rate(self.cluster.device, work.dtype, work.cost, work.kind, way)
-            seconds = rate.time_s(flops, moved, launches)
+            device, head_dim = self.cluster.device, work.head_dim or 128
+            rate = op_rate(device, work.dtype, work.cost, work.kind, way, head_dim)
+            seconds = rate.time_s(flops, moved, launches, work.thinness)
             found = self._ops[place] = round(seconds * PICOSECONDS)
         return found

@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
-from autopar.rules.notation import BoundRule, Cost
+from autopar.rules.notation import BoundRule, Cost, Term
 from autopar.rules.strategies import Strategy, flows, shardings
 
 Flags = tuple[bool, ...]
+
+TILE = 64
+"""Rows of a product's tile: kernels fill up what is less."""
 
 ONE_DEVICE = Mesh((), ())
 WHOLE_OP = Strategy()
@@ -50,7 +53,8 @@ class Work:
     """What one rank does for an op, once; ``dtype`` is that of the arithmetic.
 
     ``kind`` is the op's, or ``bias``: the addition of a vector that is a parameter, which the
-    product before it makes in the same call. ``launches``: see `Moves`.
+    product before it makes in the same call. ``launches``: see `Moves`. ``thinness`` and
+    ``head_dim``: see `shape`.
     """
 
     forward_flops: float
@@ -61,6 +65,8 @@ class Work:
     cost: Cost
     kind: str = ""
     launches: tuple[bool, bool] = (True, True)
+    thinness: float = 0.0
+    head_dim: int = 0
 
 
 def op_work(
@@ -73,6 +79,7 @@ def op_work(
 ) -> Work:
     """The work of ``op`` on one rank of ``mesh`` under ``strategy``; ``fused``: in a kernel."""
     forward, backward = flops(bound, op, tensors, strategy, mesh)
+    thinness, head_dim = shape(bound, extents(bound, strategy, mesh))
     read, read_back = bytes_moved(bound, op, tensors, strategy, mesh, fused)
     return Work(
         forward,
@@ -83,7 +90,32 @@ def op_work(
         bound.rule.cost,
         _kind(op, tensors),
         (True, True) if fused is None else fused.launches,
+        thinness,
+        head_dim,
     )
+
+
+def shape(bound: BoundRule, local: Mapping[str, int]) -> tuple[float, int]:
+    """(thinness, head size) of what one rank does: what the rate of its kernel hangs on.
+
+    The thinness of a product of m x k and k x n is 1/m + 1/n + 1/k, of attention over t keys 1/t;
+    of all else it is 0. Dims below a tile count as one. ``local`` are the factors' `extents`.
+    """
+    operands = [_factors(term) for term in bound.operands]
+    (result, *_) = [_factors(term) for term in bound.results]
+    if bound.rule.cost == "attention":
+        query, key = operands[:2]
+        keys = math.prod(local[f] for f in key - query)
+        return 1 / max(keys, TILE), math.prod(local[f] for f in (query & key) - result)
+    if bound.rule.cost != "matmul" or len(operands) < 2:
+        return 0.0, 0
+    one, two = operands[:2]
+    sides = ((one & result) - two, (two & result) - one, (one & two) - result)
+    return sum(1 / max(math.prod(local[f] for f in side), TILE) for side in sides), 0
+
+
+def _factors(term: Term) -> frozenset[str]:
+    return frozenset(f for dim in term for f in dim)
 
 
 def _kind(op: Op, tensors: Mapping[str, Tensor]) -> str:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from autopar.cost_models.catalogue import find_device
 from autopar.cost_models.compute import OP_CLASSES, OpClass, efficiency, op_rate, op_time_s
+from autopar.cost_models.rates import fitted
 from autopar.nouns.cluster import short_dtype
 
 H100 = find_device("H100")
@@ -33,7 +34,21 @@ def test_more_work_never_takes_less(
 def test_large_products_reach_what_was_measured() -> None:
     flops = 2 * 8192**3
     seconds = op_time_s(H100, float(flops), 3 * 2 * 8192.0**2, "torch.bfloat16", "matmul")
-    assert flops / seconds == pytest.approx(0.70 * 989.4e12, rel=0.01)
+    assert flops / seconds == pytest.approx(fitted()["matmul_hopper"] * 989.4e12, rel=0.02)
+
+
+def test_thin_products_and_few_keys_reach_less() -> None:
+    sizes: dict[OpClass, str] = {"matmul": "thin_size", "attention": "attention_seq"}
+    for op_class, size in sizes.items():
+        rate = op_rate(H100, "bf16", op_class)
+        full_s = rate.time_s(1e14, 0.0, launches=False) - rate.half_s
+        half_s = rate.time_s(1e14, 0.0, launches=False, thinness=1 / fitted()[size]) - rate.half_s
+        assert half_s == pytest.approx(2 * full_s)
+
+
+def test_small_heads_reach_less() -> None:
+    rates = [op_rate(H100, "bf16", "attention", head_dim=d).s_per_flop for d in (32, 64, 128, 256)]
+    assert rates == sorted(rates, reverse=True)
 
 
 def test_streams_are_bound_by_memory() -> None:
@@ -42,9 +57,10 @@ def test_streams_are_bound_by_memory() -> None:
 
 
 def test_entries_say_how_they_were_found() -> None:
-    assert efficiency(H100, "bf16", "matmul").how == "measured"
-    assert efficiency(find_device("TPU-v4"), "bf16", "matmul").how == "assumed"
-    assert op_rate(H100, "bf16", "matmul").how == "measured"
+    assert efficiency(H100, "bf16", "matmul").how == "fitted"
+    assert efficiency(find_device("cpu-core"), "fp32", "matmul").how == "assumed"
+    assert op_rate(H100, "bf16", "matmul").how == "fitted"
+    assert efficiency(H100, "bf16", "elementwise").how == "assumed"
 
 
 def test_wider_dtypes_stand_in_for_missing_ones() -> None:
