@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,7 +59,8 @@ Fix = Annotated[
         help="Pin choices, as in tp=2,dp_shard=2,zero=3; the search decides the rest. Degrees: "
         "dp_replicate x dp_shard x tp = devices. zero: 0 to 3. microbatch: samples that one "
         "microbatch has on one data rank. recompute: none, compute (keeps what collectives gave) "
-        "or full. `estimate --arch` takes pp, cp, ep, schedule and recompute=selective too.",
+        "or full. pp, cp, ep, interleave, schedule, sequence_parallel and recompute=selective, "
+        "which no backend emits yet, are priced for transformers, and no program is written.",
     ),
 ]
 Searcher = Annotated[
@@ -158,9 +159,12 @@ def plan(
     from autopar import plan_folder
     from autopar.commands import check_output, plan_files, search
 
-    check_output(output)
     replicated = tuple(allow_replicated or ())
     fixed, how = parse_fix(fix or ()), parse_style(style)
+    options = {"--searcher": searcher, "--allow-replicated": replicated, "--profile": profile}
+    if _priced_alone(model, cluster, fixed, how, options, json, output):
+        return
+    check_output(output)
     found = search(model, cluster, fixed, searcher, replicated, profile, verbose, how)
     files, emit_s = plan_files(found, output)
     plan_folder.write(output, files)
@@ -205,7 +209,11 @@ def estimate(
         from autopar.commands import search
 
         replicated = tuple(allow_replicated or ())
-        found = search(model, cluster, parse_fix(fix or ()), searcher, replicated, style=how)
+        fixed = parse_fix(fix or ())
+        options = {"--searcher": searcher, "--allow-replicated": replicated}
+        if _priced_alone(model, cluster, fixed, how, options, json):
+            return
+        found = search(model, cluster, fixed, searcher, replicated, style=how)
         _show_plan(found, None, json)
         return
     from autopar.estimate import estimate_files, render, to_json
@@ -216,6 +224,32 @@ def estimate(
     print(to_json(priced) if json else render(priced))
     if not priced.fits:
         raise typer.Exit(3)
+
+
+def _priced_alone(
+    model: str,
+    cluster: str,
+    fix: Mapping[str, str],
+    style: Style | None,
+    options: Mapping[str, object],
+    json: bool,
+    output: Path | None = None,
+) -> bool:
+    """Prices a layout that no backend emits and shows it; False where all of ``fix`` is emitted.
+
+    ``options`` are those that only a search reads; ``output`` is told to stay unwritten.
+    """
+    from autopar.commands import price_unemitted
+
+    found = price_unemitted(model, cluster, fix, style, options)
+    if found is None:
+        return False
+    print(found.to_json() if json else found.to_text())
+    if output is not None:
+        progress(f"nothing is written to {output}/: {found.why}")
+    if not found.estimate.fits:
+        raise typer.Exit(3)
+    return True
 
 
 def _without_effect(

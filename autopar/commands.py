@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from autopar.nouns.cluster import Cluster
     from autopar.nouns.style import Style
     from autopar.planner import PlanResult
+    from autopar.unemitted import Unemitted
 
 COLLECTIVES_FORMAT = 1
 """The format that `autopar.runtime.counting` reads."""
@@ -56,6 +57,29 @@ def search(
 
         options = replace(options, libraries=libraries(), processor=processor())
     return plan(model, cluster, fix, options, progress)
+
+
+def price_unemitted(
+    model: str,
+    cluster: str,
+    fix: Mapping[str, str],
+    style: Style | None,
+    options: Mapping[str, object],
+) -> Unemitted | None:
+    """The layout of ``fix`` priced alone; None where backends emit all of it.
+
+    ``options`` are those that only a search reads. Raises `UserError`.
+    """
+    from autopar.planner.fixed import unemitted
+
+    choices = unemitted(fix)
+    if not choices:
+        return None
+    from autopar.unemitted import price, without_effect
+
+    if said := without_effect(options, choices):
+        raise UserError(said)
+    return price(model, cluster, fix, style, progress)
 
 
 def check_output(folder: Path) -> None:

@@ -66,6 +66,8 @@ def estimate(
 ) -> Estimate:
     """Price one layout; ``style`` takes the place of what is usual on the devices.
 
+    A ``software`` that is given holds for the advice too, whatever state sharding that has.
+
     Raises:
         LayoutError: the layout is illegal; every broken rule with its numbers.
         UserError: an unknown precision, or one that the device does not compute in.
@@ -77,7 +79,8 @@ def estimate(
         there = ", ".join(name for name, _ in device.peak_flops_per_s)
         raise UserError(f"--precision {precision}: {device.name} computes in {there}")
     check_layout(arch, layout, cluster.device_count)
-    software = software or _software(cluster, layout, style)
+    declared = software
+    software = declared or _software(cluster, layout, style)
     parts = _time(arch, cluster, layout, software, precision)
     memory = _memory(arch, layout, software, precision)
     seconds = float(parts.total_s)
@@ -85,7 +88,7 @@ def estimate(
     limit = cluster.memory_bytes
     advice = ""
     if memory.total > limit:
-        advice = _cheapest_change(arch, cluster, layout, software, precision)
+        advice = _cheapest_change(arch, cluster, layout, software.style, precision, declared)
     return Estimate(
         arch=arch,
         layout=layout,
@@ -124,7 +127,12 @@ def _memory(arch: Arch, layout: Layout, software: Software, precision: str) -> F
 
 
 def _cheapest_change(
-    arch: Arch, cluster: Cluster, layout: Layout, software: Software, precision: str
+    arch: Arch,
+    cluster: Cluster,
+    layout: Layout,
+    style: Style,
+    precision: str,
+    declared: Software | None,
 ) -> str:
     """The change of one or two choices that fits and costs least time, in `--fix` words."""
     changes: list[dict[str, Any]] = []
@@ -153,7 +161,7 @@ def _cheapest_change(
             other = replace(layout, **change)
             if illegal(arch, other, cluster.device_count):
                 continue
-            other_software = _software(cluster, other, software.style)
+            other_software = declared or _software(cluster, other, style)
             if _memory(arch, other, other_software, precision).total > cluster.memory_bytes:
                 continue
             seconds = float(_time(arch, cluster, other, other_software, precision).total_s)
@@ -163,14 +171,19 @@ def _cheapest_change(
             change_text = ",".join(f"{name}={value}" for name, value in best[1].items())
             typed = _typed(replace(layout, **best[1]))
             return f"{change_text} fits, at {best[0]:.3g} s a step: --fix {typed}"
-    return _fastest_that_fits(arch, cluster, layout.global_batch, precision, software.style)
+    return _fastest_that_fits(arch, cluster, layout.global_batch, precision, style, declared)
 
 
 def _fastest_that_fits(
-    arch: Arch, cluster: Cluster, global_batch: int, precision: str, style: Style
+    arch: Arch,
+    cluster: Cluster,
+    global_batch: int,
+    precision: str,
+    style: Style,
+    declared: Software | None,
 ) -> str:
     """A layout from anywhere, where none near by fits."""
-    found = sweep(arch, cluster, global_batch, precision, keep=1, style=style)
+    found = sweep(arch, cluster, global_batch, precision, 1, style, declared)
     if not found:
         return (
             f"no layout of {cluster.device_count} devices fits, with full recompute and ZeRO 3 "
@@ -238,9 +251,10 @@ def price(
     layout: Layout,
     precision: str = "bf16",
     style: Style | None = None,
+    software: Software | None = None,
 ) -> tuple[float, float]:
     """(step seconds, peak bytes) of one legal layout: the quick form of `estimate`."""
-    software = _software(cluster, layout, style)
+    software = software or _software(cluster, layout, style)
     seconds = float(_time(arch, cluster, layout, software, precision).total_s)
     return seconds, _memory(arch, layout, software, precision).total
 
@@ -252,11 +266,12 @@ def sweep(
     precision: str = "bf16",
     keep: int = 10,
     style: Style | None = None,
+    software: Software | None = None,
 ) -> list[tuple[float, float, Layout]]:
     """The `keep` fastest layouts that fit: (step seconds, peak bytes, layout), fastest first."""
     found = []
     for layout in layouts(arch, cluster, global_batch):
-        seconds, peak = price(arch, cluster, layout, precision, style)
+        seconds, peak = price(arch, cluster, layout, precision, style, software)
         if peak <= cluster.memory_bytes:
             found.append((seconds, peak, layout))
     return sorted(found, key=_least_split)[:keep]
@@ -298,7 +313,7 @@ def render(found: Estimate) -> str:
     """The report as plain text."""
     x, gib = found.layout, 2.0**30
     lines = [
-        f"{found.arch.name}: {found.arch.parameters / 1e9:.1f} B parameters on "
+        f"{found.arch.name}: {_count(found.arch.parameters)} parameters on "
         f"{x.device_count} {found.device.name} ({found.cluster}), {found.precision}, {found.style}",
         f"layout   {x}",
         f"step     {found.step_time_s:.3g} s  (band {found.time_band_s[0]:.3g} to "
@@ -336,6 +351,13 @@ def render(found: Estimate) -> str:
     return "\n".join(lines)
 
 
+def _count(parameters: int) -> str:
+    """``70.6 B`` or ``0.9 M``"""
+    if parameters >= 1e8:
+        return f"{parameters / 1e9:.1f} B"
+    return f"{parameters / 1e6:.1f} M"
+
+
 def _largest(memory: Footprint) -> str:
     """The names of the three largest parts."""
     return ", ".join(name for name, _ in sorted(memory.parts(), key=lambda part: -part[1])[:3])
@@ -343,27 +365,29 @@ def _largest(memory: Footprint) -> str:
 
 def to_json(found: Estimate) -> str:
     """The report as one JSON object."""
-    return json.dumps(
-        {
-            "step_time_s": found.step_time_s,
-            "step_time_band_s": list(found.time_band_s),
-            "tokens_per_s": found.tokens_per_s,
-            "mfu": found.mfu,
-            "layout": str(found.layout),
-            "style": found.style,
-            "time_s": {k: float(v) for k, v in asdict(found.parts).items()},
-            "memory_bytes": {
-                **dict(found.memory.parts()),
-                "total": found.memory.total,
-                "allocated": found.memory.allocated,
-                "reserved": found.memory.reserved,
-                "band": list(found.memory.band),
-                "limit": found.memory_limit_bytes,
-                "stage": found.memory.stage,
-                "moment": found.memory.moment,
-            },
-            "fits": found.fits,
-            "advice": found.advice,
+    return json.dumps(to_object(found), indent=1)
+
+
+def to_object(found: Estimate) -> dict[str, Any]:
+    """What `to_json` writes."""
+    return {
+        "step_time_s": found.step_time_s,
+        "step_time_band_s": list(found.time_band_s),
+        "tokens_per_s": found.tokens_per_s,
+        "mfu": found.mfu,
+        "layout": str(found.layout),
+        "style": found.style,
+        "time_s": {k: float(v) for k, v in asdict(found.parts).items()},
+        "memory_bytes": {
+            **dict(found.memory.parts()),
+            "total": found.memory.total,
+            "allocated": found.memory.allocated,
+            "reserved": found.memory.reserved,
+            "band": list(found.memory.band),
+            "limit": found.memory_limit_bytes,
+            "stage": found.memory.stage,
+            "moment": found.memory.moment,
         },
-        indent=1,
-    )
+        "fits": found.fits,
+        "advice": found.advice,
+    }

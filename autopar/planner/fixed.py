@@ -16,11 +16,10 @@ from autopar.errors import UserError, did_you_mean
 from autopar.nouns.plan import RECOMPUTE, ZERO_LEVELS
 
 DEGREES = ("dp_replicate", "dp_shard", "tp")
-LATER = ("pp", "cp", "ep")
-"""Degrees that only `autopar estimate --arch` prices."""
+LATER = ("pp", "cp", "ep", "interleave")
+"""Counts that no backend emits above 1; the transformer family prices them."""
 CHOICES = (*DEGREES, "zero", "microbatch", "recompute")
-FIXABLE = (*CHOICES, *LATER, "schedule")
-"""The last are known, so that asking for them is told more than that there are none."""
+FIXABLE = (*CHOICES, *LATER, "schedule", "sequence_parallel")
 DIGITS = 12
 """More of them are a slip of the finger; Python would take up to thousands."""
 
@@ -30,6 +29,23 @@ Split = tuple[int, int, int]
 
 class FixError(UserError):
     """A pinned choice that the cluster or the batch does not allow."""
+
+
+def unemitted(pairs: Mapping[str, str]) -> tuple[str, ...]:
+    """The pinned choices that no backend emits, as ``("pp=2", "schedule=1f1b")``.
+
+    Whether tensors between layers are split over tp is decided op by op, so a program cannot be
+    held to ``sequence_parallel`` either.
+    """
+
+    def emitted(name: str, text: str) -> bool:
+        if name in LATER:
+            return text.lstrip("0") == "1"
+        if name == "schedule":
+            return text == "none"
+        return name != "sequence_parallel" and (name, text) != ("recompute", "selective")
+
+    return tuple(f"{name}={text}" for name, text in pairs.items() if not emitted(name, text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +75,16 @@ class Fixed:
             if name not in FIXABLE:
                 raise FixError(
                     f"--fix {name}={text}: {name!r} cannot be fixed. "
-                    f"{did_you_mean(name, FIXABLE)}Choose among {', '.join(CHOICES)}. "
-                    f"{', '.join(LATER)} and schedule are for `autopar estimate --arch` alone"
+                    f"{did_you_mean(name, FIXABLE)}Choose among {', '.join(CHOICES)}; "
+                    f"{', '.join(FIXABLE[len(CHOICES) :])} and recompute=selective are priced "
+                    "alone, without a program"
                 )
             if name == "recompute":
                 _one_of(name, text, RECOMPUTE)
             elif name == "schedule":
                 _one_of(name, text, ("none",), " (one stage, so nothing to schedule)")
+            elif name == "sequence_parallel":
+                raise FixError(f"--fix {name}={text}: programs decide it op by op")
             elif name == "zero":
                 meant = " (dp_shard splits nothing, optimizer state, and gradients, and parameters)"
                 numbers[name] = int(_one_of(name, text, map(str, ZERO_LEVELS), meant))
@@ -75,7 +94,7 @@ class Fixed:
             if numbers.pop(name, 1) != 1:
                 raise FixError(
                     f"--fix {name}={pairs[name]}: programs are emitted for {name}=1; "
-                    "`autopar estimate --arch` prices other degrees"
+                    "`autopar plan` and `autopar estimate` price others without a program"
                 )
         return Fixed(recompute=pairs.get("recompute"), **numbers)._check(devices)
 

@@ -108,7 +108,7 @@ def plan(
         if options.profile is not None:
             _check_profile(options.profile)
         workload = load_workload(workload_ref)
-        _check_style(workload.framework, options.style)
+        check_style(workload.framework, options.style)
         if options.profile is not None:
             style = options.style or style_of(workload.framework)
             cluster = _measured(cluster, options, style, progress)
@@ -215,7 +215,8 @@ def plan_captured(
     return Planned(made, graph, outcome.best.lowered, tuple(missing), against, enough)
 
 
-def _check_style(framework: str, asked: Style | None) -> None:
+def check_style(framework: str, asked: Style | None) -> None:
+    """Raises `UserError` for a style that the framework does not have."""
     if framework == "jax" and asked not in (None, style_of("jax")):
         raise UserError(
             f"--style {asked}: JAX always compiles; leave --style out, or say --style compiled"
