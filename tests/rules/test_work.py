@@ -14,7 +14,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.rules.notation import Rule
 from autopar.rules.registry import bind, register, unregister
 from autopar.rules.strategies import Strategy
-from autopar.rules.work import bytes_moved, extents, flops, kept_bytes, op_work
+from autopar.rules.work import bytes_moved, extents, flops, kept_bytes, op_work, shape
 from tests.rules.drawing import Case, case
 
 TP2 = Mesh(("tp",), (2,))
@@ -118,3 +118,21 @@ def test_what_has_no_gradient_does_no_backward_work() -> None:
     finally:
         unregister("mylib::thing")
     assert Rule("a -> a").flops == 1.0
+
+
+def test_the_shape_of_products_and_attention() -> None:
+    """Dims below a tile of 64 count as one; a split makes a product thinner."""
+    product = case("linear", [_real(2, 128, 256), _real(512, 256)], {})
+    bound = bind(product.op, product.nouns)
+    thinness, _ = shape(bound, extents(bound, Strategy(), TP2))
+    assert thinness == pytest.approx(1 / 256 + 1 / 512 + 1 / 256)
+    split, _ = shape(bound, extents(bound, Strategy.parse("tp:n"), TP2))
+    assert split == pytest.approx(1 / 256 + 1 / 256 + 1 / 256)
+    batched = case("matmul", [_real(9, 128, 4), _real(9, 4, 256)], {})
+    bound = bind(batched.op, batched.nouns)
+    thinness, _ = shape(bound, extents(bound, Strategy(), TP2))
+    assert thinness == pytest.approx(1 / 128 + 1 / 256 + 1 / 64)
+    attrs = {"causal": True, "scale": None, "dropout_p": 0.0}
+    mixing = case("attention", [_real(2, 4, n, 8) for n in (96, 128, 128)], attrs)
+    bound = bind(mixing.op, mixing.nouns)
+    assert shape(bound, extents(bound, Strategy(), TP2)) == (1 / 128, 8)
