@@ -138,7 +138,6 @@ def _model(
     lines.blank()
     lines.add("def __init__(self) -> None:")
     inner = Lines(8)
-    inner.add("super().__init__()")
     modules.declare(root, inner)
     for name, tensor in {} if captured is None else captured.tensors.items():
         for alias in tensor.shared_with:
@@ -164,7 +163,7 @@ def _model(
     lines.add(f"def forward({', '.join(arguments)}) -> Tensor:")
     lines.add('    """This rank\'s share: summed over data ranks and microbatches, the loss."""')
     finish(lines, forward, returned)
-    return "\n".join(lines.lines)
+    return "\n".join([f"({modules.base(root)}):", *lines.lines])
 
 
 def _exists(root: modules.Node, path: str) -> bool:
@@ -237,8 +236,8 @@ def _file(
 ) -> str:
     parts = []
     for name, text in printing.library.texts.items():
-        parts.append(f"class {name}(nn.Module):\n{text}")
-    parts.append(f"class Model(nn.Module):\n{model}")
+        parts.append(f"class {name}{text}")
+    parts.append(f"class Model{model}")
     body = "\n\n\n".join(parts)
     settings = _settings(lowered, plan, captured)
     names = {"Settings"} | {m for m in OWN.findall(body)}

@@ -257,6 +257,22 @@ class Images(nn.Module):
         return F.cross_entropy(x.flatten(1)[:, :CLASSES], y)
 
 
+class Wide(nn.Module):
+    """The sequentials of all layers are alike, and numbers that are no list name their parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+            for _ in range(3)
+        )
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return F.cross_entropy(x.mean(1)[:, :CLASSES], y)
+
+
 class Turning(nn.Module):
     """A rotary embedding of complex numbers, from a table and made on the spot."""
 
@@ -291,6 +307,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "bags": Bags,
     "images": Images,
     "complex rotary": Turning,
+    "sequentials": Wide,
 }
 
 
