@@ -273,6 +273,35 @@ class Wide(nn.Module):
         return F.cross_entropy(x.mean(1)[:, :CLASSES], y)
 
 
+class Placed(nn.Module):
+    """One layer: what it is handed says where the tokens stand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, places: Tensor, scale: Tensor) -> Tensor:
+        more: Tensor = self.outer(torch.tanh(self.inner(x * scale + places)))
+        return x + more
+
+
+class Handed(nn.Module):
+    """A buffer and a parameter go into every layer as they are."""
+
+    places: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("places", torch.rand(4, 8))
+        self.scale = nn.Parameter(torch.ones(8))
+        self.layers = nn.ModuleList(Placed() for _ in range(3))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, self.places, self.scale)
+        return F.cross_entropy(x.mean(1)[:, :CLASSES], y)
+
+
 class Turning(nn.Module):
     """A rotary embedding of complex numbers, from a table and made on the spot."""
 
@@ -308,6 +337,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "images": Images,
     "complex rotary": Turning,
     "sequentials": Wide,
+    "a table for every layer": Handed,
 }
 
 
