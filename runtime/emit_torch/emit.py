@@ -291,7 +291,7 @@ def _units(lowered: Lowered) -> tuple[str, ...]:
 
     ``head.*`` stands for a list of which every member repeats; otherwise members are named.
     """
-    instances = {i for block in lowered.graph.blocks.values() for i in block.instances}
+    instances = {i for block in lowered.graph.blocks.values() for i in block.units}
     members: dict[str, set[str]] = {}
     for name, _ in lowered.graph.parameters():
         parts = name.split(".")
@@ -299,7 +299,7 @@ def _units(lowered: Lowered) -> tuple[str, ...]:
             members.setdefault(".".join(parts[:i]), set()).add(".".join(parts[: i + 1]))
     found = []
     for block in lowered.graph.blocks.values():
-        for instance in block.instances:
+        for instance in block.units:
             head, _, last = instance.rpartition(".")
             every = last.isdigit() and head and members.get(head, set()) <= instances
             found.append(f"{head}.*" if every else instance)
