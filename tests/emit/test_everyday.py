@@ -302,6 +302,23 @@ class Handed(nn.Module):
         return F.cross_entropy(x.mean(1)[:, :CLASSES], y)
 
 
+class Twice(nn.Module):
+    """The same layers for all of a sample and for half of it: no block has two shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.layers = nn.ModuleList(Placed() for _ in range(2))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        found = []
+        for part in (x, x[:, :2], self.first(x)):
+            for layer in self.layers:
+                part = layer(part, torch.ones(8), part.cos())
+            found.append(part.mean(1))
+        return F.cross_entropy((found[0] * found[1] + found[2])[:, :CLASSES], y)
+
+
 class Turning(nn.Module):
     """A rotary embedding of complex numbers, from a table and made on the spot."""
 
@@ -338,6 +355,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "complex rotary": Turning,
     "sequentials": Wide,
     "a table for every layer": Handed,
+    "layers with two shapes": Twice,
 }
 
 
