@@ -189,6 +189,31 @@ def test_a_result_without_a_loss(result: Any) -> None:
         loss_of(result)
 
 
+class Logarithm(nn.Module):
+    """Takes numbers above 0 only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.log() * self.scale).mean()
+
+
+def test_numbers_that_are_never_negative_stay_so() -> None:
+    real = torch.arange(1.0, 13.0).reshape(4, 3)
+    workload = Workload(model=Logarithm, batch=lambda: {"x": real})
+    made = random_batch(workload)
+    assert sorted(made["x"].flatten().tolist()) == real.flatten().tolist()
+    reference(workload, made, torch.device("cpu"))
+
+
+def test_a_loss_that_is_no_number_is_nothing_to_compare_with() -> None:
+    workload = Workload(model=Logarithm, batch=lambda: {"x": torch.randn(4, 3)})
+    with pytest.raises(VerifyError, match="own loss on one device is nan in step 0, so there is"):
+        reference(workload, random_batch(workload), torch.device("cpu"))
+
+
 class Upcast(nn.Module):
     """Casts to float32 inside; the second parameter's gradient is zero in theory."""
 
