@@ -319,6 +319,19 @@ class Twice(nn.Module):
         return F.cross_entropy((found[0] * found[1] + found[2])[:, :CLASSES], y)
 
 
+class Translating(nn.Module):
+    """Masks come without a word on whether they are causal, which torch would look up in them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = nn.Transformer(8, 2, 1, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(4)
+        out = self.core(x, x.cos(), tgt_mask=mask)
+        return F.cross_entropy(out[:, -1, :CLASSES], y)
+
+
 class Turning(nn.Module):
     """A rotary embedding of complex numbers, from a table and made on the spot."""
 
@@ -356,6 +369,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "sequentials": Wide,
     "a table for every layer": Handed,
     "layers with two shapes": Twice,
+    "transformer with a mask": Translating,
 }
 
 
