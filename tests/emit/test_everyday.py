@@ -332,6 +332,19 @@ class Translating(nn.Module):
         return F.cross_entropy(out[:, -1, :CLASSES], y)
 
 
+class Picking(nn.Module):
+    """One place of every sample, counted from the front, from the end, or found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x, rows = torch.tanh(self.inner(x)), torch.arange(SAMPLES)
+        picked = x[rows, y % 4] + x[rows, -1 - y % 4] + x[rows, x[:, :, 0].argmax(1)]
+        return F.cross_entropy(picked[:, :CLASSES], y) + x[:, 0][rows, y].square().mean()
+
+
 class Turning(nn.Module):
     """A rotary embedding of complex numbers, from a table and made on the spot."""
 
@@ -370,6 +383,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "a table for every layer": Handed,
     "layers with two shapes": Twice,
     "transformer with a mask": Translating,
+    "one place of every sample": Picking,
 }
 
 
