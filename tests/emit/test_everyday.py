@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from autopar.frontends.captured import Captured
 from autopar.nouns.mesh import Mesh
@@ -345,6 +346,16 @@ class Picking(nn.Module):
         return F.cross_entropy(picked[:, :CLASSES], y) + x[:, 0][rows, y].square().mean()
 
 
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = weight_norm(nn.Linear(8, 8))
+        self.whole = weight_norm(nn.Conv1d(4, 4, 3, padding=1), dim=-1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.whole(torch.tanh(self.rows(x))).mean(1)[:, :CLASSES], y)
+
+
 class Turning(nn.Module):
     """A rotary embedding of complex numbers, from a table and made on the spot."""
 
@@ -384,6 +395,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "layers with two shapes": Twice,
     "transformer with a mask": Translating,
     "one place of every sample": Picking,
+    "weight norm": Normed,
 }
 
 
