@@ -49,7 +49,7 @@ def verify(folder: str | Path) -> dict[str, Any]:
     plan = plan_folder.read_plan(folder)
     workload = load_workload(plan_folder.workload_of(folder, plan))
     captured = capture_workload(workload)
-    check_fingerprint(plan, captured)
+    check_fingerprint(plan, captured, workload)
     assert workload.init is not None
     tree = jax.tree.map(np.asarray, workload.init(jax.random.key(workload.seed)))
     batches = [dict(batch_of(workload, i)) for i in range(STEPS)]
