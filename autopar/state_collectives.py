@@ -21,10 +21,10 @@ all_reduce of the loss         all data axes                       once
 all_reduce of the counts       all data axes                       once where the program has any
 =============================  ==================================  ================================
 
-A unit is a block instance; what is in no block is the root. Units are gathered in the dtype of
-compute, frozen parameters too, and reduced in the dtype in which they are stored. FSDP2 pads the
-first dim of each tensor to a multiple of ``dp_shard``; it leaves out scalars, whose gradients are
-all-reduced over the data axes (and their D axes) as one group.
+A unit is a block instance that is called once; all else is the root. Units are gathered in the
+dtype of compute, frozen parameters too, and reduced in the dtype in which they are stored. FSDP2
+pads the first dim of each tensor to a multiple of ``dp_shard``; it leaves out scalars, whose
+gradients are all-reduced over the data axes (and their D axes) as one group.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ COUNT_BYTES = 8
 class Stored:
     """A parameter: global shape, stored dtype, sharding on the model axes, and its unit.
 
-    ``unit`` is the instance path of its block, ``""`` for the root. Tied names count once.
+    ``unit`` is the instance path of its block (see `Block.units`), ``""`` for the root. Tied names
+    count once.
     """
 
     name: str

@@ -52,20 +52,26 @@ def batch_norm(
 
 
 class _Normalise(Function):
-    """``(x - mean) / sqrt(variance + eps)``; one all-reduce of [2, c] per axis each way."""
+    """``(x - mean) / sqrt(variance + eps)``; per axis two all-reduces of [c] forward (the mean,
+    then the variance around it) and one of [2, c] backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float, axes: tuple[str, ...]) -> Any:
         dims = (0, *range(2, x.dim()))
         shape = (1, -1, *(1 for _ in x.shape[2:]))
         wide = x.float() if x.dtype in HALF else x
-        moments = torch.stack([wide.sum(dims), wide.square().sum(dims)])
         count = x.numel() // x.shape[1]
+        total = wide.sum(dims)
         for axis in axes:
-            moments = transport.all_reduce(moments, axis)
+            total = transport.all_reduce(total, axis)
             count *= transport.size(axis)
-        mean = moments[0] / count
-        variance = moments[1] / count - mean.square()
+        mean = total / count
+        # Not the mean of squares less the square of the mean: that loses what a mean far from 0
+        # has in common with every value, and can be negative.
+        squares = (wide - mean.view(shape)).square().sum(dims)
+        for axis in axes:
+            squares = transport.all_reduce(squares, axis)
+        variance = squares / count
         inverse = torch.rsqrt(variance + eps)
         result = (wide - mean.view(shape)) * inverse.view(shape)
         ctx.save_for_backward(result, inverse)

@@ -29,7 +29,7 @@ from autopar.runtime.jax_layout import by_name
 from autopar.runtime.jax_train import Step, placed
 from autopar.runtime.planned_batch import check_planned
 from autopar.runtime.save_target import MARKS, check_target
-from autopar.runtime.settings import ProgramError, check_settings, compiled
+from autopar.runtime.settings import ProgramError, check_settings, check_workload, compiled
 from autopar.workload import Workload
 
 STATE = MARKS["jax"]
@@ -130,7 +130,7 @@ def load(folder: str | Path, check_model: bool = True) -> Trainer:
     workload = load_workload(plan_folder.workload_of(folder, plan))
     captured = capture_workload(workload)
     if check_model:
-        check_fingerprint(plan, captured)
+        check_fingerprint(plan, captured, workload)
     assert workload.init is not None
     init = workload.init
     step = Step(read_program(folder), workload)
@@ -143,13 +143,15 @@ def load(folder: str | Path, check_model: bool = True) -> Trainer:
     return Trainer(workload, step, step.initial(parameters), planned=planned)
 
 
-def check_fingerprint(plan: Plan, captured: Captured) -> None:
-    """Raises `StalePlan` where ``captured`` is not what was planned, or not by this version."""
+def check_fingerprint(plan: Plan, captured: Captured, workload: Workload) -> None:
+    """Raises `StalePlan` where ``captured`` is not what was planned, or not by this version, and
+    `StaleSettings` where ``workload`` trains it otherwise."""
     if plan.fingerprints.tool != version("autopar"):
         raise StalePlan(
             f"the plan was made by autopar {plan.fingerprints.tool}, this is "
             f"{version('autopar')}; plan {plan.workload} again with `autopar plan`"
         )
+    check_workload(plan, workload)
     found = captured.fingerprint()
     if found != plan.fingerprints.model:
         raise StalePlan(

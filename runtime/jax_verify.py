@@ -27,13 +27,10 @@ from autopar.runtime.edits import told
 from autopar.runtime.jax_layout import by_name
 from autopar.runtime.jax_load import batch_of, check_fingerprint, read_program
 from autopar.runtime.jax_train import Step
-from autopar.runtime.verified import Errors, VerifyResult
+from autopar.runtime.verified import NEGLIGIBLE, Errors, VerifyResult, gradient_scale
 from autopar.workload import Workload
 
 STEPS = 2
-NEGLIGIBLE = 1e-6
-"""A gradient below this share of the whole gradient's norm is rounding around zero, in float64."""
-
 Named = dict[str, np.ndarray]
 
 
@@ -52,7 +49,7 @@ def verify(folder: str | Path) -> dict[str, Any]:
     plan = plan_folder.read_plan(folder)
     workload = load_workload(plan_folder.workload_of(folder, plan))
     captured = capture_workload(workload)
-    check_fingerprint(plan, captured)
+    check_fingerprint(plan, captured, workload)
     assert workload.init is not None
     tree = jax.tree.map(np.asarray, workload.init(jax.random.key(workload.seed)))
     batches = [dict(batch_of(workload, i)) for i in range(STEPS)]
@@ -166,7 +163,7 @@ def errors(found: Record, right: Record, share: float) -> Errors:
             if norm >= share * whole:
                 small.discard(name)
             difference = float(np.linalg.norm(ours[name].astype(np.float64) - g))
-            worst = max(worst, (_finite(difference) / max(norm, share * whole, 1e-300), name))
+            worst = max(worst, (_finite(difference) / gradient_scale(norm, whole, share), name))
     whole = _norm_of_all(right.weights)
     for name, w in right.weights.items():
         scale = whole if name in small else float(np.linalg.norm(w))

@@ -21,7 +21,7 @@ from autopar.frontends.loading import load_workload
 from autopar.nouns.plan import Plan
 from autopar.runtime.initialize import initialize
 from autopar.runtime.ranks import Ranks
-from autopar.runtime.settings import check_settings, compiled
+from autopar.runtime.settings import check_settings, check_workload, compiled
 from autopar.runtime.trainer import Program, Trainer
 from autopar.workload import Workload
 
@@ -133,6 +133,7 @@ def check_model_of(plan: Plan, workload: Workload) -> None:
             f"the plan was made by autopar {plan.fingerprints.tool}, this is "
             f"{version('autopar')}; plan {plan.workload} again with `autopar plan`"
         )
+    check_workload(plan, workload)
     answer: list[str] = [""]
     if not dist.is_initialized() or dist.get_rank() == 0:
         from autopar.frontends.pytorch import capture

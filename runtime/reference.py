@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -170,6 +171,12 @@ def reference(workload: Workload, batch: Batch, device: torch.device) -> Referen
             loss = loss_of(model(**moved))
             loss.backward()  # type: ignore[no-untyped-call]
         losses.append(float(loss.detach()))
+        if not math.isfinite(losses[-1]):
+            raise VerifyError(
+                f"the model's own loss on one device is {losses[-1]} in step {len(losses) - 1}, so "
+                "there is nothing to compare with. Verification draws a random batch with the "
+                "range, mean and spread of batch(): give one whose values are like real data"
+            )
         found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         gradients.append({n: g.detach().clone() for n, g in found.items()})
         if workload.clip_norm is not None:
@@ -216,8 +223,8 @@ def random_batch(workload: Workload, seed: int = 1) -> dict[str, Any]:
     Distinct, since a batch that passes one tensor twice hides a program that mixes them up. Ids are
     drawn from the range that the real batch shows at their place in a sample, or anywhere where
     they do not vary there, and negative ones (ignored labels) stay in number; masks, flags and
-    floats from 0 to 1 are permuted over the samples; other floats get the real mean and spread, in
-    float64. Inputs without a batch dim stay as they are.
+    floats that are never negative are permuted over the samples; other floats get the real mean and
+    spread, in float64. Inputs without a batch dim stay as they are.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -239,7 +246,7 @@ def _random_like(value: torch.Tensor, generator: torch.Generator) -> torch.Tenso
     mixed = value[torch.randperm(value.shape[0], generator=generator)]
     low, high = value[value >= 0].min() if bool((value >= 0).any()) else 0, value.max()
     if value.is_floating_point():
-        if 0 <= value.min() < high <= 1:
+        if 0 <= value.min() < high:  # logarithms and roots may be taken of it
             return mixed
         noise = torch.randn(value.shape, dtype=value.dtype, generator=generator)
         spread = value.std() if value.numel() > 1 else torch.zeros(())

@@ -9,6 +9,7 @@ from types import CodeType
 from autopar.errors import UserError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan
+from autopar.workload import Workload
 
 
 class ProgramError(UserError):
@@ -64,6 +65,22 @@ def check_settings(plan: Plan, mesh: Mapping[str, int], settings: Settings) -> N
         raise ProgramError(
             f"plan.json and the program beside it differ: {shown}. A plan is changed by planning "
             "again, with `--fix` for what is to be so"
+        )
+
+
+class StaleSettings(UserError):
+    """The workload is trained otherwise now than when it was planned."""
+
+
+def check_workload(plan: Plan, workload: Workload) -> None:
+    """Raises `StaleSettings` where the file says other things now than the plan was made for."""
+    said = [("optimizer", plan.optimizer, workload.optimizer)]
+    said += [("precision", plan.precision, workload.precision)]
+    differing = [f"{name} is {now!r} and was {then!r}" for name, then, now in said if then != now]
+    if differing:
+        raise StaleSettings(
+            f"{plan.workload} has changed since it was planned: {', '.join(differing)}. Plan it "
+            "again with `autopar plan`, or put that back"
         )
 
 

@@ -22,5 +22,6 @@ from torch.utils._pytree import tree_map_only as tree_map_only  # tensors in nes
 functional_collectives = torch.ops._c10d_functional  # collectives that compile, seen by modes
 without_modes = _disable_current_modes  # real ops inside of a mode
 resolve_group = _resolve_process_group  # a process group by its name
+causal_check = (torch.nn.modules.transformer, "_detect_is_causal_mask")  # reads a mask's values
 exporting = _compiling_state_context  # the state that torch.export runs a model in
 without_torch_function = torch._C.DisableTorchFunction  # no function mode sees what is inside

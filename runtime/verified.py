@@ -6,6 +6,20 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 TOLERANCE = 1e-9
+NEGLIGIBLE = 1e-6
+"""A gradient below this share of the whole gradient's norm is rounding around zero, in float64."""
+ROUNDING = 1e-3
+"""The share of the whole gradient's norm that such a gradient is measured against: what is left of
+sums that cancel is some hundred times the machine epsilon of what was summed."""
+
+
+def gradient_scale(norm: float, whole: float, share: float) -> float:
+    """What the error of a gradient of this norm is relative to.
+
+    whole: the norm of the whole gradient.
+    share: `NEGLIGIBLE`, or what stands for it in the plan's own precision.
+    """
+    return max(norm if norm >= share * whole else max(share, ROUNDING) * whole, 1e-300)
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +28,9 @@ class Errors:
 
     Where a gradient is zero in theory (under a millionth of the whole gradient's norm), what is
     left of it is rounding, and AdamW divides it by itself: such a gradient is measured against a
-    millionth of the whole gradient's norm, and its weight against the norm of all weights. In a
-    plan's own precision the root of its machine epsilon stands for the millionth.
+    thousandth of the whole gradient's norm, and its weight against the norm of all weights. So is
+    a buffer under a millionth of that, such as the running mean behind a bias that has no effect.
+    In a plan's own precision the root of its machine epsilon stands for the millionth.
     """
 
     loss: float

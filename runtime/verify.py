@@ -41,11 +41,14 @@ from autopar.runtime.reference import (
     reference,
 )
 from autopar.runtime.trainer import Program, Trainer
-from autopar.runtime.verified import TOLERANCE, Errors, VerifyResult
+from autopar.runtime.verified import (
+    NEGLIGIBLE,
+    TOLERANCE,
+    Errors,
+    VerifyResult,
+    gradient_scale,
+)
 from autopar.workload import Workload
-
-NEGLIGIBLE = 1e-6
-"""A gradient below this share of the whole gradient's norm is rounding around zero, in float64."""
 
 Piece = tuple[str, Region, torch.Tensor]
 
@@ -286,12 +289,11 @@ class Comparison:
         if self._wanted is None:
             return
         whole = self._wanted.gradients[step]
-        floor = self._share * self._wanted.gradients_norm(step)
+        everything = self._wanted.gradients_norm(step)
         errors = _errors(pieces, whole, self._wanted.alias, whole)
         for name, error in errors.items():
-            self._gradient = max(
-                self._gradient, (error / max(float(whole[name].norm()), floor, 1e-300), name)
-            )
+            scale = gradient_scale(float(whole[name].norm()), everything, self._share)
+            self._gradient = max(self._gradient, (error / scale, name))
 
     def weights(self, pieces: list[Piece]) -> None:
         if self._wanted is None:
@@ -300,7 +302,9 @@ class Comparison:
         found = _errors(pieces, self._wanted.weights, self._wanted.alias, self._wanted.gradients[0])
         for name, error in found.items():
             own = float(self._wanted.weights[name].norm())
-            scale = all_weights if self._negligible(name) else own
+            buffer = name not in self._wanted.gradients[0]
+            small = own < self._share * all_weights if buffer else self._negligible(name)
+            scale = all_weights if small else own
             self._weight = max(self._weight, (error / max(scale, 1e-300), name))
 
     def _negligible(self, name: str) -> bool:

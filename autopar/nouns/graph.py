@@ -114,6 +114,16 @@ class Block:
     body: Graph
     instances: tuple[str, ...]
 
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Instances whose parameters are gathered and reduced by themselves, each once.
+
+        None where one is called twice: what is dropped after a call would be gathered for the next.
+        Their parameters then travel with the root's.
+        """
+        once = tuple(dict.fromkeys(self.instances))
+        return once if len(once) == len(self.instances) else ()
+
 
 @dataclass(frozen=True, slots=True)
 class Graph:

@@ -58,8 +58,10 @@ def stored_parameters(lowered: Lowered, dtypes: Mapping[str, str]) -> Iterator[S
     """Each parameter of the unfolded model once, with its unit."""
     yield from _stored(lowered, dtypes, "", "")
     for name, body in lowered.blocks.items():
-        for instance in dict.fromkeys(lowered.graph.blocks[name].instances):
-            yield from _stored(body, dtypes, f"{instance}.", instance)
+        block = lowered.graph.blocks[name]
+        for instance in dict.fromkeys(block.instances):
+            unit = instance if instance in block.units else ""
+            yield from _stored(body, dtypes, f"{instance}.", unit)
 
 
 def _stored(

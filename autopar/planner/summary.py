@@ -7,7 +7,7 @@ do not change what a rank computes in a microbatch, only how its model state is 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from autopar.lowering import (
@@ -70,10 +70,22 @@ class Summary:
 
 def summarise(lowered: Lowered, prices: Prices) -> Summary:
     """Adds up a lowered plan by unit."""
+    root = _unit(lowered, prices)
+    bodies = {name: _unit(body, prices) for name, body in lowered.blocks.items()}
+    for name, block in lowered.graph.blocks.items():
+        if not block.units:  # its parameters travel with the root's
+            held, copies = bodies[name], len(dict.fromkeys(block.instances))
+            root = replace(
+                root,
+                trained=_sum(root.trained, held.trained, copies),
+                frozen=_sum(root.frozen, held.frozen, copies),
+                deferred=_sum(root.deferred, held.deferred, copies),
+            )
+            bodies[name] = replace(held, trained={}, frozen={}, deferred={})
     return Summary(
         microbatches=lowered.mesh.size(MICROBATCH),
-        root=_unit(lowered, prices),
-        bodies={name: _unit(body, prices) for name, body in lowered.blocks.items()},
+        root=root,
+        bodies=bodies,
         calls=tuple(op.op.attrs["block"] for op in lowered.ops if op.bound is None),
         copies={
             name: len(dict.fromkeys(block.instances))
@@ -84,6 +96,10 @@ def summarise(lowered: Lowered, prices: Prices) -> Summary:
         counts=global_counts(lowered.graph),
         packages=frozenset(_packages(lowered)),
     )
+
+
+def _sum(one: Mapping[str, int], more: Mapping[str, int], times: int) -> dict[str, int]:
+    return {k: one.get(k, 0) + times * more.get(k, 0) for k in dict.fromkeys((*one, *more))}
 
 
 def _unit(lowered: Lowered, prices: Prices) -> Unit:

@@ -59,8 +59,9 @@ def _group_norm(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...
 def _batch_norm(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
     """Statistics over all but the channels: splitting those dims moves 2c numbers each way.
 
-    Forward the local sums and squares, backward the sums of the gradient and of its product with
-    the normalised input. With stored statistics (``training: false``) nothing moves.
+    Forward the local sums, then the squares around their mean; backward, at once, the sums of the
+    gradient and of its product with the normalised input. With stored statistics
+    (``training: false``) nothing moves.
     """
     del results
     spatial = letters(len(operands[0].shape) - 2, "p")
@@ -68,14 +69,19 @@ def _batch_norm(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...
     training = bool(op.attrs.get("training", True))
     affine = bool(op.attrs.get("affine", len(operands) in (3, 5)))
     over = ["b", *spatial] if training else []
+    moved = accumulated(operands[0])
     return Rule(
         text([image, *[["c"]] * (len(operands) - 1)], [image]),
         saves=tuple(i for i in range(len(operands)) if not (affine and i == 2)),
         keeps=(Kept(("c",), MEAN_AND_DEVIATION),) if training else (),
         internal=tuple(
-            Internal(factor, "all_reduce", direction, ("c",), 2, accumulated(operands[0]))
+            entry
             for factor in over
-            for direction in ("forward", "backward")
+            for entry in (
+                Internal(factor, "all_reduce", "forward", ("c",), 1, moved),
+                Internal(factor, "all_reduce", "forward", ("c",), 1, moved),
+                Internal(factor, "all_reduce", "backward", ("c",), 2, moved),
+            )
         ),
         special=tuple((factor, "synchronised") for factor in over),
         flops=NORM_FLOPS,

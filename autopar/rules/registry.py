@@ -14,6 +14,12 @@ RuleMaker = Callable[[Op, tuple[Tensor, ...], tuple[Tensor, ...]], Rule]
 
 _REGISTERED: dict[str, Rule | RuleMaker] = {}
 
+RANDOM = frozenset(
+    "rand rand_like randn randn_like randint randint_like randperm normal normal_functional "
+    "bernoulli multinomial poisson uniform exponential rrelu rrelu_with_noise".split()
+)
+"""Ops of PyTorch that draw random numbers, by name."""
+
 
 class UnruledOp(UserError, LookupError):
     """No rule is known for an op; the plan names it."""
@@ -84,6 +90,14 @@ def _unruled(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor]) -> s
     def shown(tensors: Sequence[Tensor]) -> str:
         return ", ".join(f"{t.dtype}{list(t.shape)}" for t in tensors)
 
+    place = f"It stands at {op.source} and maps {shown(operands) or 'nothing'} to {shown(results)}."
+    if op.kind.partition("::")[2] in RANDOM:
+        return (
+            f"no rule says how op {op.kind!r} may be split. {place} It draws random numbers, which "
+            "ranks would draw differently and no check could compare: give them as an entry of the "
+            "batch, draw them by F.dropout, or turn off what draws them (stochastic depth: "
+            "drop_path_rate=0)."
+        )
     example = suggestion([t.shape for t in operands], [t.shape for t in results])
     if example:
         advice = f"Register one line, such as\n    autopar.register_rule({op.kind!r}, {example!r})"
@@ -93,8 +107,7 @@ def _unruled(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor]) -> s
             "    autopar.register_rule('mylib::scale', 'b s d, d -> b s d')"
         )
     return (
-        f"no rule says how op {op.kind!r} may be split. It stands at {op.source} and maps "
-        f"{shown(operands) or 'nothing'} to {shown(results)}. {advice}\n"
+        f"no rule says how op {op.kind!r} may be split. {place} {advice}\n"
         "where equal names are the same index: name (may be split), name+ (summed over), "
         "name! (kept whole)."
     )

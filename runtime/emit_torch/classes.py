@@ -24,12 +24,12 @@ HINTS = {("rotary", 1): "cos", ("rotary", 2): "sin", ("attention", 3): "mask"}
 
 @dataclass(slots=True)
 class Library:
-    """Classes in the order in which they must stand; equal text is one class."""
+    """Classes in the order in which they must stand, from their bases on; equal text is one."""
 
     texts: dict[str, str] = field(default_factory=dict)
 
     def add(self, wish: str, text: str) -> str:
-        """The name under which ``text`` (a class without its first line) is known."""
+        """The name under which ``text`` (a class from its bases on) is known."""
         number = 1 + (wish in TAKEN)
         while True:
             name = wish if number == 1 else f"{wish}{number}"
@@ -111,7 +111,7 @@ def scope_class(
     result = "Tensor" if len(outputs) == 1 else f"tuple[{', '.join(['Tensor'] * len(outputs))}]"
     lines.add(f"def forward({', '.join(arguments)}) -> {result}:")
     finish(lines, forward, returned)
-    return printing.library.add(wish, "\n".join(lines.lines))
+    return printing.library.add(wish, "\n".join([f"({modules.base(root)}):", *lines.lines]))
 
 
 def finish(lines: Lines, forward: Forward, returned: str) -> None:
@@ -125,7 +125,6 @@ def _init(root: modules.Node, lines: Lines) -> None:
         return
     lines.add("def __init__(self) -> None:")
     inner = Lines(8)
-    inner.add("super().__init__()")
     modules.declare(root, inner)
     lines.lines += inner.lines
     lines.blank()

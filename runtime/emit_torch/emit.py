@@ -138,7 +138,6 @@ def _model(
     lines.blank()
     lines.add("def __init__(self) -> None:")
     inner = Lines(8)
-    inner.add("super().__init__()")
     modules.declare(root, inner)
     for name, tensor in {} if captured is None else captured.tensors.items():
         for alias in tensor.shared_with:
@@ -164,7 +163,7 @@ def _model(
     lines.add(f"def forward({', '.join(arguments)}) -> Tensor:")
     lines.add('    """This rank\'s share: summed over data ranks and microbatches, the loss."""')
     finish(lines, forward, returned)
-    return "\n".join(lines.lines)
+    return "\n".join([f"({modules.base(root)}):", *lines.lines])
 
 
 def _exists(root: modules.Node, path: str) -> bool:
@@ -237,8 +236,8 @@ def _file(
 ) -> str:
     parts = []
     for name, text in printing.library.texts.items():
-        parts.append(f"class {name}(nn.Module):\n{text}")
-    parts.append(f"class Model(nn.Module):\n{model}")
+        parts.append(f"class {name}{text}")
+    parts.append(f"class Model{model}")
     body = "\n\n\n".join(parts)
     settings = _settings(lowered, plan, captured)
     names = {"Settings"} | {m for m in OWN.findall(body)}
@@ -292,7 +291,7 @@ def _units(lowered: Lowered) -> tuple[str, ...]:
 
     ``head.*`` stands for a list of which every member repeats; otherwise members are named.
     """
-    instances = {i for block in lowered.graph.blocks.values() for i in block.instances}
+    instances = {i for block in lowered.graph.blocks.values() for i in block.units}
     members: dict[str, set[str]] = {}
     for name, _ in lowered.graph.parameters():
         parts = name.split(".")
@@ -300,7 +299,7 @@ def _units(lowered: Lowered) -> tuple[str, ...]:
             members.setdefault(".".join(parts[:i]), set()).add(".".join(parts[: i + 1]))
     found = []
     for block in lowered.graph.blocks.values():
-        for instance in block.instances:
+        for instance in block.units:
             head, _, last = instance.rpartition(".")
             every = last.isdigit() and head and members.get(head, set()) <= instances
             found.append(f"{head}.*" if every else instance)

@@ -110,8 +110,18 @@ def iterable(root: Node, paths: Sequence[str]) -> str:
     return f"{text}[{start or ''}:{stop if stop < len(node.children) else ''}]"
 
 
+def base(root: Node) -> str:
+    """What a class inherits from: a list or dict where its children's names are no attributes."""
+    return "nn.ModuleList" if root.listed else "nn.ModuleDict" if root.keyed else "nn.Module"
+
+
 def declare(root: Node, lines: Lines) -> None:
-    """The statements of ``__init__`` after ``super().__init__()``."""
+    """The statements of ``__init__``."""
+    if root.listed or root.keyed:
+        lines.add(f"super().__init__({_members(root, 'nn.Module()')})")
+        _fill("self", root, lines)
+        return
+    lines.add("super().__init__()")
     for name, text in root.tensors.items():
         lines.add(f"self.{name} = {text}")
     for name, child in root.children.items():
@@ -125,32 +135,41 @@ def _declare(target: str, node: Node, lines: Lines) -> None:
         return
     if node.listed or node.keyed:
         lines.add(f"{target} = {_gathered(node, 'nn.Module()')}")
-        for name, text in node.tensors.items():
-            lines.add(f"{target}.{name} = {text}")
-        for name, child in node.children.items():
-            place = f"{target}[{name}]" if node.listed else f"{target}[{literal(name)}]"
-            if _simple(child) is not None:
-                continue
-            if child.listed or child.keyed:
-                _declare(place, child, lines)
-                continue
-            for inner, text in child.tensors.items():
-                lines.add(f"{place}.{inner} = {text}")
-            for inner, below in child.children.items():
-                _declare(f"{place}.{inner}", below, lines)
+        _fill(target, node, lines)
         return
     lines.add(f"{target} = {_weights(node)}")
     for name, child in node.children.items():
         _declare(f"{target}.{name}", child, lines)
 
 
+def _fill(target: str, node: Node, lines: Lines) -> None:
+    """What a list or dict holds beside the children that are one expression."""
+    for name, text in node.tensors.items():
+        lines.add(f"{target}.{name} = {text}")
+    for name, child in node.children.items():
+        place = f"{target}[{name}]" if node.listed else f"{target}[{literal(name)}]"
+        if _simple(child) is not None:
+            continue
+        if child.listed or child.keyed:
+            _declare(place, child, lines)
+            continue
+        for inner, text in child.tensors.items():
+            lines.add(f"{place}.{inner} = {text}")
+        for inner, below in child.children.items():
+            _declare(f"{place}.{inner}", below, lines)
+
+
 def _gathered(node: Node, unknown: str) -> str:
     """A list or dict of the children; ``unknown`` stands for those that are no expression."""
+    return f"{base(node)}({_members(node, unknown)})"
+
+
+def _members(node: Node, unknown: str) -> str:
     made = {name: _simple(child) or unknown for name, child in node.children.items()}
     if node.listed:
-        return f"nn.ModuleList([{', '.join(made.values())}])"
+        return f"[{', '.join(made.values())}]"
     pairs = ", ".join(f"{literal(name)}: {text}" for name, text in made.items())
-    return f"nn.ModuleDict({{{pairs}}})"
+    return f"{{{pairs}}}"
 
 
 def _weights(node: Node) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from autopar.lowering import Operand
 from autopar.runtime.emit_torch.loops import Loop
-from autopar.runtime.emit_torch.text import Lines, variable
+from autopar.runtime.emit_torch.text import Expr, Lines, variable
 
 if TYPE_CHECKING:
     from autopar.runtime.emit_torch.forward import Forward
@@ -57,8 +57,9 @@ class Rounds:
         token = forward.token()
         found = forward.source(name, token)
         carried = self.loop.carried[place] is not None
-        for _ in self.loop.calls[1:] if not carried else ():
-            forward.read(name)
+        if not carried and name in forward.uses:  # no parameter or buffer, which every call reads
+            for _ in self.loop.calls[1:]:
+                forward.read(name)
         ahead = self.loop.ahead[place]
         if ahead:
             shared = forward.tensor(name).shared
@@ -87,7 +88,10 @@ class Rounds:
         source = forward.tensor(operand.name).shared
         for step in self.loop.ahead[place]:
             source = source.with_placement(forward.lowered.mesh, step.axis, step.target)
-        return forward.steps(variable(name), operand.name, steps, source, token).text
+        found = (
+            variable(name) if name.isidentifier() else Expr(name)
+        )  # as self.table: not assigned to
+        return forward.steps(found, operand.name, steps, source, token).text
 
     def _call(self, arguments: list[str]) -> str:
         around = self.forward.around

@@ -131,6 +131,8 @@ class Values:
         tensor = self.lowered.graph.tensors[name]
         if tensor.role == "parameter":
             wishes = [identifier(name.split(".")[-1])[:1], identifier(name.split(".")[-1])]
+        elif tensor.role == "buffer":
+            wishes = [identifier(name.split(".")[-1])]
         else:
             wishes = [found.text] if found.reads == {found.text} else []
             wishes += ["x", "h"] if tensor.differentiable else [f"{(wishes or ['all'])[0]}_here"]

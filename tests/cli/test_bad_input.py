@@ -317,6 +317,10 @@ def test_a_plan_whose_model_has_changed_is_not_run(run: Run) -> None:
     assert code == 2
     assert "has changed since it was planned" in message
     assert "autopar plan" in message
+    other = changed("(batch=batch)", '(batch=batch, optimizer="sgd", precision="bfloat16")')
+    code, message = run(*words, model=other)
+    assert code == 2
+    assert "optimizer is 'sgd' and was 'adamw', precision is 'bfloat16' and was 'flo" in message
 
 
 @pytest.mark.gloo

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from autopar.frontends.captured import Captured
 from autopar.nouns.mesh import Mesh
@@ -271,6 +272,104 @@ class Images(nn.Module):
         return F.cross_entropy(x.flatten(1)[:, :CLASSES], y)
 
 
+class Wide(nn.Module):
+    """The sequentials of all layers are alike, and numbers that are no list name their parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+            for _ in range(3)
+        )
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return F.cross_entropy(x.mean(1)[:, :CLASSES], y)
+
+
+class Placed(nn.Module):
+    """One layer: what it is handed says where the tokens stand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, places: Tensor, scale: Tensor) -> Tensor:
+        more: Tensor = self.outer(torch.tanh(self.inner(x * scale + places)))
+        return x + more
+
+
+class Handed(nn.Module):
+    """A buffer and a parameter go into every layer as they are."""
+
+    places: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("places", torch.rand(4, 8))
+        self.scale = nn.Parameter(torch.ones(8))
+        self.layers = nn.ModuleList(Placed() for _ in range(3))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, self.places, self.scale)
+        return F.cross_entropy(x.mean(1)[:, :CLASSES], y)
+
+
+class Twice(nn.Module):
+    """The same layers for all of a sample and for half of it: no block has two shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.layers = nn.ModuleList(Placed() for _ in range(2))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        found = []
+        for part in (x, x[:, :2], self.first(x)):
+            for layer in self.layers:
+                part = layer(part, torch.ones(8), part.cos())
+            found.append(part.mean(1))
+        return F.cross_entropy((found[0] * found[1] + found[2])[:, :CLASSES], y)
+
+
+class Translating(nn.Module):
+    """Masks come without a word on whether they are causal, which torch would look up in them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = nn.Transformer(8, 2, 1, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(4)
+        out = self.core(x, x.cos(), tgt_mask=mask)
+        return F.cross_entropy(out[:, -1, :CLASSES], y)
+
+
+class Picking(nn.Module):
+    """One place of every sample, counted from the front, from the end, or found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x, rows = torch.tanh(self.inner(x)), torch.arange(SAMPLES)
+        picked = x[rows, y % 4] + x[rows, -1 - y % 4] + x[rows, x[:, :, 0].argmax(1)]
+        return F.cross_entropy(picked[:, :CLASSES], y) + x[:, 0][rows, y].square().mean()
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = weight_norm(nn.Linear(8, 8))
+        self.whole = weight_norm(nn.Conv1d(4, 4, 3, padding=1), dim=-1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.whole(torch.tanh(self.rows(x))).mean(1)[:, :CLASSES], y)
+
+
 class Turning(nn.Module):
     """A rotary embedding of complex numbers, from a table and made on the spot."""
 
@@ -306,6 +405,12 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "bags": Bags,
     "images": Images,
     "complex rotary": Turning,
+    "sequentials": Wide,
+    "a table for every layer": Handed,
+    "layers with two shapes": Twice,
+    "transformer with a mask": Translating,
+    "one place of every sample": Picking,
+    "weight norm": Normed,
 }
 
 

@@ -9,7 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from autopar.nouns.mesh import Mesh
+from autopar.runtime.batch_norm import batch_norm
 from autopar.runtime.norms import rms_norm, rotary
+from tests.emit import simulated
 
 
 def agree(found: Callable[..., Tensor], wanted: Callable[..., Tensor], *args: Tensor) -> None:
@@ -69,3 +72,17 @@ def test_rotary_with_angles_that_have_gradients() -> None:
     x = torch.randn(2, 3, 4, 6).double()
     cos, sin = torch.randn(2, 1, 4, 6).double()
     agree(rotary, plain_rotary, x, cos, sin)
+
+
+def test_batch_statistics_far_from_zero_keep_their_digits() -> None:
+    """In float32, split over ranks, as exact as torch is on one device."""
+    generator = torch.Generator().manual_seed(0)
+    x = 300 + torch.randn(8, 3, 16, generator=generator) / 10
+    wanted = F.batch_norm(x.double(), None, None, training=True)
+    mesh = Mesh(("dp_shard",), (4,))
+    pieces, _ = simulated.run(
+        mesh, lambda ranks: batch_norm(x.chunk(4)[ranks.rank], axes=("dp_shard",))
+    )
+    one = F.batch_norm(x, None, None, training=True)
+    error = (torch.cat(pieces) - wanted).abs().max()
+    assert error < 4 * (one - wanted).abs().max()

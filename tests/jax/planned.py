@@ -24,7 +24,7 @@ from autopar.runtime.emit_jax import emit
 from autopar.runtime.jax_layout import by_name
 from autopar.runtime.jax_load import run_program
 from autopar.runtime.jax_train import Step
-from autopar.runtime.verified import Errors
+from autopar.runtime.verified import NEGLIGIBLE, Errors
 from autopar.workload import Workload
 from tests.jax import models
 
@@ -95,7 +95,7 @@ class Made:
             named = by_name(paths_of(wide), self.captured.stacks)
             found = jax_verify.run(step, named, given, function)
             moved = jax_hlo.collectives(function.as_text(), step.layout.mesh)
-        return jax_verify.errors(found, right, jax_verify.NEGLIGIBLE), moved
+        return jax_verify.errors(found, right, NEGLIGIBLE), moved
 
 
 def made(name: str, fix: Mapping[str, str], **options: Any) -> Made:

@@ -17,6 +17,7 @@ from autopar.runtime import jax_launch
 from autopar.runtime.failures import RankFailed
 from autopar.runtime.jax_load import StalePlan, TooFewDevices, check_fingerprint, run_program
 from autopar.runtime.machine import accelerators
+from autopar.runtime.settings import StaleSettings
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "clusters" / "h100_8.yaml"
 MODEL = """
@@ -124,10 +125,13 @@ def test_a_plan_of_another_version_of_the_tool_is_refused(model: Path) -> None:
     folder = folder_of(model, "plan", {"tp": "2", "dp_replicate": "4"})
     made = plan_folder.read_plan(folder)
     old = replace(made.fingerprints, tool="0.0.1")
-    captured = capture_workload(load_workload(str(model)))
-    check_fingerprint(made, captured)
+    workload = load_workload(str(model))
+    captured = capture_workload(workload)
+    check_fingerprint(made, captured, workload)
     with pytest.raises(StalePlan, match=r"made by autopar 0\.0\.1"):
-        check_fingerprint(replace(made, fingerprints=old), captured)
+        check_fingerprint(replace(made, fingerprints=old), captured, workload)
+    with pytest.raises(StaleSettings, match="optimizer is 'sgd' and was 'adamw'"):
+        check_fingerprint(made, captured, replace(workload, optimizer="sgd"))
 
 
 def test_an_error_in_a_step_is_told_in_one_line(model: Path) -> None:

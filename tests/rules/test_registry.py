@@ -80,6 +80,15 @@ def test_an_op_without_a_rule_says_what_to_type() -> None:
     assert "autopar.register_rule('mylib::scale', 'a b! c!, c! -> a b! c!')" in text
 
 
+def test_no_rule_is_suggested_for_random_numbers() -> None:
+    """Split by it, they would be others than on one device."""
+    op = Op("aten::randn_like", ("x",), ("y",), {}, Source("vae", "model.py", 12))
+    with pytest.raises(UnruledOp, match="draws random numbers") as caught:
+        bind(op, TENSORS)
+    assert "vae (model.py:12)" in str(caught.value)
+    assert "register_rule" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("operands", "results"),
     [

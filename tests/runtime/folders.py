@@ -52,6 +52,7 @@ def write(
         zero=zero,
         microbatches=microbatches,
         precision=precision,
+        optimizer=load_workload(workload).optimizer,
         style=style,
         fingerprints=Fingerprints(
             fingerprint or captured(workload).fingerprint(),

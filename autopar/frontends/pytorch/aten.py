@@ -254,6 +254,20 @@ def _batch_norm(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     )  # fmt: skip
 
 
+def _weight_norm(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    """Every row of ``v`` brought to the length that ``g`` gives."""
+    v, g = a["v"], a["g"]
+    rank = len(v.shape)
+    kept = None if a["dim"] == -1 else a["dim"] % rank
+    dims = tuple(d for d in range(rank) if d != kept)
+    thin = tuple(1 if d in dims else n for d, n in enumerate(v.shape))
+    squares = lifter.emit("square", [v], v.shape, v.dtype)
+    total = lifter.emit("sum", [squares], thin, v.dtype, dims=dims, keepdim=True)
+    length = lifter.emit("sqrt", [total], thin, v.dtype)
+    share = lifter.emit("div", [g, length], thin, v.dtype)
+    return lifter.emit("mul", [v, share], v.shape, v.dtype)
+
+
 def _embedding(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     ids, weight = a["indices"], a["weight"]
     if a["sparse"] or a["scale_grad_by_freq"]:
@@ -343,6 +357,7 @@ TABLE: dict[str, Lift] = {
     "group_norm": _group_norm,
     "instance_norm": _instance_norm,
     "batch_norm": _batch_norm,
+    "_weight_norm": _weight_norm,
     "embedding": _embedding,
     "embedding_bag": _embedding_bag,
     "dropout": _dropout,

@@ -6,7 +6,12 @@ from autopar.frontends.captured import Captured, ModelTensor
 from autopar.frontends.pytorch.assemble import assemble
 from autopar.frontends.pytorch.build import Built, build, check_batch
 from autopar.frontends.pytorch.calls import NotAlike
-from autopar.frontends.pytorch.gradients import check_reached, find_gradients, stop_gradients
+from autopar.frontends.pytorch.gradients import (
+    check_owners,
+    check_reached,
+    find_gradients,
+    stop_gradients,
+)
 from autopar.frontends.pytorch.ir import dtype_name
 from autopar.frontends.pytorch.lift import Lifter
 from autopar.frontends.pytorch.program import Program, cut, prune
@@ -33,13 +38,14 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
             lifter = Lifter(trace)
             lifter.run()
             program = cut(lifter, trace.kinds)
+            rewrite(program)
+            prune(program)
+            stop_gradients(program)
+            gradients = find_gradients(program)
+            check_owners(program, gradients, trace.kinds)
             break
         except NotAlike as error:  # told apart from now on
             repeats.split(error)
-    rewrite(program)
-    prune(program)
-    stop_gradients(program)
-    gradients = find_gradients(program)
     tensors = _tensors(trace, program)
     check_reached(program, gradients, [t.name for t in tensors.values() if t.trainable])
     graph = assemble(program, gradients)

@@ -6,13 +6,15 @@ used by the loss; two combinations make two blocks, since their backward passes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from autopar.frontends.pytorch.calls import Kind, NotAlike
 from autopar.frontends.pytorch.errors import LossError, UnreachedParameterError
 from autopar.frontends.pytorch.ir import Node, Value
 from autopar.frontends.pytorch.program import Program
 
+STORED = ("parameter", "buffer")
 Flags = tuple[bool, ...]
 Variant = tuple[int, Flags, Flags]  # body number, operands that need gradients, results that give
 
@@ -113,6 +115,27 @@ def _backward(nodes: list[Node], needs: set[Value], exits: Iterable[Value]) -> s
         if any(v in live for v in node.outputs):
             live.update(v for v in node.inputs if v in needs)
     return live & needs
+
+
+def check_owners(program: Program, gradients: Gradients, kinds: Sequence[Kind]) -> None:
+    """Raises `NotAlike` where a layer is part of two blocks, or of one and of the top level.
+
+    As one that is called with other shapes too, or first with what has no gradient: each block
+    would decide for itself how its parameters are held.
+    """
+    held: dict[str, Variant | None] = {
+        v.name: None
+        for node in program.nodes
+        for v in node.inputs
+        if node.kind != "call" and v.role in STORED
+    }
+    for call, variant in gradients.of_call.items():
+        body = program.bodies[variant[0]]
+        own = {v.name for node in body.nodes for v in node.inputs if v.role in STORED}
+        for name in own:
+            full = f"{call.attrs['instance']}{name.removeprefix(body.path)}"
+            if held.setdefault(full, variant) != variant:
+                raise NotAlike(kinds[body.number].group, "a layer is part of two blocks")
 
 
 def check_reached(program: Program, gradients: Gradients, trainable: Iterable[str]) -> None:

@@ -17,10 +17,12 @@ def simplify_masks(program: Program) -> None:
     """Attention loses masks that say "causal" or nothing; what else is index work gets short."""
     facts = find_facts(program.nodes)
     _plain_lookups(program.nodes, facts)
+    program.nodes = _row_lookups(program.nodes, facts)
     for body in program.bodies.values():
         known = _entry_facts(program, body, facts)
         inner = find_facts(body.nodes, known)
         _plain_lookups(body.nodes, inner)
+        body.nodes = _row_lookups(body.nodes, inner)
         _mask_attention(body.nodes, inner)
         body.nodes = _rebuilt(body.nodes, inner, set(body.exits), set(known))
     _mask_attention(program.nodes, facts)
@@ -83,6 +85,43 @@ def _plain_lookups(nodes: list[Node], facts: Facts) -> None:
         if spread != shape:
             continue
         node.kind, node.inputs, node.attrs = "reshape", [x], {"shape": shape}
+
+
+def _row_lookups(nodes: list[Node], facts: Facts) -> list[Node]:
+    """``x[arange(b), ids]`` takes one of each row: a gather, which keeps the rows apart."""
+    out: list[Node] = []
+    for node in nodes:
+        if node.kind == "index" and node.attrs["dims"] == (0, 1) and node.output not in facts:
+            x, rows, ids = node.inputs
+            once = _one_dim(facts.get(rows), ids.shape, x.shape[0]) == 0
+            if once and rows.shape == ids.shape == x.shape[:1]:
+                out += _gathered(node, nodes)
+                continue
+        out.append(node)
+    return out
+
+
+def _gathered(node: Node, nodes: list[Node]) -> list[Node]:
+    x, _, ids = node.inputs
+    made: list[Node] = []
+
+    def emit(kind: str, inputs: list[Value], shape: Shape, dtype: str, /, **attrs: object) -> Value:
+        new = Node(kind, inputs, [Value(shape, dtype)], attrs, node.source, node.grad)
+        made.append(new)
+        return new.output
+
+    maker = Links(nodes).made_by(ids, "argmax")
+    if maker is None:  # an index may count from the end, a gather's may not
+        ids = emit("remainder", [ids], ids.shape, ids.dtype, other=x.shape[1])
+    rows, rest = x.shape[0], x.shape[2:]
+    thin, spread = (rows, 1, *(1 for _ in rest)), (rows, 1, *rest)
+    ids = emit("reshape", [ids], thin, ids.dtype, shape=thin)
+    if thin != spread:
+        ids = emit("expand", [ids], spread, ids.dtype, shape=spread)
+    found = emit("gather", [x, ids], spread, node.output.dtype, dim=1)
+    last = Node("reshape", [found], node.outputs, {"shape": node.output.shape}, node.source)
+    last.grad = node.grad
+    return [*made, last]
 
 
 def _one_dim(fact: Fact | None, shape: Shape, size: int) -> int | None:

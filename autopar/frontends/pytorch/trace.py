@@ -43,6 +43,7 @@ from autopar.runtime.torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
+    causal_check,
     exporting,
 )
 
@@ -171,6 +172,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
         stack.enter_context(without_cache(model))
         stack.enter_context(exporting())
         stack.enter_context(checked_functions())
+        stack.enter_context(_masks_unread())
         stack.enter_context(_told_once())
         stack.enter_context(built.mode)
         try:
@@ -207,6 +209,19 @@ def _shown(result: Any) -> str:
         return f"{kind} (no .loss)"
     places = " and ".join(map(str, scalars_of(result)))
     return f"{kind} with {f'scalars at {places}' if places else 'no scalar'}"
+
+
+@contextmanager
+def _masks_unread() -> Iterator[None]:
+    """Inside, `nn.Transformer` takes every mask as it is: it looks into one that comes without a
+    hint, only to leave it out where it is causal, which is found here anyway."""
+    module, name = causal_check
+    plain = getattr(module, name)
+    setattr(module, name, lambda mask, is_causal=None, size=None: is_causal is True)
+    try:
+        yield
+    finally:
+        setattr(module, name, plain)
 
 
 @contextmanager

@@ -1,0 +1,75 @@
+"""Layers that are called several times in one forward, as in ALBERT and in loops of refinement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autopar import plan_folder
+from autopar.commands import plan_files
+from autopar.planner import plan
+from autopar.runtime.launch import verify_many
+
+CLUSTER = """
+name: two
+groups:
+  - {device: cpu-core, count: 2}
+levels:
+  - {name: loopback, span: 2, bandwidth: 1 GB/s, latency: 100 us, library: gloo}
+"""
+MODEL = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+import autopar
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+@autopar.parallelize(
+    batch=lambda: {"x": torch.randn(4, 8), "y": torch.arange(4)}, clip_norm=0.1
+)
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+        self.last = Layer()
+
+    def forward(self, x, y):
+        x = self.first(x)
+        for _ in range(3):
+            for layer in self.layers:
+                x = layer(x)
+        return F.cross_entropy(self.last(x), y)
+"""
+
+
+@pytest.mark.gloo
+def test_their_parameters_are_gathered_once(tmp_path: Path) -> None:
+    """With those outside of the layers, whatever the state sharding: as priced, and right."""
+    model, cluster = tmp_path / "model.py", tmp_path / "cluster.yaml"
+    model.write_text(MODEL)
+    cluster.write_text(CLUSTER)
+    folders = []
+    for zero in "123":
+        for microbatch in "12":
+            fix = {"dp_shard": "2", "zero": zero, "microbatch": microbatch}
+            folder = tmp_path / f"{zero}_{microbatch}"
+            found = plan(str(model), str(cluster), fix)
+            (block,) = found.graph.blocks.values()
+            assert len(block.instances) == 6
+            files, _ = plan_files(found, folder)
+            plan_folder.write(folder, files)
+            folders.append(folder)
+    for verified in verify_many(folders):
+        assert verified.collective_differences == ()
+        assert verified.passed
