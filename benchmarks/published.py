@@ -42,6 +42,11 @@ TARGETS = {
     "moe": (0.15, 0.40, 0.09, 0.30),
     "peak memory": (0.08, 0.22, 0.06, 0.18),
 }
+# The least mean tau and, where there is one, the largest mean regret.
+RANKING_TARGETS: dict[str, tuple[float, float | None]] = {
+    "source_left_out": (0.60, 0.03),
+    "configuration_left_out": (0.70, None),
+}
 # Fewer configurations or sources than this cannot be left out of a fit of fifty constants.
 LEAST_CONFIGURATIONS, LEAST_SOURCES = 60, 5
 
@@ -203,6 +208,7 @@ def evaluate(fit: Fit, quick: bool, rows: Mapping[str, Row]) -> dict[str, Any]:
             "source_left_out": ranking(fit, by_source),
             "configuration_left_out": ranking(fit, by_configuration),
         },
+        "ranking_targets": RANKING_TARGETS,
         "defying": defying(fit, by_source),
         "predicted": by_source.tolist(),
     }
@@ -349,9 +355,12 @@ def render(result: dict[str, Any], reasons: dict[str, str], fit: Fit) -> str:
     ):
         lines.append(_line(label, memory[key], memory["targets"][:2]))
     for label, ranks in result["ranking"].items():
+        least_tau, most_regret = RANKING_TARGETS[label]
+        regret = "" if most_regret is None else f" (at most {most_regret:.0%})"
         lines.append(
             f"ranking, {label.replace('_', ' ')}: {ranks['groups']:.0f} groups, mean tau "
-            f"{ranks['mean_tau']:.2f}, mean regret {ranks['mean_regret']:.1%}"
+            f"{ranks['mean_tau']:.2f} (at least {least_tau:.2f}), mean regret "
+            f"{ranks['mean_regret']:.1%}{regret}"
         )
     for name, band in result["bands"].items():
         lines.append(

@@ -138,6 +138,7 @@ def test_the_report_renders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     text = capsys.readouterr().out
     assert "dense, A100 and H100" in text
     assert "sources undeclared as well" in text
+    assert "mean tau 0.00 (at least 0.60), mean regret 0.0% (at most 3%)" in text
     assert "not priced: 1 rows" in text
 
 
