@@ -152,6 +152,8 @@ def _cheapest_change(
     for cp in (2, 4, 8):
         if layout.dp_shard % cp == 0:
             changes.append({"cp": layout.cp * cp, "dp_shard": layout.dp_shard // cp})
+    if arch.is_moe:
+        changes += [{"ep": layout.ep * times} for times in (2, 4, 8)]
     pairs = [
         {**a, **b} for i, a in enumerate(changes) for b in changes[i + 1 :] if not set(a) & set(b)
     ]
@@ -169,7 +171,7 @@ def _cheapest_change(
                 best = seconds, change
         if best is not None:
             change_text = ",".join(f"{name}={value}" for name, value in best[1].items())
-            typed = _typed(replace(layout, **best[1]))
+            typed = _typed(replace(layout, **best[1])) + (f",etp={layout.etp}" * bool(layout.etp))
             return f"{change_text} fits, at {best[0]:.3g} s a step: --fix {typed}"
     return _fastest_that_fits(arch, cluster, layout.global_batch, precision, style, declared)
 

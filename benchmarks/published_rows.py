@@ -269,6 +269,7 @@ def _layout(row: Row, arch: Arch) -> Layout:
         recompute_modules=modules,
         sequence_parallel=row["sequence_parallel"] != "no",
         offload_optimizer="offload" in zero_text,
+        etp=_etp(row, tp, ep),
     )
 
 
@@ -302,6 +303,14 @@ def _largest_ep(arch: Arch, devices: int) -> int:
     while arch.experts % (2 * ep) == 0 and devices % (2 * ep) == 0 and ep < 64:
         ep *= 2
     return ep
+
+
+def _etp(row: Row, tp: int, ep: int) -> int:
+    """What the row says; recipes with expert parallelism leave each expert whole (0: as tp)."""
+    said = re.search(r"\bETP=(\d+)", row["notes"])
+    if said and tp % int(said.group(1)) == 0:
+        return int(said.group(1))
+    return 1 if ep > 1 else 0
 
 
 def _cluster(row: Cells, device: Any, count: int) -> Cluster:

@@ -1,11 +1,13 @@
 """A layout by name: every degree and choice that `--fix` may pin, and whether it is legal.
 
 Ranks are laid out as torchtitan and Megatron do, innermost first: tp, cp, dp_shard, dp_replicate,
-pp. Expert parallelism borrows ranks of tp, cp and dp (parallel folding), innermost first.
+pp. Experts borrow ranks of tp, cp and dp (parallel folding), innermost first: etp, ep, and what is
+left holds the same parts of the same experts.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -18,7 +20,7 @@ Recompute = Literal["none", "selective", "full"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 
 DEGREES = ("dp_replicate", "dp_shard", "tp", "cp", "ep", "pp")
-_COUNTS = (*DEGREES, "microbatch", "microbatches", "interleave", "zero", "global_batch")
+_COUNTS = (*DEGREES, "etp", "microbatch", "microbatches", "interleave", "zero", "global_batch")
 _WORDS: dict[str, tuple[str, ...]] = {
     "recompute": ("none", "selective", "full"),
     "schedule": ("gpipe", "1f1b", "interleaved", "zero_bubble"),
@@ -54,6 +56,23 @@ class Layout:
     """What selective recompute runs again (`recompute.MODULES`); empty: what the software does."""
     sequence_parallel: bool = True
     offload_optimizer: bool = False
+    etp: int = 0
+    """Ranks that split each expert's matrices; 0: tp, less what ep takes of it (Megatron-Core's
+    default, folded where ep and tp together are more than there are ranks)."""
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that split each expert's matrices."""
+        return self.etp or math.gcd(self.tp, max(1, self.tp * self.cp * self.dp // self.ep))
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that one layer's experts are spread over."""
+        return self.ep * self.expert_tp
+
+    def expert_copies(self, ranks: int) -> int:
+        """Of `ranks` (tp, cp and data ranks together), those that hold the same experts."""
+        return max(1, ranks // self.expert_ranks)
 
     @property
     def dp(self) -> int:
@@ -74,6 +93,8 @@ class Layout:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in ("offload_optimizer", "recompute_share", "recompute_modules"):
+                continue
+            if field.name == "etp" and value == 0:
                 continue
             if isinstance(value, bool):
                 value = "on" if value else "off"
@@ -170,6 +191,7 @@ def layout_from_fix(
         cp=number["cp"],
         ep=number["ep"],
         pp=number["pp"],
+        etp=int(given.get("etp", 0)),
     )
 
 
@@ -232,6 +254,18 @@ def illegal(arch: Arch, layout: Layout, device_count: int) -> list[str]:
             broken.append(
                 f"ep {x.ep} does not divide tp {x.tp} x cp {x.cp} x dp {x.dp} = "
                 f"{x.tp * x.cp * x.dp}"
+            )
+    if x.etp and not arch.is_moe:
+        broken.append(f"etp {x.etp} for a model without experts")
+    elif x.etp:
+        if x.tp % x.etp:
+            broken.append(f"etp {x.etp} does not divide tp {x.tp}, whose ranks it takes")
+        if arch.ffn % x.etp:
+            broken.append(f"etp {x.etp} does not divide the experts' ffn {arch.ffn}")
+        if (x.tp * x.cp * x.dp) % (x.ep * x.etp):
+            broken.append(
+                f"etp {x.etp} x ep {x.ep} = {x.ep * x.etp} does not divide tp {x.tp} x cp {x.cp} "
+                f"x dp {x.dp} = {x.tp * x.cp * x.dp}"
             )
     if x.zero == 3 and x.pp > 1 and x.microbatches > 1 and x.schedule == "gpipe":
         broken.append("zero 3 under gpipe would gather every parameter for every microbatch twice")

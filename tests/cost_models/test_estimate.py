@@ -156,8 +156,84 @@ def test_each_level_of_sharding_trades_time_for_memory(layout: Layout) -> None:
 
 
 def test_experts_that_several_ranks_hold_are_reduced_under_zero_3() -> None:
-    one = work_of(MIXTRAL, Layout(64, tp=8, ep=2, pp=8, zero=3), H100_64, Software())
+    layout = Layout(64, tp=8, ep=2, pp=8, zero=3, etp=1)
+    one = work_of(MIXTRAL, layout, H100_64, Software())
     assert one.scatter_layer_s > 0  # four of the tp ranks hold the same experts
+    parts = work_of(MIXTRAL, replace(layout, etp=4), H100_64, Software())
+    assert parts.scatter_layer_s == 0  # each holds a part of its own
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks"),
+    [
+        (Layout(64, tp=8, dp_shard=8), 8),
+        (Layout(64, tp=8, dp_shard=8, etp=1), 1),
+        (Layout(64, tp=8, dp_shard=8, ep=8), 64),
+        (Layout(64, tp=8, pp=8, ep=8), 8),
+        (Layout(64, tp=8, pp=8, ep=2), 8),
+        (Layout(64, dp_shard=64, ep=8), 8),
+    ],
+    ids=str,
+)
+def test_experts_are_split_by_tensor_parallelism(layout: Layout, ranks: int) -> None:
+    assert not illegal(MIXTRAL, layout, 64)
+    assert layout.expert_ranks == ranks
+    whole = footprint(MIXTRAL, replace(layout, ep=1, etp=1), Software()).parameters
+    routed = MIXTRAL.layer_parameters[1] * MIXTRAL.layers / layout.pp * 2
+    split = footprint(MIXTRAL, layout, Software()).parameters
+    assert whole - split == pytest.approx(routed * (1 - 1 / ranks), rel=1e-6)
+
+
+def test_mixtral_on_a_node_holds_each_parameter_once() -> None:
+    node = load_cluster(ROOT / "examples/clusters/h100_8.yaml")
+    for layout in (Layout(64, tp=8), Layout(64, tp=8, ep=8), Layout(64, tp=8, ep=2)):
+        held = estimate(MIXTRAL, node, layout).memory
+        states = held.parameters + held.gradients + held.optimizer
+        assert states == pytest.approx(MIXTRAL.parameters * 18 / 8, rel=0.02)
+
+
+def test_splitting_experts_costs_their_gathers_and_no_products() -> None:
+    whole = Layout(256, tp=8, dp_shard=8, etp=1)
+    one, parts = (work_of(MIXTRAL, replace(whole, etp=etp), H100_64, Software()) for etp in (1, 8))
+    assert parts.expert_flops == pytest.approx(one.expert_flops, rel=0.01)
+    assert one.ep_s == 0 < parts.ep_s
+    assert parts.reduce_s < one.reduce_s
+
+
+@pytest.mark.parametrize(
+    ("arch", "layout", "says"),
+    [
+        (LLAMA, Layout(64, tp=8, dp_shard=8, etp=2), "etp 2 for a model without experts"),
+        (MIXTRAL, Layout(64, tp=4, dp_shard=16, etp=8), "etp 8 does not divide tp 4"),
+        (
+            MIXTRAL,
+            Layout(64, tp=8, pp=8, ep=8, etp=8),
+            "etp 8 x ep 8 = 64 does not divide tp 8 x cp 1 x dp 1 = 8",
+        ),
+        (replace(MIXTRAL, ffn=14340), Layout(64, tp=8, dp_shard=8, etp=8), "ffn 14340"),
+    ],
+)
+def test_experts_that_cannot_be_split_so_are_told(arch: Arch, layout: Layout, says: str) -> None:
+    assert says in "; ".join(illegal(arch, layout, 64))
+
+
+def test_etp_is_named_and_read_back() -> None:
+    layout = layout_from_fix(parse_fix("tp=8,ep=2,etp=2,zero=1"), 64, 256)
+    assert layout.expert_ranks == 4
+    assert layout_from_fix(parse_fix(str(layout)), 64) == layout
+    assert "etp" not in str(replace(layout, etp=0))
+
+
+def test_the_cheapest_change_may_be_expert_parallelism() -> None:
+    found = estimate(MIXTRAL, H100_64, Layout(256, dp_shard=64, recompute="full"))
+    assert found.advice.startswith("ep="), found.advice
+    named = re.search(r"fits, at (\S+) s a step: --fix (\S+)$", found.advice)
+    assert named is not None
+    other = estimate(MIXTRAL, H100_64, layout_from_fix(parse_fix(named[2]), 64))
+    assert other.fits
+    assert f"{other.step_time_s:.3g}" == named[1]
+    pinned = estimate(MIXTRAL, H100_64, Layout(256, tp=8, dp_shard=8, etp=1))
+    assert pinned.advice.endswith(",etp=1")
 
 
 layouts_of_experts = st.builds(
@@ -300,11 +376,11 @@ def test_microbatches_alone_make_the_batch() -> None:
 def test_where_no_near_layout_fits_one_from_anywhere_is_named() -> None:
     deepseek = load_arch(ROOT / "examples/archs/deepseek_v3.yaml")
     many = load_cluster(ROOT / "examples/clusters/h100_32x8.yaml")
-    far = estimate(deepseek, many, Layout(1024, dp_shard=256, zero=3))
+    far = estimate(deepseek, many, Layout(4096, microbatch=4, dp_shard=256, zero=0))
     assert not far.fits
     named = re.search(r"no change of one or two choices fits; --fix (\S+) does, at", far.advice)
     assert named is not None, far.advice
-    layout = layout_from_fix(parse_fix(named[1]), many.device_count, 1024)
+    layout = layout_from_fix(parse_fix(named[1]), many.device_count, 4096)
     assert estimate(deepseek, many, layout).fits
     node = load_cluster(ROOT / "examples/clusters/h100_8.yaml")
     none = estimate(deepseek, node, Layout(32, dp_shard=8, zero=3))

@@ -327,6 +327,16 @@ def test_rules_that_one_source_meets_are_told() -> None:
     assert read_run(rows[0], "bare", alone["one"]).software.selective == "attention"
 
 
+@pytest.mark.parametrize(
+    ("cells", "ranks"),
+    [({"ep": "4"}, 4), ({"ep": "4", "notes": "EDP=1 ETP=2"}, 8), ({"ep": "1"}, 2)],
+    ids=str,
+)
+def test_experts_are_whole_where_recipes_leave_them_so(cells: dict[str, str], ranks: int) -> None:
+    moe = {"architecture": "moe", "experts": "8", "topk": "2", "tp": "2", "dp": "4"}
+    assert read_run(row(**{**moe, **cells})).layout.expert_ranks == ranks
+
+
 def test_what_does_not_fit_was_not_run() -> None:
     large = {"layers": "96", "hidden": "12288", "heads": "96", "kv_heads": "96",
              "ffn_hidden": "49152", "params_b": "175", "num_devices": "64", "tp": "8", "pp": "8",
