@@ -25,6 +25,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "recompute": ("none", "selective", "full"),
     "schedule": ("gpipe", "1f1b", "interleaved", "zero_bubble"),
     "sequence_parallel": ("on", "off"),
+    "uneven": ("on", "off"),
 }
 
 
@@ -59,6 +60,8 @@ class Layout:
     etp: int = 0
     """Ranks that split each expert's matrices; 0: tp, less what ep takes of it (Megatron-Core's
     default, folded where ep and tp together are more than there are ranks)."""
+    uneven: bool = False
+    """Stages may differ by a layer; the last has one less where the layers do not divide."""
 
     @property
     def expert_tp(self) -> int:
@@ -94,12 +97,17 @@ class Layout:
             value = getattr(self, field.name)
             if field.name in ("offload_optimizer", "recompute_share", "recompute_modules"):
                 continue
-            if field.name == "etp" and value == 0:
+            if field.name in ("etp", "uneven"):
                 continue
             if isinstance(value, bool):
                 value = "on" if value else "off"
             parts.append(f"{field.name}={value}")
-        return ",".join(parts)
+        return ",".join(parts) + rarely_named(self)
+
+
+def rarely_named(layout: Layout) -> str:
+    """Choices that most layouts leave alone, as `--fix` takes them: `",etp=2,uneven=on"`."""
+    return (f",etp={layout.etp}" if layout.etp else "") + (",uneven=on" if layout.uneven else "")
 
 
 def parse_fix(text: str) -> dict[str, int | str]:
@@ -192,6 +200,7 @@ def layout_from_fix(
         ep=number["ep"],
         pp=number["pp"],
         etp=int(given.get("etp", 0)),
+        uneven=given.get("uneven") == "on",
     )
 
 
@@ -220,10 +229,18 @@ def illegal(arch: Arch, layout: Layout, device_count: int) -> list[str]:
     if arch.latent is None and arch.kv_heads % x.tp and x.tp % arch.kv_heads:
         broken.append(f"tp {x.tp} and kv_heads {arch.kv_heads}: neither divides the other")
     stages = x.pp * x.interleave
-    if arch.layers % stages:
+    least = arch.layers // stages
+    can_be = arch.layers + 2 >= stages  # the embedding and the head may be stages of their own
+    if arch.layers % stages and not x.uneven:
+        way = f" (add uneven=on for stages of {least} and {least + 1})" if can_be else ""
         broken.append(
             f"pp {x.pp} x interleave {x.interleave} = {stages} stages do not divide "
-            f"{arch.layers} layers"
+            f"{arch.layers} layers{way}"
+        )
+    elif not can_be:
+        broken.append(
+            f"pp {x.pp} x interleave {x.interleave} = {stages} stages for {arch.layers} layers: "
+            "some would have none"
         )
     if x.interleave > 1 and x.pp == 1:
         broken.append(f"interleave {x.interleave} needs pp > 1")

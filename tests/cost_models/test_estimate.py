@@ -34,6 +34,7 @@ from autopar.nouns.cluster import Cluster, DeviceGroup
 ROOT = Path(__file__).parents[2]
 LLAMA = load_arch(ROOT / "examples/archs/llama3_70b.yaml")
 GPT3 = load_arch(ROOT / "examples/archs/gpt3_175b.yaml")
+LLAMA_405B = load_arch(ROOT / "examples/archs/llama3_405b.yaml")
 MIXTRAL = load_arch(ROOT / "examples/archs/mixtral_8x7b.yaml")
 H100_64 = load_cluster(ROOT / "examples/clusters/h100_8x8.yaml")
 SLOW_64 = replace(
@@ -44,7 +45,7 @@ SLOW_64 = replace(
 
 @pytest.mark.parametrize(
     ("arch", "billions"),
-    [(LLAMA, 70.55), (GPT3, 174.6), (MIXTRAL, 46.7)],
+    [(LLAMA, 70.55), (LLAMA_405B, 405.9), (GPT3, 174.6), (MIXTRAL, 46.7)],
     ids=lambda a: str(a)[:20],
 )
 def test_parameters_of_known_models(arch: Arch, billions: float) -> None:
@@ -410,14 +411,51 @@ def test_well_known_runs_lie_in_their_bands() -> None:
     layout = Layout(1536, tp=8, pp=16, dp_shard=8, recompute="full")
     low, high = estimate(GPT3, a100, layout).time_band_s
     assert low < 32 < high  # "around 32 seconds", Megatron-LM README, GPT-3 example
-    # Llama 3 405B on 8192 H100: 43 % of peak (Grattafiori et al. 2024, table 4), 126 layers there.
-    llama = replace(LLAMA, layers=128, hidden=16384, heads=128, ffn=53248)
+
+
+def test_stages_may_differ_by_a_layer_where_that_is_said() -> None:
+    text = "tp=8,pp=4,microbatch=1,recompute=full,zero=1"
+    with pytest.raises(LayoutError, match=r"4 stages do not divide 126 layers \(add uneven=on for "
+                       r"stages of 31 and 32\)"):  # fmt: skip
+        estimate(LLAMA_405B, H100_64, layout_from_fix(parse_fix(text), 64, 256))
+    layout = layout_from_fix(parse_fix(text + ",uneven=on"), 64, 256)
+    assert layout_from_fix(parse_fix(str(layout)), 64) == layout
+    found, more = (estimate(replace(LLAMA_405B, layers=n), H100_64, layout) for n in (126, 128))
+    assert found.step_time_s < more.step_time_s < 1.03 * found.step_time_s
+    assert found.memory.total <= more.memory.total
+    advice = estimate(replace(LLAMA, layers=82), H100_64, Layout(256, 4, tp=4, dp_shard=4, pp=4,
+                      uneven=True)).advice  # fmt: skip
+    named = re.search(r"fits, at \S+ s a step: --fix (\S+)$", advice)
+    assert named is not None, advice
+    assert layout_from_fix(parse_fix(named[1]), 64).uneven
+
+
+def test_llama_3_405b_as_it_was_trained() -> None:
     many = replace(H100_64, groups=(DeviceGroup(H100_64.device, 8192),))
     many = replace(many, levels=(H100_64.levels[0], replace(H100_64.levels[1], span=8192)))
-    layout = Layout(2048, tp=8, pp=16, dp_shard=64, interleave=8, schedule="interleaved")
-    found = estimate(llama, many, layout)
+    text = "tp=8,pp=16,interleave=8,uneven=on,zero=1"
+    found = estimate(LLAMA_405B, many, layout_from_fix(parse_fix(text), 8192, 2048))
     low, high = (found.mfu * found.step_time_s / end for end in reversed(found.time_band_s))
-    assert low < 0.43 < high
+    assert low < 0.43 < high  # Grattafiori et al. 2024, table 4
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_a_stage_without_a_layer_is_refused(uneven: bool) -> None:
+    layout = Layout(64, pp=64, interleave=2, schedule="interleaved", uneven=uneven)
+    broken = "; ".join(illegal(replace(LLAMA, layers=100), layout, 64))
+    assert "64 x interleave 2 = 128 stages" in broken
+    assert "add uneven=on" not in broken
+
+
+@settings(max_examples=40, deadline=None)
+@given(layouts_of_64, st.integers(4, 100))
+def test_uneven_stages_lie_between_even_ones(layout: Layout, layers: int) -> None:
+    pp = layout.pp
+    below, above = layers // pp * pp, -(-layers // pp) * pp
+    x = replace(layout, uneven=True)
+    low, mid, high = (price(replace(GPT3, layers=n), H100_64, x) for n in (below, layers, above))
+    assert low[0] <= mid[0] * 1.001 <= high[0] * 1.002
+    assert low[1] <= mid[1] * 1.001 <= high[1] * 1.002
 
 
 def test_what_is_allocated_reserved_and_outside_is_told_apart() -> None:
