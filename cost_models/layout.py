@@ -151,10 +151,11 @@ def layout_from_fix(
     """The one layout that `choices` name; data parallelism takes the devices that are left.
 
     Degrees that are not named are 1, `microbatch` is 1, `zero` is 1 (3 where only dp_shard is
-    named), `schedule` follows from `interleave`.
+    named, 0 where replicas share no state), `schedule` follows from `interleave`.
 
     Raises:
-        LayoutError: the degrees do not multiply to the device count, or no batch is known.
+        LayoutError: the degrees do not multiply to the device count, no batch is known, or state
+            is to be split over replicas that keep it whole.
     """
     given = dict(choices)
     batch = given.pop("global_batch", global_batch)
@@ -172,7 +173,15 @@ def layout_from_fix(
                 "which they and dp_shard must multiply to"
             )
         number["dp_shard"] = rest
-    pipelined = number["pp"] > 1
+    replicas = number["dp_replicate"]
+    whole = replicas > 1 and number["dp_shard"] * number["cp"] == 1
+    if whole and int(given.get("zero", 0)) > 0:
+        raise LayoutError(
+            f"zero={given['zero']} splits state over dp_shard, but dp_replicate={replicas} leaves "
+            f"dp_shard=1 of {device_count} devices, so nothing is split: dp_shard={replicas} in "
+            "its place shards, zero=0 replicates"
+        )
+    usual_zero = 0 if whole else 1 if number["pp"] > 1 or number["tp"] > 1 else 3
     interleave = int(given.get("interleave", 1))
     dp = number["dp_replicate"] * number["dp_shard"]
     microbatch = int(given.get("microbatch", 1))
@@ -188,7 +197,7 @@ def layout_from_fix(
     return Layout(
         global_batch=int(batch),
         microbatch=microbatch,
-        zero=int(given.get("zero", 1 if pipelined or number["tp"] > 1 else 3)),
+        zero=int(given.get("zero", usual_zero)),
         interleave=interleave,
         schedule=cast(Schedule, given.get("schedule", default_schedule)),
         recompute=cast(Recompute, given.get("recompute", "none")),

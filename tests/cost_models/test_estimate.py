@@ -413,6 +413,23 @@ def test_well_known_runs_lie_in_their_bands() -> None:
     assert low < 32 < high  # "around 32 seconds", Megatron-LM README, GPT-3 example
 
 
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_state_that_no_rank_shares_is_told(zero: int) -> None:
+    says = f"zero={zero} splits state over dp_shard, .* leaves dp_shard=1 .* dp_shard=64 in its"
+    with pytest.raises(LayoutError, match=says):
+        layout_from_fix(parse_fix(f"dp_replicate=64,zero={zero}"), 64, 256)
+    sharded = layout_from_fix(parse_fix(f"dp_replicate=8,zero={zero}"), 64, 256)
+    assert (sharded.dp_shard, sharded.zero) == (8, zero)
+    ring = layout_from_fix(parse_fix(f"dp_replicate=8,cp=8,zero={zero}"), 64, 256)
+    assert ring.zero == zero  # context ranks share the state
+
+
+def test_replicas_alone_split_nothing() -> None:
+    layout = layout_from_fix(parse_fix("dp_replicate=64"), 64, 256)
+    assert layout.zero == 0
+    assert layout_from_fix(parse_fix(str(layout)), 64) == layout
+
+
 def test_stages_may_differ_by_a_layer_where_that_is_said() -> None:
     text = "tp=8,pp=4,microbatch=1,recompute=full,zero=1"
     with pytest.raises(LayoutError, match=r"4 stages do not divide 126 layers \(add uneven=on for "
