@@ -6,7 +6,8 @@ without the row's configuration). Three more lines forget what `published_source
 the source as well, as for a source that nobody has seen: `undeclared` reads no more than the
 software that a row or its title names, `untitled` not even the title, `unseen` without the rules
 that no other source's rows meet. `--fit` writes the constants fitted on all rows to
-`cost_models/fitted.yaml`; `--quick` skips the left-out fits; `--plot FILE` draws the scatter.
+`cost_models/fitted.yaml`, and refuses few rows without `--force`; `--quick` skips the left-out fits;
+`--plot FILE` draws the scatter.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="shipped constants only")
     parser.add_argument("--fit", action="store_true", help="write cost_models/fitted.yaml")
+    parser.add_argument("--force", action="store_true", help="fit to few rows all the same")
     parser.add_argument("--plot", type=Path, help="write a scatter plot")
     options = parser.parse_args(arguments)
     try:
@@ -66,9 +68,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs, reasons = read_all(rows)
     timed = one_per_configuration([run for run in runs if run.measured_s])
     fit = Fit(timed)
+    sources = len({run.source for run in timed})
+    few = len(timed) < LEAST_CONFIGURATIONS or sources < LEAST_SOURCES
+    if options.fit and few and not options.force:
+        parser.error(
+            f"--fit: {len(timed)} timed configurations of {sources} sources in {options.csv} "
+            f"would take the place of the shipped constants; {LEAST_CONFIGURATIONS} of "
+            f"{LEAST_SOURCES} are the least for a fit of {len(fit.names)} constants. "
+            "--force fits to them all the same"
+        )
     if options.fit:
         write_constants(fit)
-    few = len(timed) < LEAST_CONFIGURATIONS or len({r.source for r in timed}) < LEAST_SOURCES
     by_id = {row["id"]: row for row in rows}
     result = evaluate(fit, options.quick or few, by_id)
     result["versions"] = {

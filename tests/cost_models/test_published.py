@@ -128,18 +128,39 @@ def test_the_fit_recovers_constants() -> None:
 
 
 def test_the_report_renders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import csv
-
-    with (tmp_path / "rows.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows([row(), row(id="bad", device="abacus")])
-    assert main([str(tmp_path / "rows.csv"), "--quick"]) == 0
+    assert main([written(tmp_path, [row(), row(id="bad", device="abacus")]), "--quick"]) == 0
     text = capsys.readouterr().out
     assert "dense, A100 and H100" in text
     assert "sources undeclared as well" in text
     assert "mean tau 0.00 (at least 0.60), mean regret 0.0% (at most 3%)" in text
     assert "not priced: 1 rows" in text
+
+
+def written(tmp_path: Path, rows: list[Row]) -> str:
+    import csv
+
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(tmp_path / "rows.csv")
+
+
+def test_few_rows_do_not_replace_the_constants(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fits: list[Fit] = []
+    monkeypatch.setattr("benchmarks.published.write_constants", fits.append)
+    few = written(tmp_path, [row(), row(id="other", global_batch="128")])
+    with pytest.raises(SystemExit):
+        main([few, "--fit", "--quick"])
+    says = capsys.readouterr().err
+    assert "2 timed configurations of 1 sources" in says
+    assert "60 of 5 are the least" in says
+    assert "--force" in says
+    assert not fits
+    assert main([few, "--fit", "--quick", "--force"]) == 0
+    assert len(fits) == 1
 
 
 @pytest.mark.parametrize("gone", [c for c in COLUMNS if c not in ("id", "device", "hidden")])
