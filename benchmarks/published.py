@@ -6,7 +6,7 @@ without the row's configuration). Three more lines forget what `published_source
 the source as well, as for a source that nobody has seen: `undeclared` reads no more than the
 software that a row or its title names, `untitled` not even the title, `unseen` without the rules
 that no other source's rows meet. `--fit` writes the constants fitted on all rows to
-`cost_models/fitted.yaml`, and refuses few rows without `--force`; `--quick` skips the left-out fits;
+`cost_models/fitted.yaml`, and refuses few rows without `--force`; `--quick` skips left-out fits;
 `--plot FILE` draws the scatter.
 """
 

@@ -12,13 +12,13 @@ from typing import Any, cast
 
 from autopar.cost_models.catalogue import UnknownDevice, find_device
 from autopar.cost_models.family import Arch, LatentAttention
-from autopar.cost_models.footprint import footprint
 from autopar.cost_models.layout import Layout, Recompute
 from autopar.cost_models.recompute import MODULES
 from autopar.cost_models.software import Software
 from autopar.cost_models.units import parse_quantity
 from autopar.nouns.cluster import Cluster, Device, DeviceGroup, Level
 from benchmarks.published_declarations import Cells, Knowledge, Row, matching, software_of
+from benchmarks.published_guesses import likely_microbatch, that_fits
 
 
 class Unpriceable(ValueError):
@@ -75,7 +75,9 @@ def read_run(row: Row, knowledge: Knowledge = "declared", without: Collection[in
     layout = _layout(row, arch)
     precision = row["precision"] or "bf16"
     if not row["recompute"]:
-        layout = _that_fits(arch, layout, software, precision, device)
+        layout = that_fits(arch, layout, software, precision, device)
+    if not (row["micro_batch"] or "TPU" in row["device"]) and row["global_batch"]:
+        layout = likely_microbatch(arch, layout, software, precision, device)
     cluster = _cluster(row, device, max(layout.device_count, _int(row, "num_devices") or 1))
     measured_s, metric = _measured(row, arch, layout, device.peak("bf16"))
     memory = _float(row, "metric_peak_mem_gib")
@@ -271,23 +273,6 @@ def _layout(row: Row, arch: Arch) -> Layout:
         offload_optimizer="offload" in zero_text,
         etp=_etp(row, tp, ep),
     )
-
-
-def _that_fits(
-    arch: Arch, layout: Layout, software: Software, precision: str, device: Device
-) -> Layout:
-    """The least recompute with which the run fits: what does not fit was not run.
-
-    A row that names no policy has none, unless even the least that it may need is more than the
-    device holds.
-    """
-    allocated = replace(software, memory="allocated")
-    policies: tuple[Recompute, ...] = ("none", "selective", "full")
-    for policy in policies:
-        one = replace(layout, recompute=policy)
-        if footprint(arch, one, allocated, precision).band[0] <= device.memory_bytes:
-            return one
-    return layout
 
 
 def _modules(text: str) -> tuple[str, ...]:

@@ -358,6 +358,25 @@ def test_experts_are_whole_where_recipes_leave_them_so(cells: dict[str, str], ra
     assert read_run(row(**{**moe, **cells})).layout.expert_ranks == ranks
 
 
+@pytest.mark.parametrize(
+    ("cells", "size"),
+    [
+        ({"seq_len": "512", "global_batch": "1024"}, 16),
+        ({"seq_len": "512", "global_batch": "16"}, 2),
+        ({"pp": "8", "dp": "1", "global_batch": "16"}, 1),  # the bubble would grow
+        ({"seq_len": "32768"}, 1),  # two do not fit
+        ({"device": "TPU-v5p", "global_batch": "8"}, 1),
+        ({"global_batch": ""}, 1),
+    ],
+    ids=str,
+)
+def test_a_micro_batch_that_is_not_named_is_the_likely_one(
+    cells: dict[str, str], size: int
+) -> None:
+    run = read_run(row(**{"micro_batch": "", **cells}))
+    assert run.layout.microbatch == size
+
+
 def test_what_does_not_fit_was_not_run() -> None:
     large = {"layers": "96", "hidden": "12288", "heads": "96", "kv_heads": "96",
              "ffn_hidden": "49152", "params_b": "175", "num_devices": "64", "tp": "8", "pp": "8",
