@@ -17,7 +17,14 @@ from autopar.cluster_file import load_cluster
 from autopar.cost_models.bands import time_band
 from autopar.cost_models.family import Arch
 from autopar.cost_models.footprint import Footprint, footprint
-from autopar.cost_models.layout import Layout, check_layout, illegal, layout_from_fix, parse_fix
+from autopar.cost_models.layout import (
+    Layout,
+    check_layout,
+    illegal,
+    layout_from_fix,
+    parse_fix,
+    rarely_named,
+)
 from autopar.cost_models.precision import compute_dtype, is_narrow
 from autopar.cost_models.provenance import family_origins, summary
 from autopar.cost_models.rates import rates_of
@@ -152,6 +159,8 @@ def _cheapest_change(
     for cp in (2, 4, 8):
         if layout.dp_shard % cp == 0:
             changes.append({"cp": layout.cp * cp, "dp_shard": layout.dp_shard // cp})
+    if arch.is_moe:
+        changes += [{"ep": layout.ep * times} for times in (2, 4, 8)]
     pairs = [
         {**a, **b} for i, a in enumerate(changes) for b in changes[i + 1 :] if not set(a) & set(b)
     ]
@@ -169,7 +178,7 @@ def _cheapest_change(
                 best = seconds, change
         if best is not None:
             change_text = ",".join(f"{name}={value}" for name, value in best[1].items())
-            typed = _typed(replace(layout, **best[1]))
+            typed = _typed(replace(layout, **best[1])) + rarely_named(layout)
             return f"{change_text} fits, at {best[0]:.3g} s a step: --fix {typed}"
     return _fastest_that_fits(arch, cluster, layout.global_batch, precision, style, declared)
 

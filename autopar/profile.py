@@ -159,7 +159,10 @@ def _measure(
             assert process.stdout is not None
             for line in process.stdout:
                 found = _measurement(line)
-                if found is not None:
+                if found is None:
+                    for said in _left_out(line):
+                        progress(said)
+                else:
                     db.add(machine, found)
                     progress(_shown(found))
         tail = [line for line in errors.read_text().splitlines() if line.strip()][-5:]
@@ -168,9 +171,20 @@ def _measure(
 
 def _measurement(line: str) -> Measurement | None:
     """What a line of the measuring processes says; None for anything else that they print."""
-    if not line.startswith("{"):
+    if not line.startswith("{") or line.startswith('{"left_out"'):
         return None
     return Measurement(**json.loads(line), measured_at=datetime.now(UTC).isoformat("T", "seconds"))
+
+
+def _left_out(line: str) -> list[str]:
+    """What to say of a measurement that the processes did not keep; nothing for other lines."""
+    if not line.startswith('{"left_out"'):
+        return []
+    lost = json.loads(line)
+    return [
+        f"{lost['left_out']} {lost['key']} {lost['size_bytes']:.3g} B: left out, it added "
+        f"{lost['seconds'] * 1e6:.1f} us to the compute beside it, less than the noise"
+    ]
 
 
 def _shown(m: Measurement) -> str:

@@ -1,9 +1,13 @@
 """Predicted against published training runs: `python -m benchmarks.published CSV [--json]`.
 
 Every row of the CSV is priced, or says why it cannot be. Errors are taken once per configuration;
-the quoted ones are those of constants fitted without the row's source (and, in the second column,
-without the row's configuration). `--fit` writes the constants fitted on all rows to
-`cost_models/fitted.yaml`; `--quick` skips the left-out fits; `--plot FILE` draws the scatter.
+the quoted ones are those of constants fitted without the row's source (and, in the second line,
+without the row's configuration). Three more lines forget what `published_sources.yaml` declares of
+the source as well, as for a source that nobody has seen: `undeclared` reads no more than the
+software that a row or its title names, `untitled` not even the title, `unseen` without the rules
+that no other source's rows meet. `--fit` writes the constants fitted on all rows to
+`cost_models/fitted.yaml`, and refuses few rows without `--force`; `--quick` skips left-out fits;
+`--plot FILE` draws the scatter.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +31,10 @@ from autopar.cost_models.footprint import footprint
 from autopar.cost_models.rates import fitted, fitted_table, rates_of
 from autopar.cost_models.step_time import step_time
 from benchmarks.published_bands import Ratio, report, time_ratios, write_bands
-from benchmarks.published_fit import Fit, one_per_configuration, priors, run_work
-from benchmarks.published_rows import Row, Run, Unpriceable, read_run
+from benchmarks.published_declarations import Row
+from benchmarks.published_fit import Fit, one_per_configuration, priors, run_work, source_of
+from benchmarks.published_forgetting import FORGETTING, forget, forgotten_memory
+from benchmarks.published_rows import Run, Unpriceable, read_run
 
 Array = NDArray[np.float64]
 TARGETS = {
@@ -36,6 +42,11 @@ TARGETS = {
     "dense, other devices": (0.12, 0.35, 0.09, 0.25),
     "moe": (0.15, 0.40, 0.09, 0.30),
     "peak memory": (0.08, 0.22, 0.06, 0.18),
+}
+# The least mean tau and, where there is one, the largest mean regret.
+RANKING_TARGETS: dict[str, tuple[float, float | None]] = {
+    "source_left_out": (0.60, 0.03),
+    "configuration_left_out": (0.70, None),
 }
 # Fewer configurations or sources than this cannot be left out of a fit of fifty constants.
 LEAST_CONFIGURATIONS, LEAST_SOURCES = 60, 5
@@ -47,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="shipped constants only")
     parser.add_argument("--fit", action="store_true", help="write cost_models/fitted.yaml")
+    parser.add_argument("--force", action="store_true", help="fit to few rows all the same")
     parser.add_argument("--plot", type=Path, help="write a scatter plot")
     options = parser.parse_args(arguments)
     try:
@@ -56,10 +68,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs, reasons = read_all(rows)
     timed = one_per_configuration([run for run in runs if run.measured_s])
     fit = Fit(timed)
+    sources = len({run.source for run in timed})
+    few = len(timed) < LEAST_CONFIGURATIONS or sources < LEAST_SOURCES
+    if options.fit and few and not options.force:
+        parser.error(
+            f"--fit: {len(timed)} timed configurations of {sources} sources in {options.csv} "
+            f"would take the place of the shipped constants; {LEAST_CONFIGURATIONS} of "
+            f"{LEAST_SOURCES} are the least for a fit of {len(fit.names)} constants. "
+            "--force fits to them all the same"
+        )
     if options.fit:
         write_constants(fit)
-    few = len(timed) < LEAST_CONFIGURATIONS or len({r.source for r in timed}) < LEAST_SOURCES
-    result = evaluate(fit, options.quick or few)
+    by_id = {row["id"]: row for row in rows}
+    result = evaluate(fit, options.quick or few, by_id)
     result["versions"] = {
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -67,6 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }
     result["memory"] = memory_errors(runs)
+    for label in FORGETTING:
+        result["memory"][label] = memory_errors(forgotten_memory(runs, by_id, label))["all"]
     ratios = time_ratios(fit.runs, result["predicted"]) + memory_ratios(runs)
     if options.fit and not (options.quick or few):
         write_bands(ratios)
@@ -148,19 +171,20 @@ def row_report(row_id: str, runs: Sequence[Run], reasons: dict[str, str]) -> dic
     return row
 
 
-def evaluate(fit: Fit, quick: bool) -> dict[str, Any]:
+def evaluate(fit: Fit, quick: bool, rows: Mapping[str, Row]) -> dict[str, Any]:
     """Errors by class, source and metric, with whole sources and with configurations left out."""
     everything = np.ones(len(fit.runs), bool)
     by_source: Array
-    if not fit.runs:
-        by_source = by_configuration = np.zeros(0)
-    elif quick:
-        shipped = np.log([fitted()[name] for name in fit.names])
-        by_source = by_configuration = fit.predict(shipped)
-    else:
+    shipped = np.log([fitted()[name] for name in fit.names])
+    without_source = {run.source: shipped for run in fit.runs}
+    without_fold = {_fold(run): shipped for run in fit.runs}
+    if fit.runs and not quick:
         start = fit.solve(everything)
-        by_source = fit.left_out(lambda run: run.source, start, _progress)
-        by_configuration = fit.left_out(_fold, start, _progress)
+        without_source = fit.left_out(source_of, start, _progress)
+        without_fold = fit.left_out(_fold, start, _progress)
+    by_source = fit.predict_left_out(source_of, without_source)
+    by_configuration = fit.predict_left_out(_fold, without_fold)
+    forgotten = {name: forget(fit, rows, name, without_source) for name in FORGETTING}
     classes = sorted({run.device_class for run in fit.runs})
     return {
         "left_out": "nothing (shipped constants)" if quick else "whole sources",
@@ -170,6 +194,10 @@ def evaluate(fit: Fit, quick: bool) -> dict[str, Any]:
                 "configuration_left_out": errors(
                     fit, by_configuration, lambda r, n=name: r.device_class == n
                 ),
+                **{
+                    label: errors(fit, predicted, lambda r, n=name: r.device_class == n)
+                    for label, predicted in forgotten.items()
+                },
                 "targets": TARGETS.get(name),
             }
             for name in classes
@@ -190,6 +218,7 @@ def evaluate(fit: Fit, quick: bool) -> dict[str, Any]:
             "source_left_out": ranking(fit, by_source),
             "configuration_left_out": ranking(fit, by_configuration),
         },
+        "ranking_targets": RANKING_TARGETS,
         "defying": defying(fit, by_source),
         "predicted": by_source.tolist(),
     }
@@ -199,6 +228,7 @@ def errors(fit: Fit, predicted: Array, chosen: Any) -> dict[str, float]:
     """Median and 90th percentile of the absolute error, and the median signed one."""
     mask = np.array([bool(chosen(run)) for run in fit.runs])
     relative = predicted[mask] / fit.measured[mask] - 1
+    relative = relative[~np.isnan(relative)]
     return _summary(relative)
 
 
@@ -315,20 +345,32 @@ def render(result: dict[str, Any], reasons: dict[str, str], fit: Fit) -> str:
     lines = [f"{len(fit.runs)} configurations; left out of the fit: {result['left_out']}", ""]
     lines.append(f"{'class':24s} {'n':>4s} {'median':>8s} {'p90':>7s} {'bias':>7s}   targets")
     for name, entry in result["classes"].items():
+        targets = entry["targets"]
         for label, key in (
-            ("sources", "source_left_out"),
-            ("configurations", "configuration_left_out"),
+            (name, "source_left_out"),
+            ("  sources undeclared as well", "undeclared"),
+            ("  sources untitled as well", "untitled"),
+            ("  sources unseen, rules as well", "unseen"),
+            ("  by configurations", "configuration_left_out"),
         ):
-            targets = entry["targets"]
-            wanted = "" if targets is None else targets[:2] if label == "sources" else targets[2:]
-            lines.append(
-                _line(f"{name}" if label == "sources" else f"  by {label}", entry[key], wanted)
-            )
-    lines.append(_line("peak memory", result["memory"]["all"], result["memory"]["targets"][:2]))
+            by_source = key != "configuration_left_out"
+            wanted = "" if targets is None else targets[:2] if by_source else targets[2:]
+            lines.append(_line(label, entry[key], wanted))
+    memory = result["memory"]
+    for label, key in (
+        ("peak memory", "all"),
+        ("  sources undeclared", "undeclared"),
+        ("  sources untitled as well", "untitled"),
+        ("  sources unseen, rules as well", "unseen"),
+    ):
+        lines.append(_line(label, memory[key], memory["targets"][:2]))
     for label, ranks in result["ranking"].items():
+        least_tau, most_regret = RANKING_TARGETS[label]
+        regret = "" if most_regret is None else f" (at most {most_regret:.0%})"
         lines.append(
             f"ranking, {label.replace('_', ' ')}: {ranks['groups']:.0f} groups, mean tau "
-            f"{ranks['mean_tau']:.2f}, mean regret {ranks['mean_regret']:.1%}"
+            f"{ranks['mean_tau']:.2f} (at least {least_tau:.2f}), mean regret "
+            f"{ranks['mean_regret']:.1%}{regret}"
         )
     for name, band in result["bands"].items():
         lines.append(

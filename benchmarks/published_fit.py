@@ -89,14 +89,24 @@ class Fit:
 
     def left_out(
         self, label: Callable[[Run], str], start: Array, progress: Callable[[str], None]
+    ) -> dict[str, Array]:
+        """The constants fitted without the runs of each label."""
+        labels = np.array([label(run) for run in self.runs])
+        found = {}
+        for one in sorted(set(labels.tolist())):
+            found[one] = self.solve(labels != one, start)
+            progress(one)
+        return found
+
+    def predict_left_out(
+        self, label: Callable[[Run], str], constants: Mapping[str, Array]
     ) -> Array:
-        """Predictions of every run by constants fitted without its label."""
+        """Predictions of every run by the constants fitted without its label."""
         labels = np.array([label(run) for run in self.runs])
         predicted = np.zeros(len(self.runs))
-        for one in sorted(set(labels.tolist())):
+        for one in set(labels.tolist()):
             out = labels == one
-            predicted[out] = self.predict(self.solve(~out, start))[out]
-            progress(one)
+            predicted[out] = self.predict(constants[one])[out]
         return predicted
 
     def constants(self, log_constants: Array) -> Mapping[str, float]:
@@ -106,6 +116,11 @@ class Fit:
 def run_work(run: Run) -> Work:
     """The work of one published run."""
     return work_of(run.arch, run.layout, run.cluster, run.software, run.precision)
+
+
+def source_of(run: Run) -> str:
+    """The label of `left_out` that leaves whole sources out."""
+    return run.source
 
 
 def one_per_configuration(runs: Sequence[Run]) -> list[Run]:

@@ -6,13 +6,9 @@ What a source's software does and what its empty cells mean stands in `published
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, cast
-
-import yaml
 
 from autopar.cost_models.catalogue import UnknownDevice, find_device
 from autopar.cost_models.family import Arch, LatentAttention
@@ -21,19 +17,8 @@ from autopar.cost_models.recompute import MODULES
 from autopar.cost_models.software import Software
 from autopar.cost_models.units import parse_quantity
 from autopar.nouns.cluster import Cluster, Device, DeviceGroup, Level
-
-_FILE = Path(__file__).with_name("published_sources.yaml")
-Row = dict[str, str]
-
-
-class _Cells(Row):
-    """A row whose missing columns are empty cells, as short lines are."""
-
-    def __init__(self, row: Mapping[str, str | None]) -> None:
-        super().__init__((name, (text or "").strip()) for name, text in row.items() if name)
-
-    def __missing__(self, column: str) -> str:
-        return ""
+from benchmarks.published_declarations import Cells, Knowledge, Row, matching, software_of
+from benchmarks.published_guesses import likely_microbatch, that_fits
 
 
 class Unpriceable(ValueError):
@@ -67,33 +52,33 @@ class Run:
     notes: str = field(default="", repr=False)
 
 
-@lru_cache(maxsize=1)
-def declared() -> dict[str, Any]:
-    """`published_sources.yaml`."""
-    loaded: dict[str, Any] = yaml.safe_load(_FILE.read_text())
-    return loaded
-
-
-def read_run(row: Row) -> Run:
-    """The run that `row` describes.
+def read_run(row: Row, knowledge: Knowledge = "declared", without: Collection[int] = ()) -> Run:
+    """The run that `row` describes, of its source no more known than `knowledge` says, and read
+    without the rules of the numbers `without`.
 
     Raises:
         Unpriceable: with the reason.
     """
-    row = _Cells(row)
+    source = row.get("source") or ""
+    row = Cells(row, knowledge, without)
     if "OUTLIER" in row["notes"] and "OUTLIER TFLOPs" not in row["notes"]:
         raise Unpriceable("the source contradicts itself (OUTLIER in the notes)")
-    for entry in _matching("unpriced", row):
+    for entry in matching("unpriced", row):
         raise Unpriceable(entry["reason"])
-    software = _software(row)
-    for entry in _matching("sources", row):
-        for cell, value in entry.get("fill", {}).items():
-            row[cell] = row[cell] or str(value)
+    software = software_of(row)
+    for section in ("sources", "rules"):
+        for entry in matching(section, row):
+            for cell, value in entry.get("fill", {}).items():
+                row[cell] = row[cell] or str(value)
     device = _device(row["device"])
     arch = _arch(row)
     layout = _layout(row, arch)
-    cluster = _cluster(row, device, max(layout.device_count, _int(row, "num_devices") or 1))
     precision = row["precision"] or "bf16"
+    if not row["recompute"]:
+        layout = that_fits(arch, layout, software, precision, device)
+    if not (row["micro_batch"] or "TPU" in row["device"]) and row["global_batch"]:
+        layout = likely_microbatch(arch, layout, software, precision, device)
+    cluster = _cluster(row, device, max(layout.device_count, _int(row, "num_devices") or 1))
     measured_s, metric = _measured(row, arch, layout, device.peak("bf16"))
     memory = _float(row, "metric_peak_mem_gib")
     config = "|".join(
@@ -110,7 +95,7 @@ def read_run(row: Row) -> Run:
     )
     return Run(
         id=row["id"],
-        source=row["source"],
+        source=source.strip(),
         arch=arch,
         layout=layout,
         cluster=cluster,
@@ -123,9 +108,7 @@ def read_run(row: Row) -> Run:
         group=group + "|" + row["global_batch"] + flags,
         order=_order(row["notes"]),
         device_class=_device_class(row["architecture"], device.family),
-        likely=next(
-            (e["reason"] for e in _matching("defying", row)), "no cause found in its cells"
-        ),
+        likely=next((e["reason"] for e in matching("defying", row)), "no cause found in its cells"),
         notes=row["notes"],
     )
 
@@ -134,22 +117,6 @@ def _device_class(architecture: str, family: str) -> str:
     if architecture != "dense":
         return architecture
     return "dense, A100 and H100" if family in ("ampere", "hopper") else "dense, other devices"
-
-
-def _matching(section: str, row: Row) -> list[dict[str, Any]]:
-    return [
-        entry
-        for entry in declared()[section]
-        if all(re.search(str(p), row[cell]) for cell, p in entry["match"].items())
-    ]
-
-
-def _software(row: Row) -> Software:
-    choices: dict[str, Any] = dict(declared()["general"]["software"])
-    for section in ("kinds", "sources"):
-        for entry in _matching(section, row):
-            choices.update(entry.get("software", {}))
-    return Software(**choices)
 
 
 def _device(text: str) -> Device:
@@ -168,7 +135,7 @@ def _device(text: str) -> Device:
     raise Unpriceable(f"no device {text!r} in the catalogue")
 
 
-def _arch(row: Row) -> Arch:
+def _arch(row: Cells) -> Arch:
     cells: dict[str, Any] = {
         name: value
         for name, column in (
@@ -186,7 +153,7 @@ def _arch(row: Row) -> Arch:
     }
     implied: dict[str, Any] = {}
     forced: dict[str, Any] = {}
-    for entry in _matching("models", row):
+    for entry in matching("models", row):
         implied.update(entry.get("arch", {}))
         forced.update(entry.get("override", {}))
     if "mlp=gelu-2mat" in row["notes"]:
@@ -304,6 +271,7 @@ def _layout(row: Row, arch: Arch) -> Layout:
         recompute_modules=modules,
         sequence_parallel=row["sequence_parallel"] != "no",
         offload_optimizer="offload" in zero_text,
+        etp=_etp(row, tp, ep),
     )
 
 
@@ -322,8 +290,16 @@ def _largest_ep(arch: Arch, devices: int) -> int:
     return ep
 
 
-def _cluster(row: Row, device: Any, count: int) -> Cluster:
-    entry = _matching("clusters", row)[0]
+def _etp(row: Row, tp: int, ep: int) -> int:
+    """What the row says; recipes with expert parallelism leave each expert whole (0: as tp)."""
+    said = re.search(r"\bETP=(\d+)", row["notes"])
+    if said and tp % int(said.group(1)) == 0:
+        return int(said.group(1))
+    return 1 if ep > 1 else 0
+
+
+def _cluster(row: Cells, device: Any, count: int) -> Cluster:
+    entry = matching("clusters", row)[0]
     levels: list[Level] = []
     inner = 1
     for name, span, bandwidth, *ports in entry["levels"]:
@@ -344,7 +320,7 @@ def _cluster(row: Row, device: Any, count: int) -> Cluster:
     return Cluster("published", (DeviceGroup(device, count),), tuple(levels))
 
 
-def _measured(row: Row, arch: Arch, layout: Layout, peak: float) -> tuple[float | None, str]:
+def _measured(row: Cells, arch: Arch, layout: Layout, peak: float) -> tuple[float | None, str]:
     """Step seconds and the metric that they come from."""
     devices = layout.device_count
     tokens = layout.global_batch * arch.seq
@@ -363,7 +339,8 @@ def _measured(row: Row, arch: Arch, layout: Layout, peak: float) -> tuple[float 
         return None, ""
     reached = tflops * 1e12 if tflops else (mfu or 0) * peak
     notes = row["notes"]
-    counted = next((e["flops"] for e in _matching("sources", row) if "flops" in e), "whole")
+    entries = [*matching("sources", row), *matching("rules", row)]
+    counted = next((e["flops"] for e in entries if "flops" in e), "whole")
     if "causal" in notes.lower():
         counted = "whole" if "non-causal" in notes else "causal"
     flops = arch.flops_per_token(causal_counted=counted == "causal")

@@ -107,9 +107,9 @@ def stage_footprint(
         * last
     )
     dense = (outside * layers + ends) / x.tp
-    expert = routed * layers / x.ep
+    expert = routed * layers / x.expert_ranks
     states = _states(dense, expert, x, software, precision)
-    layer_local = outside / x.tp + routed / x.ep
+    layer_local = outside / x.tp + routed / x.expert_ranks
 
     saved = saved_bytes(arch, x, software, share, precision)
     whole = saved_bytes(arch, replace(x, recompute="none"), software, share, precision)
@@ -137,7 +137,7 @@ def stage_footprint(
     if software.memory in ("reserved", "device"):
         reserve = constant("allocator_slack") * (activations + working + gathered)
     if software.memory == "device":
-        groups = sum(size > 1 for size in (x.tp, x.pp, x.cp, x.ep, x.dp))
+        groups = sum(size > 1 for size in (x.tp, x.pp, x.cp, x.ep, x.etp, x.dp))
         beyond = constant("context_bytes") + groups * constant("communicator_bytes")
     held = (*states, activations, working, gathered, workspace, reserve, beyond)
     return Footprint(*held, stage, moment)
@@ -149,7 +149,7 @@ def _states(
     """(parameters, gradients, optimizer) bytes from local parameter counts."""
     whole = dense + expert
     dense_shard = dense / (x.dp_shard * x.cp)
-    expert_shard = expert / max(1, x.tp * x.cp * x.dp_shard / x.ep)
+    expert_shard = expert / max(1, x.tp * x.cp * x.dp_shard / x.expert_ranks)
     shard = dense_shard + expert_shard
     weight, gradient, rest = STATE_BYTES[software.states]
     if software.gradient_bytes and software.states == "megatron":
@@ -243,7 +243,10 @@ def saved_bytes(
     if share and "moe" not in dropped:
         if "shared_experts" not in dropped:
             mlp += share * per_width * arch.ffn * arch.shared_experts / x.tp
-        routed = arch.top_k / sp * (per_width * arch.ffn + 2 * 2 * arch.hidden)
+        # Ranks that split an expert gather its tokens, and hold their share of its width.
+        gathered = x.expert_tp if x.sequence_parallel else 1
+        width = arch.ffn / x.expert_tp
+        routed = arch.top_k / sp * gathered * (per_width * width + 2 * 2 * arch.hidden)
         mlp += share * routed * software.imbalance
     return wider * tokens * (norms + heads + scores + mlp)
 

@@ -1,11 +1,13 @@
 """A layout by name: every degree and choice that `--fix` may pin, and whether it is legal.
 
 Ranks are laid out as torchtitan and Megatron do, innermost first: tp, cp, dp_shard, dp_replicate,
-pp. Expert parallelism borrows ranks of tp, cp and dp (parallel folding), innermost first.
+pp. Experts borrow ranks of tp, cp and dp (parallel folding), innermost first: etp, ep, and what is
+left holds the same parts of the same experts.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -18,11 +20,12 @@ Recompute = Literal["none", "selective", "full"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 
 DEGREES = ("dp_replicate", "dp_shard", "tp", "cp", "ep", "pp")
-_COUNTS = (*DEGREES, "microbatch", "microbatches", "interleave", "zero", "global_batch")
+_COUNTS = (*DEGREES, "etp", "microbatch", "microbatches", "interleave", "zero", "global_batch")
 _WORDS: dict[str, tuple[str, ...]] = {
     "recompute": ("none", "selective", "full"),
     "schedule": ("gpipe", "1f1b", "interleaved", "zero_bubble"),
     "sequence_parallel": ("on", "off"),
+    "uneven": ("on", "off"),
 }
 
 
@@ -54,6 +57,25 @@ class Layout:
     """What selective recompute runs again (`recompute.MODULES`); empty: what the software does."""
     sequence_parallel: bool = True
     offload_optimizer: bool = False
+    etp: int = 0
+    """Ranks that split each expert's matrices; 0: tp, less what ep takes of it (Megatron-Core's
+    default, folded where ep and tp together are more than there are ranks)."""
+    uneven: bool = False
+    """Stages may differ by a layer; the last has one less where the layers do not divide."""
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that split each expert's matrices."""
+        return self.etp or math.gcd(self.tp, max(1, self.tp * self.cp * self.dp // self.ep))
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that one layer's experts are spread over."""
+        return self.ep * self.expert_tp
+
+    def expert_copies(self, ranks: int) -> int:
+        """Of `ranks` (tp, cp and data ranks together), those that hold the same experts."""
+        return max(1, ranks // self.expert_ranks)
 
     @property
     def dp(self) -> int:
@@ -75,10 +97,17 @@ class Layout:
             value = getattr(self, field.name)
             if field.name in ("offload_optimizer", "recompute_share", "recompute_modules"):
                 continue
+            if field.name in ("etp", "uneven"):
+                continue
             if isinstance(value, bool):
                 value = "on" if value else "off"
             parts.append(f"{field.name}={value}")
-        return ",".join(parts)
+        return ",".join(parts) + rarely_named(self)
+
+
+def rarely_named(layout: Layout) -> str:
+    """Choices that most layouts leave alone, as `--fix` takes them: `",etp=2,uneven=on"`."""
+    return (f",etp={layout.etp}" if layout.etp else "") + (",uneven=on" if layout.uneven else "")
 
 
 def parse_fix(text: str) -> dict[str, int | str]:
@@ -122,10 +151,11 @@ def layout_from_fix(
     """The one layout that `choices` name; data parallelism takes the devices that are left.
 
     Degrees that are not named are 1, `microbatch` is 1, `zero` is 1 (3 where only dp_shard is
-    named), `schedule` follows from `interleave`.
+    named, 0 where replicas share no state), `schedule` follows from `interleave`.
 
     Raises:
-        LayoutError: the degrees do not multiply to the device count, or no batch is known.
+        LayoutError: the degrees do not multiply to the device count, no batch is known, or state
+            is to be split over replicas that keep it whole.
     """
     given = dict(choices)
     batch = given.pop("global_batch", global_batch)
@@ -143,7 +173,15 @@ def layout_from_fix(
                 "which they and dp_shard must multiply to"
             )
         number["dp_shard"] = rest
-    pipelined = number["pp"] > 1
+    replicas = number["dp_replicate"]
+    whole = replicas > 1 and number["dp_shard"] * number["cp"] == 1
+    if whole and int(given.get("zero", 0)) > 0:
+        raise LayoutError(
+            f"zero={given['zero']} splits state over dp_shard, but dp_replicate={replicas} leaves "
+            f"dp_shard=1 of {device_count} devices, so nothing is split: dp_shard={replicas} in "
+            "its place shards, zero=0 replicates"
+        )
+    usual_zero = 0 if whole else 1 if number["pp"] > 1 or number["tp"] > 1 else 3
     interleave = int(given.get("interleave", 1))
     dp = number["dp_replicate"] * number["dp_shard"]
     microbatch = int(given.get("microbatch", 1))
@@ -159,7 +197,7 @@ def layout_from_fix(
     return Layout(
         global_batch=int(batch),
         microbatch=microbatch,
-        zero=int(given.get("zero", 1 if pipelined or number["tp"] > 1 else 3)),
+        zero=int(given.get("zero", usual_zero)),
         interleave=interleave,
         schedule=cast(Schedule, given.get("schedule", default_schedule)),
         recompute=cast(Recompute, given.get("recompute", "none")),
@@ -170,6 +208,8 @@ def layout_from_fix(
         cp=number["cp"],
         ep=number["ep"],
         pp=number["pp"],
+        etp=int(given.get("etp", 0)),
+        uneven=given.get("uneven") == "on",
     )
 
 
@@ -198,10 +238,18 @@ def illegal(arch: Arch, layout: Layout, device_count: int) -> list[str]:
     if arch.latent is None and arch.kv_heads % x.tp and x.tp % arch.kv_heads:
         broken.append(f"tp {x.tp} and kv_heads {arch.kv_heads}: neither divides the other")
     stages = x.pp * x.interleave
-    if arch.layers % stages:
+    least = arch.layers // stages
+    can_be = arch.layers + 2 >= stages  # the embedding and the head may be stages of their own
+    if arch.layers % stages and not x.uneven:
+        way = f" (add uneven=on for stages of {least} and {least + 1})" if can_be else ""
         broken.append(
             f"pp {x.pp} x interleave {x.interleave} = {stages} stages do not divide "
-            f"{arch.layers} layers"
+            f"{arch.layers} layers{way}"
+        )
+    elif not can_be:
+        broken.append(
+            f"pp {x.pp} x interleave {x.interleave} = {stages} stages for {arch.layers} layers: "
+            "some would have none"
         )
     if x.interleave > 1 and x.pp == 1:
         broken.append(f"interleave {x.interleave} needs pp > 1")
@@ -232,6 +280,18 @@ def illegal(arch: Arch, layout: Layout, device_count: int) -> list[str]:
             broken.append(
                 f"ep {x.ep} does not divide tp {x.tp} x cp {x.cp} x dp {x.dp} = "
                 f"{x.tp * x.cp * x.dp}"
+            )
+    if x.etp and not arch.is_moe:
+        broken.append(f"etp {x.etp} for a model without experts")
+    elif x.etp:
+        if x.tp % x.etp:
+            broken.append(f"etp {x.etp} does not divide tp {x.tp}, whose ranks it takes")
+        if arch.ffn % x.etp:
+            broken.append(f"etp {x.etp} does not divide the experts' ffn {arch.ffn}")
+        if (x.tp * x.cp * x.dp) % (x.ep * x.etp):
+            broken.append(
+                f"etp {x.etp} x ep {x.ep} = {x.ep * x.etp} does not divide tp {x.tp} x cp {x.cp} "
+                f"x dp {x.dp} = {x.tp * x.cp * x.dp}"
             )
     if x.zero == 3 and x.pp > 1 and x.microbatches > 1 and x.schedule == "gpipe":
         broken.append("zero 3 under gpipe would gather every parameter for every microbatch twice")

@@ -130,8 +130,11 @@ def work_of(
         dense.add(arch.shared_mlp, weight=share)
     experts = _Products(arch, x, tokens)
     routed_tokens = tokens * arch.top_k / (x.tp if x.sequence_parallel else 1)
+    # Ranks that split an expert gather their tokens first, where each has tokens of its own.
+    gathered = x.expert_tp if x.sequence_parallel else 1
     if share > 0:
-        per_expert = max(1.0, routed_tokens * x.ep / arch.experts * software.imbalance)
+        per_expert = routed_tokens * gathered * x.ep / arch.experts * software.imbalance
+        per_expert = max(1.0, per_expert)
         experts.add_experts(arch.expert_mlp, per_expert, arch.experts / x.ep, share)
 
     attention_flops = (
@@ -155,10 +158,12 @@ def work_of(
     cp_s = comm.context(kv_bytes)
     routed_bytes = routed_tokens * arch.hidden * wire
     dispatch_bytes = routed_bytes * _copies(arch, x, cluster, software) * software.imbalance
-    ep_s = 2 * share * comm.over("all_to_all", dispatch_bytes, AxisGroup(x.ep))
+    ep_s = 2 * share * comm.over("all_to_all", dispatch_bytes, AxisGroup(x.ep, x.expert_tp))
+    if gathered > 1:
+        ep_s += share * comm.experts(routed_bytes * gathered * software.imbalance)
 
     outside, routed = arch.layer_parameters
-    outside_local, routed_local = outside / x.tp, routed / x.ep
+    outside_local, routed_local = outside / x.tp, routed / x.expert_ranks
     local = outside_local + routed_local
     layers = float(math.ceil(arch.layers / x.pp))
     rank_parameters = local * layers + arch.vocab * arch.hidden / x.tp
@@ -245,8 +250,11 @@ class _Products:
     def add_experts(
         self, matrices: tuple[Matrix, ...], rows: float, experts: float, weight: float
     ) -> None:
+        etp = self.layout.expert_tp
         for m in matrices:
-            self._sum(rows, m.outputs, m.inputs, experts, weight)
+            columns = m.outputs / etp if m.split == "out" else m.outputs
+            depth = m.inputs / etp if m.split == "in" else m.inputs
+            self._sum(rows, columns, depth, experts, weight)
 
     def _sum(self, rows: float, columns: float, depth: float, times: float, weight: float) -> None:
         flops = 2 * rows * _padded(columns) * _padded(depth) * times * weight
@@ -286,6 +294,13 @@ class _Collectives:
             "reduce_scatter", size_bytes, group
         )
 
+    def experts(self, size_bytes: float) -> float:
+        """Gathering routed tokens for the parts of their experts, and scattering the sums."""
+        group = AxisGroup(self.layout.expert_tp)
+        return self.over("all_gather", size_bytes, group) + self.over(
+            "reduce_scatter", size_bytes, group
+        )
+
     def context(self, kv_bytes: float) -> float:
         """Keys and values pass round the ring of cp ranks (Liu et al. 2023)."""
         group = AxisGroup(self.layout.cp, self.layout.tp)
@@ -303,7 +318,7 @@ class _Collectives:
     def layer(self, kind: Kind, outside: float, routed: float, element_bytes: float) -> float:
         """One layer's parameters, given as counts; experts are shared by fewer ranks."""
         x = self.layout
-        experts = AxisGroup(max(1, x.tp * x.cp * x.dp_shard // x.ep), x.ep)
+        experts = AxisGroup(x.expert_copies(x.tp * x.cp * x.dp_shard), x.expert_ranks)
         return self.sharded(kind, outside * element_bytes) + self.over(
             kind, routed * element_bytes, experts
         )
@@ -330,7 +345,7 @@ class _Collectives:
         """(reducing gradients, gathering parameters) of one step, parameters given as counts."""
         x = self.layout
         whole = AxisGroup(x.dp * x.cp, x.tp)
-        experts = AxisGroup(max(1, x.tp * x.cp * x.dp // x.ep), x.ep)
+        experts = AxisGroup(x.expert_copies(x.tp * x.cp * x.dp), x.expert_ranks)
         reduce_s = gather_s = 0.0
         for count, group in ((dense, whole), (routed, experts)):
             if count == 0:
@@ -364,7 +379,11 @@ def _copies(arch: Arch, layout: Layout, cluster: Cluster, software: Software) ->
     if not arch.is_moe or software.dispatch == "all_to_all" or layout.ep == 1:
         return 1.0
     domain = cluster.levels[0].span
-    targets = layout.ep / domain if layout.ep > domain else layout.ep
+    targets = (
+        min(layout.ep, layout.expert_ranks / domain)
+        if layout.expert_ranks > domain
+        else (layout.ep)
+    )
     return targets * (1 - (1 - 1 / targets) ** arch.top_k) / arch.top_k
 
 

@@ -27,6 +27,8 @@ from autopar.runtime.profiled_ops import Chain, Update, cases
 
 ENOUGH_S = 0.25
 FEWEST, MOST = 5, 20
+LEAST_S = 1e-9
+"""No call is as short: a profile refuses such a figure."""
 PAUSE_S = 1.5e-3
 """Compute between collectives: about what lies between two of a tensor-parallel layer."""
 
@@ -68,19 +70,27 @@ class Bench:
     def say(
         self, subject: str, key: str, size_bytes: float, flops: float, times: list[float]
     ) -> None:
-        """Prints one measurement; ``spread`` is (p90 - p10) / median."""
+        """Prints one measurement; ``spread`` is (p90 - p10) / median.
+
+        What adds no time to the compute beside it was lost in noise: that is said, and measured
+        again next time.
+        """
         if self.rank:
             return
         ordered = sorted(times)
         middle = ordered[len(ordered) // 2]
+        if middle <= LEAST_S:
+            lost = {"left_out": subject, "key": key, "size_bytes": size_bytes, "seconds": middle}
+            print(json.dumps(lost), flush=True)
+            return
         tenths = quantiles(ordered, n=10)
         line = {
             "subject": subject,
             "key": key,
             "size_bytes": float(size_bytes),
             "flops": float(flops),
-            "seconds": max(middle, 2e-9),
-            "spread": (tenths[-1] - tenths[0]) / max(middle, 2e-9),
+            "seconds": middle,
+            "spread": (tenths[-1] - tenths[0]) / middle,
             "repeats": len(ordered),
         }
         print(json.dumps(line), flush=True)

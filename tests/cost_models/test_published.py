@@ -13,8 +13,9 @@ from autopar.cost_models.rates import fitted_table
 from autopar.cost_models.software import Software
 from benchmarks.published import main, price_run, read_all, read_rows, row_report
 from benchmarks.published_bands import Ratio, coverage, interval, report, write_bands
+from benchmarks.published_declarations import Row, declared, rules_of_one_source
 from benchmarks.published_fit import Fit, one_per_configuration, priors
-from benchmarks.published_rows import Row, Unpriceable, declared, read_run
+from benchmarks.published_rows import Unpriceable, read_run
 
 COLUMNS = (
     "id source source_location model_name architecture params_b layers hidden heads kv_heads "
@@ -100,7 +101,7 @@ def test_repeated_configurations_count_once_and_the_latest_speaks() -> None:
 
 def test_every_declaration_has_a_reason() -> None:
     data = declared()
-    for section in ("kinds", "sources", "clusters", "unpriced"):
+    for section in ("rules", "sources", "words", "clusters", "unpriced"):
         assert all(entry["reason"] for entry in data[section])
 
 
@@ -127,16 +128,39 @@ def test_the_fit_recovers_constants() -> None:
 
 
 def test_the_report_renders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([written(tmp_path, [row(), row(id="bad", device="abacus")]), "--quick"]) == 0
+    text = capsys.readouterr().out
+    assert "dense, A100 and H100" in text
+    assert "sources undeclared as well" in text
+    assert "mean tau 0.00 (at least 0.60), mean regret 0.0% (at most 3%)" in text
+    assert "not priced: 1 rows" in text
+
+
+def written(tmp_path: Path, rows: list[Row]) -> str:
     import csv
 
     with (tmp_path / "rows.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
-        writer.writerows([row(), row(id="bad", device="abacus")])
-    assert main([str(tmp_path / "rows.csv"), "--quick"]) == 0
-    text = capsys.readouterr().out
-    assert "dense, A100 and H100" in text
-    assert "not priced: 1 rows" in text
+        writer.writerows(rows)
+    return str(tmp_path / "rows.csv")
+
+
+def test_few_rows_do_not_replace_the_constants(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fits: list[Fit] = []
+    monkeypatch.setattr("benchmarks.published.write_constants", fits.append)
+    few = written(tmp_path, [row(), row(id="other", global_batch="128")])
+    with pytest.raises(SystemExit):
+        main([few, "--fit", "--quick"])
+    says = capsys.readouterr().err
+    assert "2 timed configurations of 1 sources" in says
+    assert "60 of 5 are the least" in says
+    assert "--force" in says
+    assert not fits
+    assert main([few, "--fit", "--quick", "--force"]) == 0
+    assert len(fits) == 1
 
 
 @pytest.mark.parametrize("gone", [c for c in COLUMNS if c not in ("id", "device", "hidden")])
@@ -257,13 +281,109 @@ def test_coverage_does_not_look_at_its_own_source() -> None:
     assert coverage([*alike, *far_off]) * 125 <= 100
 
 
-def test_a_renamed_source_is_priced_by_the_general_default() -> None:
+def test_no_rule_is_keyed_to_a_source() -> None:
+    for section in ("rules", "words"):
+        for entry in declared()[section]:
+            assert not {"source", "source_location", "id"} & set(entry["match"]), entry
+            assert entry["reason"]
+
+
+def test_a_renamed_source_keeps_what_its_rows_say() -> None:
     known = row(source="Megatron-Bridge performance summary", architecture="moe", experts="8",
                 topk="2", ep="8", pp="2", dp="4", vpp="2", notes="container=26.08")  # fmt: skip
-    runs, reasons = read_all([known, {**known, "id": "renamed", "source": "Somebody's table"}])
+    renamed = {**known, "id": "renamed", "source": "Somebody's table"}
+    runs, reasons = read_all([known, renamed])
     assert not reasons
-    assert runs[0].software != runs[1].software
-    assert runs[1].software == replace(Software(), **declared()["general"]["software"])
+    assert runs[1].software == read_run(known, "bare").software == read_run(known, "named").software
+    plain = read_run({**renamed, "notes": ""}).software
+    assert (plain.graphs, runs[1].software.graphs) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("cells", "software"),
+    [
+        ({"notes": "torchtitan log"}, {"states": "fsdp", "memory": "reserved", "loss": "fused"}),
+        ({"source": "a talk on torchtitan"}, {"states": "fsdp", "memory": "reserved"}),
+        ({"zero_or_fsdp": "FSDP full shard"}, {"states": "fsdp", "memory": "allocated"}),
+        ({"zero_or_fsdp": "DDP/dist-opt (FSDP=0)"}, {"states": "megatron"}),
+        ({"zero_or_fsdp": "ZeRO-3"}, {"states": "deepspeed"}),
+        ({"precision": "fp16"}, {"attention": "unfused", "dropout": True, "dp_overlap": False}),
+        ({"precision": "fp8 (TE)"}, {"attention": "flash_new"}),
+        ({"notes": "max_memory_reserved worst rank"}, {"memory": "reserved"}),
+        ({"notes": "incl. CUDA context"}, {"memory": "device"}),
+        ({"notes": "max_memory_allocated of rank 0"}, {"memory": "allocated"}),
+        ({"notes": "FA3"}, {"attention": "flash_new"}),
+        ({"notes": "SDPA flash v2", "device": "B200"}, {"attention": "flash"}),
+        ({"notes": "Liger kernels"}, {"loss": "chunked"}),
+        ({"notes": "MaxText on GPU"}, {"graphs": True, "states": "fsdp"}),
+        ({"notes": "NO comm overlap (TP/PP)"}, {"tp_overlap": False, "dp_overlap": False}),
+        ({"notes": "container=26.04"}, {"graphs": True, "tp_overlap": True, "gradient_bytes": 2}),
+    ],
+    ids=str,
+)
+def test_what_a_row_says_decides_its_software(
+    cells: dict[str, str], software: dict[str, object]
+) -> None:
+    run = read_run(row(**cells))
+    assert {name: getattr(run.software, name) for name in software} == software
+
+
+def test_the_title_is_left_out_where_nothing_is_to_be_known_of_it() -> None:
+    titled = row(source="a talk on torchtitan", source_location="github:pytorch/torchtitan")
+    assert read_run(titled, "named").software.selective == "ops"
+    assert read_run(titled, "bare").software == read_run(row()).software
+    assert read_run(titled, "bare").source == "a talk on torchtitan"
+
+
+def test_rules_that_one_source_meets_are_told() -> None:
+    rows = [
+        row(id="a", source="one", notes="torchtitan; container=26.04"),
+        row(id="b", source="two", notes="container=26.04", zero_or_fsdp="FSDP"),
+    ]
+    alone = rules_of_one_source(rows)
+    rules = declared()["rules"]
+    titan = next(i for i, e in enumerate(rules) if "torchtitan" in e["match"].get("anywhere", ""))
+    assert titan in alone["one"]
+    assert titan not in alone["two"]
+    assert read_run(rows[0], "bare", alone["one"]).software.selective == "attention"
+
+
+@pytest.mark.parametrize(
+    ("cells", "ranks"),
+    [({"ep": "4"}, 4), ({"ep": "4", "notes": "EDP=1 ETP=2"}, 8), ({"ep": "1"}, 2)],
+    ids=str,
+)
+def test_experts_are_whole_where_recipes_leave_them_so(cells: dict[str, str], ranks: int) -> None:
+    moe = {"architecture": "moe", "experts": "8", "topk": "2", "tp": "2", "dp": "4"}
+    assert read_run(row(**{**moe, **cells})).layout.expert_ranks == ranks
+
+
+@pytest.mark.parametrize(
+    ("cells", "size"),
+    [
+        ({"seq_len": "512", "global_batch": "1024"}, 16),
+        ({"seq_len": "512", "global_batch": "16"}, 2),
+        ({"pp": "8", "dp": "1", "global_batch": "16"}, 1),  # the bubble would grow
+        ({"seq_len": "32768"}, 1),  # two do not fit
+        ({"device": "TPU-v5p", "global_batch": "8"}, 1),
+        ({"global_batch": ""}, 1),
+    ],
+    ids=str,
+)
+def test_a_micro_batch_that_is_not_named_is_the_likely_one(
+    cells: dict[str, str], size: int
+) -> None:
+    run = read_run(row(**{"micro_batch": "", **cells}))
+    assert run.layout.microbatch == size
+
+
+def test_what_does_not_fit_was_not_run() -> None:
+    large = {"layers": "96", "hidden": "12288", "heads": "96", "kv_heads": "96",
+             "ffn_hidden": "49152", "params_b": "175", "num_devices": "64", "tp": "8", "pp": "8",
+             "dp": "1", "micro_batch": "4"}  # fmt: skip
+    assert read_run(row(**large, recompute="")).layout.recompute == "full"
+    assert read_run(row(**large)).layout.recompute == "none"
+    assert read_run(row(recompute="")).layout.recompute == "none"
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ import torch
 
 from autopar.cost_models.calibrate import op_rates
 from autopar.cost_models.profile_db import Measurement
-from autopar.profile import _measurement
+from autopar.profile import _left_out, _measurement
 from autopar.runtime.host_memory import ENVIRONMENT, environment, forget_peak, resident_bytes
 from autopar.runtime.phases import PHASES, Stopwatch
 from autopar.runtime.profiled_collectives import groups
 from autopar.runtime.profiled_ops import Case, Chain, cases
+from autopar.runtime.profiling import Bench
 
 CPU = torch.device("cpu")
 
@@ -71,6 +72,26 @@ def test_only_measurements_are_read_from_what_processes_print() -> None:
     found = _measurement(line + '"spread": 0.0, "repeats": 3}')
     assert found is not None
     assert (found.subject, found.seconds) == ("op", 0.1)
+
+
+@pytest.mark.parametrize("middle_s", [0.0, -3e-6])
+def test_a_collective_that_adds_no_time_is_left_out_and_said(
+    middle_s: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = object.__new__(Bench)
+    bench.rank = 0
+    bench.say("collective", "all_gather 2 1", 64.0, 0.0, [middle_s - 1e-6, middle_s, 5e-6])
+    line = capsys.readouterr().out
+    assert _measurement(line) is None
+    (said,) = _left_out(line)
+    assert said.startswith("collective all_gather 2 1 64 B: left out, it added ")
+    assert f"{middle_s * 1e6:.1f} us" in said
+    bench.say("collective", "all_gather 2 1", 64.0, 0.0, [2e-9, 2e-9, 5e-6])
+    line = capsys.readouterr().out
+    found = _measurement(line)
+    assert found is not None
+    assert found.seconds == 2e-9
+    assert not _left_out(line)
 
 
 def test_laps_add_up_by_phase() -> None:

@@ -1,0 +1,56 @@
+"""What an empty cell of a published row most likely was: guesses from memory and shapes alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autopar.cost_models.family import Arch
+from autopar.cost_models.footprint import footprint
+from autopar.cost_models.layout import Layout, Recompute
+from autopar.cost_models.software import Software
+from autopar.nouns.cluster import Device
+
+# Rows at which a product runs at half rate: the prior of `thin_size`.
+THIN_ROWS = 300
+
+
+def that_fits(
+    arch: Arch, layout: Layout, software: Software, precision: str, device: Device
+) -> Layout:
+    """The least recompute with which the run fits: what does not fit was not run.
+
+    A row that names no policy has none, unless even the least that it may need is more than the
+    device holds.
+    """
+    policies: tuple[Recompute, ...] = ("none", "selective", "full")
+    for policy in policies:
+        one = replace(layout, recompute=policy)
+        if _may_fit(arch, one, software, precision, device):
+            return one
+    return layout
+
+
+def _may_fit(
+    arch: Arch, layout: Layout, software: Software, precision: str, device: Device
+) -> bool:
+    allocated = replace(software, memory="allocated")
+    return footprint(arch, layout, allocated, precision).band[0] <= device.memory_bytes
+
+
+def likely_microbatch(
+    arch: Arch, layout: Layout, software: Software, precision: str, device: Device
+) -> Layout:
+    """The micro-batch that a published run is likely to have where its row names none.
+
+    Who publishes a rate takes what is fastest of what fits: thin products lose by few rows, the
+    bubble grows with fewer microbatches.
+    """
+
+    def loss(x: Layout) -> float:
+        rows = x.microbatch * arch.seq / x.cp
+        return (1 + THIN_ROWS / rows) * (1 + (x.pp - 1) / (x.interleave * x.microbatches))
+
+    sizes = [n for n in (2, 4, 8, 16) if layout.global_batch % (layout.dp * n) == 0]
+    larger = [replace(layout, microbatch=n) for n in sizes]
+    fitting = [x for x in larger if _may_fit(arch, x, software, precision, device)]
+    return min((layout, *fitting), key=loss)
