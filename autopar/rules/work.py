@@ -11,7 +11,7 @@ has the extent of the largest piece, so these are the figures of the rank that h
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
@@ -98,20 +98,25 @@ def op_work(
 def shape(bound: BoundRule, local: Mapping[str, int]) -> tuple[float, int]:
     """(thinness, head size) of what one rank does: what the rate of its kernel hangs on.
 
-    The thinness of a product of m x k and k x n is 1/m + 1/n + 1/k, of attention over t keys 1/t;
-    of all else it is 0. Dims below a tile count as one. ``local`` are the factors' `extents`.
+    The `thinness` of a product of m x k and k x n is that of m, n and k, of attention that of its
+    keys; of all else it is 0. ``local`` are the factors' `extents`.
     """
     operands = [_factors(term) for term in bound.operands]
     (result, *_) = [_factors(term) for term in bound.results]
     if bound.rule.cost == "attention":
         query, key = operands[:2]
-        keys = math.prod(local[f] for f in key - query)
-        return 1 / max(keys, TILE), math.prod(local[f] for f in (query & key) - result)
+        head_dim = math.prod(local[f] for f in (query & key) - result)
+        return thinness([math.prod(local[f] for f in key - query)]), head_dim
     if bound.rule.cost != "matmul" or len(operands) < 2:
         return 0.0, 0
     one, two = operands[:2]
     sides = ((one & result) - two, (two & result) - one, (one & two) - result)
-    return sum(1 / max(math.prod(local[f] for f in side), TILE) for side in sides), 0
+    return thinness(math.prod(local[f] for f in side) for side in sides), 0
+
+
+def thinness(sides: Iterable[int]) -> float:
+    """The sum of the inverse sides, those below a tile counted as one."""
+    return sum(1 / max(side, TILE) for side in sides)
 
 
 def _factors(term: Term) -> frozenset[str]:

@@ -1,0 +1,135 @@
+"""Products and attention: predicted against measured figures that others published.
+
+    python -m benchmarks.published_kernels published_microbench.csv [--json]
+
+Every 16-bit matrix product and fused attention of the file on a device of the catalogue is priced
+as an op of a captured model is, with the constants that training runs were fitted with: what stands
+here was not fitted to these rows. A run at sustained clocks reaches less than a product alone, so
+a bias of some tenths is expected; the spread around it says how well shapes are understood.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from autopar.cost_models.catalogue import find_device
+from autopar.cost_models.compute import OpClass, op_rate
+from autopar.rules.work import thinness
+from benchmarks.figures import show
+
+DEVICES = {
+    "A100 PCIe": "A100-80GB-PCIe",
+    "B200": "B200",
+    "H100-class (sm_90)": "H100",
+    "MI300X-class (gfx942)": "MI300X",
+    "MI355X-class (gfx950)": "MI355X",
+}
+"""Catalogue names of the devices that the file has products of many shapes of."""
+SMALL_FLOPS = 2.0 * 2048**3
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One measured kernel; ``flops`` as its source counts them."""
+
+    device: str
+    op_class: OpClass
+    direction: str
+    flops: float
+    moved_bytes: float
+    thinness: float
+    head_dim: int
+    measured_s: float
+
+
+def read(path: Path) -> Iterator[Kernel]:
+    """The rows that can be priced."""
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            if row["device"] in DEVICES and row["unit"] == "TFLOP/s":
+                yield from _kernel(row)
+
+
+def _kernel(row: Mapping[str, str]) -> Iterator[Kernel]:
+    size = {name.lower(): int(n) for name, n in re.findall(r"([A-Za-z_]+)=?(\d+)", row["size"])}
+    rate = float(row["value"]) * 1e12
+    if row["kind"] == "gemm" and {"m", "n", "k"} <= size.keys():
+        m, n, k, batch = size["m"], size["n"], size["k"], size.get("b", 1)
+        flops = 2.0 * batch * m * n * k
+        moved = 2.0 * batch * (m * n + n * k + m * k)
+        yield Kernel(
+            row["device"], "matmul", "forward", flops, moved, thinness((m, n, k)), 0, flops / rate
+        )
+    if row["kind"].startswith("attention") and size.get("seq_len"):
+        tokens = size["batch"] * size["seq_len"]
+        heads, shared = size["head_num"], size["kv_head_num"]
+        wide, out = size["qk_head_dim"], size["v_head_dim"]
+        backward = row["kind"] == "attention_bwd"
+        whole = 2.0 * tokens * size["seq_len"] * heads * (wide + out) * (2.5 if backward else 1.0)
+        moved = 2.0 * tokens * (heads + shared) * (wide + out) * (2 if backward else 1)
+        yield Kernel(
+            row["device"],
+            "attention",
+            "backward" if backward else "forward",
+            whole / 2,  # causal: the kernel leaves out what the mask does, the source counts it
+            moved,
+            thinness((size["seq_len"],)),
+            wide,
+            whole / rate,
+        )
+
+
+def predicted_s(kernel: Kernel) -> float:
+    device = find_device(DEVICES[kernel.device])
+    rate = op_rate(device, "bf16", kernel.op_class, head_dim=kernel.head_dim or 128)
+    return rate.time_s(kernel.flops, kernel.moved_bytes, thinness=kernel.thinness)
+
+
+def summary(kernels: Iterable[Kernel]) -> list[dict[str, object]]:
+    """Errors by device, class and size: predicted over measured, less one."""
+    groups: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for kernel in kernels:
+        small = kernel.op_class == "matmul" and kernel.flops < SMALL_FLOPS
+        kind = f"{'small ' if small else ''}{kernel.op_class}"
+        error = predicted_s(kernel) / kernel.measured_s - 1
+        groups[DEVICES[kernel.device], kind, kernel.direction].append(error)
+    rows: list[dict[str, object]] = []
+    for (device, kind, direction), found in sorted(groups.items()):
+        errors = np.array(found)
+        spread = np.abs((1 + errors) / (1 + np.median(errors)) - 1)
+        rows.append(
+            {
+                "device": device,
+                "kernel": kind,
+                "direction": direction,
+                "n": len(errors),
+                "bias": float(np.median(errors)),
+                "median": float(np.median(np.abs(errors))),
+                "p90": float(np.quantile(np.abs(errors), 0.9)),
+                "spread_p90": float(np.quantile(spread, 0.9)),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("csv", type=Path)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    kernels = list(read(options.csv))
+    if not kernels:
+        raise SystemExit(f"{options.csv}: no product or attention on {', '.join(DEVICES)}")
+    show(summary(kernels), [], options.json)
+
+
+if __name__ == "__main__":
+    main()
