@@ -35,6 +35,7 @@ from autopar.searchers.starts import first_answer, shrunk
 EVALUATIONS = 20_000_000  # of one round when there is no budget
 HOT, AGAIN, COLD = 0.4, 1.0, 0.003  # temperatures: of the first round, of the others, at their end
 CHAINS = (Ball(200, 3.0, 0.02), Ball(1000, 1.0, 0.02), Ball(1000, 3.0, 0.02), Ball(3000, 1.0, 0.0))
+SMALL = (Ball(4, 1.0, 0.0), Ball(2, 1.0, 0.0), Ball(12, 1.0, 0.0), Ball(30, 1.0, 0.0))
 
 
 class Annealer:
@@ -78,6 +79,10 @@ class Annealer:
         if cost < self.best_cost:
             self.best, self.best_cost = x.copy(), cost
             self.run.offer(self.lift(x), "annealing")
+
+    def take_small_blocks(self) -> None:
+        for chain, ball in zip(self.chains, SMALL, strict=True):
+            chain.ball = ball
 
     def restart(self) -> None:
         """All chains to the best choice."""
@@ -124,7 +129,8 @@ def improve(
 ) -> None:
     """One hot round, then cooler ones from the best; ``between`` may improve on it in between.
 
-    How hot follows from what is known: where the bound is near, the start is good.
+    How hot follows from what is known: where the bound is near, the start is good.  A round that
+    finds nothing is followed by a warmer one of small blocks.
     """
     annealer = Annealer(run, m, lift, arcs, price, start, seed)
     gap = (annealer.best_cost - run.lower_bound) / max(abs(annealer.best_cost), 1.0)
@@ -132,7 +138,11 @@ def improve(
     for r in range(rounds):
         seconds, evaluations = _part(run, 0.45 if r == 0 else 1.0 / (rounds - r + 0.05))
         hot = (HOT if r == 0 else AGAIN) * warmth
+        known = annealer.best_cost
         found = annealer.round(hot, COLD * warmth, evaluations, seconds)
+        if annealer.best_cost == known:  # where memory is tight, it blocks most large blocks
+            annealer.take_small_blocks()
+            warmth = min(1.0, 2.0 * warmth)
         if between is not None:
             between(annealer, found)
         if run.closed:
