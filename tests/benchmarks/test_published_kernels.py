@@ -10,7 +10,8 @@ TABLE = """\
 kind,device,details,size,value,unit,source
 gemm,H100-class (sm_90),"bf16 in, bf16 out, b=1",M2048 N1024 K4096,400,TFLOP/s,somewhere
 gemm,B200,fast,b=2 m=4096 k=4096 n=1536 layout=TN accumulate=False,1000,TFLOP/s,somewhere
-attention_bwd,B200,,batch=1 seq_len=4096 head_num=8 kv_head_num=2 qk_head_dim=64 v_head_dim=32,900,TFLOP/s,
+attention_bwd,B200,,batch=1 seq_len=4096 head_num=8 kv_head_num=2 qk_head_dim=64 v_head_dim=32,\
+900,TFLOP/s,
 collective,H100-class (sm_90),ring,1 MB,100,GB/s,somewhere
 gemm,Abacus,unknown,M2 N2 K2,1,TFLOP/s,somewhere
 """
