@@ -67,7 +67,8 @@ def _solve(run: Run, m: Model, lift: Lift, seed: int) -> None:
     if run.cost is None:
         known = _first(run, m, lift, dual.arcs)
     for turn in range(RULE_OUTS + 1):
-        dual.ascend(PASSES, run.wall_s + run.share_s(0.25 if turn < RULE_OUTS else 0.1))
+        share = 0.25 if turn < RULE_OUTS else 0.1
+        dual.ascend(PASSES, run.wall_s + run.share_s(share), share * run.remaining_evaluations)
         if run.closed:
             return
         start = dual.choice if dual.choice is not None else first_fit(dual)

@@ -94,6 +94,11 @@ class Dual:
         return self.step < SMALLEST_STEP
 
     @property
+    def pass_evaluations(self) -> int:
+        """Of one pass there and back."""
+        return 2 * self.model.num_vars
+
+    @property
     def gap(self) -> float:
         """What the best answer and the bound leave open, in cost."""
         if math.isinf(self.known):
@@ -105,14 +110,15 @@ class Dual:
         """The cost of the best answer, found here or before."""
         return self.upper if self.run.cost is None else min(self.upper, float(self.run.cost))
 
-    def ascend(self, passes: int, until_s: float = math.inf) -> None:
-        """Up to so many passes there and back.
+    def ascend(self, passes: int, until_s: float = math.inf, evaluations: float = math.inf) -> None:
+        """Up to so many passes there and back, and up to so many evaluations.
 
         Ends early when converged, when the gap is closed, or when the bound hardly closes it.
         """
         mark = self.bound
+        enough = self.run.evaluations + evaluations - self.pass_evaluations
         for i in range(passes):
-            if self.converged or self.run.wall_s > until_s:
+            if self.converged or self.run.wall_s > until_s or self.run.evaluations > enough:
                 return
             if i % LOOK_EVERY == LOOK_EVERY - 1:
                 if self.bound - mark < WORTH * self.gap:
@@ -135,7 +141,7 @@ class Dual:
             self.bound, self.price = value, self._now
             self.run.bound(value, "trws")
         self._offer(unary)
-        self.run.spend(2 * self.model.num_vars)
+        self.run.spend(self.pass_evaluations)
 
     def _offer(self, unary: Floats) -> None:
         """Take the decoded choice if it fits; now and then make it fit."""

@@ -258,6 +258,25 @@ def test_a_gap_that_is_allowed_does_not_loosen_the_bound(
 
 
 @pytest.mark.usefixtures("inexact")
+def test_the_dual_leaves_evaluations_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = []
+    play = Annealer.round
+
+    def counted(annealer: Annealer, *arguments: float) -> list[Ints]:
+        left.append(annealer.run.remaining_evaluations)
+        return play(annealer, *arguments)
+
+    monkeypatch.setattr(Annealer, "round", counted)
+    problem = layered(300, 16, seed=6, limit=0.3)
+    budget = Budget(evaluations=60 * problem.num_nodes)
+    found = search(problem, "portfolio", budget)
+    check(problem, found)
+    assert left
+    assert left[0] > 0.3 * 60 * problem.num_nodes
+    assert found.to_json() == search(problem, "portfolio", budget).to_json()
+
+
+@pytest.mark.usefixtures("inexact")
 def test_an_interrupt_while_merging_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     solve_program = integer_program.solve
     pressed = 0

@@ -43,6 +43,16 @@ def test_bound_is_near_on_layers() -> None:
     assert 0.97 * optimum.cost <= dual.bound <= optimum.cost
 
 
+def test_the_ascent_keeps_to_its_evaluations() -> None:
+    problem = layered(60, 6, seed=3, limit=0.5)
+    run = Run(problem, Budget(evaluations=4000), "test")
+    dual = Dual(from_problem(problem), run, lambda x: x)
+    dual.ascend(1500, evaluations=0.25 * run.remaining_evaluations)
+    assert dual.passes == 8  # of 2 * 60 evaluations
+    dual.ascend(1500, evaluations=100)
+    assert run.evaluations == 960
+
+
 def test_nearest() -> None:
     assert nearest(np.array([2, 5, 9]), np.array([0, 3, 4, 8, 20])).tolist() == [0, 0, 1, 2, 2]
     assert nearest(np.array([4]), np.array([1, 9])).tolist() == [0, 0]
