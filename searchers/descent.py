@@ -9,6 +9,7 @@ of variables; with more than ``MANY``, the compiled kernels of ``annealing`` do 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -80,17 +81,20 @@ class Neighbourhood:
         x[v] = label
 
 
-def make_fit(m: Model, x: Ints, unary: Floats, tries: int = 400) -> Ints | None:
+def make_fit(
+    m: Model, x: Ints, unary: Floats, tick: Callable[[], None] = lambda: None, tries: int = 400
+) -> Ints | None:
     """A choice near x within memory, or None where greedy changes find none.
 
-    ``unary`` may hold prices on memory, which then steer what is given up.
+    ``unary`` may hold prices on memory, which then steer what is given up.  ``tick`` is called
+    often, to end the search in time.
     """
     x = x.copy()
     if not len(m.room):
         return x
     if m.num_vars > MANY:
         tree = MemoryTree(m, x)
-        return x if repair(m, _layout(m), tree, np.minimum(unary, 1e250)) else None
+        return x if repair(m, _layout(m), tree, np.minimum(unary, 1e250), tick) else None
     left = m.room - m.load(x)
     if (left >= 0).all():
         return x
@@ -99,6 +103,7 @@ def make_fit(m: Model, x: Ints, unary: Floats, tries: int = 400) -> Ints | None:
         row = int(left.argmin())
         if left[row] >= 0:
             return x
+        tick()
         best = (np.inf, -1, -1)
         for v in np.unique(m.term_var[(m.term_rows[:, 0] <= row) & (row < m.term_rows[:, 1])]):
             relief = np.zeros(m.sizes[v])

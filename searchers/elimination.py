@@ -146,7 +146,7 @@ def _largest_total(m: Model) -> float:
 
 def _offer(run: Run, m: Model, lift: Lift, x: Ints, price: Floats, best: list[float]) -> None:
     """Make a choice fit, polish it, and offer it."""
-    fitted = make_fit(m, x, m.priced(price))
+    fitted = make_fit(m, x, m.priced(price), run.tick)
     if fitted is None:
         return
     fitted = polish(m, fitted)

@@ -18,7 +18,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
@@ -83,9 +82,7 @@ def solve(
         nodes = None
         if run.budget.wall_s is None:
             nodes = int(min(NODES, 1 + run.remaining_evaluations // max(m.num_vars, 1)))
-        found, x = _solve_once(
-            m, np.array(known, np.int64), left, nodes, gap, seed, hint, partial(run.spend, 0)
-        )
+        found, x = _solve_once(m, np.array(known, np.int64), left, nodes, gap, seed, hint, run.tick)
         if proves and np.isfinite(found.bound):
             run.bound(found.bound - 1e-9 * abs(found.bound), "integer program")
         run.budget_spent |= found.status == "stopped"
@@ -98,7 +95,7 @@ def solve(
             return False
         over = m.load(x) - m.room
         fits = bool((over <= 0).all())
-        fitted = x if fits else make_fit(m, x, m.unary)
+        fitted = x if fits else make_fit(m, x, m.unary, run.tick)
         if fitted is not None:
             fitted = fitted if fits else polish(m, fitted)
             run.offer(lift(fitted), "integer program" if fits else "integer program, repaired")

@@ -178,7 +178,7 @@ class _Tree:
         allowed = self._play_on(allowed)
         unary = np.where(allowed, m.unary, np.inf)
         x = self._complete(unary)
-        fitted = make_fit(m, x, unary)
+        fitted = make_fit(m, x, unary, self.run.tick)
         if fitted is None or not np.isfinite(m.cost(fitted)):
             return math.inf
         if m.cost(fitted) <= PROMISING * self.best:
@@ -198,7 +198,7 @@ class _Tree:
             lo, hi = m.start[v], m.start[v + 1]
             if allowed[lo:hi].sum() < 2:
                 continue
-            self.run.spend(0)
+            self.run.tick()
             score = np.where(allowed[lo:hi], m.unary[lo:hi], np.inf)
             for w, by_other in self.near.near[v]:
                 theirs = allowed[m.start[w] : m.start[w + 1]]
@@ -220,7 +220,7 @@ class _Tree:
         )
         for _ in range(3):
             before = x.copy()
-            self.run.spend(0)
+            self.run.tick()
             for v in range(m.num_vars):
                 x[v] = int(self.near.costs(v, x, unary).argmin())
             if (before == x).all():

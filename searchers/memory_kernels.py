@@ -93,12 +93,13 @@ def in_order(arcs, unary):
 
 
 @jit
-def repair(arcs, unary, guide, memory, max_steps):
+def repair(arcs, unary, guide, memory, banned, max_steps):
     """Relieve the fullest row, again and again, by the change that costs least per unit relieved.
 
     A change counts what ``guide`` says, at least zero.  Changes that make the fullest row fuller
-    than it was are taken back.  Returns the change of (true) cost; the choice fits afterwards
-    exactly if ``tree[1] <= 0``.
+    than it was are taken back, and their variable is ``banned``, also for the next call.  Returns
+    the steps taken; fewer than ``max_steps`` when there is nothing more to do.  The choice fits
+    afterwards exactly if ``tree[1] <= 0``.
     """
     start, out, out_start, head, cell_start, cells = arcs[:6]
     terms, x, tree, _, leaves = memory
@@ -109,12 +110,10 @@ def repair(arcs, unary, guide, memory, max_steps):
         widest = max(widest, start[v + 1] - start[v])
     score = np.empty(widest)
     relief = np.empty(widest)
-    banned = np.zeros(n, np.int64)
-    delta = 0.0
-    for _ in range(max_steps):
+    for step in range(max_steps):
         worst = tree[1]
         if worst <= 0.0:
-            break
+            return step
         node = 1
         while node < leaves:
             node *= 2
@@ -125,7 +124,7 @@ def repair(arcs, unary, guide, memory, max_steps):
         best_v = -1
         best_label = -1
         for v in range(n):
-            if banned[v] > 3:
+            if banned[v]:
                 continue
             size = start[v + 1] - start[v]
             some = False
@@ -160,11 +159,10 @@ def repair(arcs, unary, guide, memory, max_steps):
                         best_v = v
                         best_label = k
         if best_v < 0:
-            break
+            return step
         old = x[best_v]
-        change = change_label(arcs, unary, memory, best_v, best_label)
-        delta += change
+        change_label(arcs, unary, memory, best_v, best_label)
         if tree[1] > worst:
-            delta += change_label(arcs, unary, memory, best_v, old)
-            banned[best_v] = 4
-    return delta
+            change_label(arcs, unary, memory, best_v, old)
+            banned[best_v] = True
+    return max_steps

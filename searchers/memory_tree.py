@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -68,9 +69,29 @@ class MemoryTree:
         return bool(self.tree[1] <= 0.0)
 
 
-def repair(m: Model, arcs: Arcs, tree: MemoryTree, guide: Floats, steps: int = 5000) -> bool:
-    """Make the tree's choice fit, changing what costs least by ``guide``; True when it does."""
+STEPS = 5000
+"""Changes that a repair may take."""
+SLICE = 200
+"""Changes between two looks at the clock: each looks at all variables."""
+
+
+def repair(
+    m: Model,
+    arcs: Arcs,
+    tree: MemoryTree,
+    guide: Floats,
+    tick: Callable[[], None] = lambda: None,
+    late: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Make the tree's choice fit, changing what costs least by ``guide``; True when it does.
+
+    ``tick`` is called often, to end the search in time; when it is ``late``, repair gives up.
+    """
     from autopar.searchers.memory_kernels import repair as compiled
 
-    compiled(arcs, m.unary, guide, tree.memory, steps)
+    banned = np.zeros(m.num_vars, np.bool_)
+    for _ in range(0, STEPS, SLICE):
+        tick()
+        if compiled(arcs, m.unary, guide, tree.memory, banned, SLICE) < SLICE or late():
+            break
     return tree.fits and m.fits(tree.choice)

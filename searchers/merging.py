@@ -52,7 +52,7 @@ class Merge:
             if cells > UNSHRUNK * CORE and self.fraction >= 1e-4:
                 self.fraction /= 2.0
                 continue
-            run.spend(0)
+            run.tick()
             fewer, back = keep_labels(m, keep)
             smaller, further = shrink_model(fewer, enough=run.spent(SHRINK_SHARE))
             excess = len(smaller.edge_cost) / CORE

@@ -142,7 +142,7 @@ def first_fit(dual: Dual) -> Ints | None:
         for price in (dual.price, np.full(len(m.room), dual.price.max(initial=1.0))):
             x = dual.decode(factor * price)
             tree = MemoryTree(m, x)
-            fits = repair(m, dual.arcs, tree, m.priced(price))
+            fits = repair(m, dual.arcs, tree, m.priced(price), dual.run.tick)
             if fits and np.isfinite(m.cost(tree.choice)):
                 dual.run.offer(dual.lift(tree.choice), "repair")
                 return tree.choice

@@ -112,6 +112,10 @@ class Run:
         if self.remaining_evaluations <= 0 or self.remaining_s <= 0:
             raise BudgetSpent
 
+    def tick(self) -> None:
+        """Ends the search when the budget is used up; for the inside of long steps."""
+        self.spend(0)
+
     # -- what is known -------------------------------------------------------------------------
 
     def offer(self, choice: npt.ArrayLike, found_by: str = "") -> bool:

@@ -13,15 +13,20 @@ from autopar.searchers.arcs import Arcs, arcs, big_cost
 from autopar.searchers.chain import BLOCK, ZERO, Chain
 from autopar.searchers.gather import Lift
 from autopar.searchers.memory_tree import MemoryTree, repair
-from autopar.searchers.model import Floats, Model
+from autopar.searchers.model import Floats, Model, scatter_add
 from autopar.searchers.run import Run
 from autopar.searchers.shrink import Contradiction, shrink
+from autopar.searchers.tree_decomposition import Elimination, table_share
 
 LARGE = 50_000
 """Labels from which on the exact searchers look for a first answer before they begin."""
 
 SHRINK_SHARE = 0.1
 """Of the wall clock's budget, after which shrinking begins nothing that takes long."""
+GREEDY_SHARE = 0.3
+"""Of the wall clock's rest, after which no further price is tried for a first answer."""
+FRUGAL_CELLS = 1 << 22
+"""Of all tables together in looking for the choice of least memory."""
 MENDS = 40
 """Temperatures at which forbidden pairs are annealed away."""
 
@@ -66,26 +71,35 @@ def first_answer(run: Run, m: Model, lift: Lift, layout: Arcs | None = None) -> 
 
     Greedy: variable by variable the cheapest label given the earlier ones, then repaired to fit
     into memory.  Where that ends in a forbidden pair or does not fit, memory is priced alike in all
-    rows, ever higher; and where no price helps, what fits is mended.
+    rows, ever higher.  Where no price helps, the choice of least memory is taken, if it fits, and
+    at last what fits but for forbidden pairs is mended.
     """
     from autopar.searchers.memory_kernels import in_order
 
     layout = arcs(m) if layout is None else layout
-    flat = m.priced(np.ones(len(m.room))) - m.unary
+    with np.errstate(invalid="ignore"):  # infinite costs, where shrinking had no time
+        flat = m.priced(np.ones(len(m.room))) - m.unary
     flat[~np.isfinite(flat)] = 0.0
     finite = m.unary[np.isfinite(m.unary)]
     unit = float(np.abs(finite).max(initial=1.0)) / max(float(flat.max(initial=0.0)), 1.0)
     frugal = MemoryTree(m, _least(m, flat))
     fitting = [frugal] if frugal.fits else []
+    late = run.spent(GREEDY_SHARE)
     for price in (0.0, 0.01, 0.1, 1.0, 10.0, 1e4):
+        if late():
+            break
         guide = m.unary + price * unit * flat
         tree = MemoryTree(m, in_order(layout, guide))
-        if repair(m, layout, tree, guide):
+        if repair(m, layout, tree, guide, run.tick, late):
             if np.isfinite(m.cost(tree.choice)):
                 run.offer(lift(tree.choice), "greedy")
                 return _polished(run, m, lift, layout, tree.choice)
             fitting.append(tree)
         run.spend(m.num_vars)
+    x = least_memory(run, m)
+    if np.isfinite(m.cost(x)) and m.fits(x):
+        run.offer(lift(x), "least memory")
+        return _polished(run, m, lift, layout, x)
     for tree in reversed(fitting):
         mended = _mend(run, m, layout, tree.choice)
         if mended is not None:
@@ -101,6 +115,21 @@ def _polished(run: Run, m: Model, lift: Lift, layout: Arcs, x: Ints) -> MemoryTr
     run.offer(lift(chain.best), "polished")
     run.spend(looked)
     return MemoryTree(m, chain.best)
+
+
+def least_memory(run: Run, m: Model) -> Ints:
+    """The choice of the least sum of usages without a forbidden pair, where the graph is narrow.
+
+    Elsewhere a choice of little memory, which may have forbidden pairs.
+    """
+    usage = scatter_add(m.term_label, m.term_usage, len(m.unary))
+    frugal = replace(
+        m,
+        unary=np.where(np.isfinite(m.unary), usage, np.inf),
+        edge_cost=np.where(np.isfinite(m.edge_cost), 0.0, np.inf),
+    )
+    dp = Elimination(frugal, table_share(frugal, FRUGAL_CELLS), run.spend)
+    return dp.minimum(frugal.unary)[1]
 
 
 def _least(m: Model, weight: Floats) -> Ints:

@@ -153,7 +153,7 @@ class Dual:
             if self.passes % REPAIR_EVERY:
                 return
             tree = MemoryTree(m, x.copy())
-            if not repair(m, self.arcs, tree, unary):
+            if not repair(m, self.arcs, tree, unary, self.run.tick):
                 return
             x = tree.choice
             cost = m.cost(x)
