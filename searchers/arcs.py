@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from autopar.nouns.problem import Ints, offsets
-from autopar.searchers.model import Floats, Model
-from autopar.searchers.shrink import transposed_cells
+from autopar.searchers.gather import by_columns
+from autopar.searchers.model import Floats, Model, chunks
 
 
 class Arcs(NamedTuple):
@@ -41,11 +41,15 @@ def arcs(m: Model, big: float | None = None) -> Arcs:
     big = big_cost(m) if big is None else big
     count = len(m.edge)
     tail, head = m.edge.ravel(), m.edge[:, ::-1].ravel()
-    cells = np.concatenate([m.edge_cost, m.edge_cost[transposed_cells(m)]])
-    np.minimum(cells, big, out=cells)
+    half = len(m.edge_cost)
+    cells = np.empty(2 * half)
+    np.minimum(m.edge_cost, big, out=cells[:half])
+    for part in chunks(m.edge_start):
+        lo, hi = half + m.edge_start[part.start], half + m.edge_start[part.stop]
+        np.minimum(by_columns(m, part), big, out=cells[lo:hi])
     cell_start = np.empty(2 * count, np.int64)
     cell_start[0::2] = m.edge_start[:-1]
-    cell_start[1::2] = m.edge_start[:-1] + len(m.edge_cost)
+    cell_start[1::2] = m.edge_start[:-1] + half
     return Arcs(
         start=m.start,
         out=np.argsort(tail, kind="stable"),

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autopar.nouns.problem import Ints, offsets
-from autopar.searchers.model import Model, runs, scatter_add, unique_edges
+from autopar.searchers.model import Floats, Model, chunks, runs, scatter_add, unique_edges
 
 Lift = Callable[[Ints], Ints]
 """Turns a choice for the smaller model into one for the larger, of equal cost and memory."""
@@ -41,25 +41,25 @@ def gather(m: Model, var_of: Ints, source: Ints, new_sizes: Ints) -> tuple[Model
     for group, diagonal in ((np.flatnonzero(inner), True), (np.flatnonzero(~inner), False)):
         a, b = m.edge[group, 0], m.edge[group, 1]
         size = rows[group] if diagonal else rows[group] * columns[group]
-        place = runs(np.zeros(len(group), np.int64), size)
+        at = offsets(size)
+        picked = np.empty(at[-1])
+        for part in chunks(at):
+            some, cells = group[part], size[part]
+            place = runs(np.zeros(len(some), np.int64), cells)
+            if diagonal:
+                row = column = place
+            else:
+                row, column = np.divmod(place, np.repeat(columns[some], cells))
+            a, b = m.edge[some, 0], m.edge[some, 1]
+            cell = source[row + np.repeat(source_start[a], cells)]
+            cell *= np.repeat(m.sizes[b], cells)
+            cell += source[column + np.repeat(source_start[b], cells)]
+            cell += np.repeat(m.edge_start[some], cells)
+            picked[at[part.start] : at[part.stop]] = m.edge_cost[cell]
         if diagonal:
-            row = column = place
+            unary += scatter_add(runs(start[ends[group, 0]], size), picked, start[-1])
         else:
-            width = np.repeat(columns[group], size)
-            row = place // width
-            column = place - row * width
-            del width
-        cell = source[row + np.repeat(source_start[a], size)]
-        cell *= np.repeat(m.sizes[b], size)
-        cell += source[column + np.repeat(source_start[b], size)]
-        cell += np.repeat(m.edge_start[group], size)
-        picked = m.edge_cost[cell]
-        if diagonal:
-            unary += scatter_add(np.repeat(start[ends[group, 0]], size) + place, picked, start[-1])
-        else:
-            edge, edge_start, edge_cost = unique_edges(
-                new_sizes, ends[group], offsets(size), picked
-            )
+            edge, edge_start, edge_cost = unique_edges(new_sizes, ends[group], at, picked)
 
     size = new_sizes[var_of[m.term_var]]
     entry = source[runs(source_start[m.term_var], size)] + np.repeat(m.term_start[:-1], size)
@@ -85,15 +85,48 @@ def gather(m: Model, var_of: Ints, source: Ints, new_sizes: Ints) -> tuple[Model
 
 
 def keep_labels(m: Model, keep: npt.NDArray[np.bool_]) -> tuple[Model, Lift]:
-    """The model with only the labels where ``keep`` is true."""
-    kept = np.flatnonzero(keep)
-    owner = np.repeat(np.arange(m.num_vars), m.sizes)[kept]
-    return gather(
+    """The model with only the labels where ``keep`` is true: a gather in which all stays in order.
+
+    So cells are copied under a mask, and only edges of variables that lose labels are looked at.
+    """
+    start = offsets(np.add.reduceat(keep, m.start[:-1], dtype=np.int64))
+    sizes = np.diff(start)
+    loses = sizes < m.sizes
+    stays = np.ones(len(m.edge_cost), np.bool_)
+    touched = np.flatnonzero(loses[m.edge].any(axis=1))
+    for part in chunks(offsets(np.diff(m.edge_start)[touched])):
+        some = touched[part]
+        a, b = m.edge[some, 0], m.edge[some, 1]
+        rows = m.sizes[a]
+        width = np.repeat(m.sizes[b], rows)
+        inside = keep[runs(np.repeat(m.start[b], rows), width)]
+        inside &= np.repeat(keep[runs(m.start[a], rows)], width)
+        stays[runs(m.edge_start[some], np.diff(m.edge_start)[some])] = inside
+    source = np.flatnonzero(keep) - np.repeat(m.start[:-1], sizes)
+    smaller = replace(
         m,
-        np.arange(m.num_vars),
-        kept - m.start[owner],
-        np.bincount(owner, minlength=m.num_vars),
+        start=start,
+        unary=m.unary[keep],
+        edge_start=offsets(sizes[m.edge[:, 0]] * sizes[m.edge[:, 1]]),
+        edge_cost=m.edge_cost[stays],
+        term_start=offsets(sizes[m.term_var]),
+        term_usage=m.term_usage[keep[m.term_label]],
     )
+
+    def lift(x: Ints) -> Ints:
+        return np.asarray(source[start[:-1] + x])
+
+    return smaller, lift
+
+
+def by_columns(m: Model, edges: slice) -> Floats:
+    """The cells of consecutive edges, every matrix by columns."""
+    rows, columns = m.sizes[m.edge[edges, 0]], m.sizes[m.edge[edges, 1]]
+    length = np.repeat(rows, columns)
+    step = np.repeat(np.repeat(columns, columns), length)
+    step *= runs(np.zeros(len(length), np.int64), length)
+    step += np.repeat(runs(m.edge_start[:-1][edges], columns), length)
+    return np.asarray(m.edge_cost[step])
 
 
 def tidy_memory(m: Model) -> Model:

@@ -13,6 +13,7 @@ original problem in integers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,6 +29,19 @@ def runs(start: Ints, size: Ints) -> Ints:
     """start[0], start[0]+1, ... (size[0] numbers), start[1], ...: many ranges in one array."""
     ends = offsets(size)
     return np.arange(ends[-1], dtype=np.int64) + np.repeat(start - ends[:-1], size)
+
+
+def chunks(start: Ints, cells: int = 1 << 18) -> Iterator[slice]:
+    """Slices of consecutive edges that have about so many cells together, or are single.
+
+    What indexes cells one by one does so chunk by chunk: indices of all cells at once would take
+    several times the memory of the cells, and more time.
+    """
+    lo, last = 0, len(start) - 1
+    while lo < last:
+        hi = max(int(np.searchsorted(start, start[lo] + cells, "right")) - 1, lo + 1)
+        yield slice(lo, hi)
+        lo = hi
 
 
 def dot(a: Floats, b: Floats) -> float:
@@ -151,6 +165,8 @@ def unique_edges(
 
     Edges stay in the order in which their pairs first appear.
     """
+    if not len(edge):
+        return edge, edge_start, cells
     count = np.diff(edge_start)
     turned = edge[:, 0] > edge[:, 1]
     pairs = np.where(turned[:, None], edge[:, ::-1], edge)
@@ -161,10 +177,12 @@ def unique_edges(
     leads = np.zeros(len(edge), bool)
     leads[first] = True
     leads &= ~loop
+    # Most edges are the first of their pair and lie as they should: a copy in order, or no copy.
+    simple = leads & ~turned
+    if simple.all():
+        return pairs, edge_start, cells
     slot = np.cumsum(leads)[first][of_key] - 1
     out_start = offsets(count[leads])
-    # Most edges are the first of their pair and lie as they should: a copy in order.
-    simple = leads & ~turned
     out = np.zeros(out_start[-1])
     out[np.repeat(simple[leads], count[leads])] = cells[np.repeat(simple, count)]
     for e in np.flatnonzero(~simple & ~loop):

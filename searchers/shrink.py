@@ -25,8 +25,8 @@ import numpy as np
 
 from autopar.nouns.problem import Ints, Problem, offsets
 from autopar.searchers.contract import contract, settle, without
-from autopar.searchers.gather import Lift, gather, keep_labels, tidy_memory
-from autopar.searchers.model import Floats, Model, from_problem, runs
+from autopar.searchers.gather import Lift, by_columns, gather, keep_labels, tidy_memory
+from autopar.searchers.model import Floats, Model, chunks, from_problem, runs
 
 Say = Callable[[str], None]
 
@@ -106,24 +106,13 @@ def _line_minima(m: Model) -> tuple[Floats, Floats, Ints, Ints]:
     column_label = runs(m.start[m.edge[:, 1]], columns)
     if not len(m.edge):
         return np.zeros(0), np.zeros(0), row_label, column_label
-    width = np.repeat(columns, rows)
-    row_min = np.minimum.reduceat(m.edge_cost, offsets(width)[:-1])
+    row_min = np.minimum.reduceat(m.edge_cost, offsets(np.repeat(columns, rows))[:-1])
     # Columns: the same on transposed cells.
-    column_min = np.minimum.reduceat(
-        m.edge_cost[transposed_cells(m)], offsets(np.repeat(rows, columns))[:-1]
-    )
-    return row_min, column_min, row_label, column_label
-
-
-def transposed_cells(m: Model) -> Ints:
-    """Positions in ``edge_cost`` that list every matrix by columns."""
-    rows, columns = m.sizes[m.edge[:, 0]], m.sizes[m.edge[:, 1]]
-    length = np.repeat(rows, columns)
-    first = runs(m.edge_start[:-1], columns)
-    step = np.repeat(np.repeat(columns, columns), length)
-    place = runs(np.zeros(len(length), np.int64), length)
-    out: Ints = np.repeat(first, length) + place * step
-    return out
+    column_min = [
+        np.minimum.reduceat(by_columns(m, part), offsets(np.repeat(rows[part], columns[part]))[:-1])
+        for part in chunks(m.edge_start)
+    ]
+    return row_min, np.concatenate(column_min), row_label, column_label
 
 
 def drop_hopeless(m: Model) -> tuple[Model, Lift] | None:
