@@ -78,11 +78,12 @@ def solve(
         if left <= max(0.05, BUILD_S * len(m.edge_cost)):
             run.budget_spent = True
             return False
-        gap = max(run.budget.gap, 0.0)
         nodes = None
         if run.budget.wall_s is None:
             nodes = int(min(NODES, 1 + run.remaining_evaluations // max(m.num_vars, 1)))
-        found, x = _solve_once(m, np.array(known, np.int64), left, nodes, gap, seed, hint, run.tick)
+        found, x = _solve_once(
+            m, np.array(known, np.int64), left, nodes, _gaps(run), seed, hint, run.tick
+        )
         if proves and np.isfinite(found.bound):
             run.bound(found.bound - 1e-9 * abs(found.bound), "integer program")
         run.budget_spent |= found.status == "stopped"
@@ -110,19 +111,33 @@ def solve(
         known += new
 
 
+def _gaps(run: Run) -> tuple[float, float]:
+    """The relative and the absolute gap at which HiGHS may end: what was asked for, or nothing.
+
+    What was asked for is relative to costs with the offset.  An offset above zero makes that more
+    than the same share of the cost without; otherwise only what every answer costs at least counts.
+    """
+    asked = max(run.budget.gap, 0.0)
+    least = 0.0 if math.isinf(run.lower_bound) else run.lower_bound + run.offset
+    most = 0.0 if run.cost is None else -float(run.cost + run.offset)
+    relative = asked if run.offset >= 0 else 0.0
+    return max(relative, 1e-9), max(asked * max(least, most, 0.0), 0.5)
+
+
 def _solve_once(
     m: Model,
     rows: Ints,
     limit_s: float,
     nodes: int | None,
-    gap: float,
+    gaps: tuple[float, float],
     seed: int,
     hint: Ints | None,
     tick: Callable[[], None],
 ) -> tuple[highs.Answer, Ints | None]:
     """The answer with its bound in the model's units, and the best choice.
 
-    ``tick`` is called often while the program is built, which counts towards the limit.
+    ``gaps`` are the relative and the absolute one at which HiGHS may end.  ``tick`` is called often
+    while the program is built, which counts towards the limit.
     """
     began = time.perf_counter()
     scale = max(1.0, float(np.abs(m.unary[np.isfinite(m.unary)]).max(initial=0.0)) / 1e6)
@@ -135,8 +150,8 @@ def _solve_once(
             columns=int(m.start[-1]),
             limit_s=max(limit_s - (time.perf_counter() - began), 0.01),
             nodes=nodes,
-            relative_gap=max(gap, 1e-9),
-            absolute_gap=0.5 / scale,
+            relative_gap=gaps[0],
+            absolute_gap=gaps[1] / scale,
             seed=seed,
             hint=() if hint is None else tuple((m.start[:-1] + hint).tolist()),
         )

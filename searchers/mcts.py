@@ -65,7 +65,7 @@ def search(
             if ready is not None:
                 _Tree(run, ready.model, ready.lift, seed).grow()
         else:  # decisions are about the nodes as they are
-            m = tidy_memory(from_problem(problem))
+            m = tidy_memory(from_problem(run.problem))
             run.bound(trivial_bound(m), "cheapest strategies")
             if np.isfinite(run.lower_bound):  # else some node has no strategy that is allowed
                 _Tree(run, m, lambda x: x, seed).grow()

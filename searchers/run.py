@@ -8,6 +8,13 @@ written as ``with Run(...) as run: ...; return run.solution()``.  Inside the blo
 offers choices and bounds; the block ends early, without an error, when the budget is spent or the
 user presses Ctrl-C.  One *evaluation* is one node whose strategies were compared once, so a sweep
 over a graph of n nodes counts n.
+
+What all strategies of a node cost, and all cells of an edge, no choice can avoid.  ``Run`` takes it
+off before the search, exactly, and adds it again to what it tells and returns:
+
+    cost'_i(k) = cost_i(k) - least_i,    offset = sum_i least_i
+
+so that tolerances, steps and temperatures never depend on it.
 """
 
 from __future__ import annotations
@@ -21,7 +28,15 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from autopar.nouns.problem import Choice, NoFeasibleAnswer, Problem, Solution
+from autopar.nouns.problem import (
+    FORBIDDEN,
+    Choice,
+    Ints,
+    NoFeasibleAnswer,
+    Problem,
+    Solution,
+    exact_sum,
+)
 
 
 @dataclass(frozen=True)
@@ -62,13 +77,44 @@ class BudgetSpent(Exception):
     """Raised inside a searcher when its budget is used up; ``Run`` catches it."""
 
 
+def without_offset(p: Problem) -> tuple[Problem, int]:
+    """The problem less what no choice can avoid, and how much that is in all."""
+    cost, of_nodes = _less_least(p.cost, p.strategy_start)
+    edge_cost, of_edges = _less_least(p.edge_cost, p.edge_start)
+    if cost is p.cost and edge_cost is p.edge_cost:
+        return p, 0
+    return replace(p, cost=cost, edge_cost=edge_cost), of_nodes + of_edges
+
+
+def _less_least(values: Ints, start: Ints) -> tuple[Ints, int]:
+    """Each block of costs less its least one, and the sum of these; forbidden ones stay.
+
+    Where the block's largest cost would become a forbidden one, less is taken off.
+    """
+    if not len(values):
+        return values, 0
+    least = np.minimum.reduceat(values, start[:-1])
+    if ((least == 0) | (least >= FORBIDDEN)).all():
+        return values, 0
+    allowed = values < FORBIDDEN
+    if allowed.all():
+        most = np.maximum.reduceat(values, start[:-1])
+    else:
+        most = np.maximum.reduceat(np.where(allowed, values, -FORBIDDEN), start[:-1])
+    shift = np.where(least < FORBIDDEN, np.maximum(least, most - (FORBIDDEN - 1)), 0)
+    return values - np.where(allowed, np.repeat(shift, np.diff(start)), 0), exact_sum(shift)
+
+
 class Run:
-    """One search: clock, incumbent and bound."""
+    """One search: clock, incumbent and bound.
+
+    ``problem``, ``cost`` and ``lower_bound`` are without the ``offset``.
+    """
 
     def __init__(
         self, problem: Problem, budget: Budget, searcher: str, progress: Report | None = None
     ) -> None:
-        self.problem = problem
+        self.problem, self.offset = without_offset(problem)
         self.budget = budget
         self.searcher = searcher
         self.progress = progress
@@ -154,15 +200,19 @@ class Run:
         """True when the best choice is proven to be as good as was asked for."""
         if self.cost is None:
             return self.lower_bound == math.inf
-        return self.cost - self.lower_bound <= self.budget.gap * abs(self.cost)
+        return self.cost - self.lower_bound <= self.allowed_gap(self.cost)
+
+    def allowed_gap(self, cost: float) -> float:
+        """How far an answer of this cost may be from the bound, in cost."""
+        return self.budget.gap * abs(cost + self.offset)
 
     def tell(self, note: str = "") -> None:
         if self.progress is not None:
             self.progress(
                 Progress(
                     self.searcher,
-                    self.cost,
-                    self.lower_bound,
+                    None if self.cost is None else self.cost + self.offset,
+                    self._with_offset(self.lower_bound),
                     self.evaluations,
                     self.wall_s,
                     note,
@@ -197,14 +247,23 @@ class Run:
         assert self.cost is not None
         return Solution(
             choice=self.choice,
-            cost=self.cost,
-            lower_bound=min(self.lower_bound, float(self.cost)),
+            cost=self.cost + self.offset,
+            lower_bound=self._with_offset(min(self.lower_bound, self.cost)),
             peak=self.problem.peak(self.choice),
             found_by=self.found_by,
             evaluations=self.evaluations,
             budget_spent=self.budget_spent,
             interrupted=self.interrupted,
         )
+
+    def _with_offset(self, bound: float) -> float:
+        """A bound of the problem with its offset: rounded down, unless the cost has met it."""
+        if not math.isfinite(bound):
+            return bound
+        exact = math.floor(bound) + self.offset
+        rounded = float(exact)
+        met = self.cost is not None and self.cost <= bound
+        return rounded if met or rounded <= exact else math.nextafter(rounded, -math.inf)
 
     def _nothing(self) -> NoFeasibleAnswer | None:
         from autopar.searchers.least_limit import explain

@@ -102,8 +102,25 @@ class Dual:
     def gap(self) -> float:
         """What the best answer and the bound leave open, in cost."""
         if math.isinf(self.known):
-            return 0.05 * abs(self.bound)
+            return 0.05 * max(abs(self.bound), self._spread)
         return max(self.known - self.bound, 0.0)
+
+    @property
+    def reach(self) -> float:
+        """By how much a step may expect the bound to rise; not zero where the bound is."""
+        size = abs(self.bound)
+        size = max(size, self._spread if math.isinf(self.known) else abs(self.known))
+        return min(self.gap, 0.1 * size)
+
+    @cached_property
+    def _spread(self) -> float:
+        """What choosing the dearest label of every variable would cost beyond the cheapest."""
+        m = self.model
+        unary = np.where(np.isfinite(m.unary), m.unary, -np.inf)
+        spread = np.maximum.reduceat(unary, m.start[:-1]) - np.minimum.reduceat(
+            m.unary, m.start[:-1]
+        )
+        return float(spread[np.isfinite(spread)].sum())
 
     @property
     def known(self) -> float:
@@ -124,7 +141,7 @@ class Dual:
                 if self.bound - mark < WORTH * self.gap:
                     return
                 mark = self.bound
-            if self.known - self.bound <= self.run.budget.gap * abs(self.known):
+            if self.known - self.bound <= self.run.allowed_gap(self.known):
                 return
             self._pass()
             if self.passes > WARM_UP and len(self.model.room):
@@ -175,11 +192,11 @@ class Dual:
         move = np.where((self._now <= 0) & (self._direction < 0), 0.0, self._direction)
         square = dot(move, move)
         if square > 0:
-            length = self.step * min(self.gap, 0.1 * abs(self.bound)) / square
+            length = self.step * self.reach / square
             self._now = np.maximum(0.0, self._now + length * move)
 
     def _notice_stall(self) -> None:
-        if self.bound > self._mark + 1e-2 * self.step * min(self.gap, 0.1 * abs(self.bound)):
+        if self.bound > self._mark + 1e-2 * self.step * self.reach:
             self._mark, self._stalled = self.bound, 0
         self._stalled += 1
         if self._stalled > PATIENCE:

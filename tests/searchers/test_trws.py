@@ -25,11 +25,13 @@ def test_bound_and_ruling_out(problem: Problem) -> None:
         optimum = search(problem, "brute_force")
     except NoFeasibleAnswer:
         return
-    model = from_problem(problem)
-    dual = Dual(model, Run(problem, Budget(), "test"), lambda x: x)
+    run = Run(problem, Budget(), "test")
+    model = from_problem(run.problem)
+    dual = Dual(model, run, lambda x: x)
     dual.ascend(60)
-    assert dual.bound <= optimum.cost + 1e-6 * max(abs(optimum.cost), 1)
-    keep = dual.open_labels(float(optimum.cost))
+    least = optimum.cost - run.offset
+    assert dual.bound <= least + 1e-6 * max(abs(least), 1)
+    keep = dual.open_labels(float(least))
     assert keep[model.start[:-1] + optimum.choice].all()
     if dual.choice is not None:
         assert problem.feasible(dual.choice)
@@ -38,15 +40,26 @@ def test_bound_and_ruling_out(problem: Problem) -> None:
 def test_bound_is_near_on_layers() -> None:
     problem = layered(60, 6, seed=3, limit=0.5)
     optimum = search(problem, "integer_program")
-    dual = Dual(from_problem(problem), Run(problem, Budget(), "test"), lambda x: x)
+    run = Run(problem, Budget(), "test")
+    dual = Dual(from_problem(run.problem), run, lambda x: x)
     dual.ascend(800)
-    assert 0.97 * optimum.cost <= dual.bound <= optimum.cost
+    assert 0.97 * optimum.cost <= dual.bound + run.offset <= optimum.cost
+
+
+def test_a_bound_of_zero_does_not_stop_the_prices() -> None:
+    """Every node's cheapest strategy costs nothing, and memory rules that choice out."""
+    nodes = [([0, 10, 30], [9, 4, 1], (0, 2))] * 6
+    problem = Problem.build(nodes, [], 30)
+    run = Run(problem, Budget(), "test")
+    dual = Dual(from_problem(run.problem), run, lambda x: x)
+    dual.ascend(400)
+    assert 40 <= dual.bound <= search(problem, "brute_force").cost
 
 
 def test_the_ascent_keeps_to_its_evaluations() -> None:
     problem = layered(60, 6, seed=3, limit=0.5)
     run = Run(problem, Budget(evaluations=4000), "test")
-    dual = Dual(from_problem(problem), run, lambda x: x)
+    dual = Dual(from_problem(run.problem), run, lambda x: x)
     dual.ascend(1500, evaluations=0.25 * run.remaining_evaluations)
     assert dual.passes == 8  # of 2 * 60 evaluations
     dual.ascend(1500, evaluations=100)
