@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autopar.nouns.problem import NO_LIMIT, Ints, NoFeasibleAnswer, Problem
+from autopar.nouns.problem import FORBIDDEN, NO_LIMIT, Ints, NoFeasibleAnswer, Problem
 
 if TYPE_CHECKING:
     from autopar.searchers.run import Run
 
 CELLS = 1 << 22
 """Of all tables in looking for a limit that would do: an error must come within seconds."""
+NARROW = 1 << 18
+"""Table cells of one elimination up to which the least limit is looked for."""
+EVALUATIONS = 20_000
+"""Of all searches for the least limit together."""
+SECONDS = 5.0
+"""The same, on a machine on which the evaluations take longer."""
 
 
 def explain(run: Run) -> NoFeasibleAnswer | None:
@@ -26,14 +33,16 @@ def explain(run: Run) -> NoFeasibleAnswer | None:
     proven = _least_peak_bound(p)
     example = _frugal_choice(p, lambda: run.remaining_s <= 0)
     least = None if example is None else p.peak(example)
+    if example is not None and least is not None and run.remaining_s > 0:
+        example, proven = _least_peak(p, example, proven)
+        least = p.peak(example)
     if example is not None and run.offer(example, "least memory"):
         return None
     parts = []
     if p.usage_limit < min(proven, NO_LIMIT):
-        parts.append(
-            f"the usage limit {p.usage_limit} is too low by at least {proven - p.usage_limit}: "
-            f"no choice needs less than {proven}"
-        )
+        at_least = "" if least == proven else "at least "
+        parts.append(f"the usage limit {p.usage_limit} is too low by {at_least}")
+        parts[-1] += f"{proven - p.usage_limit}: no choice needs less than {proven}"
     elif run.lower_bound == np.inf and p.usage_limit == NO_LIMIT:
         parts.append("every choice is forbidden")
     elif run.lower_bound == np.inf:
@@ -43,8 +52,46 @@ def explain(run: Run) -> NoFeasibleAnswer | None:
         if run.excess is not None:
             parts.append(f"the nearest was over it by {run.excess}")
     if least is not None:
-        parts.append(f"a limit of {least} would do")
+        at_most = "" if least == proven else "at most "
+        parts.append(f"the least limit that would do is {at_most}{least}")
     return NoFeasibleAnswer("; ".join(parts), least, proven)
+
+
+def _least_peak(p: Problem, example: Ints, proven: int) -> tuple[Ints, int]:
+    """A choice of smaller peak, and a greater limit below which there is none.
+
+    They meet where the graph is narrow enough for exact elimination and the work allowed is enough:
+    the limit is halved between them, and with all costs zero the search only says whether a
+    choice keeps to it.
+    """
+    from autopar.searchers import elimination
+    from autopar.searchers.run import Budget, Run
+    from autopar.searchers.starts import shrunk
+    from autopar.searchers.tree_decomposition import elimination_cells
+
+    free = replace(
+        p,
+        cost=np.where(p.cost >= FORBIDDEN, p.cost, 0),
+        edge_cost=np.where(p.edge_cost >= FORBIDDEN, p.edge_cost, 0),
+    )
+    started, left = time.perf_counter(), EVALUATIONS
+    while proven < p.peak(example):
+        limit = (proven + p.peak(example)) // 2
+        wall_s = started + SECONDS - time.perf_counter()
+        with Run(replace(free, usage_limit=limit), Budget(left, wall_s), "least limit") as run:
+            found = shrunk(run)
+            if found is not None and elimination_cells(found[0], NARROW) <= NARROW:
+                elimination.solve(run, *found)
+        if run.interrupted:
+            raise KeyboardInterrupt
+        left -= run.evaluations
+        if run.choice is not None:
+            example = run.choice.astype(np.int64)
+        elif run.lower_bound == np.inf:
+            proven = limit + 1
+        else:
+            break
+    return example, proven
 
 
 def _least_peak_bound(p: Problem) -> int:
@@ -71,8 +118,8 @@ def _frugal_choice(p: Problem, late: Callable[[], bool]) -> Ints | None:
     usage = (p.usage // (top // 10**9 + 1)) * life
     frugal = replace(
         p,
-        cost=np.where(p.cost >= 10**18, p.cost, usage),
-        edge_cost=np.where(p.edge_cost >= 10**18, p.edge_cost, 0),
+        cost=np.where(p.cost >= FORBIDDEN, p.cost, usage),
+        edge_cost=np.where(p.edge_cost >= FORBIDDEN, p.edge_cost, 0),
         usage_limit=NO_LIMIT,
     )
     try:

@@ -200,11 +200,11 @@ def test_the_smallest_budget_still_gives_an_answer(name: str) -> None:
 
 def test_an_impossible_limit_says_what_would_do() -> None:
     nodes = [([1, 2], [8, 5], (0, 2)), ([1], [4], (1, 3))]
-    with pytest.raises(NoFeasibleAnswer, match="limit of 9 would do") as caught:
+    with pytest.raises(NoFeasibleAnswer, match="least limit that would do is 9") as caught:
         search(Problem.build(nodes, [], 7), "portfolio")
     assert caught.value.least_limit == 9
     assert caught.value.proven_limit == 9
-    assert "too low by at least 2" in str(caught.value)
+    assert "too low by 2:" in str(caught.value)
     assert search(Problem.build(nodes, [], 9)).cost == 3
 
 
