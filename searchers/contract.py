@@ -10,7 +10,7 @@ the two that vanish.  The way back looks up the minimiser k.  A variable with a 
 for its label is not a matter of cost alone.
 
 ``settle`` goes further: a whole component of the graph without memory terms is solved by
-elimination where that is narrow, and becomes part of the constant.
+elimination where that is narrow, and becomes part of the constant; wide ones stay.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from autopar.nouns.problem import Ints, offsets
 from autopar.searchers.gather import Lift
 from autopar.searchers.model import Floats, Model, runs
-from autopar.searchers.tree_decomposition import Elimination, elimination_cells
+from autopar.searchers.tree_decomposition import Elimination, component_cells
 
 TABLE = 1 << 20
 """Sums compared for one variable at most; where dominance leaves fewer, its turn comes again."""
 SETTLED_CELLS = 1_000_000
-"""Table cells up to which components without memory are solved."""
+"""Table cells, of all of them, up to which components without memory are solved at a time."""
 
 
 def contract(m: Model) -> tuple[Model, Lift] | None:
@@ -142,18 +143,20 @@ class _Graph:
 
 
 def settle(m: Model) -> tuple[Model, Lift] | None:
-    """Solve the components that have no memory terms, as far as they are narrow."""
+    """Solve the components that have no memory terms and are narrow, narrowest first."""
     if not len(m.edge):
         return None
     root = components(m)
     coupled = np.zeros(m.num_vars, bool)
     coupled[root[m.term_var]] = True
-    free = np.flatnonzero(~coupled[root])
+    if coupled[root].all():
+        return None
+    part, at = without(m, np.flatnonzero(coupled[root]))
+    narrow = _narrow(part)
+    free = at[narrow]
     if not len(free) or len(free) == m.num_vars:  # the whole of a problem is for the searchers
         return None
-    part, _ = without(m, np.flatnonzero(coupled[root]))
-    if elimination_cells(part, SETTLED_CELLS) > SETTLED_CELLS:
-        return None
+    part, _ = without(part, np.flatnonzero(~narrow))
     part = replace(part, constant=0.0, room=m.room[:0], moment=m.moment[:0])
     value, found = Elimination(part).minimum(part.unary)
     smaller, kept = without(m, free)
@@ -164,6 +167,17 @@ def settle(m: Model) -> tuple[Model, Lift] | None:
         return out
 
     return replace(smaller, constant=m.constant + value), lift
+
+
+def _narrow(m: Model) -> npt.NDArray[np.bool_]:
+    """A mask of the variables of the narrowest components, of ``SETTLED_CELLS`` together."""
+    root = components(m)
+    cells = component_cells(m, root, SETTLED_CELLS)
+    roots = np.unique(root)
+    roots = roots[np.argsort(cells[roots], kind="stable")]
+    chosen = np.zeros(m.num_vars, bool)
+    chosen[roots[np.cumsum(cells[roots]) <= SETTLED_CELLS]] = True
+    return np.asarray(chosen[root])
 
 
 def components(m: Model) -> Ints:

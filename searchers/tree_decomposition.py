@@ -157,7 +157,16 @@ def _cells(scope: tuple[int, ...] | set[int], sizes: list[int]) -> int:
 
 def elimination_cells(m: Model, limit: int) -> int:
     """Table cells of one elimination, or a number above the limit."""
-    return _eliminate(m, limit)[1]
+    return _eliminate(m, limit)[1][0]
+
+
+def component_cells(m: Model, root: Ints, limit: int) -> Ints:
+    """For each variable, the table cells of eliminating its component, or a number above the limit.
+
+    ``root`` names the component of each variable by one of its variables.
+    """
+    _, cells = _eliminate(m, limit, root)
+    return np.array([min(c, limit + 1) for c in cells], np.int64)[root]
 
 
 def table_share(m: Model, cells: int, most: int = TABLE_LIMIT) -> int:
@@ -179,8 +188,15 @@ def elimination_order(m: Model) -> list[int]:
     return order + np.flatnonzero(rest).tolist()
 
 
-def _eliminate(m: Model, limit: int) -> tuple[list[int], int]:
+def _eliminate(m: Model, limit: int, root: Ints | None = None) -> tuple[list[int], list[int]]:
+    """The order and the cells by component; one that passes the limit is eliminated no further.
+
+    Without ``root`` all variables count as one component.
+    """
     import heapq
+
+    component = [0] * m.num_vars if root is None else root.tolist()
+    open_components = len(set(component))
 
     sizes = m.sizes.tolist()
     near: list[set[int]] = [set() for _ in sizes]
@@ -195,17 +211,20 @@ def _eliminate(m: Model, limit: int) -> tuple[list[int], int]:
     heap = [(w, v) for v, w in enumerate(current)]
     heapq.heapify(heap)
     order: list[int] = []
-    cells = 0
+    cells = [0] * max(m.num_vars, 1)
     done = [False] * len(sizes)
     while heap:
         w, v = heapq.heappop(heap)
-        if done[v] or w != current[v]:
+        if done[v] or w != current[v] or cells[component[v]] > limit:
             continue
         done[v] = True
         order.append(v)
-        cells += w
-        if cells > limit:
-            break
+        cells[component[v]] += w
+        if cells[component[v]] > limit:
+            open_components -= 1
+            if not open_components:
+                break
+            continue
         others = near[v]
         for a in others:
             near[a] |= others

@@ -89,3 +89,24 @@ def test_components() -> None:
         [([0, 1], [0, 0], (0, 0))] * 6, [(4, 2, pair), (2, 5, pair), (3, 1, pair)]
     )
     assert components(from_problem(problem)).tolist() == [0, 1, 2, 1, 2, 2]
+
+
+def test_a_wide_component_does_not_keep_narrow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clique of ten, a ladder, and three nodes under a limit."""
+    monkeypatch.setattr("autopar.searchers.contract.SETTLED_CELLS", 20_000)
+    random = np.random.default_rng(0)
+    pairs = [*itertools.combinations(range(10), 2)]
+    pairs += [(i, i + d) for i in range(10, 16) for d in (1, 2, 3) if i + d < 16]
+    pairs += [(16, 17), (17, 18)]
+    edges = [(a, b, random.integers(0, 99, (4, 4))) for a, b in pairs]
+    nodes = [(random.integers(0, 99, 4), [9, 5, 3, 1], (0, int(i > 15))) for i in range(19)]
+    m = tidy_memory(from_problem(Problem.build(nodes, edges, 12)))
+    result = settle(m)
+    assert result is not None
+    small, lift = result
+    assert small.num_vars == 13
+    x = np.zeros(13, np.int64)
+    assert small.cost(x) == m.cost(lift(x))
+    ladder = [dict(enumerate(y, 10)) for y in itertools.product(range(4), repeat=6)]
+    least = min(m.cost(np.array([y.get(v, 0) for v in range(19)], np.int64)) for y in ladder)
+    assert small.cost(x) == least
