@@ -39,7 +39,7 @@ def search(
         chain = Chain(m, layout, np.zeros(len(m.room)), tree.choice, BLOCK, seed, 0)
         endless = budget.wall_s is not None or budget.evaluations is not None
         kicks = 0
-        while endless or kicks < ROUNDS:
+        while (endless or kicks < ROUNDS) and not run.closed:
             before = chain.best_cost
             limit = run.remaining_evaluations * chain.moves_per_evaluation
             limit = min(limit, max(run.remaining_s, 0.05) * chain.moves_per_second)

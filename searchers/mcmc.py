@@ -42,6 +42,8 @@ def search(
         heats = unit * np.geomspace(HOT, COLD, STEPS + 1)
         rate = 1e5
         for s in range(STEPS):
+            if run.closed:
+                break
             if budget.evaluations is not None:
                 moves = int(run.remaining_evaluations / (STEPS - s))
             elif budget.wall_s is not None:

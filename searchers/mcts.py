@@ -88,7 +88,7 @@ class _Tree:
         root = State(np.isfinite(m.unary))
         limited = self.run.budget.evaluations is not None or self.run.budget.wall_s is not None
         rollouts = 0
-        while limited or rollouts < ROLLOUTS:
+        while (limited or rollouts < ROLLOUTS) and not self.run.closed:
             rollouts += 1
             path, decisions = [root], []
             while len(path) <= DEPTH:

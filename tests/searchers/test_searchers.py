@@ -297,6 +297,22 @@ def test_an_interrupt_while_merging_ends_the_search(monkeypatch: pytest.MonkeyPa
     assert found.interrupted
 
 
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_proven_answer_ends_the_search(name: str) -> None:
+    """Every node's cheapest strategy fits, and the edges have a free pair for all of them."""
+    pair = [[0, 3, 3], [3, 0, 3], [3, 3, 0]]
+    edges = [(a, b, pair) for a, b in [(0, 1), (1, 2), (2, 3), (3, 0), (0, 2), (1, 3)]]
+    labels = [[[f"tp:{i}{k}"] for k in range(3)] for i in range(4)]
+    nodes = [([0, 1, 2], [3, 2, 1], (0, 2))] * 4
+    for given_labels in (None, labels):
+        problem = Problem.build(nodes, edges, 12, labels=given_labels)
+        found = search(problem, name, Budget(evaluations=10**6))
+        assert found.cost == 0
+        assert found.optimal
+        assert not found.budget_spent
+        assert found.evaluations < 10**5
+
+
 def test_an_unknown_searcher_is_named() -> None:
     with pytest.raises(ProblemError, match="elimination"):
         search(layered(3, 2, seed=0), "oracle")
