@@ -81,9 +81,10 @@ def solve(
             return
         if numbers >= (max_branches or numbers + 1):
             return
-        if not dp.exact or (
-            run.budget.evaluations is None and run.budget.wall_s is None and numbers >= MAX_BRANCHES
-        ):
+        if not dp.exact:
+            return
+        if run.budget.evaluations is None and run.budget.wall_s is None and numbers >= MAX_BRANCHES:
+            run.budget_spent = True
             return
         for unary in _split(m, dp, part):
             numbers += 1

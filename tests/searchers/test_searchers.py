@@ -313,6 +313,13 @@ def test_a_proven_answer_ends_the_search(name: str) -> None:
         assert found.evaluations < 10**5
 
 
+def test_elimination_says_that_its_branches_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autopar.searchers.elimination.MAX_BRANCHES", 2)
+    found = search(layered(40, 5, seed=1, limit=0.35), "elimination")
+    assert not found.optimal
+    assert found.budget_spent
+
+
 def test_an_unknown_searcher_is_named() -> None:
     with pytest.raises(ProblemError, match="elimination"):
         search(layered(3, 2, seed=0), "oracle")
