@@ -21,7 +21,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TextIO
 
 DEFAULT_LIMIT_S = 180.0
 TARGETS = {"A": 1.0, "B": 1.0, "C": 1.0, "G": 1.0, "K": 1.02, "L": 1.001, "M": 1.00005, "R": 1.03}
@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--instances", help="names such as A,B; all by default")
     parser.add_argument("--searcher", default="portfolio")
     parser.add_argument("--csv", type=Path, help="best known values; DIR/best_known.csv by default")
-    parser.add_argument("--save", type=Path, help="folder for the answers, one JSON list each")
+    parser.add_argument("--save", type=Path, help="folder for the answers, the best of all seeds")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--seeds", default="0", help="such as 0,1,2; the median is printed as well")
     parser.add_argument("--limit-s", type=float, help="seconds instead of the contest's limit")
@@ -101,11 +101,16 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.json:
         print(HEADER)
     for name in wanted:
+        answers: list[tuple[Row, list[int]]] = []
         for seed in seeds:
-            row = _run(options, name, files[name], known.get(name, {}), seed)
+            row, choice = _run(options, name, files[name], known.get(name, {}), seed)
             rows.append(row)
+            if choice is not None:
+                answers.append((row, choice))
             if not options.json:
                 print(row, flush=True)
+        if options.save and answers:
+            _save(options.save, name, answers, sys.stderr if options.json else sys.stdout)
         if len(seeds) > 1 and not options.json:
             scores = [row.score or 0.0 for row in rows if row.instance == name]
             print(f"{name:<10} {'median of ' + str(len(seeds)):>38} {median(scores):.6f}")
@@ -136,9 +141,20 @@ def _best_known(path: Path) -> dict[str, dict[str, str]]:
         return {row["instance"]: row for row in csv.DictReader(file)}
 
 
+def _save(folder: Path, name: str, answers: list[tuple[Row, list[int]]], out: TextIO) -> None:
+    """Write the cheapest answer of all seeds, one without an error if there is one; say which."""
+    row, choice = min(answers, key=lambda answer: (bool(answer[0].error), answer[0].cost))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(choice))
+    if len(answers) > 1:
+        print(f"{path} is the best answer, of seed {row.seed}: cost {row.cost}", file=out)
+
+
 def _run(
     options: argparse.Namespace, name: str, path: Path, known: dict[str, str], seed: int
-) -> Row:
+) -> tuple[Row, list[int] | None]:
+    """One run in a process of its own, and the choice that it answered with."""
     limit = options.limit_s or float(known.get("time_limit_s") or DEFAULT_LIMIT_S)
     command = [sys.executable, "-m", "benchmarks.iopddl", str(options.dir)]
     command += ["--searcher", options.searcher, "--worker", str(path), str(limit), str(seed)]
@@ -154,15 +170,12 @@ def _run(
     except (IndexError, json.JSONDecodeError):
         answer = {"error": f"no answer (exit code {done.returncode})"}
     choice = answer.pop("choice", None)
-    if options.save and choice is not None:
-        options.save.mkdir(parents=True, exist_ok=True)
-        (options.save / f"{name}.json").write_text(json.dumps(choice))
     best = int(known["best_known_within_limit"]) if known.get("best_known_within_limit") else None
     cost = answer.get("cost")
     error = answer.get("error", "")
     if not error and seconds > limit and not options.evaluations:
         error = f"took {seconds:.1f} s of {limit:.0f} s"
-    return Row(
+    row = Row(
         instance=name,
         seed=seed,
         cost=cost,
@@ -177,6 +190,7 @@ def _run(
         searcher=answer.get("found_by", options.searcher),
         error=error,
     )
+    return row, choice
 
 
 def _work(options: argparse.Namespace) -> int:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from autopar.nouns.problem import Problem
 from autopar.searchers import contest_format
-from benchmarks.iopddl import main
+from benchmarks import iopddl
+from benchmarks.iopddl import Row, main
 from tests.searchers.problems import layered
 
 
@@ -39,6 +41,23 @@ def test_an_answer_is_printed_and_saved(
     assert 0 < row["seconds"] < 60
     assert row["peak_mb"] > 10
     assert row["searcher"].startswith("portfolio")
+
+
+def test_the_best_seed_is_saved(
+    folder: tuple[Path, Problem], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = folder
+    costs = {0: 7, 1: 5, 2: 4, 3: 6}
+
+    def answered(options: Any, name: str, path: Path, known: Any, seed: int) -> tuple[Row, Any]:
+        error = "infeasible" if seed == 2 else ""
+        row = Row(name, seed, costs[seed], None, None, None, None, 1.0, 1.0, None, 1.0, "", error)
+        return row, [seed]
+
+    monkeypatch.setattr(iopddl, "_run", answered)
+    main([str(path), "--save", str(path / "saved"), "--seeds", "0,1,2,3"])
+    assert json.loads((path / "saved" / "T.json").read_text()) == [1]
+    assert "T.json is the best answer, of seed 1: cost 5" in capfd.readouterr().out
 
 
 def test_no_feasible_answer_is_an_error(
