@@ -102,15 +102,20 @@ class Dual:
     def gap(self) -> float:
         """What the best answer and the bound leave open, in cost."""
         if math.isinf(self.known):
-            return 0.05 * max(abs(self.bound), self._spread)
+            return 0.05 * self._size
         return max(self.known - self.bound, 0.0)
 
     @property
     def reach(self) -> float:
-        """By how much a step may expect the bound to rise; not zero where the bound is."""
-        size = abs(self.bound)
-        size = max(size, self._spread if math.isinf(self.known) else abs(self.known))
-        return min(self.gap, 0.1 * size)
+        """By how much a step may expect the bound to rise."""
+        return min(self.gap, 0.1 * self._size)
+
+    @property
+    def _size(self) -> float:
+        """That of the bound.  A first answer may be many times too dear, so it counts little, but
+        for something: the bound may be zero."""
+        other = self._spread if math.isinf(self.known) else abs(self.known)
+        return max(abs(self.bound), 1e-3 * other)
 
     @cached_property
     def _spread(self) -> float:
