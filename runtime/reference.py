@@ -17,6 +17,7 @@ from autopar.errors import UserError
 from autopar.frontends.losses import find_loss
 from autopar.runtime.batches import Batch
 from autopar.runtime.recording import named_tensors
+from autopar.runtime.stand_ins import drawn_fixed
 from autopar.workload import Workload
 
 STEPS = 2
@@ -27,7 +28,8 @@ class VerifyError(UserError):
 
 
 class NoDropout(TorchFunctionMode):
-    """Inside, dropout does nothing: random masks cannot agree between layouts."""
+    """Inside, dropout does nothing and random numbers are fixed ones (`stand_ins`): what is drawn
+    cannot agree between layouts."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -37,6 +39,9 @@ class NoDropout(TorchFunctionMode):
                 return func(*args, **kwargs)
         if name in _DROPOUTS:
             return args[0] if args else kwargs["input"]
+        fixed = drawn_fixed(name, func, args, kwargs)
+        if fixed is not None:
+            return fixed
         place = _place_of_dropout(name, args)
         if place is not None:
             args = (*args[:place], 0.0, *args[place + 1 :]) if len(args) > place else args

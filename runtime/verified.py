@@ -46,7 +46,8 @@ class Errors:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """A plan against its model: two optimizer steps in float64 from one seed, dropout off.
+    """A plan against its model: two optimizer steps in float64 from one seed, dropout off and
+    random numbers fixed.
 
     own:                    the same in the plan's own precision, against the float64 reference.
     collectives_match:      whether a step issues the bytes that were priced, by kind and axis;
@@ -88,6 +89,7 @@ class VerifyResult:
             "collectives": list(self.issued),
             "ranks": self.ranks,
             "dropout": "off",
+            "random_numbers": "fixed",
             "own_precision": {"precision": self.precision, **asdict(self.own)},
             "first_difference": self.first_difference,
             "time_s": self.time_s,

@@ -99,7 +99,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "cast": "x; dtype",
         "where": "condition, a?, b?; a, b scalars in attrs where not operands",
         "masked_fill": "x, mask; value",
-        "dropout": "x; p",
+        "dropout": "x; p, features? (one draw for each feature of x [b, c, *s])",
         # shapes
         "reshape": "x; shape (view, flatten, squeeze, unsqueeze)",
         "transpose": "x; dims (a permutation)",
@@ -126,6 +126,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "full": "-; shape, value, dtype",
         "arange": "-; start, stop, step, dtype",
         "constant": "-; value (nested lists), dtype",
+        "noise": "-; shape, dtype, distribution, given (uniform: low, high; normal: mean, "
+        "deviation; bernoulli: p; exponential: rate; integers: low, high): random numbers",
         "tril": "x; diagonal",
         "triu": "x; diagonal",
         # lookups

@@ -96,7 +96,10 @@ def verify_summary(found: VerifyResult) -> list[RenderableType]:
     parts: list[RenderableType] = [
         Text(f"Two steps on {found.ranks} processes against one device", style="bold"),
         indented(rows),
-        Text(f"  allowed in float64: {TOLERANCE:.0e}. Dropout was off in both."),
+        Text(
+            f"  allowed in float64: {TOLERANCE:.0e}. Dropout was off in both, and every random "
+            "number was a fixed one (uniform 0.5, normal 1)."
+        ),
         Text(f"  collectives issued: {moved[found.collectives_match]}"),
     ]
     parts += [Text(f"    {line}") for line in found.collective_differences]

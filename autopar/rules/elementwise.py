@@ -8,7 +8,7 @@ from dataclasses import replace
 from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
 from autopar.rules.notation import Kept, Rule
 from autopar.rules.registry import RuleMaker
-from autopar.rules.terms import others_need
+from autopar.rules.terms import letters, others_need, text
 
 # Operations per element of functions that expand to a polynomial or an exponential. Nominal: such
 # ops are bound by memory on every device of the catalogue.
@@ -117,11 +117,19 @@ def _masked_fill(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ..
 
 
 def _dropout(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
-    """Keeps its mask, one byte an element. Not linear here: ranks would have to draw one mask."""
+    """Keeps its mask, one byte an element. Not linear here: ranks would have to draw one mask.
+
+    Ranks of a model axis draw from one stream, so their pieces must be of one size: those of a
+    split tensor get equal masks, and what is drawn afterwards is still alike.
+    """
     del results
     if op.attrs.get("p", 0) == 0:
         return replace(_one(linear=True), view=True)
-    return replace(_one(flops=2.0), keeps=(Kept(("...",), 1),))
+    if op.attrs.get("features"):  # the mask is [b, c] and of the dtype of x
+        names = letters(len(operands[0].shape))
+        kept = Kept((names[0], names[1]), DTYPE_BYTES[operands[0].dtype])
+        return Rule(text([names], [names]), keeps=(kept,), flops=2.0)
+    return Rule("... -> ...", keeps=(Kept(("...",), 1),), flops=2.0)
 
 
 ELEMENTWISE: Mapping[str, Rule | RuleMaker] = {

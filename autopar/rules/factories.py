@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autopar.nouns.graph import Op, Tensor
+from autopar.rules.elementwise import TRANSCENDENTAL
 from autopar.rules.notation import Rule
 from autopar.rules.registry import RuleMaker
 from autopar.rules.terms import letters, text
@@ -22,10 +23,18 @@ def _written(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) 
     return Rule(text([], [[f"{n}!" for n in letters(len(results[0].shape))]]), flops=0.0)
 
 
+def _drawn(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """Random numbers: a rank draws its own piece of the batch, and cuts its piece on a model axis
+    out of what all ranks of the axis draw alike."""
+    del op, operands
+    return Rule(text([], [letters(len(results[0].shape))]), flops=TRANSCENDENTAL)
+
+
 FACTORIES: Mapping[str, Rule | RuleMaker] = {
     "full": _filled,
     "arange": _written,
     "constant": _written,
+    "noise": _drawn,
     "tril": Rule("... m! n! -> ... m! n!", linear=True, flops=0.0),
     "triu": Rule("... m! n! -> ... m! n!", linear=True, flops=0.0),
 }

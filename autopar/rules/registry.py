@@ -16,7 +16,8 @@ _REGISTERED: dict[str, Rule | RuleMaker] = {}
 
 RANDOM = frozenset(
     "rand rand_like randn randn_like randint randint_like randperm normal normal_functional "
-    "bernoulli multinomial poisson uniform exponential rrelu rrelu_with_noise".split()
+    "bernoulli multinomial poisson uniform exponential rrelu rrelu_with_noise geometric cauchy "
+    "log_normal random alpha_dropout feature_alpha_dropout".split()
 )
 """Ops of PyTorch that draw random numbers, by name."""
 
@@ -93,10 +94,10 @@ def _unruled(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor]) -> s
     place = f"It stands at {op.source} and maps {shown(operands) or 'nothing'} to {shown(results)}."
     if op.kind.partition("::")[2] in RANDOM:
         return (
-            f"no rule says how op {op.kind!r} may be split. {place} It draws random numbers, which "
-            "ranks would draw differently and no check could compare: give them as an entry of the "
-            "batch, draw them by F.dropout, or turn off what draws them (stochastic depth: "
-            "drop_path_rate=0)."
+            f"no rule says how op {op.kind!r} may be split. {place} It draws random numbers in a "
+            "way that is not known here: draw them by rand, randn, randint, bernoulli, uniform_, "
+            "normal_, exponential_ or F.dropout without a generator, or give them as an entry of "
+            "the batch."
         )
     example = suggestion([t.shape for t in operands], [t.shape for t in results])
     if example:

@@ -214,6 +214,7 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
         ).split()
     },
     "aten::kl_div": _divergence,
+    "aten::argsort": _along(1),
     "aten::baddbmm": _baddbmm,
     "aten::cosine_similarity": _cosine,
     "aten::diff": _along(2),

@@ -148,7 +148,10 @@ def _dropout(site: Site) -> Expr:
     if not site.attrs.get("p"):
         return _identity(site)
     rate = literal(float(site.attrs["p"]))
-    return Expr(f"F.dropout({site.args[0].text}, {rate}, self.training)", weight=LIGHT)
+    name, spatial = "F.dropout", len(site.whole(0)) - 2
+    if site.attrs.get("features"):
+        name = f"F.dropout{spatial}d" if spatial <= 3 else "torch.feature_dropout"
+    return Expr(f"{name}({site.args[0].text}, {rate}, self.training)", weight=LIGHT)
 
 
 PRINTERS: Mapping[str, Printer] = {

@@ -35,6 +35,6 @@ def _without_guests(ops: list[LoweredOp], path: str, lowered: Lowered) -> list[L
     if not owned or len(owned) != len(set(owned)):
         return ops  # called more than once, or not a layer at all
     for guest in guests:
-        if made.intersection(guest.op.inputs) or guest.op.kind in ("block", "dropout"):
+        if made.intersection(guest.op.inputs) or guest.op.kind in ("block", "dropout", "noise"):
             return ops
     return [*ops[: places[0]], *guests, *own, *ops[places[-1] + 1 :]]

@@ -19,6 +19,7 @@ _BY_KIND = {
     "sin": "sin",
     "embedding": "x",
     "arange": "positions",
+    "noise": "noise",
     "softmax": "weights",
     "log_softmax": "logits",
 }

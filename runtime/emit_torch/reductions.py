@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from autopar.runtime.emit_torch.site import LIGHT, Printer, Site, dtype
+from autopar.runtime.emit_torch.site import LIGHT, Printer, Site, dtype, model_part
 from autopar.runtime.emit_torch.text import (
     PRODUCT,
     Expr,
@@ -92,6 +92,32 @@ def _constant(site: Site) -> Expr:
     return Expr(call("torch.tensor", [*made, "device=device()"]), weight=LIGHT)
 
 
+def _noise(site: Site) -> Expr:
+    """Drawn whole on model axes, where all ranks draw the same, and cut: no stream of random
+    numbers moves on further than another, and a program draws the same whatever its ``tp``."""
+    made, cuts = list(site.result()), []
+    for axis, placement in model_part(site.at.results[0]).placements:
+        if placement.kind == "S":
+            made[placement.dim] *= site.mesh.size(axis)
+            cuts.append((placement.dim, axis))
+    distribution, given = site.attrs["distribution"], [*map(literal, site.attrs["given"])]
+    kind = f"dtype={dtype(site.attrs['dtype'])}"
+    rest = [tuple_text(made), kind, "device=device()"]
+    plain = _DRAWS.get((distribution, tuple(site.attrs["given"])))
+    if plain is not None:
+        text = call(plain, rest)
+    elif distribution == "integers":
+        text = call("torch.randint", [*given, *rest])
+    else:
+        text = f"{call('torch.empty', rest)}.{distribution}_({', '.join(given)})"
+    for dim, axis in cuts:
+        text = call("shard", [text, f"dim={dim}", f"axis={literal(axis)}"])
+    return Expr(text, weight=LIGHT)
+
+
+_DRAWS = {("uniform", (0.0, 1.0)): "torch.rand", ("normal", (0.0, 1.0)): "torch.randn"}
+
+
 def _triangle(site: Site) -> Expr:
     diagonal = site.attrs.get("diagonal", 0)
     given = f"{diagonal}" if diagonal else ""
@@ -105,6 +131,7 @@ PRINTERS: Mapping[str, Printer] = {
     "arange": _arange,
     "band": _band,
     "constant": _constant,
+    "noise": _noise,
     "tril": _triangle,
     "triu": _triangle,
 }

@@ -23,7 +23,7 @@ from autopar.rules.batch import batch_flow
 from autopar.runtime import program as runtime_program
 from autopar.runtime.emit_torch import emit
 from autopar.runtime.parameters import Declared, computing, declared_in, lifted
-from autopar.runtime.reference import exact, loss_of
+from autopar.runtime.reference import NoDropout, exact, loss_of
 from autopar.runtime.storage import materialise
 from autopar.workload import Workload
 from tests.emit import simulated
@@ -122,7 +122,8 @@ def run(made: Emitted, model: nn.Module, batch: Tensors, half: bool = False) -> 
             extra["counts"] = {k: simulated.total(sum(f[k] for f in found), data) for k in found[0]}
         loss = torch.zeros((), dtype=torch.float32 if half else torch.float64)
         for piece in cut(batch, made.captured, mesh, ranks.coordinates, micro):
-            share = program(**piece, **extra)
+            with NoDropout():  # each rank's thread has modes of its own
+                share = program(**piece, **extra)
             torch.autograd.backward(share)
             loss = loss + share.detach()
         gradients = {n: p.grad for n, p in program.named_parameters() if p.grad is not None}

@@ -393,6 +393,75 @@ class Turning(nn.Module):
         return F.cross_entropy(scores @ torch.ones(4, CLASSES) * x[:, 0, :CLASSES], y)
 
 
+class Deep(nn.Module):
+    """Stochastic depth in the ways of Hugging Face and of timm and torchvision."""
+
+    def __init__(self, ways: int = 2) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2 * ways))
+        self.out = nn.Linear(32, CLASSES)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            h = torch.tanh(layer(x))
+            shape, kept = (x.shape[0],) + (1,) * (x.ndim - 1), 0.9 - 0.1 * i
+            if i % 2:
+                mask = (kept + torch.rand(shape, dtype=h.dtype, device=h.device)).floor_()
+                x = x + h.div(kept) * mask
+            else:
+                x = x + h * h.new_empty(shape).bernoulli_(kept).div_(kept)
+        return F.cross_entropy(self.out(x.flatten(1)), y)
+
+
+class Dropping(nn.Module):
+    """Single numbers, features of sequences, of images and of volumes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.conv = nn.Linear(8, 16), nn.Conv2d(4, 8, 1)
+        self.drops = nn.ModuleList(
+            kind(0.4) for kind in (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+        )
+        self.out = nn.Linear(128, CLASSES)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        plain, line, image, volume = self.drops
+        h = line(plain(self.up(x)))
+        h = image(self.conv(h.unflatten(2, (4, 4))))
+        h = volume(h.unflatten(2, (2, 2)) * 2).flatten(1)
+        return F.cross_entropy(self.out(torch.tanh(h)), y)
+
+
+class Autoencoder(nn.Module):
+    """Variational."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(8, 12), nn.Linear(6, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        mean, spread = self.encode(x).chunk(2, -1)
+        drawn = mean + torch.randn_like(spread) * (0.5 * spread).exp()
+        apart: Tensor = -0.5 * (1 + spread - mean.square() - spread.exp()).sum((1, 2))
+        return F.mse_loss(self.decode(torch.tanh(drawn)), x) + (apart * (y + 1)).mean()
+
+
+class Hiding(nn.Module):
+    """As masked autoencoders do: the places with the smallest numbers stay; times are drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.out = nn.Linear(8, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        order = torch.rand(x.shape[0], x.shape[1], device=x.device).argsort(dim=1)
+        kept = order[:, :2].unsqueeze(-1).expand(-1, -1, 8)
+        times = torch.randint(0, 10, (x.shape[0],), device=x.device)
+        h = self.up(x.gather(1, kept)) * (times / 10)[:, None, None]
+        hits = torch.bernoulli(h.sigmoid())
+        return F.cross_entropy(self.out(F.gumbel_softmax(h * hits, dim=-1)).mean(1), y)
+
+
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "attention": lambda: Attending(False),
     "attention with weights": lambda: Attending(True),
@@ -411,6 +480,10 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "transformer with a mask": Translating,
     "one place of every sample": Picking,
     "weight norm": Normed,
+    "stochastic depth": Deep,
+    "dropout of features": Dropping,
+    "variational autoencoder": Autoencoder,
+    "masked autoencoder": Hiding,
 }
 
 

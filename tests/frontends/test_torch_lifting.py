@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autopar.frontends.pytorch import Captured
+from autopar.frontends.pytorch.capture import capture
+from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.workload import Workload
 from tests.frontends.torch_referee import compare
 
@@ -226,6 +228,62 @@ SHAPES: list[Callable[[Tensor, Tensor], Tensor]] = [
 def test_op_table(place: int) -> None:
     kinds = lifted(SHAPES[place])
     assert not [kind for kind in kinds if "::" in kind]
+
+
+NOISE: list[tuple[str, Callable[[Tensor, Tensor], Tensor]]] = [
+    ("uniform", lambda x, w: x * (0.9 + torch.rand(B, 1, 1)).floor_()),
+    ("uniform", lambda x, w: x * torch.rand_like(x)),
+    ("uniform", lambda x, w: x * x.new_empty(B, S, 1).uniform_(-0.5, 2)),
+    ("uniform", lambda x, w: x * torch.bernoulli(x.sigmoid())),
+    ("uniform", lambda x, w: x * torch.empty_like(x).bernoulli_(x.detach().sigmoid())),
+    ("normal", lambda x, w: x + torch.randn(S, D) * torch.randn_like(x)),
+    ("normal", lambda x, w: x + torch.zeros_like(x).normal_(mean=0.5, std=2)),
+    ("normal", lambda x, w: x + torch.normal(x.detach(), torch.ones(D))),
+    ("normal", lambda x, w: x + torch.normal(x.detach(), 2.0) + torch.normal(0.5, 2.0, (S, D))),
+    ("bernoulli", lambda x, w: x * torch.empty(B, 1, 1).bernoulli_(0.8)),
+    ("exponential", lambda x, w: F.gumbel_softmax(x * 3, tau=0.7)),
+    ("integers", lambda x, w: x * torch.randint(2, 9, (B, 1, 1))),
+    ("integers", lambda x, w: x * torch.randint(9, (S, 1)) * torch.randint_like(x, 5)),
+]
+
+
+@pytest.mark.parametrize("place", range(len(NOISE)))
+def test_noise(place: int) -> None:
+    """With the stand-ins it is what the model computes."""
+    distribution, body = NOISE[place]
+    ops = captured(lambda: Wrapped(body)).graph.ops
+    assert not [op.kind for op in ops if "::" in op.kind]
+    noise = [op for op in ops if op.kind == "noise"]
+    assert {op.attrs["distribution"] for op in noise} == {distribution}
+    assert not any(op.inputs for op in noise)
+
+
+def test_dropout_of_features_and_of_single_numbers() -> None:
+    def body(x: Tensor, w: Tensor) -> Tensor:
+        rows = torch.feature_dropout(x[..., 0], 0.5, True)  # one number is a feature
+        return F.dropout1d(x, 0.5) + F.dropout2d(x.unsqueeze(-1), 0.5)[..., 0] + rows.unsqueeze(-1)
+
+    ops = captured(lambda: Wrapped(body)).graph.ops
+    assert [op.attrs.get("features") for op in ops if op.kind == "dropout"] == [None, True, True]
+
+
+def test_a_generator_of_its_own_is_refused() -> None:
+    """Its state is no part of a program."""
+    generator = torch.Generator().manual_seed(0)
+    model = Wrapped(lambda x, w: x * torch.rand(B, 1, 1, generator=generator))
+    with pytest.raises(UnsupportedOpError, match="without generator=") as caught:
+        capture(Workload(model=lambda: model, batch=lambda: {"x": torch.randn(B, S, D)}))
+    assert "test_torch_lifting.py" in str(caught.value)
+
+
+def test_no_gradient_flows_through_an_op_that_has_no_derivative() -> None:
+    def body(x: Tensor, w: Tensor) -> Tensor:
+        return x * torch.histc(x, 8)
+
+    graph = captured(lambda: Wrapped(body)).graph
+    by_kind = {op.kind: graph.tensors[op.outputs[0]].differentiable for op in graph.ops}
+    assert not by_kind["aten::histc"]
+    assert by_kind["mul"]
 
 
 def test_an_op_without_a_kind_keeps_its_name_and_can_be_run() -> None:

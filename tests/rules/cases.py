@@ -38,9 +38,15 @@ def _one(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     extra: dict[str, dict[str, Any]] = {
         "cast": {"dtype": "float64"},
         "clamp": {"min": -0.5, "max": 0.5},
-        "dropout": {"p": d.of(0.0, 0.5)} if kind == "dropout" else {},
+        "dropout": _dropped(d, shape) if kind == "dropout" else {},
     }
     return (d.real(*shape) if positive else d.signed(*shape),), extra.get(kind, {})
+
+
+def _dropped(d: Draw, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Ranks cannot draw what one device draws: so small a share that nothing is dropped."""
+    share = {"p": d.of(0.0, 1e-12)}
+    return {**share, "features": True} if len(shape) > 2 and d.flag() else share
 
 
 def _linear(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
@@ -293,6 +299,9 @@ def _running(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
 def _made(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     if kind == "full":
         return (), {"shape": d.shape(), "value": 3.0, "dtype": "float64"}
+    if kind == "noise":
+        drawn = {"distribution": "uniform", "given": (0.0, 1.0)}
+        return (), {"shape": d.shape(), "dtype": "float64", **drawn}
     if kind == "arange":
         return (), {"start": 0, "stop": d.size(), "step": 1, "dtype": "int64"}
     return (), {"value": ((1.0, 2.0), (3.0, 4.0)), "dtype": "float64"}
@@ -332,7 +341,7 @@ def _index(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     dims = d.dims(shape)
     common = d.shape(1, 2)
     found = [
-        d.ids(shape[i], *(common if d.flag() else d.broadcast(common)[:1] or (1,))) for i in dims
+        d.ids(shape[i], *(common if d.flag() else d.broadcast(common)[-1:] or (1,))) for i in dims
     ]
     return (d.real(*shape), *found), {"dims": dims}
 
@@ -360,7 +369,7 @@ def _along(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     shape = d.shape()
     dim = d.of(None, d.dim(shape))
     # The dim's place is taken by what stands before it.
-    before = {"aten::diff": ("%0", 1), "aten::sort": ("%0",), "aten::topk": ("%0", 1)}[kind]
+    before = ("%0", 1) if kind in ("aten::diff", "aten::topk") else ("%0",)
     call = {"args": before if dim is None else (*before, dim), "kwargs": {}}
     operands = [d.real(*shape)]
     if kind == "aten::diff":
@@ -515,7 +524,7 @@ CASES: Mapping[str, Builder] = {
     "roll": _shifted,
     **dict.fromkeys(("sum", "mean", "amax", "amin", "any", "all", "argmax", "var"), _reduction),
     "cumsum": _running,
-    **dict.fromkeys(("full", "arange", "constant"), _made),
+    **dict.fromkeys(("full", "arange", "constant", "noise"), _made),
     **dict.fromkeys(("tril", "triu"), _triangle),
     "gather": _gather,
     "scatter": _gather,
@@ -554,6 +563,6 @@ CASES: Mapping[str, Builder] = {
     **dict.fromkeys(("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"), _recurrent),
     **{f"aten::{name}_cell": _cell for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
     "aten::baddbmm": _baddbmm,
-    **dict.fromkeys(("aten::diff", "aten::sort", "aten::topk"), _along),
+    **{f"aten::{name}": _along for name in ("argsort", "diff", "sort", "topk")},
     **dict.fromkeys(("max_pool", "avg_pool", "adaptive_avg_pool", "interpolate"), _image),
 }

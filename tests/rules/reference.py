@@ -270,7 +270,11 @@ REFERENCE: Mapping[str, Reference] = {
     "cast": lambda c: c.x.to(getattr(torch, c.attrs["dtype"])),
     "where": _where,
     "masked_fill": lambda c: c.x.masked_fill(c.operands[1], c.attrs["value"]),
-    "dropout": lambda c: F.dropout(c.x, c.attrs["p"]),
+    "dropout": lambda c: (
+        torch.feature_dropout(c.x, c.attrs["p"], True)
+        if c.attrs.get("features")
+        else F.dropout(c.x, c.attrs["p"])
+    ),
     "reshape": lambda c: c.x.reshape(c.shapes[0]),
     "transpose": lambda c: c.x.permute(c.attrs["dims"]),
     "expand": _expand,
@@ -294,6 +298,7 @@ REFERENCE: Mapping[str, Reference] = {
     ),
     "cumsum": lambda c: c.x.cumsum(c.attrs["dim"]),
     "full": lambda c: torch.full(c.shapes[0], c.attrs["value"], dtype=torch.double),
+    "noise": lambda c: torch.full(c.shapes[0], 0.5, dtype=torch.double),  # its stand-in
     "arange": lambda c: torch.arange(c.attrs["start"], c.attrs["stop"], c.attrs["step"]),
     "constant": lambda c: torch.tensor(c.attrs["value"], dtype=torch.double),
     "tril": lambda c: c.x.tril(c.attrs["diagonal"]),

@@ -18,7 +18,7 @@ from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind, known_kinds
 from autopar.rules.strategies import NOTHING, strategies
 from tests.rules.cases import CASES, build
-from tests.rules.drawing import Case, case
+from tests.rules.drawing import Case
 from tests.rules.simulate import check
 
 ONE_AXIS = [Mesh(("a",), (n,)) for n in (2, 3, 4)]
@@ -30,8 +30,6 @@ NEVER_SPLIT = {
     "arange": "its values depend on the index",
     "constant": "its values depend on the index",
 }
-# Played with the deterministic part only: ranks would have to draw one mask together.
-WITHOUT_NOISE = {"dropout": {"p": 0.0}}
 
 
 def tried(kind: str, case: Case, bound: BoundRule) -> set[str]:
@@ -69,8 +67,6 @@ def test_split_equals_whole(kind: str) -> None:
     @given(st.data())
     def run(data: st.DataObject) -> None:
         drawn = build(kind, data)
-        if kind in WITHOUT_NOISE:
-            drawn = case(kind, drawn.operands, WITHOUT_NOISE[kind])
         made.update(tried(kind, drawn, bind(drawn.op, drawn.nouns)))
 
     run()

@@ -115,6 +115,11 @@ def test_a_dropout_mask() -> None:
     assert _kept((x,), "dropout", Call({"p": 0.5}, (x,), ())) == (set(), set(), 4 * 8 * 4)
 
 
+def test_a_mask_of_features() -> None:
+    x = torch.rand(4, 8, 5).requires_grad_()
+    _check("dropout", (x,), {"p": 0.5, "features": True})
+
+
 @pytest.mark.parametrize(("base", "exponent"), [(True, False), (False, True), (True, True)])
 def test_a_power_keeps_its_result_for_any_tensor_exponent(base: bool, exponent: bool) -> None:
     operands = (torch.rand(3).requires_grad_(base), torch.rand(3).requires_grad_(exponent))

@@ -73,6 +73,26 @@ def test_dropout_does_nothing(mode: Any) -> None:
         assert torch.equal(F.scaled_dot_product_attention(x, x, x, None, 0.7), want)
 
 
+@pytest.mark.parametrize("mode", [NoDropout, exact])
+def test_random_numbers_are_fixed_ones(mode: Any) -> None:
+    x, aten = torch.full((2, 3), 0.4), torch.ops.aten
+    with mode():
+        found = {
+            0.5: (torch.rand(2, 3), torch.rand_like(x), torch.empty(2).uniform_(-1, 2)),
+            1.0: (torch.randn(2), torch.randn_like(x), torch.zeros(2).bernoulli_(0.8)),
+            2.0: (torch.zeros(2).exponential_(0.5), aten.normal.float_float(1.5, 0.5, [2])),
+            1.4: (torch.normal(x, 1.0), torch.normal(1.0, x)),
+            0.0: (torch.bernoulli(x), x.bernoulli(0.3), torch.zeros(2).bernoulli_(x[0, :2])),
+            4.0: (torch.randint(10, (2,)), torch.randint(low=3, high=6, size=(2,))),
+        }
+        for value, every in found.items():
+            for tensor in every:
+                wanted = torch.full_like(tensor, value)
+                torch.testing.assert_close(tensor, wanted, rtol=1e-6, atol=0)
+        assert torch.equal(F.gumbel_softmax(x, hard=True).sum(-1), torch.ones(2))
+    assert not torch.equal(torch.rand(3), torch.rand(3))
+
+
 @pytest.mark.parametrize(
     "layer",
     [

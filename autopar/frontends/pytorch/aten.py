@@ -1,8 +1,9 @@
 """What each aten op becomes: the table that `lift` looks ops up in.
 
 A function gets the lifter, the fx node and the call's arguments by their schema names, operands as
-`Value`. Elementwise ops, reductions, products, losses and shapes stand in files of their own, the
-rest here. An op that stands nowhere keeps its aten name as its kind, for the planner to name.
+`Value`. Elementwise ops, reductions, products, losses, noise and shapes stand in files of their
+own, the rest here. An op that stands nowhere keeps its aten name as its kind, for the planner to
+name.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from autopar.frontends.pytorch.aten_elementwise import (
     Unliftable,
 )
 from autopar.frontends.pytorch.aten_losses import LOSSES
+from autopar.frontends.pytorch.aten_noise import NOISE
 from autopar.frontends.pytorch.aten_products import PRODUCTS
 from autopar.frontends.pytorch.aten_shapes import SHAPES, reshape_to
 from autopar.frontends.pytorch.ir import Value
@@ -130,8 +132,31 @@ def _unknown(lifter: Lifter, node: fx.Node) -> Any:
     outputs = [ir.like(t) for t in metas if isinstance(t, torch.Tensor)]
     kind = f"{node.target.namespace}::{node.target._opname}"  # type: ignore[union-attr]
     made = lifter.emit_many(kind, operands, outputs)
+    lifter.nodes[-1].flat = _without_derivative(node)
     _keep_call(lifter, lifter.nodes[-1], node)
     return made if several else made[0] if made else None
+
+
+def _without_derivative(node: fx.Node) -> bool:
+    """Whether autograd takes every floating result for a constant; it is asked on fake tensors."""
+
+    def asked(v: Any) -> Any:
+        if isinstance(v, fx.Node):
+            v = v.meta["val"]
+        if isinstance(v, list | tuple):
+            return [asked(x) for x in v]
+        if isinstance(v, torch.Tensor) and v.is_floating_point():
+            return v.detach().requires_grad_()
+        return v
+
+    try:
+        with torch.enable_grad():
+            made = node.target(*asked(node.args), **{k: asked(v) for k, v in node.kwargs.items()})  # type: ignore[operator]
+    except Exception:  # it will be told where the op runs
+        return False
+    results = [made] if isinstance(made, torch.Tensor) else made
+    floating = [t for t in results if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    return bool(floating) and not any(t.requires_grad for t in floating)
 
 
 def written_through(lifter: Lifter, view: fx.Node, base: Value, value: Value) -> Value | None:
@@ -296,13 +321,6 @@ def _embedding_bag(lifter: Lifter, node: fx.Node, a: Arguments) -> list[Value | 
     return [bag, None, None, None]
 
 
-def _dropout(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x: Value = next(iter(a.values()))  # "input", and "self" in place
-    if not a["train"] or a["p"] == 0:
-        return x
-    return lifter.emit("dropout", [x], x.shape, x.dtype, p=float(a["p"]))
-
-
 def _softmax(kind: str) -> Lift:
     def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
         x = a["self"]
@@ -351,6 +369,7 @@ TABLE: dict[str, Lift] = {
     **REDUCTIONS,
     **PRODUCTS,
     **LOSSES,
+    **NOISE,
     "scaled_dot_product_attention": _attention,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
@@ -360,7 +379,6 @@ TABLE: dict[str, Lift] = {
     "_weight_norm": _weight_norm,
     "embedding": _embedding,
     "embedding_bag": _embedding_bag,
-    "dropout": _dropout,
     "softmax": _softmax("softmax"),
     "log_softmax": _softmax("log_softmax"),
     "index": _index,

@@ -104,9 +104,13 @@ def _forward(nodes: Iterable[Node], start: Iterable[Value], call: object = None)
         needs.update(v for v in node.inputs if v.trainable)
         if node.kind == "call":
             needs.update(call(node, needs))  # type: ignore[operator]
-        elif node.grad and node.kind != "detach" and any(v in needs for v in node.inputs):
+        elif node.grad and not _stops(node) and any(v in needs for v in node.inputs):
             needs.update(v for v in node.outputs if v.is_float)
     return needs
+
+
+def _stops(node: Node) -> bool:
+    return node.kind == "detach" or node.flat
 
 
 def _backward(nodes: list[Node], needs: set[Value], exits: Iterable[Value]) -> set[Value]:

@@ -30,7 +30,8 @@ class Value:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One op; ``grad`` False inside ``torch.no_grad``."""
+    """One op; ``grad`` False inside ``torch.no_grad``, ``flat`` where its results are constants to
+    autograd whatever the operands are."""
 
     kind: str
     inputs: list[Value]
@@ -38,6 +39,7 @@ class Node:
     attrs: dict[str, Any] = field(default_factory=dict)
     source: Source = field(default_factory=Source)
     grad: bool = True
+    flat: bool = False
 
     @property
     def output(self) -> Value:

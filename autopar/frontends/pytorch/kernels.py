@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from autopar.frontends.noise import stand_in
 from autopar.nouns import graph as nouns
 from autopar.nouns.graph import Op
 
@@ -238,6 +239,20 @@ def _constant(c: Call) -> Tensor:
     return torch.tensor(c.attrs["value"], dtype=c.dtype(c.attrs["dtype"]))
 
 
+def _noise(c: Call) -> Tensor:
+    """Without dropout what stands in for it."""
+    made = torch.empty(c.attrs["shape"], dtype=c.dtype(c.attrs["dtype"]))
+    name, given = c.attrs["distribution"], c.attrs["given"]
+    if not c.dropout:
+        return made.fill_(stand_in(name, *given))
+    return getattr(made, {"integers": "random_"}.get(name, f"{name}_"))(*given)  # type: ignore[no-any-return]
+
+
+def _dropout(c: Call) -> Tensor:
+    drop = torch.feature_dropout if c.attrs.get("features") else torch.dropout
+    return drop(c.x, c.attrs["p"], c.dropout)
+
+
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": torch.true_divide,
     "pow": torch.pow, "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
@@ -285,7 +300,7 @@ KERNELS: dict[str, Kernel] = {
     "cast": _cast,
     "where": _where,
     "masked_fill": lambda c: c.x.masked_fill(c.operands[1], c.attrs["value"]),
-    "dropout": lambda c: F.dropout(c.x, c.attrs["p"], c.dropout),
+    "dropout": _dropout,
     "reshape": lambda c: c.x.reshape(c.attrs["shape"]),
     "transpose": lambda c: c.x.permute(c.attrs["dims"]),
     "expand": _expand,
@@ -310,6 +325,7 @@ KERNELS: dict[str, Kernel] = {
     "full": _full,
     "arange": _arange,
     "constant": _constant,
+    "noise": _noise,
     "tril": lambda c: c.x.tril(c.attrs["diagonal"]),
     "triu": lambda c: c.x.triu(c.attrs["diagonal"]),
     "gather": lambda c: c.x.gather(c.attrs["dim"], c.operands[1]),

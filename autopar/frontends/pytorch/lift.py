@@ -159,6 +159,11 @@ class Lifter:
     def _held(self, node: fx.Node) -> Value:
         """The parameter, buffer or constant that a ``get_attr`` node names."""
         tensor = operator.attrgetter(str(node.target))(self.trace.root)
+        if isinstance(tensor, torch.Generator):
+            raise UnsupportedOpError(
+                f"{self.source}: random numbers from a generator of their own, whose state is no "
+                "part of a program: draw them without generator=, or give them in the batch"
+            )
         known = self.values.get(id(tensor))
         if known is not None:
             return known
