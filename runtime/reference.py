@@ -45,7 +45,9 @@ class NoDropout(TorchFunctionMode):
         place = _place_of_dropout(name, args)
         if place is not None:
             args = (*args[:place], 0.0, *args[place + 1 :]) if len(args) > place else args
-            kwargs = {k: 0.0 if k == "dropout_p" else v for k, v in kwargs.items()}
+        if name in _DROPPING or name in _RECURRENT:
+            shares = ("dropout_p", "dropout", "p")
+            kwargs = {k: 0.0 if k in shares else v for k, v in kwargs.items()}
         return func(*args, **kwargs)
 
     @contextmanager
@@ -114,7 +116,7 @@ _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
 def _place_of_dropout(name: str, args: tuple[Any, ...]) -> int | None:
     """Where a call that drops out inside takes its share; the mode does not see what it calls."""
-    if name in _RECURRENT:
+    if name in _RECURRENT and len(args) > 3:
         return 5 if isinstance(args[3], bool) else 6  # packed sequences have their sizes before
     return _DROPPING.get(name)
 

@@ -332,6 +332,15 @@ def first_wrong(given: Given) -> dict[str, str]:
     }
 
 
+def drawn() -> list[list[float]]:
+    """What every rank draws first, by rank."""
+    make("replicate x tp")
+    numbers = torch.rand(4)
+    found = [torch.empty_like(numbers) for _ in range(4)]
+    dist.all_gather(found, numbers)
+    return [t.tolist() for t in found]
+
+
 def main(results: Path) -> None:
     start("cpu", timeout_s=60)
     batch = random_batch(WORKLOAD)
@@ -356,6 +365,7 @@ def main(results: Path) -> None:
         "batches differ": batches_differ,
         "plans differ": lambda: plans_differ(results),
         "first wrong": lambda: first_wrong(given),
+        "drawn": drawn,
     }
     found: dict[str, Any] = {}
     for name, check in checks.items():

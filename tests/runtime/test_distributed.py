@@ -131,3 +131,10 @@ def test_locate_names_the_first_difference(found: dict[str, Any]) -> None:
     assert "first difference: forward, Layer::/add in layers.0 (tiny_gpt.py:47)" in wrong["forward"]
     assert "first difference: backward, Layer::/add in layers.1" in wrong["backward"]
     assert "and should be" in wrong["backward"]
+
+
+def test_ranks_draw_alike_on_model_axes_and_apart_on_data_axes(found: dict[str, Any]) -> None:
+    first, alike, other, its = found["drawn"]
+    assert first == alike
+    assert other == its
+    assert not set(first) & set(other)

@@ -122,11 +122,16 @@ def test_packed_sequences_and_aten_ops_do_not_drop_out() -> None:
     with NoDropout():
         found = layer(packed)[0].data
         called = aten.lstm.input(x, states, weights, True, 2, 0.9, True, False, True)[0]
+        named = torch.lstm(
+            x, hx=states, params=tuple(weights), has_biases=True, num_layers=2, dropout=0.9,
+            train=True, bidirectional=False, batch_first=True,
+        )[0]  # fmt: skip
         assert torch.equal(aten.dropout.default(x, 0.9, True), x)
         assert torch.equal(torch.native_dropout(x, 0.9, True)[0], x)
     layer.eval()
     torch.testing.assert_close(found, layer(packed)[0].data)
     torch.testing.assert_close(called, layer(x)[0])
+    torch.testing.assert_close(named, layer(x)[0])
 
 
 @pytest.mark.parametrize("by_method", [True, False])
