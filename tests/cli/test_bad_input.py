@@ -338,9 +338,17 @@ def test_a_program_that_was_edited_is_told_by_its_lines(run: Run, tmp_path: Path
     program.write_text(right.replace(reduced, f"{reduced} * 2"))
     found = launch.verify(tmp_path / "plan")
     assert not found.passed
-    said = rf"first difference: forward, outer/add in outer \({program.parents[2]}/model\.py:\d+\)"
+    place = rf"outer \({program.parents[2]}/model\.py:\d+\)"
+    said = rf"first difference: forward, outer/linear resharded in {place}"
     assert re.match(said, found.first_difference)
     assert f"is `{reduced} * 2`, the plan gives" in found.first_difference
+    program.write_text(changed("F.relu(", "F.gelu(", right))
+    found = launch.verify(tmp_path / "plan")
+    assert not found.passed
+    said = rf"first difference: forward, \S+ in \S+ \({program.parents[2]}/model\.py:\d+\): value"
+    assert re.match(said, found.first_difference)
+    assert re.search(r"is \S+ and should be \S+ \(relative", found.first_difference)
+    assert "F.gelu(" in found.first_difference.partition("the plan gives")[0]
 
 
 @pytest.mark.gloo
