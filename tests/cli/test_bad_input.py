@@ -321,6 +321,11 @@ def test_a_plan_whose_model_has_changed_is_not_run(run: Run) -> None:
     code, message = run(*words, model=other)
     assert code == 2
     assert "optimizer is 'sgd' and was 'adamw', precision is 'bfloat16' and was 'flo" in message
+    other = changed("(batch=batch)", "(batch=batch, clip_norm=0.5)")
+    for command in (words, ("verify", "plan")):
+        code, message = run(*command, model=other)
+        assert code == 2
+        assert "has changed since it was planned: clip_norm is 0.5 and was None. Plan" in message
 
 
 @pytest.mark.gloo

@@ -168,6 +168,8 @@ def test_a_plan_of_another_version_of_the_tool_is_refused(model: Path) -> None:
         check_fingerprint(replace(made, fingerprints=old), captured, workload)
     with pytest.raises(StaleSettings, match="optimizer is 'sgd' and was 'adamw'"):
         check_fingerprint(made, captured, replace(workload, optimizer="sgd"))
+    with pytest.raises(StaleSettings, match=r"clip_norm is None and was 1\.0"):
+        check_fingerprint(made, captured, replace(workload, clip_norm=None))
 
 
 def test_an_error_in_a_step_is_told_in_one_line(model: Path) -> None:
