@@ -61,6 +61,8 @@ def check_values(plan: Plan) -> None:
     _one_of("recompute", plan.recompute, RECOMPUTE)
     _one_of("optimizer", plan.optimizer, OPTIMIZERS)
     _count("microbatches", plan.microbatches)
+    if plan.clip_norm is not None and not 0 < plan.clip_norm < math.inf:
+        raise _bad("clip_norm", plan.clip_norm, "a number, more than 0, or null")
     if not plan.stages:
         raise _bad("stages", [], "one stage or more")
     for i, stage in enumerate(plan.stages):

@@ -37,7 +37,8 @@ from autopar.runtime.settings import Settings
 Array = Any
 FP32 = jnp.dtype("float32")
 """What emitted code means by float32; verification puts float64 here."""
-
+remembers = True
+"""Whether backward runs anything again; where every result is watched, it does not."""
 
 WHOLE = PartitionSpec()
 
@@ -122,6 +123,8 @@ def _remembering(block: Callable[..., Any], stack: Stack, in_loop: bool) -> Call
 
     checkpoint = partial(jax.checkpoint, prevent_cse=not in_loop)
     found: Callable[..., Any] = run
+    if not remembers:
+        return found
     if stack.recompute == "full":
         found = checkpoint(run)
     elif stack.recompute == "compute":

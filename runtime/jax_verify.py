@@ -18,16 +18,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from autopar import plan_folder
-from autopar.frontends.jax import paths_of
+from autopar.frontends.jax import Captured, paths_of
 from autopar.frontends.jax.capture import capture_workload
 from autopar.frontends.jax.precision import widened
 from autopar.frontends.loading import load_workload
+from autopar.nouns.plan import Plan
 from autopar.runtime import jax_hlo
-from autopar.runtime.edits import told
+from autopar.runtime.edits import EditedProgram, failed, told
 from autopar.runtime.jax_layout import by_name
 from autopar.runtime.jax_load import batch_of, check_fingerprint, read_program
+from autopar.runtime.jax_locate import locate
 from autopar.runtime.jax_train import Step
-from autopar.runtime.verified import NEGLIGIBLE, Errors, VerifyResult, gradient_scale
+from autopar.runtime.verified import NEGLIGIBLE, TOLERANCE, Errors, VerifyResult, gradient_scale
 from autopar.workload import Workload
 
 STEPS = 2
@@ -57,12 +59,17 @@ def verify(folder: str | Path) -> dict[str, Any]:
         wide = jax.tree.map(_float64, tree)
         wide_batches = [{n: _float64(np.asarray(a)) for n, a in b.items()} for b in batches]
         right = reference(workload, wide, wide_batches, captured.stacks)
-        program = Step(read_program(folder, "float64"), workload)
-        exact = run(program, by_name(paths_of(wide), captured.stacks), wide_batches)
-    program = Step(read_program(folder), workload)
-    own = run(program, by_name(paths_of(tree), captured.stacks), batches)
+        named = by_name(paths_of(wide), captured.stacks)
+    try:
+        with jax.enable_x64(True):
+            exact = run(Step(read_program(folder, "float64"), workload), named, wide_batches)
+        program = Step(read_program(folder), workload)
+        own = run(program, by_name(paths_of(tree), captured.stacks), batches)
+        issued = issued_collectives(program, batches[0])
+    except Exception as error:
+        _tell_edits(folder, plan, captured, error)
+        raise
     rounding = math.sqrt(float(jnp.finfo(plan.precision).eps))
-    issued = issued_collectives(program, batches[0])
     match, lines = _priced(folder, issued)
     result = VerifyResult(
         plan=str(folder),
@@ -75,9 +82,24 @@ def verify(folder: str | Path) -> dict[str, Any]:
         issued=tuple(asdict(row) for row in issued),
         time_s=time.perf_counter() - begin,
     )
-    if not result.passed:
-        return asdict(replace(result, first_difference=told(folder, plan, captured)))
-    return asdict(result)
+    if result.passed:
+        return asdict(result)
+    if result.exact.largest > TOLERANCE:
+        with jax.enable_x64(True):
+            where = locate(folder, plan, captured, workload, named, wide_batches[0])
+    else:
+        where = told(folder, plan, captured)
+    return asdict(replace(result, first_difference=where))
+
+
+def _tell_edits(folder: str | Path, plan: Plan, captured: Captured, error: Exception) -> None:
+    """Raises `EditedProgram` if ``error`` is that of a program that is not its plan's."""
+    try:
+        changed = told(folder, plan, captured)
+    except Exception:  # there is something else to tell then
+        return
+    if changed:
+        raise EditedProgram(failed(error, changed)) from error
 
 
 def run(

@@ -74,8 +74,9 @@ class StaleSettings(UserError):
 
 def check_workload(plan: Plan, workload: Workload) -> None:
     """Raises `StaleSettings` where the file says other things now than the plan was made for."""
-    said = [("optimizer", plan.optimizer, workload.optimizer)]
+    said: list[tuple[str, object, object]] = [("optimizer", plan.optimizer, workload.optimizer)]
     said += [("precision", plan.precision, workload.precision)]
+    said += [("clip_norm", plan.clip_norm, workload.clip_norm)]
     differing = [f"{name} is {now!r} and was {then!r}" for name, then, now in said if then != now]
     if differing:
         raise StaleSettings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +12,15 @@ NEGLIGIBLE = 1e-6
 ROUNDING = 1e-3
 """The share of the whole gradient's norm that such a gradient is measured against: what is left of
 sums that cancel is some hundred times the machine epsilon of what was summed."""
+
+_EPSILON = {"float64": 2**-52, "float32": 2**-23, "bfloat16": 2**-7, "float16": 2**-10}
+"""Relative distance from 1 to the next number, by dtype."""
+
+
+def rounding_of(precision: str) -> float:
+    """The root of a precision's machine epsilon: errors beyond are not what rounding does to a
+    model that is well behaved."""
+    return math.sqrt(_EPSILON[precision])
 
 
 def gradient_scale(norm: float, whole: float, share: float) -> float:
@@ -73,6 +83,12 @@ class VerifyResult:
         """Within `TOLERANCE`, and the collectives are the priced ones."""
         return self.exact.largest <= TOLERANCE and self.collectives_match is not False
 
+    @property
+    def own_within_rounding(self) -> bool:
+        """Whether the errors in the plan's own precision are within `rounding_of` it. It is no
+        failure where they are not: a model may well magnify rounding, on one device too."""
+        return self.own.largest <= rounding_of(self.precision)
+
     def to_json(self) -> dict[str, Any]:
         """What ``autopar verify --json`` prints."""
         return {
@@ -90,7 +106,12 @@ class VerifyResult:
             "ranks": self.ranks,
             "dropout": "off",
             "random_numbers": "fixed",
-            "own_precision": {"precision": self.precision, **asdict(self.own)},
+            "own_precision": {
+                "precision": self.precision,
+                **asdict(self.own),
+                "rounding": rounding_of(self.precision),
+                "within_rounding": self.own_within_rounding,
+            },
             "first_difference": self.first_difference,
             "time_s": self.time_s,
         }

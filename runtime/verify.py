@@ -25,10 +25,10 @@ from autopar.errors import UserError
 from autopar.frontends.loading import load_workload
 from autopar.runtime import counting, program
 from autopar.runtime.counting import Counting
-from autopar.runtime.failures import place as failed_at
+from autopar.runtime.edits import EditedProgram, failed
 from autopar.runtime.initialize import initialize
 from autopar.runtime.loading import check_model_of, check_same, read_program, start
-from autopar.runtime.locate import EditedProgram, edited, locate, probed
+from autopar.runtime.locate import edited, locate, probed
 from autopar.runtime.parameters import Region, region_shape
 from autopar.runtime.ranks import Ranks
 from autopar.runtime.reference import (
@@ -119,9 +119,7 @@ def _tell_edits(folder: str | Path, workload: Workload, error: Exception) -> Non
     """
     changed = _edited(folder, workload)
     if changed:
-        at = f" at {failed_at(error)}" if failed_at(error) else ""
-        said = f"{type(error).__name__}: {error}"
-        raise EditedProgram(f"the program fails{at} ({said}). {changed}") from error
+        raise EditedProgram(failed(error, changed)) from error
 
 
 def _broadcast(value: Any) -> Any:
@@ -144,8 +142,6 @@ def _locate(
     if failed:
         try:
             texts = probed(folder, workload)
-        except EditedProgram as error:
-            texts = str(error)
         except UserError as error:
             texts = f"the first difference cannot be named, the model is not to be had: {error}"
     texts = _broadcast(texts)

@@ -115,6 +115,7 @@ def test_a_model_that_is_gone(copy: Path) -> None:
         ("precision", "float7", "'float32' or 'bfloat16' or 'float16' or 'float64'"),
         ("recompute", "some", "'none' or 'compute' or 'full'"),
         ("optimizer", "lion", "'adamw' or 'sgd'"),
+        ("clip_norm", -1.0, "a number, more than 0, or null"),
         ("framework", "tf", "'torch' or 'jax'"),
         ("stages", [], "one stage or more"),
     ],

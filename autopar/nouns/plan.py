@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.style import Style
 
-FORMAT = 3
+FORMAT = 4
 
 ZERO_LEVELS = (0, 1, 2, 3)
 RECOMPUTE = ("none", "compute", "full")
@@ -121,6 +121,7 @@ class Plan:
     style:        how the program is to execute, see `autopar.nouns.style`.
     precision:    dtype of compute (``float32``, ``bfloat16``); parameters are stored as the model
                   declares them.
+    clip_norm:    largest norm of the whole gradient, whose parts one more collective adds up.
     recompute:    ``none``; ``full``: each block's forward runs again in backward; ``compute``: so
                   it does, but what its collectives gave is kept.
     """
@@ -140,6 +141,7 @@ class Plan:
     runners_up: tuple[RunnerUp, ...] = ()
     replicated_ops: tuple[str, ...] = ()
     searcher: str = ""
+    clip_norm: float | None = None
     format: int = FORMAT
 
     @property

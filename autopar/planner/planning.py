@@ -261,6 +261,7 @@ def _plan(
         runners_up=outcome.runners_up,
         replicated_ops=tuple(kept_whole),
         searcher=best.solution.found_by,
+        clip_norm=None if workload.clip_norm is None else float(workload.clip_norm),
     )
 
 

@@ -44,6 +44,7 @@ def decisions(a: Plan, b: Plan, clusters: Clusters = (None, None)) -> list[Chang
             "execution": plan.style,
             "precision": plan.precision,
             "optimizer": plan.optimizer,
+            "clip_norm": "none" if plan.clip_norm is None else f"{plan.clip_norm:g}",
         }
         for plan, cluster in zip((a, b), clusters, strict=True)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
@@ -84,7 +85,7 @@ def phases(found: RunResult, predicted: Prediction) -> list[tuple[str, float, fl
 
 def verify_summary(found: VerifyResult) -> list[RenderableType]:
     """Every error beside its tolerance, and whether the collectives are the priced ones."""
-    from autopar.runtime.verified import TOLERANCE
+    from autopar.runtime.verified import TOLERANCE, rounding_of
 
     columns = ("largest relative error", "in float64", f"in {found.precision}", "at")
     rows = table(*columns, right=columns[1:3])
@@ -105,6 +106,28 @@ def verify_summary(found: VerifyResult) -> list[RenderableType]:
     parts += [Text(f"    {line}") for line in found.collective_differences]
     if found.first_difference:
         parts.append(Text(f"  {found.first_difference}"))
-    style = "bold green" if found.passed else "bold red"
-    said = "The plan computes what the model computes." if found.passed else "The plan is WRONG."
-    return [*parts, Text(said, style=style)]
+    far = not found.own_within_rounding
+    if far:
+        beyond = "not finite" if math.isinf(own.largest) else f"{own.largest:.1e}"
+        parts.append(
+            Text(
+                f"  In {found.precision} the largest error is {beyond}, beyond "
+                f"{rounding_of(found.precision):.1e}, the root of that precision's epsilon: more "
+                "than rounding does to most models in two steps. "
+                + (
+                    "In float64 the plan is right, so it is the precision: this model magnifies "
+                    "rounding, or overflows, and may do so on one device too. Compare losses, or "
+                    "plan it with a wider precision or a lower learning_rate."
+                    if found.passed
+                    else "It is wrong in float64 too."
+                )
+            )
+        )
+    if not found.passed:
+        return [*parts, Text("The plan is WRONG.", style="bold red")]
+    if far:
+        said = (
+            f"The plan computes what the model computes in float64; in {found.precision} far off."
+        )
+        return [*parts, Text(said, style="bold yellow")]
+    return [*parts, Text("The plan computes what the model computes.", style="bold green")]

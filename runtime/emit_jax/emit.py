@@ -12,7 +12,7 @@ from autopar.nouns.mesh import DATA_AXES, Mesh
 from autopar.nouns.plan import Plan
 from autopar.nouns.sharding import Sharding
 from autopar.runtime.emit_jax.errors import JaxEmitError
-from autopar.runtime.emit_jax.functions import body, shown
+from autopar.runtime.emit_jax.functions import Marks, body, shown
 from autopar.runtime.emit_torch.names import identifier
 from autopar.runtime.emit_torch.text import Lines, literal, tuple_text
 
@@ -45,8 +45,18 @@ class CapturedModel(Protocol):
     def samples(self) -> int: ...
 
 
-def emit(lowered: Lowered, plan: Plan, captured: CapturedModel) -> dict[str, str]:
-    """The files of the program by name. Raises `JaxEmitError` and `UnevenPieces`."""
+def emit(
+    lowered: Lowered,
+    plan: Plan,
+    captured: CapturedModel,
+    probes: bool = False,
+    marks: bool = False,
+) -> dict[str, str]:
+    """The files of the program by name. Raises `JaxEmitError` and `UnevenPieces`.
+
+    ``marks`` says above statements what they make; ``probes`` does so for every op, one a line.
+    """
+    marked: Marks = "each" if probes else "statements" if marks else "none"
     if len(plan.stages) > 1:
         raise JaxEmitError(
             f"the plan has {len(plan.stages)} pipeline stages; the JAX backend runs one: --fix pp=1"
@@ -62,10 +72,10 @@ def emit(lowered: Lowered, plan: Plan, captured: CapturedModel) -> dict[str, str
         functions[name] = wish
     reserved = RESERVED | frozenset(functions.values())
     parts = [
-        _block_function(found, lowered.graph.blocks[name], functions, reserved)
+        _block_function(found, lowered.graph.blocks[name], functions, reserved, marked)
         for name, found in lowered.blocks.items()
     ]
-    parts.append(_loss_function(lowered, functions, reserved))
+    parts.append(_loss_function(lowered, functions, reserved, marked))
     tables = [
         f"MESH = {_mesh(mesh)}",
         *_settings(plan, captured),
@@ -163,9 +173,13 @@ def _batch(captured: CapturedModel, mesh: Mesh) -> list[str]:
 
 
 def _block_function(
-    lowered: Lowered, block: Block, functions: Mapping[str, str], reserved: frozenset[str]
+    lowered: Lowered,
+    block: Block,
+    functions: Mapping[str, str],
+    reserved: frozenset[str],
+    marks: Marks,
 ) -> str:
-    arguments, lines = body(lowered, "p", functions, reserved)
+    arguments, lines = body(lowered, "p", functions, reserved, marks)
     given = [
         f"{variable} {shown(lowered.graph.tensors[n], lowered.tensors[n].produced, lowered)}"
         for variable, n in zip(arguments, lowered.graph.inputs, strict=True)
@@ -176,8 +190,10 @@ def _block_function(
     return "\n".join([head, doc, *lines])
 
 
-def _loss_function(lowered: Lowered, functions: Mapping[str, str], reserved: frozenset[str]) -> str:
-    arguments, lines = body(lowered, "params", functions, reserved)
+def _loss_function(
+    lowered: Lowered, functions: Mapping[str, str], reserved: frozenset[str], marks: Marks
+) -> str:
+    arguments, lines = body(lowered, "params", functions, reserved, marks)
     keyed = [
         variable if variable == name else f"{name}"
         for variable, name in zip(arguments, lowered.graph.inputs, strict=True)

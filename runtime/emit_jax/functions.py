@@ -7,20 +7,26 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from autopar.lowering import BATCH_AXES, Lowered, LoweredOp, Operand
 from autopar.nouns.graph import Tensor
+from autopar.nouns.plan import key
 from autopar.nouns.sharding import Sharding
 from autopar.rules.resharding import Step
+from autopar.runtime.differences import RESHARDED
 from autopar.runtime.emit_jax import loops
 from autopar.runtime.emit_jax.errors import JaxEmitError, UnevenPieces
 from autopar.runtime.emit_jax.expressions import expression
 from autopar.runtime.emit_jax.steps import call
 from autopar.runtime.emit_torch.names import identifier, preferred
 from autopar.runtime.emit_torch.text import Expr, Lines
+from autopar.runtime.marks import mark
 
 INLINED = frozenset(("linear", "linear_t", "matmul", "einsum", "reshape", "transpose", "neg"))
 MOST_WEIGHT = 2  # ops in one statement
+Marks = Literal["none", "statements", "each"]
+"""What is marked, see `autopar.runtime.marks`; ``each``: every op, which is a statement then."""
 KEEPS_NAME = frozenset(
     ("reshape", "transpose", "add", "sub", "mul", "div", "gelu", "silu", "relu", "cast", "expand")
 )
@@ -41,13 +47,14 @@ def body(
     parameters: str,
     functions: Mapping[str, str],
     reserved: frozenset[str],
+    marks: Marks = "none",
 ) -> tuple[list[str], list[str]]:
     """(argument names, lines) of the function of a graph.
 
     parameters: the name of the dict of parameters. functions: of the blocks. reserved: names that
     variables must not have.
     """
-    writer = _Writer(lowered, parameters, functions, reserved)
+    writer = _Writer(lowered, parameters, functions, reserved, marks)
     return writer.arguments, writer.run()
 
 
@@ -58,7 +65,9 @@ class _Writer:
         parameters: str,
         functions: Mapping[str, str],
         reserved: frozenset[str],
+        marks: Marks,
     ) -> None:
+        self.marks = marks
         self.lowered = lowered
         self.parameters = parameters
         self.functions = functions
@@ -106,6 +115,7 @@ class _Writer:
             made = expression(op, inputs, self.lowered)
         if len(op.op.outputs) > 1:
             names = [self._bind(name, op) for name in op.op.outputs]
+            self._mark(op)
             self.lines.add(f"{', '.join(names)} = {made.text}")
         elif self._inlines(op, index, made):
             wish = preferred(op.op.name, op.op.kind)
@@ -117,8 +127,17 @@ class _Writer:
         for name in op.op.outputs:
             self._shared(name)
 
+    def _mark(self, op: LoweredOp) -> None:
+        """Says above the next statement which results it makes, where marks are asked for."""
+        if self.marks != "none" and op.op.kind != "block":
+            names = (key(self.lowered.block, name) for name in op.op.outputs)
+            made = list(zip(names, op.results, strict=True))
+            self.lines.lines.append(" " * self.lines.indent + mark(made))
+
     def _inlines(self, op: LoweredOp, index: int, made: Expr) -> bool:
         """Whether the next op alone reads the result, as it is."""
+        if self.marks == "each":
+            return False
         name = op.op.name
         last = index + 1 == len(self.lowered.ops) and self.lowered.graph.outputs == (name,)
         if last and not self.lowered.tensors[name].steps:
@@ -193,6 +212,10 @@ class _Writer:
         text = held.text.text
         for step in steps:
             text = call(step, text)
+        if self.marks != "none":
+            label = key(self.lowered.block, name) + RESHARDED
+            made = mark([(label, self.lowered.tensors[name].shared)])
+            self.lines.lines.append(" " * self.lines.indent + made)
         self._assign(name, Expr(text), None, shared=True)
 
     def _brought(self, operand: Operand) -> Expr:
@@ -225,6 +248,8 @@ class _Writer:
         comment = self._comment(name, sharding)
         if op is not None and comment == self._first_shown(op):
             comment = ""
+        if op is not None:
+            self._mark(op)
         self.lines.add(f"{variable} = {made.text}", comment)
 
     def _bind(self, name: str, op: LoweredOp) -> str:

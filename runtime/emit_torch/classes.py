@@ -17,6 +17,7 @@ from autopar.runtime.emit_torch.scopes import Scope, under
 from autopar.runtime.emit_torch.site import model_part
 from autopar.runtime.emit_torch.text import Lines, literal, split_items
 from autopar.runtime.emit_torch.values import Surroundings
+from autopar.runtime.marks import unmarked
 
 TAKEN = frozenset("Model Parameter Buffer Settings Weights Tensor F Module".split())
 HINTS = {("rotary", 1): "cos", ("rotary", 2): "sin", ("attention", 3): "mask"}
@@ -29,11 +30,17 @@ class Library:
     texts: dict[str, str] = field(default_factory=dict)
 
     def add(self, wish: str, text: str) -> str:
-        """The name under which ``text`` (a class from its bases on) is known."""
+        """The name under which ``text`` (a class from its bases on) is known.
+
+        Classes that differ in marks alone are one, without marks: what it makes has several names.
+        """
         number = 1 + (wish in TAKEN)
         while True:
             name = wish if number == 1 else f"{wish}{number}"
-            if self.texts.setdefault(name, text) == text:
+            found = self.texts.setdefault(name, text)
+            if found != text and unmarked(found) == unmarked(text):
+                found = self.texts[name] = text = unmarked(text)
+            if found == text:
                 return name
             number += 1
 
@@ -52,6 +59,7 @@ class Printing:
 
     library: Library
     probes: bool
+    marks: bool
     recompute: str
     persistent: Mapping[str, bool]
     counts: Mapping[str, str]
@@ -143,6 +151,7 @@ def surroundings(
         attribute=lambda path: modules.access(root, path[start:]),
         iterable=lambda paths: modules.iterable(root, [p[start:] for p in paths]),
         probes=printing.probes,
+        marks=printing.marks,
         recompute=printing.recompute,
         counts=printing.counts,
         wide=printing.wide.get(block, {}),

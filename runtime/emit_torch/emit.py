@@ -75,11 +75,16 @@ class CapturedModel(Protocol):
 
 
 def emit(
-    lowered: Lowered, plan: Plan, captured: CapturedModel | None = None, probes: bool = False
+    lowered: Lowered,
+    plan: Plan,
+    captured: CapturedModel | None = None,
+    probes: bool = False,
+    marks: bool = False,
 ) -> dict[str, str]:
     """The files of the program by name.
 
-    ``probes`` writes every result through ``probe(key, x, sharding)``, one op a line.
+    ``probes`` writes every result through ``probe(key, x, sharding)``, one op a line; ``marks``
+    leaves the statements as they are and says above them what they make.
     """
     blocks = {name: _prepared(block, probes) for name, block in lowered.blocks.items()}
     lowered = _prepared(lowered, probes)
@@ -89,7 +94,7 @@ def emit(
     half = plan.precision if plan.precision in HALF else ""
     wide = _wide(lowered, blocks, plan.precision) if half else {}
     original: Mapping[str, str] = getattr(captured, "classes", {})  # not every frontend knows
-    printing = Printing(Library(), probes, again, persistent, names, wide, original, half)
+    printing = Printing(Library(), probes, marks, again, persistent, names, wide, original, half)
     classes: dict[str, str] = {}
     for name, block in blocks.items():
         instances = lowered.graph.blocks[name].instances
@@ -188,7 +193,7 @@ def _counts(lowered: Lowered, lines: Lines, printing: Printing, root: modules.No
     ops = counted(lowered)
     part = labels_only(lowered, ops)
     scope = Scope("", [*part.ops])
-    plain = Printing(printing.library, False, "none", {}, {}, {}, {})
+    plain = Printing(printing.library, False, False, "none", {}, {}, {}, {})
     names = [n for n in part.graph.inputs if any(n in o.op.inputs for o in part.ops)]
     names += [o.name for o in part.outputs if o.name in part.graph.inputs and o.name not in names]
     forward = Forward(

@@ -241,6 +241,7 @@ class Forward(Values):
         shown = self.shown(names[0]) if op.op.kind in SHOWN and len(names) == 1 else ""
         shown = "" if SPELLED.search(found.text) else shown
         target = ", ".join(picked)
+        self.mark(names)
         self.assign(target, found.text, shown)
         self._after(names)
 

@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 
 from autopar.lowering import Lowered, LoweredTensor
 from autopar.nouns.graph import Tensor
+from autopar.nouns.plan import key
 from autopar.nouns.sharding import Sharding
 from autopar.rules.resharding import Step
+from autopar.runtime.differences import RESHARDED
 from autopar.runtime.emit_torch import steps as step_text
 from autopar.runtime.emit_torch.names import identifier
 from autopar.runtime.emit_torch.roles import Known
 from autopar.runtime.emit_torch.site import model_part
 from autopar.runtime.emit_torch.text import Expr, Lines, variable
 from autopar.runtime.emit_torch.variables import Variables
+from autopar.runtime.marks import mark
 
 SPELLED = re.compile(r"\.(reshape|expand)\([-\d, ]+\)$")  # shows the shape itself
 
@@ -39,6 +42,7 @@ class Surroundings:
     attribute: Callable[[str], str]
     iterable: Callable[[Sequence[str]], str]
     probes: bool = False
+    marks: bool = False
     recompute: str = "none"
     counts: Mapping[str, str] = field(default_factory=dict)
     wide: Mapping[str, bool] = field(default_factory=dict)
@@ -86,6 +90,21 @@ class Values:
     def assign(self, var: str, text: str, comment: str = "", above: bool = False) -> None:
         self.lines.add(f"{var} = {text}", comment, above)
         self.last = (var, text, comment)
+
+    def mark(self, names: Sequence[str]) -> None:
+        """Says above the next statement which tensors it makes, where marks are asked for."""
+        if self.around.marks:
+            made = [(key(self.lowered.block, n), self.tensor(n).produced) for n in names]
+            self.lines.lines.append(" " * self.lines.indent + mark(made))
+
+    def mark_resharded(self, name: str, sharding: Sharding) -> None:
+        if self.around.marks:
+            label = key(self.lowered.block, name) + RESHARDED
+            self.lines.lines.append(" " * self.lines.indent + mark([(label, sharding)]))
+
+    def _readers(self, name: str) -> int:
+        read = [o.name for op in self.lowered.ops for o in op.operands]
+        return [*read, *(o.name for o in self.lowered.outputs)].count(name)
 
     def token(self) -> str:
         """A holder for one operand of the statement that is being made."""
@@ -145,6 +164,10 @@ class Values:
                     self.variables.release(token)
                     var = self.variables.pick(wishes, token)
                 shown = shape_comment(after, state) + (f", {comment}" if comment else "")
+                if (
+                    self.around.marks and step is steps[-1] and self._readers(name) == 1
+                ):  # else it has part of the gradient
+                    self.mark_resharded(name, state)
                 self.assign(var, call.replace("%", text), shown, above=True)
                 text = var
         return variable(var) if var else found
@@ -154,10 +177,13 @@ class Values:
         var = self.bound[name]
         tensor = self.lowered.graph.tensors[name]
         state = source
+        made = self.lowered.tensors[name]
         for step in steps:
             state = state.with_placement(self.lowered.mesh, step.axis, step.target)
             after = state.local_shape(tensor.shape, self.lowered.mesh)
             for call, comment in step_text.calls(step, var, after):
+                if state == made.shared:
+                    self.mark_resharded(name, state)
                 shown = shape_comment(after, state) + (f", {comment}" if comment else "")
                 self.assign(var, call, shown, above=True)
 
@@ -166,6 +192,7 @@ class Values:
         self.variables.release(f"pending {name}")
         var = self.variables.pick(self.names_for(name, expr), name)
         self.named(name, var)
+        self.mark([name])
         self.assign(var, expr.text, "" if SPELLED.search(expr.text) else self.shown(name))
 
     def names_for(self, name: str, expr: Expr) -> list[str]:

@@ -321,6 +321,11 @@ def test_a_plan_whose_model_has_changed_is_not_run(run: Run) -> None:
     code, message = run(*words, model=other)
     assert code == 2
     assert "optimizer is 'sgd' and was 'adamw', precision is 'bfloat16' and was 'flo" in message
+    other = changed("(batch=batch)", "(batch=batch, clip_norm=0.5)")
+    for command in (words, ("verify", "plan")):
+        code, message = run(*command, model=other)
+        assert code == 2
+        assert "has changed since it was planned: clip_norm is 0.5 and was None. Plan" in message
 
 
 @pytest.mark.gloo
@@ -338,9 +343,17 @@ def test_a_program_that_was_edited_is_told_by_its_lines(run: Run, tmp_path: Path
     program.write_text(right.replace(reduced, f"{reduced} * 2"))
     found = launch.verify(tmp_path / "plan")
     assert not found.passed
-    said = rf"first difference: forward, outer/add in outer \({program.parents[2]}/model\.py:\d+\)"
+    place = rf"outer \({program.parents[2]}/model\.py:\d+\)"
+    said = rf"first difference: forward, outer/linear resharded in {place}"
     assert re.match(said, found.first_difference)
     assert f"is `{reduced} * 2`, the plan gives" in found.first_difference
+    program.write_text(changed("F.relu(", "F.gelu(", right))
+    found = launch.verify(tmp_path / "plan")
+    assert not found.passed
+    said = rf"first difference: forward, \S+ in \S+ \({program.parents[2]}/model\.py:\d+\): value"
+    assert re.match(said, found.first_difference)
+    assert re.search(r"is \S+ and should be \S+ \(relative", found.first_difference)
+    assert "F.gelu(" in found.first_difference.partition("the plan gives")[0]
 
 
 @pytest.mark.gloo

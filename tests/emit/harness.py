@@ -41,7 +41,12 @@ class Emitted:
 
 
 def emitted(
-    captured: Captured, stage: Stage, microbatches: int = 1, probes: bool = False, **changes: Any
+    captured: Captured,
+    stage: Stage,
+    microbatches: int = 1,
+    probes: bool = False,
+    marks: bool = False,
+    **changes: Any,
 ) -> Emitted:
     """The program of ``captured`` under ``stage``."""
     dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
@@ -54,7 +59,8 @@ def emitted(
         microbatches=microbatches,
         **{"zero": 0, "precision": "float32", "recompute": "none", **changes},
     )
-    return Emitted(captured, plan, lowered, emit(lowered, plan, captured, probes)["model.py"])
+    text = emit(lowered, plan, captured, probes, marks)["model.py"]
+    return Emitted(captured, plan, lowered, text)
 
 
 def load(text: str, half: bool = False) -> types.ModuleType:

@@ -14,7 +14,9 @@ from torch import nn
 
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Stage
+from autopar.runtime.edits import edits
 from autopar.runtime.emit_torch import text as layout
+from autopar.runtime.marks import instrumented
 from tests.emit import models
 from tests.emit.following import following
 from tests.emit.harness import capture_of, emitted
@@ -129,6 +131,17 @@ def test_the_header_says_where_pieces_differ_in_size() -> None:
         mesh = Mesh.parse(f"tp={ways}")
         stage = following(captured("llama"), mesh, MEGATRON, stream="D")
         assert ("the last ranks" in emitted(captured("llama"), stage).text) == uneven
+
+
+def test_marks_leave_every_statement_as_it_is() -> None:
+    for case in CASES:
+        for seed, mesh in enumerate(MESHES):
+            stage = random_stage(captured(case), Mesh.parse(mesh), 1, seed)
+            plain = emitted(captured(case), stage).text
+            marked = emitted(captured(case), stage, marks=True).text
+            assert edits(marked, plain) == []
+            assert "# makes [[" in marked
+            ast.parse(instrumented(plain, marked, "autopar.runtime.probe.probe"))
 
 
 def test_formatted(tmp_path: Path) -> None:

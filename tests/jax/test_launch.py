@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import jax
 import pytest
 
 from autopar import plan_folder
@@ -13,7 +16,7 @@ from autopar.errors import UserError
 from autopar.frontends.jax.capture import capture_workload
 from autopar.frontends.loading import load_workload
 from autopar.planner import plan
-from autopar.runtime import jax_launch
+from autopar.runtime import jax_launch, jax_program, jax_verify
 from autopar.runtime.failures import RankFailed
 from autopar.runtime.jax_load import StalePlan, TooFewDevices, check_fingerprint, run_program
 from autopar.runtime.machine import accelerators
@@ -101,7 +104,40 @@ def test_verify_sees_a_program_that_computes_something_else(model: Path) -> None
     found = jax_launch.verify(folder)
     assert not found.passed
     assert found.exact.loss > 1e-3
+    difference, edit, _ = found.first_difference.partition(f". {file} is not the program")
+    said = r"first difference: forward, \S+ .*model\.py:23\): value\[.*\] is \S+ and should be \S+ "
+    assert re.match(said, difference)
+    assert edit
     assert "jnp.sin(" in found.first_difference.partition("the plan gives")[0]
+    file.write_text(text.replace("jnp.tanh(", "jnp.tanh(1, "))
+    with pytest.raises(UserError, match="the program fails at") as raised:
+        jax_launch.verify(folder)
+    assert "jnp.tanh(1, " in str(raised.value).partition("the plan gives")[0]
+
+
+@pytest.mark.parametrize("zero", ["1", "3"])
+def test_verify_names_what_differs_first_in_a_program_as_it_was_planned(
+    model: Path, monkeypatch: pytest.MonkeyPatch, zero: str
+) -> None:
+    """The runtime's own mistakes are made here: one forward, one backward."""
+    pins = {"tp": "2", "dp_shard": "4", "zero": zero, "microbatch": "2"}
+    folder = folder_of(model, "plan", pins)
+    right = jax_program.all_reduce
+    monkeypatch.setattr(jax_program, "all_reduce", lambda x, axis: right(x, axis) * 2)
+    found = jax_verify.verify(folder)["first_difference"]
+    assert re.match(r"first difference: forward, \S+ .*model\.py:24\): value\[", found)
+    assert "edited" not in found
+    monkeypatch.setattr(jax_program, "all_reduce", lambda x, axis: _backward_twice(right(x, axis)))
+    found = jax_verify.verify(folder)["first_difference"]
+    assert re.match(r"first difference: backward, \S+ .*model\.py:24\): gradient\[", found)
+
+
+def _unchanged(x: Any) -> Any:
+    return x
+
+
+_backward_twice = jax.custom_vjp(_unchanged)
+_backward_twice.defvjp(lambda x: (x, None), lambda _, g: (2 * g,))
 
 
 def test_a_model_that_has_changed_is_refused(model: Path) -> None:
@@ -132,6 +168,8 @@ def test_a_plan_of_another_version_of_the_tool_is_refused(model: Path) -> None:
         check_fingerprint(replace(made, fingerprints=old), captured, workload)
     with pytest.raises(StaleSettings, match="optimizer is 'sgd' and was 'adamw'"):
         check_fingerprint(made, captured, replace(workload, optimizer="sgd"))
+    with pytest.raises(StaleSettings, match=r"clip_norm is None and was 1\.0"):
+        check_fingerprint(made, captured, replace(workload, clip_norm=None))
 
 
 def test_an_error_in_a_step_is_told_in_one_line(model: Path) -> None:

@@ -7,13 +7,18 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
+from autopar.frontends.jax import paths_of
 from autopar.lowering import lower
 from autopar.rules.batch import data_choices
-from autopar.runtime import jax_hlo
+from autopar.runtime import jax_hlo, jax_verify
 from autopar.runtime.emit_jax import UnevenPieces, emit
 from autopar.runtime.emit_torch import text as layout
+from autopar.runtime.jax_layout import by_name
+from autopar.runtime.jax_locate import compared
 from autopar.runtime.verified import TOLERANCE
 from tests.jax import models
 from tests.jax.planned import made, made_of
@@ -68,6 +73,27 @@ def test_program_equals_loss_function_and_moves_what_was_priced(name: str) -> No
     for line in differ:
         priced, moved = map(int, re.findall(r"(\d+)", line)[-2:])
         assert moved < priced
+
+
+@pytest.mark.parametrize("name", ["all_zero2", "all_zero3", "shard_zero1", "masked", "convnet"])
+def test_probes_see_what_one_device_computes(name: str) -> None:
+    """In layers, loops and microbatches, forward and backward; and what is wrong in one layer."""
+    model, fix, options = PLANS[name]
+    program = made(model, fix, **options)
+
+    def said(text: str) -> str:
+        tree = program.workload.init(None)  # type: ignore[misc]
+        with jax.enable_x64(True):
+            wide = jax.tree.map(lambda a: np.asarray(a, np.float64), tree)
+            batch = {n: jax_verify._float64(a) for n, a in program.workload.batch(0).items()}
+            named = by_name(paths_of(wide), program.captured.stacks)
+            return compared(text, program.plan, program.captured, program.workload, named, batch)
+
+    assert "in no result and no gradient of one" in said(program.text)
+    if "jax.nn.silu(" in program.text:
+        wrong = program.text.replace("jax.nn.silu(", "jnp.tanh(", 1)
+        wrong = wrong.replace("import jax\n", "import jax\nimport jax.numpy as jnp\n", 1)
+        assert re.match(r"first difference: forward, layers::\S+ in .*0.*: value\[", said(wrong))
 
 
 def test_breaking_lines_changes_no_statement(monkeypatch: pytest.MonkeyPatch) -> None:

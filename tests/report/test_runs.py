@@ -102,6 +102,28 @@ def test_a_verified_plan_states_its_errors() -> None:
     assert "The plan computes what the model computes." in text
 
 
+@pytest.mark.parametrize(
+    ("precision", "error", "said"),
+    [
+        ("float32", 0.1, "1.0e-01, beyond 3.5e-04"),
+        ("bfloat16", 0.1, "1.0e-01, beyond 8.8e-02"),
+        ("float16", float("inf"), "not finite, beyond 3.1e-02"),
+        ("float32", 1e-4, ""),
+        ("bfloat16", 0.05, ""),
+    ],
+)
+def test_errors_that_rounding_does_not_make_are_told(
+    precision: str, error: float, said: str
+) -> None:
+    found = replace(RIGHT, precision=precision, own=replace(RIGHT.own, gradient=error))
+    text = to_text(verify_summary(found))
+    assert found.passed
+    assert said in " ".join(text.split())
+    assert ("The plan computes what the model computes." in text) == (not said)
+    assert (f"computes in float64; in {precision} far off." in text) == bool(said)
+    assert found.to_json()["own_precision"]["within_rounding"] == (not said)
+
+
 @pytest.mark.parametrize("found", [WRONG, OTHER], ids=["numbers", "collectives"])
 def test_a_wrong_plan_is_called_wrong_and_ends_with_1(
     found: VerifyResult,

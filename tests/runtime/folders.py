@@ -53,6 +53,7 @@ def write(
         microbatches=microbatches,
         precision=precision,
         optimizer=load_workload(workload).optimizer,
+        clip_norm=load_workload(workload).clip_norm,
         style=style,
         fingerprints=Fingerprints(
             fingerprint or captured(workload).fingerprint(),
