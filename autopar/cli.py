@@ -299,12 +299,14 @@ def run(
     """Train with a plan on this machine; predicted time stands beside measured."""
     from dataclasses import asdict
 
+    from autopar.commands import check_cluster_file
     from autopar.plan_folder import check_whole, read_plan
     from autopar.report.runs import phases, run_summary
     from autopar.runtime import launch
 
     made = read_plan(folder)
     check_whole(folder, made)
+    check_cluster_file(folder, made)
     predicted = made.prediction
     with _results_only(json):
         found = launch.run(
@@ -329,11 +331,14 @@ def run(
 @app.command()
 def verify(folder: PlanFolder, device: Device = "cpu", json: Json = False) -> None:
     """Check that a plan computes what the single-device model computes, in float64."""
+    from autopar.commands import check_cluster_file
     from autopar.plan_folder import check_whole, read_plan
     from autopar.report.runs import verify_summary
     from autopar.runtime import launch
 
-    check_whole(folder, read_plan(folder))
+    made = read_plan(folder)
+    check_whole(folder, made)
+    check_cluster_file(folder, made)
     progress(f"running {folder} and its model side by side")
     with _results_only(json):
         found = launch.verify(folder, device)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from autopar.nouns.cluster import Cluster
+    from autopar.nouns.plan import Plan
     from autopar.nouns.style import Style
     from autopar.planner import PlanResult
     from autopar.unemitted import Unemitted
@@ -106,8 +107,11 @@ def plan_files(found: PlanResult, folder: str | Path) -> tuple[dict[str, str], f
     start = time.process_time()
     home = Path(found.plan.workload.partition(":")[0]).resolve().parent
     workload = plan_folder.relative_workload(folder, found.plan.workload)
+    cluster_file = found.plan.cluster_file and plan_folder.relative(folder, found.plan.cluster_file)
     files = {
-        plan_folder.PLAN: to_json(replace(found.plan, workload=workload)),
+        plan_folder.PLAN: to_json(
+            replace(found.plan, workload=workload, cluster_file=cluster_file)
+        ),
         plan_folder.CLUSTER: found.cluster.to_json() + "\n",
         plan_folder.GRAPH: graph_text(relative_sources(found.captured.graph, home)) + "\n",
         plan_folder.BATCH: batch.to_json(found.captured.batch),
@@ -117,6 +121,47 @@ def plan_files(found: PlanResult, folder: str | Path) -> tuple[dict[str, str], f
     for name, text in _program(found).items():
         files[f"{plan_folder.PROGRAM}/{name}"] = text
     return files, time.process_time() - start
+
+
+class StaleCluster(UserError):
+    """The cluster file is another one now than when the plan was made for it."""
+
+
+def check_cluster_file(folder: Path, plan: Plan) -> None:
+    """Raises `StaleCluster` where the cluster file says something else now.
+
+    Nothing but planning reads that file, so a folder runs without it; progress says so then.
+    """
+    changed = _changed_cluster(folder, plan)
+    if changed:
+        raise StaleCluster(
+            f"{changed}; plan {plan.workload} again with `autopar plan`, or put that back"
+        )
+
+
+def _changed_cluster(folder: Path, plan: Plan) -> str:
+    """What has changed, empty: nothing that is known."""
+    from autopar.cluster_file import ClusterFileError, load_cluster
+
+    if not plan.cluster_file:
+        return ""
+    file = (folder.resolve() / plan.cluster_file).resolve()
+    if not file.is_file():
+        progress(
+            f"note: {file}, which the plan was made for, is not there: whether it changed is "
+            "not known"
+        )
+        return ""
+    was = plan.fingerprints.cluster_file
+    try:
+        now = load_cluster(file).fingerprint
+    except ClusterFileError as error:
+        return f"the cluster file has changed since the plan was made and cannot be read: {error}"
+    if now == was:
+        return ""
+    return (
+        f"{file} has changed since the plan was made for it: its fingerprint was {was} and is {now}"
+    )
 
 
 def plan_summary(found: PlanResult) -> list[RenderableType]:
@@ -149,6 +194,8 @@ def explanation(folder: Path, what: str | None) -> tuple[list[RenderableType], d
     from autopar.report.revisit import open_folder
 
     again = open_folder(folder)
+    if changed := _changed_cluster(folder, again.plan):
+        progress(f"note: {changed}. What follows is of the cluster as it was")
     rows = [row for row in explained(again.lowered, again.prices) if (what or "") in row.key]
     if not rows:
         has = dict.fromkeys(row.key for row in explained(again.lowered, again.prices))

@@ -129,8 +129,12 @@ def check_whole(folder: str | Path, plan: Plan) -> None:
 def relative_workload(folder: str | Path, target: str) -> str:
     """``"model.py:Name"`` seen from ``folder``, so that both can move together."""
     path, colon, name = target.partition(":")
-    seen = os.path.relpath(Path(path).resolve(), Path(folder).resolve())
-    return f"{Path(seen).as_posix()}{colon}{name}"
+    return f"{relative(folder, path)}{colon}{name}"
+
+
+def relative(folder: str | Path, file: str) -> str:
+    """``file`` seen from ``folder``."""
+    return Path(os.path.relpath(Path(file).resolve(), Path(folder).resolve())).as_posix()
 
 
 def workload_of(folder: str | Path, plan: Plan) -> str:

@@ -43,12 +43,13 @@ workload = autopar.Workload(model=Net, batch=lambda: {"x": torch.zeros(8, 8)})
 
 
 def made(checkout: Path) -> Path:
-    """A checkout with a model and its plan."""
+    """A checkout with a model, a cluster file and the plan for them."""
     model = checkout / "models" / "net.py"
     model.parent.mkdir(parents=True)
     model.write_text(MODEL)
     folder = checkout / "plans" / "one"
-    files, _ = plan_files(plan(str(model), CLUSTER, {"tp": "2", "dp_shard": "2"}), folder)
+    cluster = shutil.copy(CLUSTER, checkout / "cluster.yaml")
+    files, _ = plan_files(plan(str(model), str(cluster), {"tp": "2", "dp_shard": "2"}), folder)
     plan_folder.write(folder, files)
     return folder
 

@@ -48,12 +48,17 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprints:
-    """What the plan was made for; a change of any of them makes the plan stale."""
+    """What the plan was made for; a change of any of them makes the plan stale.
+
+    ``cluster_file`` is that of the cluster as its file says it, without what a profile measured;
+    empty where there was no file.
+    """
 
     model: str
     cluster: str
     profile: str
     tool: str
+    cluster_file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,7 @@ class Plan:
     """All decisions.
 
     workload:     ``"../model.py:Name"``, the model that the plan is for, seen from its folder.
+    cluster_file: ``"../cluster.yaml"``, seen from its folder; empty: made for this machine.
     zero:         what ``dp_shard`` splits: 0 nothing, 1 optimizer, 2 + gradients, 3 + parameters.
     microbatches: gradient accumulation steps; the global batch is cut into them first, then over
                   ``dp_replicate`` and ``dp_shard``.
@@ -142,6 +148,7 @@ class Plan:
     replicated_ops: tuple[str, ...] = ()
     searcher: str = ""
     clip_norm: float | None = None
+    cluster_file: str = ""
     format: int = FORMAT
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -104,6 +104,7 @@ def plan(
     clock = _Clock()
     with clock.phase("load"):
         cluster = load_cluster(cluster_ref)
+        as_read = cluster.fingerprint
         Fixed.parse(fix or {}, cluster.device_count)  # refused before the long work
         if options.profile is not None:
             _check_profile(options.profile)
@@ -118,8 +119,12 @@ def plan(
     progress(f"searching layouts for {cluster.device_count} devices of {cluster.name}")
     with clock.phase("search"):
         found = plan_captured(captured, workload, cluster, workload_ref, fix, options, progress)
+    made = found.plan
+    if cluster_ref != "local":
+        marks = replace(made.fingerprints, cluster_file=as_read)
+        made = replace(made, cluster_file=str(cluster_ref), fingerprints=marks)
     return PlanResult(
-        plan=found.plan,
+        plan=made,
         workload=workload,
         cluster=cluster,
         captured=captured,

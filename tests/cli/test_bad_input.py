@@ -7,11 +7,13 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from autopar import cli
+from autopar import cli, commands
+from autopar.plan_folder import read_plan
 from autopar.runtime import launch
 
 Run = Callable[..., tuple[int, str]]
@@ -326,6 +328,41 @@ def test_a_plan_whose_model_has_changed_is_not_run(run: Run) -> None:
         code, message = run(*command, model=other)
         assert code == 2
         assert "has changed since it was planned: clip_norm is 0.5 and was None. Plan" in message
+
+
+def test_a_plan_whose_cluster_file_has_changed_is_stale(run: Run, tmp_path: Path) -> None:
+    assert run(*PLAN)[0] == 0
+    other = changed("1 GB/s", "2 GB/s", CLUSTER)
+    for words in (("run", "plan", "--steps", "1"), ("verify", "plan")):
+        code, message = run(*words, cluster=other)
+        assert code == 2
+        assert f"{tmp_path / 'cluster.yaml'} has changed since the plan was made" in message
+        assert re.search(r"was [0-9a-f]+ and is [0-9a-f]+; plan \S+model.py again", message)
+    code, message = run("verify", "plan", cluster="levels: 3")
+    assert (code, "cannot be read" in message) == (2, True)
+    assert run("explain", "plan", cluster=other)[0] == 0
+    commands.check_cluster_file(tmp_path / "some" / "where", read_plan(tmp_path / "plan"))
+    with pytest.raises(commands.StaleCluster):
+        commands.check_cluster_file(tmp_path / "plan", read_plan(tmp_path / "plan"))
+    (tmp_path / "cluster.yaml").write_text("# as it was\n" + textwrap.dedent(CLUSTER))
+    commands.check_cluster_file(tmp_path / "plan", read_plan(tmp_path / "plan"))
+
+
+def test_what_explain_says_of_another_cluster(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*PLAN)[0] == 0
+    file = tmp_path / "cluster.yaml"
+    file.write_text(file.read_text().replace("1 GB/s", "2 GB/s"))
+    commands.explanation(tmp_path / "plan", None)
+    assert "note: " in (said := capsys.readouterr().err)
+    assert "has changed since the plan was made for it" in said
+    file.unlink()
+    commands.explanation(tmp_path / "plan", None)
+    assert "is not there: whether it changed is not known" in capsys.readouterr().err
+    local = replace(read_plan(tmp_path / "plan"), cluster_file="")
+    commands.check_cluster_file(tmp_path / "plan", local)
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.gloo
