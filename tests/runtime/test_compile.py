@@ -1,0 +1,82 @@
+"""A compiled run computes what the eager one does, to rounding."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from autopar import plan_folder
+from autopar.commands import plan_files
+from autopar.planner import plan
+from autopar.runtime.launch import run
+
+CLUSTER = """
+name: two
+groups:
+  - {device: cpu-core, count: 2}
+levels:
+  - {name: loopback, span: 2, bandwidth: 1 GB/s, latency: 100 us, library: gloo}
+"""
+MODEL = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+import autopar
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.up = nn.Linear(16, 32)
+        self.down = nn.Linear(32, 16)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+def batch(step=0):
+    generator = torch.Generator().manual_seed(step)
+    return {
+        "x": torch.randn(8, 16, generator=generator),
+        "y": torch.randint(0, 4, (8,), generator=generator),
+    }
+
+@autopar.parallelize(batch=batch, clip_norm=1.0)
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x, y):
+        for layer in self.layers:
+            x = layer(x)
+        return F.cross_entropy(self.head(x), y)
+"""
+
+
+COMPILER = next(
+    filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), ""
+)
+
+
+@pytest.mark.skipif(not COMPILER, reason="torch.compile needs a C++ compiler on a CPU")
+@pytest.mark.gloo
+@pytest.mark.slow
+def test_a_compiled_run_has_the_losses_of_an_eager_one(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    folder = tmp_path / "plan"
+    found = plan(str(tmp_path / "model.py"), str(tmp_path / "cluster.yaml"), {"tp": "2"})
+    plan_folder.write(folder, plan_files(found, folder)[0])
+    eager = run(folder, 3, compile=False)
+    compiled = run(folder, 3, compile=True)
+    assert compiled.style == "compiled"
+    assert compiled.losses == pytest.approx(eager.losses, rel=1e-6)
+    assert compiled.losses[2] != compiled.losses[0]
