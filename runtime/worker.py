@@ -26,6 +26,7 @@ from autopar import plan_folder
 from autopar.runtime.batches import Batch
 from autopar.runtime.divergence import check_loss
 from autopar.runtime.failures import report
+from autopar.runtime.library_warnings import once_from_rank_0
 from autopar.runtime.loading import load, start
 from autopar.runtime.phases import PHASES
 from autopar.workload import Workload
@@ -134,6 +135,7 @@ def verify(options: dict[str, Any], results: Path) -> None:
 def main() -> None:
     job, options, results = sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3])
     rank = os.environ.get("RANK", "0")
+    once_from_rank_0(int(rank))
     try:
         {"run": train, "verify": verify}[job](options, results)
     except Exception as error:
