@@ -54,16 +54,20 @@ def assemble(ranks: Sequence[Sequence[Seen]], mesh: Mesh, microbatches: int) -> 
 
     Raises ValueError where the ranks did not call the same probes.
     """
-    names = [[seen.name for seen in found] for found in ranks]
-    if any(other != names[0] for other in names[1:]) or len(names[0]) % microbatches:
+    calls = [_by_name(found) for found in ranks]
+    times = [{name: len(seen) for name, seen in called.items()} for called in calls]
+    if any(t != times[0] for t in times[1:]) or any(n % microbatches for n in times[0].values()):
         raise ValueError("the ranks did not call the same probes")
     timed = Mesh((MICROBATCH, *mesh.axes), (microbatches, *mesh.sizes)).trimmed()
-    steps = len(names[0]) // microbatches
     counted: dict[str, int] = {}
     wholes = []
-    for i, name in enumerate(names[0][:steps]):
-        # microbatches come one after the other, and are the outermost axis
-        cells = [found[m * steps + i] for m in range(microbatches) for found in ranks]
+    for name in (seen.name for seen in ranks[0]):
+        each, i = times[0][name] // microbatches, counted.get(name, 0)
+        if i == each:
+            continue  # of a later microbatch
+        # The calls of one name come microbatch by microbatch, the outermost axis; between names a
+        # compiled program keeps no order.
+        cells = [called[name][m * each + i] for m in range(microbatches) for called in calls]
         sharding = Sharding.parse(cells[0].sharding)
         value, same = _join([np.asarray(c.value) for c in cells], timed, sharding, backward=False)
         gradient, agreed = None, True
@@ -71,9 +75,16 @@ def assemble(ranks: Sequence[Sequence[Seen]], mesh: Mesh, microbatches: int) -> 
             given = [np.zeros_like(c.value) if c.gradient is None else c.gradient for c in cells]
             gradient, agreed = _join([np.asarray(g) for g in given], timed, sharding, backward=True)
         disagree = "value" if not same else "" if agreed else "gradient"
-        wholes.append(Whole(name, counted.get(name, 0), value, gradient, disagree))
-        counted[name] = counted.get(name, 0) + 1
+        wholes.append(Whole(name, i, value, gradient, disagree))
+        counted[name] = i + 1
     return wholes
+
+
+def _by_name(found: Sequence[Seen]) -> dict[str, list[Seen]]:
+    calls: dict[str, list[Seen]] = {}
+    for seen in found:
+        calls.setdefault(seen.name, []).append(seen)
+    return calls
 
 
 def _join(
