@@ -20,6 +20,20 @@ STOPPED = 130
 
 try:
     import typer
+
+    from autopar.options import (
+        ClusterFile,
+        Device,
+        Fix,
+        Json,
+        Model,
+        PlanFolder,
+        Profile,
+        Replicated,
+        Searcher,
+        StyleOption,
+        Verbose,
+    )
 except KeyboardInterrupt:  # most of the start of a command is spent there
     print("autopar: stopped", file=sys.stderr)
     sys.exit(STOPPED)
@@ -44,83 +58,9 @@ app = typer.Typer(
     help="Plan, emit, run and verify distributed training of an ordinary model.",
 )
 
-Model = Annotated[
-    str, typer.Argument(metavar="MODEL.PY[:NAME]", help="The file that holds the model.")
-]
-PlanFolder = Annotated[Path, typer.Argument(metavar="PLAN/", help="A folder from `autopar plan`.")]
-ClusterFile = Annotated[
-    str, typer.Option("--cluster", "-c", help="A cluster.yaml, or `local` for this machine.")
-]
-Fix = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--fix",
-        metavar="KEY=VALUE,...",
-        help="Pin choices, as in tp=2,dp_shard=2,zero=3; the search decides the rest. Degrees: "
-        "dp_replicate x dp_shard x tp = devices. zero: 0 to 3. microbatch: samples that one "
-        "microbatch has on one data rank. recompute: none, compute (keeps what collectives gave) "
-        "or full. pp, cp, ep, interleave, schedule, sequence_parallel and recompute=selective, "
-        "which no backend emits yet, are priced for transformers, and no program is written.",
-    ),
-]
-Searcher = Annotated[
-    str | None,
-    typer.Option(
-        "--searcher",
-        help="Which solver searches the shardings: portfolio (the default, chains the others), "
-        "elimination (exact, narrow graphs), integer_program (exact, tight memory), annealing "
-        "(large), coordinate_descent (at once), mcts (readable), mcmc (yardstick), brute_force "
-        "(tiny, referee).",
-    ),
-]
-Replicated = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--allow-replicated",
-        metavar="OP",
-        help="Let an op kind without a rule run whole on every device. May be repeated.",
-    ),
-]
-Device = Annotated[
-    str, typer.Option("--device", help="cpu, cuda, or auto: the accelerators that there are.")
-]
-Profile = Annotated[
-    Path | None,
-    typer.Option("--profile", help="Times measured by `autopar profile` replace the built-in."),
-]
-StyleOption = Annotated[
-    str | None,
-    typer.Option(
-        "--style",
-        metavar="eager|compiled",
-        help="How the program executes: op by op (PyTorch's default), or compiled into fused "
-        "kernels (JAX always). `run` does as its plan says. With --arch: else as is usual on the "
-        "devices.",
-    ),
-]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Tell every step of every search.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-
 
 class OptionError(UserError):
     """An option whose value makes no sense; the text says which and what would."""
-
-
-def parse_fix(texts: Iterable[str]) -> dict[str, str]:
-    """``["tp=2,dp_shard=2", "zero=3"]`` as a dict; spaces part choices as commas do.
-
-    Raises `OptionError`.
-    """
-    fixed: dict[str, str] = {}
-    for part in (part for text in texts for part in text.replace(",", " ").split()):
-        name, equals, value = part.partition("=")
-        if not name or not equals or not value:
-            raise OptionError(
-                f"--fix {part!r} is not KEY=VALUE; write for example --fix tp=2,zero=3"
-            )
-        if fixed.setdefault(name, value) != value:
-            raise OptionError(f"--fix gives {name} twice, as {fixed[name]} and as {value}")
-    return fixed
 
 
 def parse_style(text: str | None) -> Style | None:
@@ -158,9 +98,10 @@ def plan(
     """
     from autopar import plan_folder
     from autopar.commands import check_output, plan_files, search
+    from autopar.cost_models.layout import fix_pairs
 
     replicated = tuple(allow_replicated or ())
-    fixed, how = parse_fix(fix or ()), parse_style(style)
+    fixed, how = fix_pairs(fix or ()), parse_style(style)
     options = {"--searcher": searcher, "--allow-replicated": replicated, "--profile": profile}
     if _priced_alone(model, cluster, fixed, how, options, json, output):
         return
@@ -207,16 +148,18 @@ def estimate(
     how = parse_style(style)
     if model is not None:
         from autopar.commands import search
+        from autopar.cost_models.layout import fix_pairs
 
         replicated = tuple(allow_replicated or ())
-        fixed = parse_fix(fix or ())
+        fixed = fix_pairs(fix or ())
         options = {"--searcher": searcher, "--allow-replicated": replicated}
         if _priced_alone(model, cluster, fixed, how, options, json):
             return
         found = search(model, cluster, fixed, searcher, replicated, style=how)
         _show_plan(found, None, json)
         return
-    from autopar.estimate import estimate_files, render, to_json
+    from autopar.estimate import estimate_files
+    from autopar.report.estimates import render, to_json
 
     priced = estimate_files(
         arch or "", cluster, ",".join(fix or ()), global_batch, precision or "bf16", how

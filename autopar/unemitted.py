@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, replace
 
 from autopar.cluster_file import load_cluster
 from autopar.cost_models.footprint import STATE_BYTES
-from autopar.cost_models.layout import DEGREES, Layout, layout_from_fix, parse_fix
+from autopar.cost_models.layout import DEGREES, Layout, choices_of, layout_from_fix
 from autopar.cost_models.precision import stream_bytes
 from autopar.cost_models.software import Software, States, default_software
 from autopar.errors import UserError
-from autopar.estimate import Estimate, estimate, render, to_object
+from autopar.estimate import Estimate, estimate
 from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture
 from autopar.frontends.loading import load_workload
@@ -29,6 +29,7 @@ from autopar.nouns.style import Style, style_of
 from autopar.planner.architecture import NotOfFamily, arch_of
 from autopar.planner.fixed import unemitted
 from autopar.planner.planning import Progress, check_style
+from autopar.report.estimates import render, to_object
 from autopar.workload import Workload
 
 PRICED_BY = "transformer family"
@@ -130,7 +131,7 @@ def _parsed(fix: Mapping[str, str], choices: tuple[str, ...]) -> dict[str, int |
     kept = {
         n: v for n, v in fix.items() if n != "schedule" or v != "none" or fix.get("pp", "1") != "1"
     }
-    return parse_fix(",".join(f"{name}={value}" for name, value in kept.items()))
+    return choices_of(kept)
 
 
 def _software(

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from autopar.arch_file import load_arch
 from autopar.cluster_file import load_cluster
-from autopar.estimate import estimate, layouts
+from autopar.estimate import estimate
+from autopar.layout_search import layouts
 from benchmarks.figures import Target, show
 
 ARCH = Path("examples/archs/gpt3_175b.yaml")

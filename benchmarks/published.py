@@ -18,7 +18,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +30,22 @@ from autopar.cost_models.bands import time_band
 from autopar.cost_models.footprint import footprint
 from autopar.cost_models.rates import fitted, fitted_table, rates_of
 from autopar.cost_models.step_time import step_time
-from benchmarks.published_bands import Ratio, report, time_ratios, write_bands
+from benchmarks.published_bands import report, time_ratios, write_bands
 from benchmarks.published_declarations import Row
+from benchmarks.published_errors import (
+    RANKING_TARGETS,
+    TARGETS,
+    defying,
+    errors,
+    memory_errors,
+    memory_ratios,
+    ranking,
+)
 from benchmarks.published_fit import Fit, one_per_configuration, priors, run_work, source_of
 from benchmarks.published_forgetting import FORGETTING, forget, forgotten_memory
 from benchmarks.published_rows import Run, Unpriceable, read_run
 
 Array = NDArray[np.float64]
-TARGETS = {
-    "dense, A100 and H100": (0.075, 0.22, 0.065, 0.19),
-    "dense, other devices": (0.12, 0.35, 0.09, 0.25),
-    "moe": (0.15, 0.40, 0.09, 0.30),
-    "peak memory": (0.08, 0.22, 0.06, 0.18),
-}
-# The least mean tau and, where there is one, the largest mean regret.
-RANKING_TARGETS: dict[str, tuple[float, float | None]] = {
-    "source_left_out": (0.60, 0.03),
-    "configuration_left_out": (0.70, None),
-}
 # Fewer configurations or sources than this cannot be left out of a fit of fifty constants.
 LEAST_CONFIGURATIONS, LEAST_SOURCES = 60, 5
 
@@ -185,35 +183,29 @@ def evaluate(fit: Fit, quick: bool, rows: Mapping[str, Row]) -> dict[str, Any]:
     by_source = fit.predict_left_out(source_of, without_source)
     by_configuration = fit.predict_left_out(_fold, without_fold)
     forgotten = {name: forget(fit, rows, name, without_source) for name in FORGETTING}
-    classes = sorted({run.device_class for run in fit.runs})
+    left_out = {
+        "source_left_out": by_source,
+        "configuration_left_out": by_configuration,
+        **forgotten,
+    }
+
+    def by(name_of: Callable[[Run], str]) -> dict[str, NDArray[np.bool_]]:
+        names = np.array([name_of(run) for run in fit.runs])
+        return {str(name): names == name for name in np.unique(names)}
+
+    def apart(name_of: Callable[[Run], str]) -> dict[str, dict[str, float]]:
+        return {name: errors(fit, by_source, members) for name, members in by(name_of).items()}
+
     return {
         "left_out": "nothing (shipped constants)" if quick else "whole sources",
         "classes": {
-            name: {
-                "source_left_out": errors(fit, by_source, lambda r, n=name: r.device_class == n),
-                "configuration_left_out": errors(
-                    fit, by_configuration, lambda r, n=name: r.device_class == n
-                ),
-                **{
-                    label: errors(fit, predicted, lambda r, n=name: r.device_class == n)
-                    for label, predicted in forgotten.items()
-                },
-                "targets": TARGETS.get(name),
-            }
-            for name in classes
+            name: {label: errors(fit, found, members) for label, found in left_out.items()}
+            | {"targets": TARGETS.get(name)}
+            for name, members in by(lambda run: run.device_class).items()
         },
-        "sources": {
-            name: errors(fit, by_source, lambda r, n=name: r.source == n)
-            for name in sorted({run.source for run in fit.runs})
-        },
-        "devices": {
-            name: errors(fit, by_source, lambda r, n=name: r.cluster.device.name == n)
-            for name in sorted({run.cluster.device.name for run in fit.runs})
-        },
-        "metrics": {
-            name: errors(fit, by_source, lambda r, n=name: r.metric == n)
-            for name in sorted({run.metric for run in fit.runs})
-        },
+        "sources": apart(source_of),
+        "devices": apart(lambda run: run.cluster.device.name),
+        "metrics": apart(lambda run: run.metric),
         "ranking": {
             "source_left_out": ranking(fit, by_source),
             "configuration_left_out": ranking(fit, by_configuration),
@@ -222,84 +214,6 @@ def evaluate(fit: Fit, quick: bool, rows: Mapping[str, Row]) -> dict[str, Any]:
         "defying": defying(fit, by_source),
         "predicted": by_source.tolist(),
     }
-
-
-def errors(fit: Fit, predicted: Array, chosen: Any) -> dict[str, float]:
-    """Median and 90th percentile of the absolute error, and the median signed one."""
-    mask = np.array([bool(chosen(run)) for run in fit.runs])
-    relative = predicted[mask] / fit.measured[mask] - 1
-    relative = relative[~np.isnan(relative)]
-    return _summary(relative)
-
-
-def _summary(relative: Array) -> dict[str, float]:
-    if relative.size == 0:
-        return {"count": 0.0, "median": 0.0, "p90": 0.0, "bias": 0.0}
-    return {
-        "count": float(relative.size),
-        "median": float(np.median(np.abs(relative))),
-        "p90": float(np.percentile(np.abs(relative), 90)),
-        "bias": float(np.median(relative)),
-    }
-
-
-def memory_ratios(runs: Sequence[Run]) -> list[Ratio]:
-    """Measured over predicted peak, once a configuration; no constant is fitted to these."""
-    by_key: dict[str, Ratio] = {}
-    for run in runs:
-        if run.memory_bytes:
-            total = footprint(run.arch, run.layout, run.software, run.precision).total
-            by_key[run.key] = Ratio("peak memory", run.source, run.memory_bytes / total)
-    return list(by_key.values())
-
-
-def memory_errors(runs: Sequence[Run]) -> dict[str, Any]:
-    """Errors of the peak memory, altogether and by source."""
-    ratios = memory_ratios(runs)
-    return {
-        "all": _summary(np.array([1 / r.value - 1 for r in ratios])),
-        "sources": {
-            name: _summary(np.array([1 / r.value - 1 for r in ratios if r.source == name]))
-            for name in sorted({r.source for r in ratios})
-        },
-        "targets": TARGETS["peak memory"],
-    }
-
-
-def ranking(fit: Fit, predicted: Array) -> dict[str, float]:
-    """Kendall's tau over pairs more than 3 % apart and regret of the pick, in groups."""
-    groups: dict[str, list[int]] = {}
-    for i, run in enumerate(fit.runs):
-        groups.setdefault(run.group, []).append(i)
-    taus, regrets = [], []
-    for members in groups.values():
-        if len(members) < 2:
-            continue
-        agree = []
-        for a, i in enumerate(members):
-            for j in members[a + 1 :]:
-                measured = np.log(fit.measured[i] / fit.measured[j])
-                if abs(measured) > np.log(1.03):
-                    agree.append(np.sign(measured) * np.sign(np.log(predicted[i] / predicted[j])))
-        if not agree:
-            continue
-        taus.append(float(np.mean(agree)))
-        pick = min(members, key=lambda i: predicted[i])
-        regrets.append(float(fit.measured[pick] / min(fit.measured[i] for i in members) - 1))
-    return {
-        "groups": float(len(taus)),
-        "mean_tau": float(np.mean(taus)) if taus else 0.0,
-        "mean_regret": float(np.mean(regrets)) if regrets else 0.0,
-    }
-
-
-def defying(fit: Fit, predicted: Array) -> list[dict[str, Any]]:
-    """Configurations that the model misses by more than 35 %."""
-    found = []
-    for run, p, m in zip(fit.runs, predicted, fit.measured, strict=True):
-        if abs(np.log(p / m)) > np.log(1.35):
-            found.append({"id": run.id, "error": float(p / m - 1), "likely": run.likely})
-    return sorted(found, key=lambda row: -abs(row["error"]))
 
 
 def write_constants(fit: Fit) -> None:

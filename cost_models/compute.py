@@ -17,11 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
-import numpy as np
 import yaml
-from numpy.typing import NDArray
 
 from autopar.cost_models.constants import How
 from autopar.cost_models.rates import (
@@ -45,6 +43,9 @@ OP_CLASSES: tuple[OpClass, ...] = (
 
 KERNEL = "flash"
 """What `scaled_dot_product_attention` and its like run on accelerators, as `Software` names it."""
+
+USUAL_HEAD_DIM = 128
+"""Of Llama 2 and 3, Mistral, Qwen 2 and most models since; taken where no shape is known."""
 
 _FILE = Path(__file__).with_name("efficiency.yaml")
 
@@ -108,17 +109,7 @@ class OpRate:
             memory_s += (moved_bytes - self.far_after_bytes) * self.far_extra_s_per_byte
         return (self.launch_s if launches else 0.0) + max(compute_s, memory_s)
 
-    def times_s(
-        self, flops: NDArray[np.float64], moved_bytes: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """Seconds of each op of two arrays that broadcast together."""
-        compute_s = np.where(flops > 0, flops * self.s_per_flop + self.half_s, 0.0)
-        far = np.maximum(0.0, moved_bytes - self.far_after_bytes) * self.far_extra_s_per_byte
-        times = self.launch_s + np.maximum(compute_s, moved_bytes * self.s_per_byte + far)
-        return np.where((flops > 0) | (moved_bytes > 0), times, 0.0)
 
-
-@overload
 def op_time_s(
     where: Cluster | Device,
     flops: float,
@@ -127,27 +118,8 @@ def op_time_s(
     op_class: OpClass,
     kind: str = "",
     direction: str = "",
-) -> float: ...
-@overload
-def op_time_s(
-    where: Cluster | Device,
-    flops: NDArray[np.float64],
-    bytes_moved: NDArray[np.float64],
-    dtype: str,
-    op_class: OpClass,
-    kind: str = "",
-    direction: str = "",
-) -> NDArray[np.float64]: ...
-def op_time_s(
-    where: Cluster | Device,
-    flops: float | NDArray[np.float64],
-    bytes_moved: float | NDArray[np.float64],
-    dtype: str,
-    op_class: OpClass,
-    kind: str = "",
-    direction: str = "",
-) -> float | NDArray[np.float64]:
-    """Seconds of one op (or of each op of two arrays) on a device, or on a cluster's slowest one.
+) -> float:
+    """Seconds of one op on a device, or on a cluster's slowest one.
 
     `bytes_moved` is what the op reads and writes in device memory, `dtype` what it computes in.
     `kind` and `direction` ("forward", "backward") say more than the class where it was measured.
@@ -156,10 +128,7 @@ def op_time_s(
         ValueError: an unknown class of ops.
     """
     device = where.device if isinstance(where, Cluster) else where
-    rate = op_rate(device, dtype, op_class, kind, direction)
-    if isinstance(flops, np.ndarray) or isinstance(bytes_moved, np.ndarray):
-        return rate.times_s(np.asarray(flops, float), np.asarray(bytes_moved, float))
-    return rate.time_s(flops, bytes_moved)
+    return op_rate(device, dtype, op_class, kind, direction).time_s(flops, bytes_moved)
 
 
 @lru_cache(maxsize=4096)
@@ -169,12 +138,12 @@ def op_rate(
     op_class: OpClass,
     kind: str = "",
     direction: str = "",
-    head_dim: int = 128,
+    head_dim: int = 0,
 ) -> OpRate:
     """The rates that price ops of `op_class` in `dtype`, measured ones first; cached.
 
     Of the measured ones that of the op's own `kind` in its `direction` goes before that of the
-    class. `head_dim` is that of attention.
+    class. `head_dim` is that of attention; 0 stands for `USUAL_HEAD_DIM`.
     """
     slower = device.slower(direction)
     measured = _measured(device, short_dtype(dtype), op_class, kind, direction)
@@ -221,7 +190,7 @@ def _measured(
     return None
 
 
-def efficiency(device: Device, dtype: str, op_class: OpClass, head_dim: int = 128) -> Efficiency:
+def efficiency(device: Device, dtype: str, op_class: OpClass, head_dim: int = 0) -> Efficiency:
     """What a class of ops reaches on a device: fitted constants, or the most special entry of
     `efficiency.yaml`.
 
@@ -254,7 +223,7 @@ def _fitted(general: Efficiency, device: Device, op_class: OpClass, head_dim: in
         share, size = product_share(device, constants), constants["thin_size"]
         name = family_constant("matmul", device, constants)
     else:
-        share = attention_share(device, KERNEL, head_dim, constants)
+        share = attention_share(device, KERNEL, head_dim or USUAL_HEAD_DIM, constants)
         size = constants["attention_seq"]
         name = family_constant(f"attention_{KERNEL}", device, constants)
     origin = fitted_table()[name]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, cast
 
@@ -27,6 +27,10 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "sequence_parallel": ("on", "off"),
     "uneven": ("on", "off"),
 }
+
+
+_UNNAMED = ("offload_optimizer", "recompute_share", "recompute_modules", "etp", "uneven")
+"""Fields that `--fix` does not take, and those of `rarely_named`."""
 
 
 class LayoutError(UserError):
@@ -95,9 +99,7 @@ class Layout:
         parts = []
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("offload_optimizer", "recompute_share", "recompute_modules"):
-                continue
-            if field.name in ("etp", "uneven"):
+            if field.name in _UNNAMED:
                 continue
             if isinstance(value, bool):
                 value = "on" if value else "off"
@@ -110,27 +112,44 @@ def rarely_named(layout: Layout) -> str:
     return (f",etp={layout.etp}" if layout.etp else "") + (",uneven=on" if layout.uneven else "")
 
 
+def fix_pairs(texts: Iterable[str]) -> dict[str, str]:
+    """`["tp=2,dp_shard=2", "zero=3"]` as a dict; spaces part choices as commas do.
+
+    Raises:
+        LayoutError: a part that is not `key=value`, or a key with two values.
+    """
+    pairs: dict[str, str] = {}
+    for part in (part for text in texts for part in text.replace(",", " ").split()):
+        name, _, value = part.partition("=")
+        if not name or not value:
+            raise LayoutError(
+                f"--fix {part!r} is not KEY=VALUE; write for example --fix tp=2,zero=3"
+            )
+        if pairs.setdefault(name, value) != value:
+            raise LayoutError(f"--fix gives {name} twice, as {pairs[name]} and as {value}")
+    return pairs
+
+
 def parse_fix(text: str) -> dict[str, int | str]:
-    """`"tp=8,pp=4,recompute=full"` as a mapping of choices that the user pinned.
+    """`"tp=8,pp=4,recompute=full"` as `choices_of` has it."""
+    return choices_of(fix_pairs([text]))
+
+
+def choices_of(pairs: Mapping[str, str]) -> dict[str, int | str]:
+    """What the user pinned, counts as numbers.
 
     Raises:
         LayoutError: an unknown name or a value that the name does not take.
     """
     choices: dict[str, int | str] = {}
-    for part in text.replace(" ", ",").split(","):
-        if not part:
-            continue
-        name, equals, value = part.partition("=")
+    for name, value in pairs.items():
+        part = f"{name}={value}"
         if name not in _COUNTS and name not in _WORDS:
             known = (*_COUNTS, *_WORDS)
             raise LayoutError(
                 f"--fix {part!r}: no choice called {name!r}. {did_you_mean(name, known)}"
                 f"There are {', '.join(known)}"
             )
-        if not equals or not value:
-            raise LayoutError(f"--fix {part!r} has no value; write {name}=...")
-        if name in choices:
-            raise LayoutError(f"--fix names {name} twice: {name}={choices[name]} and {part}")
         if name in _WORDS:
             if value not in _WORDS[name]:
                 raise LayoutError(f"--fix {part!r}: {name} is one of {', '.join(_WORDS[name])}")

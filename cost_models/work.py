@@ -12,9 +12,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from autopar.cost_models.collectives import AxisGroup, Kind, collective_time_s
-from autopar.cost_models.family import Arch, Matrix
+from autopar.cost_models.collectives import AxisGroup
+from autopar.cost_models.family import Arch
+from autopar.cost_models.layer_products import Products
 from autopar.cost_models.layout import Layout
+from autopar.cost_models.layout_collectives import LayoutCollectives
 from autopar.cost_models.precision import is_narrow, stream_bytes
 from autopar.cost_models.recompute import Traffic, run_again
 from autopar.cost_models.software import Software
@@ -39,8 +41,7 @@ ROUTE_PASSES = {"fused": 6, "dispatched": 8, "kernels": 14, "eager": 30}
 # the gradient's product).
 CAST_BYTES = 4
 
-# Edge of the result's tiles of a large product, and of the keys' tiles of an attention kernel.
-TILE = 256
+# Edge of the keys' tiles of an attention kernel.
 KEY_TILE = 128
 
 
@@ -121,14 +122,14 @@ def work_of(
     x = layout
     tokens = x.microbatch * arch.seq / x.cp
     sp = x.tp if x.sequence_parallel else 1
-    dense = _Products(arch, x, tokens)
+    dense = Products(arch, x, tokens)
     share = arch.moe_layers / arch.layers
     dense.add(arch.attention)
     if share < 1:
         dense.add(arch.dense_mlp, weight=1 - share)
     if share > 0 and arch.shared_mlp:
         dense.add(arch.shared_mlp, weight=share)
-    experts = _Products(arch, x, tokens)
+    experts = Products(arch, x, tokens)
     routed_tokens = tokens * arch.top_k / (x.tp if x.sequence_parallel else 1)
     # Ranks that split an expert gather their tokens first, where each has tokens of its own.
     gathered = x.expert_tp if x.sequence_parallel else 1
@@ -149,7 +150,7 @@ def work_of(
         cast_elements += experts.operand_elements
     if not is_narrow(precision):
         cast_elements = 0.0
-    comm = _Collectives(cluster, x, software, wire)
+    comm = LayoutCollectives(cluster, x, software, wire)
     hidden_bytes = tokens * arch.hidden * wire
     tp_s = 2 * comm.tensor(hidden_bytes) if x.tp > 1 else 0.0
     if arch.is_moe and x.tp > 1 and x.sequence_parallel:
@@ -231,138 +232,6 @@ def work_of(
         devices=x.device_count,
         tokens=x.global_batch * arch.seq,
     )
-
-
-class _Products:
-    """Sums over the matrix products of one layer."""
-
-    def __init__(self, arch: Arch, layout: Layout, rows: float) -> None:
-        self.arch, self.layout, self.rows = arch, layout, rows
-        self.flops = self.thin = self.count = self.operand_elements = 0.0
-
-    def add(self, matrices: tuple[Matrix, ...], weight: float = 1.0) -> None:
-        for m in matrices:
-            tp = self.layout.tp
-            columns = m.outputs / tp if m.split == "out" else m.outputs
-            depth = m.inputs / tp if m.split == "in" else m.inputs
-            self._sum(self.rows, columns, depth, 1.0, weight)
-
-    def add_experts(
-        self, matrices: tuple[Matrix, ...], rows: float, experts: float, weight: float
-    ) -> None:
-        etp = self.layout.expert_tp
-        for m in matrices:
-            columns = m.outputs / etp if m.split == "out" else m.outputs
-            depth = m.inputs / etp if m.split == "in" else m.inputs
-            self._sum(rows, columns, depth, experts, weight)
-
-    def _sum(self, rows: float, columns: float, depth: float, times: float, weight: float) -> None:
-        flops = 2 * rows * _padded(columns) * _padded(depth) * times * weight
-        self.flops += flops
-        self.thin += flops * (1 / rows + 1 / columns + 1 / depth)
-        self.count += weight * times
-        self.operand_elements += rows * depth * times * weight
-
-
-def _padded(size: float) -> float:
-    """`size` in whole tiles of a product's result (its gradients have the other dim there)."""
-    return math.ceil(size / TILE) * TILE if size > TILE else size
-
-
-class _Collectives:
-    """The collectives of a layout's axes, priced on its cluster."""
-
-    def __init__(
-        self, cluster: Cluster, layout: Layout, software: Software, wire_bytes: int
-    ) -> None:
-        self.cluster, self.layout, self.software = cluster, layout, software
-        self.wire_bytes = wire_bytes
-        x = layout
-        self.inner = x.tp * x.cp
-
-    def over(self, kind: Kind, size_bytes: float, group: AxisGroup) -> float:
-        if group.size == 1:
-            return 0.0
-        return collective_time_s(self.cluster, kind, size_bytes, group)
-
-    def tensor(self, size_bytes: float) -> float:
-        """An all-reduce, or a gather and a scatter under sequence parallelism."""
-        group = AxisGroup(self.layout.tp)
-        if not self.layout.sequence_parallel:
-            return self.over("all_reduce", size_bytes, group)
-        return self.over("all_gather", size_bytes, group) + self.over(
-            "reduce_scatter", size_bytes, group
-        )
-
-    def experts(self, size_bytes: float) -> float:
-        """Gathering routed tokens for the parts of their experts, and scattering the sums."""
-        group = AxisGroup(self.layout.expert_tp)
-        return self.over("all_gather", size_bytes, group) + self.over(
-            "reduce_scatter", size_bytes, group
-        )
-
-    def context(self, kv_bytes: float) -> float:
-        """Keys and values pass round the ring of cp ranks (Liu et al. 2023)."""
-        group = AxisGroup(self.layout.cp, self.layout.tp)
-        return (self.layout.cp - 1) * self.over("p2p", kv_bytes, group)
-
-    def pipeline(self, size_bytes: float) -> float:
-        x = self.layout
-        return self.over("p2p", size_bytes, AxisGroup(x.pp, self.inner * x.dp))
-
-    def sharded(self, kind: Kind, size_bytes: float) -> float:
-        """Over dp_shard; context ranks hold the same parameters and share the work."""
-        x = self.layout
-        return self.over(kind, size_bytes, AxisGroup(x.dp_shard * x.cp, x.tp))
-
-    def layer(self, kind: Kind, outside: float, routed: float, element_bytes: float) -> float:
-        """One layer's parameters, given as counts; experts are shared by fewer ranks."""
-        x = self.layout
-        experts = AxisGroup(x.expert_copies(x.tp * x.cp * x.dp_shard), x.expert_ranks)
-        return self.sharded(kind, outside * element_bytes) + self.over(
-            kind, routed * element_bytes, experts
-        )
-
-    def replicated(self, size_bytes: float) -> float:
-        x = self.layout
-        group = AxisGroup(x.dp_replicate, self.inner * x.dp_shard)
-        return self.over("all_reduce", size_bytes, group)
-
-    def bucketed(self, kind: Kind, size_bytes: float, group: AxisGroup) -> float:
-        """A collective over all gradients or parameters, bucket by bucket."""
-        bucket = self.software.bucket_bytes or 2.0 * max(4e7, 1e6 * group.size)
-        count = max(1, math.ceil(size_bytes / bucket))
-        return count * self.over(kind, size_bytes / count, group)
-
-    def broadcasts(self, parameters: float) -> float:
-        """Every rank of the shard group sends the parameters that it owns to all others."""
-        x = self.layout
-        group = AxisGroup(x.dp_shard * x.cp, x.tp)
-        part_bytes = self.wire_bytes * parameters / group.size
-        return group.size * self.over("broadcast", part_bytes, group)
-
-    def gradients(self, dense: float, routed: float, element_bytes: float) -> tuple[float, float]:
-        """(reducing gradients, gathering parameters) of one step, parameters given as counts."""
-        x = self.layout
-        whole = AxisGroup(x.dp * x.cp, x.tp)
-        experts = AxisGroup(x.expert_copies(x.tp * x.cp * x.dp), x.expert_ranks)
-        reduce_s = gather_s = 0.0
-        for count, group in ((dense, whole), (routed, experts)):
-            if count == 0:
-                continue
-            if x.zero == 0 or self.software.gradients == "all_reduce":
-                reduce_s += self.bucketed("all_reduce", count * element_bytes, group)
-                if x.zero > 0:
-                    gather_s += self.bucketed("all_gather", count * self.wire_bytes, group)
-                continue
-            if x.dp_replicate > 1 and group is whole:
-                reduce_s += self.sharded("reduce_scatter", count * element_bytes)
-                reduce_s += self.replicated(count * element_bytes / x.dp_shard)
-                gather_s += self.sharded("all_gather", count * self.wire_bytes)
-                continue
-            reduce_s += self.bucketed("reduce_scatter", count * element_bytes, group)
-            gather_s += self.bucketed("all_gather", count * self.wire_bytes, group)
-        return reduce_s, gather_s
 
 
 def _attended(arch: Arch, software: Software) -> float:

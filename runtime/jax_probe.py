@@ -38,7 +38,7 @@ class Recorder:
         self._gradients[device].setdefault(name, []).append(x)
 
     def ranks(self, microbatches: int) -> list[list[Seen]]:
-        """By device, the results in order. Backward runs backwards in each microbatch."""
+        """By device, the results as they came. Backward runs backwards in each microbatch."""
         for values, gradients in zip(self._values, self._gradients, strict=True):
             for name, arrived in gradients.items():
                 own = [seen for seen in values if seen.name == name]
@@ -48,20 +48,7 @@ class Recorder:
                 for i, seen in enumerate(own):
                     micro, call = divmod(i, calls)
                     seen.gradient = arrived[micro * calls + calls - 1 - call]
-        # devices may differ in the order of results that do not need one another
-        first = list(_counted(self._values[0]))
-        return [[_counted(values)[which] for which in first] for values in self._values]
-
-
-def _counted(values: Sequence[Seen]) -> dict[tuple[str, int], Seen]:
-    """Results by name and occurrence."""
-    times: dict[str, int] = {}
-    found = {}
-    for seen in values:
-        number = times.get(seen.name, 0)
-        found[seen.name, number] = seen
-        times[seen.name] = number + 1
-    return found
+        return self._values
 
 
 _recorder: Recorder | None = None

@@ -21,12 +21,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Stage
 from autopar.runtime import program
 from autopar.runtime.batches import Batch
-from autopar.runtime.differences import (
-    Places,
-    Seen,
-    places_of,
-    said,
-)
+from autopar.runtime.differences import Places, Seen, places_of, said
 from autopar.runtime.edits import program_of, told
 from autopar.runtime.initialize import initialize
 from autopar.runtime.loading import run_program
@@ -125,6 +120,3 @@ def _record(
 def _once(function: Callable[..., Any], *args: Any, keep_collectives: bool = False) -> Any:
     """What a program calls in place of `autopar.runtime.recomputing.recompute`."""
     return function(*args)
-
-
-__all__ = ["Probed", "edited", "locate", "probed"]

@@ -96,11 +96,8 @@ def _least_peak(p: Problem, example: Ints, proven: int) -> tuple[Ints, int]:
 
 def _least_peak_bound(p: Problem) -> int:
     """The peak of every node's least usage: no choice has a lower one."""
-    x = np.zeros(p.num_nodes, np.int64)
-    for i in range(p.num_nodes):
-        lo, hi = p.strategy_start[i], p.strategy_start[i + 1]
-        x[i] = int(np.argmin(p.usage[lo:hi]))
-    return p.peak(x)
+    order = np.lexsort((p.usage, np.repeat(np.arange(p.num_nodes), p.num_strategies)))
+    return p.peak(order[p.strategy_start[:-1]] - p.strategy_start[:-1])
 
 
 def _frugal_choice(p: Problem, late: Callable[[], bool]) -> Ints | None:

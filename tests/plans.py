@@ -18,6 +18,17 @@ def cluster(devices: int = 4) -> Cluster:
     return Cluster("a toy", (DeviceGroup(device, devices),), (level,))
 
 
+def cluster_text(cores: int) -> str:
+    """A cluster file of CPU cores over loopback."""
+    return f"""
+name: cores
+groups:
+  - {{device: cpu-core, count: {cores}}}
+levels:
+  - {{name: loopback, span: {cores}, bandwidth: 1 GB/s, latency: 100 us, library: gloo}}
+"""
+
+
 def memory(**changes: int) -> Memory:
     """128 MiB in all of a limit of 1 GiB."""
     whole = Memory(

@@ -102,8 +102,9 @@ class Prices:
         found = self._ops.get(place)
         if found is None:
             way = "forward" if forward else "backward"
-            device, head_dim = self.cluster.device, work.head_dim or 128
-            rate = op_rate(device, work.dtype, work.cost, work.kind, way, head_dim)
+            rate = op_rate(
+                self.cluster.device, work.dtype, work.cost, work.kind, way, work.head_dim
+            )
             seconds = rate.time_s(flops, moved, launches, work.thinness)
             found = self._ops[place] = round(seconds * PICOSECONDS)
         return found

@@ -15,16 +15,11 @@ import pytest
 from autopar import cli, commands
 from autopar.plan_folder import read_plan
 from autopar.runtime import launch
+from tests.plans import cluster_text
 
 Run = Callable[..., tuple[int, str]]
 
-CLUSTER = """
-    name: four
-    groups:
-      - {device: cpu-core, count: 4}
-    levels:
-      - {name: loopback, span: 4, bandwidth: 1 GB/s, latency: 100 us, library: gloo}
-"""
+CLUSTER = cluster_text(4)
 MODEL = """
     import torch
     import torch.nn.functional as F

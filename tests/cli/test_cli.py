@@ -13,6 +13,7 @@ import pytest
 import typer
 
 from autopar import cli, plan_folder
+from autopar.cost_models.layout import LayoutError, fix_pairs
 from autopar.errors import DoesNotFit, UserError
 from autopar.nouns.plan import to_json
 from autopar.searchers import SEARCHERS
@@ -39,7 +40,7 @@ def run(*words: str, monkeypatch: pytest.MonkeyPatch) -> int:
     ],
 )
 def test_fix_is_a_list_of_choices(texts: tuple[str, ...], fixed: dict[str, str]) -> None:
-    assert cli.parse_fix(texts) == fixed
+    assert fix_pairs(texts) == fixed
 
 
 @pytest.mark.parametrize(
@@ -52,8 +53,8 @@ def test_fix_is_a_list_of_choices(texts: tuple[str, ...], fixed: dict[str, str])
     ],
 )
 def test_a_wrong_fix_says_what_is_right(text: str, said: str) -> None:
-    with pytest.raises(cli.OptionError, match=said):
-        cli.parse_fix([text])
+    with pytest.raises(LayoutError, match=said):
+        fix_pairs([text])
 
 
 @pytest.mark.parametrize(("error", "code"), [(UserError, 2), (DoesNotFit, 3)])

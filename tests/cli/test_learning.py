@@ -15,14 +15,8 @@ from autopar import cli
 from autopar.cost_models.profile_db import Machine, Measurement, ProfileDb
 from autopar.plan_folder import read_cluster, read_plan
 from autopar.profile import driver, libraries, processor
+from tests.plans import cluster_text
 
-CLUSTER = """
-name: two
-groups:
-  - {device: cpu-core, count: 2}
-levels:
-  - {name: loopback, span: 2, bandwidth: 1 GB/s, latency: 100 us, library: gloo}
-"""
 MODEL = """
 import torch
 import torch.nn.functional as F
@@ -94,7 +88,7 @@ def test_a_second_plan_expects_what_the_first_one_s_run_took(
 
     monkeypatch.chdir(tmp_path)
     Path("model.py").write_text(MODEL)
-    Path("cluster.yaml").write_text(CLUSTER)
+    Path("cluster.yaml").write_text(cluster_text(2))
     misleading(tmp_path / "here.db")
     plan = ["plan", "model.py", "--cluster", "cluster.yaml", "--profile", "here.db"]
     plan += ["--fix", "dp_replicate=2"]

@@ -20,16 +20,10 @@ from autopar.cost_models.rates import rates_of
 from autopar.cost_models.software import Software
 from autopar.cost_models.work import work_of
 from autopar.errors import UserError
-from autopar.estimate import (
-    _least_split,
-    estimate,
-    estimate_files,
-    price,
-    render,
-    sweep,
-    to_json,
-)
+from autopar.estimate import estimate, estimate_files
+from autopar.layout_search import _least_split, price, sweep
 from autopar.nouns.cluster import Cluster, DeviceGroup
+from autopar.report.estimates import render, to_json
 
 ROOT = Path(__file__).parents[2]
 LLAMA = load_arch(ROOT / "examples/archs/llama3_70b.yaml")

@@ -12,14 +12,8 @@ from autopar import plan_folder
 from autopar.commands import plan_files
 from autopar.planner import plan
 from autopar.runtime.launch import run
+from tests.plans import cluster_text
 
-CLUSTER = """
-name: two
-groups:
-  - {device: cpu-core, count: 2}
-levels:
-  - {name: loopback, span: 2, bandwidth: 1 GB/s, latency: 100 us, library: gloo}
-"""
 MODEL = """
 import torch
 import torch.nn.functional as F
@@ -71,7 +65,7 @@ def test_a_compiled_run_has_the_losses_of_an_eager_one(
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
     (tmp_path / "model.py").write_text(MODEL)
-    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    (tmp_path / "cluster.yaml").write_text(cluster_text(2))
     folder = tmp_path / "plan"
     found = plan(str(tmp_path / "model.py"), str(tmp_path / "cluster.yaml"), {"tp": "2"})
     plan_folder.write(folder, plan_files(found, folder)[0])

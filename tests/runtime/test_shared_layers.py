@@ -10,14 +10,8 @@ from autopar import plan_folder
 from autopar.commands import plan_files
 from autopar.planner import plan
 from autopar.runtime.launch import verify_many
+from tests.plans import cluster_text
 
-CLUSTER = """
-name: two
-groups:
-  - {device: cpu-core, count: 2}
-levels:
-  - {name: loopback, span: 2, bandwidth: 1 GB/s, latency: 100 us, library: gloo}
-"""
 MODEL = """
 import torch
 import torch.nn.functional as F
@@ -58,7 +52,7 @@ def test_their_parameters_are_gathered_once(tmp_path: Path) -> None:
     """With those outside of the layers, whatever the state sharding: as priced, and right."""
     model, cluster = tmp_path / "model.py", tmp_path / "cluster.yaml"
     model.write_text(MODEL)
-    cluster.write_text(CLUSTER)
+    cluster.write_text(cluster_text(2))
     folders = []
     for zero in "123":
         for microbatch in "12":

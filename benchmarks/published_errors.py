@@ -1,0 +1,107 @@
+"""How far predictions are from published runs: errors, ranking inside groups, rows that defy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.cost_models.footprint import footprint
+from benchmarks.published_bands import Ratio
+from benchmarks.published_fit import Fit
+from benchmarks.published_rows import Run
+
+Array = NDArray[np.float64]
+TARGETS = {
+    "dense, A100 and H100": (0.075, 0.22, 0.065, 0.19),
+    "dense, other devices": (0.12, 0.35, 0.09, 0.25),
+    "moe": (0.15, 0.40, 0.09, 0.30),
+    "peak memory": (0.08, 0.22, 0.06, 0.18),
+}
+# The least mean tau and, where there is one, the largest mean regret.
+RANKING_TARGETS: dict[str, tuple[float, float | None]] = {
+    "source_left_out": (0.60, 0.03),
+    "configuration_left_out": (0.70, None),
+}
+
+
+def errors(fit: Fit, predicted: Array, members: NDArray[np.bool_]) -> dict[str, float]:
+    """Median and 90th percentile of the absolute error, and the median signed one.
+
+    ``members``: a mask over the fit's runs.
+    """
+    relative = predicted[members] / fit.measured[members] - 1
+    relative = relative[~np.isnan(relative)]
+    return _summary(relative)
+
+
+def _summary(relative: Array) -> dict[str, float]:
+    if relative.size == 0:
+        return {"count": 0.0, "median": 0.0, "p90": 0.0, "bias": 0.0}
+    return {
+        "count": float(relative.size),
+        "median": float(np.median(np.abs(relative))),
+        "p90": float(np.percentile(np.abs(relative), 90)),
+        "bias": float(np.median(relative)),
+    }
+
+
+def memory_ratios(runs: Sequence[Run]) -> list[Ratio]:
+    """Measured over predicted peak, once a configuration; no constant is fitted to these."""
+    by_key: dict[str, Ratio] = {}
+    for run in runs:
+        if run.memory_bytes:
+            total = footprint(run.arch, run.layout, run.software, run.precision).total
+            by_key[run.key] = Ratio("peak memory", run.source, run.memory_bytes / total)
+    return list(by_key.values())
+
+
+def memory_errors(runs: Sequence[Run]) -> dict[str, Any]:
+    """Errors of the peak memory, altogether and by source."""
+    ratios = memory_ratios(runs)
+    return {
+        "all": _summary(np.array([1 / r.value - 1 for r in ratios])),
+        "sources": {
+            name: _summary(np.array([1 / r.value - 1 for r in ratios if r.source == name]))
+            for name in sorted({r.source for r in ratios})
+        },
+        "targets": TARGETS["peak memory"],
+    }
+
+
+def ranking(fit: Fit, predicted: Array) -> dict[str, float]:
+    """Kendall's tau over pairs more than 3 % apart and regret of the pick, in groups."""
+    groups: dict[str, list[int]] = {}
+    for i, run in enumerate(fit.runs):
+        groups.setdefault(run.group, []).append(i)
+    taus, regrets = [], []
+    for members in groups.values():
+        if len(members) < 2:
+            continue
+        agree = []
+        for a, i in enumerate(members):
+            for j in members[a + 1 :]:
+                measured = np.log(fit.measured[i] / fit.measured[j])
+                if abs(measured) > np.log(1.03):
+                    agree.append(np.sign(measured) * np.sign(np.log(predicted[i] / predicted[j])))
+        if not agree:
+            continue
+        taus.append(float(np.mean(agree)))
+        pick = min(members, key=lambda i: predicted[i])
+        regrets.append(float(fit.measured[pick] / min(fit.measured[i] for i in members) - 1))
+    return {
+        "groups": float(len(taus)),
+        "mean_tau": float(np.mean(taus)) if taus else 0.0,
+        "mean_regret": float(np.mean(regrets)) if regrets else 0.0,
+    }
+
+
+def defying(fit: Fit, predicted: Array) -> list[dict[str, Any]]:
+    """Configurations that the model misses by more than 35 %."""
+    found = []
+    for run, p, m in zip(fit.runs, predicted, fit.measured, strict=True):
+        if abs(np.log(p / m)) > np.log(1.35):
+            found.append({"id": run.id, "error": float(p / m - 1), "likely": run.likely})
+    return sorted(found, key=lambda row: -abs(row["error"]))
