@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autopar.runtime import ranks
+from autopar.runtime.dropout import drawn_apart
 from autopar.runtime.parameters import local
 
 
@@ -43,14 +47,18 @@ def attention(
     causal: bool = False,
     scale: float | None = None,
     dropout: float = 0.0,
+    axis: str | Sequence[str] = (),
 ) -> Tensor:
     """``softmax(q k^T * scale + mask) v``: q [b, h, s, d], k and v [b, g, t, d], h = g * r.
 
     A boolean mask is true where a query may look, a float one is added; ``scale`` is by default
-    ``1 / sqrt(d)``.
+    ``1 / sqrt(d)``. Ranks along ``axis`` have pieces, and drop scores of their own.
     """
     if mask is not None and mask.dtype is not torch.bool:
         mask = mask.to(q.dtype)
-    return F.scaled_dot_product_attention(
-        q, k, v, mask, dropout, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    attend = partial(
+        F.scaled_dot_product_attention, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
+    if dropout and axis:
+        return drawn_apart(axis, attend, q, k, v, mask, dropout, causal)
+    return attend(q, k, v, mask, dropout, causal)

@@ -20,6 +20,7 @@ from autopar.runtime.collectives import (
     shard,
     whole,
 )
+from autopar.runtime.dropout import dropout
 from autopar.runtime.layers import (
     Weights,
     attention,
@@ -48,6 +49,7 @@ __all__ = [
     "copy_to",
     "cross_entropy",
     "device",
+    "dropout",
     "embedding",
     "gather",
     "keep_first",

@@ -117,11 +117,7 @@ def _masked_fill(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ..
 
 
 def _dropout(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
-    """Keeps its mask, one byte an element. Not linear here: ranks would have to draw one mask.
-
-    Ranks of a model axis draw from one stream, so their pieces must be of one size: those of a
-    split tensor get equal masks, and what is drawn afterwards is still alike.
-    """
+    """Keeps its mask, one byte an element. Not linear: ranks would have to draw one mask."""
     del results
     if op.attrs.get("p", 0) == 0:
         return replace(_one(linear=True), view=True)
@@ -129,7 +125,7 @@ def _dropout(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) 
         names = letters(len(operands[0].shape))
         kept = Kept((names[0], names[1]), DTYPE_BYTES[operands[0].dtype])
         return Rule(text([names], [names]), keeps=(kept,), flops=2.0)
-    return Rule("... -> ...", keeps=(Kept(("...",), 1),), flops=2.0)
+    return Rule(_ONE, keeps=(Kept(("...",), 1),), flops=2.0)
 
 
 ELEMENTWISE: Mapping[str, Rule | RuleMaker] = {

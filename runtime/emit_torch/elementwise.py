@@ -15,6 +15,7 @@ from autopar.runtime.emit_torch.text import (
     UNARY,
     XOR,
     Expr,
+    axis_argument,
     call,
     literal,
 )
@@ -147,9 +148,14 @@ def _masked_fill(site: Site) -> Expr:
 def _dropout(site: Site) -> Expr:
     if not site.attrs.get("p"):
         return _identity(site)
-    rate = literal(float(site.attrs["p"]))
+    rate, features = literal(float(site.attrs["p"])), bool(site.attrs.get("features"))
+    apart = site.drawn_apart(dims=2 if features else None)
+    if apart:
+        given = [f"{rate} * self.training", axis_argument(apart)]
+        given += ["features=True"] if features else []
+        return Expr(call("dropout", [site.args[0].text, *given]), weight=LIGHT)
     name, spatial = "F.dropout", len(site.whole(0)) - 2
-    if site.attrs.get("features"):
+    if features:
         name = f"F.dropout{spatial}d" if spatial <= 3 else "torch.feature_dropout"
     return Expr(f"{name}({site.args[0].text}, {rate}, self.training)", weight=LIGHT)
 

@@ -10,6 +10,7 @@ from autopar.runtime.emit_torch.text import (
     PRODUCT,
     UNARY,
     Expr,
+    axis_argument,
     call,
     literal,
     tuple_text,
@@ -72,12 +73,8 @@ def _embedding(site: Site) -> Expr:
     if not axes:
         return Expr(call("F.embedding", [ids, weight, *given]), weight=HEAVY)
     rows = f"vocabulary={site.whole(1)[0]}"
-    where = _axis(axes)
+    where = axis_argument(axes)
     return Expr(call("embedding", [ids, weight, rows, where, *given]), weight=HEAVY)
-
-
-def _axis(axes: tuple[str, ...]) -> str:
-    return f"axis={literal(axes[0] if len(axes) == 1 else axes)}"
 
 
 def _cross_entropy(site: Site) -> Expr:
@@ -96,7 +93,7 @@ def _cross_entropy(site: Site) -> Expr:
     if axes:
         if len(site.whole(1)) != 1:
             raise EmitError(f"{site.at.op.name}: labels that are probabilities need whole rows")
-        given += [f"vocabulary={site.whole(0)[1]}", _axis(axes)]
+        given += [f"vocabulary={site.whole(0)[1]}", axis_argument(axes)]
     return Expr(call("cross_entropy", [logits, labels, *given]), weight=HEAVY)
 
 
@@ -113,6 +110,8 @@ def _attention(site: Site) -> Expr:
         arguments.append(f"scale={literal(site.attrs['scale'])}")
     if site.attrs.get("dropout_p"):
         arguments.append(f"dropout={literal(site.attrs['dropout_p'])} * self.training")
+        apart = site.drawn_apart(dims=3)  # scores [b, h, s, t] are dropped
+        arguments += [axis_argument(apart)] if apart else []
     return Expr(call("attention", arguments), weight=HEAVY)
 
 

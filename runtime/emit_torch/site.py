@@ -90,6 +90,17 @@ class Site:
         found = self.at.operands[operand].wanted.split_axes(dim)
         return tuple(a for a in found if a != "microbatch")
 
+    def drawn_apart(self, result: int = 0, dims: int | None = None) -> tuple[str, ...]:
+        """Model axes that split a result, or its first ``dims`` dims: their ranks drop apart."""
+        placements = self.at.results[result].placements
+        return tuple(
+            axis
+            for axis, placement in placements
+            if axis not in BATCH_AXES
+            and placement.kind == "S"
+            and (dims is None or placement.dim < dims)
+        )
+
     def splits(self, operand: int, dims: tuple[int, ...]) -> bool:
         """Whether anything, microbatches included, splits one of ``dims`` of an operand."""
         return any(self.at.operands[operand].wanted.split_axes(d) for d in dims)

@@ -45,6 +45,11 @@ def tuple_text(values: Iterable[object]) -> str:
     return f"({shown[0]},)" if len(shown) == 1 else f"({', '.join(shown)})"
 
 
+def axis_argument(axes: Sequence[str]) -> str:
+    """``axis="tp"``, or a tuple of several."""
+    return f"axis={literal(axes[0] if len(axes) == 1 else tuple(axes))}"
+
+
 def literal(value: object) -> str:
     """Source text of a number, string, or nested tuple, as the formatter leaves it."""
     if isinstance(value, (tuple, list)):

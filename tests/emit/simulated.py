@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,6 +121,7 @@ def run(mesh: Mesh, task: Callable[[Any], Any]) -> tuple[list[Any], World]:
             device=torch.device("cpu"),
             coordinates={a: rank // mesh.stride(a) % mesh.size(a) for a in mesh.axes},
         )
+        _here.ranks.index = partial(ranks.Ranks.index, _here.ranks)
         try:
             with world.turn:
                 results[rank] = task(_here.ranks)

@@ -498,6 +498,19 @@ def test_noise_is_drawn_whole_on_model_axes_and_for_the_own_samples_on_data_axes
     assert f'shard({drawn}, dim=2, axis="tp")' in split
 
 
+def test_ranks_that_hold_pieces_drop_apart() -> None:
+    made = capture_of(Dropping, lambda: _labelled(4, 8))
+    plain, *_, volume = (op.name for op in made.graph.ops if op.kind == "dropout")
+    mesh = Mesh.parse("dp_shard=2 x tp=2")
+    whole = emitted(made, Stage(mesh)).text
+    assert all(f"F.dropout{n}(" in whole for n in ("", "1d", "2d", "3d"))
+    split = emitted(made, Stage(mesh, ops={plain: "tp:e2", volume: "tp:c"})).text
+    assert '0.4 * self.training, axis="tp")' in split
+    assert "F.dropout(" not in split
+    # a feature whose parts are on several ranks is dropped by all of them
+    assert "F.dropout3d(" in split
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers(name: str) -> None:
     def batch() -> dict[str, Tensor]:
