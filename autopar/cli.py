@@ -134,6 +134,7 @@ def estimate(
     searcher: Searcher = None,
     allow_replicated: Replicated = None,
     style: StyleOption = None,
+    profile: Profile = None,
     json: Json = False,
 ) -> None:
     """Predicted time and memory; nothing is written. Exit code 3 where it does not fit."""
@@ -142,20 +143,17 @@ def estimate(
             "estimate needs either a model file or --arch; "
             f"it got {'neither' if model is None else 'both'}"
         )
-    unused = _without_effect(model, global_batch, precision, searcher, allow_replicated)
-    if unused:
-        raise OptionError(unused)
-    how = parse_style(style)
+    replicated, how = tuple(allow_replicated or ()), parse_style(style)
+    of_a_search = {"--searcher": searcher, "--allow-replicated": replicated, "--profile": profile}
+    _check_read(model, of_a_search, {"--global-batch": global_batch, "--precision": precision})
     if model is not None:
         from autopar.commands import search
         from autopar.cost_models.layout import fix_pairs
 
-        replicated = tuple(allow_replicated or ())
         fixed = fix_pairs(fix or ())
-        options = {"--searcher": searcher, "--allow-replicated": replicated}
-        if _priced_alone(model, cluster, fixed, how, options, json):
+        if _priced_alone(model, cluster, fixed, how, of_a_search, json):
             return
-        found = search(model, cluster, fixed, searcher, replicated, style=how)
+        found = search(model, cluster, fixed, searcher, replicated, profile, style=how)
         _show_plan(found, None, json)
         return
     from autopar.estimate import estimate_files
@@ -195,22 +193,24 @@ def _priced_alone(
     return True
 
 
-def _without_effect(
-    model: str | None,
-    global_batch: int | None,
-    precision: str | None,
-    searcher: str | None,
-    replicated: list[str] | None,
-) -> str:
-    """What to say of options of ``estimate`` that this kind of estimate does not read."""
-    if model is None:
-        if searcher or replicated:
-            given = "--searcher" if searcher else "--allow-replicated"
-            return f"{given} is for a model file; with --arch the layout of --fix is priced alone"
-    elif global_batch is not None or precision is not None:
-        given = "--global-batch" if global_batch is not None else "--precision"
-        return f"{given} is for --arch; the batch and precision of {model} stand in the file"
-    return ""
+def _check_read(
+    model: str | None, of_a_search: Mapping[str, object], of_an_arch: Mapping[str, object]
+) -> None:
+    """Refuses options of ``estimate`` that this kind of estimate does not read.
+
+    Raises `OptionError`.
+    """
+    unread = of_a_search if model is None else of_an_arch
+    given = [name for name, value in unread.items() if value not in (None, ())]
+    if given and model is None:
+        raise OptionError(
+            f"{given[0]} is for a model file; with --arch the layout of --fix is priced alone, by "
+            "constants fitted to published runs"
+        )
+    if given:
+        raise OptionError(
+            f"{given[0]} is for --arch; the batch and precision of {model} stand in the file"
+        )
 
 
 @app.command()

@@ -45,11 +45,19 @@ def _stream(device: torch.device) -> torch.Generator:
     return stream
 
 
-@torch.compiler.disable  # a compiled graph cannot change the stream that it draws from
 def drawn_apart(
     axes: str | Sequence[str], function: Callable[..., Tensor], *args: object
 ) -> Tensor:
-    """``function(*args)`` with `own_draws`."""
+    """``function(*args)`` with `own_draws`.
+
+    Never compiled: a compiled graph cannot change the stream that it draws from.
+    """
+    drawn: Tensor = _drawn(axes, function, *args)
+    return drawn
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _drawn(axes: str | Sequence[str], function: Callable[..., Tensor], *args: object) -> Tensor:
     with own_draws(axes):
         return function(*args)
 

@@ -184,6 +184,7 @@ ARCH = ("estimate", "--arch", "arch.yaml", "--cluster", "cluster.yaml")
     ("words", "said"),
     [
         ((*ARCH, "--searcher", "mcts"), "--searcher is for a model file"),
+        ((*ARCH, "--profile", "here.db"), "--profile is for a model file"),
         (("estimate", "model.py", "-c", "cluster.yaml", "--global-batch", "8"), "is for --arch"),
         (("estimate", "model.py", "-c", "cluster.yaml", "--precision", "bf16"), "is for --arch"),
         (("plan", "model.py", "-c", "cluster.yaml", "--style", "fast"), "choose eager or compiled"),

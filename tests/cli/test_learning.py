@@ -97,6 +97,8 @@ def test_a_second_plan_expects_what_the_first_one_s_run_took(
     took = dict(ran["phases_s"])
     took["backward"] += took.pop("exchange")
     autopar(*plan, "-o", "second")
+    priced = autopar("estimate", *plan[1:])
+    assert priced["step_time_s"] == read_plan("second").prediction.step_time_s
     assert dict(read_cluster("second").device.fitted).keys() == predicted("first").keys()
     before, after = off(predicted("first"), took), off(predicted("second"), took)
     # A hundred times off and more before; within a factor of two after.
