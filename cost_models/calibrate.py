@@ -7,6 +7,7 @@ of ranks a curve through its sizes.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -82,6 +83,7 @@ def calibrate(
         + (f" on {machine.processor}" if machine.processor else ""),
         process_bytes=round(held.get("start", 0.0)),
         package_bytes=tuple((n, round(b)) for n, b in held.items() if n in PACKAGES),
+        jitter_sqrt_s=jitter(by_subject["waiting"]),
         heap_share=max(0.0, grown / lived - 1) if lived else 0.0,
         fitted=phase_factors(by_subject["run"], run_basis(bool(by_subject["op"]), style)),
     )
@@ -216,6 +218,21 @@ def phase_factors(found: Sequence[Measurement], basis: str) -> tuple[tuple[str, 
         if {"measured", "predicted"} <= set(pair):
             ratios[phase].append(pair["measured"] / pair["predicted"])
     return tuple((phase, median(found)) for phase, found in sorted(ratios.items()))
+
+
+def jitter(found: Sequence[Measurement]) -> float:
+    """Seconds behind the mean over the root of the seconds computed (keys are '20 ms').
+
+    Ranks are held up by chance, again and again, so how far they come apart grows as a sum of
+    independent delays does.
+    """
+    roots = []
+    for m in found:
+        number, unit = _words(m, 2)
+        if unit != "ms" or not re.fullmatch(r"[0-9.]+", number) or float(number) <= 0:
+            raise _unreadable(m, "milliseconds, as in 20 ms")
+        roots.append(m.seconds / math.sqrt(1e-3 * float(number)))
+    return median(roots) if roots else 0.0
 
 
 def overlap_contention(found: Sequence[Measurement]) -> float:

@@ -3,10 +3,11 @@
     machine(id, device, driver, libraries, seen_at, processor)
     measurement(machine, subject, key, size_bytes, flops, seconds, spread, repeats, measured_at)
 
-`subject` is 'op', 'collective', 'overlap', 'process' or 'run', `key` names what was run in one
-readable line. Every measurement is its own transaction, so an interruption loses nothing that was
-measured; a file that SQLite calls corrupt is set aside, what can still be read is copied into a new
-one, and both are named. Files of format 2, which do not say which CPU measured, are taken on.
+`subject` is 'op', 'collective', 'waiting', 'overlap', 'process' or 'run', `key` names what was run
+in one readable line. Every measurement is its own transaction, so an interruption loses nothing
+that was measured; a file that SQLite calls corrupt is set aside, what can still be read is copied
+into a new one, and both are named. Files of format 2, which do not say which CPU measured, are
+taken on.
 """
 
 from __future__ import annotations

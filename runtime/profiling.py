@@ -3,7 +3,9 @@
     python -m autopar.runtime.profiling 'file of what is known already'
 
 All processes run the same call at the same time, since they share the machine's memory and, on a
-CPU, its caches. A figure is the median over repeats of the slowest rank's time.
+CPU, its caches. Which of them is slowest changes within a step, so an op takes the mean over ranks;
+that the others wait where they meet is measured apart, and a collective is what it adds to the
+slowest. A figure is the median over repeats.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -27,8 +30,13 @@ from autopar.runtime.profiled_ops import Chain, Update, cases
 
 ENOUGH_S = 0.25
 FEWEST, MOST = 5, 20
+SETTLED_S, SETTLED = 2.0, 8
+"""The same where memory is taken and given back: a heap needs some steps to reach its size."""
 LEAST_S = 1e-9
 """No call is as short: a profile refuses such a figure."""
+WAITS = 5
+SEGMENTS_S = (5e-3, 20e-3, 80e-3)
+"""Compute between two meetings of ranks, from a layer's part to several layers."""
 PAUSE_S = 1.5e-3
 """Compute between collectives: about what lies between two of a tensor-parallel layer."""
 
@@ -44,8 +52,25 @@ class Bench:
     def wants(self, subject: str, key: str, size_bytes: float, flops: float) -> bool:
         return (subject, key, float(size_bytes), float(flops)) not in self.known
 
-    def times(self, *calls: Callable[[], Any]) -> list[list[float]]:
-        """Seconds of each of ``calls``, run in turns, one row a repeat: the slowest rank's."""
+    def slowest(self, *calls: Callable[[], Any], settles: bool = False) -> list[list[float]]:
+        """Seconds of the slowest rank for each of ``calls``: one figure a repeat.
+
+        ``settles``: the calls get faster for a while, so their first half is left out.
+        """
+        return self._times(calls, settles).amax(0).T.tolist()
+
+    def mean(self, *calls: Callable[[], Any]) -> list[list[float]]:
+        """Seconds of the mean over ranks for each of ``calls``: one figure a repeat."""
+        return self._times(calls).mean(0).T.tolist()
+
+    def waited(self, call: Callable[[], Any]) -> list[float]:
+        """Seconds by which the slowest rank falls behind the mean, each the mean of some calls."""
+        taken = torch.cat([self._times([call]) for _ in range(WAITS)], dim=1)[..., 0]
+        return [float(part.mean()) for part in (taken.amax(0) - taken.mean(0)).chunk(WAITS)]
+
+    def _times(self, calls: Sequence[Callable[[], Any]], settles: bool = False) -> torch.Tensor:
+        """[ranks, repeats, calls]; the calls are run in turns."""
+        least_s, fewest = (SETTLED_S, SETTLED) if settles else (ENOUGH_S, FEWEST)
         rows: list[list[float]] = []
         enough = torch.zeros((), device=self.device)
         began = time.perf_counter()
@@ -59,13 +84,15 @@ class Bench:
                     torch.cuda.synchronize()
                 row.append(time.perf_counter() - before)
             rows.append(row)
-            late = time.perf_counter() - began > ENOUGH_S
-            enough.fill_(float(len(rows) >= MOST or (late and len(rows) > FEWEST)))
+            late = time.perf_counter() - began > least_s
+            enough.fill_(float(len(rows) >= MOST or (late and len(rows) > fewest)))
             dist.broadcast(enough, 0)
-        slowest = torch.tensor(rows[1:], dtype=torch.float64, device=self.device)
-        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-        found: list[list[float]] = slowest.T.tolist()
-        return found
+        own = torch.tensor(
+            rows[len(rows) // 2 if settles else 1 :], dtype=torch.float64, device=self.device
+        )
+        every = [torch.empty_like(own) for _ in range(self.world)]
+        dist.all_gather(every, own)
+        return torch.stack(every)
 
     def say(
         self, subject: str, key: str, size_bytes: float, flops: float, times: list[float]
@@ -196,7 +223,7 @@ def measure_ops(bench: Bench) -> None:
             chain = Chain(case, dtype, bench.device)
             chain.forward()
             chain.backward()
-            found = bench.times(chain.clear, chain.forward, chain.backward)
+            found = bench.mean(chain.clear, chain.forward, chain.backward)
             bench.say(*forward, [t / chain.calls for t in found[1]])
             bench.say(*backward, [t / chain.calls for t in found[2]])
 
@@ -212,7 +239,7 @@ def measure_updates(bench: Bench) -> None:
         if bench.wants("op", key, moved, 0.0):
             update = Update(elements, bench.device)
             update.step()
-            bench.say("op", key, moved, 0.0, bench.times(update.step)[0])
+            bench.say("op", key, moved, 0.0, bench.mean(update.step)[0])
 
 
 def measure_collectives(bench: Bench) -> None:
@@ -243,14 +270,14 @@ def measure_collectives(bench: Bench) -> None:
                 pause()
                 call()
 
-        without, together = bench.times(alone, beside)
+        without, together = bench.slowest(alone, beside)
         added = [(b - a) / rounds for a, b in zip(without, together, strict=True)]
         bench.say("collective", exchange.key, exchange.size_bytes, 0.0, added)
 
 
 def _calls_of(call: Callable[[], Any], seconds: float, bench: Bench) -> int:
     """How many calls take ``seconds``, the same on every rank."""
-    found = bench.times(lambda: [call() for _ in range(8)])[0]
+    found = bench.mean(lambda: [call() for _ in range(8)])[0]
     return max(1, round(8 * seconds / sorted(found)[len(found) // 2]))
 
 
@@ -261,7 +288,8 @@ def measure_units(bench: Bench) -> None:
         if not any(bench.wants("collective", key, size_bytes, 0.0) for key in keys.values()):
             continue
         unit = make()
-        columns = bench.times(unit.plain, unit.gather, unit.reduce, unit.sharded, unit.replicated)
+        calls = (unit.plain, unit.gather, unit.reduce, unit.sharded, unit.replicated)
+        columns = bench.slowest(*calls, settles=True)
         rows = list(zip(*columns, strict=True))
         added = {
             "unit_gather": [gather for _, gather, *_ in rows],
@@ -274,13 +302,35 @@ def measure_units(bench: Bench) -> None:
             bench.say("collective", keys[kind], size_bytes, 0.0, times)
 
 
+def measure_waiting(bench: Bench) -> None:
+    """How far the slowest rank falls behind while all compute; where they meet, the others wait."""
+    x = torch.rand(256, 256, device=bench.device)
+    weight = torch.rand(768, 256, device=bench.device)
+    stream = torch.rand(2048, 256, device=bench.device)
+
+    def layer() -> None:
+        torch.nn.functional.silu(torch.nn.functional.linear(x, weight))
+        torch.mul(stream, 0.5)
+
+    for seconds in SEGMENTS_S if bench.world > 1 else ():
+        key = f"{1e3 * seconds:g} ms"
+        if bench.wants("waiting", key, 0.0, 0.0):
+            calls = _calls_of(layer, seconds, bench)
+            bench.say("waiting", key, 0.0, 0.0, bench.waited(partial(_repeat, layer, calls)))
+
+
+def _repeat(call: Callable[[], Any], times: int) -> None:
+    for _ in range(times):
+        call()
+
+
 def measure_overlap(bench: Bench) -> None:
     """Compute alone, a collective alone, and both at once."""
     if not bench.wants("overlap", "both", 0.0, 0.0):
         return
     overlap = Overlap(bench.world, bench.device)
     names = ("compute", "collective", "both")
-    times = bench.times(overlap.compute, overlap.collective, overlap.both)
+    times = bench.slowest(overlap.compute, overlap.collective, overlap.both)
     for name, found in zip(names, times, strict=True):
         bench.say("overlap", name, 0.0, 0.0, found)
 
@@ -295,6 +345,7 @@ def main() -> None:
     measure_updates(bench)
     measure_collectives(bench)
     measure_units(bench)
+    measure_waiting(bench)
     measure_overlap(bench)
     dist.barrier()
     sys.stdout.flush()

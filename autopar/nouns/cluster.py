@@ -106,6 +106,9 @@ class Device:
 
     package_bytes: tuple[tuple[str, int], ...] = ()
     """What importing a package adds to it, for packages that models are written with, measured."""
+    jitter_sqrt_s: float = 0.0
+    """Where ranks meet after T seconds of compute, the slowest is this times the square root of T
+    behind the mean, measured; 0: not known."""
     heap_share: float = 0.0
     """What a process's heap grows by past what lives in it, as a share, measured; 0: not known."""
     fitted: tuple[tuple[str, float], ...] = ()

@@ -285,7 +285,9 @@ def _prediction(
         step_time_s=seconds,
         lower_bound_s=lower_bound_s,
         compute_time_s=best.time.compute_s,
-        exposed_communication_s=best.time.exposed_s + best.time.model_communication_s,
+        exposed_communication_s=best.time.exposed_s
+        + best.time.model_communication_s
+        + best.time.waiting_s,
         tokens_per_s=captured.tokens / seconds if captured.tokens else None,
         mfu=model_flops(question.graph) / (seconds * peak),
         memory_bytes=best.memory,

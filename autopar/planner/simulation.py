@@ -9,6 +9,7 @@ fill a bucket. What compute cannot cover is exposed.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from autopar.cost_models.compute import update_time_s
@@ -36,6 +37,8 @@ class StepTime:
     data_communication_s: float
     exposed_s: float
     """Data-axis communication that nothing hid."""
+    waiting_s: float
+    """For the slowest rank, wherever ranks meet."""
     optimizer_s: float
 
     @property
@@ -96,13 +99,16 @@ def simulate(summary: Summary, state: StateSharding, cluster: Cluster, recompute
     counted = _counts_s(summary, state, cluster)
     forward += counted
     total += counted
+    jitter_sqrt_s = cluster.device.jitter_sqrt_s
+    waiting = _waiting_s(units, pieces, microbatches, gathers, state.fsdp, jitter_sqrt_s)
     return StepTime(
-        total_s=total + optimizer + late,
-        forward_s=forward,
+        total_s=total + sum(waiting) + optimizer + late,
+        forward_s=forward + waiting[0],
         compute_s=busy * microbatches - inline,
         model_communication_s=inline + late,
         data_communication_s=data,
         exposed_s=max(0.0, total - busy * microbatches),
+        waiting_s=sum(waiting),
         optimizer_s=optimizer,
     )
 
@@ -157,6 +163,36 @@ def _piece(
         regather_s=0.0 if root else spent["gather_backward"],  # FSDP keeps the root whole
         reduce_s=spent["reduce"],
         reduce_last_s=spent["reduce_last"],
+    )
+
+
+def _waiting_s(
+    units: list[Unit],
+    pieces: list[_Piece],
+    microbatches: int,
+    gathers: int,
+    fsdp: bool,
+    jitter_sqrt_s: float,
+) -> tuple[float, float]:
+    """Seconds that ranks wait for the slowest, (forward, backward).
+
+    With n meetings in T seconds of compute they come apart by `jitter * sqrt(T / n)` n times.
+    """
+    forward_meetings = microbatches * sum(u.meetings[0] for u in units)
+    forward_meetings += gathers * sum(p.gather_s > 0 for p in pieces)
+    backward_meetings = microbatches * sum(u.meetings[1] for u in units)
+    backward_meetings += gathers * sum(p.regather_s > 0 for p in pieces)
+    backward_meetings += microbatches * sum(p.reduce_s > 0 for p in pieces)
+    last = sum(p.reduce_last_s > 0 for p in pieces)
+    backward_meetings += last if fsdp else min(1, last)  # buckets are waited for once, at the end
+    computed = zip(units, pieces, strict=True)
+    spent = [
+        (p.forward_s - u.moved_forward_s, p.backward_s - u.moved_backward_s) for u, p in computed
+    ]
+    forward_s, backward_s = (microbatches * sum(way) for way in zip(*spent, strict=True))
+    return (
+        jitter_sqrt_s * math.sqrt(forward_meetings * forward_s),
+        jitter_sqrt_s * math.sqrt(backward_meetings * max(0.0, backward_s)),
     )
 
 

@@ -32,7 +32,8 @@ class Unit:
 
     ``trained`` and ``frozen`` are elements of parameters on one model rank, by dtype; ``deferred``
     the bytes of gradients that are partial sums, by model axis. ``moved_again_s``: collectives that
-    run once more where the unit is recomputed in full.
+    run once more where the unit is recomputed in full. ``meetings``: reshardings and
+    collectives inside ops over model axes, forward and backward; there ranks wait for the slowest.
     """
 
     forward_s: float
@@ -40,6 +41,7 @@ class Unit:
     moved_forward_s: float
     moved_backward_s: float
     moved_again_s: float
+    meetings: tuple[int, int]
     trained: Mapping[str, int]
     frozen: Mapping[str, int]
     deferred: Mapping[str, int]
@@ -105,14 +107,17 @@ def _sum(one: Mapping[str, int], more: Mapping[str, int], times: int) -> dict[st
 def _unit(lowered: Lowered, prices: Prices) -> Unit:
     tensors = lowered.graph.tensors
     forward = backward = moved_forward = moved_backward = 0
+    met_forward = met_backward = 0
 
     fusion, scope = prices.fusion, lowered.block
 
     def add(steps: tuple[Step, ...], tensor: Tensor, grad: bool, handed: bool = False) -> None:
-        nonlocal moved_forward, moved_backward
+        nonlocal moved_forward, moved_backward, met_forward, met_backward
         there, back = prices.steps(steps, tensor, grad, handed)
         moved_forward += there
         moved_backward += back
+        met_forward += there > 0
+        met_backward += back > 0
 
     trained: dict[str, int] = {}
     frozen: dict[str, int] = {}
@@ -140,8 +145,10 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
         for direction, moved in internal_collectives(op, lowered.mesh):
             if direction == "forward":
                 moved_forward += prices.collective(moved)
+                met_forward += 1
             else:
                 moved_backward += prices.collective(moved)
+                met_backward += 1
     for operand in lowered.outputs:
         add(operand.steps, tensors[operand.name], operand.differentiable)
     return Unit(
@@ -150,6 +157,7 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
         moved_forward / PICOSECONDS,
         moved_backward / PICOSECONDS,
         sum(prices.collective(p.collective) for p in rerun_collectives(lowered)) / PICOSECONDS,
+        (met_forward, met_backward),
         trained,
         frozen,
         deferred,

@@ -12,6 +12,7 @@ from autopar.cluster_file import load_cluster
 from autopar.cost_models.calibrate import (
     calibrate,
     collective_curves,
+    jitter,
     op_rates,
     overlap_contention,
 )
@@ -107,6 +108,17 @@ def test_contention_is_what_a_hidden_second_costs(both: float, contention: float
     times = {"compute": 10e-3, "collective": 4e-3, "both": both}
     found = [measurement(key, 0.0, 0.0, t, "overlap") for key, t in times.items()]
     assert overlap_contention(found) == pytest.approx(contention)
+
+
+def test_jitter_grows_as_the_root_of_the_compute() -> None:
+    found = [
+        measurement(f"{t:g} ms", 0.0, 0.0, 0.02 * math.sqrt(1e-3 * t), "waiting") for t in (5, 80)
+    ]
+    assert jitter(found) == pytest.approx(0.02)
+    assert jitter([]) == 0.0
+    for key in ("20 us", "0 ms", "ms 20", "20"):
+        with pytest.raises(ProfileError, match="is not how this tool writes"):
+            jitter([measurement(key, 0.0, 0.0, 1e-3, "waiting")])
 
 
 def test_runs_correct_the_prices_they_were_predicted_by(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -38,8 +39,8 @@ def cluster(contention: float = 0.0, **lines: float) -> Cluster:
 
 def summary(forward_s: float = 0.1) -> Summary:
     trained = {"float32": NUMEL}
-    unit = Unit(forward_s, 2 * forward_s, 0.0, 0.0, 0.0, trained, {}, {})
-    root = Unit(0.0, 0.0, 0.0, 0.0, 0.0, {}, {}, {})
+    unit = Unit(forward_s, 2 * forward_s, 0.0, 0.0, 0.0, (0, 0), trained, {}, {})
+    root = Unit(0.0, 0.0, 0.0, 0.0, 0.0, (0, 0), {}, {}, {})
     lives = dict.fromkeys(("none", "compute", "full"), Life(0, 10**6, ""))
     return Summary(1, root, {"layer": unit}, ("layer",) * 4, {"layer": 4}, lives, 0)
 
@@ -110,6 +111,32 @@ def test_counts_of_the_batch_come_before_the_forward() -> None:
     )
     assert counting.forward_s - plain.forward_s == pytest.approx(2e-3)
     assert counting.total_s - plain.total_s == pytest.approx(2e-3)
+
+
+def waiting_s(zero: int, meetings: tuple[int, int] = (0, 0), recompute: str = "none") -> float:
+    """Of four layers of 0.1 and 0.2 s, of ranks that are 10 ms apart after one second."""
+    where = cluster(unit_gather=1e-12, unit_reduce=1e-12, bucket_reduce=1e-12)
+    device = replace(where.device, jitter_sqrt_s=0.01)
+    shaky = replace(where, groups=(replace(where.groups[0], device=device),))
+    spent = summary()
+    unit = replace(spent.bodies["layer"], meetings=meetings)
+    spent = replace(spent, bodies={"layer": unit})
+    with_it, without = (simulate(spent, state(zero), c, recompute) for c in (shaky, where))
+    assert without.waiting_s == 0.0
+    assert with_it.total_s - without.total_s == pytest.approx(with_it.waiting_s)
+    return with_it.waiting_s
+
+
+def test_ranks_wait_for_the_slowest_wherever_they_meet() -> None:
+    # DDP meets once, at the end of backward; FSDP2 at every gather and reduction.
+    assert waiting_s(0) == pytest.approx(0.01 * math.sqrt(0.8))
+    assert waiting_s(1) == pytest.approx(0.01 * (math.sqrt(4 * 0.4) + math.sqrt(4 * 0.8)))
+    assert waiting_s(3) == pytest.approx(0.01 * (math.sqrt(4 * 0.4) + math.sqrt(8 * 0.8)))
+    # Of two reshardings in each of four layers, both ways.
+    meets = 0.01 * (math.sqrt(8 * 0.4) + math.sqrt((8 + 1) * 0.8))
+    assert waiting_s(0, (2, 2)) == pytest.approx(meets)
+    again = 0.01 * (math.sqrt(8 * 0.4) + math.sqrt((8 + 1) * 1.2))
+    assert waiting_s(0, (2, 2), "compute") == pytest.approx(again)
 
 
 def test_memory_holds_the_measured_process_and_its_heap() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -92,6 +94,28 @@ def test_a_collective_that_adds_no_time_is_left_out_and_said(
     assert found is not None
     assert found.seconds == 2e-9
     assert not _left_out(line)
+
+
+class Ranks(Bench):
+    """A bench whose ranks took what was written down: [ranks, repeats, calls]."""
+
+    def __init__(self, taken: torch.Tensor) -> None:
+        self.taken, self.settles = taken, False
+
+    def _times(self, calls: Sequence[Callable[[], Any]], settles: bool = False) -> torch.Tensor:
+        del calls
+        self.settles = settles
+        return self.taken
+
+
+def test_ops_take_the_mean_over_ranks_and_collectives_the_slowest() -> None:
+    taken = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[3.0, 2.0], [1.0, 8.0]]])
+    bench = Ranks(taken)
+    assert bench.mean(print, print) == [[2.0, 2.0], [2.0, 6.0]]
+    assert bench.slowest(print, print, settles=True) == [[3.0, 3.0], [2.0, 8.0]]
+    assert bench.settles
+    waited = Ranks(taken[..., :1]).waited(print)
+    assert waited == [1.0] * 5  # a second behind the mean, whichever rank it is
 
 
 def test_laps_add_up_by_phase() -> None:
