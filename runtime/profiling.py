@@ -35,6 +35,7 @@ SETTLED_S, SETTLED = 2.0, 8
 LEAST_S = 1e-9
 """No call is as short: a profile refuses such a figure."""
 WAITS = 5
+"""Figures of `Bench.waited`, each the mean of many calls: delays are rare and long."""
 SEGMENTS_S = (5e-3, 20e-3, 80e-3)
 """Compute between two meetings of ranks, from a layer's part to several layers."""
 PAUSE_S = 1.5e-3
