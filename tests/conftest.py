@@ -1,7 +1,7 @@
 """What holds for all tests: those that start real processes stand in one line.
 
 Under pytest-xdist every test marked ``gloo`` goes to the same worker, because two jobs of four
-processes at once would only wait for each other's cores.
+processes at once would only wait for each other's cores; those of two, ``gloo(2)``, may run beside.
 """
 
 from __future__ import annotations
@@ -12,5 +12,6 @@ import pytest
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.get_closest_marker("gloo"):
-            item.add_marker(pytest.mark.xdist_group("gloo"))
+        if marker := item.get_closest_marker("gloo"):
+            ranks = marker.args[0] if marker.args else 4
+            item.add_marker(pytest.mark.xdist_group(f"gloo {ranks}"))

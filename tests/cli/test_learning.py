@@ -62,7 +62,7 @@ def misleading(path: Path) -> None:
             db.add(here, Measurement("collective", key, size, 0.0, seconds, 0.1, 9, "2026"))
 
 
-@pytest.mark.gloo
+@pytest.mark.gloo(2)
 def test_a_second_plan_expects_what_the_first_one_s_run_took(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,7 +57,7 @@ COMPILER = next(
 
 
 @pytest.mark.skipif(not COMPILER, reason="torch.compile needs a C++ compiler on a CPU")
-@pytest.mark.gloo
+@pytest.mark.gloo(2)
 @pytest.mark.slow
 def test_a_compiled_run_has_the_losses_of_an_eager_one(
     tmp_path: Path,

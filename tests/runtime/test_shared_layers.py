@@ -47,7 +47,7 @@ class Model(nn.Module):
 """
 
 
-@pytest.mark.gloo
+@pytest.mark.gloo(2)
 def test_their_parameters_are_gathered_once(tmp_path: Path) -> None:
     """With those outside of the layers, whatever the state sharding: as priced, and right."""
     model, cluster = tmp_path / "model.py", tmp_path / "cluster.yaml"
