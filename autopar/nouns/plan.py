@@ -85,6 +85,7 @@ class Prediction:
     lower_bound_s: float
     compute_time_s: float
     exposed_communication_s: float
+    """What compute does not hide, with the waiting of ranks for one another."""
     tokens_per_s: float | None
     mfu: float
     memory_bytes: Memory

@@ -96,7 +96,7 @@ def test_a_collective_that_adds_no_time_is_left_out_and_said(
     assert not _left_out(line)
 
 
-class Ranks(Bench):
+class Written(Bench):
     """A bench whose ranks took what was written down: [ranks, repeats, calls]."""
 
     def __init__(self, taken: torch.Tensor) -> None:
@@ -110,11 +110,11 @@ class Ranks(Bench):
 
 def test_ops_take_the_mean_over_ranks_and_collectives_the_slowest() -> None:
     taken = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[3.0, 2.0], [1.0, 8.0]]])
-    bench = Ranks(taken)
+    bench = Written(taken)
     assert bench.mean(print, print) == [[2.0, 2.0], [2.0, 6.0]]
     assert bench.slowest(print, print, settles=True) == [[3.0, 3.0], [2.0, 8.0]]
     assert bench.settles
-    waited = Ranks(taken[..., :1]).waited(print)
+    waited = Written(taken[..., :1]).waited(print)
     assert waited == [1.0] * 5  # a second behind the mean, whichever rank it is
 
 
