@@ -1,6 +1,6 @@
 """`autopar profile`: measures ops and collectives on the devices at hand, into a profile.
 
-One process a device (torchrun, gloo on CPU, NCCL on GPUs) runs `autopar.runtime.profiling`; this
+One process a device (gloo on CPU, NCCL on GPUs) runs `autopar.runtime.profiling`; this
 half needs no framework. Each figure is stored as soon as it is known, and what the profile already
 holds for this machine is not measured again, so an interrupted run goes on where it ended.
 """
@@ -12,7 +12,6 @@ import os
 import platform
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -25,7 +24,7 @@ from autopar.cost_models.profile_db import Machine, Measurement, ProfileDb, Prof
 from autopar.nouns.cluster import Cluster
 from autopar.plan_folder import read_cluster, read_plan
 from autopar.runtime.host_memory import environment
-from autopar.runtime.launch import Launcher, RunResult
+from autopar.runtime.launch import Launcher, RunResult, here
 
 WORKER = "autopar.runtime.profiling"
 
@@ -46,14 +45,10 @@ def profile_cluster(
     described = load_cluster(cluster)
     if launcher is None:
         _check_here(described)
-        launcher = (
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            f"--nproc-per-node={described.device_count}",
-        )
     machine = Machine(described.device.name, driver(), libraries() or "", processor())
     progress(f"measuring {described.device_count} x {described.device.name}")
     with ProfileDb(database, progress) as db:
-        failed = _measure(db, machine, launcher, progress)
+        failed = _measure(db, machine, described.device_count, launcher, progress)
         if failed:
             raise ProfileError(f"measuring stopped; what was measured is in {database}. {failed}")
         return f"{len(db.measurements(machine))} measurements of {machine.id} in {database}"
@@ -140,12 +135,17 @@ def _check_here(described: Cluster) -> None:
 
 
 def _measure(
-    db: ProfileDb, machine: Machine, launcher: Launcher, progress: Callable[[str], None]
+    db: ProfileDb,
+    machine: Machine,
+    ranks: int,
+    launcher: Launcher | None,
+    progress: Callable[[str], None],
 ) -> str:
     """Stores what the processes print; returns the last of their errors, "" without one."""
     with tempfile.TemporaryDirectory(prefix="autopar-") as scratch:
         known, errors = Path(scratch) / "known.json", Path(scratch) / "errors"
         known.write_text(json.dumps(sorted(db.done(machine))))
+        launcher = launcher or here(ranks, Path(scratch) / "exit_codes.json")
         with (
             environment(),
             errors.open("w") as stderr,

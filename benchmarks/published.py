@@ -41,8 +41,9 @@ from benchmarks.published_errors import (
     memory_ratios,
     ranking,
 )
-from benchmarks.published_fit import Fit, one_per_configuration, priors, run_work, source_of
+from benchmarks.published_fit import Fit, one_per_configuration, run_work, source_of
 from benchmarks.published_forgetting import FORGETTING, forget, forgotten_memory
+from benchmarks.published_priors import priors
 from benchmarks.published_rows import Run, Unpriceable, read_run
 
 Array = NDArray[np.float64]

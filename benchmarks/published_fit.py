@@ -14,29 +14,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from autopar.cost_models.rates import rates_of
 from autopar.cost_models.step_time import Rates, step_time
 from autopar.cost_models.work import Work, work_of
+from benchmarks.published_priors import priors
 from benchmarks.published_rows import Run
 
-_FILE = Path(__file__).with_name("published_priors.yaml")
 Array = NDArray[np.float64]
-
-
-@lru_cache(maxsize=1)
-def priors() -> dict[str, tuple[float, float, str]]:
-    """(value, sigma of its logarithm, reason) of every constant."""
-    rows = yaml.safe_load(_FILE.read_text())
-    return {name: (float(v), float(sigma), str(why)) for name, (v, sigma, why) in rows.items()}
 
 
 class Fit:

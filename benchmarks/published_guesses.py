@@ -9,9 +9,7 @@ from autopar.cost_models.footprint import footprint
 from autopar.cost_models.layout import Layout, Recompute
 from autopar.cost_models.software import Software
 from autopar.nouns.cluster import Device
-
-# Rows at which a product runs at half rate: the prior of `thin_size`.
-THIN_ROWS = 300
+from benchmarks.published_priors import priors
 
 
 def that_fits(
@@ -46,9 +44,11 @@ def likely_microbatch(
     bubble grows with fewer microbatches.
     """
 
+    half_rate_rows, _, _ = priors()["thin_size"]
+
     def loss(x: Layout) -> float:
         rows = x.microbatch * arch.seq / x.cp
-        return (1 + THIN_ROWS / rows) * (1 + (x.pp - 1) / (x.interleave * x.microbatches))
+        return (1 + half_rate_rows / rows) * (1 + (x.pp - 1) / (x.interleave * x.microbatches))
 
     sizes = [n for n in (2, 4, 8, 16) if layout.global_batch % (layout.dp * n) == 0]
     larger = [replace(layout, microbatch=n) for n in sizes]

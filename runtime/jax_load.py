@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,14 +29,11 @@ from autopar.runtime.jax_train import Step, placed
 from autopar.runtime.planned_batch import check_planned
 from autopar.runtime.save_target import MARKS, check_target
 from autopar.runtime.settings import ProgramError, check_settings, check_workload, compiled
+from autopar.runtime.stale import check_fingerprint, check_tool
 from autopar.workload import Workload
 
 STATE = MARKS["jax"]
 _serial = itertools.count()
-
-
-class StalePlan(UserError):
-    """The model has changed since it was planned."""
 
 
 class TooFewDevices(UserError):
@@ -130,7 +126,7 @@ def load(folder: str | Path, check_model: bool = True) -> Trainer:
     workload = load_workload(plan_folder.workload_of(folder, plan))
     captured = capture_workload(workload)
     if check_model:
-        check_fingerprint(plan, captured, workload)
+        check_model_of(plan, captured, workload)
     assert workload.init is not None
     init = workload.init
     step = Step(read_program(folder), workload)
@@ -143,21 +139,12 @@ def load(folder: str | Path, check_model: bool = True) -> Trainer:
     return Trainer(workload, step, step.initial(parameters), planned=planned)
 
 
-def check_fingerprint(plan: Plan, captured: Captured, workload: Workload) -> None:
+def check_model_of(plan: Plan, captured: Captured, workload: Workload) -> None:
     """Raises `StalePlan` where ``captured`` is not what was planned, or not by this version, and
     `StaleSettings` where ``workload`` trains it otherwise."""
-    if plan.fingerprints.tool != version("autopar"):
-        raise StalePlan(
-            f"the plan was made by autopar {plan.fingerprints.tool}, this is "
-            f"{version('autopar')}; plan {plan.workload} again with `autopar plan`"
-        )
+    check_tool(plan)
     check_workload(plan, workload)
-    found = captured.fingerprint()
-    if found != plan.fingerprints.model:
-        raise StalePlan(
-            f"{plan.workload} has changed since it was planned: its fingerprint was "
-            f"{plan.fingerprints.model} and is {found}; plan it again with `autopar plan`"
-        )
+    check_fingerprint(plan, captured.fingerprint())
 
 
 def read_program(folder: str | Path, fp32: str = "float32") -> ModuleType:
@@ -248,4 +235,4 @@ def batch_of(workload: Workload, step: int) -> Mapping[str, Any]:
     return workload.batch(step) if numbered else workload.batch()
 
 
-__all__ = ["StalePlan", "TooFewDevices", "Trainer", "load", "read_program", "train"]
+__all__ = ["TooFewDevices", "Trainer", "load", "read_program", "train"]

@@ -26,7 +26,7 @@ from autopar.nouns.plan import Plan
 from autopar.runtime import jax_hlo
 from autopar.runtime.edits import EditedProgram, failed, told
 from autopar.runtime.jax_layout import by_name
-from autopar.runtime.jax_load import batch_of, check_fingerprint, read_program
+from autopar.runtime.jax_load import batch_of, check_model_of, read_program
 from autopar.runtime.jax_locate import locate
 from autopar.runtime.jax_train import Step
 from autopar.runtime.verified import NEGLIGIBLE, TOLERANCE, Errors, VerifyResult, gradient_scale
@@ -51,7 +51,7 @@ def verify(folder: str | Path) -> dict[str, Any]:
     plan = plan_folder.read_plan(folder)
     workload = load_workload(plan_folder.workload_of(folder, plan))
     captured = capture_workload(workload)
-    check_fingerprint(plan, captured, workload)
+    check_model_of(plan, captured, workload)
     assert workload.init is not None
     tree = jax.tree.map(np.asarray, workload.init(jax.random.key(workload.seed)))
     batches = [dict(batch_of(workload, i)) for i in range(STEPS)]
@@ -66,7 +66,7 @@ def verify(folder: str | Path) -> dict[str, Any]:
         program = Step(read_program(folder), workload)
         own = run(program, by_name(paths_of(tree), captured.stacks), batches)
         issued = issued_collectives(program, batches[0])
-    except Exception as error:
+    except Exception as error:  # of an edited program, maybe
         _tell_edits(folder, plan, captured, error)
         raise
     rounding = math.sqrt(float(jnp.finfo(plan.precision).eps))

@@ -34,7 +34,7 @@ def main(job: str, options: dict[str, Any]) -> dict[str, Any]:
             where.update(step=f"while verifying {folder}", plan=folder)
             found.append(verify(folder))
         return {"result": found}
-    except Exception as error:
+    except Exception as error:  # of a user's function or of jax: the parent prints it
         return report(error, 0, where["step"], where["plan"])
 
 

@@ -1,12 +1,11 @@
-"""Starting a job on this machine: one process per rank, by torchrun's own agent.
+"""Starting a job on this machine, one process per rank, and telling how it ended.
 
-Importing this module needs no torch; `run` and `verify_many` do.
+This process needs no torch for it; the ranks do.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -14,27 +13,23 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from autopar import plan_folder
 from autopar.errors import UserError
+from autopar.nouns.plan import Plan
 from autopar.nouns.style import Style
 from autopar.runtime.failures import RankFailed, failure
 from autopar.runtime.host_memory import environment
 from autopar.runtime.machine import check_device, check_machine
 from autopar.runtime.save_target import check_target
+from autopar.runtime.stale import check_tool
 from autopar.runtime.verified import VerifyResult
 
 TIMEOUT_S = 300.0
-PATIENCE_S = 5.0
-"""How long ranks may take to end after Ctrl-C; the agent stops them in much less."""
-
-_DEADLY = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-
 Launcher = Sequence[str]
 """A command that starts a Python module on every rank of a job, wherever the ranks are, given
 ``-m <module> <arguments>``; it waits for them and ends with 0 where all of them did."""
@@ -89,7 +84,7 @@ def run(
     if steps < 0:
         raise UserError(f"--steps {steps}: give a number of steps, as in --steps 20")
     check_device(device)
-    plan = plan_folder.read_plan(folder)
+    plan = _current(folder)
     if launcher is None:
         check_machine(plan, folder, device)
         if save:
@@ -145,7 +140,7 @@ def verify_many(
     by_ranks: dict[int, list[str]] = {}
     jax: list[str] = []
     for folder in folders:
-        plan = plan_folder.read_plan(folder)
+        plan = _current(folder)
         check_machine(plan, folder, device)
         if plan.framework == "jax":
             jax.append(str(folder))
@@ -163,6 +158,14 @@ def verify_many(
     return [found[str(folder)] for folder in folders]
 
 
+def _current(folder: str | Path) -> Plan:
+    """The plan of a folder that has a program, by this version; what ranks would refuse too."""
+    plan = plan_folder.read_plan(folder)
+    check_tool(plan)
+    plan_folder.code_of(folder, plan.framework)
+    return plan
+
+
 def launch(job: str, options: dict[str, Any], ranks: int, launcher: Launcher | None = None) -> Any:
     """Runs a job of `autopar.runtime.worker` on ``ranks`` processes and returns its result.
 
@@ -170,125 +173,76 @@ def launch(job: str, options: dict[str, Any], ranks: int, launcher: Launcher | N
     """
     with tempfile.TemporaryDirectory(prefix="autopar-") as results:
         arguments = ["-m", "autopar.runtime.worker", job, json.dumps(options), results]
+        codes = Path(results) / "exit_codes.json"
         sys.stdout.flush()
         with environment():
             if launcher is None:
-                failures = _torchrun(arguments, ranks, results)
+                code = _with_its_ranks([*here(ranks, codes), *arguments])
             else:
                 code = subprocess.run([*launcher, *arguments]).returncode
-                failures = {} if code else None
-        if failures is not None:
-            raise _failure(failures, Path(results), ranks)
+        if code:
+            raise _failure(code, codes, Path(results), ranks)
         return json.loads((Path(results) / "result.json").read_text())
 
 
-def _torchrun(arguments: list[str], ranks: int, results: str) -> dict[int, Any] | None:
-    """None, or the failures of the job by rank."""
-    with _interrupts_kept():
-        from torch.distributed.elastic.multiprocessing import SignalException
-        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+def here(ranks: int, codes: Path) -> Launcher:
+    """Starts all ranks on this machine; see `autopar.runtime.local_ranks`."""
+    return (sys.executable, "-m", "autopar.runtime.local_ranks", str(ranks), str(codes))
 
-    # The agent logs the same failure in several places; the caller gets it once.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        run_id=os.path.basename(results),
-        max_restarts=0,
-        monitor_interval=0.1,
-        # Ctrl-C is left to Python: of itself the agent would hand it on, for each rank to die of
-        # with a traceback. As the exception passes, it stops them without.
-        signals_to_handle=",".join(name.name for name in _DEADLY),
-    )
-    others = _children()
+
+def _with_its_ranks(command: Sequence[str]) -> int:
+    """The exit code of a command; it and what it started end where this is interrupted."""
+    process: subprocess.Popen[bytes] | None = None
     try:
-        with _interrupts_kept(others), _signals_restored():
-            elastic_launch(config, sys.executable)(*arguments)
-    except KeyboardInterrupt:
-        # The agent knows nothing of ranks that it was still starting.
-        _kill_all_but(others)
+        with _ctrl_c_later():
+            # A session of its own: what Ctrl-C on a terminal reaches is this process alone.
+            process = subprocess.Popen(command, start_new_session=True)
+        return process.wait()
+    except BaseException:
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         raise
-    except ChildFailedError as error:
-        return dict(error.failures)
-    except SignalException as error:
-        raise SystemExit(128 + error.sigval) from None
-    return None
-
-
-def _children() -> set[int]:
-    """Processes that this one started; none where the system does not tell."""
-    lists = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for file in lists for pid in file.read_text().split()}
-
-
-def _kill_all_but(others: set[int]) -> None:
-    for pid in _children() - others:
-        os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
-def _interrupts_kept(others: set[int] | None = None) -> Iterator[None]:
-    """Ctrl-C stops what is inside also where its exception is lost, as in a destructor.
-
-    Where ``others`` are given, every process that is not among them is killed after a while, so
-    that whoever waits for it goes on.
-    """
+def _ctrl_c_later() -> Iterator[None]:
+    """Ctrl-C waits for what is inside, so that nothing is started that nobody knows of."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    seen = False
-
-    late = threading.Timer(PATIENCE_S, _kill_all_but, [others])
-    late.daemon = True
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal seen
-        if others is not None and not seen:
-            late.start()
-        seen = True
-        raise KeyboardInterrupt
-
-    kept = signal.signal(signal.SIGINT, stop)
+    seen: list[int] = []
+    kept = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
     try:
         yield
-    except Exception:  # whatever comes of the processes that were killed
-        if not seen:
-            raise
     finally:
-        late.cancel()
         signal.signal(signal.SIGINT, kept)
     if seen:
         raise KeyboardInterrupt
 
 
-@contextmanager
-def _signals_restored() -> Iterator[None]:
-    """What the agent does with signals ends with it."""
-    kept = {name: signal.getsignal(name) for name in _DEADLY}
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for name, handler in kept.items():
-                signal.signal(name, handler)
-
-
-def _failure(failures: dict[int, Any], results: Path, ranks: int) -> UserError:
+def _failure(code: int, codes: Path, results: Path, ranks: int) -> UserError:
     """The first cause: a process that was killed, or the error that came first."""
-    for rank, found in failures.items():
-        if found.exitcode < 0 and -found.exitcode != signal.SIGTERM:
-            name = signal.Signals(-found.exitcode).name
-            hint = " (out of memory?)" if name == "SIGKILL" else ""
+    if code < 0:
+        return RankFailed(f"the process that starts the ranks was killed by {_signal(code)}")
+    found = json.loads(codes.read_text()) if codes.exists() else []
+    for rank, ended in enumerate(found):
+        if ended < 0 and -ended != signal.SIGTERM:
             return RankFailed(
-                f"rank {rank} of {ranks} was killed by {name}{hint}; the other ranks were stopped"
+                f"rank {rank} of {ranks} was killed by {_signal(ended)}; "
+                "the other ranks were stopped"
             )
     reports = [json.loads(file.read_text()) for file in results.glob("error-*.json")]
     if not reports:
-        codes = ", ".join(f"rank {r}: exit code {f.exitcode}" for r, f in failures.items())
-        return RankFailed(f"the job stopped without an error message ({codes or 'all ranks'})")
+        ends = ", ".join(f"rank {r}: exit code {c}" for r, c in enumerate(found))
+        return RankFailed(
+            f"the job stopped without an error message ({ends or f'exit code {code}'})"
+        )
     first = min(reports, key=lambda report: report["time"])
     return failure(first, f"rank {first['rank']} of {ranks}")
+
+
+def _signal(code: int) -> str:
+    name = signal.Signals(-code).name
+    return f"{name} (out of memory?)" if name == "SIGKILL" else name

@@ -8,7 +8,6 @@ import linecache
 import os
 import sys
 from datetime import timedelta
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
@@ -22,6 +21,7 @@ from autopar.nouns.plan import Plan
 from autopar.runtime.initialize import initialize
 from autopar.runtime.ranks import Ranks
 from autopar.runtime.settings import check_settings, check_workload, compiled
+from autopar.runtime.stale import check_fingerprint, check_tool
 from autopar.runtime.trainer import Program, Trainer
 from autopar.workload import Workload
 
@@ -29,10 +29,6 @@ TIMEOUT_S = 300.0
 """How long a collective waits for ranks that neither come nor die."""
 
 _serial = itertools.count()
-
-
-class StalePlan(UserError):
-    """The model has changed since it was planned."""
 
 
 class PlansDiffer(UserError):
@@ -128,11 +124,7 @@ def check_model_of(plan: Plan, workload: Workload) -> None:
 
     Raises `StalePlan` where the model, or the tool that planned it, is another one now.
     """
-    if plan.fingerprints.tool != version("autopar"):
-        raise StalePlan(
-            f"the plan was made by autopar {plan.fingerprints.tool}, this is "
-            f"{version('autopar')}; plan {plan.workload} again with `autopar plan`"
-        )
+    check_tool(plan)
     check_workload(plan, workload)
     answer: list[str] = [""]
     if not dist.is_initialized() or dist.get_rank() == 0:
@@ -144,11 +136,7 @@ def check_model_of(plan: Plan, workload: Workload) -> None:
             answer = [f"none, it cannot be captured any more: {error}"]
     if dist.is_initialized():
         dist.broadcast_object_list(answer, src=0)
-    if answer[0] != plan.fingerprints.model:
-        raise StalePlan(
-            f"{plan.workload} has changed since it was planned: its fingerprint was "
-            f"{plan.fingerprints.model} and is {answer[0]}; plan it again with `autopar plan`"
-        )
+    check_fingerprint(plan, answer[0])
 
 
 def read_program(folder: str | Path) -> ModuleType:
@@ -171,4 +159,4 @@ def run_program(text: str, file: str = "<program>") -> ModuleType:
     return module
 
 
-__all__ = ["PlansDiffer", "StalePlan", "check_same", "load", "read_program", "run_program", "start"]
+__all__ = ["PlansDiffer", "check_same", "load", "read_program", "run_program", "start"]

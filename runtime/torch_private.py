@@ -4,6 +4,7 @@ One import a line, with the reason. Tests import this module alone, so that a mo
 """
 
 import torch
+import torch._dynamo  # fake tensors and optimizers import it at first use; here before ranks fork
 import torch.distributed._functional_collectives  # registers the ops named at the end
 from torch._export.utils import _compiling_state_context
 from torch._subclasses.fake_tensor import (

@@ -77,7 +77,7 @@ def verify_here(folder: str | Path) -> dict[str, Any]:
     try:
         lifted = _run(folder, workload, batch, place, wanted, torch.float64)
         own = _run(folder, workload, batch, place, wanted, None)
-    except Exception as error:
+    except Exception as error:  # of an edited program, maybe
         _tell_edits(folder, workload, error)
         raise
     failed = lifted.errors is not None and lifted.errors.largest > TOLERANCE
@@ -108,7 +108,7 @@ def _edited(folder: str | Path, workload: Workload) -> str:
     """`edited`, or nothing where that cannot be told: there is something else to tell then."""
     try:
         return edited(folder, workload)
-    except Exception:
+    except Exception:  # of a model that cannot be captured now, say
         return ""
 
 

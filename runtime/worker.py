@@ -133,12 +133,13 @@ def verify(options: dict[str, Any], results: Path) -> None:
 
 @record
 def main() -> None:
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     job, options, results = sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3])
     rank = os.environ.get("RANK", "0")
     once_from_rank_0(int(rank))
     try:
         {"run": train, "verify": verify}[job](options, results)
-    except Exception as error:
+    except Exception as error:  # of any kind: the launcher prints it
         found = report(error, int(rank), _where["step"], _where["plan"])
         written = results / f"{rank}.part"
         written.write_text(json.dumps(found))
@@ -156,5 +157,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     main()

@@ -9,9 +9,8 @@ from __future__ import annotations
 import pytest
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if marker := item.get_closest_marker("gloo"):
-            ranks = marker.args[0] if marker.args else 4
-            item.add_marker(pytest.mark.xdist_group(f"gloo {ranks}"))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    # As it is collected: xdist reads the groups before any conftest may modify the items.
+    if marker := item.get_closest_marker("gloo"):
+        ranks = marker.args[0] if marker.args else 4
+        item.add_marker(pytest.mark.xdist_group(f"gloo {ranks}"))

@@ -85,7 +85,7 @@ class Prediction:
     lower_bound_s: float
     compute_time_s: float
     exposed_communication_s: float
-    """What compute does not hide, with the waiting of ranks for one another."""
+    """What compute does not hide."""
     tokens_per_s: float | None
     mfu: float
     memory_bytes: Memory
@@ -93,6 +93,8 @@ class Prediction:
     memory_band_bytes: tuple[int, int]
     forward_time_s: float = 0.0
     optimizer_time_s: float = 0.0
+    waiting_time_s: float = 0.0
+    """Of ranks for the slowest, where they meet."""
 
     @property
     def backward_time_s(self) -> float:

@@ -285,14 +285,13 @@ def _prediction(
         step_time_s=seconds,
         lower_bound_s=lower_bound_s,
         compute_time_s=best.time.compute_s,
-        exposed_communication_s=best.time.exposed_s
-        + best.time.model_communication_s
-        + best.time.waiting_s,
+        exposed_communication_s=best.time.exposed_s + best.time.model_communication_s,
         tokens_per_s=captured.tokens / seconds if captured.tokens else None,
         mfu=model_flops(question.graph) / (seconds * peak),
         memory_bytes=best.memory,
         forward_time_s=best.time.forward_s,
         optimizer_time_s=best.time.optimizer_s,
+        waiting_time_s=best.time.waiting_s,
         time_band_s=time_band(seconds, cluster),
         memory_band_bytes=memory_band(best.memory.total),
     )

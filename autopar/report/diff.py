@@ -113,6 +113,7 @@ def costs(a: Plan, b: Plan) -> list[tuple[str, str, str, str]]:
             two.exposed_communication_s,
             duration,
         ),
+        ("waiting for ranks", one.waiting_time_s, two.waiting_time_s, duration),
         ("lower bound", one.lower_bound_s, two.lower_bound_s, duration),
         ("tokens/s", one.tokens_per_s, two.tokens_per_s, count),
         ("memory", one.memory_bytes.total, two.memory_bytes.total, size),
@@ -120,7 +121,7 @@ def costs(a: Plan, b: Plan) -> list[tuple[str, str, str, str]]:
     return [
         (what, show(before), show(after), _relative(before, after))
         for what, before, after, show in rows
-        if before is not None and after is not None
+        if before is not None and after is not None and (before or after)
     ]
 
 

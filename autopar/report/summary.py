@@ -33,6 +33,7 @@ def summary_object(
         "lower_bound_s": said.lower_bound_s,
         "compute_time_s": said.compute_time_s,
         "exposed_communication_s": said.exposed_communication_s,
+        "waiting_time_s": said.waiting_time_s,
         "tokens_per_s": said.tokens_per_s,
         "mfu": said.mfu,
         "degrees": plan.degrees,
@@ -119,7 +120,10 @@ def _times(plan: Plan, cluster: Cluster) -> RenderableType:
     )
     rows.add_row("  compute", duration(said.compute_time_s))
     rows.add_row("  communication not hidden", duration(said.exposed_communication_s))
+    if said.waiting_time_s > 0:
+        rows.add_row("  waiting for the slowest rank", duration(said.waiting_time_s))
     rest = said.step_time_s - said.compute_time_s - said.exposed_communication_s
+    rest -= said.waiting_time_s
     if rest > 0:
         rows.add_row("  optimizer and the rest", duration(rest))
     if said.tokens_per_s is not None:

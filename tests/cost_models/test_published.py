@@ -14,7 +14,8 @@ from autopar.cost_models.software import Software
 from benchmarks.published import main, price_run, read_all, read_rows, row_report
 from benchmarks.published_bands import Ratio, coverage, interval, report, write_bands
 from benchmarks.published_declarations import Row, declared, rules_of_one_source
-from benchmarks.published_fit import Fit, one_per_configuration, priors
+from benchmarks.published_fit import Fit, one_per_configuration
+from benchmarks.published_priors import priors
 from benchmarks.published_rows import Unpriceable, read_run
 
 COLUMNS = (

@@ -18,9 +18,10 @@ from autopar.frontends.loading import load_workload
 from autopar.planner import plan
 from autopar.runtime import jax_launch, jax_program, jax_verify
 from autopar.runtime.failures import RankFailed
-from autopar.runtime.jax_load import StalePlan, TooFewDevices, check_fingerprint, run_program
+from autopar.runtime.jax_load import TooFewDevices, check_model_of, run_program
 from autopar.runtime.machine import accelerators
 from autopar.runtime.settings import StaleSettings
+from autopar.runtime.stale import StalePlan
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "clusters" / "h100_8.yaml"
 MODEL = """
@@ -163,13 +164,13 @@ def test_a_plan_of_another_version_of_the_tool_is_refused(model: Path) -> None:
     old = replace(made.fingerprints, tool="0.0.1")
     workload = load_workload(str(model))
     captured = capture_workload(workload)
-    check_fingerprint(made, captured, workload)
+    check_model_of(made, captured, workload)
     with pytest.raises(StalePlan, match=r"made by autopar 0\.0\.1"):
-        check_fingerprint(replace(made, fingerprints=old), captured, workload)
+        check_model_of(replace(made, fingerprints=old), captured, workload)
     with pytest.raises(StaleSettings, match="optimizer is 'sgd' and was 'adamw'"):
-        check_fingerprint(made, captured, replace(workload, optimizer="sgd"))
+        check_model_of(made, captured, replace(workload, optimizer="sgd"))
     with pytest.raises(StaleSettings, match=r"clip_norm is None and was 1\.0"):
-        check_fingerprint(made, captured, replace(workload, clip_norm=None))
+        check_model_of(made, captured, replace(workload, clip_norm=None))
 
 
 def test_an_error_in_a_step_is_told_in_one_line(model: Path) -> None:

@@ -341,7 +341,8 @@ def drawn() -> list[list[float]]:
     return [t.tolist() for t in found]
 
 
-def main(results: Path) -> None:
+def main() -> None:
+    results = Path(sys.argv[1])
     start("cpu", timeout_s=60)
     batch = random_batch(WORKLOAD)
     wanted = reference(WORKLOAD, batch, CPU) if dist.get_rank() == 0 else None
@@ -382,4 +383,4 @@ def main(results: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

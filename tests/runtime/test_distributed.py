@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from autopar.runtime.launch import here
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.gloo
@@ -38,10 +39,9 @@ LAYOUTS = (
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("checks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "4", "-m", "tests.runtime.checks", str(folder)]
+    command = here(4, folder / "exit_codes.json")
     done = subprocess.run(
-        command,
+        [*command, "-m", "tests.runtime.checks", str(folder)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,

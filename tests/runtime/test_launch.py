@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from autopar.nouns.style import Style
 from autopar.runtime import launch
 from autopar.runtime.counting import Row, to_json
 from autopar.runtime.failures import RankFailed
-from autopar.runtime.launch import _interrupts_kept, run, verify, verify_many
+from autopar.runtime.launch import _ctrl_c_later, run, verify, verify_many
 from tests.runtime import folders
 
 pytestmark = pytest.mark.gloo
@@ -258,73 +259,80 @@ def test_one_rank_needs_no_others(tmp_path: Path) -> None:
 
 def test_ctrl_c_stops_a_run_at_once(tmp_path: Path) -> None:
     """One quiet line, and no process stays behind."""
+    with endless(tmp_path) as job:
+        started = family(job.pid)
+        assert len(started) == 3
+        os.killpg(job.pid, signal.SIGINT)
+        _, err = job.communicate(timeout=60)
+    assert job.returncode == 130
+    assert err == "autopar: stopped\n"
+    assert not [pid for pid in started if alive(pid)]
+
+
+def test_ctrl_c_while_ranks_start_leaves_none(tmp_path: Path) -> None:
+    with endless(tmp_path, until="started") as job:
+        started = family(job.pid)
+        assert len(started) == 1
+        os.killpg(job.pid, signal.SIGINT)
+        _, err = job.communicate(timeout=60)
+    assert (job.returncode, err) == (130, "autopar: stopped\n")
+    assert not [pid for pid in started if alive(pid)]
+
+
+def test_ranks_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    with endless(tmp_path) as job:
+        started = family(job.pid)
+        job.kill()
+        late = time.monotonic() + 20
+        while any(map(alive, started)):
+            assert time.monotonic() < late
+            time.sleep(0.1)
+        job.communicate(timeout=60)
+
+
+def test_ctrl_c_waits_until_what_was_started_is_known() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    done: list[str] = []
+
+    def start() -> None:
+        with _ctrl_c_later():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("known")
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert done == ["known"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@contextmanager
+def endless(tmp_path: Path, until: str = "steps") -> Iterator[subprocess.Popen[str]]:
+    """A run of two ranks without an end, once it steps or once a process of it is there."""
     folder = faulty(tmp_path, "pass")
-    job = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "autopar.cli", "run", str(folder), "--steps", "1000000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
-    assert job.stdout is not None
-    assert job.stdout.readline().startswith("step 0")
-    ranks = children(job.pid)
-    assert len(ranks) == 2
-    os.killpg(job.pid, signal.SIGINT)
-    _, err = job.communicate(timeout=60)
-    assert job.returncode == 130
-    assert err == "autopar: stopped\n"
-    assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists()]
+    ) as job:
+        assert job.stdout is not None
+        if until == "steps":
+            assert job.stdout.readline().startswith("step 0")
+        while not family(job.pid):
+            time.sleep(0.01)
+        yield job
 
 
-def test_ctrl_c_while_ranks_start_leaves_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from torch.distributed.launcher import api
-
-    started: list[subprocess.Popen[bytes]] = []
-
-    def stopped_midway(*_: object) -> None:
-        started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"]))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(api, "elastic_launch", lambda *_: stopped_midway)
-    with pytest.raises(KeyboardInterrupt):
-        run(faulty(tmp_path, "pass"), 1)
-    assert started[0].wait(10) == -signal.SIGKILL
-
-
-def test_ctrl_c_that_an_import_swallows_stops_after_it() -> None:
-    before = signal.getsignal(signal.SIGINT)
-
-    def swallowing() -> None:
-        with _interrupts_kept(), suppress(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(10)
-
-    with pytest.raises(KeyboardInterrupt):
-        swallowing()
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_a_lost_ctrl_c_stops_the_ranks_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are killed, and what the agent says of that is not what the user reads."""
-    monkeypatch.setattr(launch, "PATIENCE_S", 0.2)
-    others = children(os.getpid())
-    rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-
-    def agent() -> None:
-        with _interrupts_kept(set(others)):
-            with suppress(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(1)
-            assert rank.wait(20) == -signal.SIGKILL
-            raise RuntimeError("a rank died")
-
-    with pytest.raises(KeyboardInterrupt):
-        agent()
-
-
-def children(pid: int) -> list[int]:
+def family(pid: int) -> list[int]:
+    """The children of a process and theirs."""
     tasks = Path(f"/proc/{pid}/task")
-    return [int(c) for task in tasks.iterdir() for c in (task / "children").read_text().split()]
+    own = [int(c) for task in tasks.iterdir() for c in (task / "children").read_text().split()]
+    return own + [grandchild for child in own for grandchild in family(child)]
+
+
+def alive(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return status.read_text().rpartition(")")[2].split()[0] != "Z"
+    return False

@@ -88,7 +88,7 @@ def build_model(workload: Workload) -> nn.Module:
         try:  # a constructor that mixes small and large tensors
             with torch.device("meta"):
                 model = workload.model()
-        except Exception:
+        except Exception:  # the constructor again
             raise BuildError(
                 f"building the model without memory failed: {type(first).__name__}: {first}\n"
                 f"  at {last_line(first)}\nThe constructor runs on the 'meta' device: it must not "
@@ -156,7 +156,7 @@ def fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
 def _real_batch(workload: Workload) -> Any:
     try:
         return workload.batch()
-    except Exception as error:
+    except Exception as error:  # a user's function
         raise BuildError(
             f"making the batch failed: {type(error).__name__}: {error}\n  at {last_line(error)}"
         ) from error

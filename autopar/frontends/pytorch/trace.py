@@ -179,7 +179,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
             traced = make_fx(run, pre_dispatch=True)(*built.batch.values())
         except (NotAlike, CaptureError):
             raise
-        except Exception as error:
+        except Exception as error:  # a user's forward
             raise _explained(error, model, sources.module) from error
     return Trace(traced.graph, traced, names, named, aliases, calls.kinds, sources)
 
