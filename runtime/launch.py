@@ -84,11 +84,12 @@ def run(
     if steps < 0:
         raise UserError(f"--steps {steps}: give a number of steps, as in --steps 20")
     check_device(device)
-    plan = _current(folder)
+    plan = plan_folder.read_plan(folder)
     if launcher is None:
         check_machine(plan, folder, device)
         if save:
             check_target(save, plan.framework)
+    _check_current(plan, folder)
     if plan.framework == "jax":
         if compile is False:
             raise UserError(f"{folder} is a plan for JAX, which always compiles: leave --eager out")
@@ -140,8 +141,9 @@ def verify_many(
     by_ranks: dict[int, list[str]] = {}
     jax: list[str] = []
     for folder in folders:
-        plan = _current(folder)
+        plan = plan_folder.read_plan(folder)
         check_machine(plan, folder, device)
+        _check_current(plan, folder)
         if plan.framework == "jax":
             jax.append(str(folder))
         else:
@@ -158,12 +160,10 @@ def verify_many(
     return [found[str(folder)] for folder in folders]
 
 
-def _current(folder: str | Path) -> Plan:
-    """The plan of a folder that has a program, by this version; what ranks would refuse too."""
-    plan = plan_folder.read_plan(folder)
+def _check_current(plan: Plan, folder: str | Path) -> None:
+    """Refuses, before anything starts, a plan of another version or without a program."""
     check_tool(plan)
     plan_folder.code_of(folder, plan.framework)
-    return plan
 
 
 def launch(job: str, options: dict[str, Any], ranks: int, launcher: Launcher | None = None) -> Any:
@@ -177,7 +177,7 @@ def launch(job: str, options: dict[str, Any], ranks: int, launcher: Launcher | N
         sys.stdout.flush()
         with environment():
             if launcher is None:
-                code = _with_its_ranks([*here(ranks, codes), *arguments])
+                code = with_its_ranks([*here(ranks, codes), *arguments])
             else:
                 code = subprocess.run([*launcher, *arguments]).returncode
         if code:
@@ -190,7 +190,7 @@ def here(ranks: int, codes: Path) -> Launcher:
     return (sys.executable, "-m", "autopar.runtime.local_ranks", str(ranks), str(codes))
 
 
-def _with_its_ranks(command: Sequence[str]) -> int:
+def with_its_ranks(command: Sequence[str]) -> int:
     """The exit code of a command; it and what it started end where this is interrupted."""
     process: subprocess.Popen[bytes] | None = None
     try:

@@ -88,13 +88,14 @@ def _rank(rank: int, main: Callable[[], None], argv: list[str], ranks: int, port
     main()
 
 
-def _main() -> None:
-    ranks, codes, _, module, *arguments = sys.argv[1:]
-    found = start(int(ranks), module, arguments)
+def run(ranks: int, codes: Path, module: str, arguments: Sequence[str]) -> int:
+    """`start`, with the codes of a failed job in a file; the exit code of this process."""
+    found = start(ranks, module, arguments)
     if any(found):
-        Path(codes).write_text(json.dumps(found))
-        sys.exit(1)
+        codes.write_text(json.dumps(found))
+    return int(any(found))
 
 
 if __name__ == "__main__":
-    _main()
+    _ranks, _codes, _, _module, *_arguments = sys.argv[1:]
+    sys.exit(run(int(_ranks), Path(_codes), _module, _arguments))

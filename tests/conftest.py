@@ -1,10 +1,12 @@
-"""What holds for all tests: those that start real processes stand in one line.
+"""What holds for all tests: those that start real processes stand in one line, and start warm.
 
 Under pytest-xdist every test marked ``gloo`` goes to the same worker, because two jobs of four
 processes at once would only wait for each other's cores; those of two, ``gloo(2)``, may run beside.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,3 +16,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if marker := item.get_closest_marker("gloo"):
         ranks = marker.args[0] if marker.args else 4
         item.add_marker(pytest.mark.xdist_group(f"gloo {ranks}"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _warm_ranks() -> Iterator[None]:
+    from autopar.runtime import launch
+    from tests.warm_ranks import with_its_ranks
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "with_its_ranks", with_its_ranks)
+        yield

@@ -109,7 +109,7 @@ def issued(layout: str, precision: str) -> list[str]:
     The program's own ones are gathers and scatters over tp alone.
     """
     trainer = make(layout, lift=None, precision=precision)
-    for step in range(2):
+    for step in range(2):  # torch settles its buckets in the second
         trainer.step(tiny_gpt.batch(step))
     with Counting(trainer.ranks) as counted:
         trainer.step(tiny_gpt.batch(2))
@@ -311,8 +311,8 @@ def first_wrong(given: Given) -> dict[str, str]:
     assert mesh in text
     single = text.replace(mesh, "MESH = {}").replace("zero=3, microbatches=2", "zero=0")
     places = {
-        "Layer::/add": [f"layers.{i} (tiny_gpt.py:47)" for i in range(3)],
-        "Layer::up/gelu": [f"layers.{i}.up (tiny_gpt.py:47)" for i in range(3)],
+        "Layer::/add": [f"layers.{i} (tiny_gpt.py:47)" for i in range(tiny_gpt.LAYERS)],
+        "Layer::up/gelu": [f"layers.{i}.up (tiny_gpt.py:47)" for i in range(tiny_gpt.LAYERS)],
     }
     spread = text.replace("zero=3, microbatches=2", "zero=3")
     wrong = {

@@ -129,7 +129,7 @@ def test_locate_names_the_first_difference(found: dict[str, Any]) -> None:
     wrong = found["first wrong"]
     assert "in no result and no gradient of one" in wrong["right"]
     assert "first difference: forward, Layer::/add in layers.0 (tiny_gpt.py:47)" in wrong["forward"]
-    assert "first difference: backward, Layer::/add in layers.1" in wrong["backward"]
+    assert "first difference: backward, Layer::/add in layers.0" in wrong["backward"]
     assert "and should be" in wrong["backward"]
 
 

@@ -169,7 +169,7 @@ def test_several_plans_are_verified_in_one_start(tmp_path: Path) -> None:
     text = (folders.HERE / "tiny_gpt_program.py").read_text()
     wrong = text.replace("return total / counts", "return 1.000001 * total / counts")
     assert wrong != text
-    rows = [Row("all_reduce", "dp_replicate", 97_648, 1)]
+    rows = [Row("all_reduce", "dp_replicate", 68_752, 1)]
     plans = [
         folders.write(tmp_path / "good", {"dp_replicate": 2}, collectives=to_json(rows)),
         folders.write(tmp_path / "low", {"tp": 2}, precision="bfloat16", microbatches=2),

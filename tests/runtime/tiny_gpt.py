@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from autopar.workload import Workload
 
-VOCABULARY, WIDTH, HEADS, LAYERS, LENGTH = 100, 24, 4, 3, 12
+VOCABULARY, WIDTH, HEADS, LAYERS, LENGTH = 100, 24, 4, 2, 12
 BATCH = 16
 
 

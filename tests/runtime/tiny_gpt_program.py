@@ -16,7 +16,7 @@ from autopar.runtime.settings import Settings
 MESH = {"dp_shard": 2, "tp": 2}
 SETTINGS = Settings(zero=3, microbatches=2, units=("layers.*",))
 
-VOCABULARY, WIDTH, HEADS, LAYERS, LENGTH = 100, 24, 4, 3, 12
+VOCABULARY, WIDTH, HEADS, LAYERS, LENGTH = 100, 24, 4, 2, 12
 
 
 def tp() -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from autopar.nouns.problem import FORBIDDEN, Problem
+from autopar.nouns.problem import FORBIDDEN, Ints, Problem
 
 
 @st.composite
@@ -13,22 +14,27 @@ def tiny_problems(draw: st.DrawFn) -> Problem:
     """Up to six nodes of four strategies: forced pairs, loops, parallel edges, tight limits."""
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
     top = draw(st.sampled_from([3, 20, 10**6]))
-    cost = st.integers(0, top)
-    ruled_out = draw(st.sampled_from([0, 0, 1, 3]))
-    cell = st.one_of(*[cost] * 6, *[st.just(FORBIDDEN)] * ruled_out)
+    allowed = 1 - draw(st.sampled_from([0, 0, 1 / 7, 1 / 3]))
+
+    def shares(count: int) -> NDArray[np.float64]:
+        """Between 0 and 1. One draw for all of them: a draw for each takes ten times as long."""
+        return np.frombuffer(draw(st.binary(min_size=2 * count, max_size=2 * count)), "<u2") / 2**16
+
+    def costs(count: int) -> Ints:
+        share = shares(count)
+        return np.where(share < allowed, share / allowed * (top + 1), FORBIDDEN).astype(np.int64)
+
     nodes = []
     for size in sizes:
         lo = draw(st.integers(0, 6))
         hi = draw(st.integers(lo, 8))
-        costs = draw(st.lists(cell, min_size=size, max_size=size))
-        usages = draw(st.lists(st.integers(0, 9), min_size=size, max_size=size))
-        nodes.append((costs, usages, (lo, hi)))
+        usages = (shares(size) * 10).astype(np.int64)
+        nodes.append((costs(size), usages, (lo, hi)))
     edges = []
     last = len(sizes) - 1
     for _ in range(draw(st.integers(0, 8))):
         a, b = draw(st.integers(0, last)), draw(st.integers(0, last))
-        count = sizes[a] * sizes[b]
-        matrix = np.array(draw(st.lists(cell, min_size=count, max_size=count)), np.int64)
+        matrix = costs(sizes[a] * sizes[b])
         if sizes[a] == sizes[b] and draw(st.booleans()):
             partner = draw(st.permutations(range(sizes[a])))
             matrix = matrix.reshape(sizes[a], -1)
