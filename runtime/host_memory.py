@@ -19,8 +19,10 @@ ENVIRONMENT = {
     # Other C libraries ignore it; glibc before 2.35 has no large pages and keeps the blocks.
     "GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776"
     ":glibc.malloc.hugetlb=1",
+    # An import that looks for GPUs through CUDA would keep forked ranks from using them.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
-"""Of a training process on a CPU; what the user has set stays. Read when the process starts."""
+"""Of a training process, most for a CPU; what the user has set stays. Read when it starts."""
 
 _STATUS = Path("/proc/self/status")
 
