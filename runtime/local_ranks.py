@@ -11,6 +11,7 @@ of all as a JSON list, and this command ends with 1. When its parent is gone, al
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import logging
@@ -21,13 +22,6 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.multiprocessing.spawn import (
-    ProcessExitedException,
-    ProcessRaisedException,
-    start_processes,
-)
 
 ADDRESS = "127.0.0.1"
 LOOK_S = 0.5
@@ -40,8 +34,18 @@ def start(ranks: int, module: str, arguments: Sequence[str]) -> list[int]:
     A code below 0 is minus the signal that ended the rank; `SIGTERM` ended those that had to stop.
     """
     parent = os.getppid()
-    logging.getLogger("torch.multiprocessing").setLevel(logging.ERROR)  # not of what it stops
+    gc.disable()  # what is imported stays
     main = importlib.import_module(module).main
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.multiprocessing.spawn import (
+        ProcessExitedException,
+        ProcessRaisedException,
+        start_processes,
+    )
+
+    gc.freeze()  # no rank looks through it, which would copy its pages
+    gc.enable()
+    logging.getLogger("torch.multiprocessing").setLevel(logging.ERROR)  # not of what it stops
     with socket.create_server((ADDRESS, 0)) as server:
         port = server.getsockname()[1]
         given = (main, [module, *arguments], ranks, port)
