@@ -209,6 +209,7 @@ SHAPES: list[Callable[[Tensor, Tensor], Tensor]] = [
     lambda x, w: torch.cat(x.split([1, 2, 5], dim=-1)[::-1], dim=-1),  # type: ignore[no-untyped-call]
     lambda x, w: x.roll(2, 1).flip(-1)[:, ::2, 1:-1],
     lambda x, w: F.pad(x, (1, 2, 0, 1), value=0.5),
+    lambda x, w: F.pad(x, (-1, 2, 1, -1)) + F.pad(x, (0, 1, -1, 1), value=2.0),
     lambda x, w: x.clamp(-0.5, 0.5) + x.clamp(min=0.1),
     lambda x, w: torch.logsumexp(x, dim=-1) + x.std(-1) + x.amax(-1) + x.max(dim=-1).values,
     lambda x, w: 2 - x + 1 / (x.square() + 1) + torch.add(x, w, alpha=2) + x**2,

@@ -188,10 +188,14 @@ def _stack(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
 
 def _pad(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     x: Value = a["self"]
-    if a.get("mode", "constant") != "constant" or min(a["pad"]) < 0:
+    if a.get("mode", "constant") != "constant":
         raise Unliftable
     pairs = [(a["pad"][i], a["pad"][i + 1]) for i in range(0, len(a["pad"]), 2)][::-1]
-    low_high = [(0, 0)] * (len(x.shape) - len(pairs)) + pairs
+    pairs = [(0, 0)] * (len(x.shape) - len(pairs)) + pairs
+    for dim, (low, high) in enumerate(pairs):  # less than nothing is cut off
+        if min(low, high) < 0:
+            x = slice_of(lifter, x, dim, max(0, -low), x.shape[dim] - max(0, -high))
+    low_high = [(max(0, low), max(0, high)) for low, high in pairs]
     if not any(map(any, low_high)):
         return x
     value = a["value"] or 0
