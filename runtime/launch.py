@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ from autopar.runtime.stale import check_tool
 from autopar.runtime.verified import VerifyResult
 
 TIMEOUT_S = 300.0
+PATIENCE_S = 2.0
+"""How long killed processes may take to be gone before nobody waits for them any more."""
 Launcher = Sequence[str]
 """A command that starts a Python module on every rank of a job, wherever the ranks are, given
 ``-m <module> <arguments>``; it waits for them and ends with 0 where all of them did."""
@@ -200,10 +203,19 @@ def with_its_ranks(command: Sequence[str]) -> int:
         return process.wait()
     except BaseException:
         if process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            _end_group(process)
         raise
+
+
+def _end_group(leader: subprocess.Popen[bytes]) -> None:
+    """Kills a process and all of its group, and waits a while until they are gone."""
+    late = time.monotonic() + PATIENCE_S
+    with suppress(ProcessLookupError):
+        os.killpg(leader.pid, signal.SIGKILL)
+        leader.wait()
+        while time.monotonic() < late:
+            os.killpg(leader.pid, 0)
+            time.sleep(0.01)
 
 
 @contextmanager
