@@ -6,12 +6,10 @@ plan fits. Nothing heavy is imported before a command runs: ``autopar --help`` i
 
 from __future__ import annotations
 
-import atexit
-import gc
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,8 +17,6 @@ from autopar.errors import UserError
 
 STOPPED = 130
 """How typer ends a command on Ctrl-C."""
-SELDOM = (100_000, 20, 100)
-"""Allocations, then collections of the generation before, until garbage is looked for again."""
 
 try:
     import typer
@@ -383,30 +379,3 @@ def main() -> None:
         if end.code == STOPPED:
             progress("autopar: stopped")
         raise
-
-
-def command() -> None:
-    """`main` for a process of its own, which is to end with it.
-
-    Nearly all that a command imports and captures lives until the end: to look for garbage as often
-    as Python does costs a fifth of planning, and to take it all apart at the end as much again as
-    a search.
-    """
-    gc.set_threshold(*SELDOM)
-    code: Any = 0
-    try:
-        main()
-    except SystemExit as end:
-        code = end.code or 0
-    if not isinstance(code, int):
-        progress(str(code))
-        code = 1
-    atexit._run_exitfuncs()
-    with suppress(BrokenPipeError):  # whoever read it has had enough
-        sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-if __name__ == "__main__":
-    command()

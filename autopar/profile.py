@@ -24,7 +24,7 @@ from autopar.cost_models.profile_db import Machine, Measurement, ProfileDb, Prof
 from autopar.nouns.cluster import Cluster
 from autopar.plan_folder import read_cluster, read_plan
 from autopar.runtime.host_memory import environment
-from autopar.runtime.launch import Launcher, RunResult, here
+from autopar.runtime.launch import Launcher, RunResult, local_launcher
 
 WORKER = "autopar.runtime.profiling"
 
@@ -145,7 +145,7 @@ def _measure(
     with tempfile.TemporaryDirectory(prefix="autopar-") as scratch:
         known, errors = Path(scratch) / "known.json", Path(scratch) / "errors"
         known.write_text(json.dumps(sorted(db.done(machine))))
-        launcher = launcher or here(ranks, Path(scratch) / "exit_codes.json")
+        launcher = launcher or local_launcher(ranks, Path(scratch) / "exit_codes.json")
         with (
             environment(),
             errors.open("w") as stderr,

@@ -31,7 +31,7 @@ CPU_LIMIT_S, RSS_LIMIT_GB, LARGER_LIMIT = 8.0, 1.0, 1.15
 def plan_once(size: str) -> dict[str, Any]:
     """One run of the command: CPU seconds, peak memory in GB, phases, and what it found."""
     with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, "-m", "autopar.cli", "plan", f"{MODELS}:llama_{size}"]
+        command = [sys.executable, "-m", "autopar", "plan", f"{MODELS}:llama_{size}"]
         command += ["--cluster", str(CLUSTER), "-o", f"{scratch}/plan", "--json"]
         output = Path(scratch) / "stdout"
         with output.open("w") as stdout:

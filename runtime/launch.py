@@ -180,7 +180,7 @@ def launch(job: str, options: dict[str, Any], ranks: int, launcher: Launcher | N
         sys.stdout.flush()
         with environment():
             if launcher is None:
-                code = with_its_ranks([*here(ranks, codes), *arguments])
+                code = with_its_ranks([*local_launcher(ranks, codes), *arguments])
             else:
                 code = subprocess.run([*launcher, *arguments]).returncode
         if code:
@@ -188,7 +188,7 @@ def launch(job: str, options: dict[str, Any], ranks: int, launcher: Launcher | N
         return json.loads((Path(results) / "result.json").read_text())
 
 
-def here(ranks: int, codes: Path) -> Launcher:
+def local_launcher(ranks: int, codes: Path) -> Launcher:
     """Starts all ranks on this machine; see `autopar.runtime.local_ranks`."""
     return (sys.executable, "-m", "autopar.runtime.local_ranks", str(ranks), str(codes))
 

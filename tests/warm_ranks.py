@@ -13,15 +13,15 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
-from autopar.runtime.launch import here
+from autopar.runtime.launch import local_launcher
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["autopar.runtime.worker", "autopar.frontends.pytorch"])
 
 
 def with_its_ranks(command: Sequence[str]) -> int:
-    """`autopar.runtime.launch.with_its_ranks` of what `here` makes, with less to import."""
-    start = here(0, Path())
+    """`launch.with_its_ranks` for what `launch.local_launcher` starts, with less to import."""
+    start = local_launcher(0, Path())
     assert list(command[: len(start) - 2]) == list(start[:-2])
     ranks, codes, _, module, *arguments = command[len(start) - 2 :]
     job = (int(ranks), Path(codes), module, arguments)

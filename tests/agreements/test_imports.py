@@ -80,7 +80,7 @@ ALLOWED = {
         "runtime",
     },
 }
-ABOVE_ALL = {"", "cli", "commands"}
+ABOVE_ALL = {"", "__main__", "cli", "commands"}
 FRAMEWORKS = {"torch", "jax", "jaxlib", "transformers"}
 MAY_KNOW_FRAMEWORKS = {"frontends", "runtime"}
 PRIVATE_TORCH = "runtime/torch_private.py"

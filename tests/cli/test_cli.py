@@ -137,7 +137,7 @@ def test_ctrl_c_while_a_command_starts_is_one_line(tmp_path: Path) -> None:
     """A stop while the largest import runs; the real one is hit by chance only."""
     (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
-    command = [sys.executable, "-c", "from autopar.cli import main; main()"]
+    command = [sys.executable, "-m", "autopar"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stderr) == (130, "autopar: stopped\n")
 
@@ -147,9 +147,38 @@ def test_help_is_instant_and_needs_no_framework() -> None:
     spent = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        command = [sys.executable, "-m", "autopar.cli", "--help"]
+        command = [sys.executable, "-m", "autopar", "--help"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert "explain" in done.stdout
         spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(spent) < 0.3
+
+
+CLUSTER = Path(__file__).parents[2] / "examples" / "clusters" / "cpu_4.yaml"
+PLAN = [sys.executable, "-m", "autopar", "plan", "model.py", "--cluster", str(CLUSTER)]
+
+
+def test_a_reader_that_has_gone_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("import sys\nprint('read by nobody')\nsys.exit(5)\n")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(PLAN, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path) as job:
+        assert job.stdout is not None
+        assert job.stderr is not None
+        job.stdout.close()
+        said = job.stderr.read()
+    assert job.returncode == 5
+    assert "BrokenPipe" not in said
+
+
+def test_a_model_file_that_ends_the_process_is_told_in_its_words(tmp_path: Path) -> None:
+    """And what it left to be done at the end is done."""
+    (tmp_path / "model.py").write_text(
+        "import atexit, sys\n"
+        "atexit.register(print, 'done at the end')\n"
+        "sys.exit('no weights here')\n"
+    )
+    done = subprocess.run(PLAN, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "no weights here" in done.stderr
+    assert done.stdout == "done at the end\n"

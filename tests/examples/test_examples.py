@@ -91,7 +91,7 @@ def test_the_commands_of_an_example(tmp_path: Path) -> None:
 
 def autopar(*words: str) -> dict[str, Any]:
     """The one object that a command prints on stdout."""
-    command = [sys.executable, "-m", "autopar.cli", *words, "--json"]
+    command = [sys.executable, "-m", "autopar", *words, "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)

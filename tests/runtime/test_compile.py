@@ -64,7 +64,7 @@ def test_a_compiled_run_has_the_losses_of_an_eager_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
-    # Without: programs are compiled to try what the CPU says of itself, longer than the model's.
+    # Without, inductor compiles programs to try what the CPU says of itself.
     monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
     (tmp_path / "model.py").write_text(MODEL)
     (tmp_path / "cluster.yaml").write_text(cluster_text(2))

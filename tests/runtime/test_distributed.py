@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autopar.runtime.launch import here
+from autopar.runtime.launch import local_launcher
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.gloo
@@ -39,7 +39,7 @@ LAYOUTS = (
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("checks")
-    command = here(4, folder / "exit_codes.json")
+    command = local_launcher(4, folder / "exit_codes.json")
     done = subprocess.run(
         [*command, "-m", "tests.runtime.checks", str(folder)],
         cwd=ROOT,

@@ -310,7 +310,7 @@ def endless(tmp_path: Path, until: str = "steps") -> Iterator[subprocess.Popen[s
     """A run of two ranks without an end, once it steps or once a process of it is there."""
     folder = faulty(tmp_path, "pass")
     with subprocess.Popen(
-        [sys.executable, "-m", "autopar.cli", "run", str(folder), "--steps", "1000000"],
+        [sys.executable, "-m", "autopar", "run", str(folder), "--steps", "1000000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

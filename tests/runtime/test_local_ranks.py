@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autopar.runtime.launch import here
+from autopar.runtime.launch import local_launcher
 
 pytestmark = pytest.mark.gloo(2)
 
@@ -42,7 +42,7 @@ def start(folder: Path, what: str) -> tuple[subprocess.CompletedProcess[str], li
     (folder / "module_of_ranks.py").write_text(RANKS)
     codes = folder / "exit_codes.json"
     done = subprocess.run(
-        [*here(3, codes), "-m", "module_of_ranks", what, str(folder)],
+        [*local_launcher(3, codes), "-m", "module_of_ranks", what, str(folder)],
         env={**os.environ, "PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,

@@ -17,7 +17,7 @@ def tiny_problems(draw: st.DrawFn) -> Problem:
     allowed = 1 - draw(st.sampled_from([0, 0, 1 / 7, 1 / 3]))
 
     def shares(count: int) -> NDArray[np.float64]:
-        """Between 0 and 1. One draw for all of them: a draw for each takes ten times as long."""
+        """Between 0 and 1; one draw for all of them, which takes less time than one for each."""
         return np.frombuffer(draw(st.binary(min_size=2 * count, max_size=2 * count)), "<u2") / 2**16
 
     def costs(count: int) -> Ints:

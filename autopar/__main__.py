@@ -1,0 +1,41 @@
+"""``autopar`` as a process of its own, which ends with the command."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+from contextlib import suppress
+from typing import Any
+
+from autopar.cli import main, progress
+
+SELDOM = (100_000, 20, 100)
+"""Allocations, then collections of the generation before, until garbage is looked for again."""
+
+
+def command() -> None:
+    """Runs `autopar.cli.main` and exits.
+
+    Nearly all that a command imports and captures lives until the end: Python is told to look for
+    garbage seldom, and not to take everything apart before it exits.
+    """
+    gc.set_threshold(*SELDOM)
+    code: Any = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code or 0
+    if not isinstance(code, int):  # a model file that ended the process with words
+        progress(str(code))
+        code = 1
+    atexit._run_exitfuncs()
+    with suppress(BrokenPipeError):  # whoever read it has had enough
+        sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    command()
