@@ -7,9 +7,8 @@ import gc
 import os
 import sys
 from contextlib import suppress
-from typing import Any
 
-from autopar.cli import main, progress
+from autopar.cli import main
 
 SELDOM = (100_000, 20, 100)
 """Allocations, then collections of the generation before, until garbage is looked for again."""
@@ -22,14 +21,11 @@ def command() -> None:
     garbage seldom, and not to take everything apart before it exits.
     """
     gc.set_threshold(*SELDOM)
-    code: Any = 0
+    code = 0
     try:
         main()
     except SystemExit as end:
-        code = end.code or 0
-    if not isinstance(code, int):  # a model file that ended the process with words
-        progress(str(code))
-        code = 1
+        code = int(end.code or 0)
     atexit._run_exitfuncs()
     with suppress(BrokenPipeError):  # whoever read it has had enough
         sys.stdout.flush()

@@ -157,28 +157,31 @@ def test_help_is_instant_and_needs_no_framework() -> None:
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "clusters" / "cpu_4.yaml"
 PLAN = [sys.executable, "-m", "autopar", "plan", "model.py", "--cluster", str(CLUSTER)]
+MODEL = """
+import atexit
+atexit.register(print, "done at the end")
+raise SystemExit("no weights here")
+"""
+
+
+def test_what_is_left_for_the_end_of_the_process_is_done(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    done = subprocess.run(PLAN, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no weights here" in done.stderr
+    assert done.stdout == "done at the end\n"
 
 
 def test_a_reader_that_has_gone_is_no_error(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text("import sys\nprint('read by nobody')\nsys.exit(5)\n")
+    (tmp_path / "model.py").write_text(MODEL)
     pipe = subprocess.PIPE
-    with subprocess.Popen(PLAN, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path) as job:
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+    with subprocess.Popen(
+        PLAN, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path, env=buffered
+    ) as job:
         assert job.stdout is not None
         assert job.stderr is not None
         job.stdout.close()
         said = job.stderr.read()
-    assert job.returncode == 5
+    assert job.returncode == 2
     assert "BrokenPipe" not in said
-
-
-def test_a_model_file_that_ends_the_process_is_told_in_its_words(tmp_path: Path) -> None:
-    """And what it left to be done at the end is done."""
-    (tmp_path / "model.py").write_text(
-        "import atexit, sys\n"
-        "atexit.register(print, 'done at the end')\n"
-        "sys.exit('no weights here')\n"
-    )
-    done = subprocess.run(PLAN, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "no weights here" in done.stderr
-    assert done.stdout == "done at the end\n"
