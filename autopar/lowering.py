@@ -12,6 +12,7 @@ axis here: local shapes are those of one microbatch on one rank.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -238,20 +239,23 @@ def activation_collectives(
 ) -> Iterator[Priced]:
     """Every collective on activations that one rank takes part in, forward and backward.
 
+    Those of a block stand there once, counted for all of its calls.
+
     ``times`` is how often the graph runs in a step; by default once per microbatch. Under
     ``recompute="full"`` blocks run forward again, see `rerun_collectives`.
     """
     if times is None:
         times = lowered.mesh.size(MICROBATCH)
+    called = Counter(op.op.attrs["block"] for op in lowered.ops if op.bound is None)
+    for name, calls in called.items():
+        body = lowered.blocks[name]
+        yield from activation_collectives(body, recompute, times * calls)
+        if recompute == "full":
+            yield from rerun_collectives(body, times * calls)
     for found in lowered.tensors.values():
         grad = found.tensor.differentiable  # of a tied parameter there can be a shared copy too
         yield from _priced(found.tensor, found.steps, grad, lowered, times)
     for op in lowered.ops:
-        if op.op.kind == "block":
-            body = lowered.blocks[op.op.attrs["block"]]
-            yield from activation_collectives(body, recompute, times)
-            if recompute == "full":
-                yield from rerun_collectives(body, times)
         for operand in op.operands:
             tensor = lowered.graph.tensors[operand.name]
             yield from _priced(tensor, operand.steps, operand.differentiable, lowered, times)

@@ -9,11 +9,12 @@ tensors of the calls before it are still there.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from autopar.lowering import Lowered, LoweredOp, Operand
+from autopar.lowering import Lowered, Operand
 from autopar.nouns.graph import DTYPE_BYTES, Op
+from autopar.nouns.plan import RECOMPUTE
 from autopar.nouns.sharding import Sharding
 from autopar.rules.work import extents, kept_bytes
 
@@ -27,15 +28,19 @@ class Life:
     where: str
 
 
-def activation_life(lowered: Lowered, recompute: str) -> Life:
-    """Follows one microbatch forward and backward."""
-    bodies = {name: activation_life(body, recompute) for name, body in lowered.blocks.items()}
-    kept_by_call = {
-        name: {"none": bodies[name].saved, "compute": _moved_bytes(body), "full": 0}[recompute]
-        for name, body in lowered.blocks.items()
-    }
-    walk = _Walk(lowered, bodies, kept_by_call)
-    return walk.run()
+def activation_lives(lowered: Lowered) -> dict[str, Life]:
+    """By recompute policy: one microbatch followed forward and backward."""
+    places = _Places(lowered)
+    bodies = {name: activation_lives(body) for name, body in lowered.blocks.items()}
+    lives: dict[str, Life] = {}
+    for policy in RECOMPUTE:
+        inner = {name: found[policy] for name, found in bodies.items()}
+        kept_by_call = {
+            name: {"none": inner[name].saved, "compute": _moved_bytes(body), "full": 0}[policy]
+            for name, body in lowered.blocks.items()
+        }
+        lives[policy] = _Walk(places, inner, kept_by_call).run()
+    return lives
 
 
 def _moved_bytes(body: Lowered) -> int:
@@ -52,136 +57,138 @@ def _moved_bytes(body: Lowered) -> int:
     return kept
 
 
+class _Places:
+    """Where the tensors of one graph lie, and what of them outlives forward, under any policy.
+
+    A place is a tensor's own storage by its name, or ``name->sharding`` of a copy for one reader.
+    """
+
+    def __init__(self, lowered: Lowered) -> None:
+        self.lowered = lowered
+        self.root = _roots(lowered)
+        self.size = {
+            name: _bytes(lowered, name, lowered.tensors[name].shared)
+            for name in dict.fromkeys(self.root.values())
+        }
+        self.reads = [[self._read(operand) for operand in op.operands] for op in lowered.ops]
+        self.makes = [[self.root[name] for name in op.op.outputs] for op in lowered.ops]
+        self.saved = {
+            place: size
+            for place, size in self._saved()
+            if lowered.block is None or not self._is_input(place)
+        }
+
+    def _read(self, operand: Operand) -> tuple[str, int]:
+        """Place and bytes of what an op really reads: the shared copy or its own resharded one."""
+        if _moves(operand.steps):
+            name, wanted = operand.name, operand.wanted
+            return f"{name}->{wanted}", _bytes(self.lowered, name, wanted)
+        root = self.root[operand.name]
+        return root, self.size[root]
+
+    def _saved(self) -> Iterator[tuple[str, int]]:
+        """What outlives forward, with its bytes; one place may come twice."""
+        tensors = self.lowered.graph.tensors
+        for op, reads in zip(self.lowered.ops, self.reads, strict=True):
+            if not any(tensors[n].differentiable for n in op.op.outputs):
+                continue
+            if op.bound is None:
+                yield from reads
+                continue
+            for i in op.bound.rule.saves:
+                if i < len(op.operands) and self.is_activation(op.op.inputs[i]):
+                    yield reads[i]
+            kept = sum(kept_bytes(op.bound, extents(op.bound, op.strategy, self.lowered.mesh)))
+            if kept:
+                yield f"{op.op.name} keeps", kept
+            for i in op.bound.rule.saves_results:
+                root = self.root[op.op.outputs[i]]
+                yield root, self.size[root]
+
+    def _is_input(self, place: str) -> bool:
+        return place in self.lowered.graph.inputs
+
+    def is_activation(self, name: str) -> bool:
+        """Neither a parameter nor a buffer, nor a view of one."""
+        return self.lowered.graph.tensors[self.root[name]].role not in ("parameter", "buffer")
+
+    def is_temporary(self, place: str) -> bool:
+        """Memory of this pass, if nothing saves it: no state, and no block's input."""
+        if place not in self.lowered.tensors:
+            return True
+        if self.lowered.block is not None and self._is_input(place):
+            return False
+        return self.is_activation(place)
+
+
 class _Walk:
     """Live bytes along the ops of one graph; a block call is one op with an inner peak."""
 
     def __init__(
-        self, lowered: Lowered, bodies: Mapping[str, Life], kept: Mapping[str, int]
+        self, places: _Places, bodies: Mapping[str, Life], kept: Mapping[str, int]
     ) -> None:
-        self.lowered = lowered
+        self.places = places
+        self.lowered = places.lowered
         self.bodies = bodies
         self.kept = kept
-        self.root = _roots(lowered)
         self.peak = 0
         self.where = ""
 
     def run(self) -> Life:
-        saved_by = self._saved_by()
-        total_saved = sum(saved_by.values()) + self._call_bytes()
-        self._forward(saved_by)
-        self._backward(saved_by, total_saved)
+        calls = (op.op.attrs["block"] for op in self.lowered.ops if op.bound is None)
+        total_saved = sum(self.places.saved.values()) + sum(self.kept[name] for name in calls)
+        self._forward()
+        self._backward(total_saved)
         return Life(total_saved, self.peak, self.where)
 
     def _note(self, live: int, op: Op) -> None:
         if live > self.peak:
             self.peak, self.where = live, str(op.source)
 
-    def _storage(self, op: LoweredOp, operand: Operand) -> tuple[str, int]:
-        """Key and bytes of what the op really reads: the shared copy or its own resharded one."""
-        name = operand.name
-        if _moves(operand.steps):
-            return f"{name}->{operand.wanted}", _bytes(self.lowered, name, operand.wanted)
-        root = self.root[name]
-        return root, _bytes(self.lowered, root, self.lowered.tensors[root].shared)
-
-    def _saved_by(self) -> dict[str, int]:
-        """Storage that outlives forward, with its bytes."""
-        saved: dict[str, int] = {}
-        tensors = self.lowered.graph.tensors
-        for op in self.lowered.ops:
-            if not any(tensors[n].differentiable for n in op.op.outputs):
-                continue
-            if op.bound is None:
-                for operand in op.operands:
-                    place, size = self._storage(op, operand)
-                    saved[place] = size
-                continue
-            for i in op.bound.rule.saves:
-                if i < len(op.operands) and self._counts(op.op.inputs[i]):
-                    place, size = self._storage(op, op.operands[i])
-                    saved[place] = size
-            kept = sum(kept_bytes(op.bound, extents(op.bound, op.strategy, self.lowered.mesh)))
-            if kept:
-                saved[f"{op.op.name} keeps"] = kept
-            for i in op.bound.rule.saves_results:
-                name = self.root[op.op.outputs[i]]
-                saved[name] = _bytes(self.lowered, name, self.lowered.tensors[name].shared)
-        return {
-            n: b for n, b in saved.items() if self.lowered.block is None or not self._is_input(n)
-        }
-
-    def _is_input(self, place: str) -> bool:
-        return place in self.lowered.graph.inputs
-
-    def _counts(self, name: str) -> bool:
-        return self.lowered.graph.tensors[self.root[name]].role not in ("parameter", "buffer")
-
-    def _call_bytes(self) -> int:
-        return sum(self.kept[op.op.attrs["block"]] for op in self.lowered.ops if op.bound is None)
-
-    def _forward(self, saved: Mapping[str, int]) -> None:
-        last: dict[str, int] = {}
-        for i, op in enumerate(self.lowered.ops):
-            for operand in op.operands:
-                last[self._storage(op, operand)[0]] = i
+    def _forward(self) -> None:
+        places, saved = self.places, self.places.saved
+        last = {place: i for i, reads in enumerate(places.reads) for place, _ in reads}
         held = 0  # saved storage made so far, and block calls' saved tensors
         temporary: dict[str, int] = {}
         seen: set[str] = set()
         for i, op in enumerate(self.lowered.ops):
             inner = 0
-            for place, size in [self._storage(op, o) for o in op.operands]:
+            made = [(root, places.size[root]) for root in places.makes[i]]
+            for place, size in (*places.reads[i], *made):
                 if place in saved:
                     held += size if place not in seen else 0
                     seen.add(place)
-                elif self._counts_place(place):
+                elif places.is_temporary(place):
                     temporary.setdefault(place, size)
-            for name in op.op.outputs:
-                root = self.root[name]
-                size = _bytes(self.lowered, root, self.lowered.tensors[root].shared)
-                if root in saved:
-                    held += size if root not in seen else 0
-                    seen.add(root)
-                elif self._counts_place(root):
-                    temporary[root] = size
-            own = f"{op.op.name} keeps"
-            held += saved.get(own, 0)
+            held += saved.get(f"{op.op.name} keeps", 0)
             if op.bound is None:
-                block = op.op.attrs["block"]
-                inner = self.bodies[block].peak
+                inner = self.bodies[op.op.attrs["block"]].peak
             self._note(held + sum(temporary.values()) + inner, op.op)
             if op.bound is None:
                 held += self.kept[op.op.attrs["block"]]
             for place in [p for p in temporary if last.get(p, i) <= i]:
                 del temporary[place]
 
-    def _counts_place(self, place: str) -> bool:
-        if place not in self.lowered.tensors:
-            return True
-        if self.lowered.block is not None and self._is_input(place):
-            return False
-        return self._counts(place)
-
-    def _backward(self, saved: Mapping[str, int], total: int) -> None:
+    def _backward(self, total: int) -> None:
+        places = self.places
         first: dict[str, int] = {}
         for i, op in enumerate(self.lowered.ops):
-            places = [self._storage(op, o)[0] for o in op.operands]
-            places += [self.root[n] for n in op.op.outputs]
-            for place in [*places, f"{op.op.name} keeps"]:
+            read = [place for place, _ in places.reads[i]]
+            for place in (*read, *places.makes[i], f"{op.op.name} keeps"):
                 first.setdefault(place, i)
         tensors = self.lowered.graph.tensors
         held = total
         gradients: dict[str, int] = {}
         release: dict[int, int] = {}
-        for place, size in saved.items():
+        for place, size in places.saved.items():
             release[first.get(place, 0)] = release.get(first.get(place, 0), 0) + size
         for i in range(len(self.lowered.ops) - 1, -1, -1):
             op = self.lowered.ops[i]
             if any(tensors[n].differentiable for n in op.op.outputs):
-                for operand in op.operands:
-                    if tensors[operand.name].differentiable and self._counts(operand.name):
-                        root = self.root[operand.name]
-                        shared = self.lowered.tensors[root].shared
-                        gradients[root] = _bytes(self.lowered, root, shared)
+                for name in op.op.inputs:
+                    if tensors[name].differentiable and places.is_activation(name):
+                        root = places.root[name]
+                        gradients[root] = places.size[root]
             inner = 0
             if op.bound is None:
                 block = op.op.attrs["block"]
@@ -190,7 +197,7 @@ class _Walk:
             self._note(held + sum(gradients.values()) + inner, op.op)
             held -= release.get(i, 0)
             for name in op.op.outputs:
-                if self.root[name] == name:
+                if places.root[name] == name:
                     gradients.pop(name, None)
 
 

@@ -5,6 +5,7 @@ Costs are picoseconds of a step; a forbidden pair stays forbidden whatever is ad
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +17,22 @@ from autopar.planner.move_prices import MovePrices
 from autopar.planner.nodes import Node
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """From what node ``source`` gives (by name) to what each option of node ``target`` wants.
+
+    Equal ways cost the same: of many calls of a block one is priced.
+    """
+
+    source: tuple[int, str]
+    target: int
+    shape: tuple[int, ...]
+    dtype: str
+    grad: bool
+    handed: bool
+    wants: bytes
+
+
 @dataclass(slots=True)
 class Ledger:
     """Nodes and edge matrices; ``microbatches`` is how often a step runs what is entered once."""
@@ -23,7 +40,8 @@ class Ledger:
     moves: MovePrices
     microbatches: int
     nodes: list[Node] = field(default_factory=list)
-    edges: dict[tuple[int, int], Ints] = field(default_factory=dict)
+    _times: Counter[_Way] = field(default_factory=Counter)
+    _moved: dict[_Way, Ints] = field(default_factory=dict)
 
     def add(self, node: Node) -> int:
         """Enters a node; returns its number."""
@@ -64,23 +82,29 @@ class Ledger:
         handed: bool = False,
     ) -> None:
         """Adds the resharding from what node ``source`` gives to what node ``b`` wants."""
-        a, inner = source
-        moved = self.moves.between(tensor, self.nodes[a].results[inner], wants, grad, handed)
-        matrix = self._scaled(moved, times)
-        if a == b:
-            node = self.nodes[a]
-            node.costs = capped_sum(node.costs, matrix.diagonal())
-            return
-        if a > b:
-            a, b, matrix = b, a, matrix.T
-        known = self.edges.get((a, b))
-        self.edges[a, b] = matrix if known is None else capped_sum(known, matrix)
+        shape, dtype = tensor.shape, tensor.dtype
+        way = _Way(source, b, shape, dtype, grad, handed, wants.tobytes())
+        if way not in self._moved:
+            gives = self.nodes[source[0]].results[source[1]]
+            self._moved[way] = self.moves.between(tensor, gives, wants, grad, handed)
+        self._times[way] += times
 
     def problem(self, usage_limit: int | None) -> Problem:
         """All nodes live all the time: what a step keeps, it keeps at the peak."""
+        costs = [n.costs for n in self.nodes]
+        edges: dict[tuple[int, int], Ints] = {}
+        for way, times in self._times.items():
+            a, b, matrix = way.source[0], way.target, self._scaled(self._moved[way], times)
+            if a == b:
+                costs[a] = capped_sum(costs[a], matrix.diagonal())
+                continue
+            if a > b:
+                a, b, matrix = b, a, matrix.T
+            known = edges.get((a, b))
+            edges[a, b] = matrix if known is None else capped_sum(known, matrix)
         return Problem.build(
-            [(n.costs, n.usages, (0, 1)) for n in self.nodes],
-            [(a, b, m) for (a, b), m in self.edges.items()],
+            [(c, n.usages, (0, 1)) for c, n in zip(costs, self.nodes, strict=True)],
+            [(a, b, m) for (a, b), m in edges.items()],
             usage_limit,
             labels=[n.labels() for n in self.nodes],
         )

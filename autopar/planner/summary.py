@@ -18,9 +18,9 @@ from autopar.lowering import (
     rerun_collectives,
 )
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
-from autopar.nouns.plan import RECOMPUTE, key
+from autopar.nouns.plan import key
 from autopar.nouns.sharding import Sharding
-from autopar.planner.activations import Life, activation_life
+from autopar.planner.activations import Life, activation_lives
 from autopar.planner.priced import global_counts
 from autopar.planner.prices import PICOSECONDS, Prices
 from autopar.rules.resharding import Step
@@ -93,7 +93,7 @@ def summarise(lowered: Lowered, prices: Prices) -> Summary:
             name: len(dict.fromkeys(block.instances))
             for name, block in lowered.graph.blocks.items()
         },
-        lives={policy: activation_life(lowered, policy) for policy in RECOMPUTE},
+        lives=activation_lives(lowered),
         buffer_bytes=_buffer_bytes(lowered),
         counts=global_counts(lowered.graph),
         packages=frozenset(_packages(lowered)),

@@ -112,6 +112,8 @@ class _Scope:
     choices: dict[str, str] = field(default_factory=dict)
     bound: dict[str, BoundRule] = field(default_factory=dict)
     obstacles: dict[str, str] = field(default_factory=dict)
+    followed: dict[str, State] | None = None
+    """What entered when the ops were last followed."""
 
     def forward(self, scopes: Mapping[str, _Scope]) -> None:
         """States and choices of all ops, from the inputs down."""
@@ -128,7 +130,9 @@ class _Scope:
         for inner, outer in zip(body.graph.inputs, op.inputs, strict=True):
             known, now = body.entering.get(inner), self.states.get(outer)
             body.entering[inner] = _join(known, now, op, inner)
-        body.forward(scopes)
+        if body.followed != body.entering:
+            body.forward(scopes)
+            body.followed = dict(body.entering)
         for inner, outer in zip(body.graph.outputs, op.outputs, strict=True):
             self.states[outer] = body.states.get(inner)
 
