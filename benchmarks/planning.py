@@ -4,8 +4,8 @@
 
 Llama 3 at full size (sequence 8192, 64 sequences) for 32 nodes of 8 H100, the mesh chosen by the
 planner. CPU seconds and peak resident memory are those of the subprocess, as the kernel counts
-them; phases are what the command reports of itself. The sizes take turns, so that a machine whose speed
-drifts slows all of them.
+them; phases are what the command reports of itself. The sizes take turns: where the speed of the
+machine drifts, it does so for all of them.
 """
 
 from __future__ import annotations
