@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from autopar.cost_models.catalogue import UnknownDevice, device_from_figures, find_device
 from autopar.cost_models.units import Quantity, UnitError, parse_quantity
 from autopar.errors import UserError
-from autopar.file_errors import sentences, yaml_sentence
+from autopar.file_errors import sentences, unique_yaml, yaml_sentence
 from autopar.nouns.cluster import Cluster, Device, DeviceGroup, Level
 
 # Figures outside these ranges are slips of a unit, not hardware.
@@ -58,6 +58,10 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+MOST_DEVICES = 10_000_000
+"""Beyond any cluster there is; the degrees of more would take long to list."""
+
+
 class _DeviceText(_Strict):
     kind: Literal["gpu", "tpu", "cpu"]
     memory: str
@@ -73,7 +77,7 @@ class _GroupText(_Strict):
     """``device`` is a name; its figures stand in the catalogue or under `devices:`."""
 
     device: str
-    count: int = Field(gt=0)
+    count: int = Field(gt=0, le=MOST_DEVICES)
 
 
 class _LevelText(_Strict):
@@ -121,7 +125,7 @@ def load_cluster(path: str | Path) -> Cluster:
 def cluster_from_text(text: str, default_name: str = "cluster") -> Cluster:
     """The cluster that YAML `text` describes. Raises `ClusterFileError`."""
     try:
-        data = yaml.safe_load(text)
+        data = unique_yaml(text)
     except yaml.YAMLError as error:
         raise ClusterFileError(yaml_sentence(error)) from None
     if not isinstance(data, dict):

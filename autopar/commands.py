@@ -108,6 +108,7 @@ def plan_files(found: PlanResult, folder: str | Path) -> tuple[dict[str, str], f
     home = Path(found.plan.workload.partition(":")[0]).resolve().parent
     workload = plan_folder.relative_workload(folder, found.plan.workload)
     cluster_file = found.plan.cluster_file and plan_folder.relative(folder, found.plan.cluster_file)
+    program = {f"{plan_folder.PROGRAM}/{name}": text for name, text in _program(found).items()}
     files = {
         plan_folder.PLAN: to_json(
             replace(found.plan, workload=workload, cluster_file=cluster_file)
@@ -116,10 +117,9 @@ def plan_files(found: PlanResult, folder: str | Path) -> tuple[dict[str, str], f
         plan_folder.GRAPH: graph_text(relative_sources(found.captured.graph, home)) + "\n",
         plan_folder.BATCH: batch.to_json(found.captured.batch),
         plan_folder.REPORT: _report(found),
-        plan_folder.COLLECTIVES: _collectives(found),
+        plan_folder.COLLECTIVES: _collectives(found, program),
+        **program,
     }
-    for name, text in _program(found).items():
-        files[f"{plan_folder.PROGRAM}/{name}"] = text
     return files, time.process_time() - start
 
 
@@ -248,13 +248,15 @@ def _program(found: PlanResult) -> dict[str, str]:
     return emit(found.lowered, found.plan, found.captured)
 
 
-def _collectives(found: PlanResult) -> str:
+def _collectives(found: PlanResult, program: Mapping[str, str]) -> str:
     from autopar.planner.priced import priced_collectives
 
     stored = {name: tensor.dtype for name, tensor in found.captured.tensors.items()}
     clips = found.workload.clip_norm is not None
     rows = [asdict(row) for row in priced_collectives(found.lowered, found.plan, stored, clips)]
-    return json.dumps({"format": COLLECTIVES_FORMAT, "rows": rows}, indent=1) + "\n"
+    digests = {name: plan_folder.digest(text) for name, text in program.items()}
+    made = {"format": COLLECTIVES_FORMAT, "program": digests, "rows": rows}
+    return json.dumps(made, indent=1) + "\n"
 
 
 def _report(found: PlanResult) -> str:

@@ -49,6 +49,25 @@ def sentences(
     ]
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML leaves open which of two equal keys of a mapping counts; here neither does."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen and isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                raise yaml.constructor.ConstructorError(
+                    problem=f"key {key.value!r} stands there twice", problem_mark=key.start_mark
+                )
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+def unique_yaml(text: str) -> Any:
+    """What ``text`` says, tags of YAML's standard alone. Raises `yaml.YAMLError`."""
+    return yaml.load(text, Loader=_UniqueKeys)
+
+
 def yaml_sentence(error: yaml.YAMLError) -> str:
     """Where a text stops being YAML, in one line."""
     mark = getattr(error, "problem_mark", None)

@@ -9,11 +9,13 @@ The workload is named from the folder and sources from the workload's file: a fo
 checkout, and equal checkouts have equal folders.
 
 A folder is written whole or not at all: everything goes into a neighbour first, which is then
-renamed. A folder that holds anything else is never replaced.
+renamed. A folder that holds anything else, or a program that was edited by hand, is never replaced:
+``collectives.json`` has the digest of the program that it was made for.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -54,18 +56,66 @@ def check_writable(folder: str | Path) -> None:
     """Refuse early a folder that `write` would refuse late.
 
     Raises:
-        PlanFolderError: it is a file, or holds something that is not a plan's.
+        PlanFolderError: it is a file, or holds something that is not a plan's, or a program that
+            was edited since it was planned.
     """
     target = Path(folder)
     if target.exists() and not target.is_dir():
         raise PlanFolderError(f"{target} is a file; give -o the name of a folder")
-    if target.is_dir():
-        foreign = sorted(entry.name for entry in target.iterdir() if entry.name not in OWN)
-        if foreign:
-            raise PlanFolderError(
-                f"{target} holds {len(foreign)} entries that are not a plan's "
-                f"({', '.join(foreign[:3])}); give -o another folder, or move them"
-            )
+    if not target.is_dir():
+        return
+    foreign = _foreign(target)
+    if foreign:
+        raise PlanFolderError(
+            f"{target} holds what autopar did not write: {', '.join(foreign[:3])}"
+            f"{f' and {len(foreign) - 3} more' if len(foreign) > 3 else ''}; give -o another "
+            "folder, or move it"
+        )
+    edited = edited_program(target)
+    if edited:
+        raise PlanFolderError(
+            f"{', '.join(str(target / name) for name in edited)} was edited since it was planned "
+            "and would be lost; give -o another folder, or move it"
+        )
+
+
+def _foreign(folder: Path) -> list[str]:
+    """What no plan puts into its folder, by relative path."""
+    there = sorted(entry.name for entry in folder.iterdir())
+    if there and not _is_plan(folder):
+        return there
+    code = (*CODE.values(), "__pycache__")
+    program = folder / PROGRAM
+    inside = sorted(e.name for e in program.iterdir()) if program.is_dir() else []
+    found = [name for name in there if name not in OWN]
+    return found + [f"{PROGRAM}/{name}" for name in inside if name not in code]
+
+
+def _is_plan(folder: Path) -> bool:
+    """Whether ``plan.json`` has what every format of it has."""
+    try:
+        found = json.loads((folder / PLAN).read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and {"format", "workload"} <= found.keys()
+
+
+def edited_program(folder: str | Path) -> list[str]:
+    """Files of the program that are not as they were planned, by relative path.
+
+    Empty too where the folder does not say how they were.
+    """
+    try:
+        digests = dict(json.loads((Path(folder) / COLLECTIVES).read_text())["program"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    files = {name: Path(folder) / name for name in digests}
+    return [n for n, f in files.items() if f.is_file() and digest(f.read_text()) != digests[n]]
+
+
+def digest(text: str) -> str:
+    """SHA-256 of a file's text, in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write(folder: str | Path, files: Mapping[str, str]) -> None:

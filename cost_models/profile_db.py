@@ -97,7 +97,12 @@ class ProfileDb:
             if _is_text(self.path):
                 raise ProfileError(f"{path} is a text file, no profile; give the name of another")
             _rescue(self.path, warn)
-        self.connection = sqlite3.connect(self.path, timeout=30.0, isolation_level=None)
+        try:
+            self.connection = sqlite3.connect(self.path, timeout=30.0, isolation_level=None)
+        except sqlite3.OperationalError as error:
+            raise ProfileError(
+                f"{path}: {error}; give a file in a folder that exists and can be written to"
+            ) from None
         try:
             self._prepare()
         except BaseException:

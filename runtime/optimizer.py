@@ -17,10 +17,11 @@ from autopar.workload import Workload
 
 def make_optimizer(workload: Workload, held: Iterable[Held]) -> torch.optim.Optimizer:
     """`torch.optim` AdamW or SGD as ``workload`` says, over the trainable pieces with rows."""
-    leaves = trainable(held)
+    # One group, because a list without parameters is refused: a small model may leave nothing here.
+    group = [{"params": [h.leaf for h in trainable(held)]}]
     if workload.optimizer == "adamw":
         return torch.optim.AdamW(
-            [h.leaf for h in leaves],
+            group,
             lr=workload.learning_rate,
             betas=workload.betas,
             eps=workload.eps,
@@ -29,7 +30,7 @@ def make_optimizer(workload: Workload, held: Iterable[Held]) -> torch.optim.Opti
         )
     if workload.optimizer == "sgd":
         return torch.optim.SGD(
-            [h.leaf for h in leaves],
+            group,
             lr=workload.learning_rate,
             weight_decay=workload.weight_decay,
             fused=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,24 +11,28 @@ from autopar import plan_folder
 from autopar.plan_folder import PlanFolderError
 
 
+def plan_text(number: int) -> str:
+    return json.dumps({"format": 2, "workload": f"model{number}.py"})
+
+
 def test_write_replaces_the_whole_folder(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "plan"
-    plan_folder.write(folder, {"plan.json": "1", "program/old.py": "a"})
-    plan_folder.write(folder, {"plan.json": "2", "program/new.py": "b"})
+    plan_folder.write(folder, {"plan.json": plan_text(1), "program/model.py": "a"})
+    plan_folder.write(folder, {"plan.json": plan_text(2), "program/train.py": "b"})
     assert {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} == {
         "plan.json",
-        "program/new.py",
+        "program/train.py",
     }
-    assert (folder / "plan.json").read_text() == "2"
+    assert (folder / "plan.json").read_text() == plan_text(2)
     assert [p.name for p in folder.parent.iterdir()] == ["plan"]
 
 
 def test_a_failed_write_leaves_the_old_plan(tmp_path: Path) -> None:
     folder = tmp_path / "plan"
-    plan_folder.write(folder, {"plan.json": "1"})
+    plan_folder.write(folder, {"plan.json": plan_text(1)})
     with pytest.raises(PlanFolderError, match="cannot write"):
-        plan_folder.write(folder, {"plan.json": "2", "plan.json/impossible": "3"})
-    assert (folder / "plan.json").read_text() == "1"
+        plan_folder.write(folder, {"plan.json": plan_text(2), "plan.json/impossible": "3"})
+    assert (folder / "plan.json").read_text() == plan_text(1)
     assert [p.name for p in tmp_path.iterdir()] == ["plan"]
 
 
@@ -38,6 +43,41 @@ def test_other_peoples_files_stay(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.tex").read_text() == "precious"
     with pytest.raises(PlanFolderError, match="is a file"):
         plan_folder.write(tmp_path / "thesis.tex", {"plan.json": "1"})
+
+
+@pytest.mark.parametrize(
+    "mine",
+    [
+        {"program/train.py": "my own training"},
+        {"report.txt": "my own report", "program/notes.md": ""},
+        {"plan.json": '{"my": "settings"}'},
+        {"cluster.json": "{}"},
+    ],
+)
+def test_files_that_only_have_a_plans_names_stay(tmp_path: Path, mine: dict[str, str]) -> None:
+    for name, text in mine.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(PlanFolderError, match="did not write"):
+        plan_folder.write(tmp_path, {"plan.json": plan_text(1)})
+    assert {name: (tmp_path / name).read_text() for name in mine} == mine
+
+
+def test_what_a_person_added_to_a_plan_stays(tmp_path: Path) -> None:
+    program = {"program/model.py": "as planned"}
+    digests = {name: plan_folder.digest(text) for name, text in program.items()}
+    files = {"plan.json": plan_text(1), "collectives.json": json.dumps({"program": digests})}
+    folder = tmp_path / "plan"
+    plan_folder.write(folder, files | program)
+    plan_folder.write(folder, files | program)
+    (folder / "program" / "notes.md").write_text("why")
+    with pytest.raises(PlanFolderError, match=r"program/notes\.md"):
+        plan_folder.write(folder, files | program)
+    (folder / "program" / "notes.md").unlink()
+    (folder / "program" / "model.py").write_text("better")
+    with pytest.raises(PlanFolderError, match=r"program/model\.py was edited"):
+        plan_folder.write(folder, files | program)
+    assert (folder / "program" / "model.py").read_text() == "better"
 
 
 def test_reading_what_is_no_plan_says_what_to_do(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan, Stage
 from autopar.planner.bindings import Bindings
 from autopar.planner.folding import fold
+from autopar.planner.legal import NoStrategy
 from autopar.planner.memory import step_memory
 from autopar.planner.nodes import Folded, Node
 from autopar.planner.prices import PICOSECONDS, Prices
@@ -88,7 +89,7 @@ def open_folder(folder: str | Path) -> Revisited:
     if not wrong:
         try:
             return revisit(plan, plan_folder.read_cluster(folder), graph, dims)
-        except LoweringError as error:
+        except (LoweringError, NoStrategy) as error:
             wrong = str(error)
     raise plan_folder.PlanFolderError(
         f"{Path(folder) / plan_folder.PLAN}: {wrong}. Put it right, or plan the model again"
@@ -130,7 +131,10 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
 
     free = folded(must_split=False)
     own = _choice(free, plan)
-    assert own is not None, "a plan's own strategies are legal"
+    if own is None:
+        raise LoweringError(
+            f"its decisions are not all among those that the mesh {stage.mesh} leaves open"
+        )
     forbidden: tuple[Forbidden, ...] = ()
     if plan.degrees["tp"] > 1:
         best = search(free.problem, searcher="elimination")

@@ -298,7 +298,8 @@ class _Scope:
 
 
 _ADVICE = (
-    "Name another batch dim, or plan without data parallelism: --fix dp_replicate=1,dp_shard=1"
+    "Compute it for every sample by itself, or plan without data parallelism: "
+    "--fix dp_replicate=1,dp_shard=1"
 )
 
 

@@ -102,15 +102,17 @@ def _unruled(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor]) -> s
     example = suggestion([t.shape for t in operands], [t.shape for t in results])
     if example:
         advice = f"Register one line, such as\n    autopar.register_rule({op.kind!r}, {example!r})"
+        holds = " The one above is right if no entry along the first dim needs another entry."
     else:
         advice = (
             "Register one line for it, in the notation of\n"
             "    autopar.register_rule('mylib::scale', 'b s d, d -> b s d')"
         )
+        holds = ""
     return (
         f"no rule says how op {op.kind!r} may be split. {place} {advice}\n"
         "where equal names are the same index: name (may be split), name+ (summed over), "
-        "name! (kept whole)."
+        f"name! (kept whole).{holds}"
     )
 
 
@@ -118,8 +120,9 @@ def suggestion(operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int,
     """A rule text that fits the shapes and splits the leading dim, most often the batch.
 
     Dims of one size share a name, aligned at the right, or at the left where that is what all
-    leading dims agree on; every other index is kept whole, which is safe for any op. Empty where
-    the results and the first operand do not have the leading dim in common.
+    leading dims agree on; every other index is kept whole. Empty where the results and the first
+    operand do not have the leading dim in common, or another dim has its size: the op may pair the
+    two, as `torch.diagonal` does.
     """
     for align_left in (False, True):
         text = _suggested(operands, results, align_left)
@@ -151,6 +154,8 @@ def _suggested(
     if first == "1" or len(terms) == len(results) or not all(t[:1] == [first] for t in leading):
         return ""
     if not all(_leads(t, first) for t in terms):
+        return ""
+    if any(size == results[0][0] for shape in (*operands, *results) for size in shape[1:]):
         return ""
 
     def text(term: Sequence[str]) -> str:

@@ -51,6 +51,25 @@ def _along(
     return make
 
 
+def _diagonal(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """diagonal(x, offset, dim1, dim2): two dims become one, which comes last."""
+    del results
+    rank = len(operands[0].shape)
+    dims = [positive(int(_argument(op, 2 + i, f"dim{1 + i}", i)), rank) for i in range(2)]
+    names = letters(rank)
+    left = [f"{n}!" if i in dims else n for i, n in enumerate(names)]
+    right = [n for i, n in enumerate(names) if i not in dims]
+    return Rule(text([left], [[*right, "diagonal!"]]), flops=0.0)
+
+
+def _lerp(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """lerp(a, b, weight): a given number as the weight keeps nothing for backward."""
+    saves = ""
+    if len(operands) == 3:
+        saves = "012" if operands[2].differentiable else "2"
+    return _pointwise(saves)(op, operands, results)
+
+
 def _baddbmm(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
     """The first operand is added to the product, once: k cannot leave partial sums."""
     del op, results
@@ -217,8 +236,11 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
     "aten::argsort": _along(1),
     "aten::baddbmm": _baddbmm,
     "aten::cosine_similarity": _cosine,
+    "aten::cumprod": _along(1, (0,), (0,)),
+    "aten::diagonal": _diagonal,
     "aten::diff": _along(2),
     "aten::glu": _along(1, saves=(0,)),
+    "aten::lerp": _lerp,
     "aten::linalg_vector_norm": _norm,
     "aten::prelu": _prelu,
     "aten::sort": _along(1, (1,)),

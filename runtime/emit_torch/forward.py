@@ -128,7 +128,8 @@ class Forward(Values):
         cut = (operand.name, operand.steps)
         if cut in self.cuts:
             self.variables.hold((self.cuts[cut],), token)
-            self.read(operand.name)
+            if operand.name in self.uses:  # else a buffer, which every reader reads anew
+                self.read(operand.name)
             self._keep_cut(operand, self.cuts[cut])
             return variable(self.cuts[cut])
         found = self.source(operand.name, token)

@@ -87,6 +87,8 @@ def test_ports_default_to_one_a_device() -> None:
         ("levels:", "levels: []\nother:", "levels: empty; give at least 1"),
         ("levels:", "levels: 3\nother:", "levels: 3 is not a list"),
         ("groups:", "groups: [", "not YAML at line"),
+        ("groups:", "groups: []\ngroups:", r"not YAML at line 3.*'groups' stands there twice"),
+        ("count: 16", "count: 100000000000", r"must be at most 1e\+07"),
     ],
 )
 def test_bad_files_get_one_helpful_message(old: str, new: str, says: str) -> None:

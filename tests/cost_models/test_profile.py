@@ -272,6 +272,11 @@ def test_a_text_file_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     assert path.read_text() == "name: x"
 
 
+def test_a_profile_in_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"unable to open.*a folder that exists"):
+        ProfileDb(tmp_path / "nowhere" / "p.db")
+
+
 @pytest.mark.parametrize("damage", ["header", "tail"])
 def test_a_damaged_file_is_set_aside_and_read_as_far_as_it_goes(
     tmp_path: Path, damage: str

@@ -334,6 +334,21 @@ class Twice(nn.Module):
         return F.cross_entropy((found[0] * found[1] + found[2])[:, :CLASSES], y)
 
 
+class Shifted(nn.Module):
+    """One buffer is added to two results that are cut in the same way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 16)
+        self.down = nn.Linear(16, 8)
+        self.register_buffer("shift", torch.randn(16))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for _ in range(2):
+            x = self.down(F.relu(self.up(x) + self.shift))
+        return F.cross_entropy(x.mean(1)[:, :CLASSES], y)
+
+
 class Translating(nn.Module):
     """Masks come without a word on whether they are causal, which torch would look up in them."""
 
@@ -477,6 +492,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "sequentials": Wide,
     "a table for every layer": Handed,
     "layers with two shapes": Twice,
+    "a buffer cut twice": Shifted,
     "transformer with a mask": Translating,
     "one place of every sample": Picking,
     "weight norm": Normed,

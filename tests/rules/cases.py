@@ -389,6 +389,9 @@ def _function(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     shape = d.shape()
     if kind == "aten::logaddexp":
         return (d.real(*shape), d.real(*d.broadcast(shape))), _call("%0", "%1")
+    if kind == "aten::lerp":
+        others = [d.real(*d.broadcast(shape)) for _ in range(1 + d.flag())]
+        return (d.real(*shape), *others), _call("%0", "%1", "%2" if len(others) > 1 else 0.3)
     return (d.real(*shape),), _call("%0")
 
 
@@ -421,6 +424,20 @@ def _prelu(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     del kind
     shape = d.shape(2, 3)
     return (d.signed(*shape), d.real(d.of(1, shape[1]))), _call("%0", "%1")
+
+
+def _cumprod(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape()
+    return (d.real(*shape),), _call("%0", d.dim(shape))
+
+
+def _diagonal(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape(2, 3)
+    if d.flag():
+        return (d.real(*shape),), _call("%0")
+    return (d.real(*shape),), _call("%0", d.of(0, 1), -1, dim2=0)
 
 
 def _glu(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
@@ -534,7 +551,7 @@ CASES: Mapping[str, Builder] = {
     **{
         f"aten::{name}": _function
         for name in (
-            "log_sigmoid hardswish hardsigmoid selu celu expm1 exp2 log2 log10 tan logaddexp "
+            "log_sigmoid hardswish hardsigmoid selu celu expm1 exp2 log2 log10 tan logaddexp lerp "
             "atan round ceil trunc isfinite"
         ).split()
     },
@@ -549,6 +566,8 @@ CASES: Mapping[str, Builder] = {
         (torch.view_as_complex(d.real(*d.shape(), 2, gradient=False)),),
         _call("%0"),
     ),
+    "aten::cumprod": _cumprod,
+    "aten::diagonal": _diagonal,
     "aten::glu": _glu,
     "aten::linalg_vector_norm": _norm,
     "aten::prelu": _prelu,
