@@ -107,10 +107,10 @@ def wrong(name: str, model: str, *said: str, code: int = 2) -> object:
         ),
         wrong(
             "op without a rule",
-            changed("F.relu(self.inner(x))", "self.inner(x).cumprod(1)"),
+            changed("F.relu(self.inner(x))", "self.inner(x).logcumsumexp(1)"),
             "It stands at Model (",
             "model.py:18",
-            "register_rule('aten::cumprod', 'a b! -> a b!')",
+            "register_rule('aten::logcumsumexp', 'a b! -> a b!')",
             "--allow-replicated",
         ),
         wrong(
@@ -205,7 +205,7 @@ def test_a_batch_that_the_mesh_does_not_divide(run: Run) -> None:
 
 
 def test_an_op_without_a_rule_runs_whole_where_the_user_says_so(run: Run, tmp_path: Path) -> None:
-    model = changed("F.relu(self.inner(x))", "self.inner(x).cumprod(1)")
+    model = changed("F.relu(self.inner(x))", "self.inner(x).logcumsumexp(1)")
     _, message = run(*PLAN, model=model)
     (allow,) = re.findall(r"--allow-replicated (\S+)", message)
     assert run(*PLAN, "--allow-replicated", allow, model=model) == (0, "")
@@ -250,10 +250,13 @@ def test_arguments_that_a_workload_does_not_have(run: Run) -> None:
 
 
 def test_what_is_allowed_is_an_op_of_the_model(run: Run) -> None:
-    model = changed("F.relu(self.inner(x))", "self.inner(x).cumprod(1)")
+    model = changed("F.relu(self.inner(x))", "self.inner(x).logcumsumexp(1)")
     for word, said in (
-        ("aten::cumprd", "no op of that kind. Did you mean aten::cumprod? Without a rule are aten"),
-        ("something", "Its kinds are add, aten::cumprod, cross_entropy, linear"),
+        (
+            "aten::logcumsumxp",
+            "no op of that kind. Did you mean aten::logcumsumexp? Without a rule are aten",
+        ),
+        ("something", "Its kinds are add, aten::logcumsumexp, cross_entropy, linear"),
     ):
         code, message = run(*PLAN, "--allow-replicated", word, model=model)
         assert code == 2
@@ -281,6 +284,23 @@ def test_explaining_a_plan_with_a_decision_that_cannot_be(
     code, message = run("explain", "plan")
     assert code == 2
     assert f"stages[0].{table}['{name}']" in message
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("mesh", "dp_replicate=4 x dp_shard=1 x tp=1", "leaves open"), ("microbatches", 3, "batch")],
+)
+def test_explaining_a_plan_whose_mesh_was_edited(
+    run: Run, tmp_path: Path, name: str, value: object, said: str
+) -> None:
+    assert run(*PLAN, "--fix", "tp=4")[0] == 0
+    file = tmp_path / "plan" / "plan.json"
+    plan = json.loads(file.read_text())
+    (plan["stages"][0] if name == "mesh" else plan)[name] = value
+    file.write_text(json.dumps(plan))
+    code, message = run("explain", "plan")
+    assert code == 2
     assert said in message
 
 

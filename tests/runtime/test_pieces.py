@@ -12,6 +12,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
 from autopar.runtime import ranks as rank_state
 from autopar.runtime.batches import cut_batch
+from autopar.runtime.optimizer import make_optimizer
 from autopar.runtime.parameters import (
     Buffer,
     Declared,
@@ -26,6 +27,7 @@ from autopar.runtime.parameters import (
 from autopar.runtime.ranks import Ranks
 from autopar.runtime.settings import ProgramError, Settings
 from autopar.runtime.storage import materialise, unit_modules
+from autopar.workload import Workload
 
 
 class Alone(Ranks):
@@ -36,6 +38,11 @@ class Alone(Ranks):
         self.device = torch.device("cpu")
         self.rank = rank
         self.coordinates = {a: self._coordinate(rank, a) for a in self.mesh.axes}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_rank_without_a_row_has_nothing_to_update(optimizer: str) -> None:
+    make_optimizer(Workload(model=nn.Identity, batch=dict, optimizer=optimizer), []).step()
 
 
 @given(st.integers(0, 40), st.integers(1, 7))
