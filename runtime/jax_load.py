@@ -6,7 +6,8 @@ import itertools
 import linecache
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -147,27 +148,37 @@ def check_model_of(plan: Plan, captured: Captured, workload: Workload) -> None:
     check_fingerprint(plan, captured.fingerprint())
 
 
-def read_program(folder: str | Path, fp32: str = "float32") -> ModuleType:
-    """Runs ``program/train.py`` of a plan folder; ``fp32`` is what it means by float32."""
+def read_program(folder: str | Path, lift: str | None = None) -> ModuleType:
+    """Runs ``program/train.py`` of a plan folder; ``lift`` is for every float that it names."""
     file = plan_folder.code_of(folder, "jax")
-    module = run_program(file.read_text(), str(file), fp32)
+    module = run_program(file.read_text(), str(file), lift)
     check_settings(plan_folder.read_plan(folder), module.MESH, module.SETTINGS)
     return module
 
 
-def run_program(text: str, file: str = "<program>", fp32: str = "float32") -> ModuleType:
-    """Runs the text of a program as a module of its own. Raises `TooFewDevices`."""
+@contextmanager
+def lifted(dtype: str | None) -> Iterator[None]:
+    """Inside, programs that are read mean ``dtype`` by every float; None: what they say."""
+    names = ("FP32", "BF16", "FP16")
+    before = {name: getattr(jax_program, name) for name in names}
+    try:
+        for name in names if dtype is not None else ():
+            setattr(jax_program, name, np.dtype(dtype))
+        yield
+    finally:
+        for name, known in before.items():
+            setattr(jax_program, name, known)
+
+
+def run_program(text: str, file: str = "<program>", lift: str | None = None) -> ModuleType:
+    """Runs the text of a program as a module of its own, see `lifted`. Raises `TooFewDevices`."""
     name = f"autopar_jax_program_{next(_serial)}"
     module = ModuleType(name)
     module.__file__ = file
     sys.modules[name] = module
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    before = jax_program.FP32
-    jax_program.FP32 = np.dtype(fp32)
-    try:
+    with lifted(lift):
         exec(compiled(text, file), module.__dict__)
-    finally:
-        jax_program.FP32 = before
     if not hasattr(module, "loss"):
         raise ProgramError(f"{file} is no JAX program of autopar: it has no function `loss`")
     needed, seen = int(np.prod([1, *module.MESH.values()])), jax.device_count()

@@ -77,7 +77,7 @@ def _record(
     batch: Mapping[str, Any],
     microbatches: int,
 ) -> list[list[Seen]]:
-    step = Step(run_program(text, fp32="float64"), workload)
+    step = Step(run_program(text, lift="float64"), workload)
     state = step.initial(lambda: step.layout.gather_names(parameters))
     with recording(step.mesh.axis_names, step.mesh.size) as found:
         jax.block_until_ready(step.watched(state, step.cut(batch)))

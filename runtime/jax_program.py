@@ -35,8 +35,8 @@ from autopar.runtime.jax_ops import (
 from autopar.runtime.settings import Settings
 
 Array = Any
-FP32 = jnp.dtype("float32")
-"""What emitted code means by float32; verification puts float64 here."""
+FP32, BF16, FP16 = map(jnp.dtype, ("float32", "bfloat16", "float16"))
+"""What emitted code means by these; verification puts float64 in their place."""
 remembers = True
 """Whether backward runs anything again; where every result is watched, it does not."""
 
@@ -154,6 +154,8 @@ def _gathers(primitive: Any, params: Any) -> bool:
 
 
 __all__ = [
+    "BF16",
+    "FP16",
     "FP32",
     "Block",
     "Parameter",

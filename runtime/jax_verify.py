@@ -29,7 +29,15 @@ from autopar.runtime.jax_layout import by_name
 from autopar.runtime.jax_load import batch_of, check_model_of, read_program
 from autopar.runtime.jax_locate import locate
 from autopar.runtime.jax_train import Step
-from autopar.runtime.verified import NEGLIGIBLE, TOLERANCE, Errors, VerifyResult, gradient_scale
+from autopar.runtime.verified import (
+    NEGLIGIBLE,
+    TOLERANCE,
+    Errors,
+    VerifyResult,
+    gradient_scale,
+    narrowest,
+    rounding_of,
+)
 from autopar.workload import Workload
 
 STEPS = 2
@@ -62,21 +70,22 @@ def verify(folder: str | Path) -> dict[str, Any]:
         named = by_name(paths_of(wide), captured.stacks)
     try:
         with jax.enable_x64(True):
-            exact = run(Step(read_program(folder, "float64"), workload), named, wide_batches)
+            exact = run(Step(read_program(folder, lift="float64"), workload), named, wide_batches)
         program = Step(read_program(folder), workload)
         own = run(program, by_name(paths_of(tree), captured.stacks), batches)
         issued = issued_collectives(program, batches[0])
     except Exception as error:  # of an edited program, maybe
         _tell_edits(folder, plan, captured, error)
         raise
-    rounding = math.sqrt(float(jnp.finfo(plan.precision).eps))
+    precision = narrowest(plan_folder.read_graph(folder), plan.precision)
+    rounding = rounding_of(precision)
     match, lines = _priced(folder, issued)
     result = VerifyResult(
         plan=str(folder),
         ranks=plan.device_count,
         exact=errors(exact, right, NEGLIGIBLE),
         own=errors(own, right, rounding),
-        precision=plan.precision,
+        precision=precision,
         collectives_match=match,
         collective_differences=tuple(lines),
         issued=tuple(asdict(row) for row in issued),

@@ -6,6 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from autopar.nouns.graph import Graph
+
 TOLERANCE = 1e-9
 NEGLIGIBLE = 1e-6
 """A gradient below this share of the whole gradient's norm is rounding around zero, in float64."""
@@ -21,6 +23,13 @@ def rounding_of(precision: str) -> float:
     """The root of a precision's machine epsilon: errors beyond are not what rounding does to a
     model that is well behaved."""
     return math.sqrt(_EPSILON[precision])
+
+
+def narrowest(graph: Graph, precision: str) -> str:
+    """The narrowest float that a plan of ``precision`` computes in: a model may cast by itself."""
+    parts = (graph, *(block.body for block in graph.blocks.values()))
+    found = {t.dtype for part in parts for t in part.tensors.values() if t.dtype in _EPSILON}
+    return max((precision, *sorted(found)), key=_EPSILON.__getitem__)
 
 
 def gradient_scale(norm: float, whole: float, share: float) -> float:
@@ -59,7 +68,8 @@ class VerifyResult:
     """A plan against its model: two optimizer steps in float64 from one seed, dropout off and
     random numbers fixed.
 
-    own:                    the same in the plan's own precision, against the float64 reference.
+    own:                    the same as the program is, against the float64 reference.
+    precision:              the narrowest float that it computes in then, see `narrowest`.
     collectives_match:      whether a step issues the bytes that were priced, by kind and axis;
                             None where the folder has no ``collectives.json``.
     collective_differences: one line for each kind and axis that differs.
@@ -85,7 +95,7 @@ class VerifyResult:
 
     @property
     def own_within_rounding(self) -> bool:
-        """Whether the errors in the plan's own precision are within `rounding_of` it. It is no
+        """Whether the errors in the program's own precision are within `rounding_of` it. It is no
         failure where they are not: a model may well magnify rounding, on one device too."""
         return self.own.largest <= rounding_of(self.precision)
 

@@ -47,6 +47,7 @@ from autopar.runtime.verified import (
     Errors,
     VerifyResult,
     gradient_scale,
+    narrowest,
 )
 from autopar.workload import Workload
 
@@ -94,7 +95,7 @@ def verify_here(folder: str | Path) -> dict[str, Any]:
         ranks=plan.device_count,
         exact=lifted.errors,
         own=own.errors,
-        precision=plan.precision,
+        precision=narrowest(plan_folder.read_graph(folder), plan.precision),
         collectives_match=match,
         collective_differences=tuple(lines),
         issued=tuple(asdict(row) for row in own.issued),

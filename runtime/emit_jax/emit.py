@@ -18,9 +18,9 @@ from autopar.runtime.emit_torch.text import Lines, literal, tuple_text
 
 FILE = "train.py"
 OWN = (
-    "FP32 Block Parameter Settings all_reduce all_to_all attention conv copy_to cross_entropy "
-    "embedding gather keep_first layer layer_norm layers linear pad reduce_scatter rms_norm shard "
-    "whole"
+    "BF16 FP16 FP32 Block Parameter Settings all_reduce all_to_all attention conv copy_to "
+    "cross_entropy embedding gather keep_first layer layer_norm layers linear pad "
+    "reduce_scatter rms_norm shard whole"
 ).split()
 RESERVED = frozenset((*OWN, "jax", "jnp", "lax", "loss", "P"))
 

@@ -27,6 +27,9 @@ from autopar.runtime.emit_torch.text import (
 
 Shape = tuple[int, ...]
 
+LIFTED: Mapping[str, str] = {"float32": "FP32", "bfloat16": "BF16", "float16": "FP16"}
+"""Names of `autopar.runtime.jax_program` that verification gives other dtypes."""
+
 OPERATORS: Mapping[str, tuple[str, int]] = {
     "add": ("+", SUM), "sub": ("-", SUM), "mul": ("*", PRODUCT), "div": ("/", PRODUCT),
     "matmul": ("@", PRODUCT), "linear_t": ("@", PRODUCT), "eq": ("==", COMPARE),
@@ -100,7 +103,7 @@ class _Writer:
 
     def dtype(self, name: str = "dtype") -> str:
         dtype = str(self.attrs[name])
-        return "FP32" if dtype == "float32" else literal(dtype)
+        return LIFTED.get(dtype) or literal(dtype)
 
     def axes_on(self, factor: str) -> tuple[str, ...]:
         """Axes that split ``factor`` of the op's rule, microbatches left out."""

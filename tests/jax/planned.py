@@ -63,8 +63,8 @@ class Made:
     def plan(self) -> Plan:
         return self.planned.plan
 
-    def program(self, fp32: str = "float32") -> ModuleType:
-        return run_program(self.text, fp32=fp32)
+    def program(self, lift: str | None = None) -> ModuleType:
+        return run_program(self.text, lift=lift)
 
     def priced(self) -> list[jax_hlo.Row]:
         stored = {name: t.dtype for name, t in self.captured.tensors.items()}
