@@ -307,3 +307,18 @@ def test_named_scopes_are_modules() -> None:
 
     graph = capture(loss, {"w": models.shape(8, 8)}, {"x": models.shape(4, 8)}).graph
     assert [op.name for op in graph.ops] == ["linear_t", "tail/tanh", "tail/square", "tail/mean"]
+
+
+def test_vmapped_lookups_can_be_written_into_a_plan() -> None:
+    """`jax.vmap` counts dims in numpy integers."""
+
+    def one(params: Any, tokens: Any) -> Any:
+        scores = jax.nn.log_softmax(params["table"][tokens])
+        return -jnp.take_along_axis(scores, tokens[:, None], -1).mean()
+
+    def loss(params: Any, batch: Any) -> Any:
+        return jax.vmap(one, (None, 0))(params, batch["tokens"]).mean()
+
+    params, batch = {"table": models.shape(models.V, models.V)}, {"tokens": models.ids(4, 6)}
+    graph = equal(loss, params, batch)
+    assert from_text(to_text(graph)) == graph

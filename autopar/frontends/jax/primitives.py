@@ -240,7 +240,7 @@ def _gather(
     x, indices = _value(inputs[0], builder), inputs[1]
     if len(numbers.start_index_map) != 1 or indices.shape[-1:] != (1,):
         return None
-    dim = numbers.start_index_map[0]
+    dim = int(numbers.start_index_map[0])  # numpy integers under vmap
     batching = tuple(numbers.operand_batching_dims)
     sizes = tuple(params["slice_sizes"])
     shape, dtype = outs[0]
