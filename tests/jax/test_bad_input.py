@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +14,17 @@ import pytest
 from autopar.errors import UserError
 from autopar.frontends.jax import (
     BatchError,
+    BuildError,
     ControlFlow,
     LargeConstant,
+    LossError,
+    NotFloating,
     NotScalarLoss,
     ParameterWithoutGradient,
     capture,
+    capture_workload,
 )
+from autopar.workload import Workload
 from tests.jax.models import shape
 
 PARAMS = {"w": shape(8, 8)}
@@ -76,3 +82,54 @@ def test_batch_dims_must_agree() -> None:
     assert capture(loss, PARAMS, batch, whole_inputs=("y",)).samples == 4
     with pytest.raises(BatchError, match="'z'"):
         capture(loss, PARAMS, batch, whole_inputs=("z",))
+
+
+def _init(key: Any) -> Any:
+    return {"w": jax.random.normal(key, (8, 8))}
+
+
+def _batch(step: int = 0) -> Any:
+    return {"x": np.zeros((4, 8), np.float32)}
+
+
+def _loss(params: Any, batch: Any) -> Any:
+    return jnp.mean(batch["x"] @ params["w"])
+
+
+def _wrong_shapes(params: Any, batch: Any) -> Any:
+    return jnp.mean(params["w"] @ batch["x"])
+
+
+def _with(**entries: Any) -> Callable[..., Any]:
+    return lambda step=0: {**_batch(step), **entries}
+
+
+WRONG: dict[str, tuple[dict[str, Any], type[UserError], str]] = {
+    "batch_tuple": ({"batch": lambda: (1, 2)}, BatchError, "a tuple, not a dict"),
+    "batch_none": ({"batch": lambda: None}, BatchError, "the batch is None"),
+    "batch_empty": ({"batch": dict}, BatchError, "the batch is empty"),
+    "entry_list": ({"batch": _with(y=[1, 2])}, BatchError, r"batch\['y'\] is a list"),
+    "entry_text": ({"batch": _with(y="s")}, BatchError, r"batch\['y'\] is a str"),
+    "entry_objects": ({"batch": _with(y=np.array(["s"]))}, BatchError, r"ndarray of <U1"),
+    "batch_dims": ({"batch": _with(y=np.zeros(3))}, BatchError, r"x \[4, 8\], y \[3\]"),
+    "batch_arguments": ({"batch": lambda step, k: _batch()}, BuildError, "batch.*step=0"),
+    "init_arguments": (
+        {"init": lambda: _init(None)},
+        BuildError,
+        r"init\(key\) takes one",
+    ),
+    "leaf_text": ({"init": lambda key: {**_init(key), "s": "t"}}, BuildError, r"\['s'\]"),
+    "leaf_integer": ({"init": lambda key: {**_init(key), "n": 3}}, NotFloating, "'n' is int32"),
+    "loss_arguments": ({"loss": lambda p, b, more: _loss(p, b)}, LossError, "'more'"),
+    "loss_shapes": ({"loss": _wrong_shapes}, LossError, r"dot_general.*x float32\[4, 8\]"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_fails_in_the_users_functions_is_told_with_its_line(name: str) -> None:
+    given, error, text = WRONG[name]
+    workload = Workload(**{"loss": _loss, "init": _init, "batch": _batch, **given})
+    with pytest.raises(error) as caught:
+        capture_workload(workload)
+    place = "dict: " if name == "batch_empty" else r"test_bad_input\.py:\d+: "
+    assert re.match(f".*{place}.*{text}", str(caught.value), re.DOTALL)

@@ -2,42 +2,50 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.tree_util import keystr, tree_flatten_with_path
+import numpy as np
 
+import autopar
 from autopar.frontends.captured import Captured
 from autopar.frontends.jax.attention import attention_lifted
 from autopar.frontends.jax.draft import Draft, Value
 from autopar.frontends.jax.errors import (
+    BatchError,
+    BuildError,
     CaptureError,
     ControlFlow,
+    LossError,
+    NotFloating,
     NotScalarLoss,
     ParameterWithoutGradient,
 )
 from autopar.frontends.jax.finish import Stacks, graph_of
 from autopar.frontends.jax.fold import folded
 from autopar.frontends.jax.idioms import lifted
-from autopar.frontends.jax.inputs import batch_entries, model_tensors, samples_of, tokens_of
+from autopar.frontends.jax.inputs import (
+    abstract_batch,
+    abstract_parameters,
+    batch_entries,
+    model_tensors,
+    paths_of,
+    samples_of,
+    tokens_of,
+)
 from autopar.frontends.jax.jaxprs import draft_of
 from autopar.frontends.jax.norms import norms_weighted
 from autopar.frontends.jax.precision import exact_constants
 from autopar.frontends.jax.products import products_named
 from autopar.frontends.jax.simplify import simplified
 from autopar.frontends.jax.vocabulary import lookups_lifted
+from autopar.frontends.places import UNKNOWN, declared, last_line
 from autopar.nouns.graph import Graph
 from autopar.workload import Workload
 
 Loss = Callable[[Any, Mapping[str, Any]], Any]
-
-
-def paths_of(tree: Any) -> list[tuple[str, Any]]:
-    """(path, leaf) in tree order; keys and indices joined by dots."""
-    leaves, _ = tree_flatten_with_path(tree)
-    return [(keystr(path, simple=True, separator="."), leaf) for path, leaf in leaves]
 
 
 def capture(
@@ -49,17 +57,18 @@ def capture(
     shapes are looked at. ``whole_inputs`` names batch entries without a batch dim. Raises
     `CaptureError` and its kinds.
     """
-    params = jax.tree.map(_abstract, params)
-    batch = {name: _abstract(value) for name, value in batch.items()}
+    params = abstract_parameters(params)
+    batch = abstract_batch(batch)
+    entries = batch_entries(batch, whole_inputs)
+    samples = samples_of(entries)
     closed = _jaxpr(loss, params, batch)
     exact = exact_constants(loss, closed, params, batch)
     graph, stacks = _graph(draft_of(closed, _inputs(params, batch), exact))
-    entries = batch_entries(batch, whole_inputs)
     return Captured(
         graph,
         model_tensors(graph),
         entries,
-        samples_of(entries),
+        samples,
         tokens_of(entries),
         stacks=stacks,
     )
@@ -69,8 +78,37 @@ def capture_workload(workload: Workload) -> Captured:
     """`capture` of a workload that gives ``loss``, ``init`` and ``batch``; nothing is computed."""
     assert workload.loss is not None
     assert workload.init is not None
-    params = jax.eval_shape(workload.init, jax.random.key(workload.seed))
-    return capture(workload.loss, params, workload.batch(), workload.whole_inputs)
+    params = _parameters(workload.init, workload.seed)
+    batch = _batch(workload.batch)
+    try:
+        return capture(workload.loss, params, batch, workload.whole_inputs)
+    except BatchError as error:
+        raise BatchError(f"{_declared(workload.batch)}: {error}") from error
+    except NotFloating as error:
+        raise NotFloating(f"{_declared(workload.init)}: {error}") from error
+
+
+def _parameters(init: Callable[..., Any], seed: int) -> Any:
+    """Shapes of what ``init`` makes."""
+    try:
+        return jax.eval_shape(init, jax.random.key(seed))
+    except Exception as error:  # a user's function
+        raise BuildError(
+            f"{_place(error, init)}: making the parameters failed: {_first_line(error)}\n"
+            "init(key) takes one random key and returns a tree of floating-point arrays; the "
+            "values are not there while it is traced"
+        ) from error
+
+
+def _batch(make: Callable[..., Any]) -> Any:
+    try:
+        return make()
+    except Exception as error:  # a user's function
+        raise BuildError(
+            f"{_place(error, make)}: making the batch failed: {_first_line(error)}\n"
+            "batch() takes no argument or one with a default, the number of the step: "
+            "def batch(step=0)"
+        ) from error
 
 
 def _graph(draft: Draft) -> tuple[Graph, Stacks]:
@@ -94,12 +132,6 @@ def _graph(draft: Draft) -> tuple[Graph, Stacks]:
             "is not trained as a batch entry"
         )
     return graph, stacks
-
-
-def _abstract(leaf: Any) -> Any:
-    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-        leaf = jnp.asarray(leaf)
-    return jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
 def _inputs(params: Any, batch: Mapping[str, Any]) -> tuple[Value, ...]:
@@ -126,8 +158,14 @@ def _jaxpr(loss: Loss, params: Any, batch: Mapping[str, Any]) -> Any:
     except jax.errors.ConcretizationTypeError as error:
         text = str(error).partition("\n")[0]
         raise ControlFlow(
-            f"the loss needs the value of an array while it is traced ({text}). The program must "
-            "be the same for every batch: replace if, int() and bool() on arrays by jnp.where"
+            f"{_place(error, loss)}: the loss needs the value of an array while it is traced "
+            f"({text}). The program must be the same for every batch: replace if, int() and bool() "
+            "on arrays by jnp.where"
+        ) from error
+    except Exception as error:  # a user's function
+        raise LossError(
+            f"{_place(error, loss)}: the loss failed: {_first_line(error)}\nIt is called as "
+            f"loss(params, batch); the batch has {_shapes(batch)}"
         ) from error
     leaves = jax.tree.leaves(shapes)
     single = len(leaves) == 1 and leaves[0].shape == () and "float" in str(leaves[0].dtype)
@@ -138,3 +176,31 @@ def _jaxpr(loss: Loss, params: Any, batch: Mapping[str, Any]) -> Any:
             "losses.mean()"
         )
     return closed
+
+
+def _shapes(batch: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value.dtype}{list(value.shape)}" for name, value in batch.items())
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _place(error: Exception, function: Callable[..., Any]) -> str:
+    """Where the user's code failed; where ``function`` stands if none of its lines ran."""
+    place = last_line(error, _is_internal)
+    return _declared(function) if place == UNKNOWN else place
+
+
+def _declared(function: Callable[..., Any]) -> str:
+    place = declared(function, _is_internal)
+    return getattr(function, "__name__", repr(function)) if place == UNKNOWN else place
+
+
+_LIBRARIES = tuple(inspect.getfile(m).rpartition("/")[0] + "/" for m in (autopar, jax, np))
+
+
+def _is_internal(file: str) -> bool:
+    """Whether ``file`` is ours or a library's, so no place to show to a user."""
+    return file.startswith((*_LIBRARIES, "<"))

@@ -9,6 +9,18 @@ class CaptureError(UserError):
     """A JAX loss function that cannot be captured."""
 
 
+class BuildError(CaptureError):
+    """The callable that makes the parameters or the batch failed."""
+
+
+class LossError(CaptureError):
+    """The loss function raised an error of its own."""
+
+
+class NotFloating(CaptureError):
+    """A leaf of the parameters that is no floating-point array, so has no gradient."""
+
+
 class NotScalarLoss(CaptureError):
     """The function returns something that is not one floating-point number."""
 

@@ -5,10 +5,69 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jax.tree_util import keystr, tree_flatten_with_path
+
 from autopar.frontends.captured import ModelTensor
-from autopar.frontends.jax.errors import BatchError
+from autopar.frontends.jax.errors import BatchError, NotFloating
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Graph
+
+
+def paths_of(tree: Any) -> list[tuple[str, Any]]:
+    """(path, leaf) in tree order; keys and indices joined by dots."""
+    leaves, _ = tree_flatten_with_path(tree)
+    return [(keystr(path, simple=True, separator="."), leaf) for path, leaf in leaves]
+
+
+def abstract_parameters(params: Any) -> Any:
+    """The tree with shapes and dtypes only. Raises `NotFloating` for a leaf without a gradient."""
+    for path, leaf in paths_of(params):
+        found = _abstract(leaf)
+        if found is None or not jnp.issubdtype(found.dtype, jnp.floating):
+            what = f"a {type(leaf).__name__}" if found is None else str(found.dtype)
+            raise NotFloating(
+                f"parameter {path!r} is {what}: every leaf of the parameters is trained, and "
+                "jax.grad needs floating-point arrays. Put integers and other constants into the "
+                "loss's closure, or into the batch if they change from step to step"
+            )
+    return jax.tree.map(_abstract, params)
+
+
+def abstract_batch(batch: Any) -> dict[str, Any]:
+    """The batch with shapes and dtypes only. Raises `BatchError` where it is no dict of arrays."""
+    if not isinstance(batch, Mapping) or not batch:
+        found = "empty" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
+        if batch is None:
+            found = "None"
+        raise BatchError(
+            f"the batch is {found}, not a dict of arrays: return {{'name': array, ...}}, the names "
+            "as the loss reads them"
+        )
+    made = {}
+    for name, value in batch.items():
+        made[name] = _abstract(value)
+        if made[name] is None:
+            dtype = f" of {value.dtype}" if hasattr(value, "dtype") else ""
+            raise BatchError(
+                f"batch[{name!r}] is a {type(value).__name__}{dtype}, not an array of numbers: "
+                "return a numpy or jax array, as in np.asarray(...); constants belong into the "
+                "loss's closure"
+            )
+    return made
+
+
+def _abstract(leaf: Any) -> Any:
+    """Shape and dtype of an array or a Python number; None for anything else."""
+    if isinstance(leaf, bool | int | float | complex):
+        leaf = jnp.asarray(leaf)
+    try:
+        found = jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
+    except (AttributeError, TypeError):
+        return None
+    numbers = jnp.issubdtype(found.dtype, jnp.number) or found.dtype == bool
+    return found if numbers else None
 
 
 def model_tensors(graph: Graph) -> dict[str, ModelTensor]:

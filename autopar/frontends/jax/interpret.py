@@ -33,7 +33,7 @@ def interpret(graph: Graph, wide: bool = False) -> Callable[[Arrays, Arrays], An
 
 def flat_parameters(tree: Any, stacks: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """The leaves of a parameter tree under the names that the graph gives them."""
-    from autopar.frontends.jax.capture import paths_of
+    from autopar.frontends.jax.inputs import paths_of
 
     flat: dict[str, Any] = {}
     for path, leaf in paths_of(tree):

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from autopar.frontends import places
 from autopar.frontends.pytorch.errors import BatchError, BuildError
 from autopar.runtime.torch_private import FakeTensorMode
 from autopar.workload import Workload
@@ -164,14 +165,7 @@ def _real_batch(workload: Workload) -> Any:
 
 def last_line(error: BaseException) -> str:
     """``file:line`` of the innermost frame that is not torch's own."""
-    place = "?"
-    trace = error.__traceback__
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if not is_internal(file):
-            place = f"{file}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return place
+    return places.last_line(error, is_internal)
 
 
 _OWN = (

@@ -6,7 +6,6 @@ cross-entropy stay one op. Beside each op stand the module and the line of the u
 
 from __future__ import annotations
 
-import inspect
 import logging
 import sys
 from bisect import bisect_right
@@ -27,6 +26,7 @@ from torch.nn.modules.module import (
 from torch.overrides import TorchFunctionMode
 
 from autopar.frontends.losses import find_loss, scalars_of
+from autopar.frontends.places import UNKNOWN, declared
 from autopar.frontends.pytorch.build import Built, fake, is_internal, last_line, without_cache
 from autopar.frontends.pytorch.calls import Calls, Kind, NotAlike, Note
 from autopar.frontends.pytorch.errors import (
@@ -242,7 +242,9 @@ def _explained(error: Exception, model: nn.Module, path: str) -> Exception:
     path: the module whose forward failed.
     """
     place = last_line(error)
-    if place == "?":  # no line of the user's ran: a call that the forward does not take, or torch's
+    if (
+        place == UNKNOWN
+    ):  # no line of the user's ran: a call that the forward does not take, or torch's
         place = _declared(type(model))
     if path:
         place += f" (module {path})"
@@ -265,12 +267,9 @@ def _explained(error: Exception, model: nn.Module, path: str) -> Exception:
 def _declared(model: type[nn.Module]) -> str:
     """``file:line`` of the forward of a class, or of the class where it has none of its own."""
     for found in (model.forward, model):
-        try:
-            file, line = inspect.getsourcefile(found), inspect.getsourcelines(found)[1]
-        except (OSError, TypeError):
-            continue
-        if file is not None and not is_internal(file):
-            return f"{file}:{line}"
+        place = declared(found, is_internal)
+        if place != UNKNOWN:
+            return place
     return model.__name__
 
 
