@@ -139,6 +139,8 @@ ELEMENTWISE: Mapping[str, Rule | RuleMaker] = {
     "remainder": _remainder,
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor"), _flat),
     "floor_divide": _flat,
+    "jax::rem": _remainder,
+    "jax::div": _flat,  # of integers, towards zero
     # one operand
     "neg": _one(linear=True),
     "identity": _one(linear=True, view=True),
@@ -149,7 +151,7 @@ ELEMENTWISE: Mapping[str, Rule | RuleMaker] = {
     **dict.fromkeys(("log", "sin", "cos", "erf"), _one("x", flops=TRANSCENDENTAL)),
     **dict.fromkeys(("abs", "square", "clamp", "hardtanh", "leaky_relu"), _one("x")),
     **dict.fromkeys(("gelu", "silu", "softplus", "elu", "mish"), _one("x", flops=TRANSCENDENTAL)),
-    **dict.fromkeys(("not", "isinf", "isnan", "sign", "floor"), _one()),
+    **dict.fromkeys(("not", "isinf", "isnan", "sign", "floor", "jax::is_finite"), _one()),
     "where": _where,
     "masked_fill": _masked_fill,
     "dropout": _dropout,

@@ -43,6 +43,7 @@ CALLS: Mapping[str, str] = {
     "softplus": "jax.nn.softplus", "sin": "jnp.sin", "cos": "jnp.cos", "abs": "jnp.abs",
     "not": "jnp.logical_not", "erf": "lax.erf", "square": "jnp.square", "sign": "jnp.sign",
     "floor": "jnp.floor", "detach": "lax.stop_gradient", "linear": "linear",
+    "jax::rem": "jnp.fmod", "jax::is_finite": "jnp.isfinite",
 }  # fmt: skip
 REDUCTIONS: Mapping[str, str] = {
     "sum": "sum", "mean": "mean", "amax": "max", "amin": "min", "any": "any", "all": "all",

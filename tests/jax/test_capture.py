@@ -14,6 +14,7 @@ from autopar.frontends.jax import capture
 from autopar.frontends.jax.interpret import flat_parameters, interpret
 from autopar.frontends.jax.precision import widened
 from autopar.nouns.graph import Graph, from_text, to_text
+from autopar.rules.registry import bind
 from tests.jax import models
 
 LOSS = 1e-12
@@ -322,3 +323,18 @@ def test_vmapped_lookups_can_be_written_into_a_plan() -> None:
     params, batch = {"table": models.shape(models.V, models.V)}, {"tokens": models.ids(4, 6)}
     graph = equal(loss, params, batch)
     assert from_text(to_text(graph)) == graph
+
+
+def test_remainders_and_finite_numbers_are_elementwise() -> None:
+    """Integers: ``%`` and ``//`` of both signs, by numbers and by arrays that broadcast."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        i, j = batch["i"] - 9, batch["j"] + 1
+        weights = (i % 4)[:, None] + i[:, None] // j + (7 // j) % 3 + j // 2
+        y = batch["x"] @ params["w"]
+        return jnp.mean(y * weights) + jnp.mean(jax.nn.logsumexp(y, -1) + jnp.fmod(y, 0.75)[:, 0])
+
+    batch = {"x": models.shape(4, 8), "i": models.ids(4), "j": models.ids(4, 8)}
+    graph = equal(loss, {"w": models.shape(8, 8)}, batch)
+    assert {k for k in kinds(graph) if "::" in k} == {"jax::rem", "jax::div", "jax::is_finite"}
+    assert all(bind(op, graph.tensors).factors for op in graph.ops if "::" in op.kind)

@@ -22,11 +22,11 @@ def build(kind: str, data: st.DataObject) -> Case:
 
 def _two(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     shape = d.shape(1, 3)
-    if kind == "floor_divide":  # no derivative in torch
+    if kind in ("floor_divide", "jax::div"):  # no derivative in torch
         return (d.real(*shape, gradient=False), d.real(*d.broadcast(shape), gradient=False)), {}
     if d.flag():
         return (d.real(*shape),), {"other": d.of(0, 1.5), "scalar_first": d.flag()} | (
-            {"other": 1.5} if kind in ("div", "remainder", "pow") else {}
+            {"other": 1.5} if kind in ("div", "remainder", "jax::rem", "pow") else {}
         )
     pair = [d.real(*shape), d.real(*d.broadcast(shape))]
     return tuple(reversed(pair) if d.flag() else pair), {}
@@ -496,10 +496,13 @@ def _cell(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     return (d.real(b, wide), *states, *weights), _call("%0", given, *names[-2:])
 
 
-_ARITHMETIC = "add sub mul div pow maximum minimum remainder floor_divide eq ne lt le gt ge"
+_ARITHMETIC = (
+    "add sub mul div pow maximum minimum remainder jax::rem jax::div floor_divide eq ne lt le gt ge"
+)
 _FUNCTIONS = (
     "neg exp log sqrt rsqrt tanh sigmoid relu gelu silu sin cos abs erf square softplus leaky_relu "
-    "elu hardtanh mish reciprocal identity detach clamp isinf isnan sign floor cast dropout"
+    "elu hardtanh mish reciprocal identity detach clamp isinf isnan sign floor cast dropout "
+    "jax::is_finite"
 )
 
 CASES: Mapping[str, Builder] = {

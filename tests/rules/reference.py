@@ -229,6 +229,9 @@ REFERENCE: Mapping[str, Reference] = {
     "minimum": _two(torch.minimum),
     "remainder": _two(torch.remainder),
     "floor_divide": _two(torch.floor_divide),
+    "jax::rem": _two(torch.fmod),
+    "jax::div": _two(lambda a, b: torch.div(a, b, rounding_mode="trunc")),
+    "jax::is_finite": _one(torch.isfinite),
     "eq": _two(torch.eq),
     "ne": _two(torch.ne),
     "lt": _two(torch.lt),
@@ -331,5 +334,5 @@ def _as_called(kind: str, call: Call) -> Tensor | tuple[Tensor, ...]:
 
 def run(kind: str, call: Call) -> tuple[Tensor, ...]:
     """The results of ``kind``, always as a tuple."""
-    found = _as_called(kind, call) if "::" in kind else REFERENCE[kind](call)
+    found = REFERENCE[kind](call) if kind in REFERENCE else _as_called(kind, call)
     return found if isinstance(found, tuple) else (found,)

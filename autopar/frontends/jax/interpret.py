@@ -92,6 +92,7 @@ _TWO: Mapping[str, Callable[[Any, Any], Any]] = {
     "maximum": jnp.maximum, "minimum": jnp.minimum, "eq": jnp.equal, "ne": jnp.not_equal,
     "lt": jnp.less, "le": jnp.less_equal, "gt": jnp.greater, "ge": jnp.greater_equal,
     "and": jnp.bitwise_and, "or": jnp.bitwise_or, "xor": jnp.bitwise_xor,
+    "jax::rem": jnp.fmod, "jax::div": jax.lax.div,
     "linear": lambda x, w: x @ w.T, "linear_t": jnp.matmul, "matmul": jnp.matmul,
 }  # fmt: skip
 
@@ -101,6 +102,7 @@ _ONE: Mapping[str, Callable[[Any], Any]] = {
     "not": jnp.logical_not, "erf": jax.lax.erf, "square": jnp.square, "sign": jnp.sign,
     "floor": jnp.floor, "detach": jax.lax.stop_gradient, "relu": jax.nn.relu,
     "silu": jax.nn.silu, "softplus": jax.nn.softplus,
+    "jax::is_finite": jnp.isfinite,
 }  # fmt: skip
 
 _REDUCE: Mapping[str, Callable[..., Any]] = {

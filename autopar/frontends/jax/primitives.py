@@ -21,7 +21,8 @@ ELEMENTWISE = {
     "square": "square", "sign": "sign", "floor": "floor", "stop_gradient": "detach",
     "add": "add", "add_any": "add", "sub": "sub", "mul": "mul", "div": "div", "pow": "pow",
     "max": "maximum", "min": "minimum", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt",
-    "ge": "ge", "and": "and", "or": "or", "xor": "xor",
+    "ge": "ge", "and": "and", "or": "or", "xor": "xor", "rem": "jax::rem",
+    "is_finite": "jax::is_finite",
 }  # fmt: skip
 REDUCTIONS = {
     "reduce_sum": "sum", "reduce_max": "amax", "reduce_min": "amin",

@@ -25,20 +25,29 @@ from autopar.frontends.jax.draft import (
     rewrite,
 )
 
+
+def _rem(a: Any, b: Any) -> Any:
+    """What is left of ``a`` when divided by ``b``, with the sign of ``a``."""
+    left = abs(a) % abs(b)
+    return -left if a < 0 else left
+
+
 BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,
     "pow": operator.pow, "maximum": max, "minimum": min, "eq": operator.eq, "ne": operator.ne,
     "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
     "and": operator.and_, "or": operator.or_, "xor": operator.xor,
+    "jax::rem": _rem,
 }  # fmt: skip
 UNARY: Mapping[str, Callable[[Any], Any]] = {
     "neg": operator.neg, "exp": math.exp, "log": math.log, "sqrt": math.sqrt,
     "rsqrt": lambda x: 1 / math.sqrt(x), "square": lambda x: x * x, "abs": abs,
     "detach": lambda x: x, "tanh": math.tanh, "sin": math.sin, "cos": math.cos,
+    "jax::is_finite": math.isfinite,
 }  # fmt: skip
 ELEMENTWISE = frozenset(
-    (*BINARY, *UNARY, "where", "sigmoid", "not", "erf", "sign", "floor", "cast", "jax::rem",
-     "jax::erfc", "jax::is_finite", "relu", "gelu", "silu", "softplus", "clamp")
+    (*BINARY, *UNARY, "where", "sigmoid", "not", "erf", "sign", "floor", "cast",
+     "jax::erfc", "relu", "gelu", "silu", "softplus", "clamp")
 )  # fmt: skip
 COMMUTATIVE = frozenset(("add", "mul", "maximum", "minimum", "eq", "ne", "and", "or", "xor"))
 REDUCTIONS = frozenset(("sum", "mean", "amax", "amin", "any", "all"))
