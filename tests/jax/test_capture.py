@@ -338,3 +338,16 @@ def test_remainders_and_finite_numbers_are_elementwise() -> None:
     graph = equal(loss, {"w": models.shape(8, 8)}, batch)
     assert {k for k in kinds(graph) if "::" in k} == {"jax::rem", "jax::div", "jax::is_finite"}
     assert all(bind(op, graph.tensors).factors for op in graph.ops if "::" in op.kind)
+
+
+@pytest.mark.filterwarnings("error")
+def test_limits_of_a_dtype_stay_those_of_the_dtype() -> None:
+    """In float64, where constants are looked up, ``finfo`` has limits that float32 has not."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        y = batch["x"] @ params["w"]
+        return jnp.mean(jax.nn.softmax(jnp.where(y > 0, y / 3, jnp.finfo(y.dtype).min)))
+
+    graph = capture(loss, {"w": models.shape(8, 8)}, {"x": models.shape(4, 8)}).graph
+    (mask,) = (op for op in graph.ops if op.kind == "where")
+    assert mask.attrs["b"] == pytest.approx(float(jnp.finfo("float32").min))

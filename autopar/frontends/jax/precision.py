@@ -6,11 +6,13 @@ same function traced in float64 has them exactly; `exact_constants` finds them t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 import numpy as np
 
 NARROW = ("float32", "bfloat16", "float16")
@@ -48,9 +50,20 @@ def exact_constants(
         assert pair is not None
         narrow, exact = pair
         kind = np.asarray(narrow.val).dtype
-        if str(kind) in NARROW and kind.type(exact.val) == narrow.val:
+        if str(kind) in NARROW and _rounds_to(float(exact.val), narrow.val, kind):
             found[id(narrow)] = float(exact.val)
     return found
+
+
+def _rounds_to(exact: float, narrow: Any, kind: Any) -> bool:
+    """Whether ``narrow`` is ``exact`` in dtype ``kind``.
+
+    A number beyond the range of ``kind``, such as the lowest of float64 in a mask, is a limit of
+    another dtype and no constant before rounding.
+    """
+    if float(jnp.finfo(kind).max) < abs(exact) < math.inf:
+        return False
+    return bool(kind.type(exact) == narrow)
 
 
 def _wide_shapes(tree: Any) -> Any:
