@@ -49,6 +49,15 @@ def _variance(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...])
     return Rule(_reduced(op, operands, results, "!"), saves=(0,), flops=3.0, cost="reduction")
 
 
+def _best(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """top_k: values and places of the largest along one dim, which stays whole; k of them."""
+    rank = len(operands[0].shape)
+    (dim,) = dims_of(op, "dim", rank)
+    names = letters(rank)
+    left, right = ([f"{n}{m}!" if i == dim else n for i, n in enumerate(names)] for m in "xy")
+    return Rule(text([left], [right] * len(results)), saves_results=(1,), cost="reduction")
+
+
 def _running(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
     del results
     shape = operands[0].shape
@@ -66,4 +75,5 @@ REDUCTIONS: Mapping[str, Rule | RuleMaker] = {
     "argmax": _flat,
     "var": _variance,
     "cumsum": _running,
+    "jax::top_k": _best,
 }

@@ -76,9 +76,9 @@ class _Writer:
             return self.call(CALLS[kind], *self._pair())
         if kind in REDUCTIONS:
             return self._reduction(REDUCTIONS[kind])
-        if kind.startswith("jax::"):
-            return self._primitive(kind.removeprefix("jax::"))
         found = WRITERS.get(kind)
+        if found is None and kind.startswith("jax::"):
+            return self._primitive(kind.removeprefix("jax::"))
         if found is None:
             raise JaxEmitError(
                 f"op {kind!r} at {self.op.source} has no JAX form: write it with the ops of "
@@ -223,6 +223,12 @@ def _split(w: _Writer) -> Expr:
     return w.call("jnp.split", w.given(), tuple_text(cuts), f"axis={w.attrs['dim']}")
 
 
+def _top_k(w: _Writer) -> Expr:
+    last = w.attrs["dim"] == len(w.operands[0]) - 1
+    extra = [] if last else [f"axis={w.attrs['dim']}"]
+    return w.call("lax.top_k", w.given(), str(w.attrs["k"]), *extra)
+
+
 def _joined(function: str) -> Callable[[_Writer], Expr]:
     def write(w: _Writer) -> Expr:
         return w.call(function, f"[{', '.join(w.all_given())}]", f"axis={w.attrs['dim']}")
@@ -263,6 +269,7 @@ WRITERS: Mapping[str, Callable[[_Writer], Expr]] = {
     "index_select": _over("jnp.take"),
     "argmax": _over("jnp.argmax"),
     "cumsum": _over("jnp.cumsum"),
+    "jax::top_k": _top_k,
     "gelu": lambda w: w.call(
         "jax.nn.gelu", w.given(), f"approximate={w.attrs['approximate'] == 'tanh'}"
     ),

@@ -351,3 +351,18 @@ def test_limits_of_a_dtype_stay_those_of_the_dtype() -> None:
     graph = capture(loss, {"w": models.shape(8, 8)}, {"x": models.shape(4, 8)}).graph
     (mask,) = (op for op in graph.ops if op.kind == "where")
     assert mask.attrs["b"] == pytest.approx(float(jnp.finfo("float32").min))
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_top_k_keeps_its_dim_whole(axis: int) -> None:
+    def loss(params: Any, batch: Any) -> Any:
+        values, places = jax.lax.top_k(batch["x"] @ params["w"], 2, axis=axis)
+        return jnp.sum(values * (1 + places))
+
+    graph = equal(loss, {"w": models.shape(6, 8)}, {"x": models.shape(4, 6)})
+    (op,) = (op for op in graph.ops if op.kind == "jax::top_k")
+    assert dict(op.attrs) == {"k": 2, "dim": axis % 2}
+    assert [graph.tensors[name].dtype for name in op.outputs] == ["float32", "int32"]
+    found = bind(op, graph.tensors).factors.values()
+    split = [f for f in found if f.kind == "parallel"]
+    assert [f.size for f in split] == [4 if axis else 8]

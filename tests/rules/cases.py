@@ -296,6 +296,13 @@ def _running(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     return (d.real(*shape),), {"dim": d.dim(shape)}
 
 
+def _best(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape()
+    dim = d.dim(shape)
+    return (d.real(*shape),), {"k": d.of(1, shape[dim]), "dim": dim}
+
+
 def _made(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     if kind == "full":
         return (), {"shape": d.shape(), "value": 3.0, "dtype": "float64"}
@@ -544,6 +551,7 @@ CASES: Mapping[str, Builder] = {
     "roll": _shifted,
     **dict.fromkeys(("sum", "mean", "amax", "amin", "any", "all", "argmax", "var"), _reduction),
     "cumsum": _running,
+    "jax::top_k": _best,
     **dict.fromkeys(("full", "arange", "constant", "noise"), _made),
     **dict.fromkeys(("tril", "triu"), _triangle),
     "gather": _gather,

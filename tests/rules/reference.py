@@ -300,6 +300,7 @@ REFERENCE: Mapping[str, Reference] = {
         c.x, c.attrs["dims"], correction=c.attrs["correction"], keepdim=c.attrs["keepdim"]
     ),
     "cumsum": lambda c: c.x.cumsum(c.attrs["dim"]),
+    "jax::top_k": lambda c: tuple(c.x.topk(c.attrs["k"], c.attrs["dim"])),
     "full": lambda c: torch.full(c.shapes[0], c.attrs["value"], dtype=torch.double),
     "noise": lambda c: torch.full(c.shapes[0], 0.5, dtype=torch.double),  # its stand-in
     "arange": lambda c: torch.arange(c.attrs["start"], c.attrs["stop"], c.attrs["step"]),

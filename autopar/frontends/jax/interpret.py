@@ -68,9 +68,17 @@ def _run(graph: Graph, env: dict[str, Any], whole: Graph, params: Arrays) -> Non
         elif op.kind == "split":
             cuts = [sum(op.attrs["sizes"][: i + 1]) for i in range(len(op.attrs["sizes"]) - 1)]
             results = jnp.split(inputs[0], cuts, axis=op.attrs["dim"])
+        elif op.kind == "jax::top_k":
+            results = _top_k(inputs[0], op.attrs["k"], op.attrs["dim"])
         else:
             results = [_evaluate(op, inputs)]
         env.update(zip(op.outputs, results, strict=True))
+
+
+def _top_k(x: Any, k: int, dim: int) -> list[Any]:
+    """Values and places of the ``k`` largest along ``dim``, largest first."""
+    found = jax.lax.top_k(jnp.moveaxis(x, dim, -1), k)
+    return [jnp.moveaxis(one, -1, dim) for one in found]
 
 
 def _evaluate(op: Op, x: Sequence[Any]) -> Any:

@@ -197,6 +197,15 @@ def _argmax(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) ->
     return [builder.op("argmax", inputs, *outs[0], dim=int(dim), keepdim=False)]
 
 
+def _top_k(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
+    values = tuple(Value(s, d) for s, d in outs)
+    x = _value(inputs[0], builder)
+    dim = int(params.get("axis", -1)) % len(x.shape)
+    attrs = {"k": int(params["k"]), "dim": dim}
+    builder.append(Node("jax::top_k", (x,), values, attrs, builder.source))
+    return list(values)
+
+
 def _cumsum(
     params: Any, inputs: list[Operand], outs: Outs, builder: Builder
 ) -> list[Operand] | None:
@@ -312,6 +321,7 @@ TABLE: Mapping[str, Callable[..., list[Operand] | None]] = {
     "pad": _pad,
     "rev": _rev,
     "argmax": _argmax,
+    "top_k": _top_k,
     "cumsum": _cumsum,
     "iota": _iota,
     "dot_general": _dot_general,
