@@ -22,15 +22,25 @@ all_reduce of the counts       all data axes                       once where th
 =============================  ==================================  ================================
 
 A unit is a block instance that is called once; all else is the root. Units are gathered in the
-dtype of compute, frozen parameters too, and reduced in the dtype in which they are stored. FSDP2
-pads the first dim of each tensor to a multiple of ``dp_shard``; it leaves out scalars, whose
-gradients are all-reduced over the data axes (and their D axes) as one group.
+dtype of compute, frozen parameters too, and reduced in the dtype in which they are stored. Where
+``dp_shard`` cuts a tensor is up to the framework. What it leaves out is whole on every rank, and
+its gradient is all-reduced over the data axes (and its D axes) as one group.
+
+=========  ==============================================  ========================
+framework  cut                                             whole
+=========  ==============================================  ========================
+torch      dim 0, padded to a multiple of ``dp_shard``     scalars
+jax        the first dim that ``dp_shard`` divides         tensors without such a dim
+=========  ==============================================  ========================
+
+Between steps of ZeRO 1 and 2 every rank of a JAX program holds the stored parameters whole, so it
+gathers them in the dtype in which they are stored.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.nouns.graph import DTYPE_BYTES
@@ -75,27 +85,29 @@ def state_collectives(
     precision: str,
     clips: bool,
     counts: int = 0,
+    framework: str = "torch",
 ) -> Iterator[StateCollective]:
     """Everything in the table above. ``counts``: how many numbers the program counts globally."""
     mesh = mesh.trimmed()
     stored = list(parameters)
     data = tuple(a for a in DATA_AXES if a in mesh.axes)
     shard = mesh.size("dp_shard") if zero > 0 else 1
+    cuts = _Cuts(mesh, shard, framework)
     if shard > 1:
-        yield from _sharded(stored, mesh, shard, zero, microbatches, precision)
+        yield from _sharded(stored, cuts, zero, microbatches, precision)
     else:
-        size = sum(_bytes(p, mesh) for p in stored if p.trainable)
+        size = sum(cuts.piece_bytes(p) for p in stored if p.trainable)
         yield from _all_reduce("gradients", data, size)
     late: dict[tuple[str, ...], int] = {}
     cut: set[str] = set()
     for p in stored:
         if not p.trainable:
             continue
-        alone = shard > 1 and p.shape == ()
+        alone = shard > 1 and not cuts.has(p)
         deferred = tuple(a for a, where in p.sharding.placements if where.kind == "D")
         axes = tuple(a for a in mesh.axes if a in deferred or (alone and a in data))
         if axes:
-            late[axes] = late.get(axes, 0) + _bytes(p, mesh, shard)
+            late[axes] = late.get(axes, 0) + cuts.piece_bytes(p)
         cut |= {a for a, where in p.sharding.placements if where.kind == "S"}
         cut |= {"dp_shard"} if shard > 1 and not alone else set()
     for axes, size in late.items():
@@ -108,51 +120,72 @@ def state_collectives(
     yield from _all_reduce("counts", data, COUNT_BYTES * counts)
 
 
+def even_cut(local_shape: Sequence[int], shard: int) -> int | None:
+    """Where a JAX program cuts a tensor over ``dp_shard``: the first dim of the shape on one model
+    rank that ``shard`` divides, None where there is none."""
+    return next((d for d, size in enumerate(local_shape) if size % shard == 0), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cuts:
+    """Where ``dp_shard``, of ``shard`` ranks, cuts tensors; 1: nowhere."""
+
+    mesh: Mesh
+    shard: int
+    framework: str
+
+    def has(self, p: Stored) -> bool:
+        """Whether ``p`` is cut at all."""
+        if self.shard == 1:
+            return False
+        if self.framework == "jax":
+            return even_cut(p.sharding.local_shape(p.shape, self.mesh), self.shard) is not None
+        return p.shape != ()
+
+    def elements(self, p: Stored) -> int:
+        """Elements of all pieces of a model rank's tensor together, with their padding."""
+        local = p.sharding.local_shape(p.shape, self.mesh)
+        if self.framework == "jax" or not self.has(p):
+            return math.prod(local)
+        rows, *rest = local
+        return -(-rows // self.shard) * self.shard * math.prod(rest)
+
+    def piece_bytes(self, p: Stored) -> int:
+        """Bytes of the piece of rank 0, in the stored dtype."""
+        return self.elements(p) // (self.shard if self.has(p) else 1) * DTYPE_BYTES[p.dtype]
+
+    def gathered_dtype(self, p: Stored, zero: int, precision: str) -> str:
+        """The dtype in which ``p`` is gathered."""
+        held = self.framework == "jax" and zero < 3
+        return precision if p.dtype == "float32" and not held else p.dtype
+
+
 def _sharded(
-    stored: list[Stored], mesh: Mesh, shard: int, zero: int, microbatches: int, precision: str
+    stored: list[Stored], cuts: _Cuts, zero: int, microbatches: int, precision: str
 ) -> Iterator[StateCollective]:
     units: dict[str, list[Stored]] = {}
     for p in stored:
-        if p.shape != ():
+        if cuts.has(p):
             units.setdefault(p.unit, []).append(p)
     for unit, members in units.items():
         where = unit or "root"
         gathered = sum(
-            _padded(p, mesh, shard) * DTYPE_BYTES[_moved(p.dtype, precision)] for p in members
+            cuts.elements(p) * DTYPE_BYTES[cuts.gathered_dtype(p, zero, precision)] for p in members
         )
         gather = Collective("all_gather", "dp_shard", gathered)
         yield StateCollective(f"{where} forward", gather, microbatches if zero == 3 else 1)
         if zero == 3 and unit:
             yield StateCollective(f"{where} backward", gather, microbatches)
-        reduced = sum(
-            _padded(p, mesh, shard) * DTYPE_BYTES[p.dtype] for p in members if p.trainable
-        )
+        reduced = sum(cuts.elements(p) * DTYPE_BYTES[p.dtype] for p in members if p.trainable)
         if not reduced:
             continue
         scatter = Collective("reduce_scatter", "dp_shard", reduced)
         yield StateCollective(f"{where} gradients", scatter, microbatches if zero >= 2 else 1)
-        if mesh.size("dp_replicate") > 1:
-            yield from _all_reduce(f"{where} gradients", ("dp_replicate",), reduced // shard)
+        if cuts.mesh.size("dp_replicate") > 1:
+            piece = reduced // cuts.shard
+            yield from _all_reduce(f"{where} gradients", ("dp_replicate",), piece)
 
 
 def _all_reduce(what: str, axes: tuple[str, ...], size: int) -> Iterator[StateCollective]:
     if axes and size:
         yield StateCollective(what, Collective("all_reduce", "+".join(axes), size), 1)
-
-
-def _moved(dtype: str, precision: str) -> str:
-    return precision if dtype == "float32" else dtype
-
-
-def _padded(p: Stored, mesh: Mesh, shard: int) -> int:
-    """Elements of the local tensor with its first dim padded to a multiple of ``shard``."""
-    rows, *rest = p.sharding.local_shape(p.shape, mesh)
-    return -(-rows // shard) * shard * math.prod(rest)
-
-
-def _bytes(p: Stored, mesh: Mesh, shard: int = 1) -> int:
-    """Bytes of the piece of rank 0, in the stored dtype."""
-    local = p.sharding.local_shape(p.shape, mesh)
-    if local and shard > 1:
-        local = (-(-local[0] // shard), *local[1:])
-    return math.prod(local) * DTYPE_BYTES[p.dtype]

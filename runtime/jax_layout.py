@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec
 from autopar.nouns.mesh import DATA_AXES
 from autopar.runtime.jax_program import Block, Parameter
 from autopar.runtime.settings import ProgramError, Settings
+from autopar.state_collectives import even_cut
 
 Spec = Any  # PartitionSpec; jax is not type-checked here
 OPTIMIZER, GRADIENTS, PARAMETERS = 1, 2, 3
@@ -78,6 +79,11 @@ class Layout:
         shard = mesh.get("dp_shard", 1) if settings.zero else 1
         leaves = {k: Leaf(k, n, p, ls, _cut(p, mesh, shard)) for k, n, p, ls in rows}
         return Layout(mesh, settings, leaves)
+
+    @property
+    def shards(self) -> bool:
+        """Whether ``dp_shard`` cuts state at all."""
+        return self.settings.zero > 0 and self.mesh.get("dp_shard", 1) > 1
 
     @cached_property
     def data_axes(self) -> tuple[str, ...]:
@@ -140,12 +146,10 @@ def by_name(
 
 
 def _cut(parameter: Parameter, mesh: Mapping[str, int], shard: int) -> int | None:
-    """The first dim that ``dp_shard`` divides after the model axes have cut it."""
+    """The dim that ``dp_shard`` cuts after the model axes have cut the parameter."""
     if shard == 1:
         return None
     leaf = Leaf("", "", parameter, (), None)
-    for dim, size in enumerate(parameter.shape):
-        local = size // math.prod(mesh[a] for a in leaf.axes(dim))
-        if local % shard == 0:
-            return dim
-    return None
+    degrees = (math.prod(mesh[a] for a in leaf.axes(d)) for d in range(len(parameter.shape)))
+    local = [size // degree for size, degree in zip(parameter.shape, degrees, strict=True)]
+    return even_cut(local, shard)

@@ -195,13 +195,15 @@ class Step:
         """A gradient summed over all axes on which ranks have parts of it."""
         leaf = self.layout.leaves[key]
         axes = self.layout.data_axes
+        deferred = leaf.parameter.deferred
+        if self.layout.shards and leaf.cut is None:  # one group, as it is small
+            return lax.psum(g, tuple(a for a in self.layout.mesh if a in (*axes, *deferred)))
         if leaf.cut is not None:
             if self.layout.settings.zero == OPTIMIZER:
                 g = self._scattered(key, g)
             axes = tuple(a for a in axes if a != "dp_shard")
         if axes:
             g = lax.psum(g, axes)
-        deferred = leaf.parameter.deferred
         return lax.psum(g, deferred) if deferred else g
 
     def _norm(self, gradients: Arrays) -> Array:

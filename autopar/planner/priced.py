@@ -44,6 +44,7 @@ def priced_collectives(
         plan.precision,
         clips,
         global_counts(lowered.graph),
+        plan.framework,
     )
     for entry in state:
         moved = entry.collective

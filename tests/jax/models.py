@@ -55,6 +55,17 @@ def mlp() -> Model:
     return Model(loss, params, {"x": shape(B, W), "y": shape(B, W)})
 
 
+def uneven() -> Model:
+    """Four ranks divide dim 0 of no parameter, and no dim of two of them."""
+
+    def loss(params: Any, batch: Mapping[str, Any]) -> Any:
+        h = (batch["x"] * params["scale"]) @ params["up"]
+        return jnp.mean((h * params["gain"]) ** 2)
+
+    params = {"up": shape(6, 16), "scale": shape(6), "gain": shape()}
+    return Model(loss, params, {"x": shape(B, 6)})
+
+
 def _picked(scores: Any, labels: Any) -> Any:
     return -jnp.take_along_axis(jax.nn.log_softmax(scores), labels[:, None], axis=-1)[:, 0]
 
@@ -239,4 +250,5 @@ MODELS: Mapping[str, Callable[[], Model]] = {
     "gpt_unrolled": gpt_unrolled,
     "llama": llama,
     "convnet": convnet,
+    "uneven": uneven,
 }

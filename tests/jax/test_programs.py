@@ -44,16 +44,12 @@ PLANS: dict[str, tuple[str, Fix, dict[str, Any]]] = {
     "masked": ("masked", {"dp_replicate": "4", "tp": "2"}, {}),
     "contrastive": ("contrastive", {"dp_replicate": "8"}, {}),
     "convnet": ("convnet", {"dp_shard": "4", "dp_replicate": "2", "zero": "1"}, {}),
+    "uneven_zero1": ("uneven", {"dp_shard": "4", "dp_replicate": "2", "zero": "1"}, CLIPPED),
+    "uneven_zero3": ("uneven", {"dp_shard": "4", "tp": "2", "zero": "3"}, CLIPPED),
 }
 LESS = {
     # the last layer stands outside of the loop: XLA gathers once for its forward and backward
     "all_zero3": {"all_gather over dp_shard"},
-    # FSDP2 pads the first dim of a kernel [3, 3, 3, 8] to 4, which is priced; here the last is cut
-    "convnet": {
-        "all_gather over dp_shard",
-        "reduce_scatter over dp_shard",
-        "all_reduce over dp_replicate",
-    },
 }
 
 
