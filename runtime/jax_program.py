@@ -90,7 +90,10 @@ def layers(
 ) -> Any:
     """``block(parameters, *shared, *carry)`` for each layer in turn, which gives the next carry;
     ``between`` takes it from one layer to the next."""
-    run = _remembering(block, stack, in_loop=True)
+    head = stack.arrays if between is None else {n: a[:-1] for n, a in stack.arrays.items()}
+    # XLA inlines a loop that runs once
+    loops = any(a.shape[0] > 1 for a in head.values())
+    run = _remembering(block, stack, in_loop=loops)
 
     def body(carry: Any, piece: Any) -> Any:
         given = run(piece, *shared, *carry)
@@ -98,11 +101,9 @@ def layers(
             given = between(*given) if isinstance(given, tuple) else between(given)
         return given if isinstance(given, tuple) else (given,), None
 
+    last, _ = lax.scan(body, carry, head)
     if between is not None:
-        head = {name: a[:-1] for name, a in stack.arrays.items()}
-        before, _ = lax.scan(body, carry, head)
-        return layer(block, stack, -1, *shared, *before)
-    last, _ = lax.scan(body, carry, stack.arrays)
+        return layer(block, stack, -1, *shared, *last)
     return last if len(last) > 1 else last[0]
 
 

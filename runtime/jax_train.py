@@ -30,6 +30,10 @@ Arrays = Mapping[str, Array]
 State = dict[str, Any]
 """``params`` and one dict of arrays for each slot of the optimizer, and the number of ``step``s."""
 
+# XLA drops barriers on CPUs before it merges equal ops, so a layer outside of a loop would keep for
+# its backward pass what it is to gather or compute again; a barrier itself costs nothing there
+_COMPILER_OPTIONS = {"cpu": {"xla_disable_hlo_passes": "cse_barrier_expander"}}
+
 
 class Step:
     """The jitted functions of a program.
@@ -70,6 +74,7 @@ class Step:
             in_shardings=placed(self.mesh, given),
             out_shardings=placed(self.mesh, made),
             donate_argnums=donate,
+            compiler_options=_COMPILER_OPTIONS.get(self.mesh.devices.flat[0].platform),
         )
 
     def initial(self, parameters: Callable[[], Arrays]) -> State:

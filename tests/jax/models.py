@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -247,6 +248,7 @@ MODELS: Mapping[str, Callable[[], Model]] = {
     "masked": masked,
     "contrastive": contrastive,
     "gpt_scan": gpt_scan,
+    "gpt_two_layers": partial(gpt_scan, 2),
     "gpt_unrolled": gpt_unrolled,
     "llama": llama,
     "convnet": convnet,
