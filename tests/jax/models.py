@@ -67,6 +67,19 @@ def uneven() -> Model:
     return Model(loss, params, {"x": shape(B, 6)})
 
 
+def mixed() -> Model:
+    """Parameters in float32, which the loss computes with in bfloat16."""
+
+    def loss(params: Any, batch: Mapping[str, Any]) -> Any:
+        low = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
+        h = jax.nn.silu(batch["x"].astype(jnp.bfloat16) @ low["up"]["weight"].T)
+        y = h @ low["down"]["weight"].T + low["down"]["bias"]
+        return jnp.mean((y.astype(jnp.float32) + h @ params["up"]["weight"] - batch["y"]) ** 2)
+
+    params = {"up": {"weight": shape(F, W)}, "down": affine(W, F)}
+    return Model(loss, params, {"x": shape(B, W), "y": shape(B, W)})
+
+
 def _picked(scores: Any, labels: Any) -> Any:
     return -jnp.take_along_axis(jax.nn.log_softmax(scores), labels[:, None], axis=-1)[:, 0]
 
@@ -245,6 +258,7 @@ def convnet() -> Model:
 
 MODELS: Mapping[str, Callable[[], Model]] = {
     "mlp": mlp,
+    "mixed": mixed,
     "masked": masked,
     "contrastive": contrastive,
     "gpt_scan": gpt_scan,

@@ -41,6 +41,7 @@ PLANS: dict[str, tuple[str, Fix, dict[str, Any]]] = {
         CLIPPED,
     ),
     "mlp_tensor": ("mlp", {"tp": "8"}, {"optimizer": "sgd"}),
+    "mixed": ("mixed", {"dp_replicate": "2", "tp": "4"}, {}),
     "masked": ("masked", {"dp_replicate": "4", "tp": "2"}, {}),
     "contrastive": ("contrastive", {"dp_replicate": "8"}, {}),
     "convnet": ("convnet", {"dp_shard": "4", "dp_replicate": "2", "zero": "1"}, {}),
