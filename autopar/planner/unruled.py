@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from autopar.errors import UserError, did_you_mean
 from autopar.nouns.graph import Graph, Op, Tensor
-from autopar.rules.registry import UnruledOp, rule_for
+from autopar.rules.registry import UnruledOp, rule_for, unwritable
 
 
 def unruled(graph: Graph) -> dict[str, str]:
@@ -24,7 +24,7 @@ def check_allowed(graph: Graph, missing: Mapping[str, str], allowed: Collection[
     """Refuses kinds without a rule that the user does not let run whole.
 
     Raises:
-        UnruledOp: names every such kind, its source, and the two ways out.
+        UnruledOp: names every such kind, its source, and the two ways out where there are two.
         UserError: what is allowed is no kind of op that ``graph`` has.
     """
     kinds = sorted({op.kind for op, _ in _ops(graph)})
@@ -38,11 +38,12 @@ def check_allowed(graph: Graph, missing: Mapping[str, str], allowed: Collection[
             )
     refused = {kind: text for kind, text in missing.items() if kind not in allowed}
     if refused:
-        flags = " ".join(f"--allow-replicated {kind}" for kind in refused)
-        raise UnruledOp(
-            "\n".join(refused.values())
-            + f"\nOr let {'it' if len(refused) == 1 else 'them'} run whole on every device: {flags}"
-        )
+        text = "\n".join(refused.values())
+        if not any(op.kind in refused and unwritable(op) for op, _ in _ops(graph)):
+            flags = " ".join(f"--allow-replicated {kind}" for kind in refused)
+            whole = "it" if len(refused) == 1 else "them"
+            text += f"\nOr let {whole} run whole on every device: {flags}"
+        raise UnruledOp(text)
 
 
 def _ops(graph: Graph) -> Iterator[tuple[Op, dict[str, Tensor]]]:

@@ -22,6 +22,18 @@ RANDOM = frozenset(
 """Ops of PyTorch that draw random numbers, by name."""
 
 
+def unwritable(op: Op) -> str:
+    """Why the JAX backend cannot write a primitive again, in words; empty where it can, and for
+    every other op. A primitive is called by its name on its operands, so it has one result and no
+    options."""
+    if "jax" not in op.attrs:
+        return ""
+    options = {k for k, v in op.attrs["jax"].items() if v not in ("False", "()")} - {"accuracy"}
+    if options:
+        return f"it has options ({', '.join(sorted(options))})"
+    return f"it has {len(op.outputs)} results" if len(op.outputs) != 1 else ""
+
+
 class UnruledOp(UserError, LookupError):
     """No rule is known for an op; the plan names it."""
 
@@ -98,6 +110,12 @@ def _unruled(op: Op, operands: Sequence[Tensor], results: Sequence[Tensor]) -> s
             "way that is not known here: draw them by rand, randn, randint, bernoulli, uniform_, "
             "normal_, exponential_ or F.dropout without a generator, or give them as an entry of "
             "the batch."
+        )
+    if unwritable(op):
+        return (
+            f"no rule says how op {op.kind!r} may be split. {place} Nor can autopar write it into "
+            f"a program: {unwritable(op)}. Write it with jnp functions that autopar knows, or make "
+            "it outside of the loss, as an entry of the batch."
         )
     example = suggestion([t.shape for t in operands], [t.shape for t in results])
     if example:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from autopar.lowering import MICROBATCH, Lowered, LoweredOp
+from autopar.rules.registry import unwritable
 from autopar.runtime.emit_jax.errors import JaxEmitError
 from autopar.runtime.emit_torch.text import (
     AND,
@@ -147,12 +148,11 @@ class _Writer:
 
     def _primitive(self, name: str) -> Expr:
         """A primitive outside of the vocabulary that only has operands."""
-        options = {k for k, v in self.attrs["jax"].items() if v not in ("False", "()")}
-        if options - {"accuracy"} or len(self.op.outputs) != 1:
+        why = unwritable(self.op)
+        if why:
             raise JaxEmitError(
-                f"primitive {name!r} at {self.op.source} has options "
-                f"({', '.join(sorted(options))}) that autopar cannot write again: use jnp "
-                "functions that it knows"
+                f"autopar cannot write primitive {name!r} at {self.op.source} again, since {why}: "
+                "use jnp functions that it knows"
             )
         return self.call(f"lax.{name}", *self.all_given())
 

@@ -24,6 +24,8 @@ from autopar.frontends.jax import (
     capture,
     capture_workload,
 )
+from autopar.planner.unruled import check_allowed, unruled
+from autopar.rules.registry import UnruledOp
 from autopar.workload import Workload
 from tests.jax.models import shape
 
@@ -133,3 +135,24 @@ def test_what_fails_in_the_users_functions_is_told_with_its_line(name: str) -> N
         capture_workload(workload)
     place = "dict: " if name == "batch_empty" else r"test_bad_input\.py:\d+: "
     assert re.match(f".*{place}.*{text}", str(caught.value), re.DOTALL)
+
+
+def test_no_advice_that_cannot_work_for_what_no_program_can_hold() -> None:
+    """A sort has options, so letting it run whole would be refused when the program is written."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        return jnp.mean(jnp.sort(batch["x"] @ params["w"], axis=-1))
+
+    graph = capture(loss, PARAMS, BATCH).graph
+    with pytest.raises(
+        UnruledOp, match=r"jax::sort.*options \(dimension, .*jnp functions"
+    ) as caught:
+        check_allowed(graph, unruled(graph), ())
+    assert "--allow-replicated" not in str(caught.value)
+
+    def plain(params: Any, batch: Any) -> Any:
+        return jnp.mean(jax.lax.erf_inv(batch["x"] @ params["w"]))
+
+    graph = capture(plain, PARAMS, BATCH).graph
+    with pytest.raises(UnruledOp, match="--allow-replicated jax::erf_inv"):
+        check_allowed(graph, unruled(graph), ())
