@@ -2,6 +2,9 @@
 
 XLA writes every collective that runs, also those that its partitioner or another pass added. Inside
 a loop they count as often as the loop runs, which XLA knows for every `jax.lax.scan`.
+
+XLA widens bfloat16 to float32 on CPUs, collectives too, which other devices do not. `say_asked`
+writes at each collective what the program asked for, and it is counted as that.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from jax.extend.mlir import ir
 
 KINDS = {
     "all-reduce": "all_reduce",
@@ -33,6 +38,7 @@ _SHAPE = re.compile(r"([a-z]+[0-9]*)\[([0-9,]*)\]")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _CALLED = re.compile(r"(?:body|calls|to_apply)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_ASKED = re.compile(r'asked_dtype="(\w+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
@@ -49,6 +55,23 @@ class Row:
     size_bytes: int
     count: int
     what: str = ""
+
+
+def say_asked(module: Any) -> None:
+    """Notes the dtype at every bfloat16 collective of a StableHLO module that is not compiled yet.
+
+    The note changes nothing of what is compiled.
+    """
+
+    def note(op: Any) -> Any:
+        kind = op.name.removeprefix("stablehlo.").replace("_", "-")
+        if kind in KINDS and {str(r.type.element_type) for r in op.results} == {"bf16"}:
+            with op.context:
+                said = {"asked_dtype": ir.StringAttr.get("bf16")}
+                op.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(said)
+        return ir.WalkResult.ADVANCE
+
+    module.walk(note)
 
 
 @dataclass(slots=True)
@@ -119,6 +142,9 @@ def _collective(
     shapes = _SHAPE.findall(op["type"])
     if op["start"] and kind in ("all_gather", "permute"):
         shapes = shapes[len(shapes) // 2 :]  # (operands, results)
+    asked = _ASKED.search(line)
+    if asked:
+        shapes = [(asked[1] if dtype == "f32" else dtype, dims) for dtype, dims in shapes]
     size = sum(_bytes(dtype, dims) for dtype, dims in shapes)
     group = _group(line)
     if kind == "reduce_scatter":

@@ -218,7 +218,9 @@ def compiled(step: Step, function: Any, batch: Mapping[str, Any], wide: bool = F
     state: dict[str, Any] = dict.fromkeys(step.state_specs, params)
     state["step"] = jax.ShapeDtypeStruct((), jnp.int32)
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), cut)
-    return function.lower(state, shapes).compile()
+    lowered = function.lower(state, shapes)
+    jax_hlo.say_asked(lowered.compiler_ir("stablehlo").operation)
+    return lowered.compile()
 
 
 def _priced(folder: str | Path, issued: list[jax_hlo.Row]) -> tuple[bool | None, list[str]]:

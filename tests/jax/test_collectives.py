@@ -154,6 +154,25 @@ def test_collectives_in_loops_count_as_often_as_they_run() -> None:
     ]
 
 
+def test_bfloat16_counts_as_bfloat16_and_float32_as_float32() -> None:
+    """XLA widens the first on CPUs; the second is what a program asks for that casts too early."""
+
+    def run(x: Any, w: Any) -> Any:
+        narrow = jax.lax.psum(x @ w, "a")
+        wide = jax.lax.all_gather((x @ w).astype(jnp.float32), "a", tiled=True)
+        return narrow.astype(jnp.float32).sum() + wide.sum()
+
+    mesh = jax.make_mesh((4,), ("a",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
+    spec = PartitionSpec()
+    local = jax.shard_map(run, mesh=mesh, in_specs=(spec,) * 2, out_specs=spec, check_vma=False)
+    lowered = jax.jit(local).lower(jnp.ones((8, 3), "bfloat16"), jnp.ones((3, 5), "bfloat16"))
+    jax_hlo.say_asked(lowered.compiler_ir("stablehlo").operation)
+    assert jax_hlo.collectives(lowered.compile().as_text(), {"a": 4}) == [
+        jax_hlo.Row("all_gather", "a", 4 * 8 * 5 * 4, 1),
+        jax_hlo.Row("all_reduce", "a", 8 * 5 * 2, 1),
+    ]
+
+
 def test_groups_written_as_iota() -> None:
     text = """
 ENTRY %main (x: f32[8]) -> f32[8] {

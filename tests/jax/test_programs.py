@@ -19,6 +19,7 @@ from autopar.runtime.emit_jax import UnevenPieces, emit
 from autopar.runtime.emit_torch import text as layout
 from autopar.runtime.jax_layout import by_name
 from autopar.runtime.jax_locate import compared
+from autopar.runtime.jax_train import Step
 from autopar.runtime.verified import TOLERANCE
 from tests.jax import models
 from tests.jax.planned import made, made_of
@@ -63,6 +64,16 @@ def test_program_equals_loss_function_and_moves_what_was_priced(name: str) -> No
     assert errors.largest <= TOLERANCE
     assert issued
     assert jax_hlo.differences(program.priced_in_float64(), issued) == []
+
+
+@pytest.mark.parametrize("zero", ["1", "3"])
+def test_bfloat16_program_moves_what_was_priced(zero: str) -> None:
+    """ZeRO 1 gathers what is stored, ZeRO 3 what is computed with."""
+    fix = {"dp_shard": "4", "tp": "2", "zero": zero}
+    program = made("gpt_two_layers", fix, precision="bfloat16", **CLIPPED)
+    step = Step(program.program(), program.workload)
+    issued = jax_verify.issued_collectives(step, program.workload.batch(0))
+    assert jax_hlo.differences(program.priced(), issued) == []
 
 
 @pytest.mark.parametrize("name", ["all_zero2", "all_zero3", "shard_zero1", "masked", "convnet"])
