@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-import autopar
+from autopar.errors import UserError
 from autopar.frontends.captured import Captured
 from autopar.frontends.jax.attention import attention_lifted
 from autopar.frontends.jax.draft import Draft, Value
@@ -198,7 +198,7 @@ def _declared(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", repr(function)) if place == UNKNOWN else place
 
 
-_LIBRARIES = tuple(inspect.getfile(m).rpartition("/")[0] + "/" for m in (autopar, jax, np))
+_LIBRARIES = tuple(inspect.getfile(m).rpartition("/")[0] + "/" for m in (UserError, jax, np))
 
 
 def _is_internal(file: str) -> bool:
