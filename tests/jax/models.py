@@ -67,12 +67,12 @@ def uneven() -> Model:
     return Model(loss, params, {"x": shape(B, 6)})
 
 
-def mixed() -> Model:
+def mixed(activation: Callable[[Any], Any] = jax.nn.silu) -> Model:
     """Parameters in float32, which the loss computes with in bfloat16."""
 
     def loss(params: Any, batch: Mapping[str, Any]) -> Any:
         low = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
-        h = jax.nn.silu(batch["x"].astype(jnp.bfloat16) @ low["up"]["weight"].T)
+        h = activation(batch["x"].astype(jnp.bfloat16) @ low["up"]["weight"].T)
         y = h @ low["down"]["weight"].T + low["down"]["bias"]
         return jnp.mean((y.astype(jnp.float32) + h @ params["up"]["weight"] - batch["y"]) ** 2)
 

@@ -76,6 +76,12 @@ def test_bfloat16_program_moves_what_was_priced(zero: str) -> None:
     assert jax_hlo.differences(program.priced(), issued) == []
 
 
+def test_gelu_in_half_precision_has_exact_constants() -> None:
+    program = made_of("mixed_gelu", models.mixed(jax.nn.gelu), {"tp": "8"})
+    errors, _ = program.exact()
+    assert errors.largest <= TOLERANCE
+
+
 @pytest.mark.parametrize("name", ["all_zero2", "all_zero3", "shard_zero1", "masked", "convnet"])
 def test_probes_see_what_one_device_computes(name: str) -> None:
     """In layers, loops and microbatches, forward and backward; and what is wrong in one layer."""
