@@ -13,14 +13,13 @@ gated: true
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autopar.cost_models.family import Arch, LatentAttention
 from autopar.errors import UserError
-from autopar.file_errors import sentences, yaml_sentence
+from autopar.file_errors import sentences, unique_yaml, yaml_sentence
 
 
 class ArchFileError(UserError):
@@ -61,22 +60,6 @@ class _ArchText(BaseModel):
     windowed_layers: int = Field(default=0, ge=0, le=100_000)
 
 
-class _OnceLoader(yaml.SafeLoader):
-    """Refuses a key that is given twice, of which YAML silently keeps the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                break  # the base class refuses it
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key.value!r} is given twice", key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
 def load_arch(path: str | Path) -> Arch:
     """The architecture that the YAML file at `path` describes.
 
@@ -89,7 +72,7 @@ def load_arch(path: str | Path) -> Arch:
             f"no architecture file {str(path)!r}; give a YAML file with layers, ..."
         )
     try:
-        data = yaml.load(file.read_text(), Loader=_OnceLoader)
+        data = unique_yaml(file.read_text())
         if not isinstance(data, dict):
             raise ArchFileError(f"{path}: expected `layers:`, `hidden:`, `heads:` and so on")
         text = _ArchText.model_validate(data)

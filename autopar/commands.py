@@ -254,7 +254,7 @@ def _collectives(found: PlanResult, program: Mapping[str, str]) -> str:
     stored = {name: tensor.dtype for name, tensor in found.captured.tensors.items()}
     clips = found.workload.clip_norm is not None
     rows = [asdict(row) for row in priced_collectives(found.lowered, found.plan, stored, clips)]
-    digests = {name: plan_folder.digest(text) for name, text in program.items()}
+    digests = {name: plan_folder.digest(text.encode()) for name, text in program.items()}
     made = {"format": COLLECTIVES_FORMAT, "program": digests, "rows": rows}
     return json.dumps(made, indent=1) + "\n"
 

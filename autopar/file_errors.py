@@ -50,16 +50,18 @@ def sentences(
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML leaves open which of two equal keys of a mapping counts; here neither does."""
+    """Refuses a key that is given twice, of which YAML silently keeps the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
-            if key.value in seen and isinstance(key, yaml.ScalarNode) and key.value != "<<":
+            if not isinstance(key, yaml.ScalarNode):
+                break  # the base class refuses it
+            if key.value in seen and key.value != "<<":
                 raise yaml.constructor.ConstructorError(
-                    problem=f"key {key.value!r} stands there twice", problem_mark=key.start_mark
+                    problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark
                 )
-            seen.add(str(key.value))
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 

@@ -71,7 +71,7 @@ def check_writable(folder: str | Path) -> None:
             f"{f' and {len(foreign) - 3} more' if len(foreign) > 3 else ''}; give -o another "
             "folder, or move it"
         )
-    edited = edited_program(target)
+    edited = _edited(target)
     if edited:
         raise PlanFolderError(
             f"{', '.join(str(target / name) for name in edited)} was edited since it was planned "
@@ -100,22 +100,22 @@ def _is_plan(folder: Path) -> bool:
     return isinstance(found, dict) and {"format", "workload"} <= found.keys()
 
 
-def edited_program(folder: str | Path) -> list[str]:
+def _edited(folder: Path) -> list[str]:
     """Files of the program that are not as they were planned, by relative path.
 
     Empty too where the folder does not say how they were.
     """
     try:
-        digests = dict(json.loads((Path(folder) / COLLECTIVES).read_text())["program"])
+        digests = dict(json.loads((folder / COLLECTIVES).read_text())["program"])
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    files = {name: Path(folder) / name for name in digests}
-    return [n for n, f in files.items() if f.is_file() and digest(f.read_text()) != digests[n]]
+    files = {name: folder / name for name in digests}
+    return [n for n, f in files.items() if f.is_file() and digest(f.read_bytes()) != digests[n]]
 
 
-def digest(text: str) -> str:
-    """SHA-256 of a file's text, in hexadecimal."""
-    return hashlib.sha256(text.encode()).hexdigest()
+def digest(content: bytes) -> str:
+    """SHA-256 of what is in a file, in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def write(folder: str | Path, files: Mapping[str, str]) -> None:

@@ -48,6 +48,7 @@ from autopar.runtime.verified import (
     VerifyResult,
     gradient_scale,
     narrowest,
+    rounding_of,
 )
 from autopar.workload import Workload
 
@@ -77,7 +78,8 @@ def verify_here(folder: str | Path) -> dict[str, Any]:
     batch = _broadcast(wanted.batch if wanted is not None else {})
     try:
         lifted = _run(folder, workload, batch, place, wanted, torch.float64)
-        own = _run(folder, workload, batch, place, wanted, None)
+        precision = narrowest(plan_folder.read_graph(folder), plan.precision)
+        own = _run(folder, workload, batch, place, wanted, None, rounding_of(precision))
     except Exception as error:  # of an edited program, maybe
         _tell_edits(folder, workload, error)
         raise
@@ -95,7 +97,7 @@ def verify_here(folder: str | Path) -> dict[str, Any]:
         ranks=plan.device_count,
         exact=lifted.errors,
         own=own.errors,
-        precision=narrowest(plan_folder.read_graph(folder), plan.precision),
+        precision=precision,
         collectives_match=match,
         collective_differences=tuple(lines),
         issued=tuple(asdict(row) for row in own.issued),
@@ -172,12 +174,14 @@ def _run(
     device: torch.device,
     wanted: Reference | None,
     lift: torch.dtype | None,
+    negligible: float = NEGLIGIBLE,
 ) -> _Run:
-    """`STEPS` steps; without ``lift`` one more, whose collectives are counted."""
+    """`STEPS` steps; without ``lift`` one more, whose collectives are counted. ``negligible``
+    stands for `NEGLIGIBLE` in a lower precision."""
     trainer = make_trainer(folder, workload, device, lift)
     quiet: Callable[[], AbstractContextManager[Any]] = exact if lift else NoDropout
     given = dict(batch) if lift is not None else _in_float32(batch)
-    comparison = Comparison(wanted, NEGLIGIBLE if lift is not None else _rounding(trainer))
+    comparison = Comparison(wanted, negligible)
     for step in range(STEPS):
         with quiet():
             loss = trainer.backward(given)
@@ -217,11 +221,6 @@ def make_trainer(
         Ranks(found.mesh, device),
         lift=lift,
     )
-
-
-def _rounding(trainer: Trainer) -> float:
-    """`NEGLIGIBLE` of the plan's own precision: the root of its machine epsilon."""
-    return math.sqrt(torch.finfo(getattr(torch, trainer.settings.precision)).eps)
 
 
 def _in_float32(batch: Mapping[str, Any]) -> dict[str, Any]:

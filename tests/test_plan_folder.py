@@ -65,7 +65,7 @@ def test_files_that_only_have_a_plans_names_stay(tmp_path: Path, mine: dict[str,
 
 def test_what_a_person_added_to_a_plan_stays(tmp_path: Path) -> None:
     program = {"program/model.py": "as planned"}
-    digests = {name: plan_folder.digest(text) for name, text in program.items()}
+    digests = {name: plan_folder.digest(text.encode()) for name, text in program.items()}
     files = {"plan.json": plan_text(1), "collectives.json": json.dumps({"program": digests})}
     folder = tmp_path / "plan"
     plan_folder.write(folder, files | program)
@@ -74,6 +74,9 @@ def test_what_a_person_added_to_a_plan_stays(tmp_path: Path) -> None:
     with pytest.raises(PlanFolderError, match=r"program/notes\.md"):
         plan_folder.write(folder, files | program)
     (folder / "program" / "notes.md").unlink()
+    (folder / "program" / "model.py").write_bytes(b"\xff is no text")
+    with pytest.raises(PlanFolderError, match=r"program/model\.py was edited"):
+        plan_folder.write(folder, files | program)
     (folder / "program" / "model.py").write_text("better")
     with pytest.raises(PlanFolderError, match=r"program/model\.py was edited"):
         plan_folder.write(folder, files | program)

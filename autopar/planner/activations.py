@@ -32,12 +32,13 @@ def activation_lives(lowered: Lowered) -> dict[str, Life]:
     """By recompute policy: one microbatch followed forward and backward."""
     places = _Places(lowered)
     bodies = {name: activation_lives(body) for name, body in lowered.blocks.items()}
+    moved = {name: _moved_bytes(body) for name, body in lowered.blocks.items()}
     lives: dict[str, Life] = {}
     for policy in RECOMPUTE:
         inner = {name: found[policy] for name, found in bodies.items()}
         kept_by_call = {
-            name: {"none": inner[name].saved, "compute": _moved_bytes(body), "full": 0}[policy]
-            for name, body in lowered.blocks.items()
+            name: {"none": life.saved, "compute": moved[name], "full": 0}[policy]
+            for name, life in inner.items()
         }
         lives[policy] = _Walk(places, inner, kept_by_call).run()
     return lives

@@ -87,7 +87,8 @@ def test_ports_default_to_one_a_device() -> None:
         ("levels:", "levels: []\nother:", "levels: empty; give at least 1"),
         ("levels:", "levels: 3\nother:", "levels: 3 is not a list"),
         ("groups:", "groups: [", "not YAML at line"),
-        ("groups:", "groups: []\ngroups:", r"not YAML at line 3.*'groups' stands there twice"),
+        ("groups:", "groups: []\ngroups:", r"not YAML at line 3.*'groups' is given twice"),
+        ("groups:", "? [a, b]\n: 1\ngroups:", "not YAML at line 2.*unhashable key"),
         ("count: 16", "count: 100000000000", r"must be at most 1e\+07"),
     ],
 )

@@ -242,9 +242,8 @@ def _explained(error: Exception, model: nn.Module, path: str) -> Exception:
     path: the module whose forward failed.
     """
     place = last_line(error)
-    if (
-        place == UNKNOWN
-    ):  # no line of the user's ran: a call that the forward does not take, or torch's
+    # no line of the user's ran: a call that the forward does not take, or torch's
+    if place == UNKNOWN:
         place = _declared(type(model))
     if path:
         place += f" (module {path})"
