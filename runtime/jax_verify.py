@@ -1,7 +1,7 @@
 """A JAX plan against the loss function that it was made from, on the plan's own devices.
 
-The reference runs the user's own function on one device in float64, inner narrow casts lifted, with
-an optimizer written down again here. Both start from the workload's own initial parameters.
+The reference is the user's own function on one device, differentiated by JAX (`jax_reference`),
+with an optimizer written down again here. Both start from the workload's own initial parameters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import numpy as np
 from autopar import plan_folder
 from autopar.frontends.jax import Captured, paths_of
 from autopar.frontends.jax.capture import capture_workload
-from autopar.frontends.jax.precision import widened
 from autopar.frontends.loading import load_workload
 from autopar.nouns.plan import Plan
 from autopar.runtime import jax_hlo
@@ -28,6 +27,7 @@ from autopar.runtime.edits import EditedProgram, failed, told
 from autopar.runtime.jax_layout import by_name
 from autopar.runtime.jax_load import batch_of, check_model_of, read_program
 from autopar.runtime.jax_locate import locate
+from autopar.runtime.jax_reference import reference_of
 from autopar.runtime.jax_train import Step
 from autopar.runtime.verified import (
     NEGLIGIBLE,
@@ -46,11 +46,13 @@ Named = dict[str, np.ndarray]
 
 @dataclass(slots=True)
 class Record:
-    """What a run gave: loss and gradients of each step, weights after the last."""
+    """What a run gave: loss and gradients of each step, weights after the last; ``unchecked``: what
+    comparing with it cannot see."""
 
     losses: list[float] = field(default_factory=list)
     gradients: list[Named] = field(default_factory=list)
     weights: Named = field(default_factory=dict)
+    unchecked: tuple[str, ...] = ()
 
 
 def verify(folder: str | Path) -> dict[str, Any]:
@@ -66,7 +68,7 @@ def verify(folder: str | Path) -> dict[str, Any]:
     with jax.enable_x64(True):
         wide = jax.tree.map(_float64, tree)
         wide_batches = [{n: _float64(np.asarray(a)) for n, a in b.items()} for b in batches]
-        right = reference(workload, wide, wide_batches, captured.stacks)
+        right = reference(workload, tree, batches, captured.stacks)
         named = by_name(paths_of(wide), captured.stacks)
     try:
         with jax.enable_x64(True):
@@ -90,6 +92,7 @@ def verify(folder: str | Path) -> dict[str, Any]:
         collective_differences=tuple(lines),
         issued=tuple(asdict(row) for row in issued),
         time_s=time.perf_counter() - begin,
+        unchecked=right.unchecked,
     )
     if result.passed:
         return asdict(result)
@@ -136,10 +139,14 @@ def reference(
     batches: list[dict[str, Any]],
     stacks: Mapping[str, tuple[str, ...]],
 ) -> Record:
-    """Steps of the user's own function on one device, in float64."""
+    """Steps of the user's own function on one device, in float64; ``params`` and ``batches`` in the
+    dtypes that the user gives them, 64-bit types enabled."""
     assert workload.loss is not None
-    function = jax.jit(jax.value_and_grad(widened(workload.loss)))
-    found = Record()
+    given = reference_of(workload.loss, params, batches[0])
+    function = jax.jit(given.function)
+    found = Record(unchecked=given.unchecked)
+    params = jax.tree.map(lambda a: _float64(np.asarray(a)), params)
+    batches = [{n: _float64(np.asarray(a)) for n, a in b.items()} for b in batches]
     slots: dict[str, Named] = {"m": {}, "v": {}}
     structure = jax.tree.structure(params)
     paths = [path for path, _ in paths_of(params)]

@@ -75,6 +75,7 @@ class VerifyResult:
     collective_differences: one line for each kind and axis that differs.
     issued:                 the collectives of one step, as rows of ``collectives.json``.
     first_difference:       where `exact` is beyond `TOLERANCE`: the first result that differs.
+    unchecked:              what the comparison cannot see, one sentence each.
     """
 
     plan: str
@@ -87,6 +88,7 @@ class VerifyResult:
     issued: tuple[dict[str, Any], ...]
     time_s: float
     first_difference: str = ""
+    unchecked: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -123,6 +125,7 @@ class VerifyResult:
                 "within_rounding": self.own_within_rounding,
             },
             "first_difference": self.first_difference,
+            "unchecked": list(self.unchecked),
             "time_s": self.time_s,
         }
 
@@ -136,5 +139,6 @@ class VerifyResult:
                 "own": Errors(**data["own"]),
                 "collective_differences": tuple(data["collective_differences"]),
                 "issued": tuple(data["issued"]),
+                "unchecked": tuple(data["unchecked"]),
             }
         )

@@ -104,6 +104,7 @@ def verify_summary(found: VerifyResult) -> list[RenderableType]:
         Text(f"  collectives issued: {moved[found.collectives_match]}"),
     ]
     parts += [Text(f"    {line}") for line in found.collective_differences]
+    parts += [Text(f"  not checked: {sentence}") for sentence in found.unchecked]
     if found.first_difference:
         parts.append(Text(f"  {found.first_difference}"))
     far = not found.own_within_rounding

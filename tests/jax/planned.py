@@ -87,7 +87,7 @@ class Made:
             key = (self.name, repr(self.options))
             if key not in _references:
                 _references[key] = jax_verify.reference(
-                    self.workload, wide, given, self.captured.stacks
+                    self.workload, tree, batches, self.captured.stacks
                 )
             right = _references[key]
             step = Step(self.program("float64"), self.workload)

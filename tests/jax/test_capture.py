@@ -12,9 +12,9 @@ import pytest
 
 from autopar.frontends.jax import capture
 from autopar.frontends.jax.interpret import flat_parameters, interpret
-from autopar.frontends.jax.precision import widened
 from autopar.nouns.graph import Graph, from_text, to_text
 from autopar.rules.registry import bind
+from autopar.runtime.jax_reference import reference_of
 from tests.jax import models
 
 LOSS = 1e-12
@@ -32,7 +32,7 @@ def equal(loss: Callable[..., Any], params: Any, batch: Any) -> Graph:
     with jax.enable_x64(True):
         largest = 10 if "label" in batch else models.V
         weights, data = (models.concrete(t, "float64", largest=largest) for t in (params, batch))
-        wanted, gradients = jax.jit(jax.value_and_grad(widened(loss)))(weights, data)
+        wanted, gradients = jax.jit(reference_of(loss, params, batch).function)(weights, data)
         found, ours = jax.jit(
             jax.value_and_grad(lambda p: run(flat_parameters(p, captured.stacks), data))
         )(weights)

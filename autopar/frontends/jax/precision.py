@@ -1,4 +1,4 @@
-"""Float64 next to what the user wrote: exact constants, and the loss without inner narrow casts.
+"""Float64 next to what the user wrote: constants before they were rounded.
 
 Tracing a float32 program rounds its constants: ``1 / math.sqrt(32)`` becomes a float32 number. The
 same function traced in float64 has them exactly; `exact_constants` finds them there.
@@ -7,7 +7,7 @@ same function traced in float64 has them exactly; `exact_constants` finds them t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -15,8 +15,6 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-GELU = (0.044715, math.sqrt(2 / math.pi))
-"""Constants inside `jax.nn.gelu`, which a trace in half precision rounds to three digits."""
 NARROW = ("float32", "bfloat16", "float16")
 CALLS = {  # primitive -> the parameter that holds its jaxpr
     "jit": "jaxpr",
@@ -104,87 +102,3 @@ def _inner(eqn: Any) -> list[Any]:
             elif isinstance(item, jex.Jaxpr):
                 found.append(item)
     return found
-
-
-def widened(loss: Callable[..., Any]) -> Callable[[Any, Mapping[str, Any]], Any]:
-    """``loss`` with float64 wherever it asks for a narrower float, for float64 params and batch.
-
-    Library functions compute in float32 inside whatever they are given (the softmax of
-    `jax.nn.dot_product_attention`); a comparison in float64 would only see that rounding.
-    """
-
-    def wide(params: Any, batch: Mapping[str, Any]) -> Any:
-        closed = jax.make_jaxpr(loss)(params, batch)
-        leaves = jax.tree.leaves((params, batch))
-        return _evaluate(closed.jaxpr, closed.consts, leaves)[0]
-
-    return wide
-
-
-def _evaluate(jaxpr: Any, consts: Any, operands: Any) -> list[Any]:
-    known = dict(
-        zip([*jaxpr.constvars, *jaxpr.invars], [*map(_wide, consts), *operands], strict=True)
-    )
-
-    def read(atom: Any) -> Any:
-        return _wide(atom.val) if isinstance(atom, jex.Literal) else known[atom]
-
-    for eqn in jaxpr.eqns:
-        results = _equation(eqn, [read(a) for a in eqn.invars])
-        known.update(zip(eqn.outvars, results, strict=True))
-    return [read(a) for a in jaxpr.outvars]
-
-
-def _equation(eqn: Any, inputs: list[Any]) -> list[Any]:
-    name = eqn.primitive.name
-    if any(map(_mentions_narrow, _inner(eqn))):
-        if name in CALLS:
-            called = eqn.params[CALLS[name]]
-            if isinstance(called, jex.ClosedJaxpr):
-                return _evaluate(called.jaxpr, called.consts, inputs)
-            return _evaluate(called, (), inputs)
-        if name == "scan":
-            return _scan(eqn, inputs)
-    params = {
-        k: np.dtype("float64") if str(v) in NARROW else v
-        for k, v in eqn.primitive.get_bind_params(eqn.params).items()
-    }
-    result = eqn.primitive.bind(*inputs, **params)
-    return list(result) if eqn.primitive.multiple_results else [result]
-
-
-def _scan(eqn: Any, inputs: list[Any]) -> list[Any]:
-    fixed, carried = eqn.params["num_consts"], eqn.params["num_carry"]
-    body = eqn.params["jaxpr"]
-
-    def step(carry: Any, pieces: Any) -> Any:
-        results = _evaluate(body.jaxpr, body.consts, [*inputs[:fixed], *carry, *pieces])
-        return results[:carried], results[carried:]
-
-    carry, stacks = jax.lax.scan(
-        step,
-        inputs[fixed : fixed + carried],
-        inputs[fixed + carried :],
-        length=eqn.params["length"],
-        reverse=eqn.params["reverse"],
-    )
-    return [*carry, *stacks]
-
-
-def _mentions_narrow(jaxpr: Any) -> bool:
-    variables = [v for e in jaxpr.eqns for v in e.outvars]
-    if any(str(getattr(v.aval, "dtype", "")) in NARROW for v in variables):
-        return True
-    return any(_mentions_narrow(inner) for e in jaxpr.eqns for inner in _inner(e))
-
-
-def _wide(value: Any) -> Any:
-    from autopar.frontends.jax.jaxprs import plain
-
-    array = np.asarray(value)
-    if str(array.dtype) not in NARROW:
-        return value
-    if array.ndim:
-        return array.astype("float64")
-    exact = (c for c in GELU if array.dtype.itemsize == 2 and array.dtype.type(c) == array)
-    return np.float64(next(exact, plain(array)))

@@ -1,0 +1,131 @@
+"""The reference of verification is the user's function, differentiated by JAX, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from autopar.runtime.jax_reference import reference_of
+from tests.jax import models
+
+BATCH = {"x": models.shape(4, 8)}
+PARAMS = {"w": models.shape(8, 8)}
+
+
+@jax.custom_vjp
+def scaled(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+scaled.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (19 * g * jnp.cos(x),))
+
+
+@jax.custom_jvp
+def doubled(x: Any) -> Any:
+    return jnp.maximum(x, 0)
+
+
+@doubled.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    return doubled(*primals), 2 * tangents[0]
+
+
+def over(function: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda params, batch: jnp.mean(function(batch["x"] @ params["w"]))
+
+
+def scan(x: Any) -> Any:
+    return jax.lax.scan(lambda c, y: (scaled(c) + doubled(y), c), x[0], x)[1]
+
+
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "custom_vjp": scaled,
+    "custom_jvp": doubled,
+    "in_scan": scan,
+    "in_remat": jax.checkpoint(lambda x: doubled(scaled(x))),
+    "in_vmap": jax.vmap(scaled),
+    "in_jit": jax.jit(scaled),
+    "stop_gradient": lambda x: x * jax.lax.stop_gradient(jnp.exp(x)),
+    "constant": lambda x: x / np.sqrt(np.float64(3)) + 1 / np.sqrt(7),
+    "softmax": jax.nn.softmax,
+}
+
+
+def values() -> tuple[Any, Any]:
+    with jax.enable_x64(True):
+        return models.concrete(PARAMS, "float64", seed=3), models.concrete(BATCH, "float64", seed=4)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_that_pins_no_dtype_is_evaluated_as_it_stands(name: str) -> None:
+    loss = over(FUNCTIONS[name])
+    params, batch = values()
+    with jax.enable_x64(True):
+        wanted, gradients = jax.value_and_grad(loss)(params, batch)
+        reference = reference_of(loss, PARAMS, BATCH)
+        found, ours = reference.function(params, batch)
+    assert found == pytest.approx(float(wanted), rel=1e-14)
+    np.testing.assert_allclose(ours["w"], gradients["w"], rtol=1e-13, atol=1e-16)
+    assert reference.unchecked == ()
+
+
+@pytest.mark.parametrize("narrow", ["float32", "bfloat16", "float16"])
+def test_casts_of_the_function_are_lifted_and_its_rules_are_not_touched(narrow: str) -> None:
+    def loss(params: Any, batch: Any) -> Any:
+        return jnp.mean(scaled((batch["x"] @ params["w"]).astype(narrow)).astype(jnp.float32))
+
+    params, batch = values()
+    with jax.enable_x64(True):
+        wanted, gradients = jax.value_and_grad(over(scaled))(params, batch)
+        found, ours = reference_of(loss, PARAMS, BATCH).function(params, batch)
+    assert found == pytest.approx(float(wanted), rel=1e-14)
+    np.testing.assert_allclose(ours["w"], gradients["w"], rtol=1e-13)
+
+
+def test_constants_of_a_dtype_are_those_of_the_users_dtype() -> None:
+    def loss(params: Any, batch: Any) -> Any:
+        y = batch["x"] @ params["w"]
+        return jnp.mean(y / (jnp.abs(y) + 1e5 * jnp.finfo(y.dtype).eps))
+
+    params, batch = values()
+    y = np.asarray(batch["x"]) @ np.asarray(params["w"])
+    with jax.enable_x64(True):
+        found, _ = reference_of(loss, PARAMS, BATCH).function(params, batch)
+    eps = float(str(np.float32(1e5 * 2.0**-23)))  # the number that the function would show
+    assert found == pytest.approx(np.mean(y / (np.abs(y) + eps)), rel=1e-12)
+
+
+def test_a_function_that_asks_for_its_dtype_is_taken_at_its_own() -> None:
+    def loss(params: Any, batch: Any) -> Any:
+        y = batch["x"] @ params["w"]
+        return jnp.mean(jnp.sin(y) / 3 if y.dtype == jnp.float32 else jnp.cos(y))
+
+    params, batch = values()
+    with jax.enable_x64(True):
+        reference = reference_of(loss, PARAMS, BATCH)
+        found, _ = reference.function(params, batch)
+    y = np.asarray(batch["x"]) @ np.asarray(params["w"])
+    assert found == pytest.approx(np.mean(np.sin(y) / 3), rel=1e-12)
+    assert "another program" in reference.unchecked[0]
+
+
+def test_half_precision_parameters_are_those_that_the_user_has() -> None:
+    """A bfloat16 model in float64, and no constant of float64's own range."""
+    half = {"w": jax.ShapeDtypeStruct((8, 8), jnp.bfloat16)}
+
+    def loss(params: Any, batch: Any) -> Any:
+        y = batch["x"].astype(params["w"].dtype) @ params["w"]
+        return jnp.mean(jax.nn.gelu(y) * 0.1 + jnp.where(y > 0, y, jnp.finfo(y.dtype).min) * 0)
+
+    params, batch = values()
+    with jax.enable_x64(True):
+        reference = reference_of(loss, half, BATCH)
+        found, gradients = reference.function(params, batch)
+        wanted = jnp.mean(jax.nn.gelu(batch["x"] @ params["w"]) * 0.1)
+    assert found == pytest.approx(float(wanted), rel=1e-12)
+    assert gradients["w"].dtype == np.float64
