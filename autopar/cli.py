@@ -6,6 +6,7 @@ plan fits. Nothing heavy is imported before a command runs: ``autopar --help`` i
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +18,11 @@ from autopar.errors import UserError
 
 STOPPED = 130
 """How typer ends a command on Ctrl-C."""
+REFUSED = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENAMETOOLONG, errno.ELOOP, errno.ENOSPC, errno.EDQUOT),
+}
+"""Why a system refuses a file or a place, whoever asks for it; nothing of ours causes these."""
 
 try:
     import typer
@@ -251,6 +257,10 @@ def run(
     check_whole(folder, made)
     check_cluster_file(folder, made)
     predicted = made.prediction
+    if profile is not None:
+        from autopar.cost_models.profile_file import check_target
+
+        check_target(profile)
     with _results_only(json):
         found = launch.run(
             folder,
@@ -326,8 +336,10 @@ def profile(
     json: Json = False,
 ) -> None:
     """Measure ops and collectives on the devices at hand, for `plan --profile`."""
+    from autopar.cost_models.profile_file import check_target
     from autopar.profile import profile_cluster
 
+    check_target(output)
     said = profile_cluster(cluster, output, progress)
     _show([said], {"profile": str(output), "measured": said}, json)
 
@@ -372,6 +384,11 @@ def main() -> None:
     except UserError as error:
         progress(f"autopar: {error}")
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in REFUSED:
+            raise
+        progress(f"autopar: {error.filename}: {error.strerror}; give another place")
+        sys.exit(UserError.exit_code)
     except KeyboardInterrupt:
         progress("autopar: stopped")
         sys.exit(STOPPED)

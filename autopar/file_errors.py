@@ -67,7 +67,10 @@ class _UniqueKeys(yaml.SafeLoader):
 
 def unique_yaml(text: str) -> Any:
     """What ``text`` says, tags of YAML's standard alone. Raises `yaml.YAMLError`."""
-    return yaml.load(text, Loader=_UniqueKeys)
+    try:
+        return yaml.load(text, Loader=_UniqueKeys)
+    except RecursionError:
+        raise yaml.YAMLError("brackets within brackets, too deep to be read") from None
 
 
 def yaml_sentence(error: yaml.YAMLError) -> str:

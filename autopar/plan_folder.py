@@ -60,6 +60,8 @@ def check_writable(folder: str | Path) -> None:
             was edited since it was planned.
     """
     target = Path(folder)
+    if target.is_symlink() and not target.exists():
+        raise PlanFolderError(f"{target} is a link that leads nowhere; give -o a folder")
     if target.exists() and not target.is_dir():
         raise PlanFolderError(f"{target} is a file; give -o the name of a folder")
     if not target.is_dir():
@@ -246,6 +248,11 @@ def _text(folder: str | Path, name: str) -> str:
     file = Path(folder) / name
     try:
         return file.read_text()
+    except UnicodeDecodeError:
+        raise PlanFolderError(
+            f"{file} is no text (UTF-8), so no part of a plan; plan the model again, or give "
+            "another folder"
+        ) from None
     except OSError:
         if name != PLAN and (Path(folder) / PLAN).exists():
             raise PlanFolderError(

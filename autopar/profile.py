@@ -85,10 +85,13 @@ def remember(
         for phase in known:
             # What the prices say without the corrections that this plan was made with.
             plain_s = predicted[phase] / device.slower(phase)
-            for what, seconds in (("measured", measured[phase]), ("predicted", plain_s)):
-                key = f"{phase} {what} {basis} {plan.fingerprint()}"
-                count = len(found.losses)
-                db.add(machine, Measurement("run", key, 0.0, 0.0, seconds, 0.0, count, now))
+            pair = {"measured": measured[phase], "predicted": plain_s}
+            head, count = f"{basis} {plan.fingerprint()}", len(found.losses)
+            rows = [
+                Measurement("run", f"{phase} {what} {head}", 0.0, 0.0, seconds, 0.0, count, now)
+                for what, seconds in pair.items()
+            ]
+            db.add(machine, *rows)
         ops = any(m.subject == "op" for m in db.measurements(machine))
     ratios = ", ".join(f"{p} {measured[p] / predicted[p]:.2f}" for p in known)
     written = f"measured / predicted written to {database}: {ratios}"

@@ -58,7 +58,7 @@ def calibrate(
     Raises:
         ProfileError: the profile has nothing of these devices, or another format.
     """
-    with ProfileDb(profile, warn) as db:
+    with ProfileDb.reading(profile) as db:
         here = processor if cluster.device.kind == "cpu" else None
         machine = db.for_device(cluster.device.name, libraries, warn, here)
         found = db.measurements(machine)

@@ -5,47 +5,28 @@
 
 `subject` is 'op', 'collective', 'waiting', 'overlap', 'process' or 'run', `key` names what was run
 in one readable line. Every measurement is its own transaction, so an interruption loses nothing
-that was measured; a file that SQLite calls corrupt is set aside, what can still be read is copied
-into a new one, and both are named. Files of format 2, which do not say which CPU measured, are
-taken on.
+that was measured. Files of format 2, which do not say which CPU measured, are taken on. What is
+read is a copy: a user's file, and the folder that it lies in, stay as they are.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from autopar.errors import UserError
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS machine (
-    id TEXT PRIMARY KEY, device TEXT NOT NULL, driver TEXT NOT NULL, libraries TEXT NOT NULL,
-    seen_at TEXT NOT NULL, processor TEXT NOT NULL DEFAULT '');
-CREATE TABLE IF NOT EXISTS measurement (
-    machine TEXT NOT NULL REFERENCES machine(id), subject TEXT NOT NULL, key TEXT NOT NULL,
-    size_bytes REAL NOT NULL, flops REAL NOT NULL, seconds REAL NOT NULL, spread REAL NOT NULL,
-    repeats INTEGER NOT NULL, measured_at TEXT NOT NULL,
-    PRIMARY KEY (machine, subject, key, size_bytes, flops));
-PRAGMA user_version = 3;
-"""
-VERSION = 3
-_COLUMNS = {
-    "machine": ["id", "device", "driver", "libraries", "seen_at", "processor"],
-    "measurement": [
-        *("machine", "subject", "key", "size_bytes", "flops"),
-        *("seconds", "spread", "repeats", "measured_at"),
-    ],
-}
-_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_ADD_PROCESSOR = "ALTER TABLE machine ADD COLUMN processor TEXT NOT NULL DEFAULT ''"
-
-
-class ProfileError(UserError):
-    """A profile that cannot be used; the message says why and what to do."""
+from autopar.cost_models.profile_file import (
+    ProfileError,
+    check_profile,
+    connect,
+    copied,
+    damage,
+    refused,
+    rescue,
+)
 
 
 @dataclass(frozen=True)
@@ -90,48 +71,40 @@ class ProfileDb:
     """An open profile. Use as a context manager."""
 
     def __init__(self, path: str | Path, warn: Callable[[str], None] = lambda _: None) -> None:
-        self.path = Path(path)
-        if self.path.is_dir():
-            raise ProfileError(f"{path} is a folder, no profile; give the name of a file in it")
-        if self.path.exists() and self.path.stat().st_size and not _healthy(self.path):
-            if _is_text(self.path):
-                raise ProfileError(f"{path} is a text file, no profile; give the name of another")
-            _rescue(self.path, warn)
-        try:
-            self.connection = sqlite3.connect(self.path, timeout=30.0, isolation_level=None)
-        except sqlite3.OperationalError as error:
-            raise ProfileError(
-                f"{path}: {error}; give a file in a folder that exists and can be written to"
-            ) from None
-        try:
-            self._prepare()
-        except BaseException:
-            self.connection.close()
-            raise
+        """Opens ``path`` for writing; makes it where there is none, or an empty file.
 
-    def _prepare(self) -> None:
-        """Brings the file to this format. Raises `ProfileError` where it is no profile."""
-        path = self.path
-        version = self.connection.execute("PRAGMA user_version").fetchone()[0]
-        if _tables(self.connection) - set(_COLUMNS):
-            raise ProfileError(f"{path} is another program's database; give the name of another")
-        if version == 2:
-            self.connection.execute(_ADD_PROCESSOR)
-        elif version not in (0, VERSION):
-            raise ProfileError(
-                f"{path}: profile format {version}, this tool reads {VERSION}; profile again into "
-                "another file"
-            )
-        self.connection.executescript(_SCHEMA)
-        self.connection.execute("PRAGMA journal_mode = WAL")
-        self.connection.execute("PRAGMA synchronous = NORMAL")
-        for table, columns in _COLUMNS.items():
-            found = [row[1] for row in self.connection.execute(f"PRAGMA table_info({table})")]
-            if found != columns:
+        A damaged profile is set aside and what can be read is copied into a new one; ``warn`` gets
+        both names. Raises `ProfileError` for a file that is no profile, and leaves that as it is.
+        """
+        self.path = Path(path)
+        check_profile(self.path, new=True)
+        if self.path.exists() and self.path.stat().st_size:
+            with copied(self.path) as copy:
+                damaged = damage(copy)
+                if not damaged:
+                    connect(copy, self.path).close()
+            if damaged:
+                rescue(self.path, warn)
+        self.connection = connect(self.path, self.path)
+
+    @classmethod
+    @contextmanager
+    def reading(cls, path: str | Path) -> Iterator[ProfileDb]:
+        """The profile ``path`` to read from; nothing is written to it or beside it.
+
+        Raises `ProfileError` where it is none, or a damaged one.
+        """
+        check_profile(Path(path))
+        with copied(Path(path)) as copy:
+            if damaged := damage(copy):
                 raise ProfileError(
-                    f"{path}: its table {table} has columns {', '.join(found)}, not "
-                    f"{', '.join(columns)}; profile again into another file"
+                    f"{path} is damaged ({damaged}); `autopar profile --cluster ... -o {path}` "
+                    "sets it aside and goes on with what can be read"
                 )
+            found = cls.__new__(cls)
+            found.path, found.connection = Path(path), connect(copy, Path(path))
+            with found:
+                yield found
 
     def __enter__(self) -> ProfileDb:
         return self
@@ -144,43 +117,38 @@ class ProfileDb:
     ) -> None:
         self.connection.close()
 
-    def add(self, machine: Machine, measurement: Measurement) -> None:
-        """Keep one measurement; the same one measured again replaces it.
+    def add(self, machine: Machine, *measurements: Measurement) -> None:
+        """Keep measurements, all of them or none; the same one measured again replaces it.
 
         Raises:
-            ProfileError: a figure that no machine reaches.
+            ProfileError: a figure that no machine reaches, or a file that cannot be written to.
         """
-        m = measurement
-        if not m.is_physical:
-            raise ProfileError(
-                f"{m.key}: {m.seconds:g} s for {m.size_bytes:g} bytes and {m.flops:g} FLOPs "
-                "is out of any physical range"
-            )
-        self.connection.execute(
-            "INSERT OR IGNORE INTO machine VALUES (?, ?, ?, ?, ?, ?)",
-            (
-                machine.id,
-                machine.device,
-                machine.driver,
-                machine.libraries,
-                m.measured_at,
-                machine.processor,
-            ),
-        )
-        self.connection.execute(
-            "INSERT OR REPLACE INTO measurement VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                machine.id,
-                m.subject,
-                m.key,
-                m.size_bytes,
-                m.flops,
-                m.seconds,
-                m.spread,
-                m.repeats,
-                m.measured_at,
-            ),
-        )
+        for m in measurements:
+            if not m.is_physical:
+                raise ProfileError(
+                    f"{m.key}: {m.seconds:g} s for {m.size_bytes:g} bytes and {m.flops:g} FLOPs "
+                    "is out of any physical range"
+                )
+        try:
+            self.connection.execute("BEGIN IMMEDIATE")
+            for m in measurements:
+                self._insert(machine, m)
+            self.connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+            raise refused(self.path, error) from None
+
+    def _insert(self, machine: Machine, m: Measurement) -> None:
+        known = (machine.id, machine.device, machine.driver, machine.libraries)
+        self._into("OR IGNORE INTO machine", (*known, m.measured_at, machine.processor))
+        sizes = (m.size_bytes, m.flops, m.seconds, m.spread, m.repeats)
+        row = (machine.id, m.subject, m.key, *sizes, m.measured_at)
+        self._into("OR REPLACE INTO measurement", row)
+
+    def _into(self, table: str, row: Sequence[object]) -> None:
+        marks = ", ".join("?" * len(row))
+        self.connection.execute(f"INSERT {table} VALUES ({marks})", row)
 
     def machines(self) -> list[Machine]:
         """Every machine that measured something, the latest last."""
@@ -245,67 +213,4 @@ class ProfileDb:
         return chosen
 
 
-def _healthy(path: Path) -> bool:
-    """False where the file is damaged.
-
-    Raises:
-        ProfileError: it cannot be read for another reason: others hold it, or it is not ours.
-    """
-    try:
-        with closing(sqlite3.connect(path)) as connection:
-            return bool(connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok")
-    except sqlite3.DatabaseError as error:
-        if error.sqlite_errorcode & 0xFF in _DAMAGED:
-            return False
-        raise ProfileError(
-            f"{path}: {error}; wait until no other program uses it, or give another file"
-        ) from None
-
-
-def _tables(connection: sqlite3.Connection) -> set[str]:
-    found = connection.execute(
-        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
-    )
-    return {name for (name,) in found}
-
-
-def _is_text(path: Path) -> bool:
-    """A file of somebody else's under the name of a profile, which is not to be touched."""
-    with path.open("rb") as file:
-        return b"\0" not in file.read(4096)
-
-
-def _rescue(path: Path, warn: Callable[[str], None]) -> None:
-    """Set the corrupt file aside and copy what can be read into a new one."""
-    number = 1
-    while (aside := path.with_name(f"{path.name}.corrupt{number}")).exists():
-        number += 1
-    path.rename(aside)
-    kept = 0
-    with closing(sqlite3.connect(path)) as new:
-        new.executescript(_SCHEMA)
-        for table, width in (("machine", 6), ("measurement", 9)):
-            marks = ", ".join("?" * width)
-            for row in _readable(aside, table):
-                whole = row if len(row) == width else (*row, "")  # of format 2, without processor
-                new.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", whole)
-                kept += table == "measurement"
-        new.commit()
-    warn(f"{path} was damaged: kept as {aside}, {kept} measurements copied into a new file")
-
-
-def _readable(path: Path, table: str) -> Iterator[tuple[object, ...]]:
-    """Rows of `table` until the first that cannot be read, then from the other end."""
-    seen: set[tuple[object, ...]] = set()
-    for order in ("ASC", "DESC"):
-        try:
-            with closing(sqlite3.connect(path)) as connection:
-                rows: Iterable[tuple[object, ...]] = connection.execute(
-                    f"SELECT * FROM {table} ORDER BY rowid {order}"
-                )
-                for row in rows:
-                    if row not in seen:
-                        seen.add(row)
-                        yield row
-        except sqlite3.DatabaseError:
-            continue
+__all__ = ["Machine", "Measurement", "ProfileDb", "ProfileError"]

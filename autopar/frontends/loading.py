@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from autopar.errors import UserError
@@ -66,22 +67,36 @@ def _listing(found: dict[str, Any]) -> str:
     return ", ".join(sorted(found))
 
 
+class _Uncached(SourceFileLoader):
+    """Compiles the file as it stands now.
+
+    Python's cache takes a file that was changed within a second, at the same length, for the old
+    one; and it is written beside the user's file.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
+
+
 def _run(path: Path) -> ModuleType:
     if not path.is_file():
         raise LoadError(
             f"{path} is not a file; give a Python file, as in model.py or model.py:Name"
         )
     path = path.resolve()
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise LoadError(f"{path} is not a Python file: its name must end in .py")
+    loader = _Uncached(path.stem, str(path))
+    spec = importlib.util.spec_from_file_location(path.stem, path, loader=loader)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     # dataclasses and pickles of the file look their module up by name; so do files beside it
     before = sys.modules.get(path.stem)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent))
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except UserError:
         raise
     except (Exception, SystemExit) as error:

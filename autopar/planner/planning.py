@@ -107,7 +107,9 @@ def plan(
         as_read = cluster.fingerprint
         Fixed.parse(fix or {}, cluster.device_count)  # refused before the long work
         if options.profile is not None:
-            _check_profile(options.profile)
+            from autopar.cost_models.profile_file import check_profile
+
+            check_profile(Path(options.profile))
         workload = load_workload(workload_ref)
         check_style(workload.framework, options.style)
         if options.profile is not None:
@@ -135,13 +137,6 @@ def plan(
         obstacles=found.obstacles,
         fewer=found.fewer,
     )
-
-
-def _check_profile(profile: str) -> None:
-    if not Path(profile).is_file():
-        raise UserError(
-            f"no profile {profile}; measure one with `autopar profile --cluster ... -o {profile}`"
-        )
 
 
 def _measured(cluster: Cluster, options: Options, style: Style, progress: Progress) -> Cluster:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from autopar.cluster_file import load_cluster
+from autopar.cost_models import profile_file
 from autopar.cost_models.calibrate import (
     calibrate,
     collective_curves,
@@ -277,28 +278,77 @@ def test_a_profile_in_no_folder_is_refused(tmp_path: Path) -> None:
         ProfileDb(tmp_path / "nowhere" / "p.db")
 
 
-@pytest.mark.parametrize("damage", ["header", "tail"])
-def test_a_damaged_file_is_set_aside_and_read_as_far_as_it_goes(
-    tmp_path: Path, damage: str
-) -> None:
-    path = tmp_path / "p.db"
+def truncated(path: Path) -> bytes:
+    """A profile that lost its second half; what is left of it."""
     with ProfileDb(path) as db:
-        for i in range(600):
-            db.add(HERE, measurement(f"all_reduce {i}", 1e6, 0.0, 1e-3))
-    raw = bytearray(path.read_bytes())
-    if damage == "header":
-        raw[:100] = b"x" * 100
-    else:
-        raw = raw[: len(raw) // 2]
-    path.write_bytes(bytes(raw))
+        rows = [measurement(f"all_reduce {i}", 1e6, 0.0, 1e-3) for i in range(600)]
+        db.add(HERE, *rows)
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) // 2])
+    return path.read_bytes()
+
+
+def test_a_damaged_profile_is_set_aside_and_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = tmp_path / "p.db"
+    raw = truncated(path)
     said: list[str] = []
     with ProfileDb(path, said.append) as db:
+        assert 0 < len(db.measurements(HERE)) < 600
         db.add(HERE, measurement("all_reduce 2", 1e6, 0.0, 1e-3))
     assert "was damaged" in said[0]
-    assert path.with_name("p.db.corrupt1").read_bytes() == bytes(raw)
+    assert path.with_name("p.db.corrupt1").read_bytes() == raw
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["p.db", "p.db.corrupt1"]
 
 
-def test_a_profile_that_others_hold_is_left_where_it_is(tmp_path: Path) -> None:
+def test_a_damaged_profile_is_not_mended_by_reading(tmp_path: Path) -> None:
+    path = tmp_path / "p.db"
+    raw = truncated(path)
+    with pytest.raises(ProfileError, match=r"is damaged .* goes on with what can be read"):
+        calibrate(load_cluster(ROOT / "examples/clusters/h100_8.yaml"), path)
+    assert path.read_bytes() == raw
+    assert [file.name for file in tmp_path.iterdir()] == ["p.db"]
+
+
+def test_a_file_that_lost_its_head_is_no_profile_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "p.db"
+    raw = b"x" * 100 + truncated(path)[100:]
+    path.write_bytes(raw)
+    with pytest.raises(ProfileError, match="is a file of another kind, no profile"):
+        ProfileDb(path)
+    assert path.read_bytes() == raw
+
+
+def test_what_another_process_is_writing_is_read(tmp_path: Path) -> None:
+    """Measurements that SQLite still keeps in its log."""
+    with ProfileDb(tmp_path / "p.db") as writing:
+        writing.add(HERE, measurement("all_reduce 2", 1e6, 0.0, 1e-3))
+        before = {f.name: (f.read_bytes(), f.stat().st_mtime_ns) for f in tmp_path.iterdir()}
+        with ProfileDb.reading(tmp_path / "p.db") as db:
+            assert len(db.measurements(HERE)) == 1
+        after = {f.name: (f.read_bytes(), f.stat().st_mtime_ns) for f in tmp_path.iterdir()}
+    assert "p.db-wal" in before
+    assert after == before
+
+
+def test_measurements_are_kept_together_or_not_at_all(tmp_path: Path) -> None:
+    with ProfileDb(tmp_path / "p.db") as db:
+        rows = [measurement(f"all_reduce {i}", 1e6, 0.0, 1e-3) for i in range(3)]
+        db.connection.execute(
+            "CREATE TEMP TRIGGER full BEFORE INSERT ON measurement "
+            "WHEN NEW.key = 'all_reduce 2' BEGIN SELECT RAISE(ABORT, 'database or disk is full'); "
+            "END"
+        )
+        with pytest.raises(ProfileError, match=r"disk is full; give a file in a folder .* space"):
+            db.add(HERE, *rows)
+        assert db.measurements(HERE) == []
+        db.add(HERE, *rows[:2])
+        assert len(db.measurements(HERE)) == 2
+
+
+def test_a_profile_that_others_hold_is_left_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile_file, "PATIENCE_S", 0.05)
     path = tmp_path / "p.db"
     filled(path)
     with closing(sqlite3.connect(path)) as other:
