@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from autopar.frontends.captured import Captured
+from autopar.rules.trial import Execute, Ran
 from autopar.workload import Workload
 
 
@@ -15,3 +18,18 @@ def capture(workload: Workload) -> Captured:
     from autopar.frontends.pytorch import capture as capture_module
 
     return capture_module(workload)
+
+
+def executor(framework: str) -> Execute:
+    """What runs one op of a captured graph; imports torch or jax when it does."""
+
+    def execute(*arguments: Any) -> Ran:
+        if framework == "jax":
+            from autopar.frontends.jax import execute as by_jax
+
+            return by_jax.execute(*arguments)
+        from autopar.frontends.pytorch import execute as by_torch
+
+        return by_torch.execute(*arguments)
+
+    return execute

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autopar.errors import UserError
 from autopar.frontends.captured import Captured
-from autopar.frontends.dispatch import capture
+from autopar.frontends.dispatch import capture, executor
 from autopar.frontends.loading import load_workload
 from autopar.lowering import Lowered
 from autopar.nouns.cluster import Cluster
@@ -23,7 +23,7 @@ from autopar.planner.fewer import Fewer, fewer
 from autopar.planner.fixed import Fixed
 from autopar.planner.question import Answer, Outcome, Question
 from autopar.planner.remedies import search_or_advise
-from autopar.planner.unruled import check_allowed, unruled
+from autopar.planner.unruled import check_allowed, check_registered, unruled
 from autopar.planner.utilization import model_flops
 from autopar.precision import at_precision
 from autopar.rules.batch import BatchMixed, flow_or_obstacle
@@ -182,8 +182,11 @@ def plan_captured(
     """Plans a model that is captured already."""
     options = options or Options()
     style = options.style or style_of(workload.framework)
-    missing = unruled(captured.graph)
+    execute = executor(workload.framework)
+    missing = unruled(captured.graph, execute)
     check_allowed(captured.graph, missing, options.replicated)
+    for note in check_registered(captured.graph, execute):
+        progress(f"note: {note}")
     graph = at_precision(keep_whole(captured.graph, missing), workload.precision)
     batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
     flow, obstacle = flow_or_obstacle(graph, batch_dims)

@@ -1,23 +1,65 @@
-"""Ops without a rule: named, and refused unless the user lets them run whole on every device."""
+"""Ops without a rule, and rules that users registered.
+
+Ops without one are named, and refused unless the user lets them run whole on every device. A rule
+that is shown as an example, and every rule that a user registered, is tried by execution first
+(`autopar.rules.trial`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from autopar.errors import UserError, did_you_mean
 from autopar.nouns.graph import Graph, Op, Tensor
-from autopar.rules.registry import UnruledOp, rule_for, unwritable
+from autopar.rules.advice import no_rule, suggestion, unwritable
+from autopar.rules.binding import bind_rule
+from autopar.rules.notation import BoundRule, Rule, RuleError
+from autopar.rules.registry import UnruledOp, bind, registered_kinds, rule_for
+from autopar.rules.trial import Execute, try_rule
+
+Found = tuple[Op, Mapping[str, Tensor]]
 
 
-def unruled(graph: Graph) -> dict[str, str]:
+def unruled(graph: Graph, execute: Execute) -> dict[str, str]:
     """Kinds without a rule, each with what to say of its first occurrence."""
-    found: dict[str, str] = {}
+    found: dict[str, list[Found]] = {}
     for op, tensors in _ops(graph):
         try:
             rule_for(op, tensors)
-        except UnruledOp as error:
-            found.setdefault(op.kind, str(error))
-    return found
+        except UnruledOp:
+            found.setdefault(op.kind, []).append((op, tensors))
+    return {kind: _unruled(places, execute) for kind, places in found.items()}
+
+
+def check_registered(graph: Graph, execute: Execute) -> list[str]:
+    """Tries every registered rule on the ops that it is for; notes on what could not be tried.
+
+    Raises:
+        RuleError: a rule says something else than its op does: where, and by how much.
+    """
+    notes: list[str] = []
+    kinds = sorted({op.kind for op, _ in _ops(graph)})
+    for kind in registered_kinds():
+        places = [(op, tensors) for op, tensors in _ops(graph) if op.kind == kind]
+        if not places:
+            hint = did_you_mean(kind, kinds, 0.5)
+            notes.append(f"The registered rule {kind!r} is for no op of this model. {hint}".strip())
+        for op, tensors in _distinct(places):
+            bound = bind(op, tensors)
+            verdict = try_rule(op, tensors, bound, execute)
+            if verdict.holds is None:
+                notes.append(
+                    f"The registered rule {kind!r} was not tried on the op at {op.source} "
+                    f"({verdict.reason}); `autopar verify` compares what the plan computes."
+                )
+            elif not verdict.holds:
+                raise RuleError(
+                    f"the rule {bound.rule.text!r} registered for {kind!r} is not what the op at "
+                    f"{op.source} does: run on drawn numbers and {verdict.reason}. Mark the index "
+                    "with ! where its entries need one another, with + where results are sums "
+                    "over it"
+                )
+    return list(dict.fromkeys(notes))
 
 
 def check_allowed(graph: Graph, missing: Mapping[str, str], allowed: Collection[str]) -> None:
@@ -46,8 +88,55 @@ def check_allowed(graph: Graph, missing: Mapping[str, str], allowed: Collection[
         raise UnruledOp(text)
 
 
-def _ops(graph: Graph) -> Iterator[tuple[Op, dict[str, Tensor]]]:
+def _unruled(places: Sequence[Found], execute: Execute) -> str:
+    op, tensors = places[0]
+    operands = [tensors[n] for n in op.inputs]
+    results = [tensors[n] for n in op.outputs]
+    return no_rule(op, operands, results, _example(_distinct(places), execute))
+
+
+def _example(places: Sequence[Found], execute: Execute) -> str:
+    """A rule that held for every op of a kind, with as many indices free as held; else empty."""
+    op, tensors = places[0]
+    text = suggestion([tensors[n].shape for n in op.inputs], [tensors[n].shape for n in op.outputs])
+    if not text or not _holds(text, places, execute):
+        return ""
+    for name in sorted({w.strip("(),") for w in text.split() if "!" in w}):
+        freer = text.replace(name, name.rstrip("!"))
+        if _holds(freer, places, execute):
+            text = freer
+    return text
+
+
+def _holds(text: str, places: Sequence[Found], execute: Execute) -> bool:
+    for op, tensors in places:
+        try:
+            bound = _bound(text, op, tensors)
+        except RuleError:
+            return False
+        if not try_rule(op, tensors, bound, execute).holds:
+            return False
+    return True
+
+
+def _bound(text: str, op: Op, tensors: Mapping[str, Tensor]) -> BoundRule:
+    return bind_rule(
+        Rule(text), [tensors[n].shape for n in op.inputs], [tensors[n].shape for n in op.outputs]
+    )
+
+
+def _distinct(places: Sequence[Found]) -> list[Found]:
+    """Ops that differ in their settings, their tensors or the flow of gradients, each once."""
+    seen: dict[str, Found] = {}
+    for op, tensors in places:
+        named = [tensors[n] for n in (*op.inputs, *op.outputs)]
+        key = repr((dict(op.attrs), [(t.shape, t.dtype, t.differentiable) for t in named]))
+        seen.setdefault(key, (op, tensors))
+    return list(seen.values())
+
+
+def _ops(graph: Graph) -> Iterator[Found]:
     for part in (graph, *(block.body for block in graph.blocks.values())):
         for op in part.ops:
             if op.kind != "block":
-                yield op, dict(part.tensors)
+                yield op, part.tensors

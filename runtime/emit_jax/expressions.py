@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from autopar.lowering import MICROBATCH, Lowered, LoweredOp
-from autopar.rules.registry import unwritable
+from autopar.rules.advice import unwritable
 from autopar.runtime.emit_jax.errors import JaxEmitError
 from autopar.runtime.emit_torch.text import (
     AND,

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from autopar.errors import UserError
+from autopar.frontends.dispatch import executor
 from autopar.frontends.jax import (
     BatchError,
     BuildError,
@@ -147,7 +148,7 @@ def test_no_advice_that_cannot_work_for_what_no_program_can_hold() -> None:
     with pytest.raises(
         UnruledOp, match=r"jax::sort.*options \(dimension, .*jnp functions"
     ) as caught:
-        check_allowed(graph, unruled(graph), ())
+        check_allowed(graph, unruled(graph, executor("jax")), ())
     assert "--allow-replicated" not in str(caught.value)
 
     def plain(params: Any, batch: Any) -> Any:
@@ -155,4 +156,4 @@ def test_no_advice_that_cannot_work_for_what_no_program_can_hold() -> None:
 
     graph = capture(plain, PARAMS, BATCH).graph
     with pytest.raises(UnruledOp, match="--allow-replicated jax::erf_inv"):
-        check_allowed(graph, unruled(graph), ())
+        check_allowed(graph, unruled(graph, executor("jax")), ())

@@ -9,9 +9,10 @@ import pytest
 import autopar
 from autopar.nouns.graph import Op, Source, Tensor
 from autopar.nouns.mesh import Mesh
+from autopar.rules.advice import no_rule, suggestion
 from autopar.rules.binding import bind_rule
 from autopar.rules.notation import Rule, RuleError
-from autopar.rules.registry import UnruledOp, bind, known_kinds, suggestion, unregister
+from autopar.rules.registry import UnruledOp, bind, known_kinds, unregister
 from autopar.rules.strategies import strategies
 
 TENSORS = {
@@ -77,7 +78,16 @@ def test_an_op_without_a_rule_says_what_to_type() -> None:
     assert "'mylib::scale'" in text
     assert "blocks.0.mlp (model.py:12)" in text
     assert "float32[4, 6, 8], float32[8] to float32[4, 6, 8]" in text
-    assert "autopar.register_rule('mylib::scale', 'a b! c!, c! -> a b! c!')" in text
+    assert (
+        "in the notation of\n    autopar.register_rule('mylib::scale', 'b s d, d -> b s d')" in text
+    )
+
+
+def test_a_rule_that_held_is_shown_as_the_line_to_type() -> None:
+    operands, results = [TENSORS["x"], TENSORS["w"]], [TENSORS["y"]]
+    text = no_rule(OP, operands, results, "a b c, c -> a b c")
+    assert "autopar.register_rule('mylib::scale', 'a b c, c -> a b c')" in text
+    assert "held when the op was run whole and in pieces" in text
 
 
 def test_no_rule_is_suggested_for_random_numbers() -> None:

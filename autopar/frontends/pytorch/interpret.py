@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from autopar.frontends.pytorch.kernels import KERNELS, Call
+from autopar.nouns import graph as nouns
 from autopar.nouns.graph import Graph, Op
 
 Observer = Callable[[str, Op, Tensor], None]
@@ -72,17 +73,29 @@ class _Run:
 
     def op(self, op: Op, operands: list[Tensor], graph: Graph) -> list[Tensor]:
         results = [graph.tensors[name] for name in op.outputs]
-        call = Call(op, operands, results, self.wide, self.dropout)
-        kernel = KERNELS.get(op.kind)
-        made = kernel(call) if kernel is not None else _original(call)
-        made = [made] if isinstance(made, Tensor) else list(made)
-        for tensor, value in zip(results, made, strict=True):
-            if tuple(value.shape) != tensor.shape:
-                raise ValueError(
-                    f"{op} at {op.source} makes {list(value.shape)}, the graph says "
-                    f"{list(tensor.shape)}"
-                )
-        return made
+        return run_op(op, operands, results, wide=self.wide, dropout=self.dropout)
+
+
+def run_op(
+    op: Op,
+    operands: list[Tensor],
+    results: list[nouns.Tensor],
+    *,
+    wide: bool = False,
+    dropout: bool = False,
+) -> list[Tensor]:
+    """What ``op`` makes of ``operands``; ``results`` give the shapes. See `interpret`."""
+    call = Call(op, operands, results, wide, dropout)
+    kernel = KERNELS.get(op.kind)
+    made = kernel(call) if kernel is not None else _original(call)
+    made = [made] if isinstance(made, Tensor) else list(made)
+    for tensor, value in zip(results, made, strict=True):
+        if tuple(value.shape) != tensor.shape:
+            raise ValueError(
+                f"{op} at {op.source} makes {list(value.shape)}, the graph says "
+                f"{list(tensor.shape)}"
+            )
+    return made
 
 
 def _original(call: Call) -> Any:
