@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from autopar.frontends.captured import Captured
-from autopar.rules.trial import Execute, Ran
+from autopar.nouns.graph import Op, Tensor
+from autopar.rules.trial import Array, Execute, Ran
 from autopar.workload import Workload
 
 
@@ -21,15 +22,28 @@ def capture(workload: Workload) -> Captured:
 
 
 def executor(framework: str) -> Execute:
-    """What runs one op of a captured graph; imports torch or jax when it does."""
+    """What runs one op of a captured graph; torch or jax is imported when it first does."""
 
-    def execute(*arguments: Any) -> Ran:
-        if framework == "jax":
-            from autopar.frontends.jax import execute as by_jax
+    def execute(
+        op: Op,
+        tensors: Mapping[str, Tensor],
+        operands: Sequence[Array],
+        cotangents: Sequence[Array | None],
+        wide: bool,
+    ) -> Ran:
+        run = _by_jax() if framework == "jax" else _by_torch()
+        return run(op, tensors, operands, cotangents, wide)
 
-            return by_jax.execute(*arguments)
-        from autopar.frontends.pytorch import execute as by_torch
+    return execute
 
-        return by_torch.execute(*arguments)
+
+def _by_jax() -> Execute:
+    from autopar.frontends.jax.execute import execute
+
+    return execute
+
+
+def _by_torch() -> Execute:
+    from autopar.frontends.pytorch.execute import execute
 
     return execute

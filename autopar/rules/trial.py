@@ -290,7 +290,8 @@ def _joined(parts: Sequence[Array], term: Term, name: str) -> Array:
     for axis, dim in enumerate(term):
         if name in dim:
             return np.concatenate(parts, axis)
-    return np.sum(np.stack(parts), axis=0)
+    total: Array = np.sum(np.stack(parts), axis=0)
+    return total
 
 
 def _apart(found: Array, expected: Array) -> str:

@@ -33,9 +33,11 @@ class _Averaging(torch.autograd.Function):
         return g * 2 / g.shape[0]
 
 
-LIBRARY = torch.library.Library("trial", "DEF")
+AVERAGING: Any = _Averaging
+torch_library: Any = torch.library
+LIBRARY = torch_library.Library("trial", "DEF")
 LIBRARY.define("averaging(Tensor x) -> Tensor")
-LIBRARY.impl("averaging", lambda x: _Averaging.apply(x), "CompositeImplicitAutograd")
+LIBRARY.impl("averaging", lambda x: AVERAGING.apply(x), "CompositeImplicitAutograd")
 LIBRARY.define("refusing(Tensor x) -> Tensor")
 
 
