@@ -44,29 +44,6 @@ def rms_norm(
     return y if weight is None else y * (weight + scale_offset)
 
 
-def attention(
-    q: Array, k: Array, v: Array, mask: Array = None, causal: bool = False, scale: Any = None
-) -> Array:
-    """softmax(scale * q k^T + mask) v: q [b, h, s, d], k and v [b, g, t, d], h a multiple of g.
-
-    The softmax is computed in at least float32; ``scale`` None is ``1 / sqrt(d)``. A boolean mask
-    says which scores count, another one is added; a row that has none gets the mean of v.
-    """
-    b, h, s, d = q.shape
-    g, t = k.shape[1:3]
-    q = q.reshape(b, g, h // g, s, d)
-    scores = wide(jnp.einsum("bgrsd,bgtd->bgrst", q, k)) * (d**-0.5 if scale is None else scale)
-    least = jnp.finfo(scores.dtype).min
-    if causal:
-        rows, columns = jnp.arange(s)[:, None], jnp.arange(t)
-        scores = jnp.where(rows >= columns, scores, least)
-    if mask is not None:
-        mask = jnp.broadcast_to(mask, (b, h, s, t)).reshape(scores.shape)
-        scores = jnp.where(mask, scores, least) if mask.dtype == jnp.bool_ else scores + mask
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.einsum("bgrst,bgtd->bgrsd", weights, v).reshape(b, h, s, d)
-
-
 def embedding(ids: Array, weight: Array, axis: Axes | None = None) -> Array:
     """Rows of ``weight``. With ``axis`` each rank holds a piece of the rows: a partial sum, zero
     where another rank has the row. Negative ids count from the end, as in jnp."""

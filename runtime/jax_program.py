@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from autopar.runtime.jax_attention import attention
 from autopar.runtime.jax_collectives import (
     all_reduce,
     all_to_all,
@@ -24,7 +25,6 @@ from autopar.runtime.jax_collectives import (
     whole,
 )
 from autopar.runtime.jax_ops import (
-    attention,
     conv,
     cross_entropy,
     embedding,

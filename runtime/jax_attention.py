@@ -1,0 +1,163 @@
+"""Attention whose scores are never all there at once, forward or backward.
+
+The products and softmax written out keep [b, h, s, t] scores for the backward pass. Here a kernel
+of the device does not make them, or a loop takes a block of rows (queries) at a time against all
+keys: a row's softmax is whole in it, and backward makes a block's scores again from q and k, which
+are all that is kept (Rabe and Staats 2021, "Self-attention does not need O(n^2) memory", with the
+keys whole).
+
+==========  =======================================  ==============================================
+device      where                                    what runs
+==========  =======================================  ==============================================
+GPU         bfloat16 or float16, no mask, head size  cuDNN's fused attention, by
+            at most 128 and a multiple of 8, from    `jax.nn.dot_product_attention`
+            compute capability 8.0 on
+TPU, CPU    everywhere; also what cuDNN refuses      the loop over blocks of rows: there
+                                                     `jax.nn.dot_product_attention` has only the
+                                                     form that keeps its scores
+==========  =======================================  ==============================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Array = Any
+LEAST_ROWS = 64
+"""Of a block, so that its products are not thin."""
+
+
+def attention(
+    q: Array, k: Array, v: Array, mask: Array = None, causal: bool = False, scale: Any = None
+) -> Array:
+    """softmax(scale * q k^T + mask) v: q [b, h, s, d], k and v [b, g, t, d], h a multiple of g.
+
+    The softmax is computed in at least float32; ``scale`` None is ``1 / sqrt(d)``. A boolean mask
+    says which scores count, another one is added; a row that has none gets the mean of v.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if mask is None and _has_kernel(q, k):
+        return _by_kernel(q, k, v, causal, scale)
+    return _by_rows(partial(_rows, causal=causal, scale=scale), q, k, v, mask)
+
+
+def rows_of_block(s: int, t: int, d: int) -> int:
+    """How many of ``s`` rows are one block: as many as have no more scores than q has numbers."""
+    return min(s, max(LEAST_ROWS, s * d // t))
+
+
+def _has_kernel(q: Array, k: Array) -> bool:
+    d = q.shape[-1]
+    if (
+        q.dtype not in (jnp.bfloat16, jnp.float16)
+        or d > 128
+        or d % 8
+        or jax.default_backend() != "gpu"
+    ):
+        return False
+    capability = str(getattr(jax.local_devices()[0], "compute_capability", "0"))
+    return float(capability) >= 8.0 and k.dtype == q.dtype
+
+
+def _by_kernel(q: Array, k: Array, v: Array, causal: bool, scale: Any) -> Array:
+    turned = (x.swapaxes(1, 2) for x in (q, k, v))
+    found = jax.nn.dot_product_attention(
+        *turned, scale=scale, is_causal=causal, implementation="cudnn"
+    )
+    return found.swapaxes(1, 2)
+
+
+def _rows(
+    q: Array, k: Array, v: Array, mask: Array, first: Array, causal: bool, scale: Any
+) -> Array:
+    """A block of rows, the first of which is row number ``first``, as products and a softmax."""
+    b, h, s, d = q.shape
+    g, t = k.shape[1:3]
+    q = q.reshape(b, g, h // g, s, d)
+    scores = jnp.einsum("bgrsd,bgtd->bgrst", q, k)
+    scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32)) * scale
+    least = jnp.finfo(scores.dtype).min
+    if causal:
+        rows, columns = first + jnp.arange(s)[:, None], jnp.arange(t)
+        scores = jnp.where(rows >= columns, scores, least)
+    if mask is not None:
+        mask = jnp.broadcast_to(mask, (b, h, s, t)).reshape(scores.shape)
+        scores = jnp.where(mask, scores, least) if mask.dtype == jnp.bool_ else scores + mask
+    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    return jnp.einsum("bgrst,bgtd->bgrsd", weights, v).reshape(b, h, s, d)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _by_rows(rows: Callable[..., Array], q: Array, k: Array, v: Array, mask: Array) -> Array:
+    """``rows(q, k, v, mask, first)`` a block at a time."""
+
+    def block(first: Any, size: int, out: Array) -> Array:
+        made = rows(_cut(q, first, size), k, v, _cut(mask, first, size), first)
+        return lax.dynamic_update_slice_in_dim(out, made, first, 2)
+
+    return _over_blocks(q, k, block, jnp.zeros(q.shape, v.dtype))
+
+
+def _forward(rows: Any, q: Array, k: Array, v: Array, mask: Array) -> tuple[Array, Any]:
+    return _by_rows(rows, q, k, v, mask), (q, k, v, mask)
+
+
+def _backward(rows: Callable[..., Array], kept: Any, g: Array) -> tuple[Array, ...]:
+    q, k, v, mask = kept
+    biased = mask is not None and mask.dtype != jnp.bool_
+
+    def block(first: Any, size: int, so_far: Any) -> Any:
+        here = _cut(mask, first, size)
+        given = (_cut(q, first, size), k, v, *((here,) if biased else ()))
+        _, pull = jax.vjp(
+            lambda q, k, v, *bias: rows(q, k, v, bias[0] if biased else here, first), *given
+        )
+        dq, dk, dv, *bias = pull(_cut(g, first, size))
+        found = [
+            lax.dynamic_update_slice_in_dim(so_far[0], dq, first, 2),
+            so_far[1] + dk,
+            so_far[2] + dv,
+        ]
+        if biased:
+            found.append(_put_or_add(so_far[3], bias[0], first))
+        return tuple(found)
+
+    zeros = [jnp.zeros_like(q)] + [
+        jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32))
+        for x in (k, v, *((mask,) if biased else ()))
+    ]
+    dq, dk, dv, *bias = _over_blocks(q, k, block, tuple(zeros))
+    last = bias[0].astype(mask.dtype) if biased else None
+    return dq, dk.astype(k.dtype), dv.astype(v.dtype), last
+
+
+_by_rows.defvjp(_forward, _backward)
+
+
+def _over_blocks(q: Array, k: Array, block: Callable[..., Any], start: Any) -> Any:
+    """``block(first row, rows, so far)`` for every block of the rows of q, the last one shorter."""
+    s, d = q.shape[2:]
+    size = rows_of_block(s, k.shape[2], d)
+    found = lax.fori_loop(0, s // size, lambda i, so_far: block(i * size, size, so_far), start)
+    rest = s % size
+    return block(s - rest, rest, found) if rest else found
+
+
+def _cut(x: Array, first: Any, size: int) -> Array:
+    """Rows of q or of what lies beside it; a mask for all rows alike stays."""
+    if x is None or x.shape[2] == 1:
+        return x
+    return lax.dynamic_slice_in_dim(x, first, size, 2)
+
+
+def _put_or_add(total: Array, piece: Array, first: Any) -> Array:
+    """The gradient of a mask: of its own rows, or of one row that all share."""
+    if total.shape[2] == 1:
+        return total + piece
+    return lax.dynamic_update_slice_in_dim(total, piece.astype(total.dtype), first, 2)

@@ -1,0 +1,134 @@
+"""The attention of emitted programs: its numbers against the definition, and what it keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from autopar.runtime import jax_attention
+from autopar.runtime.jax_attention import attention
+
+B, H, S, D = 2, 4, 150, 8  # two blocks of rows and 22 rows more
+
+
+def by_definition(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float) -> Any:
+    """Each query head by itself, keys and values repeated."""
+    k, v = (jnp.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
+    scores = jnp.einsum("bhsd,bhtd->bhst", q, k) * scale
+    if mask is not None and mask.dtype == jnp.bool_:
+        scores = jnp.where(mask, scores, -1e300)
+    elif mask is not None:
+        scores = scores + mask
+    if causal:
+        scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -1e300)
+    return jnp.einsum("bhst,bhtd->bhsd", jax.nn.softmax(scores), v)
+
+
+def window(width: int) -> Any:
+    away = np.arange(S)[:, None] - np.arange(S)
+    return jnp.asarray((away >= 0) & (away < width))[None, None]
+
+
+def bias(*shape: int) -> Any:
+    return jnp.asarray(np.random.default_rng(7).normal(size=shape))
+
+
+def one_row_without_keys() -> Any:
+    rows = np.random.default_rng(3).random((B, 1, S, S)) > 0.3
+    rows[0, 0, 17] = False
+    return jnp.asarray(rows)
+
+
+MASKS = {
+    "none": lambda: None,
+    "padding": lambda: jnp.asarray(np.random.default_rng(1).random((B, 1, 1, S)) > 0.2),
+    "a row without keys": one_row_without_keys,
+    "sliding window": lambda: window(9),
+    "bias by head": lambda: bias(1, H, S, S),
+    "bias by key": lambda: bias(B, 1, 1, S),
+}
+
+
+@pytest.mark.parametrize(
+    ("mask", "causal", "groups"),
+    [
+        ("none", True, 2), ("none", False, 4), ("padding", True, 4), ("sliding window", False, 2),
+        ("a row without keys", False, 1), ("bias by head", True, 2), ("bias by key", False, 4),
+    ],
+)  # fmt: skip
+def test_values_and_gradients_in_float64(mask: str, causal: bool, groups: int) -> None:
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        q, k, v = (jnp.asarray(rng.normal(size=(B, n, S, D))) for n in (H, groups, groups))
+        given = MASKS[mask]()
+        biased = given is not None and given.dtype != jnp.bool_
+        weights = jnp.asarray(rng.normal(size=q.shape))
+
+        def total(function: Any, *inputs: Any) -> Any:
+            tail = inputs[3] if biased else given
+            return (weights * function(*inputs[:3], tail, causal, 0.3)).sum()
+
+        inputs = (q, k, v, *((given,) if biased else ()))
+        places = tuple(range(len(inputs)))
+        ours = jax.jit(jax.value_and_grad(lambda *a: total(attention, *a), places))(*inputs)
+        right = jax.jit(jax.value_and_grad(lambda *a: total(by_definition, *a), places))(*inputs)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(right), strict=True):
+        assert np.abs(a - b).max() <= 1e-12 * np.abs(b).max()
+
+
+def shapes(causal: bool = True) -> Any:
+    x = jax.ShapeDtypeStruct((1, 8, 2048, 32), jnp.float32)
+    return lambda q, k, v: attention(q, k, v, causal=causal), (x, x, x)
+
+
+def test_no_scores_are_kept() -> None:
+    function, given = shapes()
+    kept = jax.eval_shape(lambda *a: jax.vjp(function, *a)[1], *given)
+    sizes = [leaf.size for leaf in jax.tree.leaves(kept)]
+    assert 0 < max(sizes) <= given[0].size
+
+
+def test_no_scores_are_there_at_once() -> None:
+    """8 x 2048 x 2048 scores are 134 MB; every array of the compiled gradient is smaller."""
+    function, given = shapes()
+    gradient = jax.grad(lambda *a: function(*a).sum(), (0, 1, 2))
+    found = jax.jit(gradient).lower(*given).compile().memory_analysis()
+    assert found.temp_size_in_bytes < 8 * 2048 * 2048 * 4 / 5
+
+
+def test_a_mask_that_no_gradient_reaches_has_none() -> None:
+    """A gradient of a mask of positions is neither kept nor made."""
+    x = jax.ShapeDtypeStruct((1, 2, 1024, 16), jnp.float32)
+
+    def total(q: Any, k: Any, v: Any) -> Any:
+        away = jnp.arange(1024)[:, None] - jnp.arange(1024)
+        slopes = jnp.asarray([0.5, 0.25], jnp.float32)[:, None, None]
+        return attention(q, k, v, (slopes * -abs(away))[None]).sum()
+
+    found = jax.jit(jax.grad(total, (0, 1, 2))).lower(x, x, x).compile().memory_analysis()
+    assert found.temp_size_in_bytes < 1.5 * (2 * 1024 * 1024 * 4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "d", "capability", "device", "expected"),
+    [
+        ("bfloat16", 64, "9.0", "gpu", True), ("float16", 128, "8.0", "gpu", True),
+        ("float32", 64, "9.0", "gpu", False), ("bfloat16", 192, "9.0", "gpu", False),
+        ("bfloat16", 60, "9.0", "gpu", False), ("bfloat16", 64, "7.5", "gpu", False),
+        ("bfloat16", 64, "9.0", "tpu", False), ("bfloat16", 64, "9.0", "cpu", False),
+    ],
+)  # fmt: skip
+def test_which_device_has_a_kernel(
+    dtype: str, d: int, capability: str, device: str, expected: bool, monkeypatch: Any
+) -> None:
+    class Device:
+        compute_capability = capability
+
+    monkeypatch.setattr(jax, "default_backend", lambda: device)
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
+    q = jax.ShapeDtypeStruct((1, 2, 128, d), dtype)
+    assert jax_attention._has_kernel(q, q) is expected
