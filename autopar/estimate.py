@@ -15,7 +15,8 @@ from autopar.cost_models.bands import time_band
 from autopar.cost_models.family import Arch
 from autopar.cost_models.footprint import Footprint
 from autopar.cost_models.layout import Layout, check_layout, layout_from_fix, parse_fix
-from autopar.cost_models.precision import compute_dtype, is_narrow
+from autopar.cost_models.physics import Bound, band_bounds, check, memory_bounds, time_bounds
+from autopar.cost_models.precision import compute_dtype, is_narrow, wide_dtype
 from autopar.cost_models.software import Software
 from autopar.cost_models.step_time import StepTime
 from autopar.errors import UserError
@@ -84,7 +85,11 @@ def estimate(
     advice = ""
     if memory.total > limit:
         advice = cheapest_change(arch, cluster, layout, software.style, precision, declared)
-    return Estimate(
+    wide = arch.wide_flops_per_token()
+    at_peak_s = wide / device.peak(wide_dtype(precision))
+    at_peak_s += (arch.flops_per_token() - wide) / device.peak(dtype)
+    at_peak_s *= tokens / cluster.device_count
+    made = Estimate(
         arch=arch,
         layout=layout,
         cluster=cluster.name,
@@ -94,14 +99,26 @@ def estimate(
         step_time_s=seconds,
         time_band_s=time_band(device.family, arch.is_moe).around(seconds),
         tokens_per_s=tokens / seconds,
-        mfu=tokens
-        * arch.flops_per_token()
-        / (seconds * cluster.device_count * device.peak(precision)),
+        mfu=at_peak_s / seconds,
         parts=parts,
         memory=memory,
         memory_limit_bytes=limit,
         advice=advice,
     )
+    check(_bounds(made, at_peak_s))
+    return made
+
+
+def _bounds(made: Estimate, at_peak_s: float) -> list[Bound]:
+    """Every bound on a layout's figures; ``at_peak_s``: its arithmetic on all devices at peak."""
+    step_s, memory = made.step_time_s, made.memory
+    found = time_bounds(step_s, {}, at_peak_s)
+    found += memory_bounds(memory.total, dict(memory.parts()))
+    found += band_bounds("the step time", step_s, made.time_band_s)
+    found += band_bounds("the memory", memory.total, memory.band)
+    found.append(Bound("model FLOP/s utilization", made.mfu, 0.0, 1.0, "a share"))
+    rate = made.layout.global_batch * made.arch.seq / step_s
+    return [*found, Bound("tokens/s", made.tokens_per_s, rate, rate, "tokens over step time")]
 
 
 def estimate_files(

@@ -12,6 +12,11 @@ from dataclasses import replace
 
 from autopar.nouns.graph import Block, Graph
 
+HALF = ("bfloat16", "float16")
+OWN_CASTS = frozenset({"rotary", "attention", "batch_norm", "cross_entropy"})
+"""Kinds of ops that cast for themselves, or want float32. In all others float32 operands take the
+dtype of a half-precision stream that they meet."""
+
 
 def at_precision(graph: Graph, precision: str) -> Graph:
     """The float32 values of the stream in ``precision``; parameters and buffers as stored."""

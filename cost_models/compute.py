@@ -30,6 +30,7 @@ from autopar.cost_models.rates import (
     product_share,
 )
 from autopar.nouns.cluster import Cluster, Device, short_dtype
+from autopar.rules.work import PRODUCTS
 
 OpClass = Literal["matmul", "attention", "elementwise", "reduction", "gather", "conv"]
 OP_CLASSES: tuple[OpClass, ...] = (
@@ -148,16 +149,20 @@ def op_rate(
     slower = device.slower(direction)
     measured = _measured(device, short_dtype(dtype), op_class, kind, direction)
     if measured is not None:
-        return measured.times(slower)
-    reached = efficiency(device, dtype, op_class, head_dim)
-    return OpRate(
-        launch_s=device.launch_overhead_s,
-        s_per_flop=1 / (reached.compute * device.peak(dtype)),
-        s_per_byte=1 / (reached.memory * device.memory_bandwidth_bytes_per_s),
-        half_s=reached.half_s,
-        how=reached.how,
-        half_size=reached.half_size,
-    ).times(slower)
+        found = measured.times(slower)
+    else:
+        reached = efficiency(device, dtype, op_class, head_dim)
+        found = OpRate(
+            launch_s=device.launch_overhead_s,
+            s_per_flop=1 / (reached.compute * device.peak(dtype)),
+            s_per_byte=1 / (reached.memory * device.memory_bandwidth_bytes_per_s),
+            half_s=reached.half_s,
+            how=reached.how,
+            half_size=reached.half_size,
+        ).times(slower)
+    if op_class in PRODUCTS:  # whatever runs said: no device is above its own peak
+        return replace(found, s_per_flop=max(found.s_per_flop, 1 / device.peak(dtype)))
+    return found
 
 
 def update_time_s(device: Device, moved_bytes: float, optimizer: str) -> float:

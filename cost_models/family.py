@@ -197,3 +197,8 @@ class Arch:
         half = 0.5 if self.causal and causal_counted else 1.0
         attention = 6 * self.layers * self.mean_context * self.heads * (self.dim + self.value_dim)
         return 6.0 * self.active_parameters + half * attention
+
+    def wide_flops_per_token(self) -> float:
+        """Those of them that stay in 16 bits where products are narrower: attention, the head."""
+        layers = 6.0 * (self.active_parameters - self.vocab * self.hidden)
+        return self.flops_per_token() - layers

@@ -19,6 +19,11 @@ def is_narrow(precision: str) -> bool:
     return compute_dtype(precision) in NARROW
 
 
+def wide_dtype(precision: str) -> str:
+    """The dtype of attention and of the loss's products, which are not done in 8 bits or fewer."""
+    return "bf16" if is_narrow(precision) else compute_dtype(precision)
+
+
 def stream_bytes(precision: str) -> int:
     """Bytes of one activation between products; parameters are as wide where they are used."""
     return {"fp64": 8, "fp32": 4, "tf32": 4}.get(compute_dtype(precision), 2)

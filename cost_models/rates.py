@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from autopar.cost_models.constants import Constant
-from autopar.cost_models.precision import NARROW, compute_dtype
+from autopar.cost_models.precision import NARROW, compute_dtype, wide_dtype
 from autopar.cost_models.software import Software
 from autopar.cost_models.step_time import Rates
 from autopar.nouns.cluster import Device
@@ -94,7 +94,7 @@ def rates_of(
     c = fitted() if constants is None else constants
     matmul = product_share(device, c)
     name = compute_dtype(precision)
-    wide = quick = device.peak(name if name in ("fp32", "tf32", "fp64") else "bf16")
+    wide = quick = device.peak(wide_dtype(precision))
     if name in NARROW:
         kind = "mxfp8" if name == "fp8" and "mx" in precision.lower() else name
         quick = device.peak(name) * c.get(f"narrow_{kind}_{device.family}", c[f"narrow_{kind}"])

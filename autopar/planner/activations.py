@@ -16,6 +16,7 @@ from autopar.lowering import Lowered, Operand
 from autopar.nouns.graph import DTYPE_BYTES, Op
 from autopar.nouns.plan import RECOMPUTE
 from autopar.nouns.sharding import Sharding
+from autopar.precision import HALF, OWN_CASTS
 from autopar.rules.work import extents, kept_bytes
 
 
@@ -42,6 +43,29 @@ def activation_lives(lowered: Lowered) -> dict[str, Life]:
         }
         lives[policy] = _Walk(places, inner, kept_by_call).run()
     return lives
+
+
+def saved_parameters(lowered: Lowered) -> dict[str, int]:
+    """Elements of parameters that ops keep for backward, by stored dtype; once for each op.
+
+    Where they are used in another dtype than they are stored in, each op keeps a cast of its own.
+    """
+    found: dict[str, int] = {}
+    root = _roots(lowered)
+    for op in lowered.ops:
+        if op.bound is None or not any(
+            lowered.graph.tensors[n].differentiable for n in op.op.outputs
+        ):
+            continue
+        for i in op.bound.rule.saves:
+            if i < len(op.operands):
+                tensor = lowered.graph.tensors[root[op.op.inputs[i]]]
+                if tensor.role == "parameter":
+                    shape = op.operands[i].wanted.local_shape(
+                        lowered.graph.tensors[op.op.inputs[i]].shape, lowered.mesh
+                    )
+                    found[tensor.dtype] = found.get(tensor.dtype, 0) + math.prod(shape)
+    return found
 
 
 def _moved_bytes(body: Lowered) -> int:
@@ -98,13 +122,23 @@ class _Places:
                 continue
             for i in op.bound.rule.saves:
                 if i < len(op.operands) and self.is_activation(op.op.inputs[i]):
-                    yield reads[i]
+                    yield self._kept(op.op, i, reads[i])
             kept = sum(kept_bytes(op.bound, extents(op.bound, op.strategy, self.lowered.mesh)))
             if kept:
                 yield f"{op.op.name} keeps", kept
             for i in op.bound.rule.saves_results:
                 root = self.root[op.op.outputs[i]]
                 yield root, self.size[root]
+
+    def _kept(self, op: Op, position: int, read: tuple[str, int]) -> tuple[str, int]:
+        """What is kept of an operand: float32 that meets a narrower stream takes its dtype first,
+        and that copy is what the op sees."""
+        tensors = self.lowered.graph.tensors
+        operand, result = tensors[op.inputs[position]].dtype, tensors[op.outputs[0]].dtype
+        if operand != "float32" or result not in HALF or op.kind in OWN_CASTS:
+            return read
+        place, size = read
+        return f"{place}->{result}", size // DTYPE_BYTES[operand] * DTYPE_BYTES[result]
 
     def _is_input(self, place: str) -> bool:
         return place in self.lowered.graph.inputs

@@ -14,7 +14,7 @@ from autopar.errors import UserError
 from autopar.nouns.cluster import Cluster, DeviceGroup
 from autopar.planner.question import Outcome, Question
 from autopar.planner.search import search_plan
-from autopar.planner.utilization import model_flops
+from autopar.planner.utilization import peak_time_s
 
 AS_FAST = 1.01
 """Step times this close are equal to a reader; the model's own error is larger."""
@@ -37,8 +37,7 @@ def fewer(question: Question, outcome: Outcome) -> Fewer | None:
     if question.fixed.pinned() or not outcome.lower_bound_s:
         return None
     slowest_s = AS_FAST * outcome.best.time.total_s
-    peak_flops_per_s = question.cluster.device.peak(question.precision)
-    alone_s = model_flops(question.graph) / peak_flops_per_s
+    alone_s = peak_time_s(question.graph, question.cluster.device)
     for part in _parts(question.cluster):
         devices = part.device_count
         if alone_s / devices > slowest_s:

@@ -12,8 +12,7 @@ from autopar.nouns.plan import key
 from autopar.planner.bindings import Bindings
 from autopar.rules.notation import BoundRule
 from autopar.rules.strategies import Strategy, flows, strategies
-
-PRODUCTS = ("matmul", "conv", "attention")
+from autopar.rules.work import PRODUCTS
 
 
 class NoStrategy(ValueError):

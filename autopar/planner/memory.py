@@ -19,7 +19,7 @@ no profile says how much a training process of the device holds; on a CPU that i
 
 def step_memory(summary: Summary, state: StateSharding, recompute: str, device: Device) -> Memory:
     """Predicted peak of the worst moment of a step, bytes."""
-    parameters, gradients, optimizer, cast = summary.buffer_bytes, 0, 0, 0
+    parameters, gradients, optimizer = summary.buffer_bytes, 0, 0
     for unit, copies in summary.owners():
         for dtype, numel in unit.trained.items():
             parameters += state.parameter_bytes(numel, dtype) * copies
@@ -27,9 +27,7 @@ def step_memory(summary: Summary, state: StateSharding, recompute: str, device: 
             optimizer += state.optimizer_bytes(numel, dtype) * copies
         for dtype, numel in unit.frozen.items():
             parameters += state.parameter_bytes(numel, dtype) * copies
-        if not state.fsdp:
-            cast += copies * _cast_bytes({**unit.trained}, state)
-    activations = summary.lives[recompute].peak + cast
+    activations = summary.lives[recompute].peak + _cast_bytes(summary, state, recompute)
     allocated = parameters + gradients + optimizer + activations
     gathered = _gathered_bytes(summary, state)
     overhead = int((device.heap_share or ALLOCATOR_SHARE) * (allocated + gathered))
@@ -46,18 +44,25 @@ def step_memory(summary: Summary, state: StateSharding, recompute: str, device: 
     )
 
 
-def _cast_bytes(numel: Mapping[str, int], state: StateSharding) -> int:
-    """Copies of parameters in the dtype of compute, kept for backward."""
-    if state.precision == "float32":
+def _cast_bytes(summary: Summary, state: StateSharding, recompute: str) -> int:
+    """Copies of parameters in the dtype of compute, trained or not, kept for backward.
+
+    A block that is recomputed makes its own again: one of them has them at a time. Under FSDP2 the
+    gathered parameters are those copies.
+    """
+    if state.precision == "float32" or state.fsdp:
         return 0
-    return numel.get("float32", 0) * DTYPE_BYTES[state.precision]
+    blocks = [summary.bodies[name].used_back.get("float32", 0) for name in summary.calls]
+    kept = sum(blocks) if recompute == "none" else max(blocks, default=0)
+    numel = summary.root.used_back.get("float32", 0) + kept
+    return numel * DTYPE_BYTES[state.precision]
 
 
 def _gathered_bytes(summary: Summary, state: StateSharding) -> int:
     """Parameters made whole for compute: the root and two units under ZeRO 3, all under 1 and 2.
 
     The largest unit once more as its gather fills a buffer, and twice for its gradients: whole, and
-    in the buffer that they are scattered from.
+    in the buffer that they are scattered from, which has the dtype that they are reduced in.
     """
     if not state.fsdp:
         return 0
@@ -65,8 +70,11 @@ def _gathered_bytes(summary: Summary, state: StateSharding) -> int:
     def whole(numel: Mapping[str, int]) -> int:
         return sum(n * DTYPE_BYTES[state.moved_dtype(d)] for d, n in numel.items())
 
+    def reduced(numel: Mapping[str, int]) -> int:
+        return sum(n * DTYPE_BYTES[d] for d, n in numel.items())
+
     sizes = [(whole(unit.trained), copies) for unit, copies in summary.owners()]
-    largest = 3 * max(size for size, _ in sizes)
+    largest = max(2 * whole(u.trained) + reduced(u.trained) for u, _ in summary.owners())
     if state.zero == 3:
         return largest + sizes[0][0] + 2 * max((size for size, _ in sizes[1:]), default=0)
     return largest + sum(size * copies for size, copies in sizes)

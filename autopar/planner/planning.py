@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 
+from autopar.cost_models.physics import check
 from autopar.errors import UserError
 from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture, executor
@@ -19,12 +20,13 @@ from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Fingerprints, Plan, Prediction
 from autopar.nouns.style import Style, style_of
 from autopar.planner.bands import memory_band, time_band
+from autopar.planner.bounds import prediction_bounds
 from autopar.planner.fewer import Fewer, fewer
 from autopar.planner.fixed import Fixed
 from autopar.planner.question import Answer, Outcome, Question
 from autopar.planner.remedies import search_or_advise
 from autopar.planner.unruled import check_allowed, check_registered, unruled
-from autopar.planner.utilization import model_flops
+from autopar.planner.utilization import peak_time_s
 from autopar.precision import at_precision
 from autopar.rules.batch import BatchMixed, flow_or_obstacle
 from autopar.rules.fusion import ALONE, fusion
@@ -278,14 +280,14 @@ def _prediction(
 ) -> Prediction:
     seconds = best.time.total_s
     cluster = question.cluster
-    peak = cluster.device.peak(question.precision) * cluster.device_count
-    return Prediction(
+    at_peak_s = peak_time_s(question.graph, cluster.device) / cluster.device_count
+    made = Prediction(
         step_time_s=seconds,
         lower_bound_s=lower_bound_s,
         compute_time_s=best.time.compute_s,
         exposed_communication_s=best.time.exposed_s + best.time.model_communication_s,
         tokens_per_s=captured.tokens / seconds if captured.tokens else None,
-        mfu=model_flops(question.graph) / (seconds * peak),
+        mfu=at_peak_s / seconds,
         memory_bytes=best.memory,
         forward_time_s=best.time.forward_s,
         optimizer_time_s=best.time.optimizer_s,
@@ -293,6 +295,8 @@ def _prediction(
         time_band_s=time_band(seconds, cluster),
         memory_band_bytes=memory_band(best.memory.total),
     )
+    check(prediction_bounds(made, question, at_peak_s, captured.tokens))
+    return made
 
 
 __all__ = ["Options", "PlanResult", "Planned", "UserError", "plan", "plan_captured"]

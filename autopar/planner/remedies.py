@@ -19,6 +19,7 @@ from autopar.planner.question import Answer, Outcome, Question
 from autopar.planner.search import Progress, search_plan
 from autopar.planner.standings import NothingFits, layout_text, size_text
 from autopar.planner.state import StateSharding
+from autopar.planner.utilization import peak_time_s
 
 FACTORS = (2, 4, 8, 16, 32, 64)
 """How many times the devices are tried."""
@@ -123,13 +124,14 @@ def _more_devices(question: Question) -> Iterator[_Change]:
 def _larger_devices(question: Question, tightest: Answer | None) -> Iterator[_Change]:
     """A catalogue device no slower that the tightest layout fits: its own family's, then least."""
     now = question.cluster.device
+    slowest_s = peak_time_s(question.graph, now)
     need = tightest.memory.total if tightest is not None else now.memory_bytes + 1
     known = [
         device
         for device in catalogue().values()
         if device.kind == now.kind
         and device.memory_bytes >= need
-        and device.peak(question.precision) >= now.peak(question.precision)
+        and peak_time_s(question.graph, device) <= slowest_s
     ]
     for device in sorted(known, key=lambda d: (d.family != now.family, d.memory_bytes))[:1]:
         groups = tuple(replace(g, device=device) for g in question.cluster.groups)

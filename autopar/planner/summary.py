@@ -20,7 +20,7 @@ from autopar.lowering import (
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.plan import key
 from autopar.nouns.sharding import Sharding
-from autopar.planner.activations import Life, activation_lives
+from autopar.planner.activations import Life, activation_lives, saved_parameters
 from autopar.planner.priced import global_counts
 from autopar.planner.prices import PICOSECONDS, Prices
 from autopar.rules.resharding import Step
@@ -31,7 +31,8 @@ class Unit:
     """One call of a block, or all that lies outside the blocks: seconds of one microbatch.
 
     ``trained`` and ``frozen`` are elements of parameters on one model rank, by dtype; ``deferred``
-    the bytes of gradients that are partial sums, by model axis. ``moved_again_s``: collectives that
+    the bytes of gradients that are partial sums, by model axis; ``used_back`` the elements of
+    parameters that ops keep for backward, by stored dtype. ``moved_again_s``: collectives that
     run once more where the unit is recomputed in full. ``meetings``: reshardings and
     collectives inside ops over model axes, forward and backward; there ranks wait for the slowest.
     """
@@ -45,6 +46,7 @@ class Unit:
     trained: Mapping[str, int]
     frozen: Mapping[str, int]
     deferred: Mapping[str, int]
+    used_back: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,7 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
         trained,
         frozen,
         deferred,
+        saved_parameters(lowered),
     )
 
 

@@ -6,13 +6,16 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from autopar.lowering import Lowered, LoweredOp
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.plan import Plan, key
 from autopar.planner.fewer import Fewer
 from autopar.planner.fixed import divisors
-from autopar.planner.legal import PRODUCTS
-from autopar.report.units import duration, size
+from autopar.report.units import count, duration, size
+from autopar.rules.work import PRODUCTS
 
 AXIS = "tp"
+LOST_BITS = {"bfloat16": 8, "float16": 11}
+"""Half of the last place of 1 is two to the minus this."""
 NAMED = 3
 """How many names stand in a sentence before "and N more"."""
 
@@ -25,7 +28,8 @@ def notes(
     obstacles: Sequence[str] = (),
     fewer: Fewer | None = None,
 ) -> list[str]:
-    """Sentences on what stays whole or is cut unevenly, on the batch, and on mixed devices.
+    """Sentences on what stays whole or is cut unevenly, on the batch, on parameters that are
+    trained in half precision, and on mixed devices.
 
     samples:   size of the global batch.
     obstacles: what stands against data ranks or microbatches.
@@ -34,7 +38,7 @@ def notes(
     found = [_enough(fewer, plan, cluster)] if fewer is not None else []
     found += [*_whole(lowered), *_uneven(lowered)] if plan.degrees[AXIS] > 1 else []
     found += [*_batch(plan.device_count, samples), *obstacles]
-    return found + list(_mixed(cluster))
+    return [*found, *_narrow(lowered, plan), *_mixed(cluster)]
 
 
 def _enough(fewer: Fewer, plan: Plan, cluster: Cluster) -> str:
@@ -101,6 +105,33 @@ def _batch(devices: int, samples: int) -> Iterator[str]:
         )
 
 
+def _narrow(lowered: Lowered, plan: Plan) -> Iterator[str]:
+    """Parameters that are trained in half precision, one sentence for each dtype."""
+    trained: dict[str, int] = {}
+    for body in (*lowered.blocks.values(), lowered):
+        for tensor in (found.tensor for found in body.tensors.values()):
+            if tensor.role == "parameter" and tensor.differentiable:
+                held = tensor.numel * _copies(lowered, body.block)
+                trained[tensor.dtype] = trained.get(tensor.dtype, 0) + held
+    now = sum(DTYPE_BYTES[dtype] * held for dtype, held in trained.items())
+    said = plan.prediction.memory_bytes
+    state_bytes = said.parameters + said.gradients + said.optimizer
+    for dtype, bits in LOST_BITS.items():
+        held = trained.get(dtype, 0)
+        if not held:
+            continue
+        wider = 1 + held * (DTYPE_BYTES["float32"] - DTYPE_BYTES[dtype]) / now
+        kept = "gradients" if plan.optimizer == "sgd" else "gradients and optimizer state"
+        yield (
+            f"{count(held)} of {count(sum(trained.values()))} trained parameters are {dtype}, and "
+            f"so are their {kept} and every update: one smaller than 2^-{bits} of a parameter's "
+            "value is rounded away, so training may stall. To keep float32 ones, leave the "
+            f'parameters in float32 and say precision="{dtype}": products are still in {dtype}; '
+            f"parameters, gradients and optimizer state of a device take about "
+            f"{size(wider * state_bytes)} then, {size(state_bytes)} now."
+        )
+
+
 def _mixed(cluster: Cluster) -> Iterator[str]:
     names = list(dict.fromkeys(group.device.name for group in cluster.groups))
     if len(names) > 1:
@@ -120,14 +151,16 @@ def _ops(lowered: Lowered) -> Iterator[tuple[str, LoweredOp]]:
 def _parameters(lowered: Lowered) -> Iterator[tuple[str, int, bool]]:
     """(key, bytes of all its copies, whether the axis splits it)"""
     for body in (*lowered.blocks.values(), lowered):
-        block = body.block
-        copies = 1
-        if block is not None:
-            copies = len(dict.fromkeys(lowered.graph.blocks[block].instances))
+        block, copies = body.block, _copies(lowered, body.block)
         for name, found in body.tensors.items():
             if found.tensor.role == "parameter":
                 is_split = found.produced.on(AXIS).kind == "S"
                 yield key(block, name), found.tensor.size_bytes * copies, is_split
+
+
+def _copies(lowered: Lowered, block: str | None) -> int:
+    """How many sets of its parameters a block has."""
+    return 1 if block is None else len(dict.fromkeys(lowered.graph.blocks[block].instances))
 
 
 def _named(names: Iterable[str]) -> str:

@@ -33,10 +33,10 @@ def _cross_entropy(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, 
     return Rule(
         text([[row, "v~"], targets], [["t"] if one_per_row else []]),
         saves=(1,),
-        # The log-probabilities, in the precision of the logits.
+        # The log-probabilities: backends compute a loss in float32 at least, and keep that.
         # Smoothing keeps which rows count, too.
         keeps=(
-            Kept(("t", "v"), DTYPE_BYTES[logits.dtype]),
+            Kept(("t", "v"), DTYPE_BYTES[dtype]),
             *([Kept(("t",), 1)] if smooth else []),
         ),
         internal=(

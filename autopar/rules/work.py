@@ -25,6 +25,9 @@ Flags = tuple[bool, ...]
 TILE = 64
 """Rows of a product's tile: kernels fill up what is less."""
 
+PRODUCTS: tuple[Cost, ...] = ("matmul", "attention", "conv")
+"""Ops whose rate is that of a device's units for products; the others move bytes."""
+
 ONE_DEVICE = Mesh((), ())
 WHOLE_OP = Strategy()
 
@@ -86,7 +89,7 @@ def op_work(
         backward,
         read,
         read_back,
-        _dtype(op, tensors),
+        arithmetic_dtype(op, tensors, bound.rule.cost),
         bound.rule.cost,
         _kind(op, tensors),
         (True, True) if fused is None else fused.launches,
@@ -237,9 +240,19 @@ def _bytes(tensor: Tensor, sharding: Sharding, mesh: Mesh) -> int:
     return math.prod(sharding.local_shape(tensor.shape, mesh)) * DTYPE_BYTES[tensor.dtype]
 
 
-def _dtype(op: Op, tensors: Mapping[str, Tensor]) -> str:
-    """The dtype of the arithmetic: the first operand with a fraction, else the first result's."""
-    for name in op.inputs:
-        if "float" in tensors[name].dtype:
-            return tensors[name].dtype
-    return tensors[op.outputs[0]].dtype
+def arithmetic_dtype(op: Op, tensors: Mapping[str, Tensor], cost: Cost) -> str:
+    """The dtype that the op computes in.
+
+    The first operand with a fraction has it, else the first result. Products take the widest of
+    their operands, or the result's where that is narrower: parameters and buffers are stored in
+    another dtype than they are used in, so only values of the stream say what it is.
+    """
+    result = tensors[op.outputs[0]].dtype
+    operands = [tensors[name] for name in op.inputs if "float" in tensors[name].dtype]
+    if cost not in PRODUCTS:
+        return operands[0].dtype if operands else result
+    stream = [t.dtype for t in operands if t.role not in ("parameter", "buffer")]
+    if not stream or "float" not in result:
+        return result
+    widest = max(stream, key=DTYPE_BYTES.__getitem__)
+    return min(widest, result, key=DTYPE_BYTES.__getitem__)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from autopar.lowering import BATCH_AXES, MICROBATCH, Lowered
 from autopar.nouns.plan import Plan
+from autopar.precision import HALF
 from autopar.runtime.emit_torch import modules
 from autopar.runtime.emit_torch.bias import fuse_biases
 from autopar.runtime.emit_torch.classes import (
@@ -31,7 +32,7 @@ from autopar.runtime.emit_torch.legend import legend, state
 from autopar.runtime.emit_torch.masks import as_bands, as_bounds
 from autopar.runtime.emit_torch.names import FUNCTIONS, first_free, identifier
 from autopar.runtime.emit_torch.normalised import as_normalised
-from autopar.runtime.emit_torch.precision import HALF, wide_values
+from autopar.runtime.emit_torch.precision import wide_values
 from autopar.runtime.emit_torch.scopes import Scope, scopes
 from autopar.runtime.emit_torch.site import EmitError
 from autopar.runtime.emit_torch.text import Lines, literal, split_items

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 from autopar.lowering import LoweredOp, Operand
 from autopar.nouns.plan import key
+from autopar.precision import OWN_CASTS
 from autopar.rules.resharding import Step
 from autopar.runtime.emit_torch.bias import FUSED
 from autopar.runtime.emit_torch.expressions import expression
 from autopar.runtime.emit_torch.loops import Loop, find_loops, single
 from autopar.runtime.emit_torch.names import identifier, preferred
-from autopar.runtime.emit_torch.precision import OWN_CASTS
 from autopar.runtime.emit_torch.reading import count_uses, interface
 from autopar.runtime.emit_torch.rounds import print_calls
 from autopar.runtime.emit_torch.scopes import Scope

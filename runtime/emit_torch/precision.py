@@ -1,16 +1,12 @@
 """Where compute is in half precision: float32 values that meet the stream take its dtype.
 
 `local` gives parameters in half precision and inputs come in it. The graph says which values stay
-float32 all the same (`autopar.planner.precision`): angles, masks, losses.
+float32 all the same (`autopar.precision`): angles, masks, losses.
 """
 
 from __future__ import annotations
 
 from autopar.lowering import Lowered
-
-HALF = ("bfloat16", "float16")
-# These cast for themselves, or want float32.
-OWN_CASTS = frozenset({"rotary", "attention", "batch_norm", "cross_entropy"})
 
 
 def wide_values(lowered: Lowered, precision: str) -> dict[str, bool]:
@@ -18,10 +14,22 @@ def wide_values(lowered: Lowered, precision: str) -> dict[str, bool]:
 
     What flows from losses alone is in neither class: it is in float32 and joins nothing else.
     """
+    tensors = lowered.graph.tensors
+    losses = _losses(lowered)
     found = {}
-    for tensor in lowered.graph.tensors.values():
+    for tensor in tensors.values():
         if tensor.role == "parameter" or tensor.dtype == precision:
             found[tensor.name] = False
-        elif tensor.dtype == "float32" and not tensor.differentiable:
+        elif tensor.dtype == "float32" and tensor.name not in losses:
             found[tensor.name] = True
+    return found
+
+
+def _losses(lowered: Lowered) -> set[str]:
+    """Losses, and what is computed from losses alone."""
+    found: set[str] = set()
+    for op in lowered.ops:
+        inputs = op.op.inputs
+        if op.op.kind == "cross_entropy" or (inputs and all(name in found for name in inputs)):
+            found.update(op.op.outputs)
     return found

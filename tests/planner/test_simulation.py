@@ -39,8 +39,8 @@ def cluster(contention: float = 0.0, **lines: float) -> Cluster:
 
 def summary(forward_s: float = 0.1) -> Summary:
     trained = {"float32": NUMEL}
-    unit = Unit(forward_s, 2 * forward_s, 0.0, 0.0, 0.0, (0, 0), trained, {}, {})
-    root = Unit(0.0, 0.0, 0.0, 0.0, 0.0, (0, 0), {}, {}, {})
+    unit = Unit(forward_s, 2 * forward_s, 0.0, 0.0, 0.0, (0, 0), trained, {}, {}, {})
+    root = Unit(0.0, 0.0, 0.0, 0.0, 0.0, (0, 0), {}, {}, {}, {})
     lives = dict.fromkeys(("none", "compute", "full"), Life(0, 10**6, ""))
     return Summary(1, root, {"layer": unit}, ("layer",) * 4, {"layer": 4}, lives, 0)
 
