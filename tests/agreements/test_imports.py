@@ -44,6 +44,7 @@ ALLOWED = {
     "options": set(),
     "profile": {*GROUND, "cost_models", "cluster_file", "plan_folder", "runtime"},
     "searchers": {*GROUND, "rules", "cost_models"},
+    "pipeline": GROUND,
     "frontends": {*GROUND, "rules", "workload"},
     "runtime": {
         *GROUND,

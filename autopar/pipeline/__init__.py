@@ -1,0 +1,1 @@
+"""Pipelines: schedules as lists of actions, what proves them, and the timeline that plays them."""

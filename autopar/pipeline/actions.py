@@ -1,0 +1,123 @@
+"""Pipeline schedules: for each rank its ordered actions, written and read as ``2F0``.
+
+An action is a stage, a kind and a microbatch: F forward, B whole backward, I gradient of the
+stage's input, W gradient of its weights (Qi et al. 2023, 2.1 call I and W by B and W).
+
+Stages are numbered along the model. A rank may hold several (interleaving, a V). A microbatch takes
+a *route*, the stages that it passes in order; where two routes run through the model from both ends
+(Chimera), every part of the model is two stages, one on each route, that hold the same parameters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, cast
+
+from autopar.errors import UserError
+
+ActionKind = Literal["F", "B", "I", "W"]
+KINDS: tuple[ActionKind, ...] = ("F", "B", "I", "W")
+_TEXT = re.compile(r"(\d+)([FBIW])(\d+)")
+
+
+class ScheduleError(UserError, ValueError):
+    """A schedule that cannot be read, made or run; the message says what would do."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Action:
+    """One thing that a rank does."""
+
+    stage: int
+    kind: ActionKind
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+    @staticmethod
+    def parse(text: str) -> Action:
+        """``Action.parse("2F0")`` is stage 2, forward, microbatch 0. Raises `ScheduleError`."""
+        match = _TEXT.fullmatch(text.strip())
+        if match is None:
+            raise ScheduleError(
+                f"{text!r} is no action: write stage, one of F B I W, microbatch, as in 2F0"
+            )
+        return Action(int(match[1]), cast(ActionKind, match[2]), int(match[3]))
+
+
+Lists = tuple[tuple[Action, ...], ...]
+"""The actions of every rank, in order."""
+
+
+def to_text(lists: Lists) -> str:
+    """One line a rank: ``0F0 0F1 0B0 0B1``."""
+    return "\n".join(" ".join(map(str, actions)) for actions in lists)
+
+
+def from_text(text: str) -> Lists:
+    """The inverse of `to_text`. Raises `ScheduleError`."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return tuple(tuple(map(Action.parse, line.split())) for line in lines)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Who does what in which order.
+
+    ranks:  the rank of every stage.
+    routes: the stages that a microbatch passes, in order; each stage is on one route.
+    route:  for every microbatch, which of ``routes`` it takes.
+    lists:  for every rank its actions, in order.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    routes: tuple[tuple[int, ...], ...]
+    route: tuple[int, ...]
+    lists: Lists
+
+    @property
+    def microbatches(self) -> int:
+        return len(self.route)
+
+    @cached_property
+    def actions(self) -> frozenset[Action]:
+        return frozenset(action for actions in self.lists for action in actions)
+
+    @cached_property
+    def part(self) -> Mapping[int, int]:
+        """Which part of the model each stage computes: its place on its route."""
+        return {stage: i for route in self.routes for i, stage in enumerate(route)}
+
+    @cached_property
+    def around(self) -> Mapping[int, tuple[int | None, int | None]]:
+        """For every stage the one before and the one behind it on its route."""
+        found: dict[int, tuple[int | None, int | None]] = {}
+        for route in self.routes:
+            ends = (None, *route, None)
+            found |= {s: (ends[i], ends[i + 2]) for i, s in enumerate(route)}
+        return found
+
+    def needs(self, action: Action) -> Iterator[Action]:
+        """What must be done before ``action`` can start, on whichever rank."""
+        stage, kind, i = action.stage, action.kind, action.microbatch
+        before, behind = self.around[stage]
+        if kind == "F":
+            if before is not None:
+                yield Action(before, "F", i)
+        elif kind == "W":
+            yield Action(stage, "I", i)
+        else:
+            yield Action(stage, "F", i)
+            if behind is not None:
+                whole = Action(behind, "B", i)
+                yield whole if whole in self.actions else Action(behind, "I", i)
+
+
+def one_route(name: str, ranks: tuple[int, ...], lists: Lists, microbatches: int) -> Schedule:
+    """A schedule in which every microbatch passes all stages in order."""
+    return Schedule(name, ranks, (tuple(range(len(ranks))),), (0,) * microbatches, lists)

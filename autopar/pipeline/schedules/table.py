@@ -1,0 +1,84 @@
+"""Every schedule by the name that ``--fix schedule=`` takes, and what it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from autopar.errors import did_you_mean
+from autopar.pipeline.actions import Schedule, ScheduleError
+from autopar.pipeline.schedules.interleaved import breadth_first, interleaved
+from autopar.pipeline.schedules.one_way import eager_one_f_one_b, gpipe, one_f_one_b
+from autopar.pipeline.schedules.waves import chimera, hanayo
+from autopar.pipeline.schedules.zero_bubble import dualpipe_v, zb_h1, zb_h2, zb_interleaved, zb_v
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A family of schedules.
+
+    make:     of ranks, microbatches and ``interleave``.
+    stages:   a rank has, where ``interleave`` is 1; each further one adds as many.
+    turns:    microbatches must be a multiple of the ranks.
+    """
+
+    make: Callable[[int, int, int], Schedule]
+    stages: int = 1
+    interleaves: bool = False
+    turns: bool = False
+    least: Callable[[int], int] = lambda pp: 1
+    even_ranks: bool = False
+
+
+SCHEDULES: Mapping[str, Kind] = {
+    "gpipe": Kind(gpipe),
+    "1f1b": Kind(one_f_one_b),
+    "eager-1f1b": Kind(eager_one_f_one_b),
+    "interleaved-1f1b": Kind(interleaved, interleaves=True, turns=True),
+    "breadth-first": Kind(breadth_first, interleaves=True),
+    "zb-h1": Kind(zb_h1),
+    "zb-h2": Kind(zb_h2),
+    "zb-interleaved": Kind(zb_interleaved, interleaves=True, turns=True),
+    "zb-v": Kind(zb_v, stages=2, least=lambda pp: 2 * pp - 1),
+    "dualpipe-v": Kind(dualpipe_v, stages=2, least=lambda pp: 2 * pp),
+    "hanayo": Kind(hanayo, stages=2, interleaves=True),
+    "chimera": Kind(chimera, least=lambda pp: 2, even_ranks=True),
+}
+
+
+def schedule(name: str, pp: int, microbatches: int, interleave: int = 1) -> Schedule:
+    """The schedule ``name`` over ``pp`` ranks; ``interleave``: stages a rank, for waves half of it.
+
+    Raises:
+        ScheduleError: an unknown name, or counts that the schedule cannot have, with those it can.
+    """
+    kind = SCHEDULES.get(name)
+    if kind is None:
+        raise ScheduleError(
+            f"schedule={name}: {did_you_mean(name, SCHEDULES)}choose among {', '.join(SCHEDULES)}"
+        )
+    if interleave > 1 and not kind.interleaves:
+        raise ScheduleError(
+            f"schedule={name} has {kind.stages} stage{'s' * (kind.stages > 1)} a rank, not "
+            f"{interleave * kind.stages}: leave interleave out, or take interleaved-1f1b, "
+            "breadth-first, zb-interleaved or hanayo"
+        )
+    if kind.turns and microbatches % pp:
+        raise ScheduleError(
+            f"schedule={name} passes {pp} microbatches at a time through {pp} ranks, and "
+            f"{microbatches} microbatches are no multiple of {pp}: take "
+            f"{max(1, microbatches // pp) * pp} or {(microbatches // pp + 1) * pp}, or "
+            f"{'breadth-first' if name == 'interleaved-1f1b' else 'zb-h1'}"
+        )
+    if microbatches < kind.least(pp):
+        raise ScheduleError(
+            f"schedule={name} over {pp} ranks fills with {kind.least(pp)} microbatches, and the "
+            f"step has {microbatches}: take at least {kind.least(pp)}, or a schedule that needs "
+            "fewer, such as zb-h1 or 1f1b"
+        )
+    if kind.even_ranks and pp % 2:
+        raise ScheduleError(
+            f"schedule={name} runs two pipelines that meet in the middle, and {pp} ranks have "
+            f"none: take {pp + 1} or {pp - 1} ranks, or 1f1b"
+        )
+    return kind.make(pp, microbatches, interleave)
