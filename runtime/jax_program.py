@@ -25,6 +25,7 @@ from autopar.runtime.jax_collectives import (
     whole,
 )
 from autopar.runtime.jax_ops import (
+    clamp,
     conv,
     cross_entropy,
     embedding,
@@ -135,6 +136,30 @@ def _remembering(block: Callable[..., Any], stack: Stack, in_loop: bool) -> Call
     return found
 
 
+def derivative(
+    backward: Callable[..., Any], of: Sequence[int] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes ``backward(*operands, *gradients)`` the derivative of a function: it gives the
+    gradients of the operands at the positions ``of``, None: of all."""
+
+    def with_it(forward: Callable[..., Any]) -> Callable[..., Any]:
+        function = jax.custom_vjp(forward)
+
+        def pull(operands: tuple[Array, ...], given: Any) -> tuple[Any, ...]:
+            made = backward(*operands, *(given if isinstance(given, tuple) else (given,)))
+            made = made if isinstance(made, tuple) else (made,)
+            places = range(len(operands)) if of is None else of
+            found = dict(zip(places, made, strict=True))
+            return tuple(
+                found[i].astype(x.dtype) if i in found else None for i, x in enumerate(operands)
+            )
+
+        function.defvjp(lambda *operands: (forward(*operands), operands), pull)
+        return function
+
+    return with_it
+
+
 COLLECTIVES = frozenset(("psum", "pmax", "all_gather", "reduce_scatter", "all_to_all"))
 VIEWS = frozenset(("slice", "reshape", "transpose", "squeeze", "broadcast_in_dim"))
 
@@ -165,9 +190,11 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "attention",
+    "clamp",
     "conv",
     "copy_to",
     "cross_entropy",
+    "derivative",
     "embedding",
     "gather",
     "keep_first",

@@ -160,16 +160,17 @@ class Graph:
 
     def fingerprint(self) -> str:
         """SHA-256 of the text form without sources: moving a file does not change the model."""
-        text = to_text(_without_sources(self))
+        text = to_text(without_sources(self))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _without_sources(graph: Graph) -> Graph:
+def without_sources(graph: Graph) -> Graph:
+    """The graph as it would be if its source were unknown."""
     return replace(
         graph,
         ops=tuple(replace(op, source=Source()) for op in graph.ops),
         blocks={
-            name: replace(block, body=_without_sources(block.body))
+            name: replace(block, body=without_sources(block.body))
             for name, block in graph.blocks.items()
         },
     )

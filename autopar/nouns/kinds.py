@@ -10,6 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+OWN_DERIVATIVE = "custom::"
+"""Before the name of a function whose derivative is its own: forward and backward are its graphs as
+text, backward maps operands and results' gradients to the gradients of the operands at the
+positions ``gradients``; rule, where it can be split, is what `autopar.rules.composite` found."""
+
 KINDS: Mapping[str, str] = MappingProxyType(
     {
         # calls

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autopar.nouns.graph import Op, Tensor
+from autopar.nouns.kinds import OWN_DERIVATIVE
 
 RANDOM = frozenset(
     "rand rand_like randn randn_like randint randint_like randperm normal normal_functional "
@@ -41,6 +42,15 @@ def no_rule(
             "way that is not known here: draw them by rand, randn, randint, bernoulli, uniform_, "
             "normal_, exponential_ or F.dropout without a generator, or give them as an entry of "
             "the batch."
+        )
+    if op.kind.startswith(OWN_DERIVATIVE):
+        name = op.kind.removeprefix(OWN_DERIVATIVE)
+        return (
+            f"no dim of {name} can be split, a function with a derivative of its own, which is "
+            f"kept as given. {place} Function and rule pair every entry with every other one, or "
+            "have an op without a rule. Apply it to one sample by jax.vmap, leave reductions to "
+            "the caller, or register a rule for what has none, as in\n"
+            "    autopar.register_rule('jax::bessel_i1e', '... -> ...')"
         )
     if unwritable(op):
         return (

@@ -128,6 +128,15 @@ def _dropout(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) 
     return Rule(_ONE, keeps=(Kept(("...",), 1),), flops=2.0)
 
 
+JAX_FUNCTIONS = tuple(
+    f"jax::{name}"
+    for name in (
+        "acos acosh asin asinh atan atanh cbrt cosh digamma erf_inv erfc expm1 lgamma log1p sinh "
+        "tan"
+    ).split()
+)
+"""Primitives of one operand and no options, which programs call by their names."""
+
 ELEMENTWISE: Mapping[str, Rule | RuleMaker] = {
     "add": _sum,
     "sub": _sum,
@@ -152,6 +161,10 @@ ELEMENTWISE: Mapping[str, Rule | RuleMaker] = {
     **dict.fromkeys(("abs", "square", "clamp", "hardtanh", "leaky_relu"), _one("x")),
     **dict.fromkeys(("gelu", "silu", "softplus", "elu", "mish"), _one("x", flops=TRANSCENDENTAL)),
     **dict.fromkeys(("not", "isinf", "isnan", "sign", "floor", "jax::is_finite"), _one()),
+    **dict.fromkeys(JAX_FUNCTIONS, _one("x", flops=TRANSCENDENTAL)),
+    "jax::atan2": Rule(_text(2), saves=(0, 1), flops=TRANSCENDENTAL, backward=2.0),
+    "jax::clamp": Rule(_text(3), saves=(0, 1, 2)),
+    "jax::ceil": _one(),
     "where": _where,
     "masked_fill": _masked_fill,
     "dropout": _dropout,

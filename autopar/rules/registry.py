@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from autopar.errors import UserError
 from autopar.nouns.graph import Op, Tensor
+from autopar.nouns.kinds import OWN_DERIVATIVE
 from autopar.rules.advice import no_rule
 from autopar.rules.binding import bind_rule
 from autopar.rules.kept_whole import MARK, whole_rule
@@ -57,9 +58,17 @@ def rule_for(op: Op, tensors: Mapping[str, Tensor]) -> Rule:
     if op.attrs.get(MARK):
         return whole_rule(operands, results)
     found = _REGISTERED.get(op.kind) or _table().get(op.kind)
+    if found is None and op.kind.startswith(OWN_DERIVATIVE) and "rule" in op.attrs:
+        found = own_rule(op)
     if found is None:
         raise UnruledOp(no_rule(op, operands, results))
     return found if isinstance(found, Rule) else found(op, operands, results)
+
+
+def own_rule(op: Op) -> Rule:
+    """Of a function with a derivative of its own; see `autopar.rules.composite`."""
+    text = op.attrs["rule"]
+    return Rule(text, saves=tuple(range(len(op.inputs))), flops=4.0, backward=2.0)
 
 
 def bind(op: Op, tensors: Mapping[str, Tensor]) -> BoundRule:

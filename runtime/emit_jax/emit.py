@@ -13,13 +13,14 @@ from autopar.nouns.plan import Plan
 from autopar.nouns.sharding import Sharding
 from autopar.runtime.emit_jax.errors import JaxEmitError
 from autopar.runtime.emit_jax.functions import Marks, body, shown
+from autopar.runtime.emit_jax.own_derivatives import own_derivatives
 from autopar.runtime.emit_torch.names import identifier
 from autopar.runtime.emit_torch.text import Lines, literal, tuple_text
 
 FILE = "train.py"
 OWN = (
-    "BF16 FP16 FP32 Block Parameter Settings all_reduce all_to_all attention conv copy_to "
-    "cross_entropy embedding gather keep_first layer layer_norm layers linear pad "
+    "BF16 FP16 FP32 Block Parameter Settings all_reduce all_to_all attention clamp conv copy_to "
+    "cross_entropy derivative embedding gather keep_first layer layer_norm layers linear pad "
     "reduce_scatter rms_norm shard whole"
 ).split()
 RESERVED = frozenset((*OWN, "jax", "jnp", "lax", "loss", "P"))
@@ -70,10 +71,15 @@ def emit(
         while wish in (*RESERVED, *functions.values()):
             wish += "_"
         functions[name] = wish
+    own, definitions = own_derivatives(lowered, RESERVED | frozenset(functions.values()))
+    functions |= own
     reserved = RESERVED | frozenset(functions.values())
     parts = [
-        _block_function(found, lowered.graph.blocks[name], functions, reserved, marked)
-        for name, found in lowered.blocks.items()
+        *definitions,
+        *(
+            _block_function(found, lowered.graph.blocks[name], functions, reserved, marked)
+            for name, found in lowered.blocks.items()
+        ),
     ]
     parts.append(_loss_function(lowered, functions, reserved, marked))
     tables = [

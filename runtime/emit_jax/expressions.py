@@ -273,9 +273,7 @@ WRITERS: Mapping[str, Callable[[_Writer], Expr]] = {
     "gelu": lambda w: w.call(
         "jax.nn.gelu", w.given(), f"approximate={w.attrs['approximate'] == 'tanh'}"
     ),
-    "clamp": lambda w: w.call(
-        "jnp.clip", w.given(), literal(w.attrs["min"]), literal(w.attrs["max"])
-    ),
+    "clamp": lambda w: w.call("clamp", w.given(), literal(w.attrs["min"]), literal(w.attrs["max"])),
     "cast": lambda w: w.method("astype", w.dtype()),
     "where": _where,
     "reshape": lambda w: w.method("reshape", _numbers(w) or "()"),

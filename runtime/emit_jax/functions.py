@@ -11,6 +11,7 @@ from typing import Literal
 
 from autopar.lowering import BATCH_AXES, Lowered, LoweredOp, Operand
 from autopar.nouns.graph import Tensor
+from autopar.nouns.kinds import OWN_DERIVATIVE
 from autopar.nouns.plan import key
 from autopar.nouns.sharding import Sharding
 from autopar.rules.resharding import Step
@@ -51,8 +52,8 @@ def body(
 ) -> tuple[list[str], list[str]]:
     """(argument names, lines) of the function of a graph.
 
-    parameters: the name of the dict of parameters. functions: of the blocks. reserved: names that
-    variables must not have.
+    parameters: the name of the dict of parameters. functions: of the blocks, and of the ops with a
+    derivative of their own by `key`. reserved: names that variables must not have.
     """
     writer = _Writer(lowered, parameters, functions, reserved, marks)
     return writer.arguments, writer.run()
@@ -111,6 +112,9 @@ class _Writer:
             _check_even(self.lowered.graph.tensors[name], result, self.lowered)
         if op.op.kind == "block":
             made = self._call(op, inputs)
+        elif op.op.kind.startswith(OWN_DERIVATIVE):
+            function = self.functions[key(self.lowered.block, op.op.name)]
+            made = Expr(f"{function}({', '.join(x.text for x in inputs)})")
         else:
             made = expression(op, inputs, self.lowered)
         if len(op.op.outputs) > 1:

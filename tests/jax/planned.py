@@ -17,7 +17,7 @@ from autopar.cluster_file import load_cluster
 from autopar.frontends.jax import Captured, paths_of
 from autopar.frontends.jax.capture import capture_workload
 from autopar.nouns.plan import Plan
-from autopar.planner.planning import Planned, plan_captured
+from autopar.planner.planning import Options, Planned, plan_captured
 from autopar.planner.priced import priced_collectives
 from autopar.runtime import jax_hlo, jax_verify
 from autopar.runtime.emit_jax import emit
@@ -103,10 +103,18 @@ def made(name: str, fix: Mapping[str, str], **options: Any) -> Made:
     return made_of(name, models.MODELS[name](), fix, **options)
 
 
-def made_of(name: str, model: models.Model, fix: Mapping[str, str], **options: Any) -> Made:
+def made_of(
+    name: str,
+    model: models.Model,
+    fix: Mapping[str, str],
+    whole: tuple[str, ...] = (),
+    **options: Any,
+) -> Made:
+    """``whole``: kinds of ops that run whole on every device."""
     given = workload(model, **options)
     captured = capture_workload(given)
-    planned = plan_captured(captured, given, cluster(), "models.py:model", fix)
+    how = Options(replicated=whole)
+    planned = plan_captured(captured, given, cluster(), "models.py:model", fix, how)
     text = emit(planned.lowered, planned.plan, captured)["train.py"]
     return Made(name, options, given, captured, planned, text)
 

@@ -12,6 +12,7 @@ import numpy as np
 from autopar.errors import UserError
 from autopar.frontends.captured import Captured
 from autopar.frontends.jax.attention import attention_lifted
+from autopar.frontends.jax.derivatives import Rules
 from autopar.frontends.jax.draft import Draft, Value
 from autopar.frontends.jax.errors import (
     BatchError,
@@ -62,8 +63,9 @@ def capture(
     entries = batch_entries(batch, whole_inputs)
     samples = samples_of(entries)
     closed = _jaxpr(loss, params, batch)
-    exact = exact_constants(loss, closed, params, batch)
-    graph, stacks = _graph(draft_of(closed, _inputs(params, batch), exact))
+    rules = Rules()
+    exact = exact_constants(loss, closed, params, batch, rules)
+    graph, stacks = _graph(draft_of(closed, _inputs(params, batch), exact, rules))
     return Captured(
         graph,
         model_tensors(graph),

@@ -15,6 +15,8 @@ from typing import Any, Literal
 from autopar.nouns.graph import Source
 
 Shape = tuple[int, ...]
+NARROW = ("float32", "bfloat16", "float16")
+"""Floats narrower than those that programs are compared in."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

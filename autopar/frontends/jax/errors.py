@@ -39,3 +39,7 @@ class LargeConstant(CaptureError):
 
 class BatchError(CaptureError):
     """The batch is not a dict of arrays with one common batch dim."""
+
+
+class RuleFailed(CaptureError):
+    """The rule of a ``custom_vjp`` or ``custom_jvp`` raised an error, or does not fit its call."""

@@ -50,10 +50,6 @@ def silu(x: Array) -> Array:
     return jax.nn.silu(x)
 
 
-def softplus(x: Array) -> Array:
-    return jax.nn.softplus(x)
-
-
 def _upcast(x: Array) -> Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 

@@ -212,7 +212,6 @@ GROUPS: tuple[tuple[Idiom, ...], ...] = (
             _unary("gelu", approximate="none"),
         ),
         Idiom((forms.silu,), _like_result("mul"), _unary("silu")),
-        Idiom((forms.softplus,), _like_result("where", "add"), _unary("softplus")),
         Idiom(
             (
                 forms.layer_norm_rsqrt,

@@ -9,8 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from autopar.frontends.jax.precision import NARROW
-from autopar.nouns.graph import Graph, Op
+from autopar.frontends.jax.draft import NARROW
+from autopar.nouns.graph import Graph, Op, from_text, to_text
+from autopar.nouns.kinds import OWN_DERIVATIVE
+from autopar.rules.advice import unwritable
 
 Arrays = Mapping[str, Any]
 
@@ -31,6 +33,19 @@ def interpret(graph: Graph, wide: bool = False) -> Callable[[Arrays, Arrays], An
     return loss
 
 
+def results_of(graph: Graph, wide: bool = False) -> Callable[..., tuple[Any, ...]]:
+    """The function of a graph without parameters: its inputs, in order, to its outputs."""
+    if wide:
+        graph = _widened(graph)
+
+    def function(*operands: Any) -> tuple[Any, ...]:
+        env = dict(zip(graph.inputs, operands, strict=True))
+        _run(graph, env, graph, {})
+        return tuple(env[name] for name in graph.outputs)
+
+    return function
+
+
 def flat_parameters(tree: Any, stacks: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """The leaves of a parameter tree under the names that the graph gives them."""
     from autopar.frontends.jax.inputs import paths_of
@@ -48,6 +63,10 @@ def _widened(graph: Graph) -> Graph:
     def op(found: Op) -> Op:
         if found.attrs.get("dtype") in NARROW:
             return replace(found, attrs={**found.attrs, "dtype": "float64"})
+        if found.kind.startswith(OWN_DERIVATIVE):
+            parts = {n: from_text(found.attrs[n]) for n in ("forward", "backward")}
+            texts = {n: to_text(_widened(part)) for n, part in parts.items()}
+            return replace(found, attrs={**found.attrs, **texts})
         return found
 
     blocks = {n: replace(b, body=_widened(b.body)) for n, b in graph.blocks.items()}
@@ -70,6 +89,8 @@ def _run(graph: Graph, env: dict[str, Any], whole: Graph, params: Arrays) -> Non
             results = jnp.split(inputs[0], cuts, axis=op.attrs["dim"])
         elif op.kind == "jax::top_k":
             results = _top_k(inputs[0], op.attrs["k"], op.attrs["dim"])
+        elif op.kind.startswith(OWN_DERIVATIVE):
+            results = _own_derivative(op.attrs)(*inputs)
         else:
             results = [_evaluate(op, inputs)]
         env.update(zip(op.outputs, results, strict=True))
@@ -79,6 +100,18 @@ def _top_k(x: Any, k: int, dim: int) -> list[Any]:
     """Values and places of the ``k`` largest along ``dim``, largest first."""
     found = jax.lax.top_k(jnp.moveaxis(x, dim, -1), k)
     return [jnp.moveaxis(one, -1, dim) for one in found]
+
+
+def _own_derivative(attrs: Mapping[str, Any]) -> Callable[..., Any]:
+    forward, backward = (results_of(from_text(attrs[n])) for n in ("forward", "backward"))
+    function = jax.custom_vjp(forward)
+
+    def pull(x: tuple[Any, ...], g: tuple[Any, ...]) -> tuple[Any, ...]:
+        found = dict(zip(attrs["gradients"], backward(*x, *g), strict=True))
+        return tuple(found.get(i) for i in range(len(x)))
+
+    function.defvjp(lambda *x: (forward(*x), x), pull)
+    return function
 
 
 def _evaluate(op: Op, x: Sequence[Any]) -> Any:
@@ -92,6 +125,8 @@ def _evaluate(op: Op, x: Sequence[Any]) -> Any:
         return _ONE[op.kind](x[0])
     if op.kind in _REDUCE:
         return _REDUCE[op.kind](x[0], axis=op.attrs["dims"], keepdims=op.attrs["keepdim"])
+    if op.kind.startswith("jax::") and not unwritable(op):
+        return getattr(jax.lax, op.kind.removeprefix("jax::"))(*x)
     return _OTHER[op.kind](op.attrs, *x)
 
 
@@ -110,7 +145,7 @@ _ONE: Mapping[str, Callable[[Any], Any]] = {
     "not": jnp.logical_not, "erf": jax.lax.erf, "square": jnp.square, "sign": jnp.sign,
     "floor": jnp.floor, "detach": jax.lax.stop_gradient, "relu": jax.nn.relu,
     "silu": jax.nn.silu, "softplus": jax.nn.softplus,
-    "jax::is_finite": jnp.isfinite,
+    "jax::is_finite": jnp.isfinite, "identity": lambda x: x,
 }  # fmt: skip
 
 _REDUCE: Mapping[str, Callable[..., Any]] = {
@@ -164,6 +199,10 @@ def _where(attrs: Mapping[str, Any], condition: Any, *rest: Any) -> Any:
     return jnp.where(condition, a, b)
 
 
+def _bounds(attrs: Mapping[str, Any], x: Any) -> tuple[Any, Any, Any]:
+    return jnp.asarray(attrs["min"], x.dtype), x, jnp.asarray(attrs["max"], x.dtype)
+
+
 def _slice(attrs: Mapping[str, Any], x: Any) -> Any:
     return jax.lax.slice_in_dim(x, attrs["start"], attrs["stop"], attrs["step"], attrs["dim"])
 
@@ -190,7 +229,7 @@ _OTHER: Mapping[str, Callable[..., Any]] = {
     "embedding": lambda a, ids, weight: weight[ids],
     "cross_entropy": _cross_entropy,
     "gelu": lambda a, x: jax.nn.gelu(x, approximate=a["approximate"] == "tanh"),
-    "clamp": lambda a, x: jnp.clip(x, a["min"], a["max"]),
+    "clamp": lambda a, x: jax.lax.clamp(*_bounds(a, x)),
     "cast": lambda a, x: x.astype(a["dtype"]),
     "where": _where,
     "reshape": lambda a, x: x.reshape(a["shape"]),

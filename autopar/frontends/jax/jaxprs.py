@@ -16,11 +16,22 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 
+from autopar.frontends.jax.derivatives import (
+    CUSTOM,
+    Rules,
+    function_of,
+    is_library,
+    is_what_it_computes,
+    known_kind,
+    name_of,
+    rule_failed,
+)
 from autopar.frontends.jax.draft import Builder, Draft, Node, Operand, Uniform, Value
 from autopar.frontends.jax.errors import ControlFlow, LargeConstant
 from autopar.frontends.jax.precision import CALLS
 from autopar.frontends.jax.primitives import convert
 from autopar.nouns.graph import Source
+from autopar.nouns.kinds import OWN_DERIVATIVE
 
 REFUSED = {
     "while": "a while_loop or a fori_loop with a traced bound: give a static length, which makes "
@@ -37,26 +48,42 @@ Frames = Sequence[tuple[str, int]]
 
 
 def draft_of(
-    closed: Any, inputs: tuple[Value, ...], exact: Mapping[int, float] | None = None
+    closed: Any,
+    inputs: Sequence[Operand],
+    exact: Mapping[int, float] | None = None,
+    rules: Rules | None = None,
 ) -> Draft:
-    """The draft of a closed jaxpr whose operands are ``inputs``, in order; ``exact`` gives literals
-    by ``id`` with the value that they had before rounding."""
-    walker = _Walker(Builder(), "", Source(), exact or {})
+    """The draft of a closed jaxpr whose operands are ``inputs``, in order.
+
+    exact: literals by ``id`` with the value that they had before rounding.
+    rules: derivatives that functions have of their own; None where nothing is differentiated, so
+           that such functions are what they compute.
+    """
+    walker = _Walker(Builder(), "", Source(), exact or {}, rules)
     consts = [walker.constant(c) for c in closed.consts]
     outputs = walker.run(closed.jaxpr, [*consts, *inputs])
-    return Draft(inputs, tuple(walker.builder.nodes), tuple(outputs))
+    if rules is None:
+        outputs = [walker._whole(x) for x in outputs]
+    values = tuple(x for x in inputs if isinstance(x, Value))
+    return Draft(values, tuple(walker.builder.nodes), tuple(outputs))
 
 
 class _Walker:
     """Evaluates equations into a builder. ``scope`` and ``place`` are those of the caller."""
 
     def __init__(
-        self, builder: Builder, scope: str, place: Source, exact: Mapping[int, float]
+        self,
+        builder: Builder,
+        scope: str,
+        place: Source,
+        exact: Mapping[int, float],
+        rules: Rules | None,
     ) -> None:
         self.builder = builder
         self.scope = scope
         self.place = place
         self.exact = exact
+        self.rules = rules
 
     def run(self, jaxpr: Any, operands: Sequence[Operand]) -> list[Operand]:
         known: dict[Any, Operand] = {}
@@ -95,8 +122,10 @@ class _Walker:
         if name in REFUSED:
             raise ControlFlow(f"{source}: {REFUSED[name]}")
         self.builder.source = source
-        if name == "custom_jvp_call" and _is_relu(eqn.params["call_jaxpr"].jaxpr):
-            return [self.builder.op("relu", inputs, inputs[0].shape, inputs[0].dtype)]
+        if name in CUSTOM and self.rules is not None:
+            own = self._own_derivative(eqn, inputs, source, self.rules)
+            if own is not None:
+                return own
         if name in CALLS:
             return self._call(eqn.params[CALLS[name]], inputs, source)
         if name == "scan":
@@ -104,8 +133,33 @@ class _Walker:
         outs = [(tuple(map(int, v.aval.shape)), str(v.aval.dtype)) for v in eqn.outvars]
         return convert(name, eqn.params, inputs, outs, self.builder)
 
+    def _own_derivative(
+        self, eqn: Any, inputs: list[Operand], source: Source, rules: Rules
+    ) -> list[Operand] | None:
+        """The call as one op with its rule; None where it is what its body computes."""
+        if not any(isinstance(x, Value) and "float" in x.dtype for x in inputs):
+            return None
+        try:
+            if kind := known_kind(eqn, rules):
+                return [self.builder.op(kind, inputs[:1], inputs[0].shape, inputs[0].dtype)]
+            backward = rules.backward(eqn)
+        except Exception as error:  # the user's rule
+            raise rule_failed(eqn, source, error) from error
+
+        def drafted(closed: Any, operands: Sequence[Operand]) -> Draft:
+            return draft_of(closed, operands, self.exact)
+
+        made = function_of(eqn, inputs, backward, drafted)
+        if is_library(eqn) and is_what_it_computes(eqn, made, drafted, inputs):
+            return None
+        outs = tuple(Value(tuple(map(int, v.aval.shape)), str(v.aval.dtype)) for v in eqn.outvars)
+        values = tuple(x for x in inputs if isinstance(x, Value))
+        kind = OWN_DERIVATIVE + name_of(eqn)
+        self.builder.append(Node(kind, values, outs, made.attrs, source))
+        return list(outs)
+
     def _call(self, called: Any, inputs: Sequence[Operand], source: Source) -> list[Operand]:
-        inner = _Walker(self.builder, source.module, source, self.exact)
+        inner = _Walker(self.builder, source.module, source, self.exact, self.rules)
         if isinstance(called, jex.ClosedJaxpr):
             consts = [inner.constant(c) for c in called.consts]
             return inner.run(called.jaxpr, [*consts, *inputs])
@@ -150,7 +204,7 @@ class _Walker:
         that are made from constants: those are made in the body, where attention can see them."""
         params = eqn.params
         fixed, carried = params["num_consts"], params["num_carry"]
-        walker = _Walker(Builder(), source.module, source, self.exact)
+        walker = _Walker(Builder(), source.module, source, self.exact, self.rules)
         given: list[Operand] = []
         inner: list[Value] = []
         operands: list[Operand] = []
@@ -245,14 +299,6 @@ def _frames(eqn: Any) -> Frames:
         for f in traceback.frames
         if not f.file_name.startswith(NOT_THE_USERS)
     ]
-
-
-def _is_relu(jaxpr: Any) -> bool:
-    """`jax.nn.relu`, whose derivative at zero is not that of a maximum."""
-    if len(jaxpr.eqns) != 1 or jaxpr.eqns[0].params.get("name") != "relu":
-        return False
-    inner = jaxpr.eqns[0].params["jaxpr"].jaxpr
-    return [e.primitive.name for e in inner.eqns] == ["max"]
 
 
 def _literal(value: Any, dtype: str) -> Uniform:

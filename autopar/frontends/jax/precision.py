@@ -15,15 +15,16 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-NARROW = ("float32", "bfloat16", "float16")
+from autopar.frontends.jax.derivatives import CUSTOM, Rules, backward_of
+from autopar.frontends.jax.draft import NARROW
+
 CALLS = {  # primitive -> the parameter that holds its jaxpr
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
     "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    **CUSTOM,
+    "remat_opt": "fwd_jaxpr",
     "remat": "jaxpr",
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
@@ -31,18 +32,19 @@ CALLS = {  # primitive -> the parameter that holds its jaxpr
 
 
 def exact_constants(
-    loss: Callable[..., Any], closed: Any, params: Any, batch: Any
+    loss: Callable[..., Any], closed: Any, params: Any, batch: Any, rules: Rules
 ) -> dict[int, float]:
-    """By ``id`` of a literal of the jaxpr ``closed`` its value before it was rounded.
+    """By ``id`` of a literal of the jaxpr ``closed``, and of its ``rules``, its value before it was
+    rounded.
 
     Empty where the function cannot be traced in float64 or becomes another program there.
     """
     try:
         with jax.enable_x64(True):
             wide = jax.make_jaxpr(loss)(_wide_shapes(params), _wide_shapes(batch))
+        pairs = list(_aligned(closed.jaxpr, wide.jaxpr, rules))
     except Exception:  # a user's function may well insist on its own dtypes
         return {}
-    pairs = list(_aligned(closed.jaxpr, wide.jaxpr))
     if None in pairs:
         return {}
     found: dict[int, float] = {}
@@ -74,8 +76,9 @@ def _wide_shapes(tree: Any) -> Any:
     return jax.tree.map(wide, tree)
 
 
-def _aligned(a: Any, b: Any) -> Iterator[tuple[Any, Any] | None]:
-    """Literals at the same place of two jaxprs that differ in casts only; else None."""
+def _aligned(a: Any, b: Any, rules: Rules | None) -> Iterator[tuple[Any, Any] | None]:
+    """Literals at the same place of two jaxprs that differ in casts only, and of the rules of the
+    functions that they call; else None."""
     left, right = ([e for e in j.eqns if not _is_cast(e)] for j in (a, b))
     if [e.primitive for e in left] != [e.primitive for e in right]:
         yield None
@@ -85,7 +88,12 @@ def _aligned(a: Any, b: Any) -> Iterator[tuple[Any, Any] | None]:
             if isinstance(p, jex.Literal) and isinstance(q, jex.Literal):
                 yield p, q
         for p, q in zip(_inner(x), _inner(y), strict=True):
-            yield from _aligned(p, q)
+            yield from _aligned(p, q, rules)
+        if rules is not None and x.primitive.name in CUSTOM and not rules.knows(x):
+            own = rules.backward(x)
+            with jax.enable_x64(True):
+                wide = backward_of(y)
+            yield from _aligned(own.jaxpr, wide.jaxpr, None)
 
 
 def _is_cast(eqn: Any) -> bool:

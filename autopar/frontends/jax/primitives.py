@@ -99,12 +99,14 @@ def _select_n(
     return [builder.op("where", (condition, if_true, if_false), *outs[0])]
 
 
-def _clamp(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
+def _clamp(
+    params: Any, inputs: list[Operand], outs: Outs, builder: Builder
+) -> list[Operand] | None:
+    """Not a minimum of a maximum, which halve the gradient at the bounds."""
     low, x, high = inputs
     if isinstance(low, Uniform) and isinstance(high, Uniform):
         return [builder.op("clamp", (x,), *outs[0], min=low.value, max=high.value)]
-    raised = builder.op("maximum", (x, low), *outs[0])
-    return [builder.op("minimum", (raised, high), *outs[0])]
+    return None
 
 
 def _reshape(

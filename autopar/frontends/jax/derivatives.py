@@ -1,0 +1,286 @@
+"""Functions with a derivative of their own: `jax.custom_vjp`, `jax.custom_jvp` and what uses them.
+
+Such a call becomes one op, whose two graphs are the function and its rule as JAX applies it: the
+gradients of the operands from the operands and the gradients of the results. So nothing has to be
+known of how the rule was written. A function of JAX itself is inlined where differentiating what it
+computes gives what its rule gives, which is tried on numbers; a function of the user never is,
+because trying proves nothing about the numbers that were not tried.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+
+from autopar.frontends.jax.draft import Draft, Operand, Value
+from autopar.frontends.jax.errors import RuleFailed
+from autopar.frontends.jax.finish import graph_of
+from autopar.frontends.jax.interpret import results_of
+from autopar.frontends.jax.simplify import simplified
+from autopar.nouns.graph import Graph, without_sources
+from autopar.rules.composite import Indices, indices_of, localised
+from autopar.rules.kept_whole import keep_whole
+from autopar.rules.registry import UnruledOp, rule_for
+
+CUSTOM = {
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
+"""Primitive -> the parameter that holds what it computes."""
+LIBRARY = os.path.dirname(jax.__file__) + "/"
+SMALL = 5  # about the size of a dim when numbers are tried
+CLOSE = 1e-9
+
+Drafted = Callable[[Any, Sequence[Operand]], Draft]
+"""A closed jaxpr on operands, everything in it inlined."""
+
+
+@dataclass(slots=True)
+class Rules:
+    """The backward jaxprs of one trace, made once for a call, and for equal calls of a function of
+    JAX itself; those of a user may have closed over something else.
+
+    Their literals are looked up by identity, as those of the trace are.
+    """
+
+    made: dict[object, tuple[Any, Any]] = field(default_factory=dict)
+
+    def backward(self, eqn: Any) -> Any:
+        """operands, gradients of the results -> gradients of the operands that are floats."""
+        key = self._key(eqn)
+        if key not in self.made:  # the equation is kept, so that no other gets its id
+            self.made[key] = eqn, backward_of(eqn)
+        return self.made[key][1]
+
+    def knows(self, eqn: Any) -> bool:
+        return self._key(eqn) in self.made
+
+    def _key(self, eqn: Any) -> object:
+        if not is_library(eqn):
+            return id(eqn)
+        return _function(eqn), str(eqn.params[CUSTOM[eqn.primitive.name]])
+
+
+def backward_of(eqn: Any) -> Any:
+    """The closed jaxpr of an equation's vector-Jacobian product, by JAX's own rules."""
+
+    def run(*operands: Any) -> Any:
+        params = eqn.primitive.get_bind_params(eqn.params)
+        return eqn.primitive.bind(*operands, **params)
+
+    return _vjp(run, [v.aval for v in eqn.invars], [v.aval for v in eqn.outvars])
+
+
+def _vjp(run: Callable[..., Any], operands: Sequence[Any], results: Sequence[Any]) -> Any:
+    floats = [i for i, a in enumerate(operands) if is_float(a)]
+
+    def backward(given: Sequence[Any], gradients: Sequence[Any]) -> Any:
+        def of(*some: Any) -> Any:
+            merged = list(given)
+            for i, x in zip(floats, some, strict=True):
+                merged[i] = x
+            return run(*merged)
+
+        _, pull = jax.vjp(of, *(given[i] for i in floats))
+        return pull(
+            [
+                g if is_float(a) else np.zeros(a.shape, jax.dtypes.float0)
+                for g, a in zip(gradients, results, strict=True)
+            ]
+        )
+
+    shapes = [[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in s] for s in (operands, results)]
+    closed = jax.make_jaxpr(backward)(*shapes)
+    return jex.ClosedJaxpr(_without_unread(closed.jaxpr), closed.consts)
+
+
+def is_float(aval: Any) -> bool:
+    return "float" in str(aval.dtype)
+
+
+def name_of(eqn: Any) -> str:
+    """The function's name, as an identifier."""
+    found = _function(eqn).partition(" at ")[0]
+    return re.sub(r"\W+", "_", found).strip("_") or "function"
+
+
+def is_library(eqn: Any) -> bool:
+    """Whether function and rule stand in JAX itself."""
+    rules = [eqn.params[k] for k in ("jvp_jaxpr_fun", "bwd", "fwd_jaxpr_thunk") if k in eqn.params]
+    places = [_function(eqn), *(_place(getattr(r, "debug_info", None)) for r in rules)]
+    return all(f" at {LIBRARY}" in place for place in places)
+
+
+def _function(eqn: Any) -> str:
+    body = eqn.params[CUSTOM[eqn.primitive.name]]
+    return _place(getattr(body, "jaxpr", body).debug_info)
+
+
+def _place(info: Any) -> str:
+    """``"name at file:line"``."""
+    return str(getattr(info, "func_src_info", "") or "")
+
+
+def known_kind(eqn: Any, rules: Rules) -> str:
+    """The kind of op that the call is, "" for none: it is what a function of JAX makes of a tensor
+    of that shape, and so is its rule. At zero neither is what its body would give."""
+    if len([v for v in eqn.invars if not isinstance(v, jex.Literal)]) != 1 or not is_library(eqn):
+        return ""
+    aval = eqn.invars[0].aval
+    for kind, function in KNOWN.items():
+        found = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(aval.shape, aval.dtype)).jaxpr
+        while found.eqns and found.eqns[0].primitive.name == "jit":
+            found = found.eqns[0].params["jaxpr"].jaxpr
+        other = found.eqns[0]
+        if len(found.eqns) == 1 and _looks(eqn) == _looks(other):
+            return kind if str(rules.backward(eqn)) == str(rules.backward(other)) else ""
+    return ""
+
+
+KNOWN = {"relu": jax.nn.relu, "softplus": jax.nn.softplus}
+
+
+def _looks(eqn: Any) -> object:
+    body = CUSTOM.get(eqn.primitive.name)
+    numbers = [str(v) if isinstance(v, jex.Literal) else "" for v in eqn.invars]
+    return body and (_function(eqn), str(eqn.params[body]), numbers)
+
+
+def _without_unread(jaxpr: Any) -> Any:
+    """A jaxpr without the equations whose results nobody reads."""
+    needed, kept = set(map(id, jaxpr.outvars)), []
+    for eqn in reversed(jaxpr.eqns):
+        if any(id(v) in needed for v in eqn.outvars):
+            kept.append(eqn)
+            needed.update(map(id, eqn.invars))
+    return jaxpr.replace(eqns=kept[::-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """What becomes one op. ``gradients``: the operands that the results of ``backward`` are for, by
+    their positions among those of the op."""
+
+    forward: Graph
+    backward: Graph
+    gradients: tuple[int, ...]
+    indices: Indices
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        from autopar.nouns.graph import to_text
+
+        texts = {"forward": to_text(self.forward), "backward": to_text(self.backward)}
+        rule = {"rule": self.indices.rule.text} if self.indices.splits else {}
+        return {**texts, "gradients": self.gradients, **rule}
+
+
+def function_of(eqn: Any, operands: Sequence[Operand], backward: Any, drafted: Drafted) -> Function:
+    """The function on ``operands``, numbers among them put into it; ``backward`` as from `Rules`.
+
+    Raises `UnruledOp` where an op in it can neither be split nor be written, and what capturing
+    its body raises.
+    """
+    body = eqn.params[CUSTOM[eqn.primitive.name]]
+    closed = body if isinstance(body, jex.ClosedJaxpr) else jex.ClosedJaxpr(body, ())
+    given = [
+        Value(x.shape, x.dtype, "input", f"x{i}") if isinstance(x, Value) else x
+        for i, x in enumerate(operands)
+    ]
+    values = [i for i, x in enumerate(given) if isinstance(x, Value)]
+    results = [
+        Value(tuple(map(int, v.aval.shape)), str(v.aval.dtype), "input", f"g{i}")
+        for i, v in enumerate(eqn.outvars)
+    ]
+    floats = [i for i, x in enumerate(given) if "float" in x.dtype]
+    back = drafted(backward, [*given, *results])
+    wanted = [(i, out) for i, out in zip(floats, back.outputs, strict=True) if i in values]
+    back = Draft(back.inputs, back.nodes, tuple(out for _, out in wanted))
+    graphs = [_graph(drafted(closed, given)), _graph(back)]
+    gradients = tuple(values.index(i) for i, _ in wanted)
+    return Function(graphs[0], graphs[1], gradients, indices_of(*graphs, gradients))
+
+
+def _graph(draft: Draft) -> Graph:
+    graph = without_sources(graph_of(simplified(draft))[0])
+    without = set()
+    for op in graph.ops:
+        try:
+            rule_for(op, graph.tensors)
+        except UnruledOp:
+            without.add(op.kind)
+    return keep_whole(graph, without)
+
+
+def is_what_it_computes(eqn: Any, made: Function, drafted: Drafted, operands: Any) -> bool:
+    """Whether differentiating what the function computes gives what its rule gives, on numbers."""
+    body = eqn.params[CUSTOM[eqn.primitive.name]]
+    run = jex.jaxpr_as_fun(body)
+    avals = [[v.aval for v in side] for side in (eqn.invars, eqn.outvars)]
+    plain = function_of(eqn, operands, _vjp(run, *avals), drafted)
+    if plain.indices.rule.text != made.indices.rule.text:
+        return False
+    functions = [jax.jit(_small(f)) for f in (made, plain)]
+    shapes = _operands(made)
+    with jax.enable_x64(True):
+        for numbers in _numbers(shapes):
+            ours, theirs = (f(*numbers) for f in functions)
+            for a, b in zip(ours, theirs, strict=True):
+                if not np.allclose(a, b, rtol=CLOSE, atol=1e-300, equal_nan=True):
+                    return False
+    return True
+
+
+def _ways(made: Function) -> dict[str, int]:
+    """Into how many pieces the indices are cut so that dims are small."""
+    found: dict[str, int] = {}
+    for side, graph in (("forward", made.forward), ("backward", made.backward)):
+        for tensor in graph.tensors.values():
+            for d, size in enumerate(tensor.shape):
+                index = made.indices.of[side, tensor.name, d]
+                if index not in made.indices.whole and size > SMALL:
+                    found[index] = size // SMALL
+    return found
+
+
+def _small(made: Function) -> Callable[..., Any]:
+    return results_of(localised(made.backward, "backward", made.indices, _ways(made)), wide=True)
+
+
+def _operands(made: Function) -> list[tuple[tuple[int, ...], str]]:
+    small = localised(made.backward, "backward", made.indices, _ways(made))
+    return [(small.tensors[n].shape, small.tensors[n].dtype) for n in small.inputs]
+
+
+def _numbers(shapes: Sequence[tuple[tuple[int, ...], str]]) -> Any:
+    """Operands to try: ordinary numbers, then those at which functions have corners."""
+    rng = np.random.default_rng(0)
+    corners = np.array([0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1e-8, -1e-8, 3.0, 6.0, -20.0, 20.0, 300.0])
+
+    def make(shape: tuple[int, ...], dtype: str, corner: bool) -> Any:
+        if dtype == "bool":
+            return rng.random(shape) < 0.5
+        if "int" in dtype:
+            return rng.integers(0, 2, shape).astype(dtype)
+        return rng.choice(corners, shape) if corner else rng.normal(size=shape)
+
+    for trial in range(8):
+        yield [make(s, d, trial % 2 == 1) for s, d in shapes]
+
+
+def rule_failed(eqn: Any, source: Any, error: Exception) -> RuleFailed:
+    """What to say where a rule cannot be applied."""
+    return RuleFailed(
+        f"{source}: the derivative of {_function(eqn) or 'a function'} failed: "
+        f"{type(error).__name__}: {str(error).partition(chr(10))[0]}\nIt is a custom_vjp or "
+        "custom_jvp whose rule JAX applies to all operands that are floats; "
+        "jax.grad of the loss shows the same error"
+    )

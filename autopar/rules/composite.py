@@ -1,0 +1,249 @@
+"""The rule of an op that is made of ops: a function with a derivative of its own.
+
+Such an op has two graphs. ``forward`` maps operands to results; ``backward`` maps operands and the
+results' gradients to the operands' gradients. A dim of an operand may be split where every op of
+both graphs treats it as parallel: it is followed from op to op, and all dims that ops pair are one
+index. What any op keeps whole, cuts, or reads the place of is whole.
+
+In ``backward`` an index may also be summed, if the sum is the gradient that is returned: that of an
+operand without the index, whose parts on all ranks add up. A gradient of such an operand that is
+not that sum would be counted once a rank, so the index is whole then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autopar.nouns.graph import Graph, Op, Tensor
+from autopar.rules.notation import BoundRule, Rule
+from autopar.rules.registry import bind
+
+SUMS = frozenset(("sum", "einsum", "linear", "linear_t", "matmul"))
+PASSING = frozenset(("reshape", "transpose", "cast", "neg", "identity"))
+FROM_NOTHING = frozenset(("full",))
+"""Ops without operands whose values do not depend on the place."""
+
+Place = tuple[str, str, int]
+"""(graph, tensor, dim)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Indices:
+    """The indices of a composite op: one for all dims that its ops pair.
+
+    of:    the index of a dim of a tensor of ``forward`` or ``backward``.
+    whole: those that no axis may split.
+    rule:  the op's own, its factors named as the indices are.
+    """
+
+    of: Mapping[Place, str]
+    whole: frozenset[str]
+    rule: Rule
+
+    @property
+    def splits(self) -> bool:
+        """Whether any axis could split the op, or there is nothing to split."""
+        left, _, right = self.rule.text.partition("->")
+        return "!" not in left + right or any(
+            word not in ("1", "!") and not word.endswith("!")
+            for word in (left + right).replace(",", " ").split()
+        )
+
+
+def indices_of(forward: Graph, backward: Graph, gradients: Sequence[int]) -> Indices:
+    """The indices of a composite op. ``gradients``: for each output of ``backward`` the position of
+    the operand whose gradient it is. Raises `UnruledOp` for an op in it without a rule."""
+    return _Finder(forward, backward, gradients).found()
+
+
+def localised(graph: Graph, side: str, indices: Indices, ways: Mapping[str, int]) -> Graph:
+    """The graph on one rank's pieces; ``ways``: into how many pieces an index is split."""
+
+    def local(tensor: Tensor) -> Tensor:
+        shape = tuple(
+            size // ways.get(indices.of[side, tensor.name, d], 1)
+            for d, size in enumerate(tensor.shape)
+        )
+        return replace(tensor, shape=shape)
+
+    ops = tuple(
+        replace(op, attrs={**op.attrs, "shape": local(graph.tensors[op.name]).shape})
+        if "shape" in op.attrs
+        else op
+        for op in graph.ops
+    )
+    return replace(graph, tensors={n: local(t) for n, t in graph.tensors.items()}, ops=ops)
+
+
+class _Finder:
+    def __init__(self, forward: Graph, backward: Graph, gradients: Sequence[int]) -> None:
+        self.graphs = {"forward": forward, "backward": backward}
+        self.gradients = tuple(gradients)
+        self.parent: dict[Place, Place] = {}
+        self.whole: set[Place] = set()
+        self.summed: dict[str, list[Place]] = {}  # backward op -> what it sums
+
+    def found(self) -> Indices:
+        for side, graph in self.graphs.items():
+            for tensor in graph.tensors.values():
+                for d in range(len(tensor.shape)):
+                    self.parent[side, tensor.name, d] = (side, tensor.name, d)
+            for op in graph.ops:
+                self._op(side, graph, op)
+        self._tie_the_two()
+        self._diagonals()
+        self._gradients_add_up()
+        self._in_all_results()
+        return self._named()
+
+    # -- union of places -----------------------------------------------------------------------
+
+    def _root(self, place: Place) -> Place:
+        while self.parent[place] != place:
+            self.parent[place] = self.parent[self.parent[place]]
+            place = self.parent[place]
+        return place
+
+    def _join(self, places: Sequence[Place]) -> None:
+        for other in places[1:]:
+            self.parent[self._root(other)] = self._root(places[0])
+
+    def _keep(self, places: Sequence[Place]) -> None:
+        self.whole.update(places)
+
+    def _is_whole(self, root: Place) -> bool:
+        return any(self._root(p) == root for p in self.whole)
+
+    # -- what ops do to dims -------------------------------------------------------------------
+
+    def _op(self, side: str, graph: Graph, op: Op) -> None:
+        bound = bind(op, graph.tensors)
+        by_factor: dict[str, list[Place]] = {}
+        joint: set[str] = set()
+        for name, dim, factors in _dims(op, bound):
+            place = (side, name, dim)
+            for factor in factors:
+                by_factor.setdefault(factor, []).append(place)
+            if len(factors) != 1:
+                joint.update(factors)
+        special = {f for f, _ in bound.rule.special} | {i.factor for i in bound.rule.internal}
+        from_nothing = not op.inputs and op.kind not in FROM_NOTHING
+        for name, places in by_factor.items():
+            kind = bound.factors[name].kind
+            if kind == "whole" or name in joint or name in special or from_nothing:
+                self._keep(places)
+                continue
+            self._join(places)
+            if kind == "summed":
+                if side == "backward" and op.kind in SUMS:
+                    self.summed.setdefault(op.name, []).append(places[0])
+                else:
+                    self._keep(places)
+
+    def _tie_the_two(self) -> None:
+        forward, backward = self.graphs["forward"], self.graphs["backward"]
+        count = len(forward.inputs)
+        pairs = list(zip(forward.inputs, backward.inputs, strict=False))
+        pairs += list(zip(forward.outputs, backward.inputs[count:], strict=True))
+        for ours, theirs in pairs:
+            for d in range(len(forward.tensors[ours].shape)):
+                self._join([("forward", ours, d), ("backward", theirs, d)])
+        for made, position in zip(backward.outputs, self.gradients, strict=True):
+            for d in range(len(backward.tensors[made].shape)):
+                self._join([("forward", forward.inputs[position], d), ("backward", made, d)])
+
+    def _diagonals(self) -> None:
+        """A tensor with one index on two dims."""
+        for side, graph in self.graphs.items():
+            for tensor in graph.tensors.values():
+                places = [(side, tensor.name, d) for d in range(len(tensor.shape))]
+                roots = [self._root(p) for p in places]
+                self._keep([p for p, r in zip(places, roots, strict=True) if roots.count(r) > 1])
+
+    def _gradients_add_up(self) -> None:
+        forward, backward = self.graphs["forward"], self.graphs["backward"]
+        makers = {out: op for op in backward.ops for out in op.outputs}
+        readers = backward.consumers()
+        used: set[str] = set()
+        split = {self._root(("forward", n, d)) for n, d in self._dims_of_op()}
+        for made, position in zip(backward.outputs, self.gradients, strict=True):
+            operand = forward.inputs[position]
+            own = {self._root(("forward", operand, d)) for d in range(_rank(forward, operand))}
+            summed: set[Place] = set()
+            zero = False
+            name, op = made, makers.get(made)
+            while op is not None and len(readers[name]) + (name in backward.outputs) == 1:
+                if op.kind == "full" and op.attrs["value"] == 0:
+                    zero = True
+                if op.kind in SUMS:
+                    used.add(op.name)
+                    summed |= {self._root(p) for p in self.summed.get(op.name, ())}
+                if not _passes(op):
+                    break
+                name = op.inputs[0]
+                op = makers.get(name)
+            for root in split - own - summed:
+                if not zero:
+                    self._keep([root])
+        for name, places in self.summed.items():
+            if name not in used:
+                self._keep(places)
+
+    def _dims_of_op(self) -> Iterator[tuple[str, int]]:
+        forward = self.graphs["forward"]
+        for name in dict.fromkeys((*forward.inputs, *forward.outputs)):
+            for d in range(_rank(forward, name)):
+                yield name, d
+
+    def _in_all_results(self) -> None:
+        forward = self.graphs["forward"]
+        held = [
+            {self._root(("forward", n, d)) for d in range(_rank(forward, n))}
+            for n in forward.outputs
+        ]
+        for name, d in self._dims_of_op():
+            root = self._root(("forward", name, d))
+            if not all(root in found for found in held):
+                self._keep([root])
+
+    def _named(self) -> Indices:
+        forward = self.graphs["forward"]
+        names: dict[Place, str] = {}
+        for place in self.parent:
+            root = self._root(place)
+            names.setdefault(root, f"i{len(names)}")
+        whole = frozenset(names[r] for r in names if self._is_whole(r))
+
+        def term(name: str) -> str:
+            words = []
+            for d, size in enumerate(forward.tensors[name].shape):
+                index = names[self._root(("forward", name, d))]
+                words.append("1" if size == 1 else f"{index}!" if index in whole else index)
+            return " ".join(words)
+
+        left, right = (", ".join(map(term, side)) for side in (forward.inputs, forward.outputs))
+        rule = Rule(f"{left} -> {right}")
+        return Indices({p: names[self._root(p)] for p in self.parent}, whole, rule)
+
+
+def _passes(op: Op) -> bool:
+    """Whether a sum may go through on its way to being a gradient: a sum, or linear and one
+    operand."""
+    scaled = op.kind in ("mul", "div") and "other" in op.attrs
+    scaled = scaled and not (op.kind == "div" and op.attrs.get("scalar_first"))
+    return scaled or op.kind == "sum" or op.kind in PASSING
+
+
+def _dims(op: Op, bound: BoundRule) -> Iterator[tuple[str, int, tuple[str, ...]]]:
+    """(tensor, dim, factors) of every dim that has factors."""
+    for name, term in zip(
+        (*op.inputs, *op.outputs), (*bound.operands, *bound.results), strict=True
+    ):
+        for dim, factors in enumerate(term):
+            if factors:
+                yield name, dim, factors
+
+
+def _rank(graph: Graph, name: str) -> int:
+    return len(graph.tensors[name].shape)
