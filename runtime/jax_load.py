@@ -23,17 +23,15 @@ from autopar.frontends.jax.capture import capture_workload
 from autopar.frontends.loading import load_workload
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.plan import Plan
-from autopar.runtime import jax_program
+from autopar.runtime import jax_checkpoint, jax_program
 from autopar.runtime.divergence import check_loss
 from autopar.runtime.jax_layout import by_name
 from autopar.runtime.jax_train import Step, placed
 from autopar.runtime.planned_batch import check_planned
-from autopar.runtime.save_target import MARKS, check_target
 from autopar.runtime.settings import ProgramError, check_settings, check_workload, compiled
 from autopar.runtime.stale import check_fingerprint, check_tool
 from autopar.workload import Workload
 
-STATE = MARKS["jax"]
 _serial = itertools.count()
 
 
@@ -82,29 +80,32 @@ class Trainer:
     def save(self, folder: str | Path) -> None:
         """Writes parameters by full name, and the optimizer's slots, whole: any plan of the model
         can go on from them."""
-        check_target(folder, "jax")
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
         layout = self.compiled.layout
         arrays: dict[str, Any] = {"step": np.asarray(self.state["step"])}
         for slot in self.state:
             if slot != "step":
                 named = layout.names(self.state[slot])
                 arrays.update((f"{slot}/{n}", np.asarray(a)) for n, a in named.items())
-        np.savez(target / STATE, **arrays)
+        jax_checkpoint.write(folder, arrays)
 
     def load(self, folder: str | Path) -> None:
-        """Goes on from what `save` wrote, under this plan or another. Raises `UserError`."""
-        file = Path(folder) / STATE
-        if not file.is_file():
-            raise UserError(f"no JAX checkpoint in {folder} ({file} is missing)")
-        with np.load(file) as arrays:
-            state: dict[str, Any] = {"step": np.asarray(arrays["step"])}
-            for slot in self.state:
-                if slot != "step":
-                    head = f"{slot}/"
-                    named = {n[len(head) :]: arrays[n] for n in arrays if n.startswith(head)}
-                    state[slot] = self.compiled.layout.gather_names(named)
+        """Goes on from what `save` wrote, under this plan or another.
+
+        Raises `CheckpointError`, and leaves the trainer as it was.
+        """
+        layout = self.compiled.layout
+        wanted: dict[str, Any] = {"step": self.state["step"]}
+        for slot in self.state:
+            if slot != "step":
+                named = jax.eval_shape(layout.names, self.state[slot])
+                wanted.update((f"{slot}/{n}", a) for n, a in named.items())
+        arrays = jax_checkpoint.read(folder, wanted)
+        state: dict[str, Any] = {"step": arrays["step"]}
+        for slot in self.state:
+            if slot != "step":
+                head = f"{slot}/"
+                own = {n[len(head) :]: a for n, a in arrays.items() if n.startswith(head)}
+                state[slot] = layout.gather_names(own)
         self.state = jax.device_put(state, placed(self.compiled.mesh, self.compiled.state_specs))
 
 

@@ -23,6 +23,7 @@ from autopar import plan_folder
 from autopar.errors import UserError
 from autopar.nouns.plan import Plan
 from autopar.nouns.style import Style
+from autopar.runtime.checkpoint_folder import check_source
 from autopar.runtime.failures import RankFailed, failure
 from autopar.runtime.host_memory import environment
 from autopar.runtime.machine import check_device, check_machine
@@ -92,6 +93,8 @@ def run(
         check_machine(plan, folder, device)
         if save:
             check_target(save, plan.framework)
+        if resume:
+            check_source(resume, plan.framework)
     _check_current(plan, folder)
     if plan.framework == "jax":
         if compile is False:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,9 +17,8 @@ from autopar.nouns.batch import BatchEntry
 from autopar.runtime import ranks as rank_state
 from autopar.runtime.batches import Batch, check_batches, cut_batch, in_compute_dtype
 from autopar.runtime.checkpoint import (
+    HalfLoaded,
     Piece,
-    contents,
-    find,
     optimizer_state,
     read,
     set_steps,
@@ -88,6 +87,7 @@ class Trainer:
         self.settings = program.settings
         self.step_number = 0
         self._checked = False
+        self._broken = ""
         self.watch = Stopwatch(self.ranks.device)
         self.metrics: Metrics | None = None
         precision = getattr(torch, self.settings.precision)
@@ -127,6 +127,8 @@ class Trainer:
         first call raises `BatchesDiffer` where the ranks pass different batches, every call
         `OtherBatch` for a batch that was not planned for.
         """
+        if self._broken:
+            raise HalfLoaded(self._broken)
         if self.planned is not None:
             check_planned(batch, self.planned)
         if not self._checked and self.ranks.world > 1:
@@ -203,20 +205,29 @@ class Trainer:
         write(folder, self._pieces() | self._random_pieces())
 
     def load(self, folder: str | Path) -> None:
-        """The inverse of `save`, from any plan. All ranks call it; raises `CheckpointError`.
+        """The inverse of `save`, from any plan. All ranks call it; raises `CheckpointError` on all
+        of them, and leaves the trainer as it was (`HalfLoaded`: unusable until a load succeeds).
 
         Random numbers go on where they stopped where the number of ranks is the same.
         """
-        pieces = self._pieces()
         step = torch.zeros((), dtype=torch.int64)
         random = self._random_pieces()
-        stored = contents(find(folder))
-        last = [f"{name.partition('.')[0]}.{self.ranks.world - 1}" for name in random]
-        same = set(last) <= set(stored) and f"rng.{self.ranks.world}" not in stored
-        read(folder, pieces | {"step": Piece.whole(step)} | (random if same else {}))
+        pieces = self._pieces() | {"step": Piece.whole(step)}
+
+        def go_on(stored: Collection[str]) -> Mapping[str, Piece]:
+            last = {f"{name.partition('.')[0]}.{self.ranks.world - 1}" for name in random}
+            same = last <= set(stored) and f"rng.{self.ranks.world}" not in stored
+            return random if same else {}
+
+        try:
+            found = read(folder, pieces, more=go_on)
+        except HalfLoaded as error:
+            self._broken = str(error)
+            raise
+        self._broken = ""
         self.step_number = int(step)
         set_steps(self.optimizer, self.step_number)
-        if same:
+        if f"rng.{self.ranks.rank}" in found:
             torch.set_rng_state(random[f"rng.{self.ranks.rank}"].tensor)
             if self.ranks.device.type == "cuda":
                 state = random[f"rng_cuda.{self.ranks.rank}"].tensor

@@ -5,6 +5,7 @@ Each check returns numbers or texts that the tests judge; rank 0 writes them as 
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import traceback
@@ -33,6 +34,7 @@ from autopar.runtime.trainer import Program, Trainer
 from autopar.runtime.verify import Comparison, _gather
 from autopar.state_collectives import Stored, state_collectives
 from tests.runtime import folders, tiny_gpt, tiny_gpt_program
+from tests.runtime.damages import failing
 
 WORKLOAD = tiny_gpt.workload
 CPU = torch.device("cpu")
@@ -215,6 +217,48 @@ def other_model(folder: Path) -> str:
     return ""
 
 
+def damaged(folder: Path) -> dict[str, Any]:
+    """A load and a save that fail on one rank: what every rank was told, and what is left."""
+    trainer = make("hybrid, zero 3")
+    trainer.step(tiny_gpt.batch(0))
+    trainer.save(folder)
+    before = {name: piece.tensor.clone() for name, piece in trainer._pieces().items()}
+
+    def told(do: Callable[[], None]) -> list[str]:
+        try:
+            do()
+            said = ""
+        except CheckpointError as error:
+            said = str(error)
+        every = [""] * dist.get_world_size()
+        dist.all_gather_object(every, said)
+        return every
+
+    whole = told(lambda: trainer.load(folder))
+    shard = folder / "__3_0.distcp"
+    raw = shard.read_bytes()
+    dist.barrier()
+    if dist.get_rank() == 1:
+        shard.write_bytes(raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:])
+    dist.barrier()
+    flipped = told(lambda: trainer.load(folder))
+    if dist.get_rank() == 1:
+        shard.write_bytes(raw)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with failing(folder.parent, 1 if dist.get_rank() == 2 else -1, full):
+        refused = told(lambda: trainer.save(folder))
+    after = {name: piece.tensor for name, piece in trainer._pieces().items()}
+    same = all(torch.equal(before[name], after[name]) for name in before)
+    return {
+        "whole": whole,
+        "flipped": flipped,
+        "refused": refused,
+        "same": same,
+        "again": told(lambda: trainer.load(folder)),
+        "left": sorted(f.name for f in folder.parent.iterdir()),
+    }
+
+
 def late_overlap() -> float:
     """`reduce_late` over several buckets and dtypes equals one sum a tensor."""
     from autopar.runtime import gradients
@@ -359,6 +403,7 @@ def main() -> None:
         "checkpoints": lambda: checkpoints(results / "checkpoint"),
         "random state": lambda: random_state(results / "random"),
         "other model": lambda: other_model(results / "checkpoint"),
+        "damaged": lambda: damaged(results / "damaged" / "c"),
         "late": late_overlap,
         "norm without group": norm_without_group,
         "wrong world": wrong_world,

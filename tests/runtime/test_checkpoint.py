@@ -41,7 +41,7 @@ def test_a_cut_off_write_leaves_the_old_checkpoint(
 
     with monkeypatch.context() as patched:
         patched.setattr(checkpoint, "save", fail)
-        with pytest.raises(OSError, match="no space"):
+        with pytest.raises(CheckpointError, match="no space"):
             write(folder, pieces(2.0))
     found = pieces(0.0)
     read(folder, found)

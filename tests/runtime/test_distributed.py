@@ -97,6 +97,18 @@ def test_checkpoint_of_another_model_is_refused(found: dict[str, Any]) -> None:
     assert "[13, 24]" in message
 
 
+def test_what_fails_on_one_rank_is_told_on_all(found: dict[str, Any]) -> None:
+    said = found["damaged"]
+    assert said["whole"] == [""] * 4
+    assert len(set(said["flipped"])) == 1
+    assert "__3_0.distcp is damaged: its SHA-256" in said["flipped"][0]
+    assert len(set(said["refused"])) == 1
+    assert "No space left on device" in said["refused"][0]
+    assert said["same"] is True
+    assert said["again"] == [""] * 4
+    assert said["left"] == ["c"]
+
+
 def test_deferred_gradients_in_small_buckets(found: dict[str, Any]) -> None:
     assert found["late"] < 1e-12
 
