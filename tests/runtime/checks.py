@@ -245,7 +245,7 @@ def damaged(folder: Path) -> dict[str, Any]:
     if dist.get_rank() == 1:
         shard.write_bytes(raw)
     full = OSError(errno.ENOSPC, "No space left on device")
-    with failing(folder.parent, 1 if dist.get_rank() == 2 else -1, full):
+    with failing(folder.parent, 2 if dist.get_rank() == 2 else -1, full):
         refused = told(lambda: trainer.save(folder))
     after = {name: piece.tensor for name, piece in trainer._pieces().items()}
     same = all(torch.equal(before[name], after[name]) for name in before)
