@@ -1,0 +1,91 @@
+"""Cuts against trying all of them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.errors import DoesNotFit
+from autopar.pipeline.cuts import NoCuts, Price, StagePrice, cut
+from autopar.pipeline.play import Costs, play
+from autopar.pipeline.schedules.table import schedule
+
+
+def brute_force(units: int, stages: int, microbatches: int, price: Price) -> float | None:
+    best: float | None = None
+    for inner in itertools.combinations(range(1, units), stages - 1):
+        ends = (*inner, units)
+        found = [price(s, a, b) for s, (a, b) in enumerate(zip((0, *ends), ends, strict=False))]
+        prices = [p for p in found if p is not None]
+        if len(prices) < stages:
+            continue
+        step = sum(p.fill_s for p in prices) + (microbatches - 1) * max(p.busy_s for p in prices)
+        best = step if best is None else min(best, step)
+    return best
+
+
+def chain(times: list[int], sends: list[int], room: int, memory: list[int], stages: int) -> Price:
+    """Earlier stages hold more microbatches; a send at each cut."""
+
+    def price(stage: int, first: int, end: int) -> StagePrice | None:
+        if sum(memory[first:end]) * (stages - stage) > room:
+            return None
+        busy = float(sum(times[first:end]))
+        return StagePrice(busy, busy + (sends[end - 1] if end < len(times) else 0))
+
+    return price
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_the_cut_is_the_optimum(data: st.DataObject) -> None:
+    units = data.draw(st.integers(1, 8))
+    stages = data.draw(st.integers(1, units))
+    each = st.integers(1, 9)
+    draw = lambda: data.draw(st.lists(each, min_size=units, max_size=units))  # noqa: E731
+    price = chain(draw(), draw(), data.draw(st.integers(5, 120)), draw(), stages)
+    m = data.draw(st.integers(1, 20))
+    expected = brute_force(units, stages, m, price)
+    if expected is None:
+        with pytest.raises(DoesNotFit, match="no cut"):
+            cut(units, stages, m, price)
+        return
+    found = cut(units, stages, m, price)
+    assert found.step_s == expected
+    assert found.ends[-1] == units
+    ends = (0, *found.ends)
+    prices = [price(s, ends[s], ends[s + 1]) for s in range(stages)]
+    kept = [p for p in prices if p is not None]
+    assert len(kept) == stages
+    assert sum(p.fill_s for p in kept) + (m - 1) * max(p.busy_s for p in kept) == found.step_s
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 10))
+def test_the_objective_is_what_gpipe_takes_and_1f1b_at_most(times: list[int], m: int) -> None:
+    """Where sends take nothing and backward is twice forward, one unit a stage."""
+    stages = len(times)
+    found = cut(stages, stages, m, chain(times, [0] * stages, 10**6, [1] * stages, stages))
+    costs = Costs(lambda a: times[a.stage] * (1 if a.kind == "F" else 2) / 3)
+    assert play(schedule("gpipe", stages, m), costs).step_s == pytest.approx(found.step_s)
+    assert play(schedule("1f1b", stages, m), costs).step_s <= found.step_s * (1 + 1e-12)
+
+
+def test_embedding_and_head_take_layers_off_the_end_stages() -> None:
+    """46 layers on 16 stages: the ends, which have the embedding and the loss, have fewer."""
+    times = [4] + [6] * 46 + [10]
+    found = cut(48, 16, 64, chain(times, [0] * 48, 10**9, [1] * 48, 16))
+    ends = (0, *found.ends)
+    layers = [b - a - (a == 0) - (b == 48) for a, b in itertools.pairwise(ends)]
+    assert sum(layers) == 46
+    assert max(layers) == 3
+    assert layers[0] < 3
+    assert layers[-1] < 3
+
+
+def test_more_stages_than_units_are_refused() -> None:
+    with pytest.raises(NoCuts, match="at most 3 stages"):
+        cut(3, 4, 8, chain([1] * 3, [0] * 3, 100, [1] * 3, 4))
