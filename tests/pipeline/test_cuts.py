@@ -45,8 +45,10 @@ def test_the_cut_is_the_optimum(data: st.DataObject) -> None:
     units = data.draw(st.integers(1, 8))
     stages = data.draw(st.integers(1, units))
     each = st.integers(1, 9)
-    draw = lambda: data.draw(st.lists(each, min_size=units, max_size=units))  # noqa: E731
-    price = chain(draw(), draw(), data.draw(st.integers(5, 120)), draw(), stages)
+    times, sends, memory = (
+        data.draw(st.lists(each, min_size=units, max_size=units)) for _ in range(3)
+    )
+    price = chain(times, sends, data.draw(st.integers(5, 120)), memory, stages)
     m = data.draw(st.integers(1, 20))
     expected = brute_force(units, stages, m, price)
     if expected is None:
