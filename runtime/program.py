@@ -28,6 +28,7 @@ from autopar.runtime.layers import (
     repeat_heads,
 )
 from autopar.runtime.norms import rms_norm, rotary
+from autopar.runtime.own_functions import own_function
 from autopar.runtime.parameters import Buffer, Parameter, local
 from autopar.runtime.probe import probe
 from autopar.runtime.recomputing import recompute
@@ -54,6 +55,7 @@ __all__ = [
     "gather",
     "keep_first",
     "local",
+    "own_function",
     "pad",
     "probe",
     "recompute",

@@ -27,6 +27,7 @@ from autopar.runtime.checkpoint import (
 from autopar.runtime.gradients import clip, reduce_late, total_norm
 from autopar.runtime.initialize import Target
 from autopar.runtime.optimizer import make_optimizer, trainable
+from autopar.runtime.own_functions import gradients_scaled
 from autopar.runtime.parameters import computing, lifted
 from autopar.runtime.phases import Stopwatch
 from autopar.runtime.planned_batch import check_planned
@@ -141,7 +142,8 @@ class Trainer:
         scale = self.storage.grad_scale
         loss = torch.zeros((), device=self.ranks.device)
         work: dist.Work | None = None
-        with rank_state.using(self.ranks), computing(self._dtype):
+        here = rank_state.using(self.ranks)
+        with here, computing(self._dtype), gradients_scaled(scale):
             for i, piece in enumerate(pieces):
                 last = i == len(pieces) - 1
                 with self.storage.microbatch(last):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from autopar.nouns.graph import Op, Tensor
 from autopar.nouns.kinds import OWN_DERIVATIVE
+from autopar.rules.own_functions import FUNCTION
 
 RANDOM = frozenset(
     "rand rand_like randn randn_like randint randint_like randperm normal normal_functional "
@@ -57,6 +58,11 @@ def no_rule(
             f"no rule says how op {op.kind!r} may be split. {place} Nor can autopar write it into "
             f"a program: {unwritable(op)}. Write it with jnp functions that autopar knows, or make "
             "it outside of the loss, as an entry of the batch."
+        )
+    if FUNCTION in op.attrs:
+        place += (
+            " It is a torch.autograd.Function: it runs by its own forward and backward, which the "
+            "rule has to hold for."
         )
     if example:
         advice = f"Register one line, such as\n    autopar.register_rule({op.kind!r}, {example!r})"

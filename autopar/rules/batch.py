@@ -80,8 +80,9 @@ def batch_flow(graph: Graph, batch_dims: Mapping[str, int]) -> BatchFlow:
     ``batch_dims`` gives, for each batched input of the graph, the dim that holds the batch. Raises
     `BatchMixed` naming the first op that keeps the batch whole, and `UnruledOp`.
     """
-    scopes = {name: _Scope(name, block.body) for name, block in graph.blocks.items()}
-    top = _Scope(None, graph)
+    batched = bool(batch_dims)
+    scopes = {name: _Scope(name, block.body, batched) for name, block in graph.blocks.items()}
+    top = _Scope(None, graph, batched)
     for name in graph.inputs:
         dim = batch_dims.get(name)
         top.states[name] = None if dim is None else split(dim)
@@ -90,6 +91,8 @@ def batch_flow(graph: Graph, batch_dims: Mapping[str, int]) -> BatchFlow:
         top.forward(scopes)
         if before == {name: scope.entering for name, scope in scopes.items()}:
             break
+    if batched and any(top.states.get(name) != PARTIAL for name in graph.outputs):
+        _check_shares([top, *scopes.values()])
     for scope in scopes.values():
         scope.pull(scopes)
     top.pull(scopes)
@@ -103,10 +106,11 @@ def batch_flow(graph: Graph, batch_dims: Mapping[str, int]) -> BatchFlow:
 
 @dataclass(slots=True)
 class _Scope:
-    """The top level, or the body of one block."""
+    """The top level, or the body of one block; ``batched``: some input holds a batch."""
 
     name: str | None
     graph: Graph
+    batched: bool
     entering: dict[str, State] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
     choices: dict[str, str] = field(default_factory=dict)
@@ -141,6 +145,7 @@ class _Scope:
         states = [self.states.get(name) for name in op.inputs]
         factor = self._factor(op, bound, states)
         sums = [i for i, s in enumerate(states) if s == PARTIAL]
+        self._check_derivative(op, bound, factor, states)
         if factor is not None:
             if sums:
                 self._against(op, f"needs the whole of {op.inputs[sums[0]]}, a sum over the batch")
@@ -150,8 +155,25 @@ class _Scope:
         elif any(s == WHOLE for s in states):
             self._gives(op, NOTHING, WHOLE)
         else:
-            grad = any(self.graph.tensors[n].differentiable for n in op.outputs)
-            self._gives(op, DEFER if grad else NOTHING, None)
+            self._gives(
+                op, DEFER if self._has_gradient(op) and bound.rule.defers else NOTHING, None
+            )
+
+    def _has_gradient(self, op: Op) -> bool:
+        return any(self.graph.tensors[n].differentiable for n in op.outputs)
+
+    def _check_derivative(
+        self, op: Op, bound: BoundRule, factor: str | None, states: Sequence[State]
+    ) -> None:
+        """Raises `BatchMixed` where a backward that needs whole gradients would get shares."""
+        if bound.rule.defers or not self.batched or not self._has_gradient(op):
+            return
+        if factor is None or bound.leaves_partial(factor):
+            raise BatchMixed(
+                f"data axes cannot split the batch: op {op.kind!r} at {op.source} has a backward "
+                "that is not linear in the gradient (it clips or rounds it, say), and here that "
+                f"gradient is a sum over the batch. {_ADVICE}"
+            )
 
     def _factor(self, op: Op, bound: BoundRule, states: Sequence[State]) -> str | None:
         """The batch's factor, which all operands that hold the batch agree on."""
@@ -295,6 +317,18 @@ class _Scope:
                         "size of the batch but does not come from it"
                     )
         return found
+
+
+def _check_shares(scopes: Sequence[_Scope]) -> None:
+    """A loss that is no sum over the batch is divided by the ranks, and so are all gradients."""
+    for scope in scopes:
+        for op in scope.graph.ops:
+            if op.kind != "block" and not scope._bound(op).rule.defers and scope._has_gradient(op):
+                raise BatchMixed(
+                    f"data axes cannot split the batch: op {op.kind!r} at {op.source} has a "
+                    "backward that is not linear in the gradient, and the loss is no sum over the "
+                    f"batch. {_ADVICE}"
+                )
 
 
 _ADVICE = (

@@ -99,6 +99,8 @@ class Rule:
                 product for each operand that has a gradient.
     cost:       which efficiency curve the op follows in the cost model.
     view:       the op moves no bytes at run time.
+    defers:     backward is linear in the gradient, so that of a partial sum it is a partial sum;
+                False for hand-written derivatives that clip or round what comes in.
     """
 
     text: str
@@ -114,6 +116,7 @@ class Rule:
     backward: float = 1.0
     cost: Cost = "elementwise"
     view: bool = False
+    defers: bool = True
 
     def special_for(self, factor: str) -> str:
         """The implementation that splitting ``factor`` needs; "" where the plain op will do."""
@@ -164,6 +167,10 @@ class BoundRule:
     def operand_holder(self, operand: int, factor: str) -> int | None:
         """The dim of an operand that holds ``factor``; None where no dim does."""
         return _holder(self.operands[operand], factor)
+
+    def leaves_partial(self, factor: str) -> bool:
+        """Whether splitting ``factor`` leaves the gradient of some operand a partial sum."""
+        return any(_holder(operand, factor) is None for operand in self.operands)
 
 
 def _holder(term: Term, factor: str) -> int | None:

@@ -11,6 +11,7 @@ from autopar.rules.advice import no_rule
 from autopar.rules.binding import bind_rule
 from autopar.rules.kept_whole import MARK, whole_rule
 from autopar.rules.notation import BoundRule, Rule, RuleError, parse_rule
+from autopar.rules.own_functions import FUNCTION, as_differentiated, elementwise_rule
 
 RuleMaker = Callable[[Op, tuple[Tensor, ...], tuple[Tensor, ...]], Rule]
 
@@ -55,14 +56,22 @@ def rule_for(op: Op, tensors: Mapping[str, Tensor]) -> Rule:
     """The rule of ``op``; raises `UnruledOp` naming its kind and source."""
     operands = tuple(tensors[n] for n in op.inputs)
     results = tuple(tensors[n] for n in op.outputs)
+    rule = _rule(op, operands, results)
+    if rule is None:
+        raise UnruledOp(no_rule(op, operands, results))
+    return as_differentiated(rule, op)
+
+
+def _rule(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule | None:
     if op.attrs.get(MARK):
         return whole_rule(operands, results)
-    found = _REGISTERED.get(op.kind) or _table().get(op.kind)
+    found = _REGISTERED.get(op.kind)
+    if found is None and FUNCTION in op.attrs:
+        return elementwise_rule(op, len(operands), len(results))
+    found = found or _table().get(op.kind)
     if found is None and op.kind.startswith(OWN_DERIVATIVE) and "rule" in op.attrs:
-        found = own_rule(op)
-    if found is None:
-        raise UnruledOp(no_rule(op, operands, results))
-    return found if isinstance(found, Rule) else found(op, operands, results)
+        return own_rule(op)
+    return found if found is None or isinstance(found, Rule) else found(op, operands, results)
 
 
 def own_rule(op: Op) -> Rule:

@@ -6,7 +6,8 @@ A *choice* says what one axis does to one op:
 ``""``      nothing: every rank of the axis computes the whole op
 ``"f"``     the axis splits factor ``f``
 ``"D"``     nothing in the forward pass; the gradients of results and operands stay partial
-            sums (backward is linear in the gradient, so this is right for every op)
+            sums (a derivative is linear in the gradient; a hand-written one may not be, and
+            then there is no such choice)
 ``"P"``     a partial sum passes through (ops that are linear in some operands)
 ==========  ===============================================================================
 """
@@ -58,7 +59,7 @@ def choices(
     """
     taken = taken or {}
     found = [NOTHING, *(f for f in bound.factors if _may_split(bound, f, axis_size, taken))]
-    if differentiable:
+    if differentiable and bound.rule.defers:
         found.append(DEFER)
         if bound.rule.linear:
             found.append(PASS_PARTIAL)
@@ -69,6 +70,8 @@ def _may_split(bound: BoundRule, name: str, ways: int, taken: Mapping[str, int])
     factor = bound.factors[name]
     before = taken.get(name, 1)
     if factor.kind == "whole" or factor.size % before:
+        return False
+    if not bound.rule.defers and (factor.kind == "summed" or bound.leaves_partial(name)):
         return False
     even = factor.size // before % ways == 0
     # Every rank gets at least one index: torch.chunk may leave the last ranks with none.

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from autopar.rules.own_functions import FUNCTION, LINEAR
 from autopar.runtime.emit_torch.site import EmitError, Site
 from autopar.runtime.emit_torch.text import Expr, call, literal
 
@@ -35,6 +36,8 @@ def generic(site: Site) -> Expr:
 
     It is ``{"target": "aten.hypot.default", "args": [...], "kwargs": {...}}``.
     """
+    if FUNCTION in site.attrs:
+        return _own_function(site, site.attrs[FUNCTION])
     original = site.attrs.get("torch")
     if original is None:
         raise EmitError(
@@ -51,6 +54,22 @@ def generic(site: Site) -> Expr:
         arguments += [f"{n}={_argument(site, a)}" for n, a in kwargs.items()]
         return Expr(call(f"torch.ops.{target}", arguments), weight=2)
     return Expr(call(function, _named(site, target, args, kwargs)), weight=2)
+
+
+def _own_function(site: Site, function: Mapping[str, Any]) -> Expr:
+    """``own_function("model:Round", x, 8)``: a backward of the model's own."""
+    arguments = [literal(function["path"]), *(_plain(site, a) for a in function["args"])]
+    if not function[LINEAR]:
+        arguments.append("whole_gradient=True")
+    return Expr(call("own_function", arguments), weight=2)
+
+
+def _plain(site: Site, value: Any) -> str:
+    """`_argument`, with tuples as they are."""
+    if isinstance(value, tuple | list):
+        inner = ", ".join(_plain(site, v) for v in value)
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    return _argument(site, value)
 
 
 @cache

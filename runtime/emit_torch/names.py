@@ -27,8 +27,8 @@ _STREAM = frozenset({"linear", "linear_t", "conv", "layer_norm", "rms_norm", "ba
 # What programs import from the runtime; variables leave these names alone.
 FUNCTIONS = frozenset(
     "all_reduce all_to_all attention batch_norm copy_to cross_entropy device dropout embedding"
-    " gather keep_first local pad recompute reduce_scatter repeat_heads rms_norm rotary shard"
-    " whole".split()
+    " gather keep_first local own_function pad recompute reduce_scatter repeat_heads rms_norm"
+    " rotary shard whole".split()
 )
 RESERVED = frozenset(keyword.kwlist) | {"F", "self", "nn", "torch", "local", "counts", "batch"}
 

@@ -152,25 +152,9 @@ def test_writing_into_a_buffer() -> None:
         capture(Workload(model=Counting, batch=batch))
 
 
-class Doubled(torch.autograd.Function):
-    """A backward that no trace of the forward shows."""
-
-    @staticmethod
-    def forward(ctx: object, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: object, grad: Tensor) -> Tensor:
-        return grad * 5
-
-
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (
-            lambda x: Doubled.apply(x).mean(),  # type: ignore[no-untyped-call]
-            "Doubled has a backward of its own",
-        ),
         (lambda x: torch.vmap(torch.sin)(x).mean(), "torch.vmap"),
         (lambda x: torch.view_as_real(torch.fft.fft(x)).mean(), "fft_fft on complex"),
         (

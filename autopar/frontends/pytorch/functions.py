@@ -1,47 +1,96 @@
-"""`torch.autograd.Function` in a forward: a trace sees its forward only.
+"""`torch.autograd.Function` in a forward: one op that keeps its own forward and backward.
 
-A hand-written backward that computes the true derivative (BLOOM's GELU does) loses nothing; one
-that does not, like a straight-through estimator, would be replaced in silence. So the two are
-compared on small random tensors, and what differs or cannot be run is refused.
+A trace sees the forward of a function only, and the derivative of that is what its author did not
+want: a straight-through estimator, a gradient that is reversed, scaled or clipped. So the call
+stands in the trace as one op, ``autopar::function(tensors, number)``, and the program calls the
+class again. What running it on fake tensors shows (`derivatives`) says which rule it follows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, track_tensor_tree
 
+from autopar.frontends.named_functions import MissingFunction, found_at
+from autopar.frontends.pytorch.derivatives import Seen, run
 from autopar.frontends.pytorch.errors import UnsupportedOpError
-from autopar.runtime.torch_private import without_modes, without_torch_function
+from autopar.runtime.torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    without_modes,
+    without_torch_function,
+)
 
-SMALL = 3  # extent of a dim in the comparison; 1 stays 1
+_SIZES: tuple[Callable[[int], int], ...] = (lambda n: 2 * n + 1, lambda n: max(n // 2, 1))
+"""Other sizes in which a function must do the same to count as element by element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """One call of a function in the trace.
+
+    path:     ``module:Name`` of the class; ``kind`` is what rules name it by.
+    args:     of ``apply``, tensors as ``"%0"`` by place among the operands.
+    reached:  by operand, whether backward gives it a gradient.
+    graded:   by result, whether a gradient flows into it.
+    """
+
+    path: str
+    args: tuple[Any, ...]
+    elementwise: bool
+    linear: bool
+    reached: tuple[bool, ...]
+    graded: tuple[bool, ...]
+
+    @property
+    def kind(self) -> str:
+        return self.path.replace(":", ".")
+
+
+torch.library.define("autopar::function", "(Tensor[] tensors, int number) -> Tensor[]")
 
 
 @contextmanager
-def checked_functions() -> Iterator[None]:
-    """Inside, `Function.apply` raises `UnsupportedOpError` for a backward that is not derived."""
+def kept_functions(
+    calls: list[Called], mode: FakeTensorMode, note: Callable[[FrameType | None], None]
+) -> Iterator[None]:
+    """Inside, `Function.apply` writes one op into the trace and what it is into ``calls``.
+
+    ``note`` is told of the calling frame before. A function that a program cannot call again
+    raises `UnsupportedOpError`.
+    """
     function: Any = torch.autograd.Function
     plain = vars(function)["apply"]
-    known: set[type] = set()
+    running = False
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        nonlocal running
+        real = plain.__get__(None, cls)
         if cls.__module__ == "torch.utils.checkpoint":
             raise UnsupportedOpError(
                 "the forward uses reentrant checkpointing: pass use_reentrant=False, or leave "
                 "recomputation to the plan"
             )
-        if cls not in known and not cls.__module__.startswith("torch."):
-            if not _is_derivative(cls, plain, args):
-                raise UnsupportedOpError(
-                    f"{cls.__module__}.{cls.__qualname__} has a backward of its own "
-                    "(torch.autograd.Function) that is not the derivative of its forward, and a "
-                    "capture sees the forward only: wrap it as a custom op with "
-                    "torch.library.custom_op and register_autograd"
-                )
-            known.add(cls)
-        return plain.__get__(None, cls)(*args, **kwargs)
+        own = not cls.__module__.startswith(("torch.", "autopar."))
+        if running or not own or not torch.is_grad_enabled() or get_proxy_mode() is None:
+            return real(*args, **kwargs)
+        running = True
+        try:
+            made = _call(cls, real, args, mode)
+        finally:
+            running = False
+        note(sys._getframe(1))
+        called, results = made
+        calls.append(called)
+        return _written(called, len(calls) - 1, args, results, mode)
 
     function.apply = classmethod(apply)
     try:
@@ -50,49 +99,135 @@ def checked_functions() -> Iterator[None]:
         function.apply = plain
 
 
-def _is_derivative(cls: Any, plain: Any, args: tuple[Any, ...]) -> bool:
-    """Whether its gradients are those of its forward, on random tensors with small dims."""
-    with without_modes(), without_torch_function():
-        generator = torch.Generator().manual_seed(0)
-        values = [_sample(a, generator) if isinstance(a, torch.Tensor) else a for a in args]
-        wanted = [v for v in values if isinstance(v, torch.Tensor) and v.requires_grad]
-        try:
-            with torch.enable_grad():
-                own = plain.__get__(None, cls)(*values)
-                direct = _forward(cls, values)
-            results = [
-                torch.autograd.grad(out.square().sum(), wanted, allow_unused=True)
-                for out in (own, direct)
-            ]
-        except Exception:  # a user's function on shapes of our own: whatever it raises
-            return False
-        return all(
-            (a is None and b is None)
-            or (a is not None and b is not None and torch.allclose(a, b, rtol=1e-6, atol=1e-9))
-            for a, b in zip(*results, strict=True)
+def _call(
+    cls: type, real: Callable[..., Any], args: Sequence[Any], mode: FakeTensorMode
+) -> tuple[Called, Any]:
+    """What a call is, and its results on fake tensors."""
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    path = f"{cls.__module__}:{cls.__qualname__}"
+    _check_found(cls, path, name)
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    places = iter(range(len(tensors)))
+    constants = tuple(
+        f"%{next(places)}" if isinstance(a, Tensor) else _constant(a, name, i)
+        for i, a in enumerate(args)
+    )
+    given = [a if isinstance(a, Tensor) else _unwatched(a) for a in args]
+    try:
+        seen = run(real, given, lambda n: n, mode)
+    except Exception as error:  # a user's function
+        text = str(error).partition("\n")[0]
+        raise UnsupportedOpError(
+            f"{name} (torch.autograd.Function) is kept as one op, and its forward and backward "
+            f"cannot be followed on tensors without values: {type(error).__name__}: {text}. It "
+            "must not read values, or tensors that are not handed to apply()"
+        ) from error
+    if seen.draws:
+        raise UnsupportedOpError(
+            f"{name} (torch.autograd.Function) draws random numbers ({seen.draws}), which ranks "
+            "would draw differently: draw them outside and hand them to apply()"
+        )
+    if seen.writes:
+        raise UnsupportedOpError(
+            f"{name} (torch.autograd.Function) writes into a tensor that it is given: make a new "
+            "one in its forward, as in x.clone()"
+        )
+    results = [r for r in _listed(seen.results) if isinstance(r, Tensor)]
+    if not results:
+        raise UnsupportedOpError(f"{name} (torch.autograd.Function) returns no tensor")
+    reached = tuple(r for r, a in zip(seen.reached, args, strict=True) if isinstance(a, Tensor))
+    called = Called(
+        path,
+        constants,
+        seen.steps is not None and _same_in_other_sizes(seen, real, given, mode),
+        seen.linear,
+        reached,
+        tuple(r.requires_grad for r in results),
+    )
+    return called, seen.results
+
+
+def _same_in_other_sizes(
+    seen: Seen, real: Callable[..., Any], args: Sequence[Any], mode: FakeTensorMode
+) -> bool:
+    try:
+        return all(run(real, args, sizes, mode).steps == seen.steps for sizes in _SIZES)
+    except Exception:  # a user's function on sizes of our own: whatever it raises
+        return False
+
+
+def _check_found(cls: type, path: str, name: str) -> None:
+    try:
+        found = found_at(path)
+    except MissingFunction as error:
+        raise UnsupportedOpError(
+            f"{name} (torch.autograd.Function) is called by the program under that name, where it "
+            "is not found: define it at the top level of the model's file or of a module"
+        ) from error
+    files = {_file(c) for c in (found, cls)}
+    if len(files) > 1:
+        raise UnsupportedOpError(
+            f"{name} (torch.autograd.Function) is another class where a program would look for "
+            f"it, in {' and '.join(sorted(files))}: give one of the files another name"
         )
 
 
-def _sample(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    shape = [min(n, SMALL) for n in tensor.shape]
-    if not tensor.dtype.is_floating_point:
-        return torch.zeros(shape, dtype=tensor.dtype)
-    made = torch.randn(shape, dtype=torch.float64, generator=generator)
-    return made.requires_grad_()
+def _file(cls: Any) -> str:
+    return str(getattr(getattr(cls.forward, "__code__", None), "co_filename", "?"))
 
 
-class _Context:
-    """Stands in for ``ctx`` where autograd itself is to find the backward."""
+def _constant(value: Any, name: str, place: int) -> Any:
+    """``value`` as a program can write it."""
+    if isinstance(value, list | tuple):
+        return tuple(_constant(v, name, place) for v in value)
+    if isinstance(value, torch.dtype):
+        return str(value)
+    text = isinstance(value, str) and not value.startswith(("%", "torch."))
+    if value is None or text or isinstance(value, bool | int | float):
+        return _unwatched(value)
+    raise UnsupportedOpError(
+        f"{name}.apply (torch.autograd.Function) is given a {type(value).__name__} as argument "
+        f"{place}, which a program cannot write: hand it tensors and plain numbers"
+    )
 
-    def save_for_backward(self, *tensors: Any) -> None: ...
 
-    def save_for_forward(self, *tensors: Any) -> None: ...
+def _unwatched(value: Any) -> Any:
+    """A plain number: a layer's own, which is watched, counts as computed with."""
+    if isinstance(value, int) and type(value) not in (int, bool):
+        return int(value)
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return type(value)(map(_unwatched, value))
+    return value
 
-    def mark_non_differentiable(self, *tensors: Any) -> None: ...
 
-    def set_materialize_grads(self, value: bool) -> None: ...
+def _listed(results: Any) -> list[Any]:
+    return list(results) if isinstance(results, tuple | list) else [results]
 
 
-def _forward(cls: Any, values: list[Any]) -> Any:
-    separate = cls.setup_context is not torch.autograd.Function.setup_context
-    return cls.forward(*values) if separate else cls.forward(_Context(), *values)
+def _written(
+    called: Called, number: int, args: Sequence[Any], results: Any, mode: FakeTensorMode
+) -> Any:
+    """Writes the op into the trace; gives what ``apply`` gives, in tensors of the trace."""
+    proxies = get_proxy_mode()
+    assert proxies is not None
+    tracer: Any = proxies.tracer
+    with without_torch_function(), without_modes():
+        operands = [tracer.unwrap_proxy(a) for a in args if isinstance(a, Tensor)]
+        op = torch.ops.autopar.function.default
+        proxy = tracer.create_proxy("call_function", op, (operands, number), {})
+        found = [r for r in _listed(results) if isinstance(r, Tensor)]
+        made = [
+            FakeTensor(
+                mode,
+                torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"),
+                torch.device("cpu"),
+            )
+            for t in found
+        ]
+    with without_torch_function():
+        track_tensor_tree(made, proxy, constant=None, tracer=tracer)
+    for tensor, graded in zip(made, called.graded, strict=True):
+        tensor.requires_grad_(graded)
+    tensors = iter(made)
+    filled = [next(tensors) if isinstance(r, Tensor) else r for r in _listed(results)]
+    return tuple(filled) if isinstance(results, tuple | list) else filled[0]

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.frontends.named_functions import found_at
 from autopar.frontends.pytorch.kernels import KERNELS, Call
 from autopar.nouns import graph as nouns
 from autopar.nouns.graph import Graph, Op
+from autopar.rules.own_functions import FUNCTION
 
 Observer = Callable[[str, Op, Tensor], None]
 
@@ -99,7 +101,12 @@ def run_op(
 
 
 def _original(call: Call) -> Any:
-    """The aten op that the frontend had no kind for."""
+    """The aten op that the frontend had no kind for, or a hand-written derivative."""
+    if FUNCTION in call.op.attrs:
+        function = call.op.attrs[FUNCTION]
+        named: Any = found_at(function["path"])
+        made = named.apply(*[_argument(a, call) for a in function["args"]])
+        return [t for t in (made if isinstance(made, tuple) else (made,)) if isinstance(t, Tensor)]
     kept = call.op.attrs.get("torch")
     if kept is None:
         raise ValueError(f"{call.op.kind} at {call.op.source} cannot be run: no original call kept")

@@ -20,6 +20,7 @@ from autopar.frontends.pytorch.errors import MutationError, UnsupportedOpError
 from autopar.frontends.pytorch.ir import Node, Value
 from autopar.frontends.pytorch.trace import Trace
 from autopar.nouns.graph import DTYPE_BYTES, Source, freeze
+from autopar.rules.own_functions import ELEMENTWISE, FUNCTION, LINEAR
 
 _MARKS = {
     torch.ops.autopar.enter.default: "enter",
@@ -216,6 +217,8 @@ class Lifter:
             self._env[node] = self.emit_many(_MARKS[target], tensors, outputs, number=kind)
             if _MARKS[target] == "enter":
                 self._entered[node] = kind
+        elif target is torch.ops.autopar.function.default:
+            self._env[node] = self._function(node)
         elif target is torch._C._set_grad_enabled:
             self._grad = bool(first)
         elif isinstance(target, torch._ops.OpOverload):
@@ -234,6 +237,31 @@ class Lifter:
             self._env[node] = result
         else:
             self._other(node)
+
+    def _function(self, node: fx.Node) -> list[Value]:
+        """A hand-written derivative; what its backward gives no gradient is detached before."""
+        tensors: Any = node.args[0]
+        called = self.trace.functions[node.args[1]]  # type: ignore[index]
+        operands = [
+            value if reached or not value.is_float else self._detached(value)
+            for value, reached in zip(map(self.read, tensors), called.reached, strict=True)
+        ]
+        function = {
+            "path": called.path,
+            "args": called.args,
+            ELEMENTWISE: called.elementwise,
+            LINEAR: called.linear,
+        }
+        outputs = [ir.like(t) for t in node.meta["val"]]
+        made = self.emit_many(called.kind, operands, outputs, **{FUNCTION: function})
+        self.nodes[-1].flat = not any(called.graded)
+        return [
+            value if graded or not value.is_float else self._detached(value)
+            for value, graded in zip(made, called.graded, strict=True)
+        ]
+
+    def _detached(self, value: Value) -> Value:
+        return self.emit("detach", [value], value.shape, value.dtype)
 
     def _other(self, node: fx.Node) -> None:
         name = getattr(node.target, "__name__", str(node.target))

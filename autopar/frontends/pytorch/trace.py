@@ -36,7 +36,7 @@ from autopar.frontends.pytorch.errors import (
     LossError,
     UnsupportedOpError,
 )
-from autopar.frontends.pytorch.functions import checked_functions
+from autopar.frontends.pytorch.functions import Called, kept_functions
 from autopar.frontends.pytorch.repeats import find_repeats
 from autopar.nouns.graph import Source
 from autopar.runtime.torch_private import (
@@ -68,6 +68,7 @@ class Trace:
     root:    holds what ``get_attr`` nodes name.
     named:   the model's tensors by ``id`` of the tensor that stood for them in the trace.
     aliases: every other name of a tied tensor, to the first one.
+    functions: calls of hand-written derivatives, by their number in the graph.
     """
 
     graph: fx.Graph
@@ -76,6 +77,7 @@ class Trace:
     named: dict[int, Named]
     aliases: dict[str, str]
     kinds: list[Kind]
+    functions: list[Called]
     sources: Sources
 
 
@@ -162,6 +164,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
     names = tuple(built.batch)
     sources = Sources(model)
     calls = repeats.calls(sources.note)
+    functions: list[Called] = []
 
     def run(*tensors: torch.Tensor) -> torch.Tensor:
         with sources.recording(), calls.patched():
@@ -171,7 +174,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
         named, aliases = stack.enter_context(_fakes_inside(model, built.mode))
         stack.enter_context(without_cache(model))
         stack.enter_context(exporting())
-        stack.enter_context(checked_functions())
+        stack.enter_context(kept_functions(functions, built.mode, sources.note))
         stack.enter_context(_masks_unread())
         stack.enter_context(_told_once())
         stack.enter_context(built.mode)
@@ -181,7 +184,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
             raise
         except Exception as error:  # a user's forward
             raise _explained(error, model, sources.module) from error
-    return Trace(traced.graph, traced, names, named, aliases, calls.kinds, sources)
+    return Trace(traced.graph, traced, names, named, aliases, calls.kinds, functions, sources)
 
 
 def _loss(result: Any) -> torch.Tensor:
