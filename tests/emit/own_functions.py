@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 # mypy: disable-error-code="no-untyped-call, no-any-return"
-
 import math
 from typing import Any
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 # mypy: disable-error-code="no-untyped-call, no-any-return"
-
 import copy
 import re
 from collections.abc import Callable, Iterator

@@ -13,6 +13,7 @@ from autopar.frontends.pytorch.gradients import (
     stop_gradients,
 )
 from autopar.frontends.pytorch.ir import dtype_name
+from autopar.frontends.pytorch.left_behind import check_counts
 from autopar.frontends.pytorch.lift import Lifter
 from autopar.frontends.pytorch.program import Program, cut, prune
 from autopar.frontends.pytorch.rewrite import rewrite
@@ -35,6 +36,9 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
     while True:
         try:
             trace = take_trace(built, repeats)
+            if trace.left != trace.before:
+                again = take_trace(built, repeats)
+                check_counts(trace.before, trace.left, trace.graph, again.graph)
             lifter = Lifter(trace)
             lifter.run()
             program = cut(lifter, trace.kinds)

@@ -28,6 +28,8 @@ _MARKS = {
     torch.ops.autopar.call.default: "call",
 }
 _TRANSFORMS = ("lazy_load_decompositions", "_vmap_increment_nesting", "_grad_increment_nesting")
+_ASSIGNED = "_has_compatible_shallow_copy_type"  # asked by ``tensor.data = other``
+_STATISTICS = frozenset({"batch_norm", "instance_norm", "cudnn_batch_norm", "native_batch_norm"})
 _ERASED = frozenset(
     {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range"}
 )
@@ -151,6 +153,34 @@ class Lifter:
                 "normalisation may update its buffers: compute a new tensor instead"
             )
 
+    def _refuse_assignment(self, node: fx.Node) -> None:
+        held = self.read(node)
+        name = f" {held.name!r}" if isinstance(held, Value) and held.name else ""
+        raise MutationError(
+            f"{self.source}: the forward assigns to .data of a tensor{name}, which no gradient and "
+            "no program sees: compute a new tensor instead"
+        )
+
+    def _check_writes(self, node: fx.Node) -> None:
+        """Refuses what writes into an operand by another way than an in-place op of torch."""
+        schema = node.target._schema  # type: ignore[union-attr]
+        known = (*_STATISTICS, "detach_")
+        if not schema.is_mutable or _is_inplace(node.target) or node.target._opname in known:  # type: ignore[union-attr]
+            return
+        given = dict(zip((a.name for a in schema.arguments), node.args, strict=False))
+        given |= node.kwargs
+        for argument in schema.arguments:
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            if not written or given.get(argument.name) is None:
+                continue
+            operand: Any = given[argument.name]
+            if isinstance(operand, fx.Node):
+                self._check_writable(self._root(operand))
+            raise MutationError(
+                f"{self.source}: {node.target} writes into its operand {argument.name!r}: use the "
+                "form that returns a new tensor, without out="
+            )
+
     def _counts_batches(self, node: fx.Node) -> bool:
         """Batch normalisation's counter: part of what ``updates_buffers`` says."""
         held = self._env.get(node.args[0])  # type: ignore[arg-type]
@@ -186,8 +216,8 @@ class Lifter:
             real = getattr(tensor, "constant", tensor)
             if real is None:
                 raise UnsupportedOpError(
-                    f"{self.source}: a tensor made outside the model and the batch is used; "
-                    "register it as a buffer"
+                    f"{self.source}: a tensor made outside the model and the batch is used, or one "
+                    "is read by .data: register it as a buffer, and write .detach() for .data"
                 )
             if real.is_complex():
                 real = torch.view_as_real(real.resolve_conj())
@@ -224,11 +254,14 @@ class Lifter:
         elif isinstance(target, torch._ops.OpOverload):
             if target._opname in _ERASED:
                 return
+            if target._opname == _ASSIGNED:
+                self._refuse_assignment(first)
             if self._written and (base := _viewed(node)) is not None:
                 self._views[node] = base
                 self._version[node] = self._version.get(self._root(base), 0)
             if _is_inplace(target) and self._counts_batches(node):
                 return
+            self._check_writes(node)
             result = self._lifted(node)
             if _is_inplace(target):
                 self._write(first, result)

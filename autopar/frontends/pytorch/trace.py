@@ -7,6 +7,7 @@ cross-entropy stay one op. Beside each op stand the module and the line of the u
 from __future__ import annotations
 
 import logging
+import operator
 import sys
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -37,6 +38,8 @@ from autopar.frontends.pytorch.errors import (
     UnsupportedOpError,
 )
 from autopar.frontends.pytorch.functions import Called, kept_functions
+from autopar.frontends.pytorch.hooks import check_hooks, hooks_refused
+from autopar.frontends.pytorch.left_behind import Numbers, check_tensors, numbers_of
 from autopar.frontends.pytorch.repeats import find_repeats
 from autopar.nouns.graph import Source
 from autopar.runtime.torch_private import (
@@ -69,6 +72,7 @@ class Trace:
     named:   the model's tensors by ``id`` of the tensor that stood for them in the trace.
     aliases: every other name of a tied tensor, to the first one.
     functions: calls of hand-written derivatives, by their number in the graph.
+    before, left: plain attributes of the model around the forward.
     """
 
     graph: fx.Graph
@@ -79,6 +83,8 @@ class Trace:
     kinds: list[Kind]
     functions: list[Called]
     sources: Sources
+    before: Numbers
+    left: Numbers
 
 
 class Sources:
@@ -164,6 +170,8 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
     names = tuple(built.batch)
     sources = Sources(model)
     calls = repeats.calls(sources.note)
+    check_hooks(model)
+    before = numbers_of(model)
     functions: list[Called] = []
 
     def run(*tensors: torch.Tensor) -> torch.Tensor:
@@ -171,10 +179,11 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
             return _loss(model(**dict(zip(names, tensors, strict=True))))
 
     with ExitStack() as stack:
-        named, aliases = stack.enter_context(_fakes_inside(model, built.mode))
+        named, aliases, held = stack.enter_context(_fakes_inside(model, built.mode))
         stack.enter_context(without_cache(model))
         stack.enter_context(exporting())
         stack.enter_context(kept_functions(functions, built.mode, sources.note))
+        stack.enter_context(hooks_refused())
         stack.enter_context(_masks_unread())
         stack.enter_context(_told_once())
         stack.enter_context(built.mode)
@@ -184,7 +193,17 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
             raise
         except Exception as error:  # a user's forward
             raise _explained(error, model, sources.module) from error
-    return Trace(traced.graph, traced, names, named, aliases, calls.kinds, functions, sources)
+        check_tensors(model, held, _read(traced))
+    left = numbers_of(model)
+    return Trace(
+        traced.graph, traced, names, named, aliases, calls.kinds, functions, sources, before, left
+    )
+
+
+def _read(traced: fx.GraphModule) -> set[int]:
+    """By ``id``, the tensors from outside that the trace's ops read."""
+    names = {str(n.target) for n in traced.graph.nodes if n.op == "get_attr"}
+    return {id(operator.attrgetter(name)(traced)) for name in names}
 
 
 def _loss(result: Any) -> torch.Tensor:
@@ -278,8 +297,10 @@ def _declared(model: type[nn.Module]) -> str:
 @contextmanager
 def _fakes_inside(
     model: nn.Module, mode: FakeTensorMode
-) -> Iterator[tuple[dict[int, Named], dict[str, str]]]:
-    """Inside, all tensors that the model holds are fake; yields what they stand for."""
+) -> Iterator[tuple[dict[int, Named], dict[str, str], dict[tuple[str, str], torch.Tensor]]]:
+    """Inside, all tensors that the model holds are fake; yields what they stand for, and where
+    they are held by (module path, name)."""
+    held: dict[tuple[str, str], torch.Tensor] = {}
     places: list[tuple[dict[str, Any], str, torch.Tensor]] = []
     fakes: dict[int, torch.Tensor] = {}
     named: dict[int, Named] = {}
@@ -306,8 +327,8 @@ def _fakes_inside(
                         aliases[name] = named[id(made)].name
                     home = vars(module) if table is plain else table
                     places.append((home, key, tensor))
-                    home[key] = made
-        yield named, aliases
+                    home[key] = held[path, key] = made
+        yield named, aliases, held
     finally:
         for home, key, tensor in places:
             home[key] = tensor

@@ -1,0 +1,86 @@
+"""Hooks that see or change gradients: they act beside the ops, where no trace can see them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopar.frontends.pytorch.build import is_internal
+from autopar.frontends.pytorch.errors import UnsupportedOpError
+
+_INSTEAD = (
+    "a program would train without it. Change the gradient in a torch.autograd.Function, or bound "
+    "it by Workload(clip_norm=...)"
+)
+_OF_TENSORS = ("register_hook", "register_post_accumulate_grad_hook")
+
+
+def check_hooks(model: nn.Module) -> None:
+    """Raises `UnsupportedOpError` naming a hook on a gradient that ``model`` comes with."""
+    for path, module in model.named_modules():
+        for table in (module._backward_hooks, module._backward_pre_hooks):
+            if table:
+                name = path or type(model).__name__
+                raise UnsupportedOpError(
+                    f"module {name} has a backward hook ({_named(table)}): {_INSTEAD}"
+                )
+    for name, parameter in model.named_parameters():
+        for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            table = getattr(parameter, kind, None)
+            if table:
+                raise UnsupportedOpError(
+                    f"parameter {name} has a hook on its gradient ({_named(table)}): {_INSTEAD}"
+                )
+
+
+def _named(table: Any) -> str:
+    hook = next(iter(table.values()))
+    return str(getattr(hook, "__qualname__", type(hook).__name__))
+
+
+@contextmanager
+def hooks_refused() -> Iterator[None]:
+    """Inside, giving a tensor a hook raises `UnsupportedOpError`, and so does `saved_tensors_hooks`
+    that may change what backward reads (checkpointing and offloading give it back as it was)."""
+    plain = {name: getattr(torch.Tensor, name) for name in _OF_TENSORS}
+    saved: Any = torch.autograd.graph.saved_tensors_hooks
+    init = saved.__init__
+
+    def refusal(what: str) -> UnsupportedOpError:
+        return UnsupportedOpError(
+            f"{_place(sys._getframe(2))}: {what} inside the forward: {_INSTEAD}"
+        )
+
+    def made(name: str) -> Any:
+        def register(self: torch.Tensor, hook: Any) -> Any:
+            raise refusal(f"Tensor.{name}")
+
+        return register
+
+    def start(self: Any, *args: Any, **kwargs: Any) -> None:
+        own = type(self) is torch.autograd.graph.save_on_cpu
+        if not own and not type(self).__module__.startswith("torch.utils.checkpoint"):
+            raise refusal("torch.autograd.graph.saved_tensors_hooks")
+        init(self, *args, **kwargs)
+
+    try:
+        for name in _OF_TENSORS:
+            setattr(torch.Tensor, name, made(name))
+        saved.__init__ = start
+        yield
+    finally:
+        for name, method in plain.items():
+            setattr(torch.Tensor, name, method)
+        saved.__init__ = init
+
+
+def _place(frame: FrameType | None) -> str:
+    while frame is not None and is_internal(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "?"

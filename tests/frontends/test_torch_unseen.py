@@ -1,0 +1,218 @@
+"""What acts beside the ops of a forward (hooks, state that it leaves behind) is told, not lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopar.frontends.captured import Captured
+from autopar.frontends.pytorch import capture, errors
+from autopar.workload import Workload
+
+B, D = 4, 8
+Body = Callable[[Any, Tensor], Tensor]
+
+
+def batch() -> dict[str, Tensor]:
+    return {"x": torch.ones(B, D)}
+
+
+class Model(nn.Module):
+    def __init__(self, body: Body, prepare: Callable[[Any], object] = id) -> None:
+        super().__init__()
+        self.linear = nn.Linear(D, D)
+        self.register_buffer("average", torch.zeros(D))
+        self.register_buffer("cache", torch.zeros(D), persistent=False)
+        self.plain, self.steps, self.seen = torch.zeros(D), 0, {"batches": 0}
+        self.body = body
+        prepare(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self, self.linear(x))
+
+
+def captured(body: Body, prepare: Callable[[Any], object] = id) -> Captured:
+    return capture(Workload(model=lambda: Model(body, prepare), batch=batch))
+
+
+def mean(m: Any, h: Tensor) -> Tensor:
+    return h.mean()
+
+
+# -- gradients that are changed on the way --------------------------------------------------------
+
+
+def _hooked(m: Any, h: Tensor) -> Tensor:
+    h.register_hook(lambda grad: grad * 2)
+    return h.mean()
+
+
+def _hooked_weight(m: Any, h: Tensor) -> Tensor:
+    m.linear.weight.register_hook(torch.zeros_like)
+    return h.mean()
+
+
+def _packed(m: Any, h: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(torch.round, lambda t: t):
+        return h.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("body", "prepare", "words"),
+    [
+        (_hooked, id, "Tensor.register_hook inside the forward"),
+        (_hooked_weight, id, "Tensor.register_hook inside the forward"),
+        (_packed, id, "saved_tensors_hooks inside the forward"),
+        (mean, lambda m: m.linear.weight.register_hook(torch.neg), "parameter linear.weight"),
+        (
+            mean,
+            lambda m: m.linear.bias.register_post_accumulate_grad_hook(lambda p: None),
+            "parameter linear.bias",
+        ),
+        (mean, lambda m: m.linear.register_full_backward_hook(print), "module linear"),
+        (mean, lambda m: m.register_full_backward_pre_hook(print), "module Model"),
+    ],
+)
+def test_hooks_on_gradients(body: Body, prepare: Callable[[Any], object], words: str) -> None:
+    with pytest.raises(errors.UnsupportedOpError, match="would train without it") as caught:
+        captured(body, prepare)
+    assert words in str(caught.value)
+
+
+def test_hooks_are_possible_again_afterwards() -> None:
+    captured(mean)
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda grad: grad * 3)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        x.square().sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [6.0, 6.0]
+
+
+def test_offloading_gives_back_what_it_took() -> None:
+    def body(m: Any, h: Tensor) -> Tensor:
+        with torch.autograd.graph.save_on_cpu():
+            return h.square().mean()
+
+    assert captured(body).graph.ops
+
+
+# -- what a forward leaves behind -----------------------------------------------------------------
+
+
+def _add(m: Any, h: Tensor) -> None:
+    m.average.mul_(0.9).add_(h.detach().mean(0))
+
+
+def _assign(m: Any, h: Tensor) -> None:
+    m.average = 0.9 * m.average + h.detach().mean(0)
+
+
+def _assign_unread(m: Any, h: Tensor) -> None:
+    m.average = h.detach().mean(0)
+
+
+def _out(m: Any, h: Tensor) -> None:
+    torch.add(m.average, 1.0, out=m.average)
+
+
+def _table(m: Any, h: Tensor) -> None:
+    m._buffers["average"] = h.detach().mean(0)
+
+
+def _slice(m: Any, h: Tensor) -> None:
+    m.average[:2] = 1.0
+
+
+def _data(m: Any, h: Tensor) -> None:
+    m.average.data = h.detach().mean(0)
+
+
+def _index(m: Any, h: Tensor) -> None:
+    m.average.index_copy_(0, torch.arange(D), h.detach().mean(0))
+
+
+def _lerp(m: Any, h: Tensor) -> None:
+    with torch.no_grad():
+        m.average.lerp_(h.mean(0), 0.1)
+
+
+def _new(m: Any, h: Tensor) -> None:
+    m.register_buffer("average_2", h.detach().mean(0))
+
+
+def _queue(m: Any, h: Tensor) -> None:
+    m.average = torch.cat((m.average[1:], h.detach().mean().view(1)))
+
+
+UPDATES = [_add, _assign, _assign_unread, _out, _table, _slice, _data, _index, _lerp, _new, _queue]
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("read", [True, False])
+def test_buffers_that_a_forward_updates(update: Callable[..., None], read: bool) -> None:
+    def body(m: Any, h: Tensor) -> Tensor:
+        update(m, h)
+        return (h - m.average).square().mean() if read else h.mean()
+
+    with pytest.raises(errors.MutationError, match="'average(_2)?'"):
+        captured(body)
+
+
+def test_spectral_norm() -> None:
+    def prepare(m: Any) -> None:
+        m.linear = nn.utils.parametrizations.spectral_norm(m.linear)
+
+    with pytest.raises(errors.MutationError, match="weight.0._u"):
+        captured(mean, prepare)
+
+
+def _count(m: Any, h: Tensor) -> Tensor:
+    m.steps += 1
+    return h.mean() * m.steps
+
+
+def _count_in_a_dict(m: Any, h: Tensor) -> Tensor:
+    m.seen["batches"] += 1
+    return h.mean() if m.seen["batches"] < 2 else h.sum()
+
+
+@pytest.mark.parametrize(("body", "name"), [(_count, "steps"), (_count_in_a_dict, "seen")])
+def test_counts_that_a_forward_computes_with(body: Body, name: str) -> None:
+    with pytest.raises(errors.MutationError, match=f"counts in {name}"):
+        captured(body)
+
+
+def test_a_plain_tensor_that_the_next_forward_reads() -> None:
+    def body(m: Any, h: Tensor) -> Tensor:
+        loss = (h - m.plain).square().mean()
+        m.plain = h.detach().mean(0)
+        return loss
+
+    with pytest.raises(errors.MutationError, match="tensor 'plain'"):
+        captured(body)
+
+
+def _tell(m: Any, h: Tensor) -> None:
+    m.steps += 1
+
+
+def _keep(m: Any, h: Tensor) -> None:
+    m.last = h
+
+
+def _cache(m: Any, h: Tensor) -> None:
+    m.cache = torch.arange(D) * 2.0
+
+
+@pytest.mark.parametrize("leave", [_tell, _keep, _cache])
+def test_what_no_later_forward_needs_may_be_left_behind(leave: Callable[..., None]) -> None:
+    def body(m: Any, h: Tensor) -> Tensor:
+        leave(m, h)
+        return (h * m.cache).mean()
+
+    assert [op.kind for op in captured(body).graph.ops][:2] == ["linear", "add"]
