@@ -18,9 +18,12 @@ from autopar.frontends.losses import find_loss
 from autopar.runtime.batches import Batch
 from autopar.runtime.recording import named_tensors
 from autopar.runtime.stand_ins import drawn_fixed
+from autopar.runtime.verified import NEGLIGIBLE
 from autopar.workload import Workload
 
 STEPS = 2
+MEASUREMENTS = 2
+"""How often rounding is measured: that of a single number may be small by chance."""
 
 
 class VerifyError(UserError):
@@ -140,6 +143,8 @@ class Reference:
     gradients: by step and name, before clipping; only what has one.
     weights:   parameters, floating buffers and tensor attributes after the last step.
     alias:     every name of a tensor -> the name that it has here.
+    moved:     norm of what the steps changed of each parameter.
+    noise:     by step, norm of what rounding changes of a gradient, where it was measured.
     """
 
     batch: dict[str, Any]
@@ -147,6 +152,8 @@ class Reference:
     gradients: tuple[dict[str, torch.Tensor], ...]
     weights: dict[str, torch.Tensor]
     alias: dict[str, str]
+    moved: dict[str, float]
+    noise: tuple[dict[str, float], ...]
 
     def weights_norm(self) -> float:
         return _norm(self.weights)
@@ -164,18 +171,17 @@ def reference(workload: Workload, batch: Batch, device: torch.device) -> Referen
 
     Raises `VerifyError` where the model's result is no loss.
     """
-    assert workload.model is not None
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(workload.seed)
-        model = workload.model().double().to(device)
+    model = _built(workload).to(device)
     optimizer = plain_optimizer(workload, model)
     losses: list[float] = []
     gradients: list[dict[str, torch.Tensor]] = []
-    moved = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in batch.items()}
+    noise: list[dict[str, float]] = []
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    given = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in batch.items()}
     for _ in range(STEPS):
         model.zero_grad(set_to_none=True)
         with exact():
-            loss = loss_of(model(**moved))
+            loss = loss_of(model(**given))
             loss.backward()  # type: ignore[no-untyped-call]
         losses.append(float(loss.detach()))
         if not math.isfinite(losses[-1]):
@@ -184,14 +190,67 @@ def reference(workload: Workload, batch: Batch, device: torch.device) -> Referen
                 "there is nothing to compare with. Verification draws a random batch with the "
                 "range, mean and spread of batch(): give one whose values are like real data"
             )
-        found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-        gradients.append({n: g.detach().clone() for n, g in found.items()})
+        gradients.append(_gradients_of(model))
+        noise.append(_noise(workload, model, given, gradients[-1]))
         if workload.clip_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), workload.clip_norm)
         optimizer.step()
     weights = {n: p.detach() for n, p in model.named_parameters()}
     weights |= {n: b for n, b in model.named_buffers() if b.is_floating_point()}
-    return Reference(dict(batch), tuple(losses), tuple(gradients), weights, aliases(model))
+    moved = {n: float((weights[n] - p).norm()) for n, p in before.items()}
+    return Reference(
+        dict(batch), tuple(losses), tuple(gradients), weights, aliases(model), moved, tuple(noise)
+    )
+
+
+def _gradients_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return {n: g.detach().clone() for n, g in found.items()}
+
+
+def _noise(
+    workload: Workload, model: nn.Module, batch: Batch, gradients: Mapping[str, torch.Tensor]
+) -> dict[str, float]:
+    """Norm of what rounding changes of the gradients that are small beside the whole one.
+
+    Measured on a second model, whose weights and batch are off by one unit in their last place.
+    """
+    least = NEGLIGIBLE * _norm(gradients)
+    small = [n for n, g in gradients.items() if 0 < float(g.norm()) < least]
+    if not small:
+        return {}
+    generator = torch.Generator().manual_seed(workload.seed)
+    found = dict.fromkeys(small, 0.0)
+    for _ in range(MEASUREMENTS):
+        other = _built(workload).to(next(iter(gradients.values())).device)
+        with torch.no_grad():
+            for (_, to), (_, now) in zip(named_tensors(other), named_tensors(model), strict=True):
+                to.copy_(_moved(now, generator))
+        near = {
+            n: _moved(v, generator) if isinstance(v, torch.Tensor) else v for n, v in batch.items()
+        }
+        with exact():
+            loss_of(other(**near)).backward()  # type: ignore[no-untyped-call]
+        changed = _gradients_of(other)
+        for name in small:
+            found[name] = max(found[name], float((changed[name] - gradients[name]).norm()))
+    return found
+
+
+def _moved(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Every number of a floating tensor one unit in its last place up or down."""
+    if not tensor.is_floating_point():
+        return tensor
+    up = torch.randint(2, tensor.shape, generator=generator).to(tensor.device)
+    return tensor.detach() * (1 + torch.finfo(tensor.dtype).eps * (2 * up - 1).to(tensor.dtype))
+
+
+def _built(workload: Workload) -> nn.Module:
+    """The model with its initial weights in float64."""
+    assert workload.model is not None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(workload.seed)
+        return workload.model().double()
 
 
 def plain_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:

@@ -2,14 +2,15 @@
 
 Every rank runs the plan; rank 0 also runs the original model, gathers the pieces of gradients and
 weights, and compares each with its region of the whole. A piece that several ranks hold is compared
-on each of them.
+on each of them. Once its own gradients are compared, the program's optimizer steps on those of the
+model, for which `autopar.runtime.verified` has the argument.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -24,6 +25,7 @@ from autopar import plan_folder
 from autopar.errors import UserError
 from autopar.frontends.loading import load_workload
 from autopar.runtime import counting, program
+from autopar.runtime.comparison import Comparison, Piece
 from autopar.runtime.counting import Counting
 from autopar.runtime.edits import EditedProgram, failed
 from autopar.runtime.initialize import initialize
@@ -35,24 +37,13 @@ from autopar.runtime.reference import (
     STEPS,
     NoDropout,
     Reference,
-    VerifyError,
     exact,
     random_batch,
     reference,
 )
 from autopar.runtime.trainer import Program, Trainer
-from autopar.runtime.verified import (
-    NEGLIGIBLE,
-    TOLERANCE,
-    Errors,
-    VerifyResult,
-    gradient_scale,
-    narrowest,
-    rounding_of,
-)
+from autopar.runtime.verified import TOLERANCE, Errors, VerifyResult, narrowest, rounding_of
 from autopar.workload import Workload
-
-Piece = tuple[str, Region, torch.Tensor]
 
 _references: dict[str, Reference] = {}
 _checked: set[tuple[str, str]] = set()
@@ -79,7 +70,8 @@ def verify_here(folder: str | Path) -> dict[str, Any]:
     try:
         lifted = _run(folder, workload, batch, place, wanted, torch.float64)
         precision = narrowest(plan_folder.read_graph(folder), plan.precision)
-        own = _run(folder, workload, batch, place, wanted, None, rounding_of(precision))
+        rounding = rounding_of(precision)
+        own = _run(folder, workload, batch, place, wanted, None, precision, rounding)
     except Exception as error:  # of an edited program, maybe
         _tell_edits(folder, workload, error)
         raise
@@ -174,25 +166,15 @@ def _run(
     device: torch.device,
     wanted: Reference | None,
     lift: torch.dtype | None,
-    negligible: float = NEGLIGIBLE,
+    precision: str = "float64",
+    tolerance: float = TOLERANCE,
 ) -> _Run:
-    """`STEPS` steps; without ``lift`` one more, whose collectives are counted. ``negligible``
-    stands for `NEGLIGIBLE` in a lower precision."""
+    """`STEPS` steps; without ``lift`` one more, whose collectives are counted."""
     trainer = make_trainer(folder, workload, device, lift)
     quiet: Callable[[], AbstractContextManager[Any]] = exact if lift else NoDropout
     given = dict(batch) if lift is not None else _in_float32(batch)
-    comparison = Comparison(wanted, negligible)
-    for step in range(STEPS):
-        with quiet():
-            loss = trainer.backward(given)
-        comparison.loss(step, float(loss))
-        graded = [(h.name, h.region, h.leaf.grad) for h in trainer.held]
-        pieces = [(name, region, grad) for name, region, grad in graded if grad is not None]
-        _gather(pieces, partial(comparison.gradients, step))
-        trainer.update()
-    held: list[Piece] = [(h.name, h.region, h.leaf.detach()) for h in trainer.held]
-    held += [(n, r, t) for n, t, r in trainer.storage.buffers() if t.is_floating_point()]
-    _gather(held, comparison.weights)
+    comparison = Comparison(wanted, precision, tolerance)
+    compared_steps(trainer, given, wanted, comparison, quiet)
     result = _Run(comparison.errors() if wanted is not None else None)
     if lift is None:
         # DDP settles its buckets in the first steps; this one is like all later ones.
@@ -200,6 +182,52 @@ def _run(
             trainer.step(given)
         result.issued = counted.rows()
     return result
+
+
+def compared_steps(
+    trainer: Trainer,
+    batch: Mapping[str, Any],
+    wanted: Reference | None,
+    comparison: Comparison,
+    quiet: Callable[[], AbstractContextManager[Any]],
+) -> list[torch.Tensor | None]:
+    """`STEPS` steps, each on the reference's gradients once the program's own are compared; the
+    norms that `Trainer.update` gives. All ranks call it, ``wanted`` is None on all but rank 0."""
+    norms = []
+    for step in range(STEPS):
+        with quiet():
+            loss = trainer.backward(batch)
+        comparison.loss(step, float(loss))
+        graded = [(h.name, h.region, h.leaf.grad) for h in trainer.held]
+        pieces = [(name, region, grad) for name, region, grad in graded if grad is not None]
+        _gather(pieces, partial(comparison.gradients, step))
+        _give(trainer, wanted, step)
+        norms.append(trainer.update())
+    held: list[Piece] = [(h.name, h.region, h.leaf.detach()) for h in trainer.held]
+    held += [(n, r, t) for n, t, r in trainer.storage.buffers() if t.is_floating_point()]
+    _gather(held, comparison.weights)
+    return norms
+
+
+def _give(trainer: Trainer, wanted: Reference | None, step: int) -> None:
+    """Overwrites the program's gradients with the reference's. Where the program has none, it
+    stays without: then it has been told, or the weights will tell."""
+    named = wanted.gradients[step] if wanted is not None else {}
+    known = {name: tuple(g.shape) for name, g in named.items()}
+    known, alias = _broadcast((known, wanted.alias if wanted is not None else {}))
+    sizes = {name: math.prod(shape) for name, shape in known.items()}
+    flat = torch.empty(sum(sizes.values()), dtype=torch.float64)
+    if named:
+        torch.cat([g.detach().reshape(-1).cpu() for g in named.values()], out=flat)
+    if dist.is_initialized():
+        dist.broadcast(flat, src=0)
+    parts = dict(zip(known, torch.split(flat, list(sizes.values())), strict=True))
+    for held in trainer.held:
+        name, grad = alias.get(held.name, held.name), held.leaf.grad
+        if grad is not None and name in parts:
+            whole = parts[name].view(known[name])
+            if whole[held.region].shape == grad.shape:
+                grad.copy_(whole[held.region])
 
 
 def make_trainer(
@@ -265,90 +293,4 @@ def _pieces(named: list[tuple[str, Region]], flat: torch.Tensor) -> list[Piece]:
     return found
 
 
-class Comparison:
-    """Collects the largest relative errors; without a reference (ranks other than 0) nothing."""
-
-    def __init__(self, wanted: Reference | None, negligible: float) -> None:
-        self._wanted = wanted
-        self._share = negligible
-        self._loss = 0.0
-        self._gradient = (0.0, "")
-        self._weight = (0.0, "")
-
-    def loss(self, step: int, value: float) -> None:
-        if self._wanted is not None:
-            right = self._wanted.losses[step]
-            error = abs(value - right) / max(abs(right), 1e-300)
-            self._loss = max(self._loss, error if math.isfinite(value) else math.inf)
-
-    def gradients(self, step: int, pieces: list[Piece]) -> None:
-        if self._wanted is None:
-            return
-        whole = self._wanted.gradients[step]
-        everything = self._wanted.gradients_norm(step)
-        errors = _errors(pieces, whole, self._wanted.alias, whole)
-        for name, error in errors.items():
-            scale = gradient_scale(float(whole[name].norm()), everything, self._share)
-            self._gradient = max(self._gradient, (error / scale, name))
-
-    def weights(self, pieces: list[Piece]) -> None:
-        if self._wanted is None:
-            return
-        all_weights = self._wanted.weights_norm()
-        found = _errors(pieces, self._wanted.weights, self._wanted.alias, self._wanted.gradients[0])
-        for name, error in found.items():
-            own = float(self._wanted.weights[name].norm())
-            buffer = name not in self._wanted.gradients[0]
-            small = own < self._share * all_weights if buffer else self._negligible(name)
-            scale = all_weights if small else own
-            self._weight = max(self._weight, (error / max(scale, 1e-300), name))
-
-    def _negligible(self, name: str) -> bool:
-        assert self._wanted is not None
-        norms = [
-            float(g[name].norm()) / max(self._wanted.gradients_norm(i), 1e-300)
-            for i, g in enumerate(self._wanted.gradients)
-            if name in g
-        ]
-        return bool(norms) and max(norms) < self._share
-
-    def errors(self) -> Errors:
-        return Errors(
-            self._loss, self._gradient[0], self._weight[0], self._gradient[1], self._weight[1]
-        )
-
-
-def _errors(
-    pieces: list[Piece],
-    whole: Mapping[str, torch.Tensor],
-    alias: Mapping[str, str],
-    needed: Container[str],
-) -> dict[str, float]:
-    """Norm of the difference by name. Raises `VerifyError` where pieces do not make the whole.
-
-    What is not ``needed`` may be missing: programs leave out tensors that the loss never reads.
-    """
-    squares: dict[str, float] = {}
-    covered: dict[str, int] = {}
-    for given, region, piece in pieces:
-        name = alias.get(given, given)
-        if name not in whole:
-            raise VerifyError(f"the program has a value for {given}, the model has none")
-        right = whole[name][region]
-        if right.shape != piece.shape:
-            raise VerifyError(
-                f"{given}: the program holds {list(piece.shape)}, its region is {list(right.shape)}"
-            )
-        error = float((piece - right.cpu()).square().sum())
-        squares[name] = squares.get(name, 0.0) + (error if math.isfinite(error) else math.inf)
-        covered[name] = covered.get(name, 0) + piece.numel()
-    for name, right in whole.items():
-        held = covered.get(name, 0)
-        if (held or name in needed) and (held < right.numel() or held % max(right.numel(), 1)):
-            raise VerifyError(f"{name}: the ranks hold {held} of {right.numel()} elements")
-    # a piece that n ranks hold was counted n times
-    copies = {name: covered[name] / max(whole[name].numel(), 1) for name in squares}
-    return {name: math.sqrt(square / max(copies[name], 1)) for name, square in squares.items()}
-
-
-__all__ = ["Comparison", "make_trainer", "verify_here"]
+__all__ = ["compared_steps", "make_trainer", "verify_here"]

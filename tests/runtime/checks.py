@@ -11,7 +11,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
 from autopar.runtime.batches import BatchesDiffer
 from autopar.runtime.checkpoint import CheckpointError, load_plain
+from autopar.runtime.comparison import Comparison
 from autopar.runtime.counting import Counting, Row, differences
 from autopar.runtime.gradients import reduce_late, total_norm
 from autopar.runtime.initialize import initialize
@@ -31,7 +31,7 @@ from autopar.runtime.ranks import Ranks
 from autopar.runtime.reference import Reference, exact, random_batch, reference
 from autopar.runtime.settings import ProgramError, Settings
 from autopar.runtime.trainer import Program, Trainer
-from autopar.runtime.verify import Comparison, _gather
+from autopar.runtime.verify import compared_steps
 from autopar.state_collectives import Stored, state_collectives
 from tests.runtime import folders, tiny_gpt, tiny_gpt_program
 from tests.runtime.damages import failing
@@ -80,21 +80,10 @@ class Given:
 def agrees(given: Given, layout: str) -> dict[str, Any]:
     """Loss, gradients, norm before clipping and weights of two steps against one device."""
     trainer = make(layout)
-    compared = Comparison(given.wanted, 1e-6)
-    norms = []
-    for step in range(2):
-        with exact():
-            loss = trainer.backward(given.batch)
-        compared.loss(step, float(loss))
-        graded = [(h.name, h.region, h.leaf.grad) for h in trainer.held]
-        pieces = [(n, r, g) for n, r, g in graded if g is not None]
-        _gather(pieces, partial(compared.gradients, step))
-        norm = trainer.update()
-        assert norm is not None
-        norms.append(float(norm))
-    weights = [(h.name, h.region, h.leaf.detach()) for h in trainer.held]
-    weights += [(n, r, t) for n, t, r in trainer.storage.buffers()]
-    _gather(weights, compared.weights)
+    compared = Comparison(given.wanted)
+    given_norms = compared_steps(trainer, given.batch, given.wanted, compared, exact)
+    norms = [float(norm) for norm in given_norms if norm is not None]
+    assert len(norms) == 2
     found = compared.errors()
     right = [given.wanted.gradients_norm(i) for i in range(2)] if given.wanted else norms
     return {
