@@ -39,9 +39,9 @@ class Step:
     """The jitted functions of a program.
 
     ``step(state, batch)`` gives the next state, the loss, and the norm of the gradient (0 where
-    nothing is clipped); ``watched(state, batch)`` gives the reduced gradients in the norm's place
-    and leaves the old state alone. A batch has the microbatches as its first
-    dim: [m, samples, ...]; see `Step.cut`.
+    nothing is clipped); ``watched(state, batch, given)`` gives the reduced gradients in the norm's
+    place, leaves the old state alone and steps on the gradients that are ``given``. A batch has the
+    microbatches as its first dim: [m, samples, ...]; see `Step.cut`.
     """
 
     def __init__(self, program: ModuleType, workload: Workload) -> None:
@@ -63,7 +63,7 @@ class Step:
         batch = dict(program.BATCH)
         given, state = (self.state_specs, batch), self.state_specs
         self.step = self._jit(self._step, given, (state, plain, plain), donate=(0,))
-        self.watched = self._jit(self._watched, given, (state, plain, reduced))
+        self.watched = self._jit(self._watched, (*given, reduced), (state, plain, reduced))
 
     def _jit(self, function: Any, given: Any, made: Any, donate: tuple[int, ...] = ()) -> Any:
         local = jax.shard_map(
@@ -112,9 +112,9 @@ class Step:
         state, norm = self._updated(state, gradients)
         return state, loss, norm.astype(loss.dtype)
 
-    def _watched(self, state: State, batch: Arrays) -> tuple[State, Array, Arrays]:
+    def _watched(self, state: State, batch: Arrays, given: Arrays) -> tuple[State, Array, Arrays]:
         loss, gradients = self._gradients(state["params"], batch)
-        return self._updated(state, gradients)[0], loss, gradients
+        return self._updated(state, given)[0], loss, gradients
 
     def _updated(self, state: State, gradients: Arrays) -> tuple[State, Array]:
         norm = jnp.zeros(())

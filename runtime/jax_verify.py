@@ -1,7 +1,8 @@
 """A JAX plan against the loss function that it was made from, on the plan's own devices.
 
 The reference is the user's own function on one device, differentiated by JAX (`jax_reference`),
-with an optimizer written down again here. Both start from the workload's own initial parameters.
+with an optimizer written down again here. Both start from the workload's own initial parameters,
+and both step on the gradients of the reference: `autopar.runtime.verified` has the argument.
 """
 
 from __future__ import annotations
@@ -31,27 +32,36 @@ from autopar.runtime.jax_reference import reference_of
 from autopar.runtime.jax_train import Step
 from autopar.runtime.verified import (
     NEGLIGIBLE,
+    SMALLEST,
     TOLERANCE,
     Errors,
     VerifyResult,
     gradient_scale,
     narrowest,
     rounding_of,
+    weight_scale,
 )
 from autopar.workload import Workload
 
 STEPS = 2
+MEASUREMENTS = 2
+"""How often rounding is measured: that of a single number may be small by chance."""
 Named = dict[str, np.ndarray]
 
 
 @dataclass(slots=True)
 class Record:
-    """What a run gave: loss and gradients of each step, weights after the last; ``unchecked``: what
-    comparing with it cannot see."""
+    """What a run gave: loss and gradients of each step, weights after the last.
+
+    moved, noise: of the reference, norms by name as in `autopar.runtime.reference.Reference`.
+    unchecked:    what comparing with it cannot see.
+    """
 
     losses: list[float] = field(default_factory=list)
     gradients: list[Named] = field(default_factory=list)
     weights: Named = field(default_factory=dict)
+    moved: dict[str, float] = field(default_factory=dict)
+    noise: list[dict[str, float]] = field(default_factory=list)
     unchecked: tuple[str, ...] = ()
 
 
@@ -72,9 +82,10 @@ def verify(folder: str | Path) -> dict[str, Any]:
         named = by_name(paths_of(wide), captured.stacks)
     try:
         with jax.enable_x64(True):
-            exact = run(Step(read_program(folder, lift="float64"), workload), named, wide_batches)
+            lifted = Step(read_program(folder, lift="float64"), workload)
+            exact = run(lifted, named, wide_batches, right)
         program = Step(read_program(folder), workload)
-        own = run(program, by_name(paths_of(tree), captured.stacks), batches)
+        own = run(program, by_name(paths_of(tree), captured.stacks), batches, right)
         issued = issued_collectives(program, batches[0])
     except Exception as error:  # of an edited program, maybe
         _tell_edits(folder, plan, captured, error)
@@ -85,8 +96,8 @@ def verify(folder: str | Path) -> dict[str, Any]:
     result = VerifyResult(
         plan=str(folder),
         ranks=plan.device_count,
-        exact=errors(exact, right, NEGLIGIBLE),
-        own=errors(own, right, rounding),
+        exact=errors(exact, right),
+        own=errors(own, right, precision, rounding),
         precision=precision,
         collectives_match=match,
         collective_differences=tuple(lines),
@@ -118,15 +129,18 @@ def run(
     step: Step,
     parameters: Mapping[str, Any],
     batches: list[dict[str, Any]],
+    right: Record,
     function: Callable[..., Any] | None = None,
 ) -> Record:
-    """Steps of a program, from parameters by full name; ``function`` is ``step.watched``."""
+    """Steps of a program on the gradients that are ``right``, from parameters by full name;
+    ``function`` is ``step.watched``."""
     found = Record()
     layout = step.layout
     state = step.initial(lambda: layout.gather_names(parameters))
-    for batch in batches:
-        cut = step.cut(batch)
-        state, loss, gradients = (function or step.watched)(state, cut)
+    for batch, given in zip(batches, right.gradients, strict=True):
+        arrays = layout.gather_names(given)
+        arrays = {key: a.astype(state["params"][key].dtype) for key, a in arrays.items()}
+        state, loss, gradients = (function or step.watched)(state, step.cut(batch), arrays)
         found.losses.append(float(loss))
         found.gradients.append(_numpy(layout.names(gradients)))
     found.weights = _numpy(layout.names(state["params"]))
@@ -147,6 +161,7 @@ def reference(
     found = Record(unchecked=given.unchecked)
     params = jax.tree.map(lambda a: _float64(np.asarray(a)), params)
     batches = [{n: _float64(np.asarray(a)) for n, a in b.items()} for b in batches]
+    before = _numpy(by_name(paths_of(params), stacks))
     slots: dict[str, Named] = {"m": {}, "v": {}}
     structure = jax.tree.structure(params)
     paths = [path for path, _ in paths_of(params)]
@@ -155,6 +170,7 @@ def reference(
         found.losses.append(float(loss))
         flat = {path: np.asarray(g) for path, g in paths_of(gradients)}
         found.gradients.append(_numpy(by_name(flat.items(), stacks)))
+        found.noise.append(_noise(function, params, batch, found.gradients[-1], stacks))
         if workload.clip_norm is not None:
             norm = math.sqrt(sum(float(np.square(g).sum()) for g in flat.values()))
             factor = min(1.0, workload.clip_norm / (norm + 1e-6))
@@ -164,6 +180,34 @@ def reference(
             weights[path] = _updated(workload, number, path, weight, flat[path], slots)
         params = jax.tree.unflatten(structure, [jnp.asarray(weights[p]) for p in paths])
     found.weights = _numpy(by_name(paths_of(params), stacks))
+    found.moved = {n: float(np.linalg.norm(found.weights[n] - p)) for n, p in before.items()}
+    return found
+
+
+def _noise(
+    function: Callable[..., Any],
+    params: Any,
+    batch: Mapping[str, Any],
+    gradients: Named,
+    stacks: Mapping[str, tuple[str, ...]],
+) -> dict[str, float]:
+    """Norm of what rounding changes of the gradients that are small beside the whole one: weights
+    and batch are off by one unit in their last place."""
+    norms = {n: float(np.linalg.norm(g)) for n, g in gradients.items()}
+    least = NEGLIGIBLE * _norm_of_all(gradients)
+    found = {n: 0.0 for n, norm in norms.items() if 0 < norm < least}
+    draws = np.random.default_rng(0)
+
+    def moved(a: Any) -> Any:
+        if a.dtype != np.float64:
+            return a
+        return a * (1 + np.finfo(np.float64).eps * draws.choice((-1.0, 1.0), a.shape))
+
+    for _ in range(MEASUREMENTS if found else 0):
+        _, changed = function(jax.tree.map(moved, params), {n: moved(a) for n, a in batch.items()})
+        named = _numpy(by_name(paths_of(changed), stacks))
+        for name in found:
+            found[name] = max(found[name], float(np.linalg.norm(named[name] - gradients[name])))
     return found
 
 
@@ -186,28 +230,32 @@ def _updated(
     return np.asarray(weight - rate * decay * weight - rate * direction)
 
 
-def errors(found: Record, right: Record, share: float) -> Errors:
-    """Largest relative errors; see `Errors` for what is zero in theory."""
+def errors(
+    found: Record, right: Record, precision: str = "float64", tolerance: float = TOLERANCE
+) -> Errors:
+    """Largest errors of a run in ``precision``, whose errors are held against ``tolerance``."""
+    exact = precision == "float64"
+    share = NEGLIGIBLE if exact else rounding_of(precision)
     loss = max(
-        abs(a - b) / max(abs(b), 1e-300) if math.isfinite(a) else math.inf
+        abs(a - b) / max(abs(b), SMALLEST) if math.isfinite(a) else math.inf
         for a, b in zip(found.losses, right.losses, strict=True)
     )
     worst, worst_weight = (0.0, ""), (0.0, "")
-    small: set[str] = set(right.weights)
-    for ours, theirs in zip(found.gradients, right.gradients, strict=True):
+    for ours, theirs, noise in zip(found.gradients, right.gradients, right.noise, strict=True):
         whole = _norm_of_all(theirs)
         for name, g in theirs.items():
-            norm = float(np.linalg.norm(g))
-            if norm >= share * whole:
-                small.discard(name)
-            difference = float(np.linalg.norm(ours[name].astype(np.float64) - g))
-            worst = max(worst, (_finite(difference) / gradient_scale(norm, whole, share), name))
-    whole = _norm_of_all(right.weights)
+            measured = noise.get(name, 0.0) if exact else 0.0
+            scale = gradient_scale(float(np.linalg.norm(g)), whole, share, measured)
+            worst = max(worst, (_distance(ours[name], g) / scale, name))
     for name, w in right.weights.items():
-        scale = whole if name in small else float(np.linalg.norm(w))
-        difference = float(np.linalg.norm(found.weights[name].astype(np.float64) - w))
-        worst_weight = max(worst_weight, (_finite(difference) / max(scale, 1e-300), name))
+        scale = weight_scale(float(np.linalg.norm(w)), right.moved[name], precision, tolerance)
+        worst_weight = max(worst_weight, (_distance(found.weights[name], w) / scale, name))
     return Errors(loss, worst[0], worst_weight[0], worst[1], worst_weight[1])
+
+
+def _distance(ours: np.ndarray, theirs: np.ndarray) -> float:
+    found = float(np.linalg.norm(ours.astype(np.float64) - theirs))
+    return found if math.isfinite(found) else math.inf
 
 
 def issued_collectives(step: Step, batch: Mapping[str, Any]) -> list[jax_hlo.Row]:
@@ -225,7 +273,8 @@ def compiled(step: Step, function: Any, batch: Mapping[str, Any], wide: bool = F
     state: dict[str, Any] = dict.fromkeys(step.state_specs, params)
     state["step"] = jax.ShapeDtypeStruct((), jnp.int32)
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), cut)
-    lowered = function.lower(state, shapes)
+    gradients = (params,) if function is step.watched else ()
+    lowered = function.lower(state, shapes, *gradients)
     jax_hlo.say_asked(lowered.compiler_ir("stablehlo").operation)
     return lowered.compile()
 
@@ -240,10 +289,6 @@ def _priced(folder: str | Path, issued: list[jax_hlo.Row]) -> tuple[bool | None,
 
 def _norm_of_all(named: Named) -> float:
     return math.sqrt(sum(float(np.square(a.astype(np.float64)).sum()) for a in named.values()))
-
-
-def _finite(value: float) -> float:
-    return value if math.isfinite(value) else math.inf
 
 
 def _numpy(named: Mapping[str, Any]) -> Named:

@@ -250,7 +250,8 @@ def _built(workload: Workload) -> nn.Module:
     assert workload.model is not None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(workload.seed)
-        return workload.model().double()
+        model: nn.Module = workload.model()
+        return model.double()
 
 
 def plain_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:

@@ -24,7 +24,7 @@ from autopar.runtime.emit_jax import emit
 from autopar.runtime.jax_layout import by_name
 from autopar.runtime.jax_load import run_program
 from autopar.runtime.jax_train import Step
-from autopar.runtime.verified import NEGLIGIBLE, Errors
+from autopar.runtime.verified import Errors
 from autopar.workload import Workload
 from tests.jax import models
 
@@ -93,9 +93,9 @@ class Made:
             step = Step(self.program("float64"), self.workload)
             function = jax_verify.compiled(step, step.watched, given[0], wide=True)
             named = by_name(paths_of(wide), self.captured.stacks)
-            found = jax_verify.run(step, named, given, function)
+            found = jax_verify.run(step, named, given, right, function)
             moved = jax_hlo.collectives(function.as_text(), step.layout.mesh)
-        return jax_verify.errors(found, right, NEGLIGIBLE), moved
+        return jax_verify.errors(found, right), moved
 
 
 def made(name: str, fix: Mapping[str, str], **options: Any) -> Made:

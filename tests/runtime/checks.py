@@ -35,6 +35,7 @@ from autopar.runtime.verify import compared_steps
 from autopar.state_collectives import Stored, state_collectives
 from tests.runtime import folders, tiny_gpt, tiny_gpt_program
 from tests.runtime.damages import failing
+from tests.runtime.wrong_optimizers import WRONG
 
 WORKLOAD = tiny_gpt.workload
 CPU = torch.device("cpu")
@@ -77,20 +78,22 @@ class Given:
     wanted: Reference | None
 
 
-def agrees(given: Given, layout: str) -> dict[str, Any]:
-    """Loss, gradients, norm before clipping and weights of two steps against one device."""
+def agrees(given: Given, layout: str, wrong: str = "") -> dict[str, Any]:
+    """Loss, gradients, norm before clipping and weights of two steps against one device; with an
+    optimizer that is ``wrong``."""
     trainer = make(layout)
+    if wrong:
+        WRONG[wrong](trainer)
     compared = Comparison(given.wanted)
     given_norms = compared_steps(trainer, given.batch, given.wanted, compared, exact)
     norms = [float(norm) for norm in given_norms if norm is not None]
-    assert len(norms) == 2
     found = compared.errors()
-    right = [given.wanted.gradients_norm(i) for i in range(2)] if given.wanted else norms
+    right = [given.wanted.gradients_norm(i) for i in range(len(norms))] if given.wanted else norms
     return {
         "loss": found.loss,
         "gradient": found.gradient,
         "weight": found.weight,
-        "norm": max(abs(a - b) / b for a, b in zip(norms, right, strict=True)),
+        "norm": max((abs(a - b) / b for a, b in zip(norms, right, strict=True)), default=-1),
     }
 
 
@@ -386,6 +389,8 @@ def main() -> None:
     for layout in LAYOUTS:
         precision = "bfloat16" if "3" in layout else "float32"
         checks[f"issued: {layout}"] = lambda layout=layout, p=precision: issued(layout, p)  # type: ignore[misc]
+    for wrong in WRONG:
+        checks[f"wrong: {wrong}"] = lambda wrong=wrong: agrees(given, "hybrid, zero 1", wrong)  # type: ignore[misc]
     for layout in ("replicate x tp", "zero2"):
         checks[f"bfloat16: {layout}"] = lambda layout=layout: lower_precision(layout)  # type: ignore[misc]
     checks |= {

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from autopar.runtime.launch import local_launcher
+from tests.runtime.wrong_optimizers import WRONG
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.gloo
@@ -55,6 +56,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         if isinstance(result, dict) and "failed" in result:
             pytest.fail(f"{name}:\n{result['failed']}")
     return results
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_optimizer_shows_in_the_weights(found: dict[str, Any], wrong: str) -> None:
+    assert found[f"wrong: {wrong}"]["weight"] > 1e-9
+    assert found["agrees: hybrid, zero 1"]["weight"] < 1e-11
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -1,0 +1,103 @@
+"""Errors in what plans, writes and runs JAX programs, one small change each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from benchmarks.planting import Case, Planted
+
+CASES: Mapping[str, Case] = {
+    "jax gpt tp": Case("jax_gpt", {"tp": "2"}),
+    "jax gpt zero 1": Case("jax_gpt", {"dp_shard": "2", "zero": "1"}),
+    "jax gpt zero 3": Case("jax_gpt", {"dp_shard": "2", "zero": "3"}),
+    "jax ops replicate": Case("jax_ops", {"dp_replicate": "2"}),
+}
+
+
+def _capture(name: str, case: str, where: str, old: str, new: str) -> Planted:
+    return Planted(name, "capture", f"jax {case}", f"frontends.jax.{where}", old, new)
+
+
+def _lifting(name: str, case: str, where: str, old: str, new: str) -> Planted:
+    return Planted(name, "lifting", f"jax {case}", f"frontends.jax.{where}", old, new)
+
+
+def _rule(name: str, case: str, where: str, old: str, new: str) -> Planted:
+    return Planted(name, "rules", f"jax {case}", where, old, new)
+
+
+def _emission(name: str, case: str, where: str, old: str, new: str) -> Planted:
+    return Planted(name, "emission", f"jax {case}", f"runtime.emit_jax.{where}", old, new)
+
+
+def _runtime(name: str, case: str, where: str, old: str, new: str) -> Planted:
+    return Planted(name, "runtime", f"jax {case}", f"runtime.{where}", old, new, planned=False)
+
+
+ERRORS: tuple[Planted, ...] = (
+    _capture("select takes its sides the wrong way round", "ops replicate",
+        "primitives:_select_n", "(condition, if_true, if_false)", "(condition, if_false, if_true)"),
+    _capture("a cube becomes a square", "ops replicate",
+        "primitives:_integer_pow", 'params["y"] == 2', 'params["y"] in (2, 3)'),
+    _capture("two to the x becomes e to the x", "ops replicate",
+        "primitives:_exp2", "Uniform(2.0,", "Uniform(2.718281828459045,"),
+    _capture("clip from above alone", "ops replicate",
+        "primitives:_clamp", "min=low.value", "min=-1e9"),
+    _capture("pad with zeros whatever the value (jax)", "ops replicate",
+        "primitives:_pad", "value=value.value", "value=0.0"),
+    _capture("flip of another dim", "ops replicate",
+        "primitives:_rev", "tuple(int(d) for d", "tuple(int(d) + 1 for d"),
+    _capture("a strided slice starts at zero (jax)", "ops replicate",
+        "primitives:_slice", "start=int(start), stop=int(stop)",
+        "start=0, stop=int(stop) - int(start)"),
+    _capture("counting starts at one", "ops replicate",
+        "primitives:_iota", "start=0, stop=size", "start=1, stop=size + 1"),
+    _lifting("a norm written out has another epsilon (jax)", "gpt tp",
+        "idioms:_layer_norm", "eps=eps", "eps=1e-6"),
+    _lifting("the scale of attention is inverted", "gpt tp",
+        "attention:_Climb.settle", "found.scale *=", "found.scale /="),
+    _lifting("a causal mask is taken for none", "gpt tp",
+        "attention:_Climb._condition", "found.causal = True", "pass"),
+    _lifting("layers run in reverse order", "gpt zero 3",
+        "finish:_Finisher._block", 'if node.attrs["reverse"]:', 'if not node.attrs["reverse"]:'),
+    _rule("a sum over pieces counts as whole (jax)", "gpt tp",
+        "rules.strategies:result_placement",
+        'PARTIAL if bound.factors[choice].kind == "summed" else WHOLE', "WHOLE"),
+    _rule("the gradient of what all ranks read is not summed (jax)", "gpt tp",
+        "rules.strategies:operand_placement", "DEFERRED if differentiable else WHOLE", "WHOLE"),
+    _emission("a mean over pieces stays a mean (jax)", "ops replicate",
+        "expressions:_Writer._reduction", "counts[0] != counts[1]", "False"),
+    _emission("parentheses on the right are lost (jax)", "ops replicate",
+        "expressions:_Writer._operator", "{right.within(level + 1)}", "{right.text}"),
+    _emission("a number first is written last (jax)", "ops replicate",
+        "expressions:_Writer._operator", "sides.reverse()", "pass"),
+    _emission("attention is written without its mask", "gpt tp",
+        "expressions:_attention", '["causal=True"] if w.attrs["causal"] else []', "[]"),
+    _emission("a copy's gradient is not reduced (jax)", "gpt tp",
+        "steps:call", 'return f"copy_to({x}, {axis})"', "return x"),
+    _runtime("copy_to sums nothing in backward (jax)", "gpt tp",
+        "jax_collectives:copy_to", "lambda g: lax.psum(g, axis)", "_same"),
+    _runtime("all_reduce divides its gradient among the ranks (jax)", "gpt tp",
+        "jax_collectives:all_reduce", "axis), _same)", "axis), lambda g: g / 2)"),
+    _runtime("every rank updates the first piece", "gpt zero 1",
+        "jax_collectives:own_piece", "lax.axis_index(axis) * size", "0 * size"),
+    _runtime("second moments are not corrected", "gpt zero 3",
+        "jax_optimizer:update", "v / (1 - second**count)", "v"),
+    _runtime("weights do not decay", "gpt zero 1",
+        "jax_optimizer:update", "p * (1 - rate * decay)", "p"),
+    _runtime("plain descent without decay (jax)", "ops replicate",
+        "jax_optimizer:update", "(gradients[k] + decay * p)", "gradients[k]"),
+    _runtime("the norm counts copies once each (jax)", "gpt tp",
+        "jax_train:Step._norm",
+        "/ math.prod(self.layout.mesh[a] for a in axes if a not in cutting[k])", ""),
+    _runtime("clipping with another epsilon (jax)", "gpt zero 3",
+        "jax_train:Step._updated", "(norm + 1e-6)", "(norm + 1e-3)"),
+    _runtime("sums deferred to the step's end are left out (jax)", "gpt tp",
+        "jax_train:Step._reduced", "lax.psum(g, deferred) if deferred else g", "g"),
+    _runtime("the loss of the own samples alone", "gpt zero 1",
+        "jax_train:Step._gradients", "loss = lax.psum(loss, axes)", "pass"),
+    _runtime("a norm without its epsilon", "gpt zero 3",
+        "jax_ops:layer_norm", "keepdims=True) + eps)", "keepdims=True))"),
+    _runtime("layers are stacked in reverse order", "gpt zero 1",
+        "jax_layout:Layout.gather_names", "for n in leaf.names])", "for n in leaf.names[::-1]])"),
+)  # fmt: skip

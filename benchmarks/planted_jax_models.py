@@ -1,0 +1,97 @@
+"""What `benchmarks.planted_models` is for PyTorch, as functions for JAX."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import autopar
+
+B, S, C, H, V, LAYERS = 8, 6, 16, 4, 20, 2
+Tree = dict[str, Any]
+
+
+def _weights(key: Any, shapes: dict[str, tuple[int, ...]]) -> Tree:
+    keys = jax.random.split(key, len(shapes))
+    pairs = zip(keys, shapes.items(), strict=True)
+    return {name: jax.random.normal(k, shape) / 3 for k, (name, shape) in pairs}
+
+
+def _norm(x: Any, scale: Any, shift: Any) -> Any:
+    y = x - x.mean(-1, keepdims=True)
+    return y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + 1e-2) * scale + shift
+
+
+def _init_gpt(key: Any) -> Tree:
+    n, m = LAYERS, 2 * C
+    layer = {
+        "scale": (n, C), "shift": (n, C), "qkv": (n, 3, C, C), "out": (n, C, C),
+        "up": (n, C, m), "gate": (n, C, m), "down": (n, m, C),
+    }  # fmt: skip
+    whole = {"tokens": (V, C), "positions": (S, C), "scale": (C,), "shift": (C,), "head": (V, C)}
+    return {**_weights(key, whole), "layers": _weights(jax.random.fold_in(key, 1), layer)}
+
+
+def _loss_gpt(params: Tree, batch: Tree) -> Any:
+    x = params["tokens"][batch["ids"]] + params["positions"]
+
+    def layer(x: Any, p: Tree) -> tuple[Any, None]:
+        h = _norm(x, p["scale"], p["shift"])
+        q, k, v = (jnp.einsum("bsc,dc->bsd", h, p["qkv"][i]) for i in range(3))
+        q, k, v = (t.reshape(*t.shape[:2], H, C // H).transpose(0, 2, 1, 3) for t in (q, k, v))
+        scores = jnp.einsum("bhsd,bhtd->bhst", q, k) * 0.4
+        scores = jnp.where(jnp.tril(jnp.ones((S, S), bool)), scores, -1e30)
+        mixed = jnp.einsum("bhst,bhtd->bhsd", jax.nn.softmax(scores, axis=-1), v)
+        x = x + jnp.einsum("bsc,dc->bsd", mixed.transpose(0, 2, 1, 3).reshape(x.shape), p["out"])
+        return x + (jax.nn.gelu(x @ p["up"]) * jax.nn.silu(x @ p["gate"])) @ p["down"], None
+
+    x, _ = jax.lax.scan(layer, x, params["layers"])
+    logits = jnp.einsum("bsc,vc->bsv", _norm(x, params["scale"], params["shift"]), params["head"])
+    likely = jax.nn.log_softmax(logits)
+    return -jnp.take_along_axis(likely, batch["labels"][..., None], axis=-1).mean()
+
+
+def _tokens(step: int = 0) -> dict[str, np.ndarray]:
+    draws = np.random.default_rng(step)
+    tokens, labels = (draws.integers(0, V, (B, S)).astype(np.int32) for _ in range(2))
+    return {"ids": tokens, "labels": labels}
+
+
+def _init_ops(key: Any) -> Tree:
+    shapes = {"first": (C, C), "second": (C, C), "table": (5, C), "bias": (C,), "scale": ()}
+    return _weights(key, {**shapes, "kernel": (3, C, C)})  # type: ignore[dict-item]
+
+
+def _loss_ops(params: Tree, batch: Tree) -> Any:
+    x, places = batch["x"], batch["places"]
+    a, b = x @ params["first"], x @ params["second"] + params["bias"]
+    up, low = jnp.split(a, 2, axis=-1)
+    moved = jnp.concatenate([low, up[:, ::-1]], axis=-1)
+    best = jnp.where(a > 0.3, a, jnp.clip(b, -0.4, 0.7))
+    spread = b.max(-1, keepdims=True) + 2.0 ** b.mean(-1, keepdims=True)
+    strided = jnp.pad(a[:, 1::2], ((0, 0), (1, 2), (0, 0)), constant_values=0.5)
+    picked = params["table"][places] * (1 - moved) / (2 + b**2) - b**3
+    running = jnp.cumsum(jnp.tanh(moved), axis=1) + jnp.arange(C) * params["scale"]
+    mixed = jax.lax.conv_general_dilated(
+        a, params["kernel"], (1,), [(1, 1)], dimension_numbers=("NWC", "WIO", "NWC")
+    )
+    total = best * spread + strided + picked + running + mixed + jax.lax.stop_gradient(a) * b
+    soft = jax.nn.softmax(total, axis=1)
+    return jnp.mean((soft - jnp.minimum(x, 0.5)) ** 2) + jnp.abs(total).sum() / 500
+
+
+def _numbers(step: int = 0) -> dict[str, np.ndarray]:
+    draws = np.random.default_rng(step)
+    x = draws.normal(size=(B, S, C)).astype(np.float32)
+    return {"x": x, "places": draws.integers(0, 5, (B, S)).astype(np.int32)}
+
+
+jax_gpt = autopar.Workload(
+    loss=_loss_gpt, init=_init_gpt, batch=_tokens, learning_rate=1e-2, clip_norm=0.5
+)
+jax_ops = autopar.Workload(
+    loss=_loss_ops, init=_init_ops, batch=_numbers, learning_rate=1e-2, optimizer="sgd"
+)
