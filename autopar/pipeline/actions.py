@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 from autopar.errors import UserError
 
@@ -27,8 +27,7 @@ class ScheduleError(UserError, ValueError):
     """A schedule that cannot be read, made or run; the message says what would do."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Action:
+class Action(NamedTuple):
     """One thing that a rank does."""
 
     stage: int
