@@ -7,6 +7,9 @@ AdamW (Loshchilov and Hutter 2019, algorithm 2) with t the number of the step, f
     p <- p - lr / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + eps)
 
 SGD adds ``decay p`` to the gradient, as `torch.optim.SGD` does.
+
+Everything is computed in at least float32 and kept in the dtype of the parameter: in bfloat16
+``1 - b2^t`` would be zero, and b2 itself one.
 """
 
 from __future__ import annotations
@@ -32,17 +35,25 @@ def update(
 ) -> tuple[dict[str, Array], dict[str, dict[str, Array]]]:
     """Parameters and slots after step number ``step`` (from 1)."""
     rate, decay = workload.learning_rate, workload.weight_decay
-    if workload.optimizer == "sgd":
-        return {k: p - rate * (gradients[k] + decay * p) for k, p in parameters.items()}, {}
-    first, second = workload.betas
-    new: dict[str, dict[str, Array]] = {"m": {}, "v": {}}
-    found = {}
-    for key, p in parameters.items():
-        g = gradients[key]
+    found: dict[str, Array] = {}
+    new: dict[str, dict[str, Array]] = {slot: {} for slot in SLOTS[workload.optimizer]}
+    for key, stored in parameters.items():
+        p, g = _wide(stored), _wide(gradients[key])
+        if workload.optimizer == "sgd":
+            found[key] = (p - rate * (g + decay * p)).astype(stored.dtype)
+            continue
+        first, second = workload.betas
         count = step.astype(p.dtype)
-        m = first * slots["m"][key] + (1 - first) * g
-        v = second * slots["v"][key] + (1 - second) * g * g
+        m = first * _wide(slots["m"][key]) + (1 - first) * g
+        v = second * _wide(slots["v"][key]) + (1 - second) * g * g
         scale = jnp.sqrt(v / (1 - second**count)) + workload.eps
-        found[key] = p * (1 - rate * decay) - rate / (1 - first**count) * m / scale
-        new["m"][key], new["v"][key] = m, v
+        p = p * (1 - rate * decay) - rate / (1 - first**count) * m / scale
+        found[key] = p.astype(stored.dtype)
+        new["m"][key], new["v"][key] = (
+            x.astype(slots[slot][key].dtype) for slot, x in (("m", m), ("v", v))
+        )
     return found, new
+
+
+def _wide(x: Array) -> Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))

@@ -212,11 +212,11 @@ class Step:
         return lax.psum(g, deferred) if deferred else g
 
     def _norm(self, gradients: Arrays) -> Array:
-        """The norm of the whole gradient, from the pieces."""
+        """The norm of the whole gradient, from the pieces, in at least float32."""
         cutting = {k: self.layout.cutting_axes(self.layout.leaves[k]) for k in gradients}
         axes = tuple(a for a in self.layout.mesh if any(a in c for c in cutting.values()))
         total = sum(
-            jnp.square(g).sum()
+            jnp.square(g.astype(jnp.promote_types(g.dtype, jnp.float32))).sum()
             / math.prod(self.layout.mesh[a] for a in axes if a not in cutting[k])
             for k, g in gradients.items()
         )

@@ -40,7 +40,8 @@ def workload(model: models.Model, **options: Any) -> Workload:
         return {name: np.asarray(a) for name, a in made.items()}
 
     def init(key: Any) -> Any:
-        return models.concrete(model.params, "float32", seed=5)
+        made = models.concrete(model.params, "float32", seed=5)
+        return jax.tree.map(lambda a, shape: a.astype(shape.dtype), made, model.params)
 
     return Workload(loss=model.loss, init=init, batch=batch, **options)
 
