@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from autopar.errors import UserError
+from autopar.runtime.counting import not_counted
 from autopar.runtime.ranks import Ranks
 from autopar.runtime.settings import ProgramError, Settings
 
@@ -50,7 +53,8 @@ class BatchesDiffer(UserError):
 def check_batches(batch: Batch) -> None:
     """Raises `BatchesDiffer` on every rank unless all have the same global batch.
 
-    A collective call that reads the whole batch: for the first step only.
+    A collective call that reads the whole batch, and names what differs; `compare_batches` tells
+    only that something does.
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
@@ -65,6 +69,47 @@ def check_batches(batch: Batch) -> None:
                 "same global batch and computes on its own part; seed what is random in it by the "
                 "number of the step"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The digests of all ranks' batches on their way to every rank, while a step computes."""
+
+    batch: Batch
+    found: torch.Tensor
+    work: Any
+
+    def finish(self) -> None:
+        """Raises `BatchesDiffer` on every rank unless all have the same batch."""
+        self.work.wait()
+        largest, least = (int(n) for n in self.found)
+        if largest != -least:
+            check_batches(self.batch)
+            raise BatchesDiffer(
+                "the global batches of the ranks differ: every rank passes the same one, in the "
+                "same order of names"
+            )
+
+
+def compare_batches(batch: Batch, elsewhere: bool = False) -> Comparison:
+    """Starts to compare the global batches of all ranks, 16 bytes from each, see `Comparison`.
+
+    elsewhere: also entries that lie on an accelerator, whose reading waits for what it computes.
+    """
+    own = 0
+    for name, value in batch.items():
+        own = zlib.crc32(name.encode(), own)
+        if not isinstance(value, torch.Tensor):
+            own = zlib.crc32(repr(value).encode(), own)
+        elif value.device.type == "cpu" or elsewhere:
+            flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            own = zlib.crc32(flat.numpy(), own)
+    cpu = "gloo" in str(dist.get_backend_config()) or dist.get_backend() == "fake"
+    device = "cpu" if cpu else torch.device("cuda", torch.cuda.current_device())
+    found = torch.tensor([own, -own], dtype=torch.int64, device=device)
+    with not_counted():
+        work = dist.all_reduce(found, op=dist.ReduceOp.MAX, async_op=True)
+    return Comparison(batch, found, work)
 
 
 def _digest(value: Any) -> str:

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -62,6 +63,20 @@ _OPS: Mapping[str, tuple[str, str]] = {
 _IGNORED = frozenset({"_c10d_functional::wait_tensor", "c10d::barrier", "c10d::monitored_barrier_"})
 
 
+_aside: list[None] = []
+
+
+@contextmanager
+def not_counted() -> Iterator[None]:
+    """What is issued inside watches over the job: it is no part of the program, whose collectives
+    alone are priced and counted. Only for what moves a few bytes, whatever the model."""
+    _aside.append(None)
+    try:
+        yield
+    finally:
+        _aside.pop()
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """``count`` collectives of one size in a step."""
@@ -82,7 +97,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._found: Counter[tuple[str, str, int]] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace in ("c10d", "_c10d_functional"):
+        if func.namespace in ("c10d", "_c10d_functional") and not _aside:
             self._note(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 

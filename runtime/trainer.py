@@ -15,7 +15,7 @@ from torch import nn
 
 from autopar.nouns.batch import BatchEntry
 from autopar.runtime import ranks as rank_state
-from autopar.runtime.batches import Batch, check_batches, cut_batch, in_compute_dtype
+from autopar.runtime.batches import Batch, compare_batches, cut_batch, in_compute_dtype
 from autopar.runtime.checkpoint import (
     HalfLoaded,
     Piece,
@@ -38,6 +38,10 @@ from autopar.workload import Workload
 
 Fill = Callable[[Mapping[str, Target]], object]
 """Writes the initial value of every parameter and buffer, by name, into its target."""
+
+
+COMPARED_EVERY = 100
+"""Steps between comparisons of what lies on an accelerator, which wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +129,18 @@ class Trainer:
         """Loss and all gradients of the global ``batch``, reduced over all ranks, not yet clipped.
 
         Replaces the gradients of the step before. They stand in ``leaf.grad`` of `held`. The
-        first call raises `BatchesDiffer` where the ranks pass different batches, every call
-        `OtherBatch` for a batch that was not planned for.
+        call raises `BatchesDiffer` where the ranks pass different batches, before anything is
+        updated, and `OtherBatch` for a batch that was not planned for. Entries that lie on an
+        accelerator already are compared in the first and in every hundredth step.
         """
         if self._broken:
             raise HalfLoaded(self._broken)
         if self.planned is not None:
             check_planned(batch, self.planned)
-        if not self._checked and self.ranks.world > 1:
-            check_batches(batch)
+        compared = None
+        if self.ranks.world > 1:
+            everywhere = self.step_number % COMPARED_EVERY == 0 or not self._checked
+            compared = compare_batches(batch, everywhere)
         self._checked = True
         self.watch.start()
         self.storage.zero_grad()
@@ -158,6 +165,8 @@ class Trainer:
         reduce_late(self.held, self.ranks)
         if work is not None:
             work.wait()
+        if compared is not None:
+            compared.finish()
         self.watch.lap("exchange")
         return loss
 

@@ -300,16 +300,26 @@ def indivisible() -> str:
     return ""
 
 
-def batches_differ() -> str:
-    trainer = make("tp")
-    batch = tiny_gpt.batch(0)
-    if dist.get_rank() == 2:
-        batch["targets"][3, 1] = 7
-    try:
-        trainer.step(batch)
-    except BatchesDiffer as error:
-        return str(error)
-    return ""
+def batches_differ() -> list[list[str]]:
+    """In the first step and in a later one: what the last rank is told, and whether it updated."""
+    told = []
+    for steps in (0, 2):
+        trainer = make("tp")
+        for step in range(steps):
+            trainer.step(tiny_gpt.batch(step))
+        before = [held.leaf.detach().clone() for held in trainer.held]
+        batch = tiny_gpt.batch(steps)
+        if dist.get_rank() == 2:
+            batch["targets"][3] = batch["targets"][3].flip(0)
+        try:
+            trainer.step(batch)
+        except BatchesDiffer as error:
+            kept = zip(before, trainer.held, strict=True)
+            same = all(torch.equal(was, held.leaf.detach()) for was, held in kept)
+            told.append(f"{error}" if same else "updated")
+    every: list[list[str]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(every, told)
+    return every
 
 
 def plans_differ(folder: Path) -> str:
