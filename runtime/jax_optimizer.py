@@ -14,6 +14,7 @@ Everything is computed in at least float32 and kept in the dtype of the paramete
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,13 +47,18 @@ def update(
         count = step.astype(p.dtype)
         m = first * _wide(slots["m"][key]) + (1 - first) * g
         v = second * _wide(slots["v"][key]) + (1 - second) * g * g
-        scale = jnp.sqrt(v / (1 - second**count)) + workload.eps
-        p = p * (1 - rate * decay) - rate / (1 - first**count) * m / scale
+        scale = jnp.sqrt(v / _corrected(second, count)) + workload.eps
+        p = p * (1 - rate * decay) - rate / _corrected(first, count) * m / scale
         found[key] = p.astype(stored.dtype)
         new["m"][key], new["v"][key] = (
             x.astype(slots[slot][key].dtype) for slot, x in (("m", m), ("v", v))
         )
     return found, new
+
+
+def _corrected(beta: float, count: Array) -> Array:
+    """``1 - beta^count``, of which float32 would lose four digits in a difference."""
+    return -jnp.expm1(count * math.log(beta)) if beta else jnp.ones_like(count)
 
 
 def _wide(x: Array) -> Array:
