@@ -184,7 +184,8 @@ def _notes(found: PlanResult) -> list[str]:
     from autopar.report.notes import notes
 
     samples = found.captured.samples
-    return notes(found.lowered, found.plan, found.cluster, samples, found.obstacles, found.fewer)
+    made = notes(found.lowered, found.plan, found.cluster, samples, found.obstacles, found.fewer)
+    return [*found.captured.notes, *made]
 
 
 def explanation(folder: Path, what: str | None) -> tuple[list[RenderableType], dict[str, Any]]:

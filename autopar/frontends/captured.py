@@ -38,6 +38,7 @@ class Captured:
     classes:  class name by module path, for a program that reads like the model.
     stacks:   for a leaf of a parameter tree that holds all layers of a scan, the names that its
               slices have in the graph; other leaves are named by their own path.
+    notes:    sentences on what the program leaves out or does otherwise than one might think.
     """
 
     graph: Graph
@@ -47,6 +48,7 @@ class Captured:
     tokens: int | None
     classes: Mapping[str, str] = field(default_factory=dict)
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def parameters(self) -> tuple[ModelTensor, ...]:

@@ -25,20 +25,18 @@ def batch() -> dict[str, Tensor]:
 class Model(nn.Module):
     """A linear layer and ``body``."""
 
-    def __init__(self, body: Callable[[Tensor], object], unused: bool = False) -> None:
+    def __init__(self, body: Callable[[Tensor], object]) -> None:
         super().__init__()
         self.linear = nn.Linear(D, D)
         self.body = body
-        if unused:
-            self.spare = nn.Linear(D, D)
 
     def forward(self, x: Tensor) -> object:
         return self.body(self.linear(x))
 
 
-def refused(body: Callable[[Tensor], object], error: type[UserError], **options: bool) -> str:
+def refused(body: Callable[[Tensor], object], error: type[UserError]) -> str:
     with pytest.raises(error) as caught:
-        capture(Workload(model=lambda: Model(body, **options), batch=batch))
+        capture(Workload(model=lambda: Model(body), batch=batch))
     assert caught.value.exit_code == 2
     return str(caught.value)
 
@@ -89,28 +87,6 @@ def test_no_scalar_loss(result: Callable[[Tensor], object], words: str) -> None:
 
 def test_no_gradient_at_all() -> None:
     assert "no gradient" in refused(lambda x: x.detach().mean(), errors.LossError)
-
-
-def test_parameters_without_a_gradient() -> None:
-    message = refused(lambda x: x.mean(), errors.UnreachedParameterError, unused=True)
-    assert "2 trainable parameters: spare.weight, spare.bias" in message
-    assert "requires_grad_(False)" in message
-
-
-def test_a_parameter_of_one_repeated_layer_without_a_gradient() -> None:
-    class Stack(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(Model(lambda x: x) for _ in range(3))
-            self.spare = nn.ModuleList(Model(lambda x: x) for _ in range(2))
-
-        def forward(self, x: Tensor) -> Tensor:
-            for layer in self.layers:
-                x = layer(x)
-            return x.mean()
-
-    with pytest.raises(errors.UnreachedParameterError, match=r"4 trainable .*: spare\.0\.linear"):
-        capture(Workload(model=Stack, batch=batch))
 
 
 def test_complex_numbers_from_outside() -> None:

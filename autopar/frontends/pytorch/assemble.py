@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from autopar.frontends.pytorch.gradients import Gradients, Variant
@@ -11,16 +11,24 @@ from autopar.frontends.pytorch.program import Body, Program
 from autopar.nouns.graph import Block, Graph, Op, Tensor
 
 
-def assemble(program: Program, gradients: Gradients) -> Graph:
-    """The graph: one block per variant of a body, named after the layer's class."""
+def assemble(program: Program, gradients: Gradients, unread: Sequence[Value] = ()) -> Graph:
+    """The graph: one block per variant of a body, named after the layer's class.
+
+    ``unread`` are parameters that no op reads: they are held beside those of their layer.
+    """
     names = _block_names(program, gradients)
     blocks: dict[str, Block] = {}
+    rest = {v.name: v for v in unread}
     for variant, name in names.items():
         body = program.bodies[variant[0]]
         calls = [c for c in program.nodes if gradients.of_call.get(c) == variant]
-        graph = _body(body, gradients.variants[variant])
-        blocks[name] = Block(name, graph, tuple(c.attrs["instance"] for c in calls))
+        instances = tuple(c.attrs["instance"] for c in calls)
+        own = _below(instances, rest)
+        graph = _body(body, gradients.variants[variant], own)
+        blocks[name] = Block(name, graph, instances)
     scope = _Scope("", gradients.top)
+    for value in rest.values():
+        scope.declare(value, value.name, value.role)
     for value in program.inputs:
         scope.declare(value, value.name, "input")
     ops = []
@@ -41,6 +49,19 @@ def assemble(program: Program, gradients: Gradients) -> Graph:
     )
 
 
+def _below(instances: Sequence[str], unread: dict[str, Value]) -> list[Value]:
+    """Takes the parameters below ``instances`` out of ``unread``; those of the first are given,
+    named relative to it. All instances are built alike, and so have the same."""
+    found: list[Value] = []
+    for place, instance in enumerate(dict.fromkeys(instances)):
+        for name in [n for n in unread if n.startswith(f"{instance}.")]:
+            value = unread.pop(name)
+            if place == 0:
+                short = name.removeprefix(f"{instance}.")
+                found.append(Value(value.shape, value.dtype, value.role, short))
+    return found
+
+
 def _block_names(program: Program, gradients: Gradients) -> dict[Variant, str]:
     """In order of first call: ``LlamaDecoderLayer``, the next of that class with ``_1``."""
     fresh = _fresh()
@@ -52,8 +73,10 @@ def _block_names(program: Program, gradients: Gradients) -> dict[Variant, str]:
     return names
 
 
-def _body(body: Body, differentiable: set[Value]) -> Graph:
+def _body(body: Body, differentiable: set[Value], unread: Sequence[Value]) -> Graph:
     scope = _Scope(body.path, differentiable)
+    for value in unread:
+        scope.declare(value, value.name, value.role)
     for value, name in zip(body.entries, body.names, strict=True):
         scope.declare(value, name, "input")
     ops = tuple(scope.op(node) for node in body.nodes)

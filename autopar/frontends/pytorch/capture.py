@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+
 from autopar.frontends.captured import Captured, ModelTensor
 from autopar.frontends.pytorch.assemble import assemble
 from autopar.frontends.pytorch.build import Built, build, check_batch
 from autopar.frontends.pytorch.calls import NotAlike
 from autopar.frontends.pytorch.gradients import (
     check_owners,
-    check_reached,
     find_gradients,
     stop_gradients,
+    unreached,
 )
-from autopar.frontends.pytorch.ir import dtype_name
+from autopar.frontends.pytorch.ir import Value, dtype_name
 from autopar.frontends.pytorch.left_behind import check_counts
 from autopar.frontends.pytorch.lift import Lifter
 from autopar.frontends.pytorch.program import Program, cut, prune
@@ -20,6 +22,9 @@ from autopar.frontends.pytorch.rewrite import rewrite
 from autopar.frontends.pytorch.trace import Named, Repeats, Trace, take_trace
 from autopar.nouns.batch import BatchEntry
 from autopar.workload import Workload
+
+NAMED = 5
+"""How many parameters a note names."""
 
 
 def capture(workload: Workload) -> Captured:
@@ -51,8 +56,8 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
         except NotAlike as error:  # told apart from now on
             repeats.split(error)
     tensors = _tensors(trace, program)
-    check_reached(program, gradients, [t.name for t in tensors.values() if t.trainable])
-    graph = assemble(program, gradients)
+    untrained = unreached(program, gradients, [t.name for t in tensors.values() if t.trainable])
+    graph = assemble(program, gradients, _unread(tensors))
     batch = tuple(
         BatchEntry(
             name,
@@ -64,7 +69,28 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
     )
     samples = check_batch(built.batch, whole_inputs)
     classes = {path: type(m).__name__ for path, m in built.model.named_modules()}
-    return Captured(graph, tensors, batch, samples, _tokens(batch), classes)
+    notes = tuple(_untrained(untrained))
+    return Captured(graph, tensors, batch, samples, _tokens(batch), classes, notes=notes)
+
+
+def _unread(tensors: Mapping[str, ModelTensor]) -> list[Value]:
+    """Parameters that no op reads: held all the same, since checkpoints have them."""
+    return [
+        Value(t.shape, t.dtype, "parameter", t.name)
+        for t in tensors.values()
+        if t.role == "parameter" and not t.used
+    ]
+
+
+def _untrained(names: Sequence[str]) -> Iterator[str]:
+    if names:
+        shown = ", ".join(names[:NAMED])
+        more = f" and {len(names) - NAMED} more" if names[NAMED:] else ""
+        several = "s" if names[1:] else ""
+        yield (
+            f"The loss does not depend on {len(names)} trainable parameter{several}, held and "
+            f"saved but not trained, as without a gradient in PyTorch: {shown}{more}."
+        )
 
 
 def _tokens(batch: tuple[BatchEntry, ...]) -> int | None:

@@ -29,10 +29,6 @@ class LossError(CaptureError):
     """The forward does not return one scalar that gradients flow from."""
 
 
-class UnreachedParameterError(CaptureError):
-    """Trainable parameters that the loss does not depend on."""
-
-
 class MutationError(CaptureError):
     """The forward writes into a tensor in a way that has no functional form here."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from autopar.frontends.pytorch.calls import Kind, NotAlike
-from autopar.frontends.pytorch.errors import LossError, UnreachedParameterError
+from autopar.frontends.pytorch.errors import LossError
 from autopar.frontends.pytorch.ir import Node, Value
 from autopar.frontends.pytorch.program import Program
 
@@ -142,19 +142,12 @@ def check_owners(program: Program, gradients: Gradients, kinds: Sequence[Kind]) 
                 raise NotAlike(kinds[body.number].group, "a layer is part of two blocks")
 
 
-def check_reached(program: Program, gradients: Gradients, trainable: Iterable[str]) -> None:
-    """Raises `UnreachedParameterError` naming the trainable parameters without a gradient."""
+def unreached(program: Program, gradients: Gradients, trainable: Iterable[str]) -> list[str]:
+    """The trainable parameters that no gradient reaches, in the order given."""
     reached = {v.name for v in gradients.top if v.role == "parameter"}
     for call, variant in gradients.of_call.items():
         body = program.bodies[variant[0]]
         for value in gradients.variants[variant]:
             if value.role == "parameter":
                 reached.add(f"{call.attrs['instance']}{value.name.removeprefix(body.path)}")
-    missing = [name for name in trainable if name not in reached]
-    if missing:
-        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
-        raise UnreachedParameterError(
-            f"the loss does not depend on {len(missing)} trainable "
-            f"parameter{'s' if missing[1:] else ''}: {shown}. Use them in the forward, delete "
-            "them, or call .requires_grad_(False) on them"
-        )
+    return [name for name in trainable if name not in reached]

@@ -1,0 +1,95 @@
+"""Parameters that the loss does not reach: held and saved, without a gradient, told by name."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopar.nouns.mesh import Mesh
+from tests.emit.harness import capture_of, check, emitted
+from tests.emit.random_stage import random_stage
+
+B, D = 8, 6
+
+
+class Layer(nn.Module):
+    def __init__(self, spare: bool = False) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(D, D), nn.Linear(D, D)
+        if spare:
+            self.spare = nn.Linear(D, 2 * D)
+            self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.up(x).sin())  # type: ignore[no-any-return]
+
+
+class Stack(nn.Module):
+    """``spare``: what no layer reads stands in all of them; ``pooler``: beside them."""
+
+    def __init__(self, spare: bool = False, pooler: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(D, D)
+        self.layers = nn.ModuleList(Layer(spare) for _ in range(3))
+        if pooler:
+            self.pooler = nn.Sequential(nn.Linear(D, D), nn.Tanh())
+            self.heads = nn.ModuleList([nn.Linear(D, 2), nn.Linear(D, 3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean(-1).mean()
+
+
+class Stopped(Stack):
+    """Read, and what becomes of it is stopped."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.pooler(x).detach()
+        x = self.first(x) * gate
+        return self.layers[0](x).square().mean(-1).mean()  # type: ignore[no-any-return]
+
+
+class Frozen(Stack):
+    def __init__(self) -> None:
+        super().__init__(pooler=True)
+        self.pooler.requires_grad_(False)
+        self.heads.requires_grad_(False)
+
+
+def batch() -> dict[str, Tensor]:
+    torch.manual_seed(1)
+    return {"x": torch.randn(B, D)}
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], int, str]] = {
+    "beside the layers": (lambda: Stack(pooler=True), 6, "pooler.0.weight"),
+    "in every layer": (lambda: Stack(spare=True), 9, "layers.0.spare.weight"),
+    "stopped": (lambda: Stopped(pooler=True), 14, "layers.1.up.weight"),
+    "frozen": (Frozen, 0, ""),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_that_the_loss_does_not_reach(name: str) -> None:
+    make, count, first = MODELS[name]
+    torch.manual_seed(0)
+    model = make()
+    captured = capture_of(lambda: copy.deepcopy(model), batch)
+    told = [note for note in captured.notes if f"on {count} trainable parameters" in note]
+    assert len(told) == (count > 0)
+    assert all(first in note for note in told)
+    held = dict(captured.graph.parameters())
+    assert set(held) == {n for n, _ in model.named_parameters()}
+    for seed, mesh in enumerate(("dp_shard=1", "dp_shard=2 x tp=2")):
+        made = emitted(captured, random_stage(captured, Mesh.parse(mesh), 1, seed))
+        check(made, model, batch())
+        assert "trainable=False" in made.text
+    trained = {n for n, t in held.items() if t.differentiable}
+    model(**batch()).backward()
+    assert trained == {n for n, p in model.named_parameters() if p.grad is not None}
