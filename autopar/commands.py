@@ -45,6 +45,8 @@ def search(
     """The best plan of ``"model.py:Name"`` for a cluster file. Raises `UserError`."""
     from autopar.planner import Options, plan
 
+    if profile is None:
+        profile = _of_this_machine(cluster)
     options = Options(
         replicated=replicated,
         profile=None if profile is None else str(profile),
@@ -58,6 +60,14 @@ def search(
 
         options = replace(options, libraries=libraries(), processor=processor())
     return plan(model, cluster, fix, options, progress)
+
+
+def _of_this_machine(cluster: str) -> Path | None:
+    """The quick profile of the CPU cores at hand where ``cluster`` is of them."""
+    from autopar.at_hand import quick_profile
+    from autopar.cluster_file import load_cluster
+
+    return quick_profile(load_cluster(cluster), progress)
 
 
 def price_unemitted(

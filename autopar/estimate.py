@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autopar.arch_file import load_arch
 from autopar.cluster_file import load_cluster
-from autopar.cost_models.bands import time_band
+from autopar.cost_models.bands import step_band
 from autopar.cost_models.family import Arch
 from autopar.cost_models.footprint import Footprint
 from autopar.cost_models.layout import Layout, check_layout, layout_from_fix, parse_fix
@@ -97,7 +97,7 @@ def estimate(
         precision=precision,
         style=software.style,
         step_time_s=seconds,
-        time_band_s=time_band(device.family, arch.is_moe).around(seconds),
+        time_band_s=step_band(device, arch.is_moe).around(seconds),
         tokens_per_s=tokens / seconds,
         mfu=at_peak_s / seconds,
         parts=parts,

@@ -48,7 +48,7 @@ def profile_cluster(
     machine = Machine(described.device.name, driver(), libraries() or "", processor())
     progress(f"measuring {described.device_count} x {described.device.name}")
     with ProfileDb(database, progress) as db:
-        failed = _measure(db, machine, described.device_count, launcher, progress)
+        failed = measure(db, machine, described.device_count, launcher, progress)
         if failed:
             raise ProfileError(f"measuring stopped; what was measured is in {database}. {failed}")
         return f"{len(db.measurements(machine))} measurements of {machine.id} in {database}"
@@ -137,12 +137,13 @@ def _check_here(described: Cluster) -> None:
         )
 
 
-def _measure(
+def measure(
     db: ProfileDb,
     machine: Machine,
     ranks: int,
     launcher: Launcher | None,
     progress: Callable[[str], None],
+    worker: str = WORKER,
 ) -> str:
     """Stores what the processes print; returns the last of their errors, "" without one."""
     with tempfile.TemporaryDirectory(prefix="autopar-") as scratch:
@@ -153,7 +154,7 @@ def _measure(
             environment(),
             errors.open("w") as stderr,
             subprocess.Popen(
-                [*launcher, "-m", WORKER, str(known)],
+                [*launcher, "-m", worker, str(known)],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,

@@ -14,6 +14,7 @@ from typing import Literal
 import yaml
 
 from autopar.cost_models.constants import How
+from autopar.nouns.cluster import Device
 
 RunClass = Literal["dense, A100 and H100", "dense, other devices", "moe"]
 
@@ -32,6 +33,12 @@ class Band:
     def around(self, value: float) -> tuple[float, float]:
         """(least, most) where `value` is predicted; never without the prediction itself."""
         return value * min(1.0, self.low), value * max(1.0, self.high)
+
+
+ASSUMED_CORE = Band(
+    0.5, 2.0, "assumed", "nothing measured: figures of a CPU that are assumed, off by two or more"
+)
+"""Cores of two makers and three generations differ by as much in float32 products."""
 
 
 @lru_cache(maxsize=1)
@@ -54,6 +61,13 @@ def run_class(family: str, routed: bool = False) -> RunClass:
 def time_band(family: str, routed: bool = False) -> Band:
     """The band of a step time on a device of `family`."""
     return bands()[run_class(family, routed)]
+
+
+def step_band(device: Device, routed: bool = False) -> Band:
+    """The band of a step time on a device: `time_band`, unless its figures are assumed."""
+    if device.kind == "cpu" and not device.rates:
+        return ASSUMED_CORE
+    return time_band(device.family, routed)
 
 
 def memory_band() -> Band:

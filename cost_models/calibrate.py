@@ -62,14 +62,15 @@ def calibrate(
         here = processor if cluster.device.kind == "cpu" else None
         machine = db.for_device(cluster.device.name, libraries, warn, here)
         found = db.measurements(machine)
-    odd = [m for m in found if not m.is_physical]
+    odd = [m for m in found if not m.is_physical or _beyond(m, cluster.device)]
     if odd:
         first = odd[0]
         warn(
             f"profile {profile}: {len(odd)} measurements out of any physical range are left out, "
             f"such as {first.subject} {first.key} of {first.seconds:g} s"
+            + _beyond(first, cluster.device)
         )
-        found = [m for m in found if m.is_physical]
+        found = [m for m in found if m not in odd]
     by_subject: dict[str, list[Measurement]] = defaultdict(list)
     for m in found:
         by_subject[m.subject].append(m)
@@ -78,7 +79,8 @@ def calibrate(
     grown, lived = held.get("grown", 0.0), held.get("lived", 0.0)
     measured = replace(
         cluster.device,
-        rates=op_rates(by_subject["op"]),
+        rates=(rates := op_rates(by_subject["op"])),
+        peak_flops_per_s=_peaks(cluster.device, rates),
         source=f"measured by `autopar profile` on {when} with {machine.libraries}"
         + (f" on {machine.processor}" if machine.processor else ""),
         process_bytes=round(held.get("start", 0.0)),
@@ -94,6 +96,40 @@ def calibrate(
     contention = overlap_contention(by_subject["overlap"])
     levels = tuple(_level(cluster, i, curves, contention) for i in range(len(cluster.levels)))
     return replace(cluster, groups=groups, levels=levels)
+
+
+CORE_FLOPS_PER_S = 2e13
+"""No CPU core is near that, whatever its dtype; what `devices.yaml` says of cores is assumed."""
+CACHES = 10.0
+"""Times as fast as memory: what a device's caches may be."""
+
+
+def _beyond(m: Measurement, device: Device) -> str:
+    """Why no device of this kind is as fast as ``m`` says; empty: one may be.
+
+    A datasheet's peak binds. The figures of a CPU are assumed, so only what no core reaches does.
+    """
+    if m.subject != "op" or not m.is_physical:
+        return ""
+    dtype = _words(m, 5)[3]
+    is_cpu = device.kind == "cpu"
+    peak = max(CORE_FLOPS_PER_S, device.peak(dtype)) if is_cpu else device.peak(dtype)
+    if m.key.split()[0] in _PRODUCTS and m.flops / m.seconds > peak:
+        return f": {m.flops / m.seconds:.3g} FLOP/s, above the peak of {device.name}, {peak:.3g}"
+    rate = m.size_bytes / m.seconds
+    most = CACHES * device.memory_bandwidth_bytes_per_s * (CACHES if is_cpu else 1)
+    if rate > most:
+        return f": {rate:.3g} B/s, more than {device.name}'s caches could give ({most:.3g})"
+    return ""
+
+
+def _peaks(device: Device, rates: Sequence[MeasuredRate]) -> tuple[tuple[str, float], ...]:
+    """The peaks of a device; a CPU's are assumed, and at least what was measured."""
+    peaks = dict(device.peak_flops_per_s)
+    for rate in rates if device.kind == "cpu" else ():
+        if rate.op_class in _PRODUCTS and rate.s_per_flop > 0:
+            peaks[rate.dtype] = max(device.peak(rate.dtype), 1 / rate.s_per_flop)
+    return tuple(sorted(peaks.items()))
 
 
 def _measured_as(device: Device, measured: Device) -> Device:

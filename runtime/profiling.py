@@ -26,7 +26,7 @@ import torch.distributed as dist
 from autopar.runtime.host_memory import forget_peak, resident_bytes
 from autopar.runtime.loading import start
 from autopar.runtime.profiled_collectives import Overlap, exchanges, units
-from autopar.runtime.profiled_ops import Chain, Update, cases
+from autopar.runtime.profiled_ops import Case, Chain, Update, cases
 
 ENOUGH_S = 0.25
 FEWEST, MOST = 5, 20
@@ -45,7 +45,11 @@ PAUSE_S = 1.5e-3
 class Bench:
     """Times calls on every rank at once; rank 0 prints the result."""
 
-    def __init__(self, known: set[tuple[str, str, float, float]]) -> None:
+    def __init__(
+        self, known: set[tuple[str, str, float, float]], enough_s: float = ENOUGH_S
+    ) -> None:
+        """``known`` is not measured again; repeats take ``enough_s`` where they are short."""
+        self.enough_s = enough_s
         self.device = start("auto")
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.known = known
@@ -71,7 +75,7 @@ class Bench:
 
     def _times(self, calls: Sequence[Callable[[], Any]], settles: bool = False) -> torch.Tensor:
         """[ranks, repeats, calls]; the calls are run in turns."""
-        least_s, fewest = (SETTLED_S, SETTLED) if settles else (ENOUGH_S, FEWEST)
+        least_s, fewest = (SETTLED_S, SETTLED) if settles else (self.enough_s, FEWEST)
         rows: list[list[float]] = []
         enough = torch.zeros((), device=self.device)
         began = time.perf_counter()
@@ -215,26 +219,31 @@ def measure_ops(bench: Bench) -> None:
         for case in cases(scale):
             if dtype is half and case.kind not in ("linear", "attention", "add", "layer_norm"):
                 continue
-            work = case.work(str(dtype).removeprefix("torch."))
-            keys = [f"{work.cost} {work.kind} {way} {name} {case.name}" for way in WAYS]
-            forward = ("op", keys[0], work.forward_bytes, work.forward_flops)
-            backward = ("op", keys[1], work.backward_bytes, work.backward_flops)
-            if not bench.wants(*forward) and not bench.wants(*backward):
-                continue
-            chain = Chain(case, dtype, bench.device)
-            chain.forward()
-            chain.backward()
-            found = bench.mean(chain.clear, chain.forward, chain.backward)
-            bench.say(*forward, [t / chain.calls for t in found[1]])
-            bench.say(*backward, [t / chain.calls for t in found[2]])
+            measure_case(bench, case, dtype, name)
+
+
+def measure_case(bench: Bench, case: Case, dtype: torch.dtype, name: str) -> None:
+    """Forward and backward of one case; ``name`` is the catalogue's of ``dtype``."""
+    work = case.work(str(dtype).removeprefix("torch."))
+    keys = [f"{work.cost} {work.kind} {way} {name} {case.name}" for way in WAYS]
+    forward = ("op", keys[0], work.forward_bytes, work.forward_flops)
+    backward = ("op", keys[1], work.backward_bytes, work.backward_flops)
+    if not bench.wants(*forward) and not bench.wants(*backward):
+        return
+    chain = Chain(case, dtype, bench.device)
+    chain.forward()
+    chain.backward()
+    found = bench.mean(chain.clear, chain.forward, chain.backward)
+    bench.say(*forward, [t / chain.calls for t in found[1]])
+    bench.say(*backward, [t / chain.calls for t in found[2]])
 
 
 WAYS = ("forward", "backward")
 
 
-def measure_updates(bench: Bench) -> None:
-    """The optimizer's step by the bytes that it reads and writes."""
-    for elements in (1 << 18, 1 << 21, 1 << 23):
+def measure_updates(bench: Bench, sizes: Sequence[int] = (1 << 18, 1 << 21, 1 << 23)) -> None:
+    """The optimizer's step by the bytes that it reads and writes; ``sizes`` in elements."""
+    for elements in sizes:
         moved = 7.0 * 4 * elements  # parameter and two slots both ways, the gradient once
         key = f"update {Update.kind} forward fp32 {elements}"
         if bench.wants("op", key, moved, 0.0):
@@ -243,8 +252,13 @@ def measure_updates(bench: Bench) -> None:
             bench.say("op", key, moved, 0.0, bench.mean(update.step)[0])
 
 
-def measure_collectives(bench: Bench) -> None:
-    """Each collective's time is what it adds to the compute that it follows."""
+def measure_collectives(
+    bench: Bench, kinds: Sequence[str] | None = None, sizes: Sequence[int] | None = None
+) -> None:
+    """Each collective's time is what it adds to the compute that it follows.
+
+    ``kinds`` and ``sizes`` (bytes) are those to measure; None: all.
+    """
     x = torch.rand(256, 256, device=bench.device)
     weight = torch.rand(768, 256, device=bench.device)
 
@@ -259,6 +273,10 @@ def measure_collectives(bench: Bench) -> None:
 
     for exchange in exchanges(bench.world, bench.device):
         if not bench.wants("collective", exchange.key, exchange.size_bytes, 0.0):
+            continue
+        if exchange.kind not in (kinds or [exchange.kind]):
+            continue
+        if exchange.size_bytes not in (sizes or [exchange.size_bytes]):
             continue
         rounds = 4 if exchange.size_bytes < 1 << 20 else 1
 
@@ -303,7 +321,7 @@ def measure_units(bench: Bench) -> None:
             bench.say("collective", keys[kind], size_bytes, 0.0, times)
 
 
-def measure_waiting(bench: Bench) -> None:
+def measure_waiting(bench: Bench, segments_s: Sequence[float] = SEGMENTS_S) -> None:
     """How far the slowest rank falls behind while all compute; where they meet, the others wait."""
     x = torch.rand(256, 256, device=bench.device)
     weight = torch.rand(768, 256, device=bench.device)
@@ -313,7 +331,7 @@ def measure_waiting(bench: Bench) -> None:
         torch.nn.functional.silu(torch.nn.functional.linear(x, weight))
         torch.mul(stream, 0.5)
 
-    for seconds in SEGMENTS_S if bench.world > 1 else ():
+    for seconds in segments_s if bench.world > 1 else ():
         key = f"{1e3 * seconds:g} ms"
         if bench.wants("waiting", key, 0.0, 0.0):
             calls = _calls_of(layer, seconds, bench)

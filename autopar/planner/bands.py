@@ -8,7 +8,7 @@ from autopar.nouns.cluster import Cluster
 
 def time_band(step_time_s: float, cluster: Cluster) -> tuple[float, float]:
     """(least, most) seconds of a step on `cluster`."""
-    return bands.time_band(cluster.device.family).around(step_time_s)
+    return bands.step_band(cluster.device).around(step_time_s)
 
 
 def memory_band(total_bytes: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autopar.cost_models.bands import Band, memory_band, time_band
+from autopar.cost_models.bands import Band, memory_band, step_band
 from autopar.cost_models.provenance import collective_origins, op_origins
 from autopar.cost_models.provenance import summary as counted
 from autopar.nouns.cluster import Cluster
@@ -133,7 +133,7 @@ def _times(plan: Plan, cluster: Cluster) -> RenderableType:
     rows.add_row(
         "lower bound", f"{duration(said.lower_bound_s)}, {percent(gap)} below this plan's time"
     )
-    rows.add_row("the band covers", _covers(time_band(cluster.device.family), cluster))
+    rows.add_row("the band covers", _covers(step_band(cluster.device), cluster))
     rows.add_row("rests on", _source(plan, cluster))
     return rows
 
@@ -148,7 +148,7 @@ def _source(plan: Plan, cluster: Cluster) -> str:
 def _covers(band: Band, cluster: Cluster) -> str:
     """What the errors were measured on that a band is as wide as."""
     basis, device = band.basis, cluster.device
-    if device.kind == "gpu":
+    if device.kind == "gpu" or band.how == "assumed":
         return basis
     return f"{basis}; none on a {device.name}"
 

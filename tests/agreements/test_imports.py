@@ -42,6 +42,7 @@ ALLOWED = {
         "workload",
     },
     "options": set(),
+    "at_hand": {*GROUND, "cost_models", "profile", "runtime"},
     "profile": {*GROUND, "cost_models", "cluster_file", "plan_folder", "runtime"},
     "searchers": {*GROUND, "rules", "cost_models"},
     "pipeline": GROUND,
