@@ -6,10 +6,13 @@ frontend captures it.
 
 from __future__ import annotations
 
+import ast
 import functools
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from autopar.errors import UserError, did_you_mean
@@ -138,6 +141,46 @@ class Workload:
     @property
     def framework(self) -> Literal["torch", "jax"]:
         return "jax" if self.model is None else "torch"
+
+
+def training(workload: Workload) -> dict[str, str]:
+    """What decides about a training's numbers and not about its plan, as text by name.
+
+    ``code``: the files of the workload's functions, without comments; a changed initialisation
+    shows there.
+    """
+    names = ("learning_rate", "weight_decay", "betas", "eps", "seed")
+    told = {name: repr(_plain(getattr(workload, name))) for name in names}
+    made_by = (workload.model, workload.loss, workload.init, workload.batch)
+    files = {_file(call) for call in made_by if call is not None}
+    digest = hashlib.sha256()
+    for text in sorted(_meaning(Path(file)) for file in files if file):
+        digest.update(text.encode())
+    return {**told, "code": digest.hexdigest()[:16]}
+
+
+def _plain(value: Any) -> Any:
+    """Numbers that are equal as equal values."""
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_plain, value))
+    return int(value) if value == int(value) else float(value)
+
+
+def _file(call: Any) -> str:
+    """Where a callable was written. `inspect` looks classes up by their module's name, which may
+    be that of another file by now."""
+    while isinstance(call, functools.partial):
+        call = call.func
+    kind = call if isinstance(call, type) else type(call)
+    parts = (call, *vars(kind).values())
+    return next((str(f.__code__.co_filename) for f in parts if hasattr(f, "__code__")), "")
+
+
+def _meaning(file: Path) -> str:
+    try:
+        return ast.dump(ast.parse(file.read_text()))
+    except (OSError, ValueError, SyntaxError):
+        return ""
 
 
 def _figure(

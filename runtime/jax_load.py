@@ -28,8 +28,14 @@ from autopar.runtime.divergence import check_loss
 from autopar.runtime.jax_layout import by_name
 from autopar.runtime.jax_train import Step, placed
 from autopar.runtime.planned_batch import check_planned
-from autopar.runtime.settings import ProgramError, check_settings, check_workload, compiled
-from autopar.runtime.stale import check_fingerprint, check_tool
+from autopar.runtime.settings import (
+    ProgramError,
+    check_settings,
+    check_workload,
+    compiled,
+    tell_changes,
+)
+from autopar.runtime.stale import changed_batch, check_fingerprint, check_tool
 from autopar.workload import Workload
 
 _serial = itertools.count()
@@ -128,7 +134,7 @@ def load(folder: str | Path, check_model: bool = True) -> Trainer:
     workload = load_workload(plan_folder.workload_of(folder, plan))
     captured = capture_workload(workload)
     if check_model:
-        check_model_of(plan, captured, workload)
+        check_model_of(plan, captured, workload, folder)
     assert workload.init is not None
     init = workload.init
     step = Step(read_program(folder), workload)
@@ -141,12 +147,13 @@ def load(folder: str | Path, check_model: bool = True) -> Trainer:
     return Trainer(workload, step, step.initial(parameters), planned=planned)
 
 
-def check_model_of(plan: Plan, captured: Captured, workload: Workload) -> None:
+def check_model_of(plan: Plan, captured: Captured, workload: Workload, folder: str | Path) -> None:
     """Raises `StalePlan` where ``captured`` is not what was planned, or not by this version, and
     `StaleSettings` where ``workload`` trains it otherwise."""
     check_tool(plan)
     check_workload(plan, workload)
-    check_fingerprint(plan, captured.fingerprint())
+    check_fingerprint(plan, captured.fingerprint(), changed_batch(folder, captured.batch))
+    tell_changes(plan, workload)
 
 
 def read_program(folder: str | Path, lift: str | None = None) -> ModuleType:

@@ -71,7 +71,7 @@ def verify(folder: str | Path) -> dict[str, Any]:
     plan = plan_folder.read_plan(folder)
     workload = load_workload(plan_folder.workload_of(folder, plan))
     captured = capture_workload(workload)
-    check_model_of(plan, captured, workload)
+    check_model_of(plan, captured, workload, folder)
     assert workload.init is not None
     tree = jax.tree.map(np.asarray, workload.init(jax.random.key(workload.seed)))
     batches = [dict(batch_of(workload, i)) for i in range(STEPS)]

@@ -20,8 +20,8 @@ from autopar.frontends.loading import load_workload
 from autopar.nouns.plan import Plan
 from autopar.runtime.initialize import initialize
 from autopar.runtime.ranks import Ranks
-from autopar.runtime.settings import check_settings, check_workload, compiled
-from autopar.runtime.stale import check_fingerprint, check_tool
+from autopar.runtime.settings import check_settings, check_workload, compiled, tell_changes
+from autopar.runtime.stale import changed_batch, check_fingerprint, check_tool
 from autopar.runtime.trainer import Program, Trainer
 from autopar.workload import Workload
 
@@ -51,7 +51,7 @@ def load(folder: str | Path, device: str = "auto", check_model: bool = True) -> 
     check_same(plan, folder)
     workload = load_workload(plan_folder.workload_of(folder, plan))
     if check_model:
-        check_model_of(plan, workload)
+        check_model_of(plan, workload, folder)
     assert workload.model is not None
     program = Program.of(read_program(folder))
     make = workload.model
@@ -119,24 +119,28 @@ def _program_hash(folder: str | Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def check_model_of(plan: Plan, workload: Workload) -> None:
+def check_model_of(plan: Plan, workload: Workload, folder: str | Path) -> None:
     """Captures the model again on rank 0 and compares its fingerprint with the plan's.
 
-    Raises `StalePlan` where the model, or the tool that planned it, is another one now.
+    Raises `StalePlan` where the model, or the tool that planned it, is another one now. A changed
+    learning rate and the like is told, and used.
     """
     check_tool(plan)
     check_workload(plan, workload)
-    answer: list[str] = [""]
+    answer = ["", ""]
     if not dist.is_initialized() or dist.get_rank() == 0:
         from autopar.frontends.pytorch import capture
 
         try:
-            answer = [capture(workload).fingerprint()]
+            captured = capture(workload)
+            answer = [captured.fingerprint(), changed_batch(folder, captured.batch)]
         except UserError as error:
-            answer = [f"none, it cannot be captured any more: {error}"]
+            answer = [f"none, it cannot be captured any more: {error}", ""]
+        if answer[0] == plan.fingerprints.model:
+            tell_changes(plan, workload)
     if dist.is_initialized():
         dist.broadcast_object_list(answer, src=0)
-    check_fingerprint(plan, answer[0])
+    check_fingerprint(plan, *answer)
 
 
 def read_program(folder: str | Path) -> ModuleType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import CodeType
@@ -9,7 +10,7 @@ from types import CodeType
 from autopar.errors import UserError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan
-from autopar.workload import Workload
+from autopar.workload import Workload, training
 
 
 class ProgramError(UserError):
@@ -83,6 +84,29 @@ def check_workload(plan: Plan, workload: Workload) -> None:
             f"{plan.workload} has changed since it was planned: {', '.join(differing)}. Plan it "
             "again with `autopar plan`, or put that back"
         )
+
+
+def changed_training(plan: Plan, workload: Workload) -> list[str]:
+    """What has changed since the plan was made, and does not make it stale, a sentence each."""
+    said = plan.fingerprints.training
+    now = training(workload) if said else {}
+    notes = [
+        f"{name} is {now[name]} and was {said[name]} when {plan.workload} was planned"
+        for name in now
+        if name != "code" and name in said and said[name] != now[name]
+    ]
+    if "code" in said and said["code"] != now["code"]:
+        notes.append(
+            f"the code of {plan.workload} has changed since it was planned, and what the model "
+            "computes has not: initial weights or batches may be others"
+        )
+    return notes
+
+
+def tell_changes(plan: Plan, workload: Workload) -> None:
+    """Prints `changed_training` to stderr."""
+    for note in changed_training(plan, workload):
+        print(f"autopar: note: {note}; what it is now is used", file=sys.stderr, flush=True)
 
 
 def compiled(text: str, file: str) -> CodeType:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.metadata import version
+from pathlib import Path
 
+from autopar import plan_folder
 from autopar.errors import UserError
+from autopar.nouns.batch import BatchEntry
 from autopar.nouns.plan import Plan
 
 
@@ -22,11 +26,26 @@ def check_tool(plan: Plan) -> None:
         )
 
 
-def check_fingerprint(plan: Plan, found: str) -> None:
+def check_fingerprint(plan: Plan, found: str, changes: str = "") -> None:
     """Raises `StalePlan` where the model's fingerprint is another one now: ``found``, in words
-    where it has none."""
+    where it has none. ``changes``: what is known to differ."""
     if found != plan.fingerprints.model:
+        named = f"{changes} (" if changes else ""
         raise StalePlan(
-            f"{plan.workload} has changed since it was planned: its fingerprint was "
-            f"{plan.fingerprints.model} and is {found}; plan it again with `autopar plan`"
+            f"{plan.workload} has changed since it was planned: {named}its fingerprint was "
+            f"{plan.fingerprints.model} and is {found}{')' if named else ''}; plan it again with "
+            "`autopar plan`"
         )
+
+
+def changed_batch(folder: str | Path, now: Iterable[BatchEntry]) -> str:
+    """Which entries of the batch are not those of the plan in ``folder``; empty: none."""
+    if not (Path(folder) / plan_folder.BATCH).exists():
+        return ""
+    was = {e.name: f"{e.dtype} {list(e.shape)}" for e in plan_folder.read_batch(folder)}
+    given = {e.name: f"{e.dtype} {list(e.shape)}" for e in now}
+    return ", ".join(
+        f"batch[{name!r}] is {given.get(name, 'missing')} and was {was.get(name, 'missing')}"
+        for name in dict.fromkeys((*was, *given))
+        if was.get(name) != given.get(name)
+    )

@@ -59,7 +59,7 @@ def verify_here(folder: str | Path) -> dict[str, Any]:
     target = plan_folder.workload_of(folder, plan)
     workload = load_workload(target)
     if (target, plan.fingerprints.model) not in _checked:
-        check_model_of(plan, workload)
+        check_model_of(plan, workload, folder)
         _checked.add((target, plan.fingerprints.model))
     first = not dist.is_initialized() or dist.get_rank() == 0
     if first and target not in _references:

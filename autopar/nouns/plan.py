@@ -51,7 +51,8 @@ class Fingerprints:
     """What the plan was made for; a change of any of them makes the plan stale.
 
     ``cluster_file`` is that of the cluster as its file says it, without what a profile measured;
-    empty where there was no file.
+    empty where there was no file. ``training``: what a plan holds for whatever it is, and is told
+    where it changes (`autopar.workload.training`); nothing where that is not known.
     """
 
     model: str
@@ -59,6 +60,7 @@ class Fingerprints:
     profile: str
     tool: str
     cluster_file: str = ""
+    training: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

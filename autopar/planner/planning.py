@@ -31,7 +31,7 @@ from autopar.precision import at_precision
 from autopar.rules.batch import BatchMixed, flow_or_obstacle
 from autopar.rules.fusion import ALONE, fusion
 from autopar.rules.kept_whole import keep_whole
-from autopar.workload import Workload
+from autopar.workload import Workload, training
 
 Progress = Callable[[str], None]
 
@@ -261,6 +261,7 @@ def _plan(
             cluster=question.cluster.fingerprint,
             profile=_profile_name(question.cluster),
             tool=version("autopar"),
+            training=training(workload),
         ),
         prediction=_prediction(best, outcome.lower_bound_s, question, captured),
         runners_up=outcome.runners_up,

@@ -164,13 +164,13 @@ def test_a_plan_of_another_version_of_the_tool_is_refused(model: Path) -> None:
     old = replace(made.fingerprints, tool="0.0.1")
     workload = load_workload(str(model))
     captured = capture_workload(workload)
-    check_model_of(made, captured, workload)
+    check_model_of(made, captured, workload, folder)
     with pytest.raises(StalePlan, match=r"made by autopar 0\.0\.1"):
-        check_model_of(replace(made, fingerprints=old), captured, workload)
+        check_model_of(replace(made, fingerprints=old), captured, workload, folder)
     with pytest.raises(StaleSettings, match="optimizer is 'sgd' and was 'adamw'"):
-        check_model_of(made, captured, replace(workload, optimizer="sgd"))
+        check_model_of(made, captured, replace(workload, optimizer="sgd"), folder)
     with pytest.raises(StaleSettings, match=r"clip_norm is None and was 1\.0"):
-        check_model_of(made, captured, replace(workload, clip_norm=None))
+        check_model_of(made, captured, replace(workload, clip_norm=None), folder)
 
 
 def test_an_error_in_a_step_is_told_in_one_line(model: Path) -> None:
