@@ -264,7 +264,7 @@ def _widened(value: Any) -> Any:
     if array.dtype.itemsize == 2:
         exact = [c for c in LIBRARY if array.dtype.type(c) == array]
         return np.float64(exact[0] if exact else str(array[()]))
-    return np.float64(np.format_float_scientific(array[()], unique=True))
+    return np.float64(np.format_float_scientific(np.float32(array), unique=True))
 
 
 def _widened_array(x: Any) -> Any:

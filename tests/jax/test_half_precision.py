@@ -70,11 +70,11 @@ def test_parameters_in_bfloat16_train_and_are_verified() -> None:
     batches = [dict(program.workload.batch(i)) for i in range(jax_verify.STEPS)]
     function = jax_verify.compiled(step, step.watched, batches[0])
     tree = program.workload.init(None)  # type: ignore[misc]
-    own = jax_verify.run(step, tree, batches, function)
     with jax.enable_x64(True):
         right = jax_verify.reference(program.workload, tree, batches, {})
-    found = jax_verify.errors(own, right, rounding_of("bfloat16"))
-    assert found.largest <= rounding_of("bfloat16")
+    own = jax_verify.run(step, tree, batches, right, function)
+    rounding = rounding_of("bfloat16")
+    assert jax_verify.errors(own, right, "bfloat16", rounding).largest <= rounding
     assert own.weights["up"].dtype == jnp.bfloat16
     moved = jax_verify.issued_collectives(step, batches[0])
     assert jax_hlo.differences(program.priced(), moved) == []

@@ -40,6 +40,7 @@ from autopar.frontends.jax.jaxprs import draft_of
 from autopar.frontends.jax.norms import norms_weighted
 from autopar.frontends.jax.precision import exact_constants
 from autopar.frontends.jax.products import products_named
+from autopar.frontends.jax.remarks import remarks
 from autopar.frontends.jax.simplify import simplified
 from autopar.frontends.jax.vocabulary import lookups_lifted
 from autopar.frontends.places import UNKNOWN, declared, last_line
@@ -50,13 +51,17 @@ Loss = Callable[[Any, Mapping[str, Any]], Any]
 
 
 def capture(
-    loss: Loss, params: Any, batch: Mapping[str, Any], whole_inputs: tuple[str, ...] = ()
+    loss: Loss,
+    params: Any,
+    batch: Mapping[str, Any],
+    whole_inputs: tuple[str, ...] = (),
+    precision: str = "float32",
 ) -> Captured:
     """The graph of ``loss(params, batch)``.
 
     ``params`` is a tree and ``batch`` a dict of arrays or of anything with shape and dtype; only
-    shapes are looked at. ``whole_inputs`` names batch entries without a batch dim. Raises
-    `CaptureError` and its kinds.
+    shapes are looked at. ``whole_inputs`` names batch entries without a batch dim; ``precision`` is
+    that of the workload, for what is said of it. Raises `CaptureError` and its kinds.
     """
     params = abstract_parameters(params)
     batch = abstract_batch(batch)
@@ -73,6 +78,7 @@ def capture(
         samples,
         tokens_of(entries),
         stacks=stacks,
+        notes=remarks(loss, closed, params, batch, precision),
     )
 
 
@@ -83,7 +89,7 @@ def capture_workload(workload: Workload) -> Captured:
     params = _parameters(workload.init, workload.seed)
     batch = _batch(workload.batch)
     try:
-        return capture(workload.loss, params, batch, workload.whole_inputs)
+        return capture(workload.loss, params, batch, workload.whole_inputs, workload.precision)
     except BatchError as error:
         raise BatchError(f"{_declared(workload.batch)}: {error}") from error
     except NotFloating as error:

@@ -6,13 +6,11 @@ A scan is a block when its stacked operands are parameters and it gives back onl
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.extend.core as jex
 import numpy as np
 
@@ -28,6 +26,7 @@ from autopar.frontends.jax.derivatives import (
 )
 from autopar.frontends.jax.draft import Builder, Draft, Node, Operand, Uniform, Value
 from autopar.frontends.jax.errors import ControlFlow, LargeConstant
+from autopar.frontends.jax.places import frames_of
 from autopar.frontends.jax.precision import CALLS
 from autopar.frontends.jax.primitives import convert
 from autopar.nouns.graph import Source
@@ -41,10 +40,6 @@ REFUSED = {
 MOST_STEPS = 1024  # of a scan that has to be unrolled
 MOST_COPIED = 32  # ops of a mask that is made inside of a scan's body
 MOST_ELEMENTS = 1 << 16  # of a closed-over array
-
-NOT_THE_USERS = (os.path.dirname(jax.__file__), os.path.dirname(__file__))
-
-Frames = Sequence[tuple[str, int]]
 
 
 def draft_of(
@@ -278,7 +273,7 @@ class _Walker:
 
     def _source(self, eqn: Any) -> Source:
         scope = ".".join(s for s in (self.scope, scope_of(str(eqn.source_info.name_stack))) if s)
-        for file, line in _frames(eqn):
+        for file, line in frames_of(eqn)[0]:
             return Source(scope, file, line)
         return Source(scope, self.place.file, self.place.line)
 
@@ -287,18 +282,6 @@ def scope_of(stack: str) -> str:
     """``"blocks.0/attn/jit(silu)"`` as ``"blocks.0.attn"``: named scopes only, neither transforms
     nor the equations that einsum leaves."""
     return ".".join(part for part in stack.split("/") if re.fullmatch(r"\w[\w.-]*", part))
-
-
-def _frames(eqn: Any) -> Frames:
-    """Frames of the user's own code, innermost first."""
-    traceback = eqn.source_info.traceback
-    if traceback is None:
-        return ()
-    return [
-        (f.file_name, f.line_num)
-        for f in traceback.frames
-        if not f.file_name.startswith(NOT_THE_USERS)
-    ]
 
 
 def _literal(value: Any, dtype: str) -> Uniform:

@@ -1,0 +1,34 @@
+"""Where in the user's code an equation of a jaxpr stands."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import jax
+
+NOT_THE_USERS = (os.path.dirname(jax.__file__), os.path.dirname(__file__))
+
+FORWARDING = "<locals>.meth"
+"""The end of the name of what hands a tracer's method on, as in ``x.astype(dtype)``."""
+
+
+def frames_of(eqn: Any) -> tuple[list[tuple[str, int]], str]:
+    """(file, line) of the frames of the user's own code, innermost first, and the function of JAX
+    that the innermost one calls, "" where nothing is known."""
+    traceback = eqn.source_info.traceback
+    found: list[tuple[str, int]] = []
+    called = ""
+    for frame in () if traceback is None else traceback.frames:
+        if not frame.file_name.startswith(NOT_THE_USERS):
+            found.append((frame.file_name, frame.line_num))
+        elif not found and not frame.function_name.endswith(FORWARDING):
+            called = frame.function_name
+    return found, called
+
+
+def place_of(eqn: Any) -> str:
+    """``file:line`` of the user's innermost frame, the file without its folder."""
+    for file, line in frames_of(eqn)[0]:
+        return f"{file.rpartition('/')[2]}:{line}"
+    return "?"
