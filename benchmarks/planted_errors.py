@@ -1,6 +1,6 @@
 """Whether ``verify`` finds errors that are planted in the package, one at a time.
 
-    python -m benchmarks.planted_errors [--only NAME] [--framework torch|jax] [--jobs 2] [--json]
+    python -m benchmarks.planted_errors [--only NAME]... [--framework torch|jax] [--jobs 2] [--json]
 
 Each error is one piece of the text of one function of capture, lifting, rules, emission or runtime,
 replaced in a process of its own, which plans a small model under a fixed layout, if the error is in
@@ -101,7 +101,7 @@ def _send(to: Connection, arguments: tuple[Any, ...]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="errors whose name has this text")
+    parser.add_argument("--only", action="append", default=[], help="errors of this name")
     parser.add_argument("--framework", choices=("torch", "jax"))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--keep", type=Path, help="where plans and programs stay")
@@ -111,8 +111,10 @@ def main() -> None:
         error
         for framework, some in ERRORS.items()
         for error in some
-        if given.framework in (None, framework) and given.only in error.name
+        if given.framework in (None, framework) and (not given.only or error.name in given.only)
     ]
+    if not errors:
+        parser.error(f"--only {given.only}: there is no such error")
     for framework in dict.fromkeys(CASES[e.case].framework for e in errors):
         ready(framework, [e for e in errors if CASES[e.case].framework == framework])
     with tempfile.TemporaryDirectory() as folder:

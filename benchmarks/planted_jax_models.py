@@ -29,7 +29,7 @@ def _init_gpt(key: Any) -> Tree:
     n, m = LAYERS, 2 * C
     layer = {
         "scale": (n, C), "shift": (n, C), "qkv": (n, 3, C, C), "out": (n, C, C),
-        "up": (n, C, m), "gate": (n, C, m), "down": (n, m, C),
+        "up": (n, C, m), "down": (n, m, C),
     }  # fmt: skip
     whole = {"tokens": (V, C), "positions": (S, C), "scale": (C,), "shift": (C,), "head": (V, C)}
     return {**_weights(key, whole), "layers": _weights(jax.random.fold_in(key, 1), layer)}
@@ -46,7 +46,7 @@ def _loss_gpt(params: Tree, batch: Tree) -> Any:
         scores = jnp.where(jnp.tril(jnp.ones((S, S), bool)), scores, -1e30)
         mixed = jnp.einsum("bhst,bhtd->bhsd", jax.nn.softmax(scores, axis=-1), v)
         x = x + jnp.einsum("bsc,dc->bsd", mixed.transpose(0, 2, 1, 3).reshape(x.shape), p["out"])
-        return x + (jax.nn.gelu(x @ p["up"]) * jax.nn.silu(x @ p["gate"])) @ p["down"], None
+        return x + jax.nn.gelu(x @ p["up"]) @ p["down"], None
 
     x, _ = jax.lax.scan(layer, x, params["layers"])
     logits = jnp.einsum("bsc,vc->bsv", _norm(x, params["scale"], params["shift"]), params["head"])

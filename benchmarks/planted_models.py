@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -58,6 +57,22 @@ def _tokens() -> dict[str, Tensor]:
     labels[:2, :4] = -100
     labels[5, 0] = -100
     return {"tokens": tokens, "labels": labels}
+
+
+class Narrow(nn.Module):
+    """Rows that two ranks do not divide, so that they split what is wide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(V, C)
+        self.norm = nn.LayerNorm(C)
+        self.up, self.down = nn.Linear(C, 32 * C), nn.Linear(32 * C, C)
+        self.head = nn.Linear(C, V)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x = self.tokens(tokens)
+        x = self.norm(x + self.down(F.relu(self.up(x))))
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
 
 
 class Llama(nn.Module):
@@ -119,7 +134,7 @@ class Ops(nn.Module):
         lse = torch.logsumexp(picked, -1)[..., None]
         written = 0.5 * b * (1 + torch.erf(b / 2**0.5))
         strided = F.pad(picked[:, 1::2], (0, 0, 1, 2), value=0.5)
-        total = best * spread + running.tril() + lse * torch.sub(a, b, alpha=3) + written + strided
+        total = best * spread + running.tril(9) + lse * torch.sub(a, b, alpha=3) + written + strided
         soft = total.softmax(1) * F.elu(total, 0.7)
         return F.mse_loss(soft, F.leaky_relu(x, 0.2)) + soft.norm(dim=-1).mean()
 
@@ -162,8 +177,7 @@ def _workload(model: Any, batch: Any, **more: Any) -> autopar.Workload:
 
 
 gpt = _workload(GPT, _tokens, clip_norm=0.5)
+narrow = _workload(Narrow, lambda: {n: t[:7, :5] for n, t in _tokens().items()})
 llama = _workload(Llama, _tokens, clip_norm=0.5)
 ops = _workload(Ops, _numbers, optimizer="sgd", weight_decay=0.1)
 images = _workload(Images, _images, clip_norm=0.1)
-
-Batch = Mapping[str, Any]

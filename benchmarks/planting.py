@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType
 from typing import Any
 
 _fork = get_context("fork")
@@ -68,10 +68,7 @@ class Case:
 def plant(error: Planted) -> None:
     """Raises `CannotPlant` where the code is not what the error speaks of."""
     function = _function(error)
-    broken = _replaced(error, function)
-    if broken.co_freevars != function.__code__.co_freevars:
-        raise CannotPlant(f"{error.name}: {error.where} is a closure")
-    function.__code__ = broken
+    function.__code__ = _replaced(error, function)
 
 
 def check(error: Planted) -> None:
@@ -94,7 +91,7 @@ def _function(error: Planted) -> FunctionType:
     return found
 
 
-def _replaced(error: Planted, function: FunctionType) -> Any:
+def _replaced(error: Planted, function: FunctionType) -> CodeType:
     text = textwrap.dedent(inspect.getsource(function))
     if text.count(error.old) != 1:
         raise CannotPlant(
@@ -105,12 +102,17 @@ def _replaced(error: Planted, function: FunctionType) -> Any:
     (definition,) = tree.body
     assert isinstance(definition, ast.FunctionDef)
     definition.decorator_list.clear()
-    made = ModuleType(function.__module__)
-    # names of the compiled text are looked up where it runs, in the function's own module
-    namespace = {**function.__globals__, "__name__": made.__name__}
+    if function.__code__.co_freevars:
+        # what a method knows of its class, by ``super()``, comes from around it
+        around = ast.parse(f"def around({', '.join(function.__code__.co_freevars)}): pass")
+        assert isinstance(around.body[0], ast.FunctionDef)
+        around.body[0].body, tree = [definition], around
     future = __import__("__future__").annotations.compiler_flag
-    exec(compile(tree, "<planted>", "exec", flags=future, dont_inherit=True), namespace)
-    return namespace[definition.name].__code__
+    ast.fix_missing_locations(tree)
+    made: CodeType = compile(tree, "<planted>", "exec", future, dont_inherit=True)
+    while made.co_name != function.__name__:
+        (made,) = (c for c in made.co_consts if isinstance(c, CodeType))
+    return made
 
 
 def write_plan(case: Case, folder: Path) -> None:
@@ -214,7 +216,7 @@ def _verify_jax(case: Case, plan: Path, scratch: Path) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     from autopar.runtime import jax_verify
 
-    jax_verify.locate = lambda *_: ""
+    jax_verify.locate = lambda *_: ""  # type: ignore[attr-defined]
     (scratch / "result.json").write_text(json.dumps(jax_verify.verify(plan)))
 
 

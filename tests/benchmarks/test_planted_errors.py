@@ -1,0 +1,61 @@
+"""Errors planted in the package on purpose: all can be planted, and some of them are found here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import planted_errors
+from benchmarks.planting import CannotPlant, Planted, check
+
+ROOT = Path(__file__).parents[2]
+EVERY = [error for errors in planted_errors.ERRORS.values() for error in errors]
+
+
+def test_every_error_still_fits_the_code() -> None:
+    """Each replaces one piece of text of one function."""
+    assert len(EVERY) >= planted_errors.LEAST
+    assert len({error.name for error in EVERY}) == len(EVERY)
+    for error in EVERY:
+        assert error.case in planted_errors.CASES
+        check(error)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"old": "no such text"}, "stands 0 times"),
+        ({"old": "e"}, "and must once"),
+        ({"where": "runtime.gradients:nothing"}, "there is no function"),
+    ],
+)
+def test_an_error_that_does_not_fit_is_refused(change: dict[str, str], told: str) -> None:
+    error: Planted = replace(EVERY[0], **change)  # type: ignore[arg-type]
+    with pytest.raises(CannotPlant, match=told):
+        check(error)
+
+
+@pytest.mark.gloo(2)
+def test_some_are_called_wrong_and_the_case_itself_right() -> None:
+    """One that is planted before planning, and one that only the buffers show."""
+    names = ["a norm of groups with another epsilon", "running variance is the biased one"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.planted_errors", "--json"]
+        + [text for name in names for text in ("--only", name)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["verdict"] for row in rows] == ["right", "WRONG", "WRONG"]
+    assert rows[2]["told by"] == "weight"
