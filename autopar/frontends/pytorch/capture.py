@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autopar.frontends.captured import Captured, ModelTensor
 from autopar.frontends.pytorch.assemble import assemble
@@ -69,7 +69,7 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
     )
     samples = check_batch(built.batch, whole_inputs)
     classes = {path: type(m).__name__ for path, m in built.model.named_modules()}
-    notes = tuple(_untrained(untrained))
+    notes = (*_untrained(untrained), *_unchecked(trace.sources.checks))
     return Captured(graph, tensors, batch, samples, _tokens(batch), classes, notes=notes)
 
 
@@ -90,6 +90,16 @@ def _untrained(names: Sequence[str]) -> Iterator[str]:
         yield (
             f"The loss does not depend on {len(names)} trainable parameter{several}, held and "
             f"saved but not trained, as without a gradient in PyTorch: {shown}{more}."
+        )
+
+
+def _unchecked(places: Iterable[str]) -> Iterator[str]:
+    found = list(dict.fromkeys(places))
+    if found:
+        more = f" and {len(found) - NAMED} more" if found[NAMED:] else ""
+        yield (
+            "The program does not check values where the forward does, and takes them for right: "
+            f"{', '.join(found[:NAMED])}{more}."
         )
 
 

@@ -38,6 +38,7 @@ from autopar.frontends.pytorch.errors import (
     UnsupportedOpError,
 )
 from autopar.frontends.pytorch.functions import Called, kept_functions
+from autopar.frontends.pytorch.guards import passing
 from autopar.frontends.pytorch.hooks import check_hooks, hooks_refused
 from autopar.frontends.pytorch.left_behind import Numbers, check_tensors, numbers_of
 from autopar.frontends.pytorch.repeats import find_repeats
@@ -93,6 +94,7 @@ class Sources:
     def __init__(self, model: nn.Module) -> None:
         self._paths = {id(m): path for path, m in model.named_modules()}
         self._stack = [("", type(model).__name__)]  # path and class of the modules that run
+        self.checks: list[str] = []  # where the forward only checks values
         self._starts: list[int] = []
         self._sources: list[Source] = []
 
@@ -139,11 +141,25 @@ class _Noting(TorchFunctionMode):
     def __init__(self, sources: Sources) -> None:
         super().__init__()
         self.sources = sources
+        self.checks = sources.checks
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ == "__bool__":
+            return self.truth(args[0], sys._getframe(1))
         if func.__name__ != "__get__":  # shape, dtype and the like make no op
             self.sources.note(sys._getframe(1))
         return func(*args, **(kwargs or {}))
+
+    def truth(self, tensor: torch.Tensor, frame: FrameType) -> bool:
+        """Of a tensor without values, where the forward only checks it: that the check holds."""
+        try:
+            return bool(tensor)
+        except _DATA:
+            answer = passing(frame)
+            if answer is None:
+                raise
+            self.checks.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+            return answer
 
 
 class Repeats:
