@@ -103,7 +103,7 @@ def compare_batches(batch: Batch, elsewhere: bool = False) -> Comparison:
             own = zlib.crc32(repr(value).encode(), own)
         elif value.device.type == "cpu" or elsewhere:
             flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            own = zlib.crc32(flat.numpy(), own)
+            own = zlib.crc32(flat.numpy().data, own)
     cpu = "gloo" in str(dist.get_backend_config()) or dist.get_backend() == "fake"
     device = "cpu" if cpu else torch.device("cuda", torch.cuda.current_device())
     found = torch.tensor([own, -own], dtype=torch.int64, device=device)

@@ -81,10 +81,10 @@ def test_settings_that_leave_the_plan_good_are_told_and_used(
 
 @pytest.mark.parametrize("name", ["optimizer", "clip_norm", "precision"])
 def test_settings_that_the_plan_rests_on_are_refused(folder: Path, model: Path, name: str) -> None:
-    value = {"optimizer": "sgd", "clip_norm": 2.0, "precision": "bfloat16"}[name]
+    values: dict[str, Any] = {"optimizer": "sgd", "clip_norm": 2.0, "precision": "bfloat16"}
     workload = load_workload(str(model))
     with pytest.raises(StaleSettings, match=f"{name} is .* and was .* Plan it again"):
-        check_model_of(planned(folder, workload), replace(workload, **{name: value}), folder)
+        check_model_of(planned(folder, workload), replace(workload, **{name: values[name]}), folder)
 
 
 def test_a_changed_initialisation_is_told(
