@@ -138,11 +138,11 @@ def _remembering(block: Callable[..., Any], stack: Stack, in_loop: bool) -> Call
 
 def derivative(
     backward: Callable[..., Any], of: Sequence[int] | None = None
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[Callable[..., Any]], Any]:
     """Makes ``backward(*operands, *gradients)`` the derivative of a function: it gives the
     gradients of the operands at the positions ``of``, None: of all."""
 
-    def with_it(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def with_it(forward: Callable[..., Any]) -> Any:
         function = jax.custom_vjp(forward)
 
         def pull(operands: tuple[Array, ...], given: Any) -> tuple[Any, ...]:

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="untyped-decorator"
 """Functions with derivatives of their own that models are written with, each of x [4, 8]."""
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _(primals: Any, tangents: Any) -> Any:
     return leaky(*primals), jnp.where(primals[0] > 0, 1.0, 0.2) * tangents[0]
 
 
-def _named_relu() -> Function:
+def _named_relu() -> Any:
     """Looks like `jax.nn.relu`, and is not."""
 
     @jax.custom_jvp
@@ -66,7 +67,7 @@ def _named_relu() -> Function:
     return relu
 
 
-def _wrapped_relu() -> Function:
+def _wrapped_relu() -> Any:
     """The function of JAX under another rule."""
     relu = jax.custom_jvp(jax.nn.relu)
     relu.defjvps(lambda g, ans, x: g * 0.5)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from autopar.frontends.jax import capture
@@ -366,3 +367,14 @@ def test_top_k_keeps_its_dim_whole(axis: int) -> None:
     found = bind(op, graph.tensors).factors.values()
     split = [f for f in found if f.kind == "parallel"]
     assert [f.size for f in split] == [4 if axis else 8]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_arrays_closed_over_have_their_own_numbers(same: bool) -> None:
+    """Not the decimals that a float32 would be shown by."""
+    rows = np.full((8,), 0.1, np.float32) if same else np.linspace(0.1, 0.9, 8, dtype=np.float32)
+
+    def loss(params: Any, batch: Any) -> Any:
+        return jnp.mean((batch["x"] @ params["w"]) * rows)
+
+    equal(loss, {"w": models.shape(8, 8)}, {"x": models.shape(4, 8)})

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="untyped-decorator"
 """Derivatives that functions have of their own are kept as given, or refused: never replaced."""
 
 from __future__ import annotations

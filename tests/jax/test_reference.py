@@ -1,3 +1,4 @@
+# mypy: disable-error-code="untyped-decorator"
 """The reference of verification is the user's function, differentiated by JAX, in float64."""
 
 from __future__ import annotations

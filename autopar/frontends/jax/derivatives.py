@@ -24,7 +24,7 @@ from autopar.frontends.jax.errors import RuleFailed
 from autopar.frontends.jax.finish import graph_of
 from autopar.frontends.jax.interpret import results_of
 from autopar.frontends.jax.simplify import simplified
-from autopar.nouns.graph import Graph, without_sources
+from autopar.nouns.graph import Graph, to_text, without_sources
 from autopar.rules.composite import Indices, indices_of, localised
 from autopar.rules.kept_whole import keep_whole
 from autopar.rules.registry import UnruledOp, rule_for
@@ -176,8 +176,6 @@ class Function:
 
     @property
     def attrs(self) -> dict[str, Any]:
-        from autopar.nouns.graph import to_text
-
         texts = {"forward": to_text(self.forward), "backward": to_text(self.backward)}
         rule = {"rule": self.indices.rule.text} if self.indices.splits else {}
         return {**texts, "gradients": self.gradients, **rule}
@@ -204,9 +202,9 @@ def function_of(eqn: Any, operands: Sequence[Operand], backward: Any, drafted: D
     back = drafted(backward, [*given, *results])
     wanted = [(i, out) for i, out in zip(floats, back.outputs, strict=True) if i in values]
     back = Draft(back.inputs, back.nodes, tuple(out for _, out in wanted))
-    graphs = [_graph(drafted(closed, given)), _graph(back)]
+    forward, pulled = _graph(drafted(closed, given)), _graph(back)
     gradients = tuple(values.index(i) for i, _ in wanted)
-    return Function(graphs[0], graphs[1], gradients, indices_of(*graphs, gradients))
+    return Function(forward, pulled, gradients, indices_of(forward, pulled, gradients))
 
 
 def _graph(draft: Draft) -> Graph:

@@ -102,7 +102,7 @@ def _top_k(x: Any, k: int, dim: int) -> list[Any]:
     return [jnp.moveaxis(one, -1, dim) for one in found]
 
 
-def _own_derivative(attrs: Mapping[str, Any]) -> Callable[..., Any]:
+def _own_derivative(attrs: Mapping[str, Any]) -> Any:
     forward, backward = (results_of(from_text(attrs[n])) for n in ("forward", "backward"))
     function = jax.custom_vjp(forward)
 

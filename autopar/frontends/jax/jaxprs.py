@@ -97,18 +97,22 @@ class _Walker:
         return [read(atom) for atom in jaxpr.outvars]
 
     def constant(self, value: Any) -> Operand:
-        """A closed-over array: one number, or an op that makes it."""
+        """A closed-over array: one number, or an op that makes it.
+
+        An array has the numbers that it has, as data do; one number is what was written, so that
+        of float32 it is the shortest decimal."""
         array = np.asarray(value)
         if array.size and (array == array.flat[0]).all():
-            return replace(_literal(array.flat[0], str(array.dtype)), shape=array.shape)
+            number = _number(array.flat[0]) if array.ndim else plain(array.flat[0])
+            return Uniform(number, str(array.dtype), array.shape)
         if array.size > MOST_ELEMENTS:
             raise LargeConstant(
                 f"the loss closes over an array {list(array.shape)}, {array.size} elements "
                 f"(at most {MOST_ELEMENTS} become part of a program): make it a batch entry, a "
                 "parameter, or compute it with jnp inside the function"
             )
-        values = np.vectorize(plain, otypes=[object])(array).tolist()
         dtype = str(array.dtype)
+        values = (array.astype("float64") if "float" in dtype else array).tolist()
         return self.builder.op("constant", (), array.shape, dtype, value=values, dtype=dtype)
 
     def _equation(self, eqn: Any, inputs: list[Operand]) -> list[Operand]:
@@ -282,6 +286,12 @@ def scope_of(stack: str) -> str:
     """``"blocks.0/attn/jit(silu)"`` as ``"blocks.0.attn"``: named scopes only, neither transforms
     nor the equations that einsum leaves."""
     return ".".join(part for part in stack.split("/") if re.fullmatch(r"\w[\w.-]*", part))
+
+
+def _number(value: Any) -> bool | int | float:
+    """The Python number that is exactly ``value``, of bfloat16 too."""
+    found = value.item()
+    return found if isinstance(found, bool | int) else float(found)
 
 
 def _literal(value: Any, dtype: str) -> Uniform:
