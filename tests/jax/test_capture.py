@@ -378,3 +378,33 @@ def test_arrays_closed_over_have_their_own_numbers(same: bool) -> None:
         return jnp.mean((batch["x"] @ params["w"]) * rows)
 
     equal(loss, {"w": models.shape(8, 8)}, {"x": models.shape(4, 8)})
+
+
+LAYERS: dict[str, Callable[[int, Any], Any]] = {
+    "number": lambda i, x: x * (1, 1, 3, 1)[i],
+    "roll": lambda i, x: jnp.roll(x, i == 2, axis=1),
+    "slice": lambda i, x: jnp.pad(x[:, int(i == 2) :], ((0, 0), (0, int(i == 2)))),
+    "array": lambda i, x: x * np.arange(1 + (i == 2), 9 + (i == 2), dtype=np.float32),
+    "power": lambda i, x: x ** (2 + (i == 2)),
+    "dtype": lambda i, x: x.astype("bfloat16" if i == 2 else "float32").astype("float32"),
+}
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_layers_that_differ_in_a_number_do_not_fold(part: int) -> None:
+    """The third of four, in each way on parameters of its own; the first two are one block."""
+    chosen = dict(list(LAYERS.items())[part::2])
+
+    def loss(params: Any, batch: Any) -> Any:
+        total = 0.0
+        for name, change in chosen.items():
+            x = batch["x"]
+            for i, p in enumerate(params[name]):
+                x = jnp.tanh(change(i, x @ p["w"]))
+            total = total + jnp.mean(x)
+        return total
+
+    params = {name: [{"w": models.shape(8, 8)} for _ in range(4)] for name in chosen}
+    graph = equal(loss, params, {"x": models.shape(4, 8)})
+    folded = [block.instances for block in graph.blocks.values()]
+    assert not any(name.endswith((".2", ".3")) for layers in folded for name in layers)
