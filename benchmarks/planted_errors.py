@@ -71,6 +71,25 @@ def rows(errors: Sequence[Planted], scratch: Path, jobs: int) -> list[dict[str, 
     ]
 
 
+def summary(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One line a framework and part; ``--json`` has every error."""
+    lines: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in found:
+        lines.setdefault((row["framework"], row["part"] or "no error"), []).append(row)
+    return [
+        {
+            "framework": framework,
+            "part": part,
+            "cases": len(mine),
+            "WRONG": sum(row["verdict"] == "WRONG" for row in mine),
+            "right": sum(row["verdict"] == "right" for row in mine),
+            "refused": sum(row["verdict"] not in ("WRONG", "right") for row in mine),
+            "told by the weights alone": sum(row.get("told by") == "weight" for row in mine),
+        }
+        for (framework, part), mine in lines.items()
+    ]
+
+
 def _all(tasks: Sequence[Task], jobs: int) -> list[dict[str, Any]]:
     """`judged` of every task, each in a process, ``jobs`` at a time."""
     found: list[dict[str, Any]] = [{} for _ in tasks]
@@ -129,7 +148,7 @@ def main() -> None:
     ]  # fmt: skip
     if given.framework is None and not given.only:
         targets.append(Target(f"errors below {LEAST}", max(0, LEAST - len(planted)), 0))
-    show(found, targets, given.json)
+    show(found if given.json else summary(found), targets, given.json)
     sys.exit(0 if all(target.met for target in targets) else 1)
 
 
