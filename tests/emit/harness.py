@@ -23,7 +23,7 @@ from autopar.rules.batch import batch_flow
 from autopar.runtime import program as runtime_program
 from autopar.runtime.emit_torch import emit
 from autopar.runtime.parameters import Declared, computing, declared_in, lifted
-from autopar.runtime.reference import NoDropout, exact, loss_of
+from autopar.runtime.reference import Exact, NoDropout, exact, loss_of
 from autopar.runtime.storage import materialise
 from autopar.workload import Workload
 from tests.emit import simulated
@@ -128,7 +128,7 @@ def run(made: Emitted, model: nn.Module, batch: Tensors, half: bool = False) -> 
             extra["counts"] = {k: simulated.total(sum(f[k] for f in found), data) for k in found[0]}
         loss = torch.zeros((), dtype=torch.float32 if half else torch.float64)
         for piece in cut(batch, made.captured, mesh, ranks.coordinates, micro):
-            with NoDropout():  # each rank's thread has modes of its own
+            with NoDropout() if half else Exact():  # each rank's thread has modes of its own
                 share = program(**piece, **extra)
             torch.autograd.backward(share)
             loss = loss + share.detach()

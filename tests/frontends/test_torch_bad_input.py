@@ -143,14 +143,6 @@ def test_what_a_capture_cannot_see(body: Callable[[Tensor], object], words: str)
     assert words in refused(body, errors.UnsupportedOpError)
 
 
-def test_autocast() -> None:
-    def body(x: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return (x @ x.mT).float().mean()
-
-    assert "Workload(precision=...)" in refused(body, errors.UnsupportedOpError)
-
-
 def test_an_error_of_the_forward_itself() -> None:
     message = refused(lambda x: x.view(3, 7).mean(), errors.ForwardError)
     assert here("x.view(3, 7)") in message

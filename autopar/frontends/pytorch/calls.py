@@ -141,7 +141,7 @@ class Calls:
             if self._inside:
                 return forward(*args, **kwargs)
             tensors, structure = take_apart((args, kwargs))
-            key = (member.group, structure, tuple(map(_shape, tensors)))
+            key = (member.group, structure, tuple(map(_shape, tensors)), _modes())
             if member.alone and member.group not in self.repeated:
                 if key in self._seen:
                     raise NotAlike(member.group, "called more than once", repeated=True)
@@ -319,6 +319,12 @@ def _objects(structure: Any) -> Iterator[Any]:
         kind, parts = structure
         for part in parts:
             yield from _objects(part[1] if issubclass(kind, dict) else part)
+
+
+def _modes() -> Hashable:
+    """What a layer computes by beside its arguments."""
+    cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    return torch.is_grad_enabled(), cast
 
 
 def _shape(tensor: torch.Tensor) -> Hashable:

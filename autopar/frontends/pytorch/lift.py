@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopar.frontends.pytorch import ir
+from autopar.frontends.pytorch import autocast, ir
 from autopar.frontends.pytorch.aten_complex import real_view
 from autopar.frontends.pytorch.calls import NotAlike
 from autopar.frontends.pytorch.errors import MutationError, UnsupportedOpError
@@ -49,6 +49,8 @@ class Lifter:
         self._version: dict[fx.Node, int] = {}
         self._written = any(_is_inplace(n.target) for n in trace.graph.nodes)
         self._grad = True
+        self._regions: list[autocast.Region] = [None]  # of autocast, the innermost last
+        self._cast: dict[fx.Node, Value] = {}  # what the op at hand reads instead
         self.source = Source()
         self._entered: dict[fx.Node, int] = {}  # results of "enter" -> kind
 
@@ -108,6 +110,8 @@ class Lifter:
         """The current value of an fx node: a view is looked up again after its base was written."""
         if not isinstance(node, fx.Node):
             return node
+        if node in self._cast:
+            return self._cast[node]
         base = self._views.get(node)
         if base is not None and self._written:
             current = self._version.get(self._root(node), 0)
@@ -262,7 +266,7 @@ class Lifter:
             if _is_inplace(target) and self._counts_batches(node):
                 return
             self._check_writes(node)
-            result = self._lifted(node)
+            result = self._in_region(node)
             if _is_inplace(target):
                 self._write(first, result)
                 self._views[node] = first
@@ -271,10 +275,43 @@ class Lifter:
         else:
             self._other(node)
 
+    def _in_region(self, node: fx.Node) -> Any:
+        """`_lifted`, with the casts that autocast makes before it."""
+        region = self._regions[-1]
+        if region is None or not node.all_input_nodes:
+            return self._lifted(node)
+        wanted = autocast.casts(node, region, self.source)
+        made: dict[fx.Node, Value] = {}
+        for operand, dtype in wanted.items():
+            value, name = self.read(operand), ir.dtype_name(dtype)
+            made[operand] = self.emit("cast", [value], value.shape, name, dtype=name)
+        if made and (_is_inplace(node.target) or _viewed(node) is not None):
+            raise UnsupportedOpError(
+                f"{self.source}: torch.autocast casts what {node.target} writes: cast by hand"
+            )
+        self._cast = made
+        try:
+            result = self._lifted(node)
+        finally:
+            self._cast = {}
+        found, meta = result, node.meta.get("val")
+        if isinstance(found, Value) and isinstance(meta, torch.Tensor):
+            if found.dtype != ir.like(meta).dtype:
+                raise UnsupportedOpError(
+                    f"{self.source}: {node.target} makes {ir.dtype_name(meta.dtype)} under "
+                    f"torch.autocast and {found.dtype} without: cast by hand"
+                )
+        return result
+
     def _function(self, node: fx.Node) -> list[Value]:
         """A hand-written derivative; what its backward gives no gradient is detached before."""
         tensors: Any = node.args[0]
         called = self.trace.functions[node.args[1]]  # type: ignore[index]
+        if self._regions[-1] is not None:
+            raise UnsupportedOpError(
+                f"{self.source}: {called.kind} (torch.autograd.Function) under torch.autocast: "
+                "call it where autocast is off, enabled=False"
+            )
         operands = [
             value if reached or not value.is_float else self._detached(value)
             for value, reached in zip(map(self.read, tensors), called.reached, strict=True)
@@ -299,13 +336,10 @@ class Lifter:
     def _other(self, node: fx.Node) -> None:
         name = getattr(node.target, "__name__", str(node.target))
         if name == "_enter_autocast":
-            if len(node.args) > 2 and node.args[2] is False:
-                return
-            raise UnsupportedOpError(
-                f"{self.source}: torch.autocast inside the forward; take it out, precision is "
-                "chosen by Workload(precision=...)"
-            )
+            self._regions.append(autocast.entered(node, self._regions[-1]))
+            return
         if name == "_exit_autocast":
+            self._regions.pop()
             return
         what = "torch.vmap, torch.func.grad or the like" if name in _TRANSFORMS else name
         raise UnsupportedOpError(

@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from autopar.frontends.losses import find_loss, scalars_of
 from autopar.frontends.places import UNKNOWN, declared
+from autopar.frontends.pytorch.autocast import autocast_of_devices_refused
 from autopar.frontends.pytorch.build import Built, fake, is_internal, last_line, without_cache
 from autopar.frontends.pytorch.calls import Calls, Kind, NotAlike, Note
 from autopar.frontends.pytorch.errors import (
@@ -200,6 +201,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
         stack.enter_context(exporting())
         stack.enter_context(kept_functions(functions, built.mode, sources.note))
         stack.enter_context(hooks_refused())
+        stack.enter_context(autocast_of_devices_refused())
         stack.enter_context(_masks_unread())
         stack.enter_context(_told_once())
         stack.enter_context(built.mode)
