@@ -65,6 +65,9 @@ def rule_of(function: Any) -> str:
 def test_dims_that_the_rule_pairs_stay_whole() -> None:
     assert rule_of(leaky) == "i0 i1 -> i0 i1"
     assert rule_of(safe_norm) == "i0 i1! -> i0"
+    turned = jax.custom_vjp(lambda x: x * 2)  # the rule alone moves entries of a row
+    turned.defvjp(lambda x: (x * 2, None), lambda _, g: (g[:, ::-1],))
+    assert rule_of(turned) == "i0 i1! -> i0 i1!"
     assert rule_of(lambda x: weighted(x, jnp.sin(x[0]))) == "i0 i1, i1 -> i0 i1"
 
 
