@@ -27,6 +27,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 Array = Any
 LEAST_ROWS = 64
@@ -44,7 +45,10 @@ def attention(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if mask is None and _has_kernel(q, k):
         return _by_kernel(q, k, v, causal, scale)
-    return _by_rows(partial(_rows, causal=causal, scale=scale), q, k, v, mask)
+    # a loop's results have no other mark that a layer could keep them by
+    return checkpoint_name(
+        _by_rows(partial(_rows, causal=causal, scale=scale), q, k, v, mask), "attention"
+    )
 
 
 def rows_of_block(s: int, t: int, d: int) -> int:
@@ -144,8 +148,15 @@ def _over_blocks(q: Array, k: Array, block: Callable[..., Any], start: Any) -> A
     """``block(first row, rows, so far)`` for every block of the rows of q, the last one shorter."""
     s, d = q.shape[2:]
     size = rows_of_block(s, k.shape[2], d)
-    found = lax.fori_loop(0, s // size, lambda i, so_far: block(i * size, size, so_far), start)
     rest = s % size
+
+    # no `fori_loop`, which would be a scan: jax takes what hangs on the counter alone, as causal
+    # masks do, out of scans, and keeps it for all blocks at once
+    def following(state: tuple[Array, Any]) -> tuple[Array, Any]:
+        first, so_far = state
+        return first + size, block(first, size, so_far)
+
+    _, found = lax.while_loop(lambda state: state[0] < s - rest, following, (jnp.int32(0), start))
     return block(s - rest, rest, found) if rest else found
 
 

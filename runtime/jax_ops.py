@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from autopar.runtime.jax_collectives import Axes, all_reduce
+from autopar.runtime.jax_collectives import Axes
 
 Array = Any
 
@@ -63,22 +64,49 @@ def cross_entropy(
     """The sum of the cross-entropies of this rank's rows over ``count``, the rows of the batch.
 
     logits [t, v] (with ``axis`` this rank's piece of v), labels [t] -> scalar. The shares of all
-    ranks that split t add up to the mean. Computed in at least float32.
+    ranks that split t add up to the mean. Computed in at least float32; the logits are all that
+    backward reads, and one array like them all that it makes.
     """
-    logits = wide(logits)
-    if axis is None:
-        likelihood = jax.nn.log_softmax(logits, axis=-1)
-        return -jnp.take_along_axis(likelihood, labels[:, None], axis=-1).sum() / count
     columns = logits.shape[-1]
-    labels = jnp.where(labels < 0, labels + columns * lax.axis_size(axis), labels)
-    place = labels - lax.axis_index(axis) * columns
+    first: Any = 0 if axis is None else lax.axis_index(axis) * columns
+    ranks = 1 if axis is None else lax.axis_size(axis)
+    place = jnp.where(labels < 0, labels + columns * ranks, labels) - first
+    return _entropy(axis, logits, place) / count
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _entropy(axis: Axes | None, logits: Array, place: Array) -> Array:
+    return _entropy_forward(axis, logits, place)[0]
+
+
+def _entropy_forward(axis: Axes | None, logits: Array, place: Array) -> tuple[Array, Any]:
+    """The sum over rows of log(sum(exp(logits))) less the logit at ``place``, where this rank has
+    it; kept: logits, places, the logarithms."""
+    columns = logits.shape[-1]
+    largest = wide(logits.max(-1))
+    if axis is not None:
+        largest = lax.pmax(largest, axis)
     mine = (place >= 0) & (place < columns)
-    largest = lax.pmax(lax.stop_gradient(logits).max(-1), axis)
-    logits = logits - largest[:, None]
     picked = jnp.take_along_axis(logits, jnp.where(mine, place, 0)[:, None], axis=-1)[:, 0]
-    parts = jnp.stack([jnp.exp(logits).sum(-1), jnp.where(mine, picked, 0.0)])
-    total, label = all_reduce(parts, axis)
-    return (jnp.log(total) - label).sum() / count
+    parts = jnp.stack(
+        [
+            jnp.exp(wide(logits) - largest[:, None]).sum(-1),
+            jnp.where(mine, wide(picked) - largest, 0.0),
+        ]
+    )
+    total, label = parts if axis is None else lax.psum(parts, axis)
+    return (jnp.log(total) - label).sum(), (logits, place, jnp.log(total) + largest)
+
+
+def _entropy_backward(axis: Axes | None, kept: Any, g: Array) -> tuple[Array, None]:
+    logits, place, logarithm = kept
+    hit = place[:, None] == jnp.arange(logits.shape[-1])
+    found = ((jnp.exp(wide(logits) - logarithm[:, None]) - hit) * g).astype(logits.dtype)
+    # else XLA makes it once for each product that reads it
+    return lax.optimization_barrier(found), None
+
+
+_entropy.defvjp(_entropy_forward, _entropy_backward)
 
 
 def conv(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -69,16 +68,16 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The parameters of all layers of a block as a program gets them.
+    """The parameters of all layers of a block as a program gets them: ``arrays`` by name, each with
+    the layers as its first dim, or several of the kind.
 
     ``prepare`` makes one layer's parameters what the block computes with: cast, and gathered where
-    ``dp_shard`` cuts them. ``regather``: the gathered ones are not kept for the backward pass.
-    ``recompute``: ``none``, ``full``, or ``compute``, which keeps what collectives gave.
+    ``dp_shard`` cuts them. The backward pass makes them again. ``recompute``: ``none``, which keeps
+    the results of products and the like; ``full``; ``compute``, which keeps what collectives gave.
     """
 
-    arrays: Mapping[str, Array]
-    prepare: Callable[[Mapping[str, Array]], Mapping[str, Array]]
-    regather: bool
+    arrays: Mapping[str, Any]
+    prepare: Callable[[Mapping[str, Any]], Mapping[str, Array]]
     recompute: str
 
 
@@ -90,10 +89,9 @@ def layers(
     between: Callable[..., Any] | None = None,
 ) -> Any:
     """``block(parameters, *shared, *carry)`` for each layer in turn, which gives the next carry;
-    ``between`` takes it from one layer to the next."""
-    head = stack.arrays if between is None else {n: a[:-1] for n, a in stack.arrays.items()}
+    ``between`` takes it to the layer after, of which the last one is apart."""
     # XLA inlines a loop that runs once
-    loops = any(a.shape[0] > 1 for a in head.values())
+    loops = any(a.shape[0] > 1 for a in jax.tree.leaves(stack.arrays))
     run = _remembering(block, stack, in_loop=loops)
 
     def body(carry: Any, piece: Any) -> Any:
@@ -102,15 +100,13 @@ def layers(
             given = between(*given) if isinstance(given, tuple) else between(given)
         return given if isinstance(given, tuple) else (given,), None
 
-    last, _ = lax.scan(body, carry, head)
-    if between is not None:
-        return layer(block, stack, -1, *shared, *last)
+    last, _ = lax.scan(body, carry, stack.arrays)
     return last if len(last) > 1 else last[0]
 
 
 def layer(block: Callable[..., Any], stack: Stack, index: int, *inputs: Array) -> Any:
     """``block(parameters, *inputs)`` for the layer at ``index``."""
-    piece = {name: a[index] for name, a in stack.arrays.items()}
+    piece = jax.tree.map(lambda a: a[index], stack.arrays)
     return _remembering(block, stack, in_loop=False)(piece, *inputs)
 
 
@@ -123,16 +119,10 @@ def _remembering(block: Callable[..., Any], stack: Stack, in_loop: bool) -> Call
     def run(piece: Any, *inputs: Array) -> Any:
         return block(stack.prepare(piece), *inputs)
 
-    checkpoint = partial(jax.checkpoint, prevent_cse=not in_loop)
-    found: Callable[..., Any] = run
     if not remembers:
-        return found
-    if stack.recompute == "full":
-        found = checkpoint(run)
-    elif stack.recompute == "compute":
-        found = checkpoint(run, policy=_only_moved)
-    elif stack.regather:
-        found = checkpoint(run, policy=_all_but_gathered)
+        return run
+    policy = {"none": _costly, "compute": _only_moved, "full": None}[stack.recompute]
+    found: Callable[..., Any] = jax.checkpoint(run, prevent_cse=not in_loop, policy=policy)
     return found
 
 
@@ -161,13 +151,21 @@ def derivative(
 
 
 COLLECTIVES = frozenset(("psum", "pmax", "all_gather", "reduce_scatter", "all_to_all"))
-VIEWS = frozenset(("slice", "reshape", "transpose", "squeeze", "broadcast_in_dim"))
+COSTLY = frozenset(
+    (
+        "dot_general", "ragged_dot", "conv_general_dilated", "reduce_window_max", "name",
+        "dot_product_attention_fwd_wrapper", "gather", "sort", "top_k", "cumsum", "cumlogsumexp",
+        "cummax", "cummin", "cumprod", "argmax", "argmin",
+    )
+)  # fmt: skip
+"""Primitives whose results are worth their memory (``name``: attention's loop); the planner's
+`xla_memory` says so of ops."""
 
 
-def _all_but_gathered(primitive: Any, *_: Any, **params: Any) -> bool:
-    """What to keep: everything but what a gather over ``dp_shard`` made, and views, also of
-    what it made."""
-    return not _gathers(primitive, params) and primitive.name not in VIEWS
+def _costly(primitive: Any, *_: Any, **params: Any) -> bool:
+    """What to keep: results of products, lookups, attention, and of collectives. All else is made
+    again from them where backward reads it, in the kernel that does."""
+    return primitive.name in COSTLY or _only_moved(primitive, **params)
 
 
 def _only_moved(primitive: Any, *_: Any, **params: Any) -> bool:

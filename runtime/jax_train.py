@@ -22,7 +22,7 @@ from autopar.runtime.jax_collectives import join, own_piece, scatter
 from autopar.runtime.jax_layout import GRADIENTS, OPTIMIZER, PARAMETERS, Layout, Leaf
 from autopar.runtime.jax_optimizer import SLOTS, update
 from autopar.runtime.jax_program import Stack
-from autopar.runtime.jax_units import gathered
+from autopar.runtime.jax_units import gathered, scattered
 from autopar.workload import Workload
 
 Array = Any
@@ -94,16 +94,34 @@ class Step:
 
     def cut(self, batch: Mapping[str, Any]) -> dict[str, Array]:
         """A global batch with its microbatches apart, each entry where its readers are."""
-        count = self.layout.settings.microbatches
         found = {}
         for name, spec in self.program.BATCH.items():
             array = jnp.asarray(batch[name])
-            if name in self.layout.settings.whole_inputs or not array.ndim:
-                array = jnp.broadcast_to(array, (count, *array.shape))
-            else:
-                array = array.reshape(count, array.shape[0] // count, *array.shape[1:])
+            shape = self._cut_shape(name, array)
+            whole = len(shape) > array.ndim and shape[1:] == array.shape
+            array = jnp.broadcast_to(array, shape) if whole else array.reshape(shape)
             found[name] = jax.device_put(array, NamedSharding(self.mesh, spec))
         return found
+
+    def shapes(self, batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What `step` and `watched` take, as shapes: of the state, and of a global batch."""
+        params = {
+            key: jax.ShapeDtypeStruct(leaf.shape, leaf.parameter.dtype)
+            for key, leaf in self.layout.leaves.items()
+        }
+        state: dict[str, Any] = dict.fromkeys(self.state_specs, params)
+        state["step"] = jax.ShapeDtypeStruct((), jnp.int32)
+        cut = {
+            name: jax.ShapeDtypeStruct(self._cut_shape(name, batch[name]), batch[name].dtype)
+            for name in self.program.BATCH
+        }
+        return state, cut
+
+    def _cut_shape(self, name: str, array: Any) -> tuple[int, ...]:
+        count = self.layout.settings.microbatches
+        if name in self.layout.settings.whole_inputs or not array.shape:
+            return (count, *array.shape)
+        return (count, array.shape[0] // count, *array.shape[1:])
 
     # -- on the pieces of one device -------------------------------------------------------------
 
@@ -147,42 +165,55 @@ class Step:
         return loss, {k: self._reduced(k, g) for k, g in gradients.items()}
 
     def _micro(self, params: Arrays, batch: Arrays) -> tuple[Array, dict[str, Array]]:
-        """Loss share and gradients of one microbatch; with ZeRO 2 cut at once."""
+        """Loss share and gradients of one microbatch; with ZeRO 2 every layer's are cut at once."""
 
         if self.layout.settings.zero == PARAMETERS:
             # else XLA gathers once before the loop over microbatches, and keeps what it gathered
             params, batch = lax.optimization_barrier((params, batch))
 
-        def share(params: Arrays) -> Array:
-            return self.program.loss(self._given(params), **self._computing(batch))
+        def share(own: Arrays) -> Array:
+            given = params if self.layout.settings.zero == GRADIENTS else {}
+            return self.program.loss(self._given(own, given), **self._computing(batch))
 
-        loss, gradients = jax.value_and_grad(share)(params)
+        own = params
         if self.layout.settings.zero == GRADIENTS:
-            gradients = {k: self._scattered(k, g) for k, g in gradients.items()}
+            own = {k: self._own(k, p) for k, p in params.items()}
+        loss, gradients = jax.value_and_grad(share)(own)
         return loss.astype(jnp.promote_types(loss.dtype, jnp.float32)), dict(gradients)
 
-    def _given(self, params: Arrays) -> dict[str, Any]:
-        """What the program's ``loss`` reads: parameters by name, and a `Stack` for each block."""
+    def _given(self, own: Arrays, whole: Arrays) -> dict[str, Any]:
+        """What the program's ``loss`` reads: parameters by name, and a `Stack` for each block.
+
+        ``own`` are the arrays that gradients are of; where those are pieces of parameters that the
+        device holds ``whole``, these are read.
+        """
         leaves = self.layout.leaves
+        pairs = {
+            k: (p, whole[k]) if k in whole and leaves[k].cut is not None else p
+            for k, p in own.items()
+        }
         root = {k: leaf for k, leaf in leaves.items() if not leaf.layers}
-        found: dict[str, Any] = self._prepared(root, {k: params[k] for k in root})
-        settings = self.layout.settings
+        found: dict[str, Any] = self._prepared(root, {k: pairs[k] for k in root})
         for block in self.program.BLOCKS:
-            own = {leaf.name: leaf for k, leaf in leaves.items() if k.startswith(f"{block}/")}
+            here = {leaf.name: leaf for k, leaf in leaves.items() if k.startswith(f"{block}/")}
             found[block] = Stack(
-                {name: params[leaf.key] for name, leaf in own.items()},
-                partial(self._prepared, own),
-                regather=settings.zero == PARAMETERS and self.layout.mesh.get("dp_shard", 1) > 1,
-                recompute=settings.recompute,
+                {name: pairs[leaf.key] for name, leaf in here.items()},
+                partial(self._prepared, here),
+                recompute=self.layout.settings.recompute,
             )
         return found
 
-    def _prepared(self, leaves: Mapping[str, Leaf], arrays: Arrays) -> dict[str, Array]:
+    def _prepared(self, leaves: Mapping[str, Leaf], arrays: Mapping[str, Any]) -> dict[str, Array]:
         """A unit's parameters whole over ``dp_shard``, in the dtype of compute."""
-        dtypes = {name: self._dtype(a.dtype) for name, a in arrays.items()}
-        if self.layout.settings.zero < PARAMETERS:
-            return {name: a.astype(dtypes[name]) for name, a in arrays.items()}
-        return gathered(arrays, {name: leaf.cut for name, leaf in leaves.items()}, dtypes)
+        if self.layout.settings.zero == PARAMETERS:
+            dtypes = {name: self._dtype(a.dtype) for name, a in arrays.items()}
+            return gathered(arrays, {name: leaf.cut for name, leaf in leaves.items()}, dtypes)
+        found = {}
+        for name, given in arrays.items():
+            piece, whole = given if isinstance(given, tuple) else (None, given)
+            x = whole if piece is None else scattered(whole, piece, leaves[name].cut or 0)
+            found[name] = x.astype(self._dtype(whole.dtype))
+        return found
 
     def _dtype(self, dtype: Any) -> Any:
         precision = self.layout.settings.precision

@@ -1,7 +1,7 @@
 """Parameters that ``dp_shard`` cuts, gathered and their gradients reduced a unit at a time.
 
-A unit is one layer of a block, or all parameters outside of blocks. Its pieces travel as one flat
-array for each dtype, so a unit is one all_gather and its gradient one reduce_scatter.
+A unit is one layer of a block, or all parameters outside of blocks. A large parameter travels by
+itself, which costs no copy of it; the small ones of a unit travel as one flat array for each dtype.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from autopar.runtime.jax_collectives import join, scatter
 
 Array = Any
 Arrays = Mapping[str, Array]
+SMALL_BYTES = 1 << 20
+"""Of a whole parameter: copying it costs less than a collective of its own."""
 
 
 def gathered(pieces: Arrays, cuts: Mapping[str, int | None], dtypes: Arrays) -> dict[str, Array]:
@@ -26,7 +29,10 @@ def gathered(pieces: Arrays, cuts: Mapping[str, int | None], dtypes: Arrays) -> 
     found = {n: p.astype(dtypes[n]) for n, p in pieces.items() if cuts[n] is None}
     groups: dict[tuple[str, str], list[str]] = {}
     for name, p in pieces.items():
-        if cuts[name] is not None:
+        dim = cuts[name]
+        if dim is not None and p.nbytes * lax.axis_size("dp_shard") > SMALL_BYTES:
+            found[name] = _alone(p, dim, dtypes[name])
+        elif dim is not None:
             groups.setdefault((str(p.dtype), str(dtypes[name])), []).append(name)
     for (stored, moved), names in groups.items():
         dims = [cuts[n] or 0 for n in names]
@@ -34,6 +40,35 @@ def gathered(pieces: Arrays, cuts: Mapping[str, int | None], dtypes: Arrays) -> 
             zip(names, _unit([pieces[n] for n in names], dims, stored, moved), strict=True)
         )
     return found
+
+
+def scattered(whole: Array, piece: Array, dim: int) -> Array:
+    """``whole``, whose gradient goes to ``piece``, this rank's part of ``dim``, summed over
+    ``dp_shard``. Nothing reads what ``piece`` holds."""
+
+    @jax.custom_vjp
+    def function(whole: Array, piece: Array) -> Array:
+        return whole
+
+    def backward(_: None, g: Array) -> tuple[None, Array]:
+        return None, scatter(g.astype(piece.dtype), dim, "dp_shard")
+
+    function.defvjp(lambda whole, piece: (whole, None), backward)
+    result: Array = function(whole, piece)
+    return result
+
+
+def _alone(piece: Array, dim: int, moved: Any) -> Array:
+    @jax.custom_vjp
+    def function(piece: Array) -> Array:
+        return join(piece.astype(moved), dim, "dp_shard")
+
+    def backward(_: None, g: Array) -> tuple[Array]:
+        return (scatter(g.astype(piece.dtype), dim, "dp_shard"),)
+
+    function.defvjp(lambda piece: (function(piece), None), backward)
+    result: Array = function(piece)
+    return result
 
 
 def _unit(pieces: list[Array], dims: list[int], stored: str, moved: str) -> list[Array]:

@@ -31,9 +31,9 @@ class Life:
 
 def activation_lives(lowered: Lowered) -> dict[str, Life]:
     """By recompute policy: one microbatch followed forward and backward."""
-    places = _Places(lowered)
+    places = Places(lowered)
     bodies = {name: activation_lives(body) for name, body in lowered.blocks.items()}
-    moved = {name: _moved_bytes(body) for name, body in lowered.blocks.items()}
+    moved = {name: moved_bytes(body) for name, body in lowered.blocks.items()}
     lives: dict[str, Life] = {}
     for policy in RECOMPUTE:
         inner = {name: found[policy] for name, found in bodies.items()}
@@ -41,7 +41,7 @@ def activation_lives(lowered: Lowered) -> dict[str, Life]:
             name: {"none": life.saved, "compute": moved[name], "full": 0}[policy]
             for name, life in inner.items()
         }
-        lives[policy] = _Walk(places, inner, kept_by_call).run()
+        lives[policy] = Walk(places, inner, kept_by_call).run()
     return lives
 
 
@@ -68,21 +68,21 @@ def saved_parameters(lowered: Lowered) -> dict[str, int]:
     return found
 
 
-def _moved_bytes(body: Lowered) -> int:
+def moved_bytes(body: Lowered) -> int:
     """Results of a block's forward collectives on activations."""
     kept = 0
     for found in body.tensors.values():
-        if _moves(found.steps) and found.tensor.differentiable:
+        if moves(found.steps) and found.tensor.differentiable:
             kept += _bytes(body, found.tensor.name, found.shared)
     for op in body.ops:
         for operand in op.operands:
             tensor = body.graph.tensors[operand.name]
-            if tensor.role == "activation" and _moves(operand.steps):
+            if tensor.role == "activation" and moves(operand.steps):
                 kept += _bytes(body, operand.name, operand.wanted)
     return kept
 
 
-class _Places:
+class Places:
     """Where the tensors of one graph lie, and what of them outlives forward, under any policy.
 
     A place is a tensor's own storage by its name, or ``name->sharding`` of a copy for one reader.
@@ -105,7 +105,7 @@ class _Places:
 
     def _read(self, operand: Operand) -> tuple[str, int]:
         """Place and bytes of what an op really reads: the shared copy or its own resharded one."""
-        if _moves(operand.steps):
+        if moves(operand.steps):
             name, wanted = operand.name, operand.wanted
             return f"{name}->{wanted}", _bytes(self.lowered, name, wanted)
         root = self.root[operand.name]
@@ -156,12 +156,10 @@ class _Places:
         return self.is_activation(place)
 
 
-class _Walk:
+class Walk:
     """Live bytes along the ops of one graph; a block call is one op with an inner peak."""
 
-    def __init__(
-        self, places: _Places, bodies: Mapping[str, Life], kept: Mapping[str, int]
-    ) -> None:
+    def __init__(self, places: Places, bodies: Mapping[str, Life], kept: Mapping[str, int]) -> None:
         self.places = places
         self.lowered = places.lowered
         self.bodies = bodies
@@ -240,14 +238,14 @@ def _roots(lowered: Lowered) -> dict[str, str]:
     root = {name: name for name in lowered.graph.tensors}
     for op in lowered.ops:
         if op.bound is not None and op.bound.rule.view and op.op.inputs:
-            if not _moves(op.operands[0].steps):
+            if not moves(op.operands[0].steps):
                 for name in op.op.outputs:
-                    if not _moves(lowered.tensors[name].steps):
+                    if not moves(lowered.tensors[name].steps):
                         root[name] = root[op.op.inputs[0]]
     return root
 
 
-def _moves(steps: tuple[object, ...]) -> bool:
+def moves(steps: tuple[object, ...]) -> bool:
     return any(getattr(step, "forward", "none") != "none" for step in steps)
 
 

@@ -9,6 +9,7 @@ from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.plan import Memory
 from autopar.planner.state import StateSharding
 from autopar.planner.summary import Summary
+from autopar.planner.xla_memory import xla_moments
 
 ALLOCATOR_SHARE = 0.04
 """Fragmentation of a caching allocator, as a share of what is allocated (assumed)."""
@@ -27,9 +28,16 @@ def step_memory(summary: Summary, state: StateSharding, recompute: str, device: 
             optimizer += state.optimizer_bytes(numel, dtype) * copies
         for dtype, numel in unit.frozen.items():
             parameters += state.parameter_bytes(numel, dtype) * copies
-    activations = summary.lives[recompute].peak + _cast_bytes(summary, state, recompute)
+    if summary.xla is None:
+        activations = summary.lives[recompute].peak + _cast_bytes(summary, state, recompute)
+        gathered = _gathered_bytes(summary, state)
+    else:
+        bodies = [(body.trained, summary.copies[n]) for n, body in summary.bodies.items()]
+        moments = xla_moments(summary.xla, recompute, state, summary.root.trained, bodies)
+        gradients = min(gradients, *moments.values())
+        activations = max(moments.values()) - gradients + summary.xla.batch
+        gathered = 0
     allocated = parameters + gradients + optimizer + activations
-    gathered = _gathered_bytes(summary, state)
     overhead = int((device.heap_share or ALLOCATOR_SHARE) * (allocated + gathered))
     overhead += device.process_bytes or CONTEXT_BYTES[device.kind]
     overhead += sum(size for name, size in device.package_bytes if name in summary.packages)

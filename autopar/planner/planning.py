@@ -210,6 +210,7 @@ def plan_captured(
         splits_batch=obstacle is None,
         fusion=fusion(graph) if style == "compiled" else ALONE,
         verbose=options.verbose,
+        framework=workload.framework,
     )
     outcome = search_or_advise(question, progress)
     made = _plan(outcome, question, captured, workload, workload_ref, style, tuple(missing))

@@ -39,6 +39,7 @@ class Question:
     splits_batch: bool = True
     verbose: bool = False
     fusion: Fusion = ALONE
+    framework: str = "torch"
 
 
 @dataclass(frozen=True, slots=True)

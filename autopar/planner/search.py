@@ -205,7 +205,8 @@ def _solve(
     if candidate.tp > 1 and not must_split and not splits_tp(stage):
         return _solve(question, candidate, solver, layout, exposed, usage_limit, True)
     lowered = _lower(question, stage, candidate)
-    return _Solved(candidate, folded, solution, stage, lowered, summarise(lowered, prices))
+    summary = summarise(lowered, prices, question.framework)
+    return _Solved(candidate, folded, solution, stage, lowered, summary)
 
 
 def _lower(question: Question, stage: Stage, candidate: Candidate) -> Lowered:

@@ -23,6 +23,7 @@ from autopar.nouns.sharding import Sharding
 from autopar.planner.activations import Life, activation_lives, saved_parameters
 from autopar.planner.priced import global_counts
 from autopar.planner.prices import PICOSECONDS, Prices
+from autopar.planner.xla_memory import XlaLives, xla_lives
 from autopar.rules.resharding import Step
 
 
@@ -64,6 +65,8 @@ class Summary:
     """Losses that are means over the labelled tokens of the batch."""
     packages: frozenset[str] = frozenset()
     """Installed packages that the model's code lies in."""
+    xla: XlaLives | None = None
+    """Of a JAX program: what its memory hangs on in place of ``lives``."""
 
     def owners(self) -> Iterator[tuple[Unit, int]]:
         """Each unit that owns parameters, with how many sets of them there are."""
@@ -72,7 +75,7 @@ class Summary:
             yield unit, self.copies[name]
 
 
-def summarise(lowered: Lowered, prices: Prices) -> Summary:
+def summarise(lowered: Lowered, prices: Prices, framework: str = "torch") -> Summary:
     """Adds up a lowered plan by unit."""
     root = _unit(lowered, prices)
     bodies = {name: _unit(body, prices) for name, body in lowered.blocks.items()}
@@ -99,6 +102,7 @@ def summarise(lowered: Lowered, prices: Prices) -> Summary:
         buffer_bytes=_buffer_bytes(lowered),
         counts=global_counts(lowered.graph),
         packages=frozenset(_packages(lowered)),
+        xla=xla_lives(lowered) if framework == "jax" else None,
     )
 
 

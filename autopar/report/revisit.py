@@ -111,7 +111,8 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
         plan.zero, stage.mesh, plan.microbatches, plan.precision, plan.optimizer
     )
     lowered = lower(graph, stage, plan.microbatches, choices, batch_dims)
-    time = simulate(summarise(lowered, prices), sharding, cluster, plan.recompute)
+    summary = summarise(lowered, prices, plan.framework)
+    time = simulate(summary, sharding, cluster, plan.recompute)
     state = StatePrices(cluster, sharding, time.exposed_share)
     bindings = Bindings()
 
@@ -154,7 +155,8 @@ def _summary(
     stage: Stage, plan: Plan, graph: Graph, batch_dims: Mapping[str, int], prices: Prices
 ) -> Summary:
     choices = data_choices(graph, batch_dims)
-    return summarise(lower(graph, stage, plan.microbatches, choices, batch_dims), prices)
+    lowered = lower(graph, stage, plan.microbatches, choices, batch_dims)
+    return summarise(lowered, prices, plan.framework)
 
 
 def _choice(folded: Folded, plan: Plan) -> tuple[int, ...] | None:

@@ -13,6 +13,7 @@ from autopar.nouns.plan import Plan
 from autopar.nouns.sharding import Sharding
 from autopar.runtime.emit_jax.errors import JaxEmitError
 from autopar.runtime.emit_jax.functions import Marks, body, shown
+from autopar.runtime.emit_jax.loops import last_alone, last_stack
 from autopar.runtime.emit_jax.own_derivatives import own_derivatives
 from autopar.runtime.emit_torch.names import identifier
 from autopar.runtime.emit_torch.text import Lines, literal, tuple_text
@@ -147,22 +148,27 @@ def _blocks(lowered: Lowered) -> list[str]:
     if not lowered.blocks:
         return ["BLOCKS: dict[str, Block] = {}"]
     lines = ["BLOCKS = {"]
+    apart = last_alone(lowered)
     for name, found in lowered.blocks.items():
-        lines.append(f'    "{name}": Block(')
-        head = Lines(8)
-        head.add(f"layers={_instances(lowered.graph.blocks[name])},")
-        lines += [*head.lines, "        parameters={", *_parameter_rows(found, 12), "        },"]
-        lines.append("    ),")
+        instances = tuple(dict.fromkeys(lowered.graph.blocks[name].instances))
+        stacks = {name: instances}
+        if name in apart:
+            stacks = {name: instances[:-1], last_stack(name): instances[-1:]}
+        for stack, layers in stacks.items():
+            lines.append(f'    "{stack}": Block(')
+            head = Lines(8)
+            head.add(f"layers={_instances(layers)},")
+            lines += [*head.lines, "        parameters={", *_parameter_rows(found, 12)]
+            lines += ["        },", "    ),"]
     return [*lines, "}"]
 
 
-def _instances(block: Block) -> str:
+def _instances(names: tuple[str, ...]) -> str:
     """``tuple(f"blocks.{i}" for i in range(4))``, or the names one by one."""
-    names = list(dict.fromkeys(block.instances))
     prefix, _, first = names[0].rpartition(".")
     if first.isdigit():
         start, stop = int(first), int(first) + len(names)
-        if len(names) > 2 and names == [f"{prefix}.{i}" for i in range(start, stop)]:
+        if len(names) > 2 and list(names) == [f"{prefix}.{i}" for i in range(start, stop)]:
             span = f"{start}, {stop}" if start else f"{stop}"
             return f'tuple(f"{prefix}.{{i}}" for i in range({span}))'
     return tuple_text(names)

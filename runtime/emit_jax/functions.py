@@ -171,16 +171,23 @@ class _Writer:
         block = self.lowered.graph.blocks[first.op.attrs["block"]]
         fixed = [inputs[i] for i in run.fixed]
         carry = [inputs[i] for i in run.carried]
+        function = self.functions[block.name]
         stack = f'{self.parameters}["{block.name}"]'
         shared = f", shared=({', '.join(fixed)},)" if fixed else ""
         extra = shared + self._between(run)
-        text = f"layers({self.functions[block.name]}, {stack}, {', '.join(carry)}{extra})"
+        text = f"layers({function}, {stack}, {', '.join(carry)}{extra})"
         for op in run.ops[1:]:
             for operand in op.operands:
                 self._read(operand.name)
         names = [self._bind(name, first) for name in last.op.outputs]
         shape = self._comment(last.op.outputs[0], last.results[0])
-        self.lines.add(f"{', '.join(names)} = {text}", f"{len(run.ops)} layers: {shape}")
+        looped = len(run.ops) - run.parts
+        self.lines.add(f"{', '.join(names)} = {text}", f"{looped} layers: {shape}")
+        if run.parts:
+            alone = f'{self.parameters}["{loops.last_stack(block.name)}"]'
+            given = ", ".join([*fixed, *names])
+            made = f"layer({function}, {alone}, 0, {given})"
+            self.lines.add(f"{', '.join(names)} = {made}", shape)
         for name in last.op.outputs:
             self._shared(name)
 

@@ -23,6 +23,24 @@ class Run:
     carried: tuple[int, ...]
     between: tuple[tuple[Step, ...], ...]
 
+    @property
+    def parts(self) -> bool:
+        """Whether the last layer stands apart: nothing happens to what it gives."""
+        return any(self.between)
+
+
+def last_alone(lowered: Lowered) -> frozenset[str]:
+    """Blocks whose last layer stands apart from the loop over the others, so that its parameters
+    are stored apart, too: cutting them off a stack would copy it."""
+    every = [lowered, *lowered.blocks.values()]
+    found = (run for graph in every for run in runs(graph).values() if run.parts)
+    return frozenset(str(run.ops[0].op.attrs["block"]) for run in found)
+
+
+def last_stack(block: str) -> str:
+    """The name under which the last layer of such a block is stored."""
+    return f"{block}.last"
+
 
 def place(block: Block, instance: str) -> int:
     """The row of ``instance`` in the stacked parameters of its block."""
