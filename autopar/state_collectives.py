@@ -33,9 +33,9 @@ torch      dim 0, padded to a multiple of ``dp_shard``     scalars
 jax        the first dim that ``dp_shard`` divides         tensors without such a dim
 =========  ==============================================  ========================
 
-A large parameter of a JAX program's unit travels by itself, which XLA may join again; bytes are the
-same. Between steps of ZeRO 1 and 2 every rank of a JAX program holds the stored parameters whole, so it
-gathers them in the dtype in which they are stored.
+A large parameter of a JAX program's unit travels by itself, which XLA may join again; the bytes are
+the same. Between steps of ZeRO 1 and 2 every rank of a JAX program holds the stored parameters
+whole, so it gathers them in the dtype in which they are stored.
 """
 
 from __future__ import annotations
