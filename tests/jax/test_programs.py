@@ -14,7 +14,7 @@ import pytest
 from autopar.frontends.jax import paths_of
 from autopar.lowering import lower
 from autopar.rules.batch import data_choices
-from autopar.runtime import jax_hlo, jax_verify
+from autopar.runtime import jax_hlo, jax_units, jax_verify
 from autopar.runtime.emit_jax import UnevenPieces, emit
 from autopar.runtime.emit_torch import text as layout
 from autopar.runtime.jax_layout import by_name
@@ -64,6 +64,15 @@ def test_program_equals_loss_function_and_moves_what_was_priced(name: str) -> No
     assert errors.largest <= TOLERANCE
     assert issued
     assert jax_hlo.differences(program.priced_in_float64(), issued) == []
+
+
+def test_parameters_that_are_gathered_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As large ones are; those of the other tests travel together."""
+    monkeypatch.setattr(jax_units, "SMALL_BYTES", 0)
+    program = made("gpt_two_layers", {"dp_shard": "4", "tp": "2", "zero": "3"})
+    errors, moved = program.exact()
+    assert errors.largest <= TOLERANCE
+    assert jax_hlo.differences(program.priced_in_float64(), moved) == []
 
 
 @pytest.mark.parametrize("zero", ["1", "3"])
