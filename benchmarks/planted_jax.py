@@ -67,8 +67,6 @@ ERRORS: tuple[Planted, ...] = (
         "rules.strategies:operand_placement", "DEFERRED if differentiable else WHOLE", "WHOLE"),
     _emission("a mean over pieces stays a mean (jax)", "ops replicate",
         "expressions:_Writer._reduction", "counts[0] != counts[1]", "False"),
-    _emission("parentheses on the right are lost (jax)", "ops replicate",
-        "expressions:_Writer._operator", "{right.within(level + 1)}", "{right.text}"),
     _emission("a number first is written last (jax)", "ops replicate",
         "expressions:_Writer._operator", "sides.reverse()", "pass"),
     _emission("attention is written without its mask", "gpt tp",

@@ -70,7 +70,7 @@ def _loss_ops(params: Tree, batch: Tree) -> Any:
     a, b = x @ params["first"], x @ params["second"] + params["bias"]
     up, low = jnp.split(a, 2, axis=-1)
     moved = jnp.concatenate([low, up[:, ::-1]], axis=-1)
-    best = jnp.where(a > 0.3, a, jnp.clip(b, -0.4, 0.7))
+    best = jnp.where(a > 0.3, a, jax.lax.clamp(-0.4, b, 0.7))
     spread = b.max(-1, keepdims=True) + 2.0 ** b.mean(-1, keepdims=True)
     strided = jnp.pad(a[:, 1::2], ((0, 0), (1, 2), (0, 0)), constant_values=0.5)
     picked = params["table"][places] * (1 - moved) / (2 + b**2) - b**3
