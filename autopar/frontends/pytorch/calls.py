@@ -1,8 +1,9 @@
 """Calls of repeated layers during the trace: the first of a kind runs, later ones are one op.
 
-A call is of a kind with an earlier one when the layers are built alike (`repeats`) and the
+A call may be of a kind with an earlier one when the layers are built alike (`repeats`) and the
 arguments agree: the same structure, constants, shapes and dtypes, and the same arguments being one
-tensor. The trace then records for every call exactly which tensors it read and made::
+tensor. It is of that kind when its forward then makes the same calls to torch (`recording`). The
+trace says for every call exactly which tensors it read and made::
 
     inside = autopar::enter(arguments, kind)    the first call: its ops stand between these two
     outside = autopar::leave(results, kind)
@@ -22,24 +23,50 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, track_tensor_tree
 
-from autopar.frontends.pytorch.repeats import Counter, Member
+from autopar.frontends.pytorch.recording import (
+    Labels,
+    Origin,
+    Recorder,
+    Recording,
+    Replayer,
+    marked,
+)
+from autopar.frontends.pytorch.repeats import Member
+from autopar.frontends.pytorch.structure import (
+    Given,
+    Made,
+    leaves,
+    put_together,
+    renumber,
+    take_apart,
+)
 from autopar.runtime.torch_private import FakeTensor, without_modes, without_torch_function
+
+Place = tuple[str, int]  # a call in the trace: module path, how many calls it had before
 
 
 class NotAlike(Exception):
-    """Internal: the trace has to be taken again with the layers of ``group`` told apart."""
+    """Internal: the trace has to be taken again with the layers of ``group`` told apart.
 
-    def __init__(self, group: int, why: str, *, repeated: bool = False) -> None:
+    first: only this call is told apart from those before it.
+    """
+
+    def __init__(
+        self, group: int, why: str, *, repeated: bool = False, first: Place | None = None
+    ) -> None:
         super().__init__(why)
-        self.group, self.why, self.repeated = group, why, repeated
+        self.group, self.why, self.repeated, self.first = group, why, repeated, first
 
 
 @dataclass(slots=True)
 class Kind:
     """Calls that are alike.
 
-    shared:  full names of tensors in the first layer that all of them have in common.
-    results: meta tensors like those that the first call made; ``mode`` fakes them again.
+    shared:    full names of tensors in the first layer that all of them have in common.
+    given:     which of the tensors that the first call was given require gradients.
+    results:   meta tensors like those that the first call made; ``mode`` fakes them again.
+    gradients: which of the results require gradients.
+    slots:     where each tensor of the returned value comes from; ``labels`` are theirs.
     """
 
     number: int
@@ -48,19 +75,13 @@ class Kind:
     argument_names: tuple[str, ...]
     paths: list[str]
     shared: frozenset[str]
+    given: list[bool]
     results: list[torch.Tensor] = field(default_factory=list)
+    gradients: list[bool] = field(default_factory=list)
     mode: Any = None
-    structure: Any = None  # the returned value, tensors as _Made or _Given
-
-
-@dataclass(frozen=True, slots=True)
-class _Made:
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    index: int
+    labels: list[Hashable] = field(default_factory=list)
+    slots: list[Given | Made] = field(default_factory=list)
+    recording: Recording = field(default_factory=Recording)
 
 
 def _like(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -94,7 +115,32 @@ def _again(kind: Kind, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             FakeTensor(kind.mode, t, torch.device("cpu")) for t in kind.results
         ]
         track_tensor_tree(made, proxy, constant=None, tracer=tracer)
+    _require(made, kind.gradients)
     return made
+
+
+class _History(torch.autograd.Function):
+    """Makes tensors require gradients without being leaves, as results of a layer are."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, tensors: list[torch.Tensor]) -> Any:
+        return tuple(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise AssertionError("a trace has no backward pass")
+
+
+_apply = vars(torch.autograd.Function)["apply"].__get__(None, _History)
+_anchor = torch.empty((), device="meta", requires_grad=True)
+
+
+def _require(tensors: list[torch.Tensor], needed: list[bool]) -> None:
+    """Gives a history to the tensors that need gradients: a forward may ask ``requires_grad``."""
+    chosen = [t for t, n in zip(tensors, needed, strict=True) if n and not t.requires_grad]
+    if chosen:
+        with without_torch_function(), torch.enable_grad():
+            _apply(_anchor, chosen)
 
 
 Note = Callable[[FrameType | None], None]
@@ -105,23 +151,36 @@ class Calls:
 
     apart:    groups whose members are not to be taken as alike.
     repeated: groups of one member that turned out to be called several times.
+    firsts:   calls that turned out to differ from those before them.
+    named:    the model's tensors by ``id`` of what stands for them.
     note:     told of the calling frame before an op is written by hand.
+    current:  what sees the torch calls of the layer that runs.
+    failure:  why the trace has to be taken again. The forward runs to its end all the same, so
+              that what it counts in Python is as after every other step.
     """
 
     def __init__(
-        self, members: Mapping[int, Member], apart: set[int], repeated: set[int], note: Note
+        self,
+        members: Mapping[int, Member],
+        apart: set[int],
+        repeated: set[int],
+        firsts: set[Place],
+        note: Note,
     ) -> None:
         self.members = [m for m in members.values() if m.group not in apart]
-        self.repeated = repeated
-        self.note = note
+        self.repeated, self.firsts, self.note = repeated, firsts, note
         self.kinds: list[Kind] = []
-        self._by_key: dict[Hashable, Kind] = {}
+        self.named: Mapping[int, Origin] = {}
+        self.current: Recorder | Replayer | None = None
+        self.failure: NotAlike | None = None
+        self._by_key: dict[Hashable, list[Kind]] = {}
         self._seen: set[Hashable] = set()
-        self._inside = False
+        self._counts: dict[str, int] = {}
 
     @contextmanager
-    def patched(self) -> Iterator[None]:
+    def patched(self, named: Mapping[int, Origin]) -> Iterator[None]:
         """Inside, calls of the members go through here."""
+        self.named = named
         patched: list[Member] = []
         try:
             for member in self.members:
@@ -138,20 +197,22 @@ class Calls:
         forward = member.module.forward
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self._inside:
+            if self.current is not None:
                 return forward(*args, **kwargs)
             tensors, structure = take_apart((args, kwargs))
             key = (member.group, structure, tuple(map(_shape, tensors)), _modes())
             if member.alone and member.group not in self.repeated:
                 if key in self._seen:
-                    raise NotAlike(member.group, "called more than once", repeated=True)
+                    self._fail(NotAlike(member.group, "called more than once", repeated=True))
                 self._seen.add(key)
                 return forward(*args, **kwargs)
-            kind = self._by_key.get(key)
-            if kind is not None:
-                kind.paths.append(member.path)
-                self.note(sys._getframe(1))
-                return put_together(kind.structure, tensors, _again(kind, tensors))
+            place = (member.path, self._counts.get(member.path, 0))
+            self._counts[member.path] = place[1] + 1
+            before = self._by_key.setdefault(key, [])
+            needed = [t.requires_grad for t in tensors]
+            alike = [k for k in before if not k.recording.asks or k.given == needed]
+            if alike and place not in self.firsts:
+                return self._later(alike, place, member, forward, (args, kwargs), tensors)
             kind = Kind(
                 len(self.kinds),
                 member.group,
@@ -159,41 +220,89 @@ class Calls:
                 tuple(_argument_names(forward, args, kwargs)),
                 [member.path],
                 member.shared,
+                needed,
             )
             self.kinds.append(kind)
-            self._by_key[key] = kind
+            before.append(kind)
             return self._first(kind, member, forward, tensors, structure)
 
         return call
+
+    def _fail(self, error: NotAlike) -> None:
+        if self.failure is None:
+            self.failure = error
+
+    def _later(
+        self,
+        kinds: list[Kind],
+        place: Place,
+        member: Member,
+        forward: Any,
+        given: tuple[Any, Any],
+        tensors: list[torch.Tensor],
+    ) -> Any:
+        """Runs the layer with answers from the recordings, and writes one op into the trace."""
+        labels = Labels(member.path, member.shared, self.named, tensors)
+        replayer = Replayer(labels, [k.recording for k in kinds], member.group)
+        self.current = replayer
+        args, kwargs = given
+        try:
+            result = forward(*args, **kwargs)
+        finally:
+            replayer.end()
+            self.current = None
+            if replayer.why:
+                self._fail(NotAlike(member.group, replayer.why, first=place))
+        if replayer.why:
+            return result
+        kind = next(k for k in kinds if k.recording is replayer.left[0])
+        found, shape = take_apart(result)
+        if [labels.known(t) for t in found] != kind.labels:
+            self._fail(NotAlike(member.group, "what it returns is another thing", first=place))
+            return result
+        if any(map(marked, (*found, *tensors))):
+            self._fail(NotAlike(member.group, "the forward leaves something behind in a tensor"))
+        kind.paths.append(member.path)
+        self.note(sys._getframe(2))
+        # containers and constants are its own: only tensors have to be the same ones
+        return put_together(renumber(shape, kind.slots), tensors, _again(kind, tensors))
 
     def _first(
         self, kind: Kind, member: Member, forward: Any, tensors: list[torch.Tensor], structure: Any
     ) -> Any:
         """Runs the layer between the two marks."""
         given = torch.ops.autopar.enter(tensors, kind.number)
+        _require(given, kind.given)
         args, kwargs = put_together(structure, given, [])
         before = _state(member, structure)
-        self._inside = True
+        labels = Labels(member.path, member.shared, self.named, given)
+        recorder = Recorder(labels)
+        self.current = recorder
+        grad = torch.is_grad_enabled()
         try:
-            with _watched(member) as counters:
-                result = forward(*args, **kwargs)
+            result = forward(*args, **kwargs)
+            recorder.end()
         finally:
-            self._inside = False
-        if any(c.used for c in counters):
-            raise NotAlike(member.group, "the forward computes with the layer's own number")
+            self.current = None
         if _state(member, structure) != before or take_apart((args, kwargs))[1] != structure:
-            raise NotAlike(member.group, "the forward leaves something behind in an object")
+            recorder.why = "the forward leaves something behind in an object"
         found, shape = take_apart(result)
-        place = {id(t): _Given(i) for i, t in enumerate(given)}
+        if any(map(marked, (*found, *given, *tensors))):
+            recorder.why = "the forward leaves something behind in a tensor"
+        if torch.is_grad_enabled() != grad:
+            recorder.why = "the forward leaves gradients switched on or off"
+        if recorder.why:
+            self._fail(NotAlike(member.group, recorder.why))
+        place = {id(t): Given(i) for i, t in enumerate(given)}
         new: list[torch.Tensor] = []
-        slots: list[_Given | _Made] = []
         for tensor in found:
             if id(tensor) in place:
-                slots.append(place[id(tensor)])
+                kind.slots.append(place[id(tensor)])
             else:
-                slots.append(_Made(len(new)))
+                kind.slots.append(Made(len(new)))
                 new.append(tensor)
-        kind.structure = _renumber(shape, slots)
+        kind.labels = [labels.of(t) for t in found]
+        kind.recording = recorder.recording
         if new:
             kind.mode = new[0].fake_mode  # type: ignore[attr-defined]
             with without_modes():
@@ -201,34 +310,16 @@ class Calls:
                     torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
                     for t in new
                 ]
+        kind.gradients = [t.requires_grad for t in new]
         made = torch.ops.autopar.leave(new, kind.number)
-        return put_together(kind.structure, tensors, made)
-
-
-@contextmanager
-def _watched(member: Member) -> Iterator[list[Counter]]:
-    """Inside, the integers that count the members note whether they are computed with."""
-    places = [(vars(member.module.get_submodule(path)), name) for path, name in member.counters]
-    counters = [Counter(table[name]) for table, name in places]
-    for (table, name), counter in zip(places, counters, strict=True):
-        table[name] = counter
-    try:
-        yield counters
-    finally:
-        for (table, name), counter in zip(places, counters, strict=True):
-            table[name] = int.__int__(counter)
+        _require(made, kind.gradients)
+        return put_together(renumber(shape, kind.slots), tensors, made)
 
 
 def _state(member: Member, structure: Any) -> Any:
     """What a forward could change besides its result: attributes, and objects that it was given."""
-    counted = set(member.counters)
-    own = [
-        (name, id(value))
-        for path, m in member.module.named_modules()
-        for name, value in vars(m).items()
-        if (path, name) not in counted
-    ]
-    return own, [_fields(leaf) for leaf in _objects(structure)]
+    own = [(name, id(value)) for m in member.module.modules() for name, value in vars(m).items()]
+    return own, [_fields(leaf.value) for leaf in leaves(structure)]
 
 
 def _fields(value: Any, depth: int = 3) -> Any:
@@ -240,87 +331,6 @@ def _fields(value: Any, depth: int = 3) -> Any:
     return id(value)
 
 
-# -- arguments and results as a list of distinct tensors and a structure around them --------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Object:
-    """A value that is no tensor and no container; equal when equal constants or one object."""
-
-    value: Any
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Object):
-            return NotImplemented
-        return _constant(self.value) == _constant(other.value)
-
-    def __hash__(self) -> int:
-        return hash(_constant(self.value))
-
-
-def _constant(value: Any) -> Hashable:
-    plain = bool | int | float | complex | str | bytes | torch.dtype | torch.device
-    if value is None or isinstance(value, plain):
-        return (type(value), value)
-    return id(value)
-
-
-def take_apart(value: Any) -> tuple[list[torch.Tensor], Any]:
-    """The distinct tensors in ``value``, and ``value`` with `_Given` in their places."""
-    tensors: list[torch.Tensor] = []
-    place: dict[int, int] = {}
-
-    def walk(v: Any) -> Any:
-        if isinstance(v, torch.Tensor):
-            if id(v) not in place:
-                place[id(v)] = len(tensors)
-                tensors.append(v)
-            return _Given(place[id(v)])
-        if isinstance(v, dict):
-            return (type(v), tuple((k, walk(x)) for k, x in v.items()))
-        if isinstance(v, list | tuple):
-            return (type(v), tuple(map(walk, v)))
-        return _Object(v)
-
-    return tensors, walk(value)
-
-
-def put_together(structure: Any, given: list[torch.Tensor], made: list[torch.Tensor]) -> Any:
-    """The inverse of `take_apart`."""
-    if isinstance(structure, _Given):
-        return given[structure.index]
-    if isinstance(structure, _Made):
-        return made[structure.index]
-    if isinstance(structure, _Object):
-        return structure.value
-    kind, parts = structure
-    if issubclass(kind, dict):
-        items = {k: put_together(v, given, made) for k, v in parts}
-        return items if kind is dict else kind(**items)
-    values = [put_together(v, given, made) for v in parts]
-    return kind(*values) if hasattr(kind, "_fields") else kind(values)
-
-
-def _renumber(structure: Any, slots: list[_Given | _Made]) -> Any:
-    if isinstance(structure, _Given):
-        return slots[structure.index]
-    if isinstance(structure, _Object):
-        return structure
-    kind, parts = structure
-    if issubclass(kind, dict):
-        return (kind, tuple((k, _renumber(v, slots)) for k, v in parts))
-    return (kind, tuple(_renumber(v, slots) for v in parts))
-
-
-def _objects(structure: Any) -> Iterator[Any]:
-    if isinstance(structure, _Object):
-        yield structure.value
-    elif isinstance(structure, tuple):
-        kind, parts = structure
-        for part in parts:
-            yield from _objects(part[1] if issubclass(kind, dict) else part)
-
-
 def _modes() -> Hashable:
     """What a layer computes by beside its arguments."""
     cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
@@ -328,7 +338,7 @@ def _modes() -> Hashable:
 
 
 def _shape(tensor: torch.Tensor) -> Hashable:
-    return (tuple(tensor.shape), tensor.dtype)
+    return (tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
 def _argument_names(forward: Any, args: Any, kwargs: Any) -> list[str]:

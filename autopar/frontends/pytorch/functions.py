@@ -11,8 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from types import FrameType
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, track_tensor_tree
 
 from autopar.frontends.named_functions import MissingFunction, found_at
+from autopar.frontends.pytorch.calls import Calls
 from autopar.frontends.pytorch.derivatives import Seen, run
 from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.runtime.torch_private import (
@@ -55,24 +55,32 @@ class Called:
         return self.path.replace(":", ".")
 
 
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """A function's call, equal for calls of one class."""
+
+    cls: type
+    write: Callable[..., Any] = field(compare=False)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.write(*args)
+
+
 torch.library.define("autopar::function", "(Tensor[] tensors, int number) -> Tensor[]")
 
 
 @contextmanager
-def kept_functions(
-    calls: list[Called], mode: FakeTensorMode, note: Callable[[FrameType | None], None]
-) -> Iterator[None]:
-    """Inside, `Function.apply` writes one op into the trace and what it is into ``calls``.
+def kept_functions(functions: list[Called], mode: FakeTensorMode, calls: Calls) -> Iterator[None]:
+    """Inside, `Function.apply` writes one op into the trace and what it is into ``functions``.
 
-    ``note`` is told of the calling frame before. A function that a program cannot call again
-    raises `UnsupportedOpError`.
+    In a repeated layer it is one of the calls by which layers are compared. A function that a
+    program cannot call again raises `UnsupportedOpError`.
     """
     function: Any = torch.autograd.Function
     plain = vars(function)["apply"]
     running = False
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        nonlocal running
         real = plain.__get__(None, cls)
         if cls.__module__ == "torch.utils.checkpoint":
             raise UnsupportedOpError(
@@ -82,15 +90,24 @@ def kept_functions(
         own = not cls.__module__.startswith(("torch.", "autopar."))
         if running or not own or not torch.is_grad_enabled() or get_proxy_mode() is None:
             return real(*args, **kwargs)
-        running = True
-        try:
-            made = _call(cls, real, args, mode)
-        finally:
-            running = False
-        note(sys._getframe(1))
-        called, results = made
-        calls.append(called)
-        return _written(called, len(calls) - 1, args, results, mode)
+        frame = sys._getframe(1)
+
+        def write(*args: Any) -> Any:
+            nonlocal running
+            running = True
+            try:
+                with without_torch_function():  # none of these calls is the layer's
+                    called, results = _call(cls, real, args, mode)
+            finally:
+                running = False
+            calls.note(frame)
+            functions.append(called)
+            with without_torch_function():
+                return _written(called, len(functions) - 1, args, results, mode)
+
+        if calls.current is not None:
+            return calls.current.call(_Applied(cls, write), args, {})
+        return write(*args)
 
     function.apply = classmethod(apply)
     try:
@@ -192,7 +209,7 @@ def _constant(value: Any, name: str, place: int) -> Any:
 
 
 def _unwatched(value: Any) -> Any:
-    """A plain number: a layer's own, which is watched, counts as computed with."""
+    """A plain number, also where it comes as a subclass of int."""
     if isinstance(value, int) and type(value) not in (int, bool):
         return int(value)
     if isinstance(value, list | tuple) and type(value) in (list, tuple):

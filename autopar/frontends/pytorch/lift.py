@@ -18,6 +18,7 @@ from autopar.frontends.pytorch.aten_complex import real_view
 from autopar.frontends.pytorch.calls import NotAlike
 from autopar.frontends.pytorch.errors import MutationError, UnsupportedOpError
 from autopar.frontends.pytorch.ir import Node, Value
+from autopar.frontends.pytorch.recording import answered
 from autopar.frontends.pytorch.trace import Trace
 from autopar.nouns.graph import DTYPE_BYTES, Source, freeze
 from autopar.rules.own_functions import ELEMENTWISE, FUNCTION, LINEAR
@@ -217,6 +218,11 @@ class Lifter:
                 value.shape, value.dtype = tuple(tensor.shape), ir.dtype_name(tensor.dtype)
                 value = real_view(self, value)
         else:
+            group = answered(tensor)
+            if group is not None:
+                raise NotAlike(
+                    group, "a tensor of the layer is used outside without being returned"
+                )
             real = getattr(tensor, "constant", tensor)
             if real is None:
                 raise UnsupportedOpError(
@@ -256,8 +262,8 @@ class Lifter:
         elif target is torch._C._set_grad_enabled:
             self._grad = bool(first)
         elif isinstance(target, torch._ops.OpOverload):
-            if target._opname in _ERASED:
-                return
+            if target._opname in _ERASED or ("val" not in node.meta and not node.users):
+                return  # the second: it failed, and the forward went on without it
             if target._opname == _ASSIGNED:
                 self._refuse_assignment(first)
             if self._written and (base := _viewed(node)) is not None:

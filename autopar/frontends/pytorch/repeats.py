@@ -1,9 +1,10 @@
 """Repeated layers, found before anything is traced: which submodules are built alike.
 
 Two members of a container are alike when their signatures are equal: class tree, parameters and
-buffers by shape and dtype, sharing, and every other attribute. An attribute that only counts the
-members (``layer_idx``) is left out and put under watch, see `Counter`: should the forward compute
-with it, the members are not alike after all.
+buffers by shape and dtype, sharing, and every other attribute but integers that only count the
+members (``layer_idx``). That their tensors correspond is what folding needs of it; the rest spares
+tracing layers as alike that are not. Whether they compute the same is seen when they run
+(`recording`).
 """
 
 from __future__ import annotations
@@ -27,45 +28,15 @@ _DEPTH = 4  # how deep plain objects in attributes are compared by value
 class Member:
     """A submodule that may repeat; ``group`` is equal for members built alike.
 
-    counters: (submodule path, attribute) of the integers left out of the signature.
-    alone:    no other member of the model is built like this one.
-    shared:   full names of its tensors that other modules hold too.
+    alone:  no other member of the model is built like this one.
+    shared: full names of its tensors that other modules hold too.
     """
 
     path: str
     module: nn.Module
     group: int
-    counters: tuple[tuple[str, str], ...]
     alone: bool
     shared: frozenset[str]
-
-
-class Counter(int):
-    """An integer that notes whether anything is computed from it."""
-
-    used: bool = False
-
-    def __new__(cls, value: int) -> Counter:
-        return super().__new__(cls, value)
-
-
-def _watch(name: str) -> Any:
-    plain = getattr(int, name)
-
-    def method(self: Counter, *args: Any) -> Any:
-        self.used = True
-        return plain(self, *args)
-
-    return method
-
-
-for _name in (
-    "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ "
-    "__rfloordiv__ __mod__ __rmod__ __divmod__ __pow__ __rpow__ __lshift__ __rshift__ __and__ "
-    "__or__ __xor__ __neg__ __abs__ __int__ __float__ __index__ __bool__ __eq__ __ne__ __lt__ "
-    "__le__ __gt__ __ge__ __hash__ __str__ __repr__ __format__"
-).split():
-    setattr(Counter, _name, _watch(_name))
 
 
 def find_repeats(model: nn.Module) -> dict[int, Member]:
@@ -73,7 +44,7 @@ def find_repeats(model: nn.Module) -> dict[int, Member]:
     paths = {id(m): path for path, m in model.named_modules()}
     owners = Tally(id(t) for m in model.modules() for t in _tensors(m))
     groups: dict[Hashable, int] = {}
-    found: list[tuple[nn.Module, int, tuple[tuple[str, str], ...], frozenset[str]]] = []
+    found: list[tuple[nn.Module, int, frozenset[str]]] = []
     for siblings in _runs(model):
         shared = _shared(siblings, owners)
         shapes = [_signature(m, shared) for m in siblings]
@@ -81,12 +52,11 @@ def find_repeats(model: nn.Module) -> dict[int, Member]:
         for module, (shape, ints) in zip(siblings, shapes, strict=True):
             kept = tuple(sorted((k, v) for k, v in ints.items() if k not in counting))
             group = groups.setdefault((shape, kept), len(groups))
-            here = tuple(k for k in counting if k in ints)
-            found.append((module, group, here, _names(model, shared)))
-    sizes = Tally(group for _, group, _, _ in found)
+            found.append((module, group, _names(model, shared)))
+    sizes = Tally(group for _, group, _ in found)
     return {
-        id(m): Member(paths[id(m)], m, group, counters, sizes[group] == 1, common)
-        for m, group, counters, common in found
+        id(m): Member(paths[id(m)], m, group, sizes[group] == 1, common)
+        for m, group, common in found
     }
 
 

@@ -10,10 +10,11 @@ import logging
 import operator
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from types import FrameType
+from dataclasses import dataclass, field
+from functools import partial
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from autopar.frontends.losses import find_loss, scalars_of
 from autopar.frontends.places import UNKNOWN, declared
 from autopar.frontends.pytorch.autocast import autocast_of_devices_refused
 from autopar.frontends.pytorch.build import Built, fake, is_internal, last_line, without_cache
-from autopar.frontends.pytorch.calls import Calls, Kind, NotAlike, Note
+from autopar.frontends.pytorch.calls import Calls, Kind, NotAlike, Note, Place
 from autopar.frontends.pytorch.errors import (
     CaptureError,
     DataDependentError,
@@ -42,6 +43,7 @@ from autopar.frontends.pytorch.functions import Called, kept_functions
 from autopar.frontends.pytorch.guards import passing
 from autopar.frontends.pytorch.hooks import check_hooks, hooks_refused
 from autopar.frontends.pytorch.left_behind import Numbers, check_tensors, numbers_of
+from autopar.frontends.pytorch.recording import Replayer
 from autopar.frontends.pytorch.repeats import find_repeats
 from autopar.nouns.graph import Source
 from autopar.runtime.torch_private import (
@@ -51,6 +53,8 @@ from autopar.runtime.torch_private import (
     causal_check,
     exporting,
 )
+
+SPLITS = 4  # sorts of layers in one group that are still told from one another by trying
 
 _DATA = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
@@ -120,7 +124,7 @@ class Sources:
         self._sources.append(Source(module, file, line, owner))
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
+    def recording(self, calls: Calls) -> Iterator[None]:
         def enter(module: nn.Module, args: Any) -> None:
             path = self._paths.get(id(module))
             own = self._stack[-1] if path is None else (path, type(module).__name__)
@@ -131,24 +135,45 @@ class Sources:
 
         hooks = (register_module_forward_pre_hook(enter), register_module_forward_hook(leave))
         try:
-            with _Noting(self):
+            with _Noting(self, calls):
                 yield
         finally:
             for hook in hooks:
                 hook.remove()
 
 
+@dataclass(frozen=True, slots=True)
+class _Truth:
+    """The question whether a tensor is true, which is another one at every place of the code."""
+
+    code: CodeType
+    place: int
+    ask: Callable[[torch.Tensor], bool] = field(compare=False)
+    __name__ = "__bool__"
+
+    def __call__(self, tensor: torch.Tensor) -> bool:
+        return self.ask(tensor)
+
+
 class _Noting(TorchFunctionMode):
-    def __init__(self, sources: Sources) -> None:
+    """Sees every call to torch: notes where it came from, and hands those of layers on."""
+
+    def __init__(self, sources: Sources, calls: Calls) -> None:
         super().__init__()
-        self.sources = sources
+        self.sources, self.calls = sources, calls
         self.checks = sources.checks
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.__name__ == "__bool__":
-            return self.truth(args[0], sys._getframe(1))
+            frame = sys._getframe(1)
+            func = _Truth(frame.f_code, frame.f_lasti, partial(self.truth, frame=frame))
+        layer = self.calls.current
+        if isinstance(layer, Replayer):
+            return layer.call(func, args, kwargs or {})
         if func.__name__ != "__get__":  # shape, dtype and the like make no op
             self.sources.note(sys._getframe(1))
+        if layer is not None:
+            return layer.call(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
     def truth(self, tensor: torch.Tensor, frame: FrameType) -> bool:
@@ -170,12 +195,19 @@ class Repeats:
         self.members = find_repeats(model)
         self.apart: set[int] = set()
         self.repeated: set[int] = set()
+        self.firsts: dict[Place, int] = {}  # with the group
 
     def split(self, error: NotAlike) -> None:
-        (self.repeated if error.repeated else self.apart).add(error.group)
+        splits = sum(group == error.group for group in self.firsts.values())
+        if error.repeated:
+            self.repeated.add(error.group)
+        elif error.first is None or splits == SPLITS:
+            self.apart.add(error.group)
+        else:
+            self.firsts[error.first] = error.group
 
     def calls(self, note: Note) -> Calls:
-        return Calls(self.members, self.apart, self.repeated, note)
+        return Calls(self.members, self.apart, self.repeated, set(self.firsts), note)
 
 
 def take_trace(built: Built, repeats: Repeats) -> Trace:
@@ -192,14 +224,14 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
     functions: list[Called] = []
 
     def run(*tensors: torch.Tensor) -> torch.Tensor:
-        with sources.recording(), calls.patched():
+        with sources.recording(calls), calls.patched(named):
             return _loss(model(**dict(zip(names, tensors, strict=True))))
 
     with ExitStack() as stack:
         named, aliases, held = stack.enter_context(_fakes_inside(model, built.mode))
         stack.enter_context(without_cache(model))
         stack.enter_context(exporting())
-        stack.enter_context(kept_functions(functions, built.mode, sources.note))
+        stack.enter_context(kept_functions(functions, built.mode, calls))
         stack.enter_context(hooks_refused())
         stack.enter_context(autocast_of_devices_refused())
         stack.enter_context(_masks_unread())
@@ -210,7 +242,11 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
         except (NotAlike, CaptureError):
             raise
         except Exception as error:  # a user's forward
+            if calls.failure is not None:
+                raise calls.failure from error
             raise _explained(error, model, sources.module) from error
+        if calls.failure is not None:
+            raise calls.failure
         check_tensors(model, held, _read(traced))
     left = numbers_of(model)
     return Trace(
