@@ -316,11 +316,11 @@ def _agrees(event: Event, recorded: Any, value: Any, labels: Labels) -> bool:
     """Whether `take_apart` would make ``recorded`` of ``value``, with the event's labels."""
     kind = type(recorded)
     if kind is Leaf:
-        return recorded.key == constant(value)
+        return bool(recorded.key == constant(value))
     if kind is Given:
         if not isinstance(value, torch.Tensor):
             return False
-        return labels.of(value) == event.labels[recorded.index]
+        return bool(labels.of(value) == event.labels[recorded.index])
     kind, parts = recorded
     if type(value) is not kind:
         return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -53,7 +53,7 @@ class Leaf:
         return self.key is not None and self.key[0] != "object"
 
 
-def constant(value: Any) -> tuple[Hashable, ...]:
+def constant(value: Any) -> tuple[Any, ...]:
     """Equal for values that no program can tell apart; else ``("object", id)``."""
     kind = type(value)
     if kind in _ATOMS:
