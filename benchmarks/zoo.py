@@ -3,11 +3,14 @@
 In float64, where rounding hides nothing.
 
     python -m benchmarks.zoo [--families llama,t5,examples/02_gpt.py] [--keep DIR] [--json]
+    python -m benchmarks.zoo --all [--only llama,MaskedLM/bert] [--seed 0] [--sample 40] [--json]
 
 Each model is planned for four processes: pure replication, pure sharding, pure tensor parallelism,
 mixed layouts, and the planner's own choice. `autopar verify` runs each plan and the original model
 from one seed in float64 and compares loss, all gradients, and all weights after two steps of
 clipped AdamW. Families that cannot be captured or planned are rows with the reason.
+
+``--all`` takes the census of transformers instead: all causal types and 35 others, see `census`.
 """
 
 from __future__ import annotations
@@ -144,12 +147,57 @@ def _family(family: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _census(given: argparse.Namespace, folder: Path) -> None:
+    from benchmarks import census
+
+    start = time.perf_counter()
+    rows: list[census.Row] = []
+    for row in census.take(census.names(given.only), folder, given.workers, given.seed):
+        rows.append(row)
+        print(
+            f"{row.name}: {row.outcome} {row.cause} ({row.seconds:.0f} s)",
+            file=sys.stderr,
+            flush=True,
+        )
+    rows = census.verified(rows, given.sample, given.seed)
+    planned = [row for row in rows if row.outcome == "planned"]
+    causal = sum(map(census.is_causal, planned))
+    worst = max((e for row in planned for e in (row.errors or {}).values()), default=1.0)
+    targets = [Target("largest relative error in float64 of the sample", worst, LIMIT)]
+    targets.append(
+        Target("programs that do not parse", sum(r.outcome == "broken program" for r in rows), 0)
+    )
+    targets.append(Target("types that crashed", sum(r.outcome == "crashed" for r in rows), 0))
+    if given.only is None:
+        targets.append(Target("causal types missing of 125 planned", max(0, 125 - causal), 0))
+        others = len(planned) - causal
+        targets.append(Target("others missing of 33 planned", max(0, 33 - others), 0))
+        targets.append(Target("minutes", (time.perf_counter() - start) / 60, 40.0))
+    shown = [census.as_object(row) for row in rows] if given.json else census.by_cause(rows)
+    show(shown, targets, given.json)
+    total = sum(map(census.is_causal, rows))
+    print(
+        f"planned: {causal} of {total} causal types, {len(planned) - causal} of "
+        f"{len(rows) - total} others; {sum(row.errors is not None for row in rows)} types verified",
+        file=sys.stderr,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--families", default=",".join((*ZOO, *EXAMPLES)))
     parser.add_argument("--keep", type=Path, help="where plans and programs stay")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--all", action="store_true", help="the census of transformers")
+    parser.add_argument("--only", help="with --all: these types alone")
+    parser.add_argument("--seed", type=int, default=0, help="with --all: what it draws by")
+    parser.add_argument("--sample", type=int, default=40, help="with --all: types to verify")
+    parser.add_argument("--workers", type=int, default=2, help="with --all: processes that plan")
     given = parser.parse_args()
+    if given.all:
+        with tempfile.TemporaryDirectory() as scratch:
+            _census(given, given.keep or Path(scratch))
+        return
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         for family in given.families.split(","):

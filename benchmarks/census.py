@@ -1,0 +1,289 @@
+"""A census of transformers: which model types can be planned, and what stands against the others.
+
+Every type is built with a tiny config (`census_configs`), captured, planned for four processes of
+a CPU and written, each in a process of its own under a time limit. A sample drawn by a seed is
+verified in float64, as planned and under one more layout that is drawn for it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import re
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from benchmarks.census_workloads import CAUSAL, causal_types, other_types, task_of
+
+CLUSTER = "examples/clusters/cpu_4.yaml"
+LIMIT_S = 120.0
+"""Seconds that one type may take, on a machine with other work too."""
+LAYOUTS: tuple[Mapping[str, str], ...] = (
+    {"tp": "4"},
+    {"dp_replicate": "2", "tp": "2"},
+    {"dp_shard": "2", "tp": "2", "zero": "3"},
+    {"dp_shard": "4", "zero": "3"},
+    {"dp_replicate": "2", "dp_shard": "2", "zero": "1", "microbatch": "1"},
+)
+_MODEL = """from benchmarks.census_workloads import workload_of
+
+workload = workload_of({name!r})
+"""
+_PRELOADED = ["torch", "transformers", "transformers.modeling_utils", "autopar.planner.planning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What became of one model type.
+
+    outcome: planned; refused, with autopar's own words; not built, where the library itself does
+             not make or run the model; crashed, which is a defect; broken program; no answer.
+    seconds: of the process that planned.
+    errors:  largest relative error in float64 of each plan that was verified, by layout; 1 where a
+             plan moved other bytes than priced or could not be run.
+    """
+
+    name: str
+    task: str
+    outcome: str
+    cause: str = ""
+    seconds: float = 0.0
+    folders: tuple[str, ...] = ()
+    errors: Mapping[str, float] | None = None
+
+
+def take(names: Sequence[str], folder: Path, workers: int, seed: int) -> Iterator[Row]:
+    """A row for every name as it comes; plans lie under ``folder``."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    waiting = list(reversed(names))
+    running: dict[Connection, tuple[str, BaseProcess, float]] = {}
+    while waiting or running:
+        while waiting and len(running) < workers:
+            name = waiting.pop()
+            ours, process = _start(context, name, folder, seed)
+            running[ours] = (name, process, time.monotonic())
+        ready = wait(list(running), timeout=1.0)
+        for ours in list(running):
+            name, process, start = running[ours]
+            late = time.monotonic() - start
+            if ours in ready:
+                yield _received(ours, name, late)
+            elif late > LIMIT_S:
+                process.kill()
+                yield Row(name, task_of(name)[0], "no answer", f"more than {LIMIT_S:.0f} s", late)
+            else:
+                continue
+            process.join()
+            ours.close()
+            del running[ours]
+
+
+def _start(
+    context: ForkServerContext, name: str, folder: Path, seed: int
+) -> tuple[Connection, BaseProcess]:
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(theirs, name, folder, seed))
+    process.start()
+    theirs.close()
+    return ours, process
+
+
+def _received(ours: Connection, name: str, seconds: float) -> Row:
+    try:
+        row = ours.recv()
+    except EOFError:
+        return Row(name, task_of(name)[0], "crashed", "the process ended", seconds)
+    assert isinstance(row, Row)
+    return row
+
+
+def _work(answer: Connection, name: str, folder: Path, seed: int) -> None:
+    import logging
+    import warnings
+
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    transformers.logging.set_verbosity_error()
+    start = time.process_time()
+    try:
+        row = plan_type(name, folder, seed)
+    except Exception as error:  # what the census is for
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(last.filename).name}:{last.lineno}"
+        cause = f"{type(error).__name__} at {place}: {_line(error)}"
+        row = Row(name, task_of(name)[0], "crashed", cause)
+    answer.send(replace(row, seconds=time.process_time() - start))
+
+
+def plan_type(name: str, folder: Path, seed: int) -> Row:
+    """Builds, plans and writes one type: the planner's own layout, and one drawn by the seed."""
+    from autopar.cluster_file import load_cluster
+    from autopar.errors import UserError
+    from autopar.frontends.dispatch import capture
+    from autopar.frontends.loading import load_workload
+
+    task = task_of(name)[0]
+    home = folder / name.replace("/", "_")
+    home.mkdir(parents=True, exist_ok=True)
+    model = home / "model.py"
+    model.write_text(_MODEL.format(name=name))
+    try:
+        workload = load_workload(str(model))
+        _run_once(workload)
+    except Exception as error:  # the library's own, or its missing packages
+        return Row(name, task, "not built", _line(error))
+    cluster = load_cluster(CLUSTER)
+    try:
+        captured = capture(workload)
+        write = _writer(captured, workload, cluster, model)
+        folders = [write(home / "own", {})]
+    except UserError as error:
+        return Row(name, task, "refused", cause_of(str(error)))
+    except SyntaxError as error:
+        return Row(name, task, "broken program", f"line {error.lineno}: {error.msg}")
+    try:
+        layout = random.Random(f"{seed} {name}").choice(LAYOUTS)
+        folders.append(write(home / "drawn", layout))
+    except UserError:
+        pass  # a layout may not fit a model; the planner's own does
+    return Row(name, task, "planned", "", 0.0, tuple(folders))
+
+
+def _run_once(workload: Any) -> None:
+    """The model by itself: a loss that has a gradient."""
+    from autopar.frontends.losses import find_loss
+
+    loss = find_loss(workload.model()(**workload.batch()))
+    if loss is None:
+        raise ValueError("the model gives no loss for input_ids and labels")
+    loss.sum().backward()
+
+
+def _writer(captured: Any, workload: Any, cluster: Any, model: Path) -> Callable[..., str]:
+    from autopar.commands import plan_files
+    from autopar.plan_folder import write
+    from autopar.planner.planning import PlanResult, plan_captured
+
+    def writer(folder: Path, fix: Mapping[str, str]) -> str:
+        found = plan_captured(captured, workload, cluster, str(model), fix)
+        result = PlanResult(
+            found.plan, workload, cluster, captured, found.graph, found.lowered, {}, ()
+        )
+        files, _ = plan_files(result, folder)
+        for file, text in files.items():
+            if file.endswith(".py"):
+                compile(text, file, "exec")
+        write(folder, files)
+        return str(folder)
+
+    return writer
+
+
+def _line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]
+
+
+_CAUSES: tuple[tuple[str, str], ...] = (
+    (r"the loss does not reach|does not depend on", "parameters that the loss does not reach"),
+    (r"needs the value of a tensor", "needs the value of a tensor"),
+    (r"higher-order op", "a higher-order op"),
+    (r"autograd\.Function", "a function with a backward of its own"),
+    (r"the forward failed at .*?: (\w+: .*)", r"the forward failed: \1"),
+)
+
+
+def cause_of(text: str) -> str:
+    """A refusal in a few words, the same for the same cause."""
+    kinds = sorted(set(re.findall(r"no rule says how op '([\w:.]+)'", text)))
+    if kinds:
+        return f"ops without a rule: {', '.join(kinds)}"
+    for pattern, said in _CAUSES:
+        found = re.search(pattern, text)
+        if found:
+            return found.expand(said)[:120]
+    first = text.splitlines()[0]
+    return re.sub(r"(\S*/)?\w+\.py:\d+", "the model", first)[:120]
+
+
+def verified(rows: Sequence[Row], count: int, seed: int) -> list[Row]:
+    """Rows with the errors of ``count`` planned types that the seed draws."""
+    planned = [row for row in rows if row.outcome == "planned"]
+    drawn = random.Random(seed).sample(planned, min(count, len(planned)))
+    folders = [folder for row in drawn for folder in row.folders]
+    errors: dict[str, float] = {}
+    for start in range(0, len(folders), 20):
+        part = folders[start : start + 20]
+        errors |= _errors(part)
+        print(f"verified {start + len(part)} of {len(folders)} plans", file=sys.stderr, flush=True)
+    by_name = {
+        row.name: {Path(folder).name: errors[folder] for folder in row.folders} for row in drawn
+    }
+    return [replace(row, errors=by_name.get(row.name)) for row in rows]
+
+
+def _errors(folders: Sequence[str]) -> dict[str, float]:
+    """Largest relative error of each plan; plans are verified one by one where together fails."""
+    from autopar.errors import UserError
+    from autopar.runtime.launch import verify_many
+
+    try:
+        found = verify_many(list(folders))
+    except UserError as error:
+        if len(folders) == 1:
+            print(f"{folders[0]}: {_line(error)}", file=sys.stderr, flush=True)
+            return {folders[0]: 1.0}
+        return {name: value for folder in folders for name, value in _errors([folder]).items()}
+
+    def worst(result: Any) -> float:
+        if not result.collectives_match:
+            return 1.0
+        return float(max(result.exact.loss, result.exact.gradient, result.exact.weight))
+
+    return {folder: worst(result) for folder, result in zip(folders, found, strict=True)}
+
+
+def names(only: str | None) -> tuple[str, ...]:
+    """All types, or those that are named; a type of another task has the task before it."""
+    return (*causal_types(), *other_types()) if only is None else tuple(only.split(","))
+
+
+def is_causal(row: Row) -> bool:
+    return row.task == CAUSAL
+
+
+def by_cause(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """How many types of each outcome and cause, the most frequent first."""
+    counted = Counter((row.outcome, row.cause) for row in rows)
+    return [
+        {
+            "outcome": outcome,
+            "cause": cause,
+            "types": count,
+            "such as": ", ".join(
+                [r.name for r in rows if (r.outcome, r.cause) == (outcome, cause)][:4]
+            ),
+        }
+        for (outcome, cause), count in counted.most_common()
+    ]
+
+
+def as_object(row: Row) -> dict[str, Any]:
+    """The row without what lies on this machine."""
+    found = asdict(row)
+    del found["folders"]
+    return found
