@@ -250,13 +250,23 @@ def _cluster_of(folder: Path) -> Cluster | None:
 
 
 def _program(found: PlanResult) -> dict[str, str]:
+    """The program, tried. Raises `UserError` where it could not run."""
     if found.plan.framework == "jax":
         from autopar.runtime.emit_jax import emit as emit_jax
 
-        return emit_jax(found.lowered, found.plan, found.captured)
+        from autopar.runtime.imported import imported
+
+        program = emit_jax(found.lowered, found.plan, found.captured)
+        for name, text in program.items():
+            imported(text, f"{plan_folder.PROGRAM}/{name}")
+        return program
+    from autopar.runtime.dry_run import dry_run
     from autopar.runtime.emit_torch import emit
 
-    return emit(found.lowered, found.plan, found.captured)
+    program = emit(found.lowered, found.plan, found.captured)
+    for name, text in program.items():
+        dry_run(text, f"{plan_folder.PROGRAM}/{name}", found.captured.batch)
+    return program
 
 
 def _collectives(found: PlanResult, program: Mapping[str, str]) -> str:

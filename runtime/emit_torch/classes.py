@@ -55,6 +55,7 @@ class Printing:
     original:   names of the model's own classes, by module path.
     returned:   what the forwards printed so far return, by block and path.
     known:      what names the values of a block, of those that were asked for so far.
+    declared:   what the classes printed so far declare, by their names.
     """
 
     library: Library
@@ -68,6 +69,10 @@ class Printing:
     half: str = ""
     returned: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     known: dict[str, Known] = field(default_factory=dict)
+    declared: dict[str, modules.Node] = field(default_factory=dict)
+
+    def built(self, name: str) -> modules.Built:
+        return modules.Built(f"{name}()", self.declared[name])
 
 
 def declaration(tensor: Tensor, lowered: Lowered, path: str, printing: Printing) -> str:
@@ -119,7 +124,10 @@ def scope_class(
     result = "Tensor" if len(outputs) == 1 else f"tuple[{', '.join(['Tensor'] * len(outputs))}]"
     lines.add(f"def forward({', '.join(arguments)}) -> {result}:")
     finish(lines, forward, returned)
-    return printing.library.add(wish, "\n".join([f"({modules.base(root)}):", *lines.lines]))
+    text = "\n".join([f"({modules.base(root)}):", *lines.lines])
+    name = printing.library.add(wish, text)
+    printing.declared.setdefault(name, root)
+    return name
 
 
 def finish(lines: Lines, forward: Forward, returned: str) -> None:
@@ -173,7 +181,7 @@ def module_tree(
     ``blocks`` gives the class of every block instance, by path.
     """
     start = len(scope.path) + 1 if scope.path else 0
-    classes = {path: f"{name}()" for path, name in blocks.items()}
+    classes = {path: printing.built(name) for path, name in blocks.items()}
     uses = _outer_uses(scope, lowered)
     for child in scope.children():
         inner, made = interface(child, lowered, uses)
@@ -181,7 +189,7 @@ def module_tree(
         full = f"{instance}.{child.path}" if instance else child.path
         wish = printing.original.get(full) or class_name(child.path)
         below = scope_class(child, lowered, instance, wish, inner, outputs, printing)
-        classes[child.path[start:]] = f"{below}()"
+        classes[child.path[start:]] = printing.built(below)
     taken = [child.path for child in scope.children()]
     tensors = {}
     for tensor in lowered.graph.tensors.values():

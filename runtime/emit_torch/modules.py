@@ -11,9 +11,11 @@ from autopar.runtime.emit_torch.text import Lines, literal
 
 @dataclass(slots=True)
 class Node:
-    """A module. ``built`` is the class that it is an instance of, with its constructor's text."""
+    """A module. ``built`` is the class that it is an instance of, with its constructor's text, and
+    ``inside`` what that class declares."""
 
     built: str = ""
+    inside: Node | None = None
     tensors: dict[str, str] = field(default_factory=dict)
     children: dict[str, Node] = field(default_factory=dict)
 
@@ -29,11 +31,21 @@ class Node:
         return not self.listed and any(not _is_attribute(n) for n in self.children)
 
 
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An instance of a class of the program: its constructor's text and what the class declares."""
+
+    text: str
+    inside: Node
+
+
 def _is_attribute(name: str) -> bool:
     return name.isidentifier() and not keyword.iskeyword(name)
 
 
-def tree(tensors: Mapping[str, str], classes: Mapping[str, str], order: Sequence[str] = ()) -> Node:
+def tree(
+    tensors: Mapping[str, str], classes: Mapping[str, Built], order: Sequence[str] = ()
+) -> Node:
     """Modules below one class.
 
     tensors: declaration by path, ``{"q_proj.weight": 'Parameter((8, 8))'}``.
@@ -48,8 +60,9 @@ def tree(tensors: Mapping[str, str], classes: Mapping[str, str], order: Sequence
         while parts and ".".join(parts) not in heads:
             parts.pop()
         _reach(root, parts)
-    for path, built in classes.items():
-        _reach(root, path.split(".")).built = built
+    for path, made in classes.items():
+        node = _reach(root, path.split("."))
+        node.built, node.inside = made.text, made.inside
     for path, text in tensors.items():
         *parents, name = path.split(".")
         _reach(root, parents).tensors[name] = text
@@ -91,6 +104,7 @@ def access(root: Node, path: str) -> str:
         else:
             text += f".{part}"
         node = node.children.get(part, Node())
+        node = node.inside or node
     return text
 
 
@@ -100,6 +114,7 @@ def iterable(root: Node, paths: Sequence[str]) -> str:
     node = root
     for part in head.split(".") if head else ():
         node = node.children[part]
+        node = node.inside or node
     text = access(root, head)
     if not node.listed:
         members = [access(root, p) for p in paths]

@@ -232,7 +232,9 @@ def _variance(root: bool) -> Lift:
 
 
 def _cumsum(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x = a["self"]
+    x, dtype = a["self"], ir.like(node.meta["val"]).dtype
+    if a.get("dtype") is not None and dtype != x.dtype:
+        x = lifter.emit("cast", [x], x.shape, dtype, dtype=dtype)
     return _result(lifter, node, "cumsum", [x], dim=a["dim"] % max(len(x.shape), 1))
 
 
