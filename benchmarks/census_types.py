@@ -120,6 +120,9 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
     },
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"]},
-    "gemma3n_text": {"intermediate_size": [64] * 4, "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0]},
+    "gemma3n_text": {
+        "intermediate_size": [64] * 4,
+        "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0],
+    },
 }
 """Settings of single types, over the rules."""

@@ -23,6 +23,7 @@ from autopar.runtime.imported import failed, imported
 from autopar.runtime.parameters import computing, declared_in
 from autopar.runtime.settings import Settings
 
+
 def dry_run(text: str, file: str, batch: Iterable[BatchEntry]) -> None:
     """One forward and backward of the first rank's first microbatch of a global ``batch``.
 

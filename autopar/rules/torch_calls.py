@@ -218,6 +218,69 @@ def _prelu(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) ->
     return Rule(text([names, slope], [names]), saves=(0, 1), backward=2.0)
 
 
+def _histogram(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """histc(x, bins, min, max): counts add up, unless the range is that of the values at hand."""
+    if _argument(op, 2, "min", 0) == _argument(op, 3, "max", 0):
+        return whole_rule(operands, results)
+    counted = [f"{n}+" for n in letters(len(operands[0].shape))]
+    return Rule(text([counted], [["bins!"]]), cost="reduction")
+
+
+def _index_put(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """index_put(x, indices, values): what is written to, and from where, stays whole.
+
+    ``indices`` has a tensor for each leading dim of x, or None. Their dims stand in the values
+    where the indexed dims stood if those adjoin, else first.
+    """
+    x, *indices, values = operands
+    given = [i for i, v in enumerate(_argument(op, 1, "indices", ())) if v is not None]
+    if len(given) != len(indices) or any(i.dtype == "bool" for i in indices):
+        return whole_rule(operands, results)
+    names = letters(len(x.shape))
+    target = [f"{n}!" if d in given else n for d, n in enumerate(names)]
+    rest = [n for d, n in enumerate(names) if d not in given]
+    deep = max(len(i.shape) for i in indices)
+    looked = [f"j{d}!" for d in range(deep)]
+    at = given[0] if given == list(range(given[0], given[0] + len(given))) else 0
+    written = [*rest[:at], *looked, *rest[at:]]
+    sizes = dict(zip(names, x.shape, strict=True))
+    for tensor in indices:
+        for name, n in zip(looked[deep - len(tensor.shape) :], tensor.shape, strict=True):
+            sizes[name] = max(sizes.get(name, 1), n)
+
+    def broadcast(term: list[str], tensor: Tensor) -> list[str]:
+        own = term[len(term) - len(tensor.shape) :]
+        return ["1" if n == 1 else name for name, n in zip(own, tensor.shape, strict=True)]
+
+    terms = [target, *(broadcast(looked, i) for i in indices), broadcast(written, values)]
+    saves = tuple(range(1, len(operands) - 1))
+    return Rule(text(terms, [target]), saves=saves, flops=0.0, cost="gather")
+
+
+def _add_at(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """index_add(x, dim, index, source): ``dim`` stays whole in x, as index and source do there."""
+    del results
+    rank = len(operands[0].shape)
+    dim, names = positive(int(_argument(op, 1, "dim", 0)), rank), letters(rank)
+    target = [f"{n}!" if d == dim else n for d, n in enumerate(names)]
+    source = ["i!" if d == dim else n for d, n in enumerate(names)]
+    index = ["i!"] if operands[1].shape else []
+    return Rule(text([target, index, source], [target]), saves=(1,), cost="gather")
+
+
+def _scatter_add(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """scatter_add(x, dim, index, source): dims of one size are one factor, others stay whole."""
+    del results
+    rank = len(operands[0].shape)
+    dim = positive(int(_argument(op, 1, "dim", 0)), rank) if rank else 0
+    terms: list[list[str]] = [[], [], []]
+    for d, name in enumerate(letters(rank)):
+        same = d != dim and len({t.shape[d] for t in operands}) == 1
+        for k, term in enumerate(terms):
+            term.append(name if same else f"{name}_{k}!")
+    return Rule(text(terms, [terms[0]]), saves=(1,), cost="gather")
+
+
 TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
     **{f"aten::{name}": _pointwise("") for name in "round ceil trunc isfinite".split()},
     **dict.fromkeys(("aten::exp2", "aten::expm1", "aten::tan"), _pointwise("y")),
@@ -235,17 +298,37 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
     "aten::kl_div": _divergence,
     "aten::argsort": _along(1),
     "aten::baddbmm": _baddbmm,
+    # How distances are computed depends on the numbers of points.
+    "aten::cdist": Rule(
+        "... p! m!, ... r! m! -> ... p! r!",
+        saves=(0, 1),
+        saves_results=(0,),
+        flops=3.0,
+        backward=2.0,
+        cost="reduction",
+    ),
     "aten::cosine_similarity": _cosine,
     "aten::cumprod": _along(1, (0,), (0,)),
     "aten::diagonal": _diagonal,
     "aten::diff": _along(2),
     "aten::glu": _along(1, saves=(0,)),
+    "aten::histc": _histogram,
+    "aten::index_add": _add_at,
+    "aten::index_put": _index_put,
     "aten::lerp": _lerp,
     "aten::linalg_vector_norm": _norm,
     "aten::prelu": _prelu,
+    "aten::scatter_add": _scatter_add,
     "aten::sort": _along(1, (1,)),
     "aten::topk": _along(2, (1,)),
     "aten::view_as_real": Rule("... -> ... c!", flops=0.0, view=True),
+    # Rows x [s, k] stand in order of their expert; offsets [e] say where each one's rows end.
+    "transformers::grouped_mm_fallback": Rule(
+        "s! k+, e! k+ n, e! -> s! n",
+        saves=(0, 1, 2),
+        flop_terms=((2.0, ("s", "k", "n")),),
+        cost="matmul",
+    ),
     **{f"aten::conv_transpose{n}d": _conv_transpose for n in (1, 2, 3)},
     **{
         f"aten::upsample_{name}": _resized
@@ -253,6 +336,7 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
             "nearest1d nearest2d nearest3d linear1d bilinear2d trilinear3d bicubic2d"
         ).split()
     },
+    **{f"aten::avg_pool{n}d": _resized for n in (1, 2, 3)},
     **dict.fromkeys(("aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::im2col"), _first_dim),
     **dict.fromkeys(("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"), _recurrent),
     **{f"aten::{name}_cell": _cell for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.rules.drawing import Case, Draw, case
+from tests.rules.torch_cases import TORCH_CASES
 
 Builder = Callable[[Draw, str], tuple[tuple[Tensor, ...], dict[str, Any]]]
 
@@ -592,6 +593,7 @@ CASES: Mapping[str, Builder] = {
     **dict.fromkeys(("aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::im2col"), _patches),
     **dict.fromkeys(("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"), _recurrent),
     **{f"aten::{name}_cell": _cell for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
+    **TORCH_CASES,
     "aten::baddbmm": _baddbmm,
     **{f"aten::{name}": _along for name in ("argsort", "diff", "sort", "topk")},
     **dict.fromkeys(("max_pool", "avg_pool", "adaptive_avg_pool", "interpolate"), _image),

@@ -7,6 +7,7 @@ where the op runs on one rank, as an emitted program does.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -329,7 +330,10 @@ def _as_called(kind: str, call: Call) -> Tensor | tuple[Tensor, ...]:
         return [filled(v) for v in value] if isinstance(value, tuple | list) else value
 
     args = map(filled, held["args"])
-    found = getattr(torch.ops.aten, kind.removeprefix("aten::"))(*args, **held["kwargs"])
+    space, _, name = kind.partition("::")
+    if space == "transformers":
+        importlib.import_module("transformers.integrations.moe")  # registers it
+    found = getattr(getattr(torch.ops, space), name)(*args, **held["kwargs"])
     return tuple(found) if isinstance(found, list | tuple) else cast(Tensor, found)
 
 

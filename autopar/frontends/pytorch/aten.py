@@ -22,6 +22,7 @@ from autopar.frontends.pytorch.aten_elementwise import (
     Lift,
     Unliftable,
 )
+from autopar.frontends.pytorch.aten_lookups import LOOKUPS
 from autopar.frontends.pytorch.aten_losses import LOSSES
 from autopar.frontends.pytorch.aten_noise import NOISE
 from autopar.frontends.pytorch.aten_products import PRODUCTS
@@ -333,36 +334,6 @@ def _softmax(kind: str) -> Lift:
     return lift
 
 
-def _index(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    x, indices = a["self"], a["indices"]
-    dims = [d for d, index in enumerate(indices) if index is not None]
-    operands = [i for i in indices if i is not None]
-    if any(i.dtype == "bool" for i in operands):
-        raise Unliftable
-    meta = ir.like(node.meta["val"])
-    return lifter.emit("index", [x, *operands], meta.shape, meta.dtype, dims=dims)
-
-
-def _lookup(kind: str) -> Lift:
-    def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-        x, index = a["self"], a["index"]
-        meta = ir.like(node.meta["val"])
-        dim = a["dim"] % max(len(x.shape), 1)
-        operands = [x, index]
-        if kind == "scatter":
-            if not isinstance(a.get("src"), Value) or a.get("reduce") is not None:
-                raise Unliftable
-            operands.append(a["src"])
-        return lifter.emit(kind, operands, meta.shape, meta.dtype, dim=dim)
-
-    return lift
-
-
-def _one_hot(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    meta = ir.like(node.meta["val"])
-    return lifter.emit("one_hot", [a["self"]], meta.shape, meta.dtype, classes=meta.shape[-1])
-
-
 TABLE: dict[str, Lift] = {
     **ELEMENTWISE,
     **SHAPES,
@@ -381,9 +352,5 @@ TABLE: dict[str, Lift] = {
     "embedding_bag": _embedding_bag,
     "softmax": _softmax("softmax"),
     "log_softmax": _softmax("log_softmax"),
-    "index": _index,
-    "gather": _lookup("gather"),
-    "index_select": _lookup("index_select"),
-    "scatter": _lookup("scatter"),
-    "one_hot": _one_hot,
+    **LOOKUPS,
 }

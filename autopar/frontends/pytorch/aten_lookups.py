@@ -1,0 +1,104 @@
+"""Aten ops that look up or write by index, as op kinds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from autopar.frontends.pytorch import ir
+from autopar.frontends.pytorch.aten_elementwise import Arguments, Lift, Unliftable
+from autopar.frontends.pytorch.aten_shapes import reshape_to
+from autopar.frontends.pytorch.ir import Value
+
+if TYPE_CHECKING:
+    from autopar.frontends.pytorch.lift import Lifter
+
+
+def _index(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    x, indices = a["self"], a["indices"]
+    dims = [d for d, index in enumerate(indices) if index is not None]
+    operands = [i for i in indices if i is not None]
+    if any(i.dtype == "bool" for i in operands):
+        raise Unliftable
+    meta = ir.like(node.meta["val"])
+    return lifter.emit("index", [x, *operands], meta.shape, meta.dtype, dims=dims)
+
+
+def _lookup(kind: str) -> Lift:
+    def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+        x, index = a["self"], a["index"]
+        meta = ir.like(node.meta["val"])
+        dim = a["dim"] % max(len(x.shape), 1)
+        operands = [x, index]
+        if kind == "scatter":
+            if a.get("reduce") is not None:
+                raise Unliftable
+            operands.append(a["src"] if "src" in a else _spread(lifter, x, index, a["value"]))
+        return lifter.emit(kind, operands, meta.shape, meta.dtype, dim=dim)
+
+    return lift
+
+
+def _spread(lifter: Lifter, x: Value, index: Value, value: Any) -> Value:
+    """``value``, a number or a tensor without dims, in the shape of ``index``."""
+    shape = index.shape
+    if not isinstance(value, Value):
+        return lifter.emit("full", [], shape, x.dtype, shape=shape, value=value, dtype=x.dtype)
+    if value.dtype != x.dtype:
+        value = lifter.emit("cast", [value], value.shape, x.dtype, dtype=x.dtype)
+    return lifter.emit("expand", [value], shape, x.dtype, shape=shape)
+
+
+def _functional(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    """An op that writes into its first operand, as the call that gives a new tensor instead."""
+    from autopar.frontends.pytorch.aten import torch_call
+
+    operands = [v for v in _flat(a.values()) if isinstance(v, Value)]
+    call = torch_call(lifter, node, operands)
+    if call is None or len(set(operands)) != len(operands):
+        raise Unliftable
+    target: Any = node.target
+    name = target._opname.removesuffix("_")
+    plain = f"aten.{name}.{target._overloadname}"
+    x = operands[0]
+    return lifter.emit(f"aten::{name}", operands, x.shape, x.dtype, torch={**call, "target": plain})
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _index_put(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    """A mask and one value are a choice; everything else keeps its call."""
+    x, indices, values = a["self"], a["indices"], a["values"]
+    mask = indices[0] if indices else None
+    if len(indices) != 1 or mask is None or mask.dtype != "bool" or math.prod(values.shape) != 1:
+        return _functional(lifter, node, a)
+    if a["accumulate"]:
+        raise Unliftable
+    value = lifter.emit("reshape", [values], (), values.dtype, shape=())
+    shape = (*mask.shape, *(1 for _ in x.shape[len(mask.shape) :]))
+    return lifter.emit("where", [reshape_to(lifter, mask, shape), value, x], x.shape, x.dtype)
+
+
+def _one_hot(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    meta = ir.like(node.meta["val"])
+    return lifter.emit("one_hot", [a["self"]], meta.shape, meta.dtype, classes=meta.shape[-1])
+
+
+LOOKUPS: dict[str, Lift] = {
+    "index": _index,
+    "gather": _lookup("gather"),
+    "index_select": _lookup("index_select"),
+    "scatter": _lookup("scatter"),
+    "index_put": _index_put,
+    **{name: _functional for name in ("index_add", "scatter_add")},
+    "one_hot": _one_hot,
+}

@@ -1,0 +1,99 @@
+"""Random small calls of PyTorch ops that have no kind: lookups, counts and products by index."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.rules.drawing import Draw
+
+Made = tuple[tuple[Tensor, ...], dict[str, Any]]
+
+
+def _call(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    return {"torch": {"args": args, "kwargs": kwargs}}
+
+
+def _histogram(d: Draw, kind: str) -> Made:
+    """Values outside of the range count nowhere; without a range it is that of the values."""
+    del kind
+    bounds = d.of((0, 1), (0, 0.6), (0, 0))
+    return (d.real(*d.shape(), gradient=False),), _call("%0", d.of(1, 3, 4), *bounds)
+
+
+def _index_put(d: Draw, kind: str) -> Made:
+    """Different places for different values, unless they are added up."""
+    del kind
+    shape = d.shape(1, 3)
+    dim, adds = d.dim(shape) % len(shape), d.flag()
+    count = d.size() if adds else max(shape[dim] - 1, 1)
+    order = torch.randperm(shape[dim], generator=d.generator)[:count]
+    places = d.ids(shape[dim], count) if adds else order
+    indices: list[str | None] = [None] * dim + ["%1"]
+    values = d.real(*shape[:dim], count, *shape[dim + 1 :]) if d.flag() else d.real(1)
+    if dim and d.flag():  # two dims, and numbers for the pairs of them
+        indices[dim - 1] = "%2"
+        first = torch.zeros(count, dtype=torch.long)
+        found = d.real(*shape[: dim - 1], count, *shape[dim + 1 :])
+        return (d.real(*shape), places, first, found), _call(
+            "%0", [*indices[: dim - 1], "%2", "%1"], "%3", adds
+        )
+    return (d.real(*shape), places, values), _call("%0", indices, "%2", adds)
+
+
+def _index_add(d: Draw, kind: str) -> Made:
+    del kind
+    shape = d.shape()
+    dim, count = d.dim(shape), d.size()
+    source = list(shape)
+    source[dim] = count
+    operands = (d.real(*shape), d.ids(shape[dim], count), d.real(*source))
+    return operands, _call("%0", dim, "%1", "%2")
+
+
+def _scatter_add(d: Draw, kind: str) -> Made:
+    del kind
+    shape = d.shape()
+    dim = d.dim(shape)
+    smaller = [n if d.flag() else max(n - 1, 1) for n in shape]
+    smaller[dim] = d.size()
+    operands = (d.real(*shape), d.ids(shape[dim], *smaller), d.real(*smaller))
+    return operands, _call("%0", dim, "%1", "%2")
+
+
+def _distances(d: Draw, kind: str) -> Made:
+    del kind
+    lead = d.of((), (d.size(),), (d.size(), d.small()))
+    m = d.size()
+    return (d.real(*lead, d.small(), m), d.signed(*lead, d.size(), m)), _call(
+        "%0", "%1", d.of(1.0, 2.0)
+    )
+
+
+def _pool(d: Draw, kind: str) -> Made:
+    spatial = int(kind[-2])
+    x = d.real(d.size(), d.size(), *(d.of(4, 5) for _ in range(spatial)))
+    return (x,), _call("%0", [2] * spatial, [], [0] * spatial, True, d.flag())
+
+
+def _grouped_product(d: Draw, kind: str) -> Made:
+    """Some experts have no rows."""
+    del kind
+    experts, k, n = d.small(), d.size(), d.size()
+    counts = d.ids(3, experts)
+    rows = max(int(counts.sum()), 1)
+    counts[-1] += rows - counts.sum()
+    return (d.real(rows, k), d.real(experts, k, n), counts.cumsum(0)), _call("%0", "%1", "%2")
+
+
+TORCH_CASES = {
+    "aten::histc": _histogram,
+    "aten::index_put": _index_put,
+    "aten::index_add": _index_add,
+    "aten::scatter_add": _scatter_add,
+    "aten::cdist": _distances,
+    **{f"aten::avg_pool{n}d": _pool for n in (1, 2, 3)},
+    "transformers::grouped_mm_fallback": _grouped_product,
+}
