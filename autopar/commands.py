@@ -253,7 +253,6 @@ def _program(found: PlanResult) -> dict[str, str]:
     """The program, tried. Raises `UserError` where it could not run."""
     if found.plan.framework == "jax":
         from autopar.runtime.emit_jax import emit as emit_jax
-
         from autopar.runtime.imported import imported
 
         program = emit_jax(found.lowered, found.plan, found.captured)

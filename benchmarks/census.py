@@ -46,7 +46,8 @@ class Row:
     """What became of one model type.
 
     outcome: planned; refused, with autopar's own words; not built, where the library itself does
-             not make or run the model; crashed, which is a defect; broken program; no answer.
+             not make or run the model; crashed, which is a defect; broken program, which
+             `autopar.runtime.dry_run` stopped; no answer.
     seconds: of the process that planned.
     errors:  largest relative error in float64 of each plan that was verified, by layout; 1 where a
              plan moved other bytes than priced or could not be run.
@@ -135,6 +136,7 @@ def plan_type(name: str, folder: Path, seed: int) -> Row:
     from autopar.errors import UserError
     from autopar.frontends.dispatch import capture
     from autopar.frontends.loading import load_workload
+    from autopar.runtime.imported import BrokenProgram
 
     task = task_of(name)[0]
     home = folder / name.replace("/", "_")
@@ -151,13 +153,15 @@ def plan_type(name: str, folder: Path, seed: int) -> Row:
         captured = capture(workload)
         write = _writer(captured, workload, cluster, model)
         folders = [write(home / "own", {})]
+    except BrokenProgram as error:
+        return Row(name, task, "broken program", str(error)[:300])
     except UserError as error:
         return Row(name, task, "refused", cause_of(str(error)))
-    except SyntaxError as error:
-        return Row(name, task, "broken program", f"line {error.lineno}: {error.msg}")
     try:
         layout = random.Random(f"{seed} {name}").choice(LAYOUTS)
         folders.append(write(home / "drawn", layout))
+    except BrokenProgram as error:
+        return Row(name, task, "broken program", str(error)[:300])
     except UserError:
         pass  # a layout may not fit a model; the planner's own does
     return Row(name, task, "planned", "", 0.0, tuple(folders))
@@ -184,9 +188,6 @@ def _writer(captured: Any, workload: Any, cluster: Any, model: Path) -> Callable
             found.plan, workload, cluster, captured, found.graph, found.lowered, {}, ()
         )
         files, _ = plan_files(result, folder)
-        for file, text in files.items():
-            if file.endswith(".py"):
-                compile(text, file, "exec")
         write(folder, files)
         return str(folder)
 

@@ -1,4 +1,4 @@
-"""The census's workloads: a model type of transformers with a tiny config and a batch by its task."""
+"""Workloads of the census: a model type with a tiny config and a batch by its task."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def other_types() -> tuple[str, ...]:
 
 
 def workload_of(name: str) -> autopar.Workload:
-    """The workload of a type, see `task_of` for its name; raises where the library cannot build it."""
+    """The workload of a type, named as in `task_of`; raises where the library cannot build it."""
     task, model = task_of(name)
     config, made = _config(task, model)
 

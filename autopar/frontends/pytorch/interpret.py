@@ -97,6 +97,10 @@ def run_op(
                 f"{op} at {op.source} makes {list(value.shape)}, the graph says "
                 f"{list(tensor.shape)}"
             )
+        wanted = call.dtype(tensor.dtype)
+        floating = value.dtype.is_floating_point and wanted.is_floating_point
+        if value.dtype != wanted and not floating:
+            raise ValueError(f"{op} at {op.source} makes {value.dtype}, the graph says {wanted}")
     return made
 
 
