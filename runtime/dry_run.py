@@ -8,7 +8,7 @@ instances runs once for operands of one kind, so that the depth of a model costs
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
@@ -46,6 +46,7 @@ def _step(module: ModuleType, batch: Iterable[BatchEntry]) -> None:
         model = module.Model()
         declared_in(model)
         _once_a_class(model, module)
+        vars(module).update(recompute=_called)  # what ran once gives nothing to run again
         extra: dict[str, Any] = {}
         if hasattr(model, "counts"):
             extra["counts"] = model.counts(pieces)
@@ -88,6 +89,10 @@ def _once_a_class(model: nn.Module, module: ModuleType) -> None:
     for instance in own:
         if type(instance) in several:
             instance.forward = _remembered(instance, given)
+
+
+def _called(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return function(*args)
 
 
 def _remembered(instance: nn.Module, given: dict[Any, Any]) -> Any:

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from autopar.errors import UserError
 from autopar.frontends.losses import find_loss
 from autopar.runtime.batches import Batch
+from autopar.runtime.grouped_product import NAMES, grouped_product
 from autopar.runtime.recording import named_tensors
 from autopar.runtime.stand_ins import drawn_fixed
 from autopar.runtime.verified import NEGLIGIBLE
@@ -86,7 +87,16 @@ class Exact(NoDropout):
         if func is F.rms_norm and kwargs.get("eps", args[3] if len(args) > 3 else None) is None:
             # torch's own is the smallest step of the dtype that it computes in: that of float32
             args, kwargs["eps"] = args[:3], torch.finfo(torch.float32).eps
+        if _in_groups(func, args):
+            return grouped_product(*args, **kwargs)
         return super().__torch_function__(func, types, args, kwargs)
+
+
+def _in_groups(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether this is a product of groups that torch has no kernel for."""
+    if getattr(func, "__name__", "") not in NAMES or len(args) < 2:
+        return False
+    return args[0].dtype is torch.float64 and (args[0].dim(), args[1].dim()) == (2, 3)
 
 
 def _widened(value: Any) -> Any:

@@ -168,3 +168,47 @@ class Normed(nn.Module):
 
 def test_a_batch_norm_takes_all_that_its_layer_holds() -> None:
     assert ", **self.norm.local())" in text_of(Normed)
+
+
+class Adapted(nn.Module):
+    """A shared part with an adapter for each of its users."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Linear(8, 8)
+        self.adapters = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 8)) for _ in range(2)
+        )
+
+    def forward(self, x: Tensor, user: int) -> Tensor:
+        return self.shared(x) + self.adapters[user](x)
+
+
+class Hybrid(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.own = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, user: int) -> Tensor:
+        return self.own(self.inner(x, user).tanh())
+
+
+class SharedParts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        inner = Adapted()
+        self.first, self.second = Hybrid(inner), Hybrid(inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x, 0), 1).square().mean()
+
+
+def test_what_a_class_declares_is_reached_from_outside() -> None:
+    """A list inside a class is indexed by whoever reads a part of it."""
+    batch = {"x": torch.randn(8, 8)}
+    captured = capture_of(SharedParts, lambda: batch)
+    made = emitted(captured, random_stage(captured, Mesh.parse("dp_replicate=2"), 1, 0))
+    assert "adapters[1][0].weight" in made.text
+    torch.manual_seed(0)
+    check(made, SharedParts(), batch)

@@ -367,3 +367,63 @@ def test_bias_is_an_add_that_says_so() -> None:
     assert add.inputs == ("stem/linear", "stem.bias")
     assert add.attrs["bias"] is True
     assert add.attrs["torch"]["target"] == "aten.add.Tensor"
+
+
+def _placed(x: Tensor) -> Tensor:
+    """A permutation of the batch, from the values."""
+    return x.detach()[:, 0, 0].argsort()
+
+
+LOOKUPS: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "index_put": (
+        "aten::index_put",
+        lambda x, w: torch.zeros_like(x).index_put((_placed(x),), x * w),
+    ),
+    "index_put in place, through a view": (
+        "aten::index_put",
+        lambda x, w: _written(x, w, lambda y: y[1].index_put_((torch.arange(S),), x[0] * w)),
+    ),
+    "x[mask] = 1": (
+        "where",
+        lambda x, w: _written(x, w, lambda y: y.__setitem__(x.detach() > 0, 1.0)),
+    ),
+    "rows x[mask] = 1": (
+        "where",
+        lambda x, w: _written(x, w, lambda y: y.__setitem__(x.detach()[..., 0] > 0, 1.0)),
+    ),
+    "scatter of a number": (
+        "scatter",
+        lambda x, w: (x * w).scatter(2, x.detach().argmax(2, keepdim=True), 0.5),
+    ),
+    "index_add": (
+        "aten::index_add",
+        lambda x, w: torch.zeros_like(x).index_add_(0, _placed(x) // 2, x * w, alpha=2),
+    ),
+    "scatter_add": (
+        "aten::scatter_add",
+        lambda x, w: torch.zeros_like(x).scatter_add_(2, (x.detach() > 0).long(), x * w),
+    ),
+    "cdist": ("aten::cdist", lambda x, w: torch.cdist(x, x * w + 1)),
+    "counts in a dtype of their own": (
+        "aten::histc",
+        lambda x, w: x * w * torch.histc(x.detach(), 4, -1, 1).cumsum(0, dtype=torch.int32)[-1],
+    ),
+    "avg_pool2d over what is padded": (
+        "aten::avg_pool2d",
+        lambda x, w: F.avg_pool2d(
+            (x * w)[:, None], 3, 2, padding=1, ceil_mode=True, count_include_pad=False
+        ),
+    ),
+}
+
+
+def _written(x: Tensor, w: Tensor, write: Callable[[Tensor], object]) -> Tensor:
+    y = x * w
+    write(y)
+    return y
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_lookups_and_writes_by_index(name: str) -> None:
+    kind, body = LOOKUPS[name]
+    assert kind in lifted(body)

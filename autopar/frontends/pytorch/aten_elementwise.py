@@ -176,8 +176,10 @@ def _reduction(kind: str) -> Lift:
             raise Unliftable
         if a.get("dtype") is not None and meta.dtype != x.dtype:
             x = lifter.emit("cast", [x], x.shape, meta.dtype, dtype=meta.dtype)
-        keep = bool(a.get("keepdim", False))
-        return _result(lifter, node, kind, [x], dims=_dims(x, a.get("dim")), keepdim=keep)
+        over = {"dims": _dims(x, a.get("dim")), "keepdim": bool(a.get("keepdim", False))}
+        if kind == "sum":
+            return _summed(lifter, node, kind, x, **over)
+        return _result(lifter, node, kind, [x], **over)
 
     return lift
 
@@ -235,7 +237,17 @@ def _cumsum(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     x, dtype = a["self"], ir.like(node.meta["val"]).dtype
     if a.get("dtype") is not None and dtype != x.dtype:
         x = lifter.emit("cast", [x], x.shape, dtype, dtype=dtype)
-    return _result(lifter, node, "cumsum", [x], dim=a["dim"] % max(len(x.shape), 1))
+    return _summed(lifter, node, "cumsum", x, dim=a["dim"] % max(len(x.shape), 1))
+
+
+def _summed(lifter: Lifter, node: fx.Node, kind: str, x: Value, **attrs: Any) -> Value:
+    """A sum, which torch makes of integers in int64, in the dtype that the trace saw."""
+    meta = ir.like(node.meta["val"])
+    own = x.dtype if x.is_float or "complex" in x.dtype else "int64"
+    found = lifter.emit(kind, [x], meta.shape, own, **attrs)
+    if meta.dtype == own:
+        return found
+    return lifter.emit("cast", [found], meta.shape, meta.dtype, dtype=meta.dtype)
 
 
 def _logsumexp(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
