@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from autopar.runtime import counting
-from autopar.runtime.comparison import Comparison
+from autopar.runtime.comparison import Comparison, Piece
 from autopar.runtime.counting import Row
 from autopar.runtime.reference import (
     NoDropout,
@@ -356,14 +356,15 @@ def test_a_missing_or_infinite_gradient_is_no_small_error() -> None:
     scale = ("scale", whole, wanted.gradients[0]["scale"])
     shift = ("shift", (slice(0, 1),), wanted.gradients[0]["shift"])
     first = ("scale", (slice(0, 1),), wanted.gradients[0]["scale"][:1])
-    for pieces, told in (
+    cases: tuple[tuple[list[Piece], str], ...] = (
         ([scale], "shift (the ranks hold 0 of 1 elements)"),
         ([first, first, first, shift], "scale (the ranks hold 1 of 3 elements)"),
         ([scale, first, shift], "scale (the ranks hold 4 elements, of 3 each as often)"),
         ([scale, shift, ("other", whole, torch.ones(3))], "other (the model has none)"),
         ([("scale", whole, torch.ones(2)), shift], "scale (a rank holds [2] for [3])"),
         ([("scale", whole, torch.full((3,), torch.nan)), shift], "scale"),
-    ):
+    )
+    for pieces, told in cases:
         found = Comparison(wanted)
         found.gradients(0, pieces)
         assert found.errors().gradient == float("inf")

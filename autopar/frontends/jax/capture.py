@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -43,6 +44,7 @@ from autopar.frontends.jax.products import products_named
 from autopar.frontends.jax.remarks import remarks
 from autopar.frontends.jax.simplify import simplified
 from autopar.frontends.jax.vocabulary import lookups_lifted
+from autopar.frontends.kept_state import KeptState
 from autopar.frontends.places import UNKNOWN, declared, last_line
 from autopar.nouns.graph import Graph
 from autopar.workload import Workload
@@ -86,14 +88,20 @@ def capture_workload(workload: Workload) -> Captured:
     """`capture` of a workload that gives ``loss``, ``init`` and ``batch``; nothing is computed."""
     assert workload.loss is not None
     assert workload.init is not None
-    params = _parameters(workload.init, workload.seed)
+    with KeptState(workload, lambda value: isinstance(value, jax.core.Tracer)) as state:
+        captured = _capture_workload(workload, workload.loss, workload.init)
+    return replace(captured, notes=(*captured.notes, *state.notes))
+
+
+def _capture_workload(workload: Workload, loss: Loss, init: Callable[..., Any]) -> Captured:
+    params = _parameters(init, workload.seed)
     batch = _batch(workload.batch)
     try:
-        return capture(workload.loss, params, batch, workload.whole_inputs, workload.precision)
+        return capture(loss, params, batch, workload.whole_inputs, workload.precision)
     except BatchError as error:
         raise BatchError(f"{_declared(workload.batch)}: {error}") from error
     except NotFloating as error:
-        raise NotFloating(f"{_declared(workload.init)}: {error}") from error
+        raise NotFloating(f"{_declared(init)}: {error}") from error
 
 
 def _parameters(init: Callable[..., Any], seed: int) -> Any:

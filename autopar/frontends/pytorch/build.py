@@ -8,6 +8,7 @@ torch.linspace(0, rate, depth)]`` works as usual.
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from autopar.frontends import places
 from autopar.frontends.pytorch.errors import BatchError, BuildError
-from autopar.runtime.torch_private import FakeTensorMode
+from autopar.runtime.torch_private import FakeTensor, FakeTensorMode
 from autopar.workload import Workload
 
 SMALL = 1 << 14  # elements; the largest tensor that is real
@@ -72,10 +73,13 @@ class Built:
     mode: FakeTensorMode
 
 
-def build(workload: Workload) -> Built:
-    """Calls the workload's model and batch. Raises `BuildError` and `BatchError`."""
+def build(workload: Workload, again: Callable[[], None] = lambda: None) -> Built:
+    """Calls the workload's model and batch. Raises `BuildError` and `BatchError`.
+
+    again: called before the batch is made a second time, with values.
+    """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    return Built(build_model(workload), build_batch(workload, mode), mode)
+    return Built(build_model(workload), build_batch(workload, mode, again), mode)
 
 
 def build_model(workload: Workload) -> nn.Module:
@@ -103,12 +107,15 @@ def build_model(workload: Workload) -> nn.Module:
     return model
 
 
-def build_batch(workload: Workload, mode: FakeTensorMode) -> dict[str, torch.Tensor]:
+def build_batch(
+    workload: Workload, mode: FakeTensorMode, again: Callable[[], None] = lambda: None
+) -> dict[str, torch.Tensor]:
     """The global batch as distinct fake CPU tensors, by name."""
     try:
         with mode:
             made = workload.batch()
     except Exception:  # a user's function
+        again()
         made = _real_batch(workload)  # a batch that reads its own values has to be real
     if not isinstance(made, Mapping) or not made:
         found = "empty" if isinstance(made, Mapping) else f"a {type(made).__name__}"
@@ -146,10 +153,15 @@ def check_batch(batch: Mapping[str, torch.Tensor], whole: tuple[str, ...]) -> in
     return next(iter(cut.values()))
 
 
+def without_values(value: Any) -> bool:
+    """Whether ``value`` is a tensor, or a module with one, that has a shape and no values."""
+    if isinstance(value, nn.Module):
+        return any(map(without_values, itertools.chain(value.parameters(), value.buffers())))
+    return isinstance(value, FakeTensor) or (isinstance(value, torch.Tensor) and value.is_meta)
+
+
 def fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     """A fake CPU tensor of the same shape, strides and dtype as ``tensor``."""
-    from autopar.runtime.torch_private import FakeTensor
-
     meta = tensor.detach() if tensor.is_meta else tensor.detach().to("meta")
     return FakeTensor(mode, meta, torch.device("cpu"))
 

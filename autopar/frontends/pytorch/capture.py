@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from autopar.frontends.captured import Captured, ModelTensor
+from autopar.frontends.kept_state import KeptState
 from autopar.frontends.pytorch.assemble import assemble
-from autopar.frontends.pytorch.build import Built, build, check_batch
+from autopar.frontends.pytorch.build import Built, build, check_batch, without_values
 from autopar.frontends.pytorch.calls import NotAlike
 from autopar.frontends.pytorch.gradients import (
     check_owners,
@@ -30,9 +32,13 @@ NAMED = 5
 def capture(workload: Workload) -> Captured:
     """Builds the model without memory, traces it and lifts it.
 
-    Raises a `CaptureError` (see `errors`) for whatever in the model or the batch prevents that.
+    Raises a `CaptureError` (see `errors`) for whatever in the model or the batch prevents that,
+    `StateError` for what they keep from call to call.
     """
-    return capture_built(build(workload), workload.whole_inputs)
+    with KeptState(workload, without_values) as state:
+        built = build(workload, state.empty_caches)
+        captured = capture_built(built, workload.whole_inputs)
+    return replace(captured, notes=(*captured.notes, *state.notes))
 
 
 def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
