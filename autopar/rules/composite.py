@@ -5,6 +5,9 @@ results' gradients to the operands' gradients. A dim of an operand may be split 
 both graphs treats it as parallel: it is followed from op to op, and all dims that ops pair are one
 index. What any op keeps whole, cuts, or reads the place of is whole.
 
+Where ``backward`` is not linear in the gradients that come in (it clips, rounds or squares them),
+they must be whole: see `Rule.defers`.
+
 In ``backward`` an index may also be summed, if the sum is the gradient that is returned: that of an
 operand without the index, whose parts on all ranks add up. A gradient of such an operand that is
 not that sum would be counted once a rank, so the index is whole then.
@@ -23,6 +26,8 @@ SUMS = frozenset(("sum", "einsum", "linear", "linear_t", "matmul"))
 PASSING = frozenset(("reshape", "transpose", "cast", "neg", "identity"))
 FROM_NOTHING = frozenset(("full",))
 """Ops without operands whose values do not depend on the place."""
+BILINEAR = frozenset(("mul", "matmul", "linear", "linear_t", "einsum"))
+"""Linear in each operand, for fixed values of the others."""
 
 Place = tuple[str, str, int]
 """(graph, tensor, dim)"""
@@ -223,8 +228,40 @@ class _Finder:
             return " ".join(words)
 
         left, right = (", ".join(map(term, side)) for side in (forward.inputs, forward.outputs))
-        rule = Rule(f"{left} -> {right}")
+        backward = self.graphs["backward"]
+        rule = Rule(
+            f"{left} -> {right}", defers=linear_in(backward, backward.inputs[len(forward.inputs) :])
+        )
         return Indices({p: names[self._root(p)] for p in self.parent}, whole, rule)
+
+
+def linear_in(graph: Graph, inputs: Sequence[str]) -> bool:
+    """Whether every output of ``graph`` is linear in ``inputs`` together; False also where its ops
+    do not show it."""
+    moving = set(inputs)
+    for op in graph.ops:
+        held = [i for i, name in enumerate(op.inputs) if name in moving]
+        if not held:
+            continue
+        if not _linear_op(op, held, graph):
+            return False
+        moving.update(op.outputs)
+    return True
+
+
+def _linear_op(op: Op, held: Sequence[int], graph: Graph) -> bool:
+    """Whether an op is linear in its operands ``held`` together."""
+    if op.kind in BILINEAR:
+        return len(held) == 1
+    if op.kind == "div":
+        return list(held) == [0] and not op.attrs.get("scalar_first")
+    if op.kind in ("add", "sub"):  # of a constant it is affine
+        return "other" not in op.attrs and len(held) == len(op.inputs)
+    if op.kind == "where":  # ``a`` and ``b`` are numbers in an operand's place
+        constants = [op.attrs[side] for side in ("a", "b") if side in op.attrs]
+        return list(held) == list(range(1, len(op.inputs))) and not any(constants)
+    rule = bind(op, graph.tensors).rule
+    return op.kind in PASSING or all(map(rule.carries_partial, held))
 
 
 def _passes(op: Op) -> bool:

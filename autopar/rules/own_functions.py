@@ -30,6 +30,7 @@ def elementwise_rule(op: Op, operands: int, results: int) -> Rule | None:
 
 def as_differentiated(rule: Rule, op: Op) -> Rule:
     """``rule`` with what the function's backward allows: see `Rule.defers`."""
-    if FUNCTION not in op.attrs or op.attrs[FUNCTION][LINEAR]:
+    # A function of JAX is written out as graphs, and has no `FUNCTION`.
+    if op.attrs.get(FUNCTION, op.attrs).get(LINEAR, True):
         return rule
     return replace(rule, defers=False, linear=False)

@@ -71,6 +71,32 @@ def test_dims_that_the_rule_pairs_stay_whole() -> None:
     assert rule_of(lambda x: weighted(x, jnp.sin(x[0]))) == "i0 i1, i1 -> i0 i1"
 
 
+@pytest.mark.parametrize(
+    ("backward", "defers"),
+    [
+        (lambda g: 3 * g * jnp.cos(g.shape[0]), True),
+        (lambda g: jnp.where(jnp.arange(8) > 3, g / 2 + g, -g), True),
+        (lambda g: jnp.where(jnp.arange(8) > 3, g, 0), True),
+        (lambda g: jnp.where(jnp.arange(8) > 3, g, 1), False),
+        (lambda g: jnp.clip(g, -1, 1), False),
+        (lambda g: g * g, False),
+        (lambda g: jnp.sign(g), False),
+        (lambda g: g + 1, False),
+        (lambda g: 1 / g, False),
+        (lambda g: jnp.where(g > 0, g, 0), False),
+    ],
+    ids="scaled where masked filled clip square sign shifted inverse rectified".split(),
+)
+def test_what_is_not_linear_in_the_gradient_gets_no_partial_sums(
+    backward: Any, defers: bool
+) -> None:
+    function = jax.custom_vjp(lambda x: x * 2)
+    function.defvjp(lambda x: (x * 2, None), lambda _, g: (backward(g),))
+    graph = capture(over(function), PARAMS, BATCH).graph
+    (op,) = (op for op in graph.ops if op.kind.startswith("custom::"))
+    assert bind(op, graph.tensors).rule.defers is defers
+
+
 def _with(backward: Any) -> Any:
     function = jax.custom_vjp(lambda x, w: x * w)
     function.defvjp(lambda x, w: (x * w, (x, w)), backward)

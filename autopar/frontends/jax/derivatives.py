@@ -26,6 +26,7 @@ from autopar.frontends.jax.interpret import results_of
 from autopar.frontends.jax.simplify import simplified
 from autopar.nouns.graph import Graph, to_text, without_sources
 from autopar.rules.composite import Indices, indices_of, localised
+from autopar.rules.own_functions import LINEAR
 from autopar.rules.kept_whole import keep_whole
 from autopar.rules.registry import UnruledOp, rule_for
 
@@ -178,7 +179,8 @@ class Function:
     def attrs(self) -> dict[str, Any]:
         texts = {"forward": to_text(self.forward), "backward": to_text(self.backward)}
         rule = {"rule": self.indices.rule.text} if self.indices.splits else {}
-        return {**texts, "gradients": self.gradients, **rule}
+        linear = {LINEAR: self.indices.rule.defers}
+        return {**texts, "gradients": self.gradients, **linear, **rule}
 
 
 def function_of(eqn: Any, operands: Sequence[Operand], backward: Any, drafted: Drafted) -> Function:
