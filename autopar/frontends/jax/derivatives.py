@@ -26,8 +26,8 @@ from autopar.frontends.jax.interpret import results_of
 from autopar.frontends.jax.simplify import simplified
 from autopar.nouns.graph import Graph, to_text, without_sources
 from autopar.rules.composite import Indices, indices_of, localised
-from autopar.rules.own_functions import LINEAR
 from autopar.rules.kept_whole import keep_whole
+from autopar.rules.own_functions import LINEAR
 from autopar.rules.registry import UnruledOp, rule_for
 
 CUSTOM = {
