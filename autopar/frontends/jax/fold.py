@@ -9,8 +9,11 @@ layer's. A layer that differs stands by itself.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from autopar.frontends.jax.draft import Draft, Node, Operand, Value, live
 
@@ -72,7 +75,11 @@ def _fold(draft: Draft, prefix: str) -> Draft:
     readers = draft.readers()
     runs: list[list[_Layer]] = []
     for layer in layers:
-        if runs and _chained(runs[-1][-1], layer, readers, draft):
+        if (
+            runs
+            and _chained(runs[-1][-1], layer, readers, draft)
+            and (len(runs[-1]) == 1 or _wiring(*runs[-1][:2]) == _wiring(runs[-1][-1], layer))
+        ):
             runs[-1].append(layer)
         else:
             runs.append([layer])
@@ -109,7 +116,7 @@ def _layer(
 
     def tag(operand: Operand) -> object:
         if not isinstance(operand, Value):
-            return operand
+            return _written(operand)
         if operand in inside:
             return ("made", number[operand])
         if operand in owner and owner[operand][0] == index:
@@ -123,13 +130,26 @@ def _layer(
         for out in node.outputs:
             number[out] = len(number)
         shapes = tuple((o.shape, o.dtype) for o in node.outputs)
-        rows.append((node.kind, operands, repr(sorted(node.attrs.items())), shapes))
+        rows.append((node.kind, operands, _written(sorted(node.attrs.items())), shapes))
     own = set(nodes)
     read = {v for n in draft.nodes if n not in own for v in n.values}
     read.update(v for v in draft.outputs if isinstance(v, Value))
     outputs = tuple(v for v in number if v in read)
     signature = (tuple(rows), tuple(number[v] for v in outputs))
     return _Layer(index, tuple(nodes), tuple(inputs), tuple(parameters.items()), outputs, signature)
+
+
+def _written(value: object) -> str:
+    """A constant or the settings of an op to the last digit of every array in them: what is written
+    alike is the same. Equality would take 0.0 for -0.0, and `repr` leaves out most of an array."""
+    with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
+        return repr(value)
+
+
+def _wiring(before: _Layer, after: _Layer) -> tuple[int | None, ...]:
+    """Which output of ``before`` each input of ``after`` is; None for what stays the same."""
+    made = {v: i for i, v in enumerate(before.outputs)}
+    return tuple(made.get(v) for v in after.inputs)
 
 
 def _chained(before: _Layer, after: _Layer, readers: dict[Value, list[Node]], draft: Draft) -> bool:
@@ -147,9 +167,7 @@ def _chained(before: _Layer, after: _Layer, readers: dict[Value, list[Node]], dr
 def _replaced(draft: Draft, run: Sequence[_Layer], prefix: str) -> Draft:
     """The layers of ``run`` as one node: constants first, then carries, then parameters."""
     first, last = run[0], run[-1]
-    made = {v: i for i, v in enumerate(first.outputs)}
-    # which output of a layer each input of the next one is; None for what stays the same
-    carried = [made.get(v) for v in run[1].inputs]
+    carried = _wiring(first, run[1])
     if sorted(i for i in carried if i is not None) != list(range(len(first.outputs))):
         return draft
     fixed = [p for p, i in enumerate(carried) if i is None]
