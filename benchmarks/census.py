@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.census_workloads import CAUSAL, causal_types, other_types, task_of
 
@@ -174,7 +174,7 @@ def _run_once(workload: Any) -> None:
     loss = find_loss(workload.model()(**workload.batch()))
     if loss is None:
         raise ValueError("the model gives no loss for input_ids and labels")
-    loss.sum().backward()
+    cast(Any, loss.sum()).backward()
 
 
 def _writer(captured: Any, workload: Any, cluster: Any, model: Path) -> Callable[..., str]:

@@ -106,7 +106,7 @@ def _settings(config: type[Any], own: Mapping[str, Any]) -> dict[str, Any]:
         inner_own = own.get(name, {})
         if given is None and not inner_own:
             continue
-        inner_class = type(given) if dataclasses.is_dataclass(given) else inner
+        inner_class: Any = type(given) if dataclasses.is_dataclass(given) else inner
         found[name] = _settings(inner_class, inner_own)
         if "model_type" in vars(inner_class) or hasattr(inner_class, "model_type"):
             found[name]["model_type"] = inner_class.model_type
@@ -120,9 +120,10 @@ def _names(config: type[Any]) -> list[str]:
 def _defaults(config: type[Any]) -> Mapping[str, Any]:
     """What the class sets by itself, derived numbers too; empty where it needs more."""
     try:
-        return vars(config())
+        found: Mapping[str, Any] = vars(config())
     except (TypeError, ValueError, AttributeError):
         return {}
+    return found
 
 
 def _declared(config: type[Any]) -> Mapping[str, Any]:

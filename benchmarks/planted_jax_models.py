@@ -62,7 +62,7 @@ def _tokens(step: int = 0) -> dict[str, np.ndarray]:
 
 def _init_ops(key: Any) -> Tree:
     shapes = {"first": (C, C), "second": (C, C), "table": (5, C), "bias": (C,), "scale": ()}
-    return _weights(key, {**shapes, "kernel": (3, C, C)})  # type: ignore[dict-item]
+    return _weights(key, {**shapes, "kernel": (3, C, C)})
 
 
 def _loss_ops(params: Tree, batch: Tree) -> Any:

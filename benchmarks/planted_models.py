@@ -88,6 +88,8 @@ class Llama(nn.Module):
         self.down = nn.Linear(2 * C, C, bias=False)
         self.head = nn.Linear(C, V, bias=False)
         angles = torch.outer(torch.arange(S), 1.0 / 10 ** torch.linspace(0, 1, C // H // 2))
+        self.cos: Tensor
+        self.sin: Tensor
         self.register_buffer("cos", torch.cat([angles, angles], -1).cos()[None])
         self.register_buffer("sin", torch.cat([angles, angles], -1).sin()[None])
 
@@ -136,7 +138,8 @@ class Ops(nn.Module):
         strided = F.pad(picked[:, 1::2], (0, 0, 1, 2), value=0.5)
         total = best * spread + running.tril(9) + lse * torch.sub(a, b, alpha=3) + written + strided
         soft = total.softmax(1) * F.elu(total, 0.7)
-        return F.mse_loss(soft, F.leaky_relu(x, 0.2)) + soft.norm(dim=-1).mean()
+        norms: Tensor = soft.norm(dim=-1)
+        return F.mse_loss(soft, F.leaky_relu(x, 0.2)) + norms.mean()
 
 
 def _numbers() -> dict[str, Tensor]:

@@ -46,7 +46,7 @@ def scattered(whole: Array, piece: Array, dim: int) -> Array:
     """``whole``, whose gradient goes to ``piece``, this rank's part of ``dim``, summed over
     ``dp_shard``. Nothing reads what ``piece`` holds."""
 
-    @jax.custom_vjp
+    @jax.custom_vjp  # type: ignore[untyped-decorator]
     def function(whole: Array, piece: Array) -> Array:
         return whole
 
@@ -59,7 +59,7 @@ def scattered(whole: Array, piece: Array, dim: int) -> Array:
 
 
 def _alone(piece: Array, dim: int, moved: Any) -> Array:
-    @jax.custom_vjp
+    @jax.custom_vjp  # type: ignore[untyped-decorator]
     def function(piece: Array) -> Array:
         return join(piece.astype(moved), dim, "dp_shard")
 

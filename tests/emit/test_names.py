@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-any-return"
 """What values are called, and where a module's ops stand."""
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from enum import Enum
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -166,7 +166,7 @@ USES: dict[str, Use] = {
     "tensor": lambda m, h, n: h * torch.tensor([n, 1, 1, 1]),
     "legacy tensor": lambda m, h, n: h * torch.Tensor([n, 1, 1, 1]),
     "from numpy": lambda m, h, n: h * torch.from_numpy(np.full(D, n)),
-    "numpy scalar": lambda m, h, n: h * np.int64(n),
+    "numpy scalar": lambda m, h, n: h * cast(Any, np.int64(n)),
     "list": lambda m, h, n: LISTED[n](h),
     "callable": lambda m, h, n: (torch.tanh if n == 2 else torch.sin)(h),
     "method by name": lambda m, h, n: getattr(h, ("", "sin", "cos")[n])(),
@@ -197,14 +197,14 @@ USES: dict[str, Use] = {
     "swallowed": _swallowed,
     "state": _remembered,
     "array": _in_array,
-    "own derivative": lambda m, h, n: Scale.apply(h, n),
+    "own derivative": lambda m, h, n: cast(Any, Scale).apply(h, n),
     "requires_grad": _asked,
     "seed": _seeded,
     "size": lambda m, h, n: h * h.new_ones(n, 1, D).sum(0),
     "enum": lambda m, h, n: h * Ratio(n).value,
     "closure": lambda m, h, n: (lambda g: g * n)(h),
     "partial": lambda m, h, n: functools.partial(torch.mul, other=n)(h),
-    "weight": lambda m, h, n: h @ m.inner[0].weight.roll(n, 0),
+    "weight": lambda m, h, n: h @ cast(Tensor, m.inner[0].weight).roll(n, 0),
 }  # fmt: skip
 
 

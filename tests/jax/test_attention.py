@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +64,7 @@ def test_values_and_gradients_in_float64(mask: str, causal: bool, groups: int) -
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)
         q, k, v = (jnp.asarray(rng.normal(size=(B, n, S, D))) for n in (H, groups, groups))
-        given = MASKS[mask]()
+        given = cast(Any, MASKS[mask])()
         biased = given is not None and given.dtype != jnp.bool_
         weights = jnp.asarray(rng.normal(size=q.shape))
 

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-any-return"
 """Small models that compute in more than one dtype, for the tests of what is priced of them."""
 
 from __future__ import annotations
@@ -132,6 +133,7 @@ class ParameterFirst(Model):
         self.down = nn.Parameter(torch.ones(4, D) / D)
         self.up = nn.Parameter(torch.ones(D, 4) / D)
         self.rows = nn.Parameter(torch.ones(S, S) / S)
+        self.fixed: Tensor
         self.register_buffer("fixed", torch.eye(S))
 
     def normed(self, x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -40,11 +40,11 @@ STATISTICS = 0.03
 on a CPU than on accelerators."""
 
 
-class Products(TorchDispatchMode):
+class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """FLOPs of the products that run, by the dtype of their operands."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.flops: Counter[str] = Counter()
         self.attention: set[str] = set()
 
@@ -114,7 +114,7 @@ def _real(mix: Mix, found: Planned, captured: Captured) -> Step:
 
 def _priced(lowered: Lowered, *costs: str) -> dict[str, float]:
     """FLOPs by the dtype that they are priced in."""
-    found: Counter[str] = Counter()
+    found: dict[str, float] = defaultdict(float)
     for op in lowered.ops:
         if op.bound is not None and op.bound.rule.cost in costs:
             work = op_work(op.op, op.bound, op.strategy, lowered.mesh, lowered.graph.tensors)
@@ -175,8 +175,8 @@ def test_parameters_trained_in_half_precision_are_told() -> None:
             assert any(f"are {dtype}, and so are their" in note for note in said)
     (mix,) = (mix for mix in MIXES if mix.name == "bfloat16 parameters")
     _, found = _plan(mix)
-    (said,) = (n for n in notes(found.lowered, found.plan, ONE, 4) if "rounded away" in n)
-    assert "33.5 KiB then, 16.8 KiB now" in said  # 2,144 parameters of 16 and of 8 bytes
+    (only,) = (n for n in notes(found.lowered, found.plan, ONE, 4) if "rounded away" in n)
+    assert "33.5 KiB then, 16.8 KiB now" in only  # 2,144 parameters of 16 and of 8 bytes
 
 
 @pytest.mark.parametrize(("dtype", "lost"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])

@@ -28,6 +28,7 @@ from autopar.frontends.dispatch import capture
 from autopar.nouns.cluster import Cluster, MeasuredRate
 from autopar.planner import planning
 from autopar.planner.planning import Planned, plan_captured
+from autopar.planner.utilization import peak_time_s
 from autopar.rules.work import PRODUCTS, op_work
 from tests.planner.dtype_mixes import MIXES, B, S
 
@@ -186,7 +187,7 @@ def test_a_core_faster_than_assumed_raises_its_peak(tmp_path: Path) -> None:
 
 
 def test_an_impossible_prediction_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = planning.peak_time_s
+    real = peak_time_s
     monkeypatch.setattr(planning, "peak_time_s", lambda *given: 1e9 * real(*given))
     with pytest.raises(Impossible, match="internal error: step time came out as"):
         planned(0, node("A100"))

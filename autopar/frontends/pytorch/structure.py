@@ -50,7 +50,7 @@ class Leaf:
     @property
     def fixed(self) -> bool:
         """Its value cannot change, so that equal leaves stay equal."""
-        return self.key is not None and self.key[0] != "object"
+        return self.key is not None and bool(self.key[0] != "object")
 
 
 def constant(value: Any) -> tuple[Any, ...]:
