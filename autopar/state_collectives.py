@@ -35,7 +35,8 @@ jax        the first dim that ``dp_shard`` divides         tensors without such 
 
 A large parameter of a JAX program's unit travels by itself, which XLA may join again; the bytes are
 the same. Between steps of ZeRO 1 and 2 every rank of a JAX program holds the stored parameters
-whole, so it gathers them in the dtype in which they are stored.
+whole, so it gathers them in the dtype in which they are stored, and
+frozen ones not at all.
 """
 
 from __future__ import annotations
@@ -166,7 +167,8 @@ def _sharded(
 ) -> Iterator[StateCollective]:
     units: dict[str, list[Stored]] = {}
     for p in stored:
-        if cuts.has(p):
+        held = cuts.framework == "jax" and zero < 3 and not p.trainable
+        if cuts.has(p) and not held:
             units.setdefault(p.unit, []).append(p)
     for unit, members in units.items():
         where = unit or "root"

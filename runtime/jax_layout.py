@@ -91,7 +91,17 @@ class Layout:
 
     def specs(self, level: int) -> dict[str, Spec]:
         """How each array lies; ``level``: what it is (`OPTIMIZER`, `GRADIENTS`, `PARAMETERS`)."""
-        return {key: self.spec(leaf, level) for key, leaf in self.leaves.items()}
+        return {key: self.spec(leaf, level) for key, leaf in self.trained.items()}
+
+    @cached_property
+    def trained(self) -> Mapping[str, Leaf]:
+        """The leaves that have gradients."""
+        return {k: leaf for k, leaf in self.leaves.items() if not leaf.parameter.frozen}
+
+    @cached_property
+    def frozen(self) -> Mapping[str, Leaf]:
+        """The leaves of arrays that the loss closes over."""
+        return {k: leaf for k, leaf in self.leaves.items() if leaf.parameter.frozen}
 
     def spec(self, leaf: Leaf, level: int) -> Spec:
         dims: list[Any] = [leaf.axes(d) for d in range(len(leaf.parameter.shape))]
@@ -107,8 +117,15 @@ class Layout:
         return (*model, *(() if leaf.cut is None else ("dp_shard",)))
 
     def gather_names(self, named: Mapping[str, Any]) -> dict[str, Any]:
-        """State arrays from parameters by full name: layers are stacked."""
-        missing = [n for leaf in self.leaves.values() for n in leaf.names if n not in named]
+        """State arrays of what is trained from parameters by full name: layers are stacked."""
+        return self._gathered(self.trained, named)
+
+    def gather_frozen(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        """The same of arrays that the loss closes over."""
+        return self._gathered(self.frozen, named)
+
+    def _gathered(self, leaves: Mapping[str, Leaf], named: Mapping[str, Any]) -> dict[str, Any]:
+        missing = [n for leaf in leaves.values() for n in leaf.names if n not in named]
         if missing:
             raise ProgramError(
                 f"the program needs {missing[0]} and {len(missing) - 1} more that the model's "
@@ -116,13 +133,13 @@ class Layout:
             )
         return {
             key: jnp.stack([named[n] for n in leaf.names]) if leaf.layers else named[leaf.name]
-            for key, leaf in self.leaves.items()
+            for key, leaf in leaves.items()
         }
 
     def names(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The inverse: parameters by full name."""
         found: dict[str, Any] = {}
-        for key, leaf in self.leaves.items():
+        for key, leaf in self.trained.items():
             array = state[key]
             pieces = [array[i] for i in range(len(leaf.layers))] if leaf.layers else [array]
             found.update(zip(leaf.names, pieces, strict=True))
@@ -147,7 +164,7 @@ def by_name(
 
 def _cut(parameter: Parameter, mesh: Mapping[str, int], shard: int) -> int | None:
     """The dim that ``dp_shard`` cuts after the model axes have cut the parameter."""
-    if shard == 1:
+    if shard == 1 or parameter.buffer:
         return None
     leaf = Leaf("", "", parameter, (), None)
     degrees = (math.prod(mesh[a] for a in leaf.axes(d)) for d in range(len(parameter.shape)))

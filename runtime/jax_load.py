@@ -89,7 +89,7 @@ class Trainer:
         layout = self.compiled.layout
         arrays: dict[str, Any] = {"step": np.asarray(self.state["step"])}
         for slot in self.state:
-            if slot != "step":
+            if slot not in ("step", "frozen"):
                 named = layout.names(self.state[slot])
                 arrays.update((f"{slot}/{n}", np.asarray(a)) for n, a in named.items())
         jax_checkpoint.write(folder, arrays)
@@ -102,17 +102,20 @@ class Trainer:
         layout = self.compiled.layout
         wanted: dict[str, Any] = {"step": self.state["step"]}
         for slot in self.state:
-            if slot != "step":
+            if slot not in ("step", "frozen"):
                 named = jax.eval_shape(layout.names, self.state[slot])
                 wanted.update((f"{slot}/{n}", a) for n, a in named.items())
         arrays = jax_checkpoint.read(folder, wanted)
         state: dict[str, Any] = {"step": arrays["step"]}
         for slot in self.state:
-            if slot != "step":
+            if slot not in ("step", "frozen"):
                 head = f"{slot}/"
                 own = {n[len(head) :]: a for n, a in arrays.items() if n.startswith(head)}
                 state[slot] = layout.gather_names(own)
-        self.state = jax.device_put(state, placed(self.compiled.mesh, self.compiled.state_specs))
+        specs = placed(self.compiled.mesh, self.compiled.state_specs)
+        frozen = {"frozen": self.state["frozen"]}  # the loss has them, a checkpoint does not
+        del specs["frozen"]
+        self.state = {**jax.device_put(state, specs), **frozen}
 
 
 def _as_jax_takes(batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,7 +147,7 @@ def load(folder: str | Path, check_model: bool = True) -> Trainer:
         return step.layout.gather_names(by_name(paths_of(tree), captured.stacks))
 
     planned = plan_folder.read_batch(folder)
-    return Trainer(workload, step, step.initial(parameters), planned=planned)
+    return Trainer(workload, step, step.initial(parameters, captured.constants), planned=planned)
 
 
 def check_model_of(plan: Plan, captured: Captured, workload: Workload, folder: str | Path) -> None:
@@ -153,7 +156,7 @@ def check_model_of(plan: Plan, captured: Captured, workload: Workload, folder: s
     check_tool(plan)
     check_workload(plan, workload)
     check_fingerprint(plan, captured.fingerprint(), changed_batch(folder, captured.batch))
-    tell_changes(plan, workload)
+    tell_changes(plan, workload, captured.digests)
 
 
 def read_program(folder: str | Path, lift: str | None = None) -> ModuleType:

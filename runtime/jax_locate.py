@@ -78,7 +78,7 @@ def _record(
     microbatches: int,
 ) -> list[list[Seen]]:
     step = Step(run_program(text, lift="float64"), workload)
-    state = step.initial(lambda: step.layout.gather_names(parameters))
+    state = step.initial(lambda: step.layout.gather_names(parameters), parameters)
     any_gradients = step.layout.gather_names(parameters)  # of a step that nobody looks at
     with recording(step.mesh.axis_names, step.mesh.size) as found:
         jax.block_until_ready(step.watched(state, step.cut(batch), any_gradients))

@@ -49,12 +49,16 @@ class Parameter:
 
     ``spec``:     may be shorter than the shape; the dims that it leaves out are whole.
     ``deferred``: axes on which every rank has all of it and a part of its gradient.
+    ``frozen``:   an array that the loss closes over: no gradient, no optimizer state.
+    ``buffer``:   one that ``dp_shard`` does not cut, in its own dtype.
     """
 
     shape: tuple[int, ...]
     spec: PartitionSpec = WHOLE
     dtype: str = "float32"
     deferred: tuple[str, ...] = ()
+    frozen: bool = False
+    buffer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

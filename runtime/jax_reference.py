@@ -163,13 +163,13 @@ def _bodies(eqn: Any) -> list[Any]:
 
 def _dependent(pairs: Sequence[Pair | None]) -> dict[int, Any]:
     """By ``id`` of a constant of the wide trace what stands in its place: the declared one, where
-    that is not the wide one rounded."""
+    that is not the wide one rounded; an array is data, so always as declared."""
     found: dict[int, Any] = {}
     for pair in pairs:
         assert pair is not None
         own, wide = (p.val if isinstance(p, jex.Literal) else p for p in pair)
-        dtype = np.asarray(own).dtype
-        if str(dtype) in FLOATS and not _is_rounded(np.asarray(own), np.asarray(wide)):
+        dtype, one = np.asarray(own).dtype, np.ndim(own) == 0
+        if str(dtype) in FLOATS and not (one and _is_rounded(np.asarray(own), np.asarray(wide))):
             found[id(pair[1])] = _widened(own)
     return found
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import jax
@@ -55,6 +55,7 @@ class Step:
         slots = SLOTS[workload.optimizer]
         self.state_specs: dict[str, Any] = {
             "params": self.layout.specs(PARAMETERS),
+            "frozen": {k: self.layout.spec(f, PARAMETERS) for k, f in self.layout.frozen.items()},
             **{slot: self.layout.specs(OPTIMIZER) for slot in slots},
             "step": PartitionSpec(),
         }
@@ -77,10 +78,12 @@ class Step:
             compiler_options=_COMPILER_OPTIONS.get(self.mesh.devices.flat[0].platform),
         )
 
-    def initial(self, parameters: Callable[[], Arrays]) -> State:
+    def initial(
+        self, parameters: Callable[[], Arrays], constants: Arrays = MappingProxyType({})
+    ) -> State:
         """The state before the first step, every piece made on the device that holds it.
 
-        ``parameters`` gives the arrays of `Layout.gather_names`.
+        ``parameters`` gives the arrays of `Layout.gather_names`; ``constants`` are by full name.
         """
 
         def make() -> State:
@@ -89,8 +92,9 @@ class Step:
             slots = {slot: zeros for slot in SLOTS[self.workload.optimizer]}
             return {"params": params, **slots, "step": jnp.zeros((), jnp.int32)}
 
-        state: State = jax.jit(make, out_shardings=placed(self.mesh, self.state_specs))()
-        return state
+        specs = placed(self.mesh, self.state_specs)
+        frozen = jax.device_put(self.layout.gather_frozen(constants), specs.pop("frozen"))
+        return {**jax.jit(make, out_shardings=specs)(), "frozen": frozen}
 
     def cut(self, batch: Mapping[str, Any]) -> dict[str, Array]:
         """A global batch with its microbatches apart, each entry where its readers are."""
@@ -107,9 +111,13 @@ class Step:
         """What `step` and `watched` take, as shapes: of the state, and of a global batch."""
         params = {
             key: jax.ShapeDtypeStruct(leaf.shape, leaf.parameter.dtype)
-            for key, leaf in self.layout.leaves.items()
+            for key, leaf in self.layout.trained.items()
         }
         state: dict[str, Any] = dict.fromkeys(self.state_specs, params)
+        state["frozen"] = {
+            key: jax.ShapeDtypeStruct(leaf.shape, leaf.parameter.dtype)
+            for key, leaf in self.layout.frozen.items()
+        }
         state["step"] = jax.ShapeDtypeStruct((), jnp.int32)
         cut = {
             name: jax.ShapeDtypeStruct(self._cut_shape(name, batch[name]), batch[name].dtype)
@@ -126,12 +134,12 @@ class Step:
     # -- on the pieces of one device -------------------------------------------------------------
 
     def _step(self, state: State, batch: Arrays) -> tuple[State, Array, Array]:
-        loss, gradients = self._gradients(state["params"], batch)
+        loss, gradients = self._gradients(state["params"], state["frozen"], batch)
         state, norm = self._updated(state, gradients)
         return state, loss, norm.astype(loss.dtype)
 
     def _watched(self, state: State, batch: Arrays, given: Arrays) -> tuple[State, Array, Arrays]:
-        loss, gradients = self._gradients(state["params"], batch)
+        loss, gradients = self._gradients(state["params"], state["frozen"], batch)
         return self._updated(state, given)[0], loss, gradients
 
     def _updated(self, state: State, gradients: Arrays) -> tuple[State, Array]:
@@ -144,19 +152,20 @@ class Step:
         slots = {slot: state[slot] for slot in SLOTS[self.workload.optimizer]}
         new, slots = update(self.workload, state["step"] + 1, own, gradients, slots)
         params = {k: self._joined(k, p) for k, p in new.items()}
-        return {"params": params, **slots, "step": state["step"] + 1}, norm
+        new_state = {"params": params, "frozen": state["frozen"], **slots}
+        return {**new_state, "step": state["step"] + 1}, norm
 
-    def _gradients(self, params: Arrays, batch: Arrays) -> tuple[Array, Arrays]:
+    def _gradients(self, params: Arrays, frozen: Arrays, batch: Arrays) -> tuple[Array, Arrays]:
         """The loss of the global batch, and this device's piece of the reduced gradients."""
         first = {n: a[0] for n, a in batch.items()}
         if self.layout.settings.microbatches == 1:
-            loss, gradients = self._micro(params, first)
+            loss, gradients = self._micro(params, frozen, first)
         else:
-            shapes = jax.eval_shape(partial(self._micro, params), first)
+            shapes = jax.eval_shape(partial(self._micro, params, frozen), first)
             zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
             def add(total: Any, micro: Arrays) -> tuple[Any, None]:
-                return jax.tree.map(jnp.add, total, self._micro(params, micro)), None
+                return jax.tree.map(jnp.add, total, self._micro(params, frozen, micro)), None
 
             (loss, gradients), _ = lax.scan(add, zero, dict(batch))
         axes = self.layout.data_axes
@@ -164,16 +173,20 @@ class Step:
             loss = lax.psum(loss, axes)
         return loss, {k: self._reduced(k, g) for k, g in gradients.items()}
 
-    def _micro(self, params: Arrays, batch: Arrays) -> tuple[Array, dict[str, Array]]:
+    def _micro(
+        self, params: Arrays, frozen: Arrays, batch: Arrays
+    ) -> tuple[Array, dict[str, Array]]:
         """Loss share and gradients of one microbatch; with ZeRO 2 every layer's are cut at once."""
 
         if self.layout.settings.zero == PARAMETERS:
             # else XLA gathers once before the loop over microbatches, and keeps what it gathered
-            params, batch = lax.optimization_barrier((params, batch))
+            params, frozen, batch = lax.optimization_barrier((params, frozen, batch))
 
         def share(own: Arrays) -> Array:
             given = params if self.layout.settings.zero == GRADIENTS else {}
-            return self.program.loss(self._given(own, given), **self._computing(batch))
+            return self.program.loss(
+                self._given({**own, **frozen}, given), **self._computing(batch)
+            )
 
         own = params
         if self.layout.settings.zero == GRADIENTS:
@@ -206,18 +219,21 @@ class Step:
     def _prepared(self, leaves: Mapping[str, Leaf], arrays: Mapping[str, Any]) -> dict[str, Array]:
         """A unit's parameters whole over ``dp_shard``, in the dtype of compute."""
         if self.layout.settings.zero == PARAMETERS:
-            dtypes = {name: self._dtype(a.dtype) for name, a in arrays.items()}
-            return gathered(arrays, {name: leaf.cut for name, leaf in leaves.items()}, dtypes)
+            dtypes = {name: self._dtype(a.dtype, leaves[name]) for name, a in arrays.items()}
+            cuts = {name: leaf.cut for name, leaf in leaves.items()}
+            frozen = [name for name, leaf in leaves.items() if leaf.parameter.frozen]
+            return gathered(arrays, cuts, dtypes, frozen)
         found = {}
         for name, given in arrays.items():
             piece, whole = given if isinstance(given, tuple) else (None, given)
             x = whole if piece is None else scattered(whole, piece, leaves[name].cut or 0)
-            found[name] = x.astype(self._dtype(whole.dtype))
+            found[name] = x.astype(self._dtype(whole.dtype, leaves[name]))
         return found
 
-    def _dtype(self, dtype: Any) -> Any:
+    def _dtype(self, dtype: Any, leaf: Leaf | None = None) -> Any:
         precision = self.layout.settings.precision
         narrow = precision in ("bfloat16", "float16") and dtype == jnp.float32
+        narrow &= leaf is None or not leaf.parameter.buffer
         return jnp.dtype(precision) if narrow else dtype
 
     def _computing(self, batch: Arrays) -> dict[str, Array]:

@@ -6,7 +6,7 @@ itself, which costs no copy of it; the small ones of a unit travel as one flat a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -21,20 +21,26 @@ SMALL_BYTES = 1 << 20
 """Of a whole parameter: copying it costs less than a collective of its own."""
 
 
-def gathered(pieces: Arrays, cuts: Mapping[str, int | None], dtypes: Arrays) -> dict[str, Array]:
+def gathered(
+    pieces: Arrays,
+    cuts: Mapping[str, int | None],
+    dtypes: Arrays,
+    frozen: Collection[str] = (),
+) -> dict[str, Array]:
     """Whole parameters in ``dtypes`` from pieces along ``cuts``; None: the piece is the whole.
 
     Their gradients come back as pieces, summed over ``dp_shard`` in the dtype of the piece.
+    Those that are ``frozen`` have none, and travel apart from those that have.
     """
     found = {n: p.astype(dtypes[n]) for n, p in pieces.items() if cuts[n] is None}
-    groups: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[str, str, bool], list[str]] = {}
     for name, p in pieces.items():
         dim = cuts[name]
         if dim is not None and p.nbytes * lax.axis_size("dp_shard") > SMALL_BYTES:
             found[name] = _alone(p, dim, dtypes[name])
         elif dim is not None:
-            groups.setdefault((str(p.dtype), str(dtypes[name])), []).append(name)
-    for (stored, moved), names in groups.items():
+            groups.setdefault((str(p.dtype), str(dtypes[name]), name in frozen), []).append(name)
+    for (stored, moved, _), names in groups.items():
         dims = [cuts[n] or 0 for n in names]
         found.update(
             zip(names, _unit([pieces[n] for n in names], dims, stored, moved), strict=True)

@@ -79,13 +79,14 @@ def verify(folder: str | Path) -> dict[str, Any]:
         wide = jax.tree.map(_float64, tree)
         wide_batches = [{n: _float64(np.asarray(a)) for n, a in b.items()} for b in batches]
         right = reference(workload, tree, batches, captured.stacks)
-        named = by_name(paths_of(wide), captured.stacks)
+        named = by_name(paths_of(wide), captured.stacks) | wide_constants(captured)
     try:
         with jax.enable_x64(True):
             lifted = Step(read_program(folder, lift="float64"), workload)
             exact = run(lifted, named, wide_batches, right)
         program = Step(read_program(folder), workload)
-        own = run(program, by_name(paths_of(tree), captured.stacks), batches, right)
+        own_parameters = by_name(paths_of(tree), captured.stacks) | dict(captured.constants)
+        own = run(program, own_parameters, batches, right)
         issued = issued_collectives(program, batches[0])
     except Exception as error:  # of an edited program, maybe
         _tell_edits(folder, plan, captured, error)
@@ -136,7 +137,7 @@ def run(
     ``function`` is ``step.watched``."""
     found = Record()
     layout = step.layout
-    state = step.initial(lambda: layout.gather_names(parameters))
+    state = step.initial(lambda: layout.gather_names(parameters), parameters)
     for batch, given in zip(batches, right.gradients, strict=True):
         arrays = layout.gather_names(given)
         arrays = {key: a.astype(state["params"][key].dtype) for key, a in arrays.items()}
@@ -268,9 +269,15 @@ def compiled(step: Step, function: Any, batch: Mapping[str, Any], wide: bool = F
     cut = step.cut(batch)
     params = {
         key: jax.ShapeDtypeStruct(leaf.shape, "float64" if wide else leaf.parameter.dtype)
-        for key, leaf in step.layout.leaves.items()
+        for key, leaf in step.layout.trained.items()
     }
     state: dict[str, Any] = dict.fromkeys(step.state_specs, params)
+    state["frozen"] = {
+        key: jax.ShapeDtypeStruct(
+            leaf.shape, _wide(leaf.parameter.dtype) if wide else leaf.parameter.dtype
+        )
+        for key, leaf in step.layout.frozen.items()
+    }
     state["step"] = jax.ShapeDtypeStruct((), jnp.int32)
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), cut)
     gradients = (params,) if function is step.watched else ()
@@ -289,6 +296,15 @@ def _priced(folder: str | Path, issued: list[jax_hlo.Row]) -> tuple[bool | None,
 
 def _norm_of_all(named: Named) -> float:
     return math.sqrt(sum(float(np.square(a.astype(np.float64)).sum()) for a in named.values()))
+
+
+def wide_constants(captured: Captured) -> dict[str, Any]:
+    """The arrays that the loss closes over, floats in float64."""
+    return {name: _float64(np.asarray(a)) for name, a in captured.constants.items()}
+
+
+def _wide(dtype: str) -> str:
+    return "float64" if "float" in dtype else dtype
 
 
 def _numpy(named: Mapping[str, Any]) -> Named:

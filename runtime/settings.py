@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, MappingProxyType
 
 from autopar.errors import UserError
 from autopar.nouns.mesh import Mesh
@@ -86,10 +86,13 @@ def check_workload(plan: Plan, workload: Workload) -> None:
         )
 
 
-def changed_training(plan: Plan, workload: Workload) -> list[str]:
-    """What has changed since the plan was made, and does not make it stale, a sentence each."""
+def changed_training(
+    plan: Plan, workload: Workload, constants: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """What has changed since the plan was made, and does not make it stale, a sentence each.
+    ``constants``: digests of what a loss closes over, as `Captured.digests` names them."""
     said = plan.fingerprints.training
-    now = training(workload) if said else {}
+    now = {**training(workload), **constants} if said else {}
     notes = [
         f"{name} is {now[name]} and was {said[name]} when {plan.workload} was planned"
         for name in now
@@ -103,9 +106,11 @@ def changed_training(plan: Plan, workload: Workload) -> list[str]:
     return notes
 
 
-def tell_changes(plan: Plan, workload: Workload) -> None:
+def tell_changes(
+    plan: Plan, workload: Workload, constants: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Prints `changed_training` to stderr."""
-    for note in changed_training(plan, workload):
+    for note in changed_training(plan, workload, constants):
         print(f"autopar: note: {note}; what it is now is used", file=sys.stderr, flush=True)
 
 

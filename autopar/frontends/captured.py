@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Graph
@@ -38,6 +41,7 @@ class Captured:
     classes:  class name by module path, for a program that reads like the model.
     stacks:   for a leaf of a parameter tree that holds all layers of a scan, the names that its
               slices have in the graph; other leaves are named by their own path.
+    constants: arrays by the name of the tensor that they are, for what a loss closes over.
     notes:    sentences on what the program leaves out or does otherwise than one might think.
     """
 
@@ -48,6 +52,7 @@ class Captured:
     tokens: int | None
     classes: Mapping[str, str] = field(default_factory=dict)
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -63,8 +68,21 @@ class Captured:
         """Groups of names that are one tensor, the graph's name first."""
         return tuple((t.name, *t.shared_with) for t in self.tensors.values() if t.shared_with)
 
+    @property
+    def digests(self) -> dict[str, str]:
+        """A digest of the numbers of each constant, by its name."""
+        return {name: digest(array) for name, array in self.constants.items()}
+
     def fingerprint(self) -> str:
         """SHA-256 of graph, tensors and batch: changes when the model's structure does."""
         lines = [self.graph.fingerprint(), *sorted(map(repr, self.tensors.values()))]
         lines += map(repr, self.batch)
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def digest(array: Any) -> str:
+    """SHA-256 of dtype, shape and numbers, 16 digits."""
+    numbers = np.ascontiguousarray(np.asarray(array))
+    found = hashlib.sha256(f"{numbers.dtype}{numbers.shape}".encode())
+    found.update(numbers.tobytes())
+    return found.hexdigest()[:16]

@@ -262,7 +262,7 @@ def _plan(
             cluster=question.cluster.fingerprint,
             profile=_profile_name(question.cluster),
             tool=version("autopar"),
-            training=training(workload),
+            training={**training(workload), **captured.digests},
         ),
         prediction=_prediction(best, outcome.lower_bound_s, question, captured),
         runners_up=outcome.runners_up,

@@ -136,6 +136,10 @@ def _parameter_rows(lowered: Lowered, indent: int) -> list[str]:
             arguments.append(f'dtype="{tensor.dtype}"')
         if deferred := tuple(a for a, p in model.placements if p.kind == "D"):
             arguments.append(f"deferred={tuple_text(deferred)}")
+        if tensor.role == "buffer":
+            arguments.append("buffer=True")
+        if not tensor.differentiable:
+            arguments.append("frozen=True")
         lines.add(f'"{name}": Parameter({", ".join(arguments)}),')
     return lines.lines
 

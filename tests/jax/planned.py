@@ -94,6 +94,7 @@ class Made:
             step = Step(self.program("float64"), self.workload)
             function = jax_verify.compiled(step, step.watched, given[0], wide=True)
             named = by_name(paths_of(wide), self.captured.stacks)
+            named |= jax_verify.wide_constants(self.captured)
             found = jax_verify.run(step, named, given, right, function)
             moved = jax_hlo.collectives(function.as_text(), step.layout.mesh)
         return jax_verify.errors(found, right), moved

@@ -54,6 +54,19 @@ def detached(params: Any, batch: Any) -> Any:
     return jnp.mean(jax.lax.stop_gradient(batch["x"] @ params["w"]))
 
 
+@jax.custom_vjp
+def added(x: Any) -> Any:
+    return x * LARGE.sum() + LARGE[0, 0]
+
+
+added.defvjp(lambda x: (x * LARGE[:8, :4].sum(), x), lambda x, g: (g * LARGE[0, 0] * jnp.sum(LARGE),))
+
+
+def with_rule(params: Any, batch: Any) -> Any:
+    """A function with a rule of its own holds its arrays itself."""
+    return jnp.sum(added(params["w"]))
+
+
 CASES: dict[str, tuple[Callable[..., Any], type[UserError], str]] = {
     "vector": (lambda p, b: (b["x"] @ p["w"])[:, 0], NotScalarLoss, r"float32\[4\]"),
     "pair": (lambda p, b: ((b["x"] @ p["w"]).mean(), 1.0), NotScalarLoss, "reduce it"),
@@ -63,7 +76,7 @@ CASES: dict[str, tuple[Callable[..., Any], type[UserError], str]] = {
     "branch": (branch, ControlFlow, r"jnp\.where"),
     "unused": (lambda p, b: jnp.mean(b["x"]), ParameterWithoutGradient, "1 of 1 parameters: w"),
     "detached": (detached, ParameterWithoutGradient, "w"),
-    "constant": (lambda p, b: jnp.sum(LARGE @ p["w"]), LargeConstant, "131072 elements"),
+    "constant": (with_rule, LargeConstant, "131072 elements"),
 }
 
 

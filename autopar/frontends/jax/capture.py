@@ -13,6 +13,7 @@ import numpy as np
 from autopar.errors import UserError
 from autopar.frontends.captured import Captured
 from autopar.frontends.jax.attention import attention_lifted
+from autopar.frontends.jax.constants import Constants, held_note, stored
 from autopar.frontends.jax.derivatives import Rules
 from autopar.frontends.jax.draft import Draft, Value
 from autopar.frontends.jax.errors import (
@@ -37,6 +38,7 @@ from autopar.frontends.jax.inputs import (
     samples_of,
     tokens_of,
 )
+from autopar.frontends.jax.interpret import flat_parameters
 from autopar.frontends.jax.jaxprs import draft_of
 from autopar.frontends.jax.norms import norms_weighted
 from autopar.frontends.jax.precision import exact_constants
@@ -72,15 +74,22 @@ def capture(
     closed = _jaxpr(loss, params, batch)
     rules = Rules()
     exact = exact_constants(loss, closed, params, batch, rules)
-    graph, stacks = _graph(draft_of(closed, _inputs(params, batch), exact, rules))
+    inputs = _inputs(params, batch)
+    constants = Constants(loss, [v.path for v in inputs])
+    draft = draft_of(closed, inputs, exact, rules, constants)
+    graph, stacks = _graph(draft, constants)
+    named = flat_parameters(constants.arrays, stacks)
+    tensors = model_tensors(graph)
+    held = {n: a for n, a in named.items() if n in tensors}
     return Captured(
         graph,
-        model_tensors(graph),
+        tensors,
         entries,
         samples,
         tokens_of(entries),
         stacks=stacks,
-        notes=remarks(loss, closed, params, batch, precision),
+        constants=held,
+        notes=(*remarks(loss, closed, params, batch, precision), *held_note(held)),
     )
 
 
@@ -127,7 +136,7 @@ def _batch(make: Callable[..., Any]) -> Any:
         ) from error
 
 
-def _graph(draft: Draft) -> tuple[Graph, Stacks]:
+def _graph(draft: Draft, constants: Constants) -> tuple[Graph, Stacks]:
     for step in (
         simplified,
         lifted,
@@ -138,8 +147,11 @@ def _graph(draft: Draft) -> tuple[Graph, Stacks]:
         folded,
     ):
         draft = step(draft)
-    graph, stacks = graph_of(draft)
-    without = [name for name, t in graph.parameters() if not t.differentiable]
+    graph, stacks = graph_of(stored(draft, constants))
+    frozen = flat_parameters(constants.arrays, stacks)
+    without = [
+        name for name, t in graph.parameters() if not t.differentiable and name not in frozen
+    ]
     if without:
         shown = ", ".join(without[:5]) + (", ..." if len(without) > 5 else "")
         raise ParameterWithoutGradient(

@@ -23,13 +23,15 @@ NARROW = ("float32", "bfloat16", "float16")
 class Value:
     """One tensor of the program; two values are the same only when they are the same object.
 
-    ``path`` is the tree path of a parameter or the key of a batch entry, "" for all others.
+    ``path`` is the tree path of a parameter or the key of a batch entry, "" for all others. A
+    parameter that is ``frozen`` is an array that the loss closes over.
     """
 
     shape: Shape
     dtype: str
     role: Literal["parameter", "input", "activation"] = "activation"
     path: str = ""
+    frozen: bool = False
 
     @property
     def numel(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from autopar.frontends.jax.constants import beside_products
 from autopar.frontends.jax.draft import (
     Builder,
     Draft,
@@ -71,10 +72,12 @@ class _Finisher:
         self.grads = grads
         self.blocks: dict[str, Block] = {}
         self.stacks: Stacks = {}
+        self.buffers: set[Value] = set()
 
     def graph(self, draft: Draft) -> tuple[Graph, Stacks]:
         inputs = tuple(v.path for v in draft.inputs if v.role == "input")
         scanned = _only_stacked(draft)
+        self.buffers = beside_products(draft)
         tensors: dict[str, Tensor] = {}
         names: dict[Value, str] = {}
         for value in draft.inputs:
@@ -175,7 +178,7 @@ class _Finisher:
 
     def _tensor(self, value: Value, name: str, role: Role | None = None) -> Tensor:
         shown: Role = role or value.role
-        if shown == "parameter" and "float" not in value.dtype:
+        if shown == "parameter" and ("float" not in value.dtype or value in self.buffers):
             shown = "buffer"
         return Tensor(name, value.shape, value.dtype, shown, value in self.grads)
 

@@ -182,7 +182,7 @@ def _replaced(draft: Draft, run: Sequence[_Layer], prefix: str) -> Draft:
     stacks = []
     base = f"{prefix}." if prefix else ""
     for rest, value in first.parameters:
-        inner[value] = Value(value.shape, value.dtype, "parameter", f"{base}{rest}")
+        inner[value] = Value(value.shape, value.dtype, "parameter", f"{base}{rest}", value.frozen)
         body_inputs.append(inner[value])
         stacks.append(rest)
     body_nodes = []

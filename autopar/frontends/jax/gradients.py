@@ -22,7 +22,7 @@ def is_float(value: Operand) -> bool:
 
 
 def _forward(draft: Draft, found: set[Value]) -> None:
-    found.update(v for v in draft.inputs if v.role == "parameter" and is_float(v))
+    found.update(v for v in draft.inputs if v.role == "parameter" and is_float(v) and not v.frozen)
     for node in draft.nodes:
         if node.kind == "scan":
             _scan_forward(node, found)

@@ -80,7 +80,7 @@ def model_tensors(graph: Graph) -> dict[str, ModelTensor]:
         for t in tensors:
             if t.role in ("parameter", "buffer"):
                 name = prefix + t.name
-                found[name] = ModelTensor(name, t.shape, t.dtype, t.role, t.role == "parameter")
+                found[name] = ModelTensor(name, t.shape, t.dtype, t.role, t.differentiable)
     return found
 
 

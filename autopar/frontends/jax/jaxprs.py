@@ -14,6 +14,7 @@ from typing import Any
 import jax.extend.core as jex
 import numpy as np
 
+from autopar.frontends.jax.constants import Constants, is_data
 from autopar.frontends.jax.derivatives import (
     CUSTOM,
     Rules,
@@ -47,14 +48,16 @@ def draft_of(
     inputs: Sequence[Operand],
     exact: Mapping[int, float] | None = None,
     rules: Rules | None = None,
+    constants: Constants | None = None,
 ) -> Draft:
     """The draft of a closed jaxpr whose operands are ``inputs``, in order.
 
     exact: literals by ``id`` with the value that they had before rounding.
     rules: derivatives that functions have of their own; None where nothing is differentiated, so
            that such functions are what they compute.
+    constants: collects arrays that are data; None where all are written.
     """
-    walker = _Walker(Builder(), "", Source(), exact or {}, rules)
+    walker = _Walker(Builder(), "", Source(), exact or {}, rules, constants)
     consts = [walker.constant(c) for c in closed.consts]
     outputs = walker.run(closed.jaxpr, [*consts, *inputs])
     if rules is None:
@@ -73,12 +76,14 @@ class _Walker:
         place: Source,
         exact: Mapping[int, float],
         rules: Rules | None,
+        constants: Constants | None,
     ) -> None:
         self.builder = builder
         self.scope = scope
         self.place = place
         self.exact = exact
         self.rules = rules
+        self.constants = constants
 
     def run(self, jaxpr: Any, operands: Sequence[Operand]) -> list[Operand]:
         known: dict[Any, Operand] = {}
@@ -105,6 +110,8 @@ class _Walker:
         if array.size and (array == array.flat[0]).all():
             number = _number(array.flat[0]) if array.ndim else plain(array.flat[0])
             return Uniform(number, str(array.dtype), array.shape)
+        if self.constants is not None and is_data(array):
+            return self.constants.value(value)
         if array.size > MOST_ELEMENTS:
             raise LargeConstant(
                 f"the loss closes over an array {list(array.shape)}, {array.size} elements "
@@ -158,7 +165,7 @@ class _Walker:
         return list(outs)
 
     def _call(self, called: Any, inputs: Sequence[Operand], source: Source) -> list[Operand]:
-        inner = _Walker(self.builder, source.module, source, self.exact, self.rules)
+        inner = _Walker(self.builder, source.module, source, self.exact, self.rules, self.constants)
         if isinstance(called, jex.ClosedJaxpr):
             consts = [inner.constant(c) for c in called.consts]
             return inner.run(called.jaxpr, [*consts, *inputs])
@@ -203,7 +210,7 @@ class _Walker:
         that are made from constants: those are made in the body, where attention can see them."""
         params = eqn.params
         fixed, carried = params["num_consts"], params["num_carry"]
-        walker = _Walker(Builder(), source.module, source, self.exact, self.rules)
+        walker = _Walker(Builder(), source.module, source, self.exact, self.rules, self.constants)
         given: list[Operand] = []
         inner: list[Value] = []
         operands: list[Operand] = []
@@ -215,7 +222,9 @@ class _Walker:
             shape, dtype = tuple(map(int, var.aval.shape)), str(var.aval.dtype)
             outer = self._whole(x)
             stacked = place >= fixed + carried
-            value = Value(shape, dtype, "parameter", outer.path) if stacked else Value(shape, dtype)
+            value = Value(shape, dtype)
+            if stacked:
+                value = Value(shape, dtype, "parameter", outer.path, outer.frozen)
             given.append(value)
             inner.append(value)
             operands.append(outer)
