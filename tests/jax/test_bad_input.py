@@ -59,7 +59,9 @@ def added(x: Any) -> Any:
     return x * LARGE.sum() + LARGE[0, 0]
 
 
-added.defvjp(lambda x: (x * LARGE[:8, :4].sum(), x), lambda x, g: (g * LARGE[0, 0] * jnp.sum(LARGE),))
+added.defvjp(
+    lambda x: (x * LARGE[:8, :4].sum(), x), lambda x, g: (g * LARGE[0, 0] * jnp.sum(LARGE),)
+)
 
 
 def with_rule(params: Any, batch: Any) -> Any:
