@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 UNKNOWN = "?"
@@ -20,6 +21,14 @@ def last_line(error: BaseException, internal: Callable[[str], bool]) -> str:
             place = f"{file}:{trace.tb_lineno}"
         trace = trace.tb_next
     return place
+
+
+def caller(frame: FrameType | None, internal: Callable[[str], bool]) -> str:
+    """``file:line`` of the innermost frame from ``frame`` on whose file is not ``internal``; else
+    `UNKNOWN`."""
+    while frame is not None and internal(frame.f_code.co_filename):
+        frame = frame.f_back
+    return UNKNOWN if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def declared(code: Any, internal: Callable[[str], bool]) -> str:

@@ -217,3 +217,34 @@ def test_what_no_later_forward_needs_may_be_left_behind(leave: Callable[..., Non
         return (h * m.cache).mean()
 
     assert [op.kind for op in captured(body).graph.ops][:2] == ["linear", "add"]
+
+
+def _seeded(m: Any, h: Tensor) -> Tensor:
+    torch.manual_seed(3)
+    return (h * torch.rand_like(h)).mean()
+
+
+def _forked(m: Any, h: Tensor) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        return _seeded(m, h)
+
+
+def _kept_and_put_back(m: Any, h: Tensor) -> Tensor:
+    state = torch.get_rng_state()
+    made = (h * torch.rand_like(h)).mean()
+    torch.set_rng_state(state)
+    return made
+
+
+@pytest.mark.parametrize("body", [_seeded, _forked])
+def test_a_forward_that_seeds_is_refused_with_its_place(body: Body) -> None:
+    with pytest.raises(
+        errors.UnsupportedOpError, match=r"torch.manual_seed\(3\) inside the"
+    ) as told:
+        captured(body)
+    assert f"{__file__}:{_seeded.__code__.co_firstlineno + 1}" in str(told.value)
+    torch.manual_seed(0)  # is possible again
+
+
+def test_random_states_may_be_put_back() -> None:
+    assert any(op.kind == "noise" for op in captured(_kept_and_put_back).graph.ops)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 
+from autopar.frontends.places import caller
 from autopar.frontends.pytorch.build import is_internal
 from autopar.frontends.pytorch.errors import UnsupportedOpError
 
@@ -54,7 +54,7 @@ def hooks_refused() -> Iterator[None]:
 
     def refusal(what: str) -> UnsupportedOpError:
         return UnsupportedOpError(
-            f"{_place(sys._getframe(2))}: {what} inside the forward: {_INSTEAD}"
+            f"{caller(sys._getframe(2), is_internal)}: {what} inside the forward: {_INSTEAD}"
         )
 
     def made(name: str) -> Any:
@@ -78,9 +78,3 @@ def hooks_refused() -> Iterator[None]:
         for name, method in plain.items():
             setattr(torch.Tensor, name, method)
         saved.__init__ = init
-
-
-def _place(frame: FrameType | None) -> str:
-    while frame is not None and is_internal(frame.f_code.co_filename):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "?"

@@ -45,6 +45,7 @@ from autopar.frontends.pytorch.hooks import check_hooks, hooks_refused
 from autopar.frontends.pytorch.left_behind import Numbers, check_tensors, numbers_of
 from autopar.frontends.pytorch.recording import Replayer
 from autopar.frontends.pytorch.repeats import find_repeats
+from autopar.frontends.pytorch.seeds import seeds_refused
 from autopar.nouns.graph import Source
 from autopar.runtime.torch_private import (
     DataDependentOutputException,
@@ -233,6 +234,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
         stack.enter_context(exporting())
         stack.enter_context(kept_functions(functions, built.mode, calls))
         stack.enter_context(hooks_refused())
+        stack.enter_context(seeds_refused())
         stack.enter_context(autocast_of_devices_refused())
         stack.enter_context(_masks_unread())
         stack.enter_context(_told_once())

@@ -1,0 +1,45 @@
+"""A forward that seeds torch's random numbers, refused: its draws follow from the seed, not from
+the stream that a program continues from step to step, and `verify` puts one number for all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from autopar.frontends.places import caller
+from autopar.frontends.pytorch.build import is_internal
+from autopar.frontends.pytorch.errors import UnsupportedOpError
+
+
+class _Unseedable:
+    """torch's generator, which tells where it is seeded."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._generator, name)
+
+    def manual_seed(self, seed: int) -> Any:
+        raise UnsupportedOpError(
+            f"{caller(sys._getframe(1), is_internal)}: torch.manual_seed({seed}) inside the "
+            "forward: a program goes on drawing where the step before has stopped. Seed before "
+            "training, or give what is drawn as an entry of the batch"
+        )
+
+
+@contextmanager
+def seeds_refused() -> Iterator[None]:
+    """Inside, `torch.manual_seed` raises `UnsupportedOpError`; states may be kept and put back, as
+    checkpointing does."""
+    module: Any = torch.random
+    kept = module.default_generator
+    module.default_generator = _Unseedable(kept)
+    try:
+        yield
+    finally:
+        module.default_generator = kept
