@@ -262,10 +262,10 @@ class Lifter:
         elif target is torch._C._set_grad_enabled:
             self._grad = bool(first)
         elif isinstance(target, torch._ops.OpOverload):
-            if target._opname in _ERASED or ("val" not in node.meta and not node.users):
-                return  # the second: it failed, and the forward went on without it
             if target._opname == _ASSIGNED:
                 self._refuse_assignment(first)
+            if target._opname in _ERASED or ("val" not in node.meta and not node.users):
+                return  # the second: it failed, and the forward went on without it
             if self._written and (base := _viewed(node)) is not None:
                 self._views[node] = base
                 self._version[node] = self._version.get(self._root(base), 0)
