@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autopar.frontends.captured import Captured
@@ -248,3 +249,42 @@ def test_a_forward_that_seeds_is_refused_with_its_place(body: Body) -> None:
 
 def test_random_states_may_be_put_back() -> None:
     assert any(op.kind == "noise" for op in captured(_kept_and_put_back).graph.ops)
+
+
+class _Counting(nn.Module):
+    """Counts under the name that batch normalisation has for its counter."""
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(self, normalises: bool, reads: str) -> None:
+        super().__init__()
+        self.normalises, self.reads = normalises, reads
+        self.register_buffer("running_mean", torch.zeros(D))
+        self.register_buffer("running_var", torch.ones(D))
+        self.register_buffer("num_batches_tracked", torch.zeros(()))
+
+    def forward(self, h: Tensor) -> Tensor:
+        if self.reads == "before":
+            h = h * self.num_batches_tracked
+        self.num_batches_tracked.add_(1)
+        if self.reads == "behind":
+            h = h / self.num_batches_tracked
+        if not self.normalises:
+            return h
+        return F.batch_norm(h, self.running_mean, self.running_var, training=True)
+
+
+def _counted(normalises: bool, reads: str = "") -> Captured:
+    return captured(
+        lambda m, h: m.counting(h).square().mean(),
+        lambda m: m.add_module("counting", _Counting(normalises, reads)),
+    )
+
+
+def test_a_counter_by_the_name_of_batch_normalisations() -> None:
+    assert [o.kind for o in _counted(True).graph.ops].count("batch_norm") == 1
+    for given in ((False,), (False, "behind"), (True, "before"), (True, "behind")):
+        with pytest.raises(errors.MutationError, match=r"'counting\.num_batches_tracked'"):
+            _counted(*given)

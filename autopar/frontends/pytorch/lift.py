@@ -29,6 +29,10 @@ _MARKS = {
     torch.ops.autopar.call.default: "call",
 }
 _TRANSFORMS = ("lazy_load_decompositions", "_vmap_increment_nesting", "_grad_increment_nesting")
+_WRITES = (
+    "{}: the forward writes into {}. Only batch normalisation may update its buffers: compute a "
+    "new tensor instead"
+)
 _ASSIGNED = "_has_compatible_shallow_copy_type"  # asked by ``tensor.data = other``
 _STATISTICS = frozenset({"batch_norm", "instance_norm", "cudnn_batch_norm", "native_batch_norm"})
 _ERASED = frozenset(
@@ -53,6 +57,7 @@ class Lifter:
         self._regions: list[autocast.Region] = [None]  # of autocast, the innermost last
         self._cast: dict[fx.Node, Value] = {}  # what the op at hand reads instead
         self.source = Source()
+        self._counters: dict[str, Source] = {}  # owner of a ``num_batches_tracked`` -> where
         self._entered: dict[fx.Node, int] = {}  # results of "enter" -> kind
 
     def run(self) -> None:
@@ -76,6 +81,7 @@ class Lifter:
                 self._call(node)
             elif node.op == "output":
                 self.result = self.read(node.args[0])
+        self._check_counters()
 
     # -- what the functions of `aten` use ---------------------------------------------------------
 
@@ -153,10 +159,7 @@ class Lifter:
             kind = self.trace.kinds[self._entered[node]]
             raise NotAlike(kind.group, "the layer writes into its input")
         if isinstance(held, Value) and held.role in ("parameter", "buffer"):
-            raise MutationError(
-                f"{self.source}: the forward writes into {held.role} {held.name!r}. Only batch "
-                "normalisation may update its buffers: compute a new tensor instead"
-            )
+            raise MutationError(_WRITES.format(self.source, f"{held.role} {held.name!r}"))
 
     def _refuse_assignment(self, node: fx.Node) -> None:
         held = self.read(node)
@@ -190,7 +193,29 @@ class Lifter:
         """Batch normalisation's counter: part of what ``updates_buffers`` says."""
         held = self._env.get(node.args[0])  # type: ignore[arg-type]
         name = held.name if isinstance(held, Value) else ""
-        return name.rpartition(".")[2] == "num_batches_tracked"
+        owner, _, last = name.rpartition(".")
+        if last != "num_batches_tracked":
+            return False
+        if node.users:  # the forward computes with the count
+            self._check_writable(node.args[0])  # type: ignore[arg-type]
+        self._counters[owner] = self.source
+        return True
+
+    def _check_counters(self) -> None:
+        """Refuses a counter by that name in a module whose statistics no op updates, and one that
+        some op reads."""
+        read = {value.name for node in self.nodes for value in node.inputs}
+        updating = {
+            value.name.rpartition(".")[0]
+            for node in self.nodes
+            if node.kind == "batch_norm" and node.attrs["updates_buffers"]
+            for value in node.inputs
+            if value.role == "buffer"
+        }
+        for owner, source in self._counters.items():
+            name = f"{owner}.num_batches_tracked".lstrip(".")
+            if owner not in updating or name in read:
+                raise MutationError(_WRITES.format(source, f"buffer {name!r}"))
 
     def _held(self, node: fx.Node) -> Value:
         """The parameter, buffer or constant that a ``get_attr`` node names."""
