@@ -54,7 +54,7 @@ def detached(params: Any, batch: Any) -> Any:
     return jnp.mean(jax.lax.stop_gradient(batch["x"] @ params["w"]))
 
 
-@jax.custom_vjp
+@jax.custom_vjp  # type: ignore[untyped-decorator]
 def added(x: Any) -> Any:
     return x * LARGE.sum() + LARGE[0, 0]
 
