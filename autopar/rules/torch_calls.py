@@ -319,6 +319,7 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
     "aten::linalg_vector_norm": _norm,
     "aten::prelu": _prelu,
     "aten::scatter_add": _scatter_add,
+    "aten::slice_scatter": _along(2),
     "aten::sort": _along(1, (1,)),
     "aten::topk": _along(2, (1,)),
     "aten::view_as_real": Rule("... -> ... c!", flops=0.0, view=True),

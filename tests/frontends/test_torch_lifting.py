@@ -196,7 +196,42 @@ def _masked(x: Tensor, w: Tensor) -> Tensor:
     return F.relu_(y) + x
 
 
-@pytest.mark.parametrize("body", [_fill_slices, _through_a_view, _read_after, _masked])
+def _every_second(x: Tensor, w: Tensor) -> Tensor:
+    y = x.clone()
+    y[..., ::2] = -x[..., 1::2]
+    y[:, 1::3] += w
+    return y
+
+
+def _every_second_of_a_part(x: Tensor, w: Tensor) -> Tensor:
+    y = x * 2
+    y[:, 1:][..., 1:7:2] = w[:3]
+    y[:1, 0, ::4] = 0.0
+    return y
+
+
+def _turned(x: Tensor, w: Tensor) -> Tensor:
+    y = x.clone()
+    y.transpose(1, 2)[:, :3] = x.transpose(1, 2)[:, 3:6]
+    y.permute(2, 0, 1)[1::2] *= 3
+    y.movedim(0, -1)[0].add_(1)
+    return y + w
+
+
+def _by_numbers(x: Tensor, w: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, [0, 2]] = x[:, 1:3] * 2
+    y[:, torch.tensor([1])] = w
+    y[..., 3] = 0.5
+    y[x > 1] = 0.25
+    return y
+
+
+WRITES = [_fill_slices, _through_a_view, _read_after, _masked]
+WRITES += [_every_second, _every_second_of_a_part, _turned, _by_numbers]
+
+
+@pytest.mark.parametrize("body", WRITES)
 def test_writing_in_place(body: Callable[[Tensor, Tensor], Tensor]) -> None:
     lifted(body)
 

@@ -440,6 +440,16 @@ def _cumprod(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     return (d.real(*shape),), _call("%0", d.dim(shape))
 
 
+def _slice_scatter(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape()
+    dim = d.dim(shape) % len(shape)
+    start, step = min(d.of(0, 1), shape[dim] - 1), d.of(1, 2, 3)
+    part = len(range(start, shape[dim], step))
+    source = d.real(*shape[:dim], part, *shape[dim + 1 :])
+    return (d.real(*shape), source), _call("%0", "%1", dim, start, shape[dim], step)
+
+
 def _diagonal(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     del kind
     shape = d.shape(2, 3)
@@ -579,6 +589,7 @@ CASES: Mapping[str, Builder] = {
         _call("%0"),
     ),
     "aten::cumprod": _cumprod,
+    "aten::slice_scatter": _slice_scatter,
     "aten::diagonal": _diagonal,
     "aten::glu": _glu,
     "aten::linalg_vector_norm": _norm,

@@ -26,7 +26,7 @@ from autopar.frontends.pytorch.aten_lookups import LOOKUPS
 from autopar.frontends.pytorch.aten_losses import LOSSES
 from autopar.frontends.pytorch.aten_noise import NOISE
 from autopar.frontends.pytorch.aten_products import PRODUCTS
-from autopar.frontends.pytorch.aten_shapes import SHAPES, reshape_to
+from autopar.frontends.pytorch.aten_shapes import SHAPES, reshape_to, transpose_to
 from autopar.frontends.pytorch.ir import Value
 from autopar.nouns.graph import freeze
 
@@ -85,7 +85,14 @@ def _keep_call(lifter: Lifter, made: ir.Node, node: fx.Node) -> None:
 
 
 def torch_call(lifter: Lifter, node: fx.Node, inputs: list[Value]) -> Any:
-    """The original call as data, operands as ``"%0"``; None if ``inputs`` are not its operands."""
+    """The original call as data, operands as ``"%0"``; None if ``inputs`` are not its operands.
+
+    A program calls it on values that others read, so of a call in place it is the form that returns
+    a new tensor; None where torch has none.
+    """
+    target = _returning(node.target)
+    if target is None:
+        return None
     places: dict[Value, int] = {}
     for place, operand in enumerate(inputs):
         places.setdefault(operand, place)
@@ -108,11 +115,21 @@ def torch_call(lifter: Lifter, node: fx.Node, inputs: list[Value]) -> Any:
 
     skipped = ("device", "layout", "pin_memory")
     data = {
-        "target": str(node.target),
+        "target": str(target),
         "args": [plain(a) for a in node.args if not isinstance(a, torch.device)],
         "kwargs": {k: plain(v) for k, v in node.kwargs.items() if k not in skipped},
     }
     return None if strange else freeze(data)
+
+
+def _returning(target: Any) -> Any:
+    """``target``, or of an op that writes into an operand the one that returns what it writes."""
+    if not target._schema.is_mutable:
+        return target
+    name = target._opname.removesuffix("_")
+    packet = getattr(getattr(torch.ops, target.namespace), name, None)
+    found = getattr(packet, target._overloadname, None)
+    return None if found is None or found._schema.is_mutable else found
 
 
 def _unknown(lifter: Lifter, node: fx.Node) -> Any:
@@ -168,6 +185,8 @@ def written_through(lifter: Lifter, view: fx.Node, base: Value, value: Value) ->
         return value if value.shape == base.shape else None
     if packet in ("view", "reshape", "squeeze", "unsqueeze", "_unsafe_view", "flatten"):
         return lifter.emit("reshape", [value], base.shape, base.dtype, shape=base.shape)
+    if packet in ("transpose", "t", "permute", "movedim", "swapaxes", "swapdims", "numpy_T", "mT"):
+        return _turned_back(lifter, view, base, value)
     if packet not in ("slice", "select"):
         return None
     dim = arguments["dim"] % len(base.shape)
@@ -175,7 +194,12 @@ def written_through(lifter: Lifter, view: fx.Node, base: Value, value: Value) ->
     if packet == "slice":
         start, stop, _ = slice(arguments["start"], arguments["end"]).indices(size)
         if arguments["step"] != 1:
-            return None
+            setting = [dim, start, stop, arguments["step"]]
+            call = {"target": "aten.slice_scatter.default", "args": ["%0", "%1", *setting]}
+            return lifter.emit(
+                "aten::slice_scatter", [base, value], base.shape, base.dtype,
+                torch={**call, "kwargs": {}},
+            )  # fmt: skip
     else:
         start = arguments["index"] % size
         stop = start + 1
@@ -193,6 +217,16 @@ def written_through(lifter: Lifter, view: fx.Node, base: Value, value: Value) ->
     if len(pieces) == 1:
         return value
     return lifter.emit("cat", pieces, base.shape, base.dtype, dim=dim)
+
+
+def _turned_back(lifter: Lifter, view: fx.Node, base: Value, value: Value) -> Value:
+    """``value``, whose dims ``view`` has put in another order than those of ``base``."""
+    places = range(len(base.shape))
+    # Sizes that name their dims: what the view does to them is the order.
+    named = torch.empty([i + 2 for i in places], device="meta")
+    order = [n - 2 for n in view.target(named, *view.args[1:], **view.kwargs).shape]  # type: ignore[operator]
+    back = tuple(order.index(i) for i in places)
+    return transpose_to(lifter, value, back)
 
 
 # -- attention, normalisation, vocabulary ----------------------------------------------------------
