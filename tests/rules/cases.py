@@ -9,6 +9,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from autopar.rules.elementwise import JAX_FUNCTIONS
 from tests.rules.drawing import Case, Draw, case
 from tests.rules.torch_cases import TORCH_CASES
 
@@ -23,6 +24,8 @@ def build(kind: str, data: st.DataObject) -> Case:
 
 def _two(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     shape = d.shape(1, 3)
+    if kind == "jax::atan2":
+        return (d.real(*shape), d.real(*shape)), {}
     if kind in ("floor_divide", "jax::div"):  # no derivative in torch
         return (d.real(*shape, gradient=False), d.real(*d.broadcast(shape), gradient=False)), {}
     if d.flag():
@@ -42,6 +45,23 @@ def _one(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         "dropout": _dropped(d, shape) if kind == "dropout" else {},
     }
     return (d.real(*shape) if positive else d.signed(*shape),), extra.get(kind, {})
+
+
+def _in_domain(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Numbers that the function of JAX is defined for."""
+    x = d.real(*d.shape(1, 3), gradient=False)
+    if kind == "jax::acosh":
+        x = x + 1
+    elif kind in ("jax::acos", "jax::asin", "jax::atanh", "jax::erf_inv"):
+        x = x * 0.7
+    return (x.requires_grad_(),), {}
+
+
+def _between(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """clamp(least, x, most)"""
+    del kind
+    shape = d.shape(1, 3)
+    return (d.real(*shape) - 0.5, d.signed(*shape), d.real(*shape) + 0.5), {}
 
 
 def _dropped(d: Draw, shape: tuple[int, ...]) -> dict[str, Any]:
@@ -515,17 +535,20 @@ def _cell(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
 
 
 _ARITHMETIC = (
-    "add sub mul div pow maximum minimum remainder jax::rem jax::div floor_divide eq ne lt le gt ge"
+    "add sub mul div pow maximum minimum remainder floor_divide eq ne lt le gt ge "
+    "jax::rem jax::div jax::atan2"
 )
 _FUNCTIONS = (
     "neg exp log sqrt rsqrt tanh sigmoid relu gelu silu sin cos abs erf square softplus leaky_relu "
     "elu hardtanh mish reciprocal identity detach clamp isinf isnan sign floor cast dropout "
-    "jax::is_finite"
+    "jax::is_finite jax::ceil"
 )
 
 CASES: Mapping[str, Builder] = {
     **dict.fromkeys(_ARITHMETIC.split(), _two),
     **dict.fromkeys(_FUNCTIONS.split(), _one),
+    **dict.fromkeys(JAX_FUNCTIONS, _in_domain),
+    "jax::clamp": _between,
     **dict.fromkeys(("and", "or", "xor"), _logic),
     "not": lambda d, kind: ((d.bits(*d.shape()),), {}),
     "linear": _linear,

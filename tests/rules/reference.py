@@ -233,6 +233,17 @@ REFERENCE: Mapping[str, Reference] = {
     "jax::rem": _two(torch.fmod),
     "jax::div": _two(lambda a, b: torch.div(a, b, rounding_mode="trunc")),
     "jax::is_finite": _one(torch.isfinite),
+    "jax::ceil": _one(torch.ceil),
+    "jax::atan2": _two(torch.atan2),
+    "jax::clamp": lambda c: torch.clamp(c.operands[1], c.operands[0], c.operands[2]),
+    "jax::cbrt": _one(lambda x: x.pow(1 / 3)),
+    "jax::erf_inv": _one(torch.erfinv),
+    **{
+        f"jax::{name}": _one(getattr(torch, name))
+        for name in (
+            "acos acosh asin asinh atan atanh cosh digamma erfc expm1 lgamma log1p sinh tan"
+        ).split()
+    },
     "eq": _two(torch.eq),
     "ne": _two(torch.ne),
     "lt": _two(torch.lt),
