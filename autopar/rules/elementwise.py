@@ -162,6 +162,7 @@ ELEMENTWISE: Mapping[str, Rule | RuleMaker] = {
     **dict.fromkeys(("gelu", "silu", "softplus", "elu", "mish"), _one("x", flops=TRANSCENDENTAL)),
     **dict.fromkeys(("not", "isinf", "isnan", "sign", "floor", "jax::is_finite"), _one()),
     **dict.fromkeys(JAX_FUNCTIONS, _one("x", flops=TRANSCENDENTAL)),
+    **dict.fromkeys(("jax::expm1", "jax::tan"), _one("y", flops=TRANSCENDENTAL)),
     "jax::atan2": Rule(_text(2), saves=(0, 1), flops=TRANSCENDENTAL, backward=2.0),
     "jax::clamp": Rule(_text(3), saves=(0, 1, 2)),
     "jax::ceil": _one(),

@@ -6,6 +6,7 @@ The op's attr ``torch`` holds the call: ``args`` with operands as ``"%0"``, and 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from autopar.nouns.graph import Op, Tensor
@@ -147,6 +148,11 @@ def _resized(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) 
     return Rule(text([["b", "c", *old]], [["b", "c", *new]]), flops=1.0, cost="reduction")
 
 
+def _pooled(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """Means over windows of an image, which torch keeps for its shape."""
+    return replace(_resized(op, operands, results), saves=(0,))
+
+
 def _conv_transpose(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
     """x [b, c, *s], weight [c, o / groups, *k], bias? [o]: o splits where there are no groups."""
     del results
@@ -265,7 +271,9 @@ def _add_at(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -
     target = [f"{n}!" if d == dim else n for d, n in enumerate(names)]
     source = ["i!" if d == dim else n for d, n in enumerate(names)]
     index = ["i!"] if operands[1].shape else []
-    return Rule(text([target, index, source], [target]), saves=(1,), cost="gather")
+    # Of the source backward wants the shape alone, and torch keeps it whole for that.
+    saves = (1, 2) if operands[2].differentiable else ()
+    return Rule(text([target, index, source], [target]), saves=saves, cost="gather")
 
 
 def _scatter_add(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
@@ -278,7 +286,8 @@ def _scatter_add(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ..
         same = d != dim and len({t.shape[d] for t in operands}) == 1
         for k, term in enumerate(terms):
             term.append(name if same else f"{name}_{k}!")
-    return Rule(text(terms, [terms[0]]), saves=(1,), cost="gather")
+    saves = (1,) if operands[2].differentiable else ()
+    return Rule(text(terms, [terms[0]]), saves=saves, cost="gather")
 
 
 TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
@@ -326,7 +335,7 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
     # Rows x [s, k] stand in order of their expert; offsets [e] say where each one's rows end.
     "transformers::grouped_mm_fallback": Rule(
         "s! k+, e! k+ n, e! -> s! n",
-        saves=(0, 1, 2),
+        saves=(0, 1),
         flop_terms=((2.0, ("s", "k", "n")),),
         cost="matmul",
     ),
@@ -337,7 +346,7 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
             "nearest1d nearest2d nearest3d linear1d bilinear2d trilinear3d bicubic2d"
         ).split()
     },
-    **{f"aten::avg_pool{n}d": _resized for n in (1, 2, 3)},
+    **{f"aten::avg_pool{n}d": _pooled for n in (1, 2, 3)},
     **dict.fromkeys(("aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::im2col"), _first_dim),
     **dict.fromkeys(("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"), _recurrent),
     **{f"aten::{name}_cell": _cell for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},

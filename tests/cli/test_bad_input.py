@@ -102,8 +102,8 @@ def wrong(name: str, model: str, *said: str, code: int = 2) -> object:
         ),
         wrong(
             "no gradient",
-            changed("self.outer = nn", "self.spare = nn.Linear(3, 3)\n            self.outer = nn"),
-            "does not depend on 2 trainable parameters: spare.weight, spare.bias",
+            changed("(F.relu(self.inner(x))), y)", "(F.relu(self.inner(x))).detach(), y)"),
+            "no gradient flows from the loss to any parameter",
         ),
         wrong(
             "op without a rule",

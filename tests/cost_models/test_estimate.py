@@ -509,7 +509,7 @@ def test_sweep_finds_what_fits() -> None:
         ("gated: true", "experts: 8", "give both"),
         ("gated: true", "dense_ffn: 4096", "dense_ffn 4096 for a model without experts"),
         ("gated: true", "dense_layers: 3", "dense_layers 3 for a model without experts"),
-        ("gated: true", "name: " + "[" * 3000 + "]" * 3000, "cannot be read"),
+        ("gated: true", "name: " + "[" * 3000 + "]" * 3000, "too deep to be read"),
         ("vocab: 128256", "vocab: -1", "vocab: -1 must be greater than 0"),
     ],
 )
