@@ -6,9 +6,7 @@ frontend captures it.
 
 from __future__ import annotations
 
-import ast
 import functools
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -149,6 +147,8 @@ def training(workload: Workload) -> dict[str, str]:
     ``code``: the files of the workload's functions, without comments; a changed initialisation
     shows there.
     """
+    import hashlib  # late: `import autopar` is instant
+
     names = ("learning_rate", "weight_decay", "betas", "eps", "seed")
     told = {name: repr(_plain(getattr(workload, name))) for name in names}
     made_by = (workload.model, workload.loss, workload.init, workload.batch)
@@ -177,6 +177,8 @@ def _file(call: Any) -> str:
 
 
 def _meaning(file: Path) -> str:
+    import ast
+
     try:
         return ast.dump(ast.parse(file.read_text()))
     except (OSError, ValueError, SyntaxError):
