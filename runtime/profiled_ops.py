@@ -71,9 +71,16 @@ class Case:
 class Chain:
     """A case with its tensors: `forward` makes the results, `backward` uses them up."""
 
-    def __init__(self, case: Case, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        case: Case,
+        dtype: torch.dtype,
+        device: torch.device,
+        chain_bytes: float = CHAIN_BYTES,
+    ) -> None:
+        """``chain_bytes``: what the forward of the chain touches."""
         touched = case.work(str(dtype).removeprefix("torch.")).forward_bytes
-        self.calls = int(min(LONGEST, max(2, CHAIN_BYTES // touched)))
+        self.calls = int(min(LONGEST, max(2, chain_bytes // touched)))
         self.case = case
         self._made: list[torch.Tensor] = []
         make = partial(_operand, case, dtype=dtype, device=device)

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from autopar.runtime.host_memory import forget_peak, resident_bytes
 from autopar.runtime.loading import start
 from autopar.runtime.profiled_collectives import Overlap, exchanges, units
-from autopar.runtime.profiled_ops import Case, Chain, Update, cases
+from autopar.runtime.profiled_ops import CHAIN_BYTES, Case, Chain, Update, cases
 
 ENOUGH_S = 0.25
 FEWEST, MOST = 5, 20
@@ -46,10 +46,14 @@ class Bench:
     """Times calls on every rank at once; rank 0 prints the result."""
 
     def __init__(
-        self, known: set[tuple[str, str, float, float]], enough_s: float = ENOUGH_S
+        self,
+        known: set[tuple[str, str, float, float]],
+        enough_s: float = ENOUGH_S,
+        fewest: int = FEWEST,
     ) -> None:
-        """``known`` is not measured again; repeats take ``enough_s`` where they are short."""
-        self.enough_s = enough_s
+        """``known`` is not measured again; repeats take ``enough_s`` where they are short, and are
+        more than ``fewest``."""
+        self.enough_s, self.fewest = enough_s, fewest
         self.device = start("auto")
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.known = known
@@ -75,7 +79,7 @@ class Bench:
 
     def _times(self, calls: Sequence[Callable[[], Any]], settles: bool = False) -> torch.Tensor:
         """[ranks, repeats, calls]; the calls are run in turns."""
-        least_s, fewest = (SETTLED_S, SETTLED) if settles else (self.enough_s, FEWEST)
+        least_s, fewest = (SETTLED_S, SETTLED) if settles else (self.enough_s, self.fewest)
         rows: list[list[float]] = []
         enough = torch.zeros((), device=self.device)
         began = time.perf_counter()
@@ -222,7 +226,13 @@ def measure_ops(bench: Bench) -> None:
             measure_case(bench, case, dtype, name)
 
 
-def measure_case(bench: Bench, case: Case, dtype: torch.dtype, name: str) -> None:
+def measure_case(
+    bench: Bench,
+    case: Case,
+    dtype: torch.dtype,
+    name: str,
+    chain_bytes: float = CHAIN_BYTES,
+) -> None:
     """Forward and backward of one case; ``name`` is the catalogue's of ``dtype``."""
     work = case.work(str(dtype).removeprefix("torch."))
     keys = [f"{work.cost} {work.kind} {way} {name} {case.name}" for way in WAYS]
@@ -230,7 +240,7 @@ def measure_case(bench: Bench, case: Case, dtype: torch.dtype, name: str) -> Non
     backward = ("op", keys[1], work.backward_bytes, work.backward_flops)
     if not bench.wants(*forward) and not bench.wants(*backward):
         return
-    chain = Chain(case, dtype, bench.device)
+    chain = Chain(case, dtype, bench.device, chain_bytes)
     chain.forward()
     chain.backward()
     found = bench.mean(chain.clear, chain.forward, chain.backward)
