@@ -61,6 +61,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     help="Plan, emit, run and verify distributed training of an ordinary model.",
 )
 

@@ -410,21 +410,12 @@ def test_layers_that_differ_in_a_number_do_not_fold(part: int) -> None:
     assert not any(name.endswith((".2", ".3")) for layers in folded for name in layers)
 
 
-def _large(i: int) -> Any:
-    """More numbers than numpy shows; the third layer's differ in the middle alone."""
-    rows = np.linspace(0.5, 1.5, 1200, dtype=np.float32).reshape(150, 8)
-    rows[75, 3] += i == 2
-    return rows
-
-
-@pytest.mark.parametrize("what", ["array", "signed zero", "two carries"])
+@pytest.mark.parametrize("what", ["signed zero", "two carries"])
 def test_layers_whose_difference_is_easily_overlooked_do_not_fold(what: str) -> None:
     def loss(params: Any, batch: Any) -> Any:
         x, y = batch["x"], batch["x"] * 2
         for i, p in enumerate(params):
-            if what == "array":
-                x = jnp.tanh((x @ p["w"]) * _large(i))
-            elif what == "signed zero":
+            if what == "signed zero":
                 x = jnp.tanh(x @ p["w"]) * jnp.sign(1 / (jnp.abs(x) * (-0.0 if i == 2 else 0.0)))
             else:
                 given = (y, x) if i == 2 else (x, y)
@@ -432,7 +423,6 @@ def test_layers_whose_difference_is_easily_overlooked_do_not_fold(what: str) -> 
                 y = given[1] + x
         return jnp.mean(x + 2 * y)
 
-    rows = 150 if what == "array" else 4
-    graph = equal(loss, [{"w": models.shape(8, 8)} for _ in range(4)], {"x": models.shape(rows, 8)})
+    graph = equal(loss, [{"w": models.shape(8, 8)} for _ in range(4)], {"x": models.shape(4, 8)})
     folded = [block.instances for block in graph.blocks.values()]
     assert not any({"1", "2"} <= set(layers) for layers in folded)

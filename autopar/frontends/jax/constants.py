@@ -176,7 +176,11 @@ def _held_by(function: Any) -> Iterator[tuple[str, Any]]:
             if isinstance(held, types.FunctionType):
                 todo.append(held)
             elif isinstance(held, (dict, list, tuple)) or hasattr(held, "dtype"):
-                for path, leaf in paths_of(held):
+                try:
+                    leaves = paths_of(held)
+                except ValueError:  # a dict whose keys have no order is no tree of JAX
+                    continue
+                for path, leaf in leaves:
                     if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
                         yield ".".join(p for p in (PREFIX, name, path) if p), leaf
 
