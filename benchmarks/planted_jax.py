@@ -89,6 +89,6 @@ ERRORS: tuple[Planted, ...] = (
     _runtime("a norm without its epsilon", "gpt zero 3",
         "jax_ops:layer_norm", "keepdims=True) + eps)", "keepdims=True))"),
     _runtime("layers are stacked in reverse order", "gpt zero 1",
-        "jax_layout:Layout.gather_names",
+        "jax_layout:Layout._gathered",
         "for n in leaf.names]) if", "for n in leaf.names[::-1]]) if"),
 )  # fmt: skip
