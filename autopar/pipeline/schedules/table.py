@@ -19,7 +19,10 @@ class Kind:
 
     make:     of ranks, microbatches and ``interleave``.
     stages:   a rank has, where ``interleave`` is 1; each further one adds as many.
+    interleaves: ``interleave`` may be more than 1.
     turns:    microbatches must be a multiple of the ranks.
+    least:    microbatches that the schedule needs, by the number of ranks.
+    even_ranks: the ranks must be an even number.
     """
 
     make: Callable[[int, int, int], Schedule]
