@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from autopar.workload import Workload, parallelize
+from autopar.nouns.workload import Workload, parallelize
 
 if TYPE_CHECKING:
     from autopar.rules.registry import register as register_rule

@@ -8,14 +8,14 @@ import os
 import sys
 from contextlib import suppress
 
-from autopar.cli import main
+from autopar.cli.app import main
 
 SELDOM = (100_000, 20, 100)
 """Allocations, then collections of the generation before, until garbage is looked for again."""
 
 
 def command() -> None:
-    """Runs `autopar.cli.main` and exits.
+    """Runs `autopar.cli.app.main` and exits.
 
     Nearly all that a command imports and captures lives until the end: Python is told to look for
     garbage seldom, and not to take everything apart before it exits.

@@ -47,7 +47,7 @@ class Row:
 
     outcome: planned; refused, with autopar's own words; not built, where the library itself does
              not make or run the model; crashed, which is a defect; broken program, which
-             `autopar.runtime.dry_run` stopped; no answer.
+             `autopar.runtime.jobs.dry_run` stopped; no answer.
     seconds: of the process that planned.
     errors:  largest relative error in float64 of each plan that was verified, by layout; 1 where a
              plan moved other bytes than priced or could not be run.
@@ -132,11 +132,11 @@ def _work(answer: Connection, name: str, folder: Path, seed: int) -> None:
 
 def plan_type(name: str, folder: Path, seed: int) -> Row:
     """Builds, plans and writes one type: the planner's own layout, and one drawn by the seed."""
-    from autopar.cluster_file import load_cluster
-    from autopar.errors import UserError
+    from autopar.files.cluster_file import load_cluster
     from autopar.frontends.dispatch import capture
     from autopar.frontends.loading import load_workload
-    from autopar.runtime.imported import BrokenProgram
+    from autopar.nouns.errors import UserError
+    from autopar.runtime.jobs.imported import BrokenProgram
 
     task = task_of(name)[0]
     home = folder / name.replace("/", "_")
@@ -178,8 +178,8 @@ def _run_once(workload: Any) -> None:
 
 
 def _writer(captured: Any, workload: Any, cluster: Any, model: Path) -> Callable[..., str]:
-    from autopar.commands import plan_files
-    from autopar.plan_folder import write
+    from autopar.cli.commands import plan_files
+    from autopar.files.plan_folder import write
     from autopar.planner.planning import PlanResult, plan_captured
 
     def writer(folder: Path, fix: Mapping[str, str]) -> str:
@@ -239,8 +239,8 @@ def verified(rows: Sequence[Row], count: int, seed: int) -> list[Row]:
 
 def _errors(folders: Sequence[str]) -> dict[str, float]:
     """Largest relative error of each plan; plans are verified one by one where together fails."""
-    from autopar.errors import UserError
-    from autopar.runtime.launch import verify_many
+    from autopar.nouns.errors import UserError
+    from autopar.runtime.jobs.launch import verify_many
 
     try:
         found = verify_many(list(folders))

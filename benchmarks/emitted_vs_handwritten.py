@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autopar import plan_folder
-from autopar.commands import plan_files
+from autopar.cli.commands import plan_files
+from autopar.files import plan_folder
 from autopar.planner import plan
 from benchmarks.figures import Target, show
 from benchmarks.pinned import pin

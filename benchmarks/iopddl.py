@@ -198,7 +198,7 @@ def _work(options: argparse.Namespace) -> int:
     started = time.perf_counter()
     from autopar.nouns.problem import ProblemError
     from autopar.searchers import Budget, Progress, highs, search
-    from autopar.searchers.contest_format import load
+    from benchmarks.contest_format import load
 
     path, limit, seed = options.worker
 

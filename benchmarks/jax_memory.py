@@ -97,11 +97,11 @@ class Compared:
 
 def compared(case: Case) -> Compared:
     """Plans, emits and compiles, in a process that has the virtual devices."""
+    from autopar.emit.jax import emit
     from autopar.frontends.jax.capture import capture_workload
     from autopar.planner.planning import plan_captured
-    from autopar.runtime.emit_jax import emit
-    from autopar.runtime.jax_load import run_program
-    from autopar.runtime.jax_train import Step
+    from autopar.runtime.jax.load import run_program
+    from autopar.runtime.jax.step import Step
 
     given = models()[case.model]()
     captured = capture_workload(given)
@@ -132,7 +132,7 @@ def row(case: Case) -> dict[str, Any]:
 
 def roomy() -> Any:
     """One node of eight devices on which anything fits."""
-    from autopar.cluster_file import load_cluster
+    from autopar.files.cluster_file import load_cluster
 
     found = load_cluster(str(CLUSTER))
     (group,) = found.groups

@@ -26,8 +26,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from autopar.errors import UserError
-from autopar.runtime.launch import Launcher, RunResult, run
+from autopar.nouns.errors import UserError
+from autopar.runtime.jobs.launch import run
+from autopar.runtime.jobs.pytorch_launch import Launcher
+from autopar.runtime.jobs.result import RunResult
 from benchmarks import two_hosts
 from benchmarks.figures import Target, show
 
@@ -59,8 +61,8 @@ def make_plans(
     name: str, cluster: str, profile: Path, scratch: Path
 ) -> tuple[dict[str, Path], dict[str, str]]:
     """A folder for each layout, and why there is none for the others."""
-    from autopar.commands import plan_files, search
-    from autopar.plan_folder import write
+    from autopar.cli.commands import plan_files, search
+    from autopar.files.plan_folder import write
 
     made: dict[str, Path] = {}
     failed: dict[str, str] = {}
@@ -126,13 +128,13 @@ def others_cores(before: tuple[float, float, float]) -> float:
 
 def _first_alike(plans: Mapping[str, Path]) -> dict[str, str]:
     """The first layout with the same plan: what the planner chose may be one of the pinned ones."""
-    from autopar.plan_folder import read_plan
+    from autopar.files.plan_folder import read_plan
 
     first: dict[str, str] = {}
     same = {}
     for layout, folder in plans.items():
         plan = read_plan(folder)
-        decided = repr((plan.stages, plan.zero, plan.microbatches, plan.recompute))
+        decided = repr((plan.spreads, plan.stages, plan.microbatches))
         same[layout] = first.setdefault(decided, layout)
     return same
 
@@ -140,7 +142,7 @@ def _first_alike(plans: Mapping[str, Path]) -> dict[str, str]:
 def rows_of(
     name: str, plans: Mapping[str, Path], found: Mapping[str, list[RunResult]]
 ) -> list[dict[str, Any]]:
-    from autopar.plan_folder import read_plan
+    from autopar.files.plan_folder import read_plan
 
     rows = []
     for layout, folder in plans.items():
@@ -155,7 +157,7 @@ def rows_of(
             {
                 "model": name,
                 "layout": layout,
-                "degrees": f"{degrees}, zero {plan.zero}",
+                "degrees": f"{degrees}, zero {plan.each('zero')}",
                 "predicted_ms": said.step_time_s * 1e3,
                 "measured_ms": seconds * 1e3,
                 "time_error": said.step_time_s / seconds - 1,
@@ -171,7 +173,7 @@ def phases_of(
     plans: Mapping[str, Path], found: Mapping[str, list[RunResult]]
 ) -> dict[str, list[tuple[str, float, float]]]:
     """(phase, measured, predicted) seconds of each layout's last run."""
-    from autopar.plan_folder import read_plan
+    from autopar.files.plan_folder import read_plan
     from autopar.report.runs import phases
 
     return {
@@ -218,7 +220,7 @@ def main() -> None:
 
 
 def benchmark(given: argparse.Namespace, scratch: Path, launcher: Launcher | None) -> None:
-    from autopar.profile import profile_cluster
+    from autopar.cli.profile import profile_cluster
 
     cluster = TWO_HOSTS if given.two_hosts else CLUSTER
     profile = given.profile or scratch / "profile.db"

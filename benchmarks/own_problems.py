@@ -3,9 +3,9 @@
     python -m benchmarks.own_problems [--models Llama-3-8B,T5-large] [--meshes 8,32x8]
                                       [--searcher portfolio] [--export DIR] [--json]
 
-Every axis of a mesh is free: it may split any factor of any op (`autopar.planner.free`). Equal
-layers are treated equally. ``--export`` writes each problem in the contest's JSON, for any other
-solver. CPU seconds are of this process and the solver's; costs are seconds of a step, nothing
+Every axis of a mesh is free: it may split any factor of any op (`benchmarks.free_problem`).
+Equal layers are treated equally. ``--export`` writes each problem in the contest's JSON, for any
+other solver. CPU seconds are of this process and the solver's; costs are seconds of a step, nothing
 overlapping. The kernels of the searchers, which are compiled once for a machine, are compiled
 before the first row, and what that took is told.
 """
@@ -19,18 +19,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from autopar.cluster_file import cluster_from_text
-from autopar.errors import UserError
+from autopar.files.cluster_file import cluster_from_text
 from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture
+from autopar.lowering.precision import at_precision
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.errors import UserError
 from autopar.nouns.mesh import Mesh
-from autopar.planner.free import FreeProblem, free_problem
-from autopar.planner.prices import PICOSECONDS
-from autopar.precision import at_precision
+from autopar.planner.pricing.prices import PICOSECONDS
 from autopar.searchers import Budget, highs, search
 from benchmarks import shapes
 from benchmarks.figures import Target, show
+from benchmarks.free_problem import FreeProblem, free_problem
 from benchmarks.own_models import MODELS
 
 MESHES = ("8", "32x8", "8x4x2", "16x8x4")
@@ -92,7 +92,7 @@ def row(
     made, build_s = build(captured, text)
     problem = made.problem
     if folder is not None:
-        from autopar.searchers.contest_format import dump
+        from benchmarks.contest_format import dump
 
         dump(problem, folder / f"{name}_{text}.json")
     started = cpu_s()

@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 
 import numpy as np
 
-from autopar.lowering import lower
+from autopar.lowering.spread import lower
 from autopar.nouns.problem import FORBIDDEN
 from autopar.planner import PlanResult
 from autopar.report.revisit import revisit
@@ -43,8 +43,8 @@ def pin(found: PlanResult, pins: Mapping[str, str]) -> PlanResult:
     solution = search(replace(problem, cost=cost), searcher="elimination")
     if solution.cost >= FORBIDDEN:
         raise ValueError(f"no plan has {dict(pins)}")
-    mesh = found.plan.stages[0].mesh
-    stage = replace(again.folded.stage(solution.choice.tolist()), mesh=mesh)
+    mesh = found.plan.spreads[0].mesh
+    spread = replace(again.folded.spread(solution.choice.tolist()), mesh=mesh)
     choices = data_choices(found.graph, batch_dims)
-    lowered = lower(found.graph, stage, found.plan.microbatches, choices, batch_dims)
-    return replace(found, plan=replace(found.plan, stages=(stage,)), lowered=lowered)
+    lowered = lower(found.graph, spread, found.plan.microbatches, choices, batch_dims)
+    return replace(found, plan=replace(found.plan, spreads=(spread,)), lowered=lowered)

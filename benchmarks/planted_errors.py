@@ -32,8 +32,12 @@ ERRORS: Mapping[str, tuple[Planted, ...]] = {
 }
 LEAST = 60
 _IMPORTED = {
-    "torch": ("autopar.runtime.worker", "autopar.runtime.verify", "autopar.frontends.pytorch"),
-    "jax": ("autopar.runtime.jax_verify",),
+    "torch": (
+        "autopar.runtime.jobs.pytorch_worker",
+        "autopar.runtime.verify.pytorch.verify",
+        "autopar.frontends.pytorch",
+    ),
+    "jax": ("autopar.runtime.verify.jax.verify",),
 }
 Task = tuple[str, tuple[Any, ...]]
 _fork = multiprocessing.get_context("fork")
@@ -44,7 +48,7 @@ def ready(framework: str, errors: Sequence[Planted]) -> None:
 
     Raises `CannotPlant`.
     """
-    for module in (*_IMPORTED[framework], "autopar.planner", "autopar.commands"):
+    for module in (*_IMPORTED[framework], "autopar.planner", "autopar.cli.commands"):
         importlib.import_module(module)
     for error in errors:
         check(error)

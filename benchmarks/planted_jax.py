@@ -10,6 +10,7 @@ CASES: Mapping[str, Case] = {
     "jax gpt tp": Case("jax_gpt", {"tp": "2"}),
     "jax gpt zero 1": Case("jax_gpt", {"dp_shard": "2", "zero": "1"}),
     "jax gpt zero 3": Case("jax_gpt", {"dp_shard": "2", "zero": "3"}),
+    "jax narrow tp": Case("jax_narrow", {"tp": "2"}),
     "jax ops replicate": Case("jax_ops", {"dp_replicate": "2"}),
 }
 
@@ -27,11 +28,11 @@ def _rule(name: str, case: str, where: str, old: str, new: str) -> Planted:
 
 
 def _emission(name: str, case: str, where: str, old: str, new: str) -> Planted:
-    return Planted(name, "emission", f"jax {case}", f"runtime.emit_jax.{where}", old, new)
+    return Planted(name, "emission", f"jax {case}", f"emit.jax.{where}", old, new)
 
 
 def _runtime(name: str, case: str, where: str, old: str, new: str) -> Planted:
-    return Planted(name, "runtime", f"jax {case}", f"runtime.{where}", old, new, planned=False)
+    return Planted(name, "runtime", f"jax {case}", f"runtime.jax.{where}", old, new, planned=False)
 
 
 ERRORS: tuple[Planted, ...] = (
@@ -50,6 +51,8 @@ ERRORS: tuple[Planted, ...] = (
         "start=0, stop=int(stop) - int(start)"),
     _capture("counting starts at one", "ops replicate",
         "primitives:_iota", "start=0, stop=size", "start=1, stop=size + 1"),
+    _capture("a derivative of the user's own is left out", "ops replicate",
+        "jaxprs:_Walker._equation", "if name in CUSTOM and self.rules is not None", "if False"),
     _lifting("a norm written out has another epsilon (jax)", "gpt tp",
         "idioms:_layer_norm", "eps=eps", "eps=1e-6"),
     _lifting("the scale of attention is inverted", "gpt tp",
@@ -69,26 +72,37 @@ ERRORS: tuple[Planted, ...] = (
         "expressions:_Writer._operator", "sides.reverse()", "pass"),
     _emission("attention is written without its mask", "gpt tp",
         "expressions:_attention", '["causal=True"] if w.attrs["causal"] else []', "[]"),
+    _emission("a copy's gradient is not reduced (jax)", "narrow tp",
+        "steps:call", 'f"copy_to({x}, {axis})"', "x"),
+    _runtime("copy_to sums nothing in backward (jax)", "narrow tp",
+        "collectives:copy_to", "lambda g: lax.psum(g, axis)", "_same"),
+    _runtime("all_reduce divides its gradient among the ranks (jax)", "narrow tp",
+        "collectives:all_reduce", "lambda x: lax.psum(x, axis), _same",
+        "lambda x: lax.psum(x, axis), lambda g: g / 2"),
+    _runtime("a unit's parameters are mixed up", "gpt zero 3",
+        "units:_unit", "start += part.size", "start = part.size"),
+    _runtime("a token sees those before it alone", "gpt tp",
+        "attention:_rows", "rows >= columns", "rows > columns"),
     _runtime("every rank updates the first piece", "gpt zero 1",
-        "jax_collectives:own_piece", "lax.axis_index(axis) * size", "0 * size"),
+        "collectives:own_piece", "lax.axis_index(axis) * size", "0 * size"),
     _runtime("second moments are not corrected", "gpt zero 3",
-        "jax_optimizer:update", "v / _corrected(second, count)", "v"),
+        "optimizer:update", "v / _corrected(second, count)", "v"),
     _runtime("weights do not decay", "gpt zero 1",
-        "jax_optimizer:update", "p * (1 - rate * decay)", "p"),
+        "optimizer:update", "p * (1 - rate * decay)", "p"),
     _runtime("plain descent without decay (jax)", "ops replicate",
-        "jax_optimizer:update", "(g + decay * p)", "g"),
+        "optimizer:update", "(g + decay * p)", "g"),
     _runtime("the norm counts copies once each (jax)", "gpt tp",
-        "jax_train:Step._norm",
+        "step:Step._norm",
         "/ math.prod(self.layout.mesh[a] for a in axes if a not in cutting[k])", ""),
     _runtime("clipping with another epsilon (jax)", "gpt zero 3",
-        "jax_train:Step._updated", "(norm + 1e-6)", "(norm + 1e-3)"),
+        "step:Step._updated", "(norm + 1e-6)", "(norm + 1e-3)"),
     _runtime("sums deferred to the step's end are left out (jax)", "gpt tp",
-        "jax_train:Step._reduced", "lax.psum(g, deferred) if deferred else g", "g"),
+        "step:Step._reduced", "lax.psum(g, deferred) if deferred else g", "g"),
     _runtime("the loss of the own samples alone", "gpt zero 1",
-        "jax_train:Step._gradients", "loss = lax.psum(loss, axes)", "pass"),
+        "step:Step._gradients", "loss = lax.psum(loss, axes)", "pass"),
     _runtime("a norm without its epsilon", "gpt zero 3",
-        "jax_ops:layer_norm", "keepdims=True) + eps)", "keepdims=True))"),
+        "ops:layer_norm", "keepdims=True) + eps)", "keepdims=True))"),
     _runtime("layers are stacked in reverse order", "gpt zero 1",
-        "jax_layout:Layout._gathered",
+        "layout:Layout._gathered",
         "for n in leaf.names]) if", "for n in leaf.names[::-1]]) if"),
 )  # fmt: skip

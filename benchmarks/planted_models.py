@@ -24,7 +24,7 @@ class Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(x)
         q, k, v = (p(h).view(-1, S, H, C // H).transpose(1, 2) for p in (self.q, self.k, self.v))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=0.2, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(-1, S, C))
         up = F.gelu(self.up(self.mlp_norm(x)), approximate="tanh")
         return x + F.dropout(self.down(up), 0.1)

@@ -18,7 +18,7 @@ CASES: Mapping[str, Case] = {
 }
 
 _LIFTING = "frontends.pytorch"
-_EMIT = "runtime.emit_torch"
+_EMIT = "emit.pytorch"
 
 
 def _capture(name: str, case: str, where: str, old: str, new: str) -> Planted:
@@ -38,7 +38,7 @@ def _emission(name: str, case: str, where: str, old: str, new: str) -> Planted:
 
 
 def _runtime(name: str, case: str, where: str, old: str, new: str) -> Planted:
-    return Planted(name, "runtime", case, f"runtime.{where}", old, new, planned=False)
+    return Planted(name, "runtime", case, f"runtime.pytorch.{where}", old, new, planned=False)
 
 
 ERRORS: tuple[Planted, ...] = (
@@ -69,6 +69,8 @@ ERRORS: tuple[Planted, ...] = (
         "aten:_attention", 'causal=a["is_causal"]', "causal=False"),
     _capture("attention with the default scale", "llama tp",
         "aten:_attention", 'scale=a["scale"]', "scale=None"),
+    _capture("scores are not dropped", "gpt replicate",
+        "aten:_attention", 'dropout_p=float(a["dropout_p"])', "dropout_p=0.0"),
     _capture("a norm's epsilon of another library", "gpt tp",
         "aten:_layer_norm", 'eps=a["eps"]', "eps=1e-6"),
     _capture("the padding token learns", "gpt tp",
@@ -95,7 +97,7 @@ ERRORS: tuple[Planted, ...] = (
     _rule("the gradient of what all ranks read is not summed", "gpt tp",
         "rules.strategies:operand_placement", "DEFERRED if differentiable else WHOLE", "WHOLE"),
     _rule("parameters are whole on data ranks before backward", "gpt replicate",
-        "lowering:lower", "batch = DEFERRED if tensor.differentiable else WHOLE",
+        "lowering.spread:lower", "batch = DEFERRED if tensor.differentiable else WHOLE",
         "batch = WHOLE"),
     _rule("a gathered piece gets its slice of every rank's gradient", "gpt tp",
         "rules.resharding:transition", "_TABLE.get((source.kind, target.kind))",
@@ -116,6 +118,13 @@ ERRORS: tuple[Planted, ...] = (
         "shapes:_pad", "flat += [low, high]", "flat += [high, low]"),
     _emission("the scale of attention is not written", "llama tp",
         "layers:_attention", 'if site.attrs.get("scale") is not None', "if False"),
+    _emission("the share that scores drop is not written", "gpt tp",
+        "layers:_attention", 'if site.attrs.get("dropout_p")', "if False"),
+    _emission("half of the share is dropped", "gpt replicate",
+        "elementwise:_dropout", 'literal(float(site.attrs["p"]))',
+        'literal(float(site.attrs["p"]) / 2)'),
+    _emission("numbers are dropped in the place of features", "images zero 3",
+        "elementwise:_dropout", 'bool(site.attrs.get("features"))', "False"),
     _emission("label smoothing is not written", "gpt tp",
         "layers:_cross_entropy", 'if site.attrs.get("label_smoothing", 0.0)', "if False"),
     _emission("statistics of the own samples alone", "images zero 3",
@@ -175,6 +184,8 @@ ERRORS: tuple[Planted, ...] = (
         "batch_norm:batch_norm", "variance * (count / (count - 1))", "variance"),
     _runtime("a norm over the batch forgets part of its gradient", "images zero 3",
         "batch_norm:_Normalise.backward", "(wide - mean - result * scaled)", "(wide - mean)"),
+    _runtime("what ranks split is not dropped", "gpt tp",
+        "dropout:dropout", "if not p:", "if True:"),
     _runtime("dropout scales what it keeps twice", "gpt tp",
         "dropout:dropout", "torch.dropout, x, p", "torch.dropout, x / (1 - p), p"),
 )  # fmt: skip

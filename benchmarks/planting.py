@@ -117,8 +117,8 @@ def _replaced(error: Planted, function: FunctionType) -> CodeType:
 
 def write_plan(case: Case, folder: Path) -> None:
     """Plans a case into ``folder``. Raises what planning raises."""
-    from autopar import plan_folder
-    from autopar.commands import plan_files
+    from autopar.cli.commands import plan_files
+    from autopar.files import plan_folder
     from autopar.planner import plan
 
     cluster = folder.with_suffix(".yaml")
@@ -154,7 +154,7 @@ def judged(case: Case, error: Planted | None, folder: Path, scratch: Path) -> di
 
 def verdict(found: Mapping[str, Any]) -> dict[str, Any]:
     """A row of what `VerifyResult` holds as JSON."""
-    from autopar.runtime.verified import TOLERANCE, VerifyResult
+    from autopar.runtime.verify.verified import TOLERANCE, VerifyResult
 
     result = VerifyResult.read(dict(found))
     off = {name: getattr(result.exact, name) for name in ("loss", "gradient", "weight")}
@@ -193,12 +193,14 @@ def _plan(case: Case, plan: Path, scratch: Path) -> None:
 
 
 def _verify_torch(case: Case, plan: Path, scratch: Path) -> None:
-    from autopar.runtime import verify
-    from autopar.runtime.local_ranks import start
+    from autopar.runtime.jobs.local_ranks import start
+    from autopar.runtime.verify.pytorch import verify
 
     verify._locate = lambda *_: ""  # where it differs first is not asked here
     options = json.dumps({"plans": [str(plan)], "device": "cpu", "timeout_s": 60})
-    codes = start(case.devices, "autopar.runtime.worker", ["verify", options, str(scratch)])
+    codes = start(
+        case.devices, "autopar.runtime.jobs.pytorch_worker", ["verify", options, str(scratch)]
+    )
     if any(codes):
         errors = [json.loads(f.read_text()) for f in sorted(scratch.glob("error-*.json"))]
         first = min(errors, key=lambda e: e["time"], default={"error": codes, "message": ""})
@@ -214,7 +216,7 @@ def _verify_jax(case: Case, plan: Path, scratch: Path) -> None:
         ]
     )
     os.environ["JAX_PLATFORMS"] = "cpu"
-    from autopar.runtime import jax_verify
+    from autopar.runtime.verify.jax import verify as jax_verify
 
     jax_verify.locate = lambda *_: ""  # type: ignore[attr-defined]
     (scratch / "result.json").write_text(json.dumps(jax_verify.verify(plan)))

@@ -14,10 +14,10 @@ import time
 from itertools import islice
 from pathlib import Path
 
-from autopar.arch_file import load_arch
-from autopar.cluster_file import load_cluster
-from autopar.estimate import estimate
-from autopar.layout_search import layouts
+from autopar.files.arch_file import load_arch
+from autopar.files.cluster_file import load_cluster
+from autopar.planner.estimate import estimate
+from autopar.planner.layouts import layouts
 from benchmarks.figures import Target, show
 
 ARCH = Path("examples/archs/gpt3_175b.yaml")

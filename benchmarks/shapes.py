@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from autopar.nouns.problem import FORBIDDEN, Ints, Problem, offsets
-from autopar.searchers.contest_format import dump
+from benchmarks.contest_format import dump
 
 Pairs = Ints
 """Edges, shape (m, 2)."""

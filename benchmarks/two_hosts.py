@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from autopar.runtime.launch import Launcher
+from autopar.runtime.jobs.pytorch_launch import Launcher
 
 RATE, PER_HOST = "1gbit", 2
 DEVICE, PORT = "wire", 29577

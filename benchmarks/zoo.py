@@ -66,20 +66,25 @@ def model_file(family: str, folder: Path) -> Path:
     return model
 
 
-def check(family: str, folder: Path) -> list[dict[str, Any]]:
+def check(
+    family: str,
+    folder: Path,
+    plans: Mapping[str, Mapping[str, str]] = PLANS,
+    cluster_file: str = CLUSTER,
+) -> list[dict[str, Any]]:
     """One row a plan; a plan that cannot be made is a row with the reason."""
-    from autopar.cluster_file import load_cluster
-    from autopar.commands import plan_files
-    from autopar.errors import UserError
+    from autopar.cli.commands import plan_files
+    from autopar.files.cluster_file import load_cluster
+    from autopar.files.plan_folder import write
     from autopar.frontends.dispatch import capture
     from autopar.frontends.loading import load_workload
-    from autopar.plan_folder import write
+    from autopar.nouns.errors import UserError
     from autopar.planner.planning import PlanResult, plan_captured
-    from autopar.runtime.launch import verify_many
+    from autopar.runtime.jobs.launch import verify_many
 
     folder.mkdir(parents=True, exist_ok=True)
     model = model_file(family, folder)
-    cluster = load_cluster(CLUSTER)
+    cluster = load_cluster(cluster_file)
     rows: list[dict[str, Any]] = []
     try:
         workload = load_workload(str(model))
@@ -87,7 +92,7 @@ def check(family: str, folder: Path) -> list[dict[str, Any]]:
     except UserError as error:
         return [{"family": family, "plan": "", "reason": _first_line(error)}]
     made: dict[str, Path] = {}
-    for name, fix in PLANS.items():
+    for name, fix in plans.items():
         try:
             found = plan_captured(captured, workload, cluster, str(model), fix)
         except UserError as error:

@@ -18,7 +18,8 @@ from statistics import median
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from autopar.cost_models.profile_db import Measurement, ProfileDb, ProfileError
+from autopar.cost_models.profile_db import Measurement, ProfileDb
+from autopar.cost_models.profile_file import ProfileError
 from autopar.nouns.cluster import (
     Cluster,
     Device,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,16 +26,21 @@ def catalogue() -> dict[str, Device]:
     return {name: device_from_figures(name, figures) for name, figures in _figures().items()}
 
 
-def find_device(name: str) -> Device:
+def find_device(name: str, own: Iterable[str] = ()) -> Device:
     """The device called `name`, by catalogue name or alias, upper and lower case alike.
+
+    `own` are further names that may have been meant, where it is none.
 
     Raises:
         UnknownDevice: no such name.
     """
     key = _names().get(_plain(name))
     if key is None:
+        meant = {**_names(), **{_plain(other): other for other in own}}
+        near = difflib.get_close_matches(_plain(name), meant, 1)
+        hint = f"Did you mean {meant[near[0]]}? " if near else ""
         raise UnknownDevice(
-            f"no device {name!r}; the catalogue has {', '.join(sorted(_figures()))}"
+            f"no device {name!r}. {hint}The catalogue has {', '.join(sorted(_figures()))}"
         )
     return catalogue()[key]
 

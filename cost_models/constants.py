@@ -27,8 +27,13 @@ class Constant:
 @lru_cache(maxsize=1)
 def constants() -> dict[str, Constant]:
     """Every constant by name."""
+    return read_constants(_FILE)
+
+
+def read_constants(file: Path) -> dict[str, Constant]:
+    """The constants of a YAML file by name, each with value, how and basis."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    rows = yaml.load(_FILE.read_text(), Loader=loader)
+    rows = yaml.load(file.read_text(), Loader=loader)
     return {
         name: Constant(name, float(row["value"]), row["how"], row["basis"])
         for name, row in rows.items()

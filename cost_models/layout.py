@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Literal, cast
 
 from autopar.cost_models.family import Arch
-from autopar.errors import UserError, did_you_mean
+from autopar.nouns.errors import UserError, did_you_mean
 
 Recompute = Literal["none", "selective", "full"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from autopar.errors import UserError
+from autopar.nouns.errors import UserError
 
 ROUNDING = 1e-9
 """Relative; sums of the same numbers in another order differ by less."""

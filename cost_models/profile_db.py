@@ -211,6 +211,3 @@ class ProfileDb:
                 "times may have moved, `autopar profile` measures again"
             )
         return chosen
-
-
-__all__ = ["Machine", "Measurement", "ProfileDb", "ProfileError"]

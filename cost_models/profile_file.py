@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from autopar.errors import UserError
+from autopar.nouns.errors import UserError
 
 VERSION = 3
 SCHEMA = f"""
@@ -157,10 +157,10 @@ def damage(path: Path) -> str:
     """What SQLite says is broken in ``path``; empty where nothing is."""
     try:
         with closing(sqlite3.connect(path)) as connection:
-            said = str(connection.execute("PRAGMA integrity_check").fetchone()[0])
+            verdict = str(connection.execute("PRAGMA integrity_check").fetchone()[0])
     except sqlite3.DatabaseError as error:
         return str(error)
-    return "" if said == "ok" else " ".join(said.split())
+    return "" if verdict == "ok" else " ".join(verdict.split())
 
 
 def connect(path: Path, name: Path) -> sqlite3.Connection:

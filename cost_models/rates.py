@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
-import yaml
-
-from autopar.cost_models.constants import Constant
+from autopar.cost_models.constants import Constant, read_constants
 from autopar.cost_models.precision import NARROW, compute_dtype, wide_dtype
 from autopar.cost_models.software import Software
 from autopar.cost_models.step_time import Rates
@@ -33,12 +31,7 @@ _FILE = Path(__file__).with_name("fitted.yaml")
 @lru_cache(maxsize=1)
 def fitted_table() -> dict[str, Constant]:
     """The fitted constants by name (`fitted.yaml`), each with how it was found."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    rows = yaml.load(_FILE.read_text(), Loader=loader)
-    return {
-        name: Constant(name, float(row["value"]), row["how"], row["basis"])
-        for name, row in rows.items()
-    }
+    return read_constants(_FILE)
 
 
 @lru_cache(maxsize=1)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from autopar.errors import UserError
+from autopar.nouns.errors import UserError
 
 FORMAT = 1
 MANIFEST = "checkpoint.json"
@@ -44,12 +44,12 @@ class Manifest:
     files: Mapping[str, File]
 
     def to_json(self) -> str:
-        said = {"format": FORMAT, **asdict(self)}
-        return json.dumps({**said, "sha256": _of_text(said)}, indent=1, sort_keys=True) + "\n"
+        fields = {"format": FORMAT, **asdict(self)}
+        return json.dumps({**fields, "sha256": _of_text(fields)}, indent=1, sort_keys=True) + "\n"
 
 
-def _of_text(said: Mapping[str, object]) -> str:
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+def _of_text(fields: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def file_of(path: Path) -> File:
@@ -90,23 +90,23 @@ def read_manifest(source: Path, framework: str) -> Manifest:
     file = source / MANIFEST
     again = "copy the folder again, or give another checkpoint"
     try:
-        said = json.loads(file.read_text())
-        if said["format"] != FORMAT:
+        fields = json.loads(file.read_text())
+        if fields["format"] != FORMAT:
             raise CheckpointError(
-                f"{file}: checkpoint format {said['format']!r}, this tool reads {FORMAT}; load it "
-                "with the version that wrote it, or give another checkpoint"
+                f"{file}: checkpoint format {fields['format']!r}, this tool reads {FORMAT}; load "
+                "it with the version that wrote it, or give another checkpoint"
             )
-        kept = said.pop("sha256")
-        files = {str(name): File(**one) for name, one in said["files"].items()}
-        found = Manifest(str(said["framework"]), files)
+        kept = fields.pop("sha256")
+        files = {str(name): File(**one) for name, one in fields["files"].items()}
+        found = Manifest(str(fields["framework"]), files)
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}; {again}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{file} is damaged ({why}); {again}") from None
-    if kept != _of_text(said):
+    if kept != _of_text(fields):
         raise CheckpointError(
-            f"{file} is damaged: its SHA-256 is {_of_text(said)[:12]}... and not the "
+            f"{file} is damaged: its SHA-256 is {_of_text(fields)[:12]}... and not the "
             f"{kept[:12]!s}... that was written; {again}"
         )
     if found.framework != framework:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autopar.errors import UserError
-from autopar.workload import Workload
+from autopar.nouns.errors import UserError
+from autopar.nouns.workload import Workload
 
 
 class Diverged(UserError):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from autopar.errors import UserError
 from autopar.nouns.batch import BatchEntry
+from autopar.nouns.errors import UserError
 
 
 class OtherBatch(UserError):

@@ -109,12 +109,12 @@ class Saving:
 
     def _check_shared(self, files: Mapping[str, File]) -> None:
         there = {name: (self.new / name).stat().st_size for name in names_in(self.new)}
-        said = {name: file.size_bytes for name, file in files.items()}
-        odd = sorted(n for n in {*there, *said} if there.get(n) != said.get(n))
+        recorded = {name: file.size_bytes for name, file in files.items()}
+        odd = sorted(n for n in {*there, *recorded} if there.get(n) != recorded.get(n))
         if odd:
             raise CheckpointError(
                 f"no checkpoint was written to {self.target}: {odd[0]} has "
-                f"{said.get(odd[0], 'no')} bytes where it was written and "
+                f"{recorded.get(odd[0], 'no')} bytes where it was written and "
                 f"{there.get(odd[0], 'no')} on rank 0; give a folder that all ranks share"
             )
 

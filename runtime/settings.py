@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import CodeType, MappingProxyType
 
-from autopar.errors import UserError
+from autopar.nouns.errors import UserError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan
-from autopar.workload import Workload, training
+from autopar.nouns.workload import Workload, training
 
 
 class ProgramError(UserError):
@@ -55,12 +55,17 @@ def check_settings(plan: Plan, mesh: Mapping[str, int], settings: Settings) -> N
 
     mesh: the program's ``MESH``.
     """
-    (stage,) = plan.stages
-    planned, own = stage.mesh.trimmed(), Mesh(tuple(mesh), tuple(mesh.values())).trimmed()
-    differing = [("the mesh", planned, own)] if planned != own else []
-    for name in ("zero", "microbatches", "precision", "recompute"):
-        if getattr(plan, name) != getattr(settings, name):
-            differing.append((name, getattr(plan, name), getattr(settings, name)))
+    planned, own = plan.program_mesh, Mesh(tuple(mesh), tuple(mesh.values())).trimmed()
+    differing = [("the mesh", str(planned), str(own))] if planned != own else []
+    decided = {
+        "zero": plan.each("zero"),
+        "microbatches": str(plan.microbatches),
+        "precision": plan.precision,
+        "recompute": plan.each("recompute"),
+    }
+    for name, there in decided.items():
+        if there != str(getattr(settings, name)):
+            differing.append((name, there, str(getattr(settings, name))))
     if differing:
         shown = ", ".join(f"{name} is {a} there and {b} here" for name, a, b in differing)
         raise ProgramError(

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
-from autopar import plan_folder
-from autopar.errors import UserError
+from autopar.files import plan_folder
 from autopar.nouns.batch import BatchEntry
+from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
 
 

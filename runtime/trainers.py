@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-from autopar import plan_folder
-from autopar.runtime.machine import check_device
+from autopar.files import plan_folder
+from autopar.runtime.jobs.machine import check_device
 
 
 class Trainer(Protocol):
@@ -30,9 +30,9 @@ def load(folder: str | Path, device: str = "auto") -> Trainer:
     """
     check_device(device)
     if plan_folder.read_plan(folder).framework == "jax":
-        from autopar.runtime import jax_load
+        from autopar.runtime.jax import load as jax_load
 
         return jax_load.load(folder)
-    from autopar.runtime import loading
+    from autopar.runtime.pytorch import load as loading
 
     return loading.load(folder, device)

@@ -24,12 +24,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from autopar.nouns.problem import Ints, Problem, Solution
+from autopar.nouns.problem import Ints
 from autopar.searchers.arcs import Arcs
 from autopar.searchers.chain import Ball, Chain
 from autopar.searchers.gather import Lift
 from autopar.searchers.model import Floats, Model
-from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
+from autopar.searchers.run import Run
 from autopar.searchers.starts import first_answer, shrunk
 
 EVALUATIONS = 20_000_000  # of one round when there is no budget
@@ -90,30 +90,21 @@ class Annealer:
             chain.restart(self.best)
 
 
-def search(
-    problem: Problem,
-    budget: Budget = NO_BUDGET,
-    seed: int = 0,
-    progress: Report | None = None,
-) -> Solution:
+def search(run: Run, seed: int) -> None:
     """The dual for prices and a start, then rounds of annealing until the budget is spent."""
     from autopar.searchers.trws import Dual
 
-    with Run(problem, budget, "annealing", progress) as run:
-        ready = shrunk(run)
-        if ready is not None:
-            m, lift = ready
-            dual = Dual(m, run, lift)
-            tree = first_answer(run, m, lift, dual.arcs)
-            if tree is not None:
-                dual.upper, dual.choice = m.cost(tree.choice), tree.choice
-            share_s, share = _part(run, 0.15)
-            dual.ascend(
-                int(min(600, max(40, share / max(2 * m.num_vars, 1)))), run.wall_s + share_s
-            )
-            if dual.choice is not None and not run.closed:
-                improve(run, m, lift, dual.arcs, dual.price, dual.choice, seed)
-    return run.solution()
+    ready = shrunk(run)
+    if ready is not None:
+        m, lift = ready
+        dual = Dual(m, run, lift)
+        tree = first_answer(run, m, lift, dual.arcs)
+        if tree is not None:
+            dual.upper, dual.choice = m.cost(tree.choice), tree.choice
+        share_s, share = _part(run, 0.15)
+        dual.ascend(int(min(600, max(40, share / max(2 * m.num_vars, 1)))), run.wall_s + share_s)
+        if dual.choice is not None and not run.closed:
+            improve(run, m, lift, dual.arcs, dual.price, dual.choice, seed)
 
 
 def improve(

@@ -10,21 +10,13 @@ from __future__ import annotations
 
 import itertools
 
-from autopar.nouns.problem import Problem, Solution
-from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
+from autopar.searchers.run import Run
 
 
-def search(
-    problem: Problem,
-    budget: Budget = NO_BUDGET,
-    seed: int = 0,
-    progress: Report | None = None,
-) -> Solution:
+def search(run: Run, seed: int) -> None:
     """Try the whole product of strategies; exact, and exponential in the number of nodes."""
     del seed
-    with Run(problem, budget, "brute_force", progress) as run:
-        for choice in itertools.product(*map(range, problem.num_strategies.tolist())):
-            run.offer(choice)
-            run.spend(problem.num_nodes)
-        run.bound(float("inf") if run.cost is None else float(run.cost))
-    return run.solution()
+    for choice in itertools.product(*map(range, run.problem.num_strategies.tolist())):
+        run.offer(choice)
+        run.spend(run.problem.num_nodes)
+    run.bound(float("inf") if run.cost is None else float(run.cost))

@@ -13,9 +13,8 @@ import math
 
 import numpy as np
 
-from autopar.nouns.problem import Problem, Solution
 from autopar.searchers.chain import BLOCK, ZERO, Chain
-from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
+from autopar.searchers.run import Run
 from autopar.searchers.starts import prepare
 
 ROUNDS = 12  # perturbations when there is no budget
@@ -23,32 +22,25 @@ MOVES = 20  # blocks per variable and round
 KICK = 0.3  # temperature of a perturbation, in units of the cost per variable
 
 
-def search(
-    problem: Problem,
-    budget: Budget = NO_BUDGET,
-    seed: int = 0,
-    progress: Report | None = None,
-) -> Solution:
+def search(run: Run, seed: int) -> None:
     """See the module."""
-    with Run(problem, budget, "coordinate_descent", progress) as run:
-        ready = prepare(run)
-        if ready is None:
-            return run.solution()
-        m, lift, layout, tree = ready
-        unit = max(abs(m.cost(tree.choice) - m.constant), 1.0) / m.num_vars
-        chain = Chain(m, layout, np.zeros(len(m.room)), tree.choice, BLOCK, seed, 0)
-        endless = budget.wall_s is not None or budget.evaluations is not None
-        kicks = 0
-        while (endless or kicks < ROUNDS) and not run.closed:
-            before = chain.best_cost
-            limit = run.remaining_evaluations * chain.moves_per_evaluation
-            limit = min(limit, max(run.remaining_s, 0.05) * chain.moves_per_second)
-            moves = max(1, int(min(MOVES * m.num_vars, limit)))
-            spent = chain.go(moves, ZERO * unit, ZERO * unit)
-            run.offer(lift(chain.best), f"after {kicks} kicks")
-            run.spend(spent)
-            if chain.best_cost >= before - 1e-9 * abs(before) or math.isinf(before):
-                kicks += 1
-                chain.restart(chain.best)
-                run.spend(chain.go(max(1, m.num_vars // 100), KICK * unit, KICK * unit))
-    return run.solution()
+    ready = prepare(run)
+    if ready is None:
+        return
+    m, lift, layout, tree = ready
+    unit = max(abs(m.cost(tree.choice) - m.constant), 1.0) / m.num_vars
+    chain = Chain(m, layout, np.zeros(len(m.room)), tree.choice, BLOCK, seed, 0)
+    endless = run.budget.wall_s is not None or run.budget.evaluations is not None
+    kicks = 0
+    while (endless or kicks < ROUNDS) and not run.closed:
+        before = chain.best_cost
+        limit = run.remaining_evaluations * chain.moves_per_evaluation
+        limit = min(limit, max(run.remaining_s, 0.05) * chain.moves_per_second)
+        moves = max(1, int(min(MOVES * m.num_vars, limit)))
+        spent = chain.go(moves, ZERO * unit, ZERO * unit)
+        run.offer(lift(chain.best), f"after {kicks} kicks")
+        run.spend(spent)
+        if chain.best_cost >= before - 1e-9 * abs(before) or math.isinf(before):
+            kicks += 1
+            chain.restart(chain.best)
+            run.spend(chain.go(max(1, m.num_vars // 100), KICK * unit, KICK * unit))

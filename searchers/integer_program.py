@@ -21,14 +21,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from autopar.nouns.problem import Ints, Problem, Solution
+from autopar.nouns.problem import Ints
 from autopar.searchers import highs
 from autopar.searchers.descent import make_fit, polish
 from autopar.searchers.gather import Lift
 from autopar.searchers.linear_rows import program
 from autopar.searchers.memory_prices import overfull_rows
 from autopar.searchers.model import Model
-from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
+from autopar.searchers.run import Run
 from autopar.searchers.starts import LARGE, first_answer, shrunk
 
 DEFAULT_S = 60.0  # for all solves of a model, when no budget is given
@@ -37,20 +37,13 @@ BUILD_S = 1e-5  # for each edge cell, to build a program and to hand it over
 NODES = 2000  # of branch and bound per solve at most, when the clock does not decide
 
 
-def search(
-    problem: Problem,
-    budget: Budget = NO_BUDGET,
-    seed: int = 0,
-    progress: Report | None = None,
-) -> Solution:
+def search(run: Run, seed: int) -> None:
     """Exact when it ends; see the module."""
-    with Run(problem, budget, "integer_program", progress) as run:
-        found = shrunk(run)
-        if found is not None:
-            model, lift = found
-            tree = first_answer(run, model, lift) if model.start[-1] > LARGE else None
-            solve(run, model, lift, hint=None if tree is None else tree.choice, seed=seed)
-    return run.solution()
+    found = shrunk(run)
+    if found is not None:
+        model, lift = found
+        tree = first_answer(run, model, lift) if model.start[-1] > LARGE else None
+        solve(run, model, lift, hint=None if tree is None else tree.choice, seed=seed)
 
 
 def solve(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from autopar.nouns.problem import FORBIDDEN, NO_LIMIT, Ints, NoFeasibleAnswer, Problem
-
-if TYPE_CHECKING:
-    from autopar.searchers.run import Run
+from autopar.searchers.branch_and_bound import branch_and_bound
+from autopar.searchers.run import Budget, Run
+from autopar.searchers.shrink import Contradiction, shrink
+from autopar.searchers.starts import first_answer, shrunk
+from autopar.searchers.tree_decomposition import Elimination, elimination_cells, table_share
 
 CELLS = 1 << 22
 """Of all tables in looking for a limit that would do: an error must come within seconds."""
@@ -64,11 +65,6 @@ def _least_peak(p: Problem, example: Ints, proven: int) -> tuple[Ints, int]:
     the limit is halved between them, and with all costs zero the search only says whether a
     choice keeps to it.
     """
-    from autopar.searchers import elimination
-    from autopar.searchers.run import Budget, Run
-    from autopar.searchers.starts import shrunk
-    from autopar.searchers.tree_decomposition import elimination_cells
-
     free = replace(
         p,
         cost=np.where(p.cost >= FORBIDDEN, p.cost, 0),
@@ -79,9 +75,9 @@ def _least_peak(p: Problem, example: Ints, proven: int) -> tuple[Ints, int]:
         limit = (proven + p.peak(example)) // 2
         wall_s = started + SECONDS - time.perf_counter()
         with Run(replace(free, usage_limit=limit), Budget(left, wall_s), "least limit") as run:
-            found = shrunk(run)
-            if found is not None and elimination_cells(found[0], NARROW) <= NARROW:
-                elimination.solve(run, *found)
+            ready = shrunk(run)
+            if ready is not None and elimination_cells(ready[0], NARROW) <= NARROW:
+                branch_and_bound(run, *ready)
         if run.interrupted:
             raise KeyboardInterrupt
         left -= run.evaluations
@@ -105,11 +101,6 @@ def _frugal_choice(p: Problem, late: Callable[[], bool]) -> Ints | None:
 
     When it is ``late`` already, shrinking does not take long.
     """
-    from autopar.searchers.run import Budget, Run
-    from autopar.searchers.shrink import Contradiction, shrink
-    from autopar.searchers.starts import first_answer
-    from autopar.searchers.tree_decomposition import Elimination, table_share
-
     life = np.repeat(p.interval[:, 0] < p.interval[:, 1], p.num_strategies)
     top = max(int(p.usage.max(initial=0)), 1)
     usage = (p.usage // (top // 10**9 + 1)) * life

@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from autopar.nouns.problem import Ints, Problem, Solution
+from autopar.nouns.problem import Ints, Problem
 from autopar.searchers.descent import Neighbourhood, make_fit, polish
 from autopar.searchers.gather import Lift, tidy_memory
 from autopar.searchers.model import Floats, Model, from_problem
-from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
+from autopar.searchers.run import Run
 from autopar.searchers.starts import prepare, trivial_bound
 
 ROLLOUTS = 400  # when there is no budget
@@ -52,24 +52,17 @@ class State:
     reward: float = 0.0
 
 
-def search(
-    problem: Problem,
-    budget: Budget = NO_BUDGET,
-    seed: int = 0,
-    progress: Report | None = None,
-) -> Solution:
+def search(run: Run, seed: int) -> None:
     """See the module; meant for problems of up to some thousand nodes."""
-    with Run(problem, budget, "mcts", progress) as run:
-        if problem.labels is None:
-            ready = prepare(run)
-            if ready is not None:
-                _Tree(run, ready.model, ready.lift, seed).grow()
-        else:  # decisions are about the nodes as they are
-            m = tidy_memory(from_problem(run.problem))
-            run.bound(trivial_bound(m), "cheapest strategies")
-            if np.isfinite(run.lower_bound):  # else some node has no strategy that is allowed
-                _Tree(run, m, lambda x: x, seed).grow()
-    return run.solution()
+    if run.problem.labels is None:
+        ready = prepare(run)
+        if ready is not None:
+            _Tree(run, ready.model, ready.lift, seed).grow()
+    else:  # decisions are about the nodes as they are
+        m = tidy_memory(from_problem(run.problem))
+        run.bound(trivial_bound(m), "cheapest strategies")
+        if np.isfinite(run.lower_bound):  # else some node has no strategy that is allowed
+            _Tree(run, m, lambda x: x, seed).grow()
 
 
 class _Tree:

@@ -95,7 +95,7 @@ class Ascent:
         self.ceiling, target = self.cuts.best_prices(self.box)
         return self.pull * self.price + (1.0 - self.pull) * target
 
-    def tell(self, price: Floats, value: float) -> None:
+    def update(self, price: Floats, value: float) -> None:
         """g(price) = value."""
         if value > self.value:
             self.price, self.value = price, value

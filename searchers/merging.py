@@ -60,7 +60,7 @@ class Merge:
                 break
             self.fraction /= 2.0 if excess < 2.0 else 8.0
         back = composed(back, further)
-        run.tell(f"merging {int(keep.sum())} labels: {len(smaller.edge_cost)} cells")
+        run.report(f"merging {int(keep.sum())} labels: {len(smaller.edge_cost)} cells")
         if len(smaller.edge_cost) > 3 * CORE:
             return None
         cost = m.cost(known)

@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.nouns.problem import Ints, Problem, Solution
-from autopar.searchers import elimination, integer_program
+from autopar.nouns.problem import Ints
+from autopar.searchers import integer_program
 from autopar.searchers.annealing import improve
 from autopar.searchers.arcs import Arcs
+from autopar.searchers.branch_and_bound import branch_and_bound
 from autopar.searchers.gather import Lift, composed, keep_labels
 from autopar.searchers.memory_tree import MemoryTree, repair
 from autopar.searchers.merging import CORE, Merge
 from autopar.searchers.model import Model
-from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
+from autopar.searchers.run import Run
 from autopar.searchers.shrink import Contradiction, shrink_model
 from autopar.searchers.starts import LARGE, SHRINK_SHARE, first_answer, shrunk
 from autopar.searchers.tree_decomposition import elimination_cells
@@ -37,18 +38,11 @@ NEAR = 0.05  # relative gap below which merging is tried before anything else
 RULE_OUTS = 3  # times that the dual starts again on what it left
 
 
-def search(
-    problem: Problem,
-    budget: Budget = NO_BUDGET,
-    seed: int = 0,
-    progress: Report | None = None,
-) -> Solution:
+def search(run: Run, seed: int) -> None:
     """See the module."""
-    with Run(problem, budget, "portfolio", progress) as run:
-        ready = shrunk(run)
-        if ready is not None:
-            _solve(run, *ready, seed)
-    return run.solution()
+    ready = shrunk(run)
+    if ready is not None:
+        _solve(run, *ready, seed)
 
 
 def _solve(run: Run, m: Model, lift: Lift, seed: int) -> None:
@@ -57,7 +51,7 @@ def _solve(run: Run, m: Model, lift: Lift, seed: int) -> None:
     if m.start[-1] > LARGE:
         known = _first(run, m, lift)
     if elimination_cells(m, NARROW) <= NARROW:
-        elimination.solve(run, m, lift, max_branches=BRANCHES)
+        branch_and_bound(run, m, lift, max_branches=BRANCHES)
         if run.closed:
             return
     if len(m.edge_cost) <= SMALL:
@@ -131,7 +125,7 @@ def _rule_out(run: Run, dual: Dual) -> tuple[Model, Lift] | None:
     except Contradiction:
         run.bound(float(run.cost), "nothing better is left")
         return None
-    run.tell(f"ruled out: {len(keep)} -> {keep.sum()} -> {smaller.start[-1]} labels")
+    run.report(f"ruled out: {len(keep)} -> {keep.sum()} -> {smaller.start[-1]} labels")
     return smaller, composed(back, further)
 
 

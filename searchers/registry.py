@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import cast
 
 from autopar.nouns.problem import Problem, ProblemError, Solution
-from autopar.searchers.run import NO_BUDGET, Budget, Report
+from autopar.searchers.run import NO_BUDGET, Budget, Report, Run
 
 
 @dataclass(frozen=True)
@@ -24,8 +22,14 @@ class Searcher:
     ) -> Solution:
         # Imported on use: several need libraries that take a while to load.
         module = import_module(f"autopar.searchers.{self.name}")
-        function = cast(Callable[..., Solution], module.search)
-        return function(problem, budget, seed, progress)
+        with Run(problem, budget, self.name, progress) as run:
+            module.search(run, seed)
+        if run.choice is None:
+            from autopar.searchers.least_limit import explain
+
+            if (error := explain(run)) is not None:
+                raise error
+        return run.solution()
 
 
 SEARCHERS = {
@@ -52,7 +56,8 @@ def search(
 ) -> Solution:
     """Solve a problem with the searcher of that name.
 
-    Raises NoFeasibleAnswer when no choice keeps to the limit, and ProblemError for an unknown
+    Raises NoFeasibleAnswer when there is no answer, because the problem has none or because the
+    search ended before it found one, which the message tells apart, and ProblemError for an unknown
     searcher.  Ctrl-C returns the best answer so far, marked ``interrupted``.
     """
     if searcher not in SEARCHERS:

@@ -2,15 +2,15 @@
 
 A searcher is a function
 
-    search(problem, budget=Budget(), seed=0, progress=None) -> Solution
+    search(run, seed) -> None
 
-written as ``with Run(...) as run: ...; return run.solution()``.  Inside the block the searcher
-offers choices and bounds; the block ends early, without an error, when the budget is spent or the
-user presses Ctrl-C.  One *evaluation* is one node whose strategies were compared once, so a sweep
-over a graph of n nodes counts n.
+that offers choices and bounds to the run.  ``registry`` calls it inside ``with Run(...) as run``,
+which ends early, without an error, when the budget is spent or the user presses Ctrl-C.  One
+*evaluation* is one node whose strategies were compared once, so a sweep over a graph of n nodes
+counts n.
 
 What all strategies of a node cost, and all cells of an edge, no choice can avoid.  ``Run`` takes it
-off before the search, exactly, and adds it again to what it tells and returns:
+off before the search, exactly, and adds it again to what it reports and returns:
 
     cost'_i(k) = cost_i(k) - least_i,    offset = sum_i least_i
 
@@ -32,7 +32,6 @@ from autopar.nouns.problem import (
     FORBIDDEN,
     Choice,
     Ints,
-    NoFeasibleAnswer,
     Problem,
     Solution,
     exact_sum,
@@ -178,7 +177,7 @@ class Run:
             return False
         self.choice, self.cost = x.copy(), cost
         self.found_by = f"{self.searcher}: {found_by}" if found_by else self.searcher
-        self.tell(found_by)
+        self.report(found_by)
         return True
 
     def bound(self, lower_bound: float, note: str = "") -> None:
@@ -193,7 +192,7 @@ class Run:
             lower_bound = float(math.ceil(lower_bound - slack))
         if lower_bound > self.lower_bound:
             self.lower_bound = lower_bound
-            self.tell(note)
+            self.report(note)
 
     @property
     def closed(self) -> bool:
@@ -206,7 +205,7 @@ class Run:
         """How far an answer of this cost may be from the bound, in cost."""
         return self.budget.gap * abs(cost + self.offset)
 
-    def tell(self, note: str = "") -> None:
+    def report(self, note: str = "") -> None:
         if self.progress is not None:
             self.progress(
                 Progress(
@@ -236,13 +235,7 @@ class Run:
         return spent or self.interrupted
 
     def solution(self) -> Solution:
-        """The best so far.
-
-        Raises NoFeasibleAnswer when there is none: because the problem has none, or because the
-        search ended before it found one, which the message tells apart.
-        """
-        if self.choice is None and (error := self._nothing()) is not None:
-            raise error
+        """The best so far; there must be one, else ``least_limit`` explains why not."""
         assert self.choice is not None
         assert self.cost is not None
         return Solution(
@@ -264,13 +257,3 @@ class Run:
         rounded = float(exact)
         met = self.cost is not None and self.cost <= bound
         return rounded if met or rounded <= exact else math.nextafter(rounded, -math.inf)
-
-    def _nothing(self) -> NoFeasibleAnswer | None:
-        from autopar.searchers.least_limit import explain
-
-        return explain(self)
-
-
-def renamed(solution: Solution, searcher: str) -> Solution:
-    """The same answer under another searcher's name."""
-    return replace(solution, found_by=f"{searcher}: {solution.found_by}")

@@ -34,7 +34,7 @@ MENDS = 40
 def shrunk(run: Run) -> tuple[Model, Lift] | None:
     """The shrunk problem and the way back; None when shrinking alone ended the search."""
     try:
-        m, lift = shrink(run.problem, run.tell if run.progress else None, run.spent(SHRINK_SHARE))
+        m, lift = shrink(run.problem, run.report if run.progress else None, run.spent(SHRINK_SHARE))
     except Contradiction:
         run.bound(np.inf, "everything is forbidden")
         return None
@@ -57,10 +57,10 @@ class Ready(NamedTuple):
 
 def prepare(run: Run) -> Ready | None:
     """All of that; None when there is nothing left to search, or nothing to begin with."""
-    found = shrunk(run)
-    if found is None:
+    ready = shrunk(run)
+    if ready is None:
         return None
-    m, lift = found
+    m, lift = ready
     layout = arcs(m)
     tree = first_answer(run, m, lift, layout)
     return None if tree is None else Ready(m, lift, layout, tree)

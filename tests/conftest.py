@@ -23,9 +23,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _warm_ranks() -> Iterator[None]:
-    from autopar.runtime import launch
+    from autopar.runtime.jobs import pytorch_launch
     from tests.warm_ranks import with_its_ranks
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "with_its_ranks", with_its_ranks)
+        patch.setattr(pytorch_launch, "with_its_ranks", with_its_ranks)
         yield

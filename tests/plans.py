@@ -7,7 +7,7 @@ from typing import Any
 
 from autopar.nouns.cluster import Cluster, Device, DeviceGroup, Level
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import Fingerprints, Memory, Plan, Prediction, RunnerUp, Stage
+from autopar.nouns.plan import Fingerprints, Memory, Plan, Prediction, RunnerUp, Spread, Stage
 
 MIB = 1 << 20
 
@@ -60,7 +60,7 @@ def prediction(**changes: Any) -> Prediction:
 
 def plan(**changes: Any) -> Plan:
     """A GPT on 2 x 2 devices, with one plan that lost."""
-    stage = Stage(
+    spread = Spread(
         mesh=Mesh(("dp_shard", "tp"), (2, 2)),
         ops={"block::up/linear": "tp:n", "block::down/linear": "tp:k"},
         shared={"block::norm/layer_norm": "tp:S1"},
@@ -71,12 +71,11 @@ def plan(**changes: Any) -> Plan:
     whole = Plan(
         workload="model.py:GPT",
         framework="torch",
-        stages=(stage,),
-        zero=2,
+        spreads=(spread,),
+        stages=(Stage(zero=2),),
         microbatches=1,
         style="eager",
         precision="float32",
-        recompute="none",
         optimizer="adamw",
         schedule="none",
         fingerprints=Fingerprints("m", "c", "p", "t"),

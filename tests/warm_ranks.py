@@ -1,7 +1,7 @@
 """Jobs of the tests start from one process that has imported what ranks import.
 
-That import is most of what a small job costs. `autopar.runtime.launch` pays it for every job; jobs
-that tests start by a command of their own do too.
+That import is most of what a small job costs. `autopar.runtime.jobs.pytorch_launch` pays it for
+every job; jobs that tests start by a command of their own do too.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
-from autopar.runtime.launch import local_launcher
+from autopar.runtime.jobs.pytorch_launch import local_launcher
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["autopar.runtime.worker", "autopar.frontends.pytorch"])
+_context.set_forkserver_preload(
+    ["autopar.runtime.jobs.pytorch_worker", "autopar.frontends.pytorch"]
+)
 
 
 def with_its_ranks(command: Sequence[str]) -> int:
-    """`launch.with_its_ranks` for what `launch.local_launcher` starts, with less to import."""
+    """`pytorch_launch.with_its_ranks` for what its `local_launcher` starts, with less to import."""
     start = local_launcher(0, Path())
     assert list(command[: len(start) - 2]) == list(start[:-2])
     ranks, codes, _, module, *arguments = command[len(start) - 2 :]
@@ -47,6 +49,6 @@ def _host(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    from autopar.runtime.local_ranks import run
+    from autopar.runtime.jobs.local_ranks import run
 
     os._exit(run(ranks, codes, module, arguments))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from autopar.frontends.captured import Captured
-from autopar.nouns.graph import Op, Tensor
-from autopar.rules.trial import Array, Execute, Ran
-from autopar.workload import Workload
+from autopar.nouns.workload import Workload
+from autopar.rules.trial import Execute
 
 
 def capture(workload: Workload) -> Captured:
@@ -22,28 +19,11 @@ def capture(workload: Workload) -> Captured:
 
 
 def executor(framework: str) -> Execute:
-    """What runs one op of a captured graph; torch or jax is imported when it first does."""
+    """What runs one op of a captured graph; imports torch or jax."""
+    if framework == "jax":
+        from autopar.frontends.jax import execute as by_jax
 
-    def execute(
-        op: Op,
-        tensors: Mapping[str, Tensor],
-        operands: Sequence[Array],
-        cotangents: Sequence[Array | None],
-        wide: bool,
-    ) -> Ran:
-        run = _by_jax() if framework == "jax" else _by_torch()
-        return run(op, tensors, operands, cotangents, wide)
+        return by_jax.execute
+    from autopar.frontends.pytorch import execute as by_torch
 
-    return execute
-
-
-def _by_jax() -> Execute:
-    from autopar.frontends.jax.execute import execute
-
-    return execute
-
-
-def _by_torch() -> Execute:
-    from autopar.frontends.pytorch.execute import execute
-
-    return execute
+    return by_torch.execute

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, GeneratorType, TracebackType
 from typing import Any
 
-from autopar.errors import UserError
 from autopar.frontends.reachable import CACHE, Reached, cached, reachable
-from autopar.workload import Workload
+from autopar.nouns.errors import UserError
+from autopar.nouns.workload import Workload
 
 _INDEXED: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter("")), type(iter(b"")))
 _NESTED = 8  # iterators inside one another

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from autopar.errors import UserError
-from autopar.workload import Workload, workload_of
+from autopar.nouns.errors import UserError
+from autopar.nouns.workload import Workload, workload_of
 
 
 class LoadError(UserError):

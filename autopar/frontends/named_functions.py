@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from autopar.errors import UserError
+from autopar.nouns.errors import UserError
 
 
 class MissingFunction(UserError):
     """A class of hand-written derivatives is not where the program looks for it."""
 
 
-def found_at(path: str) -> type[torch.autograd.Function]:
+def function_at(path: str) -> type[torch.autograd.Function]:
     """The class at ``"module:Name"``. Raises `MissingFunction`."""
     module, _, name = path.partition(":")
     try:

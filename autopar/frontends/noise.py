@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 
-def stand_in(distribution: str, *given: float) -> float:
+def stand_in(distribution: str, *given: float, whole: bool = False) -> float:
     """One number for every draw of a `noise` op, the same however the tensor is split.
 
-    Stochastic depth keeps everything (a uniform number is the middle, a bernoulli the likelier
-    side), and normal noise is one deviation above its mean: at the mean itself nothing would flow
-    back to the deviation, which a model may have computed.
+    Stochastic depth keeps everything (a uniform number is the middle), and normal noise is one
+    deviation above its mean: at the mean itself nothing would flow back to the deviation, which a
+    model may have computed. A bernoulli is the root mean square of its draws, ``sqrt(p)``: at one
+    its share would not show, at ``p`` the ``1 / p`` that goes with it. ``whole``: of a dtype
+    without fractions it is the likelier side.
     """
     match distribution:
         case "uniform":
@@ -16,9 +18,22 @@ def stand_in(distribution: str, *given: float) -> float:
         case "normal":
             return sum(given)
         case "bernoulli":
-            return float(given[0] > 0.5)
+            return float(given[0] > 0.5) if whole else float(given[0]) ** 0.5
         case "exponential":
             return 1 / given[0]
         case "integers":
             return (given[0] + given[1] - 1) // 2
     raise ValueError(f"no distribution {distribution!r}")
+
+
+def dropout_factor(p: float, features: bool = False) -> float:
+    """What stands in for dropping a share ``p``: one number that everything is multiplied with.
+
+    The root mean square of what dropout multiplies with, 0 or ``1 / (1 - p)``: neither one, so that
+    a dropout which is left out shows, nor the scale of what is kept, nor its own square. Where
+    whole ``features`` are dropped, the third power's mean stands there, to tell one from the other.
+    """
+    if not 0 < p < 1:
+        return 1.0 if not p else 0.0
+    kept = 1 - float(p)
+    return float(kept ** (-2 / 3 if features else -1 / 2))

@@ -223,10 +223,6 @@ class Cluster:
         """Memory of the device that has least of it."""
         return self.device.memory_bytes
 
-    @property
-    def is_uniform(self) -> bool:
-        return len({group.device for group in self.groups}) == 1
-
     def to_json(self) -> str:
         """The text form; `Cluster.from_json` reads it back."""
         return json.dumps(asdict(self), sort_keys=True)

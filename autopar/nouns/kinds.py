@@ -101,7 +101,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
                 "floor",
             )
         },
-        "cast": "x; dtype",
+        "cast": "x; dtype, own? (of float32, as the loss asks in the plan's half precision)",
         "where": "condition, a?, b?; a, b scalars in attrs where not operands",
         "masked_fill": "x, mask; value",
         "dropout": "x; p, features? (one draw for each feature of x [b, c, *s])",

@@ -1,8 +1,9 @@
 """A plan: every decision that turns a model into a distributed program, and nothing derived.
 
 Shardings, collectives, local shapes and memory are functions of a `Plan` and its `Graph`
-(`autopar.lowering`). Keys are tensor names of the graph; inside a block they are written
-``<block name>::<name>``. ``plan.json`` is the text form; `autopar.plan_checks.from_json` reads it.
+(`autopar.lowering.spread`). Keys are tensor names of the graph; inside a block they are written
+``<block name>::<name>``. ``plan.json`` is the text form, `autopar.files.plan_checks.from_json`
+reads it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from dataclasses import dataclass, field
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.style import Style
 
-FORMAT = 4
+FORMAT = 5
 
 ZERO_LEVELS = (0, 1, 2, 3)
 RECOMPUTE = ("none", "compute", "full")
-"""What `Plan.recompute` may be, from the most memory to the least."""
+"""What `Stage.recompute` may be, from the most memory to the least."""
 
 
 def key(block: str | None, name: str) -> str:
@@ -29,10 +30,10 @@ def key(block: str | None, name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """A run of blocks that lives on one group of devices.
+class Spread:
+    """The shardings of the whole graph on one mesh; stages of equal meshes share one.
 
-    mesh:       axes of the stage, outermost first; axes of size 1 may be left out.
+    mesh:       axes of one stage, outermost first; axes of size 1 may be left out.
     ops:        op key -> strategy on the model axes (``"tp:n"``; data axes follow from the batch);
                 ops that are not named are ``whole``.
     shared:     tensor key -> sharding of the copy that several readers share (``"tp:S1"``).
@@ -47,12 +48,33 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """A run of ops that lives on one group of devices.
+
+    first:     the first op that it runs, at the top of the graph; empty: the graph's first. It runs
+               all from there to the first of the next stage.
+    device:    the first of its devices; it has as many as its mesh, with numbers that follow.
+               Stages of equal devices take turns there: interleaving, or a V.
+    spread:    place in `Plan.spreads`.
+    zero:      what ``dp_shard`` splits: 0 nothing, 1 optimizer, 2 + gradients, 3 + parameters.
+    recompute: ``none``; ``full``: each block's forward runs again in backward; ``compute``: so it
+               does, but what its collectives gave is kept.
+    """
+
+    first: str = ""
+    device: int = 0
+    spread: int = 0
+    zero: int = 0
+    recompute: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
 class Fingerprints:
     """What the plan was made for; a change of any of them makes the plan stale.
 
     ``cluster_file`` is that of the cluster as its file says it, without what a profile measured;
     empty where there was no file. ``training``: what a plan holds for whatever it is, and is told
-    where it changes (`autopar.workload.training`); nothing where that is not known.
+    where it changes (`autopar.nouns.workload.training`); nothing where that is not known.
     """
 
     model: str
@@ -126,25 +148,25 @@ class Plan:
 
     workload:     ``"../model.py:Name"``, the model that the plan is for, seen from its folder.
     cluster_file: ``"../cluster.yaml"``, seen from its folder; empty: made for this machine.
-    zero:         what ``dp_shard`` splits: 0 nothing, 1 optimizer, 2 + gradients, 3 + parameters.
-    microbatches: gradient accumulation steps; the global batch is cut into them first, then over
-                  ``dp_replicate`` and ``dp_shard``.
+    stages:       in the order of the graph; one or many.
+    microbatches: the global batch is cut into them first, then over ``dp_replicate`` and
+                  ``dp_shard``; gradients are added up over them.
+    schedule:     name of the order in which each rank works; ``none`` with one stage.
+    actions:      of each pipeline rank, as text (``2F0 2F1 2B0``), where they were found or given
+                  by hand; the named schedules follow from their names.
     style:        how the program is to execute, see `autopar.nouns.style`.
     precision:    dtype of compute (``float32``, ``bfloat16``); parameters are stored as the model
                   declares them.
     clip_norm:    largest norm of the whole gradient, whose parts one more collective adds up.
-    recompute:    ``none``; ``full``: each block's forward runs again in backward; ``compute``: so
-                  it does, but what its collectives gave is kept.
     """
 
     workload: str
     framework: str
+    spreads: tuple[Spread, ...]
     stages: tuple[Stage, ...]
-    zero: int
     microbatches: int
     style: Style
     precision: str
-    recompute: str
     optimizer: str
     schedule: str
     fingerprints: Fingerprints
@@ -154,17 +176,38 @@ class Plan:
     searcher: str = ""
     clip_norm: float | None = None
     cluster_file: str = ""
+    actions: tuple[str, ...] = ()
     format: int = FORMAT
 
     @property
     def device_count(self) -> int:
-        return sum(stage.mesh.device_count for stage in self.stages)
+        return max(stage.device + self.mesh(stage).device_count for stage in self.stages)
 
     @property
     def degrees(self) -> dict[str, int]:
-        mesh = self.stages[0].mesh
+        """The largest of any stage, and ``pp``: groups of devices that hold stages."""
         names = ("dp_replicate", "dp_shard", "tp", "cp", "ep")
-        return {**{name: mesh.size(name) for name in names}, "pp": len(self.stages)}
+        sizes = {name: max(self.mesh(s).size(name) for s in self.stages) for name in names}
+        return {**sizes, "pp": len(self.groups)}
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """First devices of the groups that hold stages: one a pipeline rank, in its order."""
+        return tuple(sorted({stage.device for stage in self.stages}))
+
+    def mesh(self, stage: Stage) -> Mesh:
+        return self.spreads[stage.spread].mesh
+
+    @property
+    def program_mesh(self) -> Mesh:
+        """The mesh of all ranks of a program: ``pp`` outermost, then that of every stage."""
+        mesh = self.spreads[0].mesh
+        return Mesh(("pp", *mesh.axes), (len(self.groups), *mesh.sizes)).trimmed()
+
+    def each(self, choice: str) -> str:
+        """``zero`` or ``recompute`` of the stages as text: one value where all agree."""
+        values = [str(getattr(stage, choice)) for stage in self.stages]
+        return values[0] if len(set(values)) == 1 else ", ".join(values)
 
     def fingerprint(self) -> str:
         """SHA-256 of the decisions; ranks compare it before the first step."""
@@ -174,6 +217,6 @@ class Plan:
 def to_json(plan: Plan) -> str:
     """``plan.json``: sorted, indented, byte for byte the same for equal plans."""
     data = dataclasses.asdict(plan)
-    for stage, raw in zip(plan.stages, data["stages"], strict=True):
-        raw["mesh"] = str(stage.mesh)
+    for spread, raw in zip(plan.spreads, data["spreads"], strict=True):
+        raw["mesh"] = str(spread.mesh)
     return json.dumps(data, indent=1, sort_keys=True) + "\n"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, cast
 
-from autopar.errors import UserError
+from autopar.nouns.errors import UserError
 
 ActionKind = Literal["F", "B", "I", "W"]
 KINDS: tuple[ActionKind, ...] = ("F", "B", "I", "W")

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.errors import DoesNotFit
+from autopar.nouns.errors import DoesNotFit
 
 Table = NDArray[np.float64]
 

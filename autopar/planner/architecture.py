@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autopar.cost_models.family import Arch
-from autopar.errors import UserError
+from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.planner.weight_products import STREAM, Product, Products
 

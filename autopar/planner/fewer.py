@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from autopar.errors import UserError
 from autopar.nouns.cluster import Cluster, DeviceGroup
+from autopar.nouns.errors import UserError
+from autopar.planner.pricing.utilization import peak_time_s
 from autopar.planner.question import Outcome, Question
 from autopar.planner.search import search_plan
-from autopar.planner.utilization import peak_time_s
 
 AS_FAST = 1.01
 """Step times this close are equal to a reader; the model's own error is larger."""

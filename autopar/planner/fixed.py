@@ -12,14 +12,15 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from autopar.errors import UserError, did_you_mean
+from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.plan import RECOMPUTE, ZERO_LEVELS
+from autopar.pipeline.schedules.table import SCHEDULES
 
 DEGREES = ("dp_replicate", "dp_shard", "tp")
-LATER = ("pp", "cp", "ep", "interleave")
+LATER = ("cp", "ep")
 """Counts that no backend emits above 1; the transformer family prices them."""
-CHOICES = (*DEGREES, "zero", "microbatch", "recompute")
-FIXABLE = (*CHOICES, *LATER, "schedule", "sequence_parallel")
+CHOICES = (*DEGREES, "pp", "schedule", "interleave", "zero", "microbatch", "recompute")
+FIXABLE = (*CHOICES, *LATER, "sequence_parallel")
 DIGITS = 12
 """More of them are a slip of the finger; Python would take up to thousands."""
 
@@ -41,8 +42,6 @@ def unemitted(pairs: Mapping[str, str]) -> tuple[str, ...]:
     def emitted(name: str, text: str) -> bool:
         if name in LATER:
             return text.lstrip("0") == "1"
-        if name == "schedule":
-            return text == "none"
         return name != "sequence_parallel" and (name, text) != ("recompute", "selective")
 
     return tuple(f"{name}={text}" for name, text in pairs.items() if not emitted(name, text))
@@ -61,6 +60,9 @@ class Fixed:
     zero: int | None = None
     microbatch: int | None = None
     recompute: str | None = None
+    pp: int | None = None
+    schedule: str | None = None
+    interleave: int | None = None
 
     @staticmethod
     def parse(pairs: Mapping[str, str], devices: int) -> Fixed:
@@ -82,7 +84,7 @@ class Fixed:
             if name == "recompute":
                 _one_of(name, text, RECOMPUTE)
             elif name == "schedule":
-                _one_of(name, text, ("none",), " (one stage, so nothing to schedule)")
+                _one_of(name, text, ("none", *SCHEDULES))
             elif name == "sequence_parallel":
                 raise FixError(f"--fix {name}={text}: programs decide it op by op")
             elif name == "zero":
@@ -96,7 +98,21 @@ class Fixed:
                     f"--fix {name}={pairs[name]}: programs are emitted for {name}=1; "
                     "`autopar plan` and `autopar estimate` price others without a program"
                 )
-        return Fixed(recompute=pairs.get("recompute"), **numbers)._check(devices)
+        pp, named = numbers.get("pp", 1), pairs.get("schedule", "none")
+        if devices % pp:
+            raise FixError(
+                f"--fix pp={pp} makes equal groups of devices, and there are {devices}: pp may "
+                f"be {alternatives(divisors(devices))}"
+            )
+        for name in ("schedule", "interleave"):
+            if pp == 1 and pairs.get(name, "none") not in ("none", "1"):
+                raise FixError(
+                    f"--fix {name}={pairs[name]} orders stages of a pipeline, and there is one: "
+                    "give --fix pp=2 or more with it"
+                )
+        schedule = None if named == "none" else named
+        found = Fixed(recompute=pairs.get("recompute"), schedule=schedule, **numbers)
+        return found._check(devices // pp)
 
     def pinned(self) -> dict[str, int | str]:
         """The choices that are not free, by the name that ``--fix`` gives them."""

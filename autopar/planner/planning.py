@@ -10,28 +10,28 @@ from importlib.metadata import version
 from pathlib import Path
 
 from autopar.cost_models.physics import check
-from autopar.errors import UserError
 from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture, executor
 from autopar.frontends.loading import load_workload
-from autopar.lowering import Lowered
+from autopar.lowering.precision import at_precision
+from autopar.lowering.spread import Lowered
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
-from autopar.nouns.plan import Fingerprints, Plan, Prediction
+from autopar.nouns.plan import Fingerprints, Plan, Prediction, Stage
 from autopar.nouns.style import Style, style_of
-from autopar.planner.bands import memory_band, time_band
-from autopar.planner.bounds import prediction_bounds
+from autopar.nouns.workload import Workload, training
 from autopar.planner.fewer import Fewer, fewer
 from autopar.planner.fixed import Fixed
+from autopar.planner.pricing.bands import memory_band, time_band
+from autopar.planner.pricing.bounds import prediction_bounds
+from autopar.planner.pricing.utilization import peak_time_s
 from autopar.planner.question import Answer, Outcome, Question
 from autopar.planner.remedies import search_or_advise
 from autopar.planner.unruled import check_allowed, check_registered, unruled
-from autopar.planner.utilization import peak_time_s
-from autopar.precision import at_precision
 from autopar.rules.batch import BatchMixed, flow_or_obstacle
 from autopar.rules.fusion import ALONE, fusion
 from autopar.rules.kept_whole import keep_whole
-from autopar.workload import Workload, training
 
 Progress = Callable[[str], None]
 
@@ -100,7 +100,7 @@ def plan(
 
     Raises `UserError` with what was asked, the numbers, and the next thing to try.
     """
-    from autopar.cluster_file import load_cluster
+    from autopar.files.cluster_file import load_cluster
 
     options = options or Options()
     clock = _Clock()
@@ -193,6 +193,11 @@ def plan_captured(
     batch_dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
     flow, obstacle = flow_or_obstacle(graph, batch_dims)
     fixed = Fixed.parse(fix or {}, cluster.device_count)
+    if workload.framework == "jax" and (fixed.pp or 1) > 1:
+        raise UserError(
+            f"--fix pp={fixed.pp}: JAX programs have one stage so far; leave pp out, or price the "
+            "layout without a program by `autopar estimate --arch`"
+        )
     if obstacle is not None:
         _check_one_rank(fixed, obstacle, captured.samples, cluster.device_count)
     question = Question(
@@ -217,7 +222,7 @@ def plan_captured(
     against = tuple(f"No microbatches: {reason}." for reason in flow.obstacles)
     if obstacle is not None:
         against = (f"One data rank only: {obstacle}",)
-    enough = fewer(question, outcome)
+    enough = fewer(question, outcome) if not outcome.best.stages else None
     return Planned(made, graph, outcome.best.lowered, tuple(missing), against, enough)
 
 
@@ -249,14 +254,13 @@ def _plan(
     return Plan(
         workload=workload_ref,
         framework=workload.framework,
-        stages=(best.stage,),
-        zero=best.layout.zero,
+        spreads=(best.spread,),
+        stages=best.stages or (Stage(zero=best.layout.zero, recompute=best.layout.recompute),),
         microbatches=best.candidate.microbatches,
         style=style,
         precision=workload.precision,
-        recompute=best.layout.recompute,
         optimizer=workload.optimizer,
-        schedule="none",
+        schedule=best.schedule,
         fingerprints=Fingerprints(
             model=captured.fingerprint(),
             cluster=question.cluster.fingerprint,
@@ -299,6 +303,3 @@ def _prediction(
     )
     check(prediction_bounds(made, question, at_peak_s, captured.tokens))
     return made
-
-
-__all__ = ["Options", "PlanResult", "Planned", "UserError", "plan", "plan_captured"]

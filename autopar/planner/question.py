@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autopar.lowering import Lowered
+from autopar.lowering.spread import Lowered
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
-from autopar.nouns.plan import Memory, RunnerUp, Stage
+from autopar.nouns.plan import Memory, RunnerUp, Spread, Stage
 from autopar.nouns.problem import Solution
 from autopar.planner.candidates import Candidate, Layout
 from autopar.planner.fixed import Fixed
-from autopar.planner.simulation import StepTime
+from autopar.planner.pricing.simulation import StepTime
 from autopar.rules.fusion import ALONE, Fusion
 
 
@@ -48,7 +48,7 @@ class Answer:
 
     candidate: Candidate
     layout: Layout
-    stage: Stage
+    spread: Spread
     lowered: Lowered
     time: StepTime
     memory: Memory
@@ -56,6 +56,9 @@ class Answer:
     objective: int
     """Picoseconds, additive, as the searcher claimed it; `repricing.objective` gives it again."""
     exposed: float
+    stages: tuple[Stage, ...] = ()
+    """Of a pipeline; none: one stage, as ``layout`` says."""
+    schedule: str = "none"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from autopar.cost_models.catalogue import catalogue
-from autopar.errors import DoesNotFit
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.errors import DoesNotFit
 from autopar.nouns.mesh import Mesh
 from autopar.planner.fixed import Fixed, FixError
+from autopar.planner.pricing.state import StateSharding
+from autopar.planner.pricing.utilization import peak_time_s
 from autopar.planner.question import Answer, Outcome, Question
 from autopar.planner.search import Progress, search_plan
 from autopar.planner.standings import NothingFits, layout_text, size_text
-from autopar.planner.state import StateSharding
-from autopar.planner.utilization import peak_time_s
 
 FACTORS = (2, 4, 8, 16, 32, 64)
 """How many times the devices are tried."""
@@ -52,17 +52,17 @@ def _advice(question: Question, tightest: Answer | None) -> str:
         found = [pair for pair in (_search(change, tried) for change in group) if pair]
         if found:
             words, answer = min(found, key=lambda pair: pair[1].time.total_s)
-            return f"The cheapest change that fits: {_told(words, answer)}."
+            return f"The cheapest change that fits: {_described(words, answer)}."
     free = replace(question, fixed=Fixed())
-    told = []
+    changes = []
     for group in (_smaller_batch(free), _more_devices(free), _larger_devices(free, tightest)):
         for change in group:
             one = _search(change, tried)
             if one is not None:
-                told.append(_told(*one))
+                changes.append(_described(*one))
                 break
-    if told:
-        return f"The cheapest change that fits: {', or '.join(told)}."
+    if changes:
+        return f"The cheapest change that fits: {', or '.join(changes)}."
     return f"None of the changes that were tried fits: {', '.join(tried) or 'there was none'}."
 
 
@@ -81,7 +81,7 @@ def _search(change: _Change, tried: list[str]) -> tuple[str, Answer] | None:
     return change.words, best
 
 
-def _told(words: str, answer: Answer) -> str:
+def _described(words: str, answer: Answer) -> str:
     memory = answer.memory
     return (
         f"{words} ({layout_text(answer)}): {size_text(memory.total)} of "

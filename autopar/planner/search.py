@@ -10,53 +10,22 @@ and the winner once more at the exposed share of traffic that its simulation sho
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from autopar.lowering import MICROBATCH, Lowered, lower
-from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import Stage
-from autopar.nouns.problem import NoFeasibleAnswer, Solution
 from autopar.planner.candidates import Candidate, Layout, candidates, layouts
 from autopar.planner.fixed import FixError
-from autopar.planner.folding import fold
-from autopar.planner.legal import NoStrategy
-from autopar.planner.memory import step_memory
-from autopar.planner.nodes import Folded
-from autopar.planner.prices import PICOSECONDS, Prices
+from autopar.planner.pipelines import search_pipelines
+from autopar.planner.pricing.memory import step_memory
+from autopar.planner.pricing.simulation import simulate
+from autopar.planner.problem.solving import Solver
 from autopar.planner.question import Answer, Outcome, Question
-from autopar.planner.simulation import simulate
-from autopar.planner.solving import Solver
+from autopar.planner.solved import Solved, lowered_of, solve, state_of
 from autopar.planner.standings import Standings, order, too_big
-from autopar.planner.state import StateSharding
-from autopar.planner.state_prices import StatePrices
-from autopar.planner.summary import Summary, summarise
-from autopar.rules.strategies import DEFER, PASS_PARTIAL, Strategy
 
 REFINEMENTS = 3
 """Rounds of search and simulation until the exposed share of traffic settles."""
 AGREED = 0.01
 """Difference of exposed shares that counts as settled."""
-
-
-@dataclass(slots=True)
-class _Solved:
-    """A candidate's optimum with hidden traffic."""
-
-    candidate: Candidate
-    folded: Folded
-    solution: Solution
-    stage: Stage
-    lowered: Lowered
-    summary: Summary
-
-    @property
-    def bound_s(self) -> float:
-        return max(self.solution.lower_bound, 0.0) / PICOSECONDS
-
-    @property
-    def repeats(self) -> bool:
-        """The model is too small for this many tensor-parallel ranks: all do the same work."""
-        return self.candidate.tp > 1 and not splits_tp(self.stage)
 
 
 Progress = Callable[[str], None]
@@ -69,6 +38,8 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
         NothingFits: nothing does; says what is short and by how much.
         FixError: the batch, the pinned degrees and the devices do not divide.
     """
+    if (question.fixed.pp or 1) > 1:
+        return search_pipelines(question, progress)
     solver = Solver(question.searcher, progress, question.verbose)
     standings = Standings()
     listed = candidates(question.cluster.device_count, question.batch, question.fixed)
@@ -77,11 +48,11 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
     elif question.obstacles:
         listed = _without_accumulation(listed, question.obstacles)
     families = _by_degree(listed)
-    firsts: list[_Solved] = []
+    firsts: list[Solved] = []
     tried = 0
     try:
         for family in families.values():
-            first = _solve(question, family[0], solver)
+            first = solve(question, family[0], solver)
             if first is not None:
                 firsts.append(first)
             solver.check()
@@ -110,7 +81,7 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
 
 
 def _best_so_far(
-    question: Question, firsts: list[_Solved], standings: Standings, solver: Solver
+    question: Question, firsts: list[Solved], standings: Standings, solver: Solver
 ) -> Answer:
     """The best layout among what had been solved when the user stopped the search."""
     for first in sorted(firsts, key=lambda s: s.solution.cost):
@@ -133,7 +104,7 @@ def _by_degree(listed: list[Candidate]) -> dict[int, list[Candidate]]:
 
 def _try_family(
     question: Question,
-    first: _Solved,
+    first: Solved,
     family: list[Candidate],
     standings: Standings,
     solver: Solver,
@@ -141,7 +112,7 @@ def _try_family(
     """Adds microbatches until memory does not bind or the bound loses; returns how many."""
     for tried, candidate in enumerate(family):
         again = candidate != first.candidate
-        solved = _solve(question, candidate, solver) if again else first
+        solved = solve(question, candidate, solver) if again else first
         if solved is None:
             continue
         if standings.beats(solved.bound_s):
@@ -165,71 +136,7 @@ def _without_accumulation(listed: list[Candidate], obstacles: tuple[str, ...]) -
     return whole
 
 
-def _solve(
-    question: Question,
-    candidate: Candidate,
-    solver: Solver,
-    layout: Layout | None = None,
-    exposed: float = 0.0,
-    usage_limit: int | None = None,
-    must_split: bool = False,
-) -> _Solved | None:
-    """The best sharding of all ops for a candidate; None where the model cannot be cut so.
-
-    A model so small that tensor parallelism costs more than it saves would leave the tp ranks with
-    the same work; such an answer is replaced by the best one that splits the products.
-    """
-    chosen = layout or Layout(1, candidate.data, 1 if candidate.data > 1 else 0, "none")
-    mesh = chosen.mesh(candidate.tp)
-    full = Mesh((MICROBATCH, *mesh.axes), (candidate.microbatches, *mesh.sizes)).trimmed()
-    prices = Prices(question.cluster, full, question.precision, question.fusion)
-    state = StatePrices(question.cluster, _state(question, chosen, candidate), exposed)
-    try:
-        folded = fold(
-            question.graph,
-            full,
-            question.data_choices,
-            question.batch_dims,
-            prices,
-            state,
-            solver.bindings,
-            usage_limit,
-            must_split,
-            not question.uneven,
-            chosen.recompute != "none",
-        )
-        solution = solver(folded.problem, candidate.name, limited=usage_limit is not None)
-    except (NoStrategy, NoFeasibleAnswer):
-        return None
-    stage = replace(folded.stage(solution.choice.tolist()), mesh=mesh)
-    if candidate.tp > 1 and not must_split and not splits_tp(stage):
-        return _solve(question, candidate, solver, layout, exposed, usage_limit, True)
-    lowered = _lower(question, stage, candidate)
-    summary = summarise(lowered, prices, question.framework)
-    return _Solved(candidate, folded, solution, stage, lowered, summary)
-
-
-def _lower(question: Question, stage: Stage, candidate: Candidate) -> Lowered:
-    return lower(
-        question.graph,
-        stage,
-        candidate.microbatches,
-        question.data_choices,
-        question.batch_dims,
-    )
-
-
-def _state(question: Question, layout: Layout, candidate: Candidate) -> StateSharding:
-    return StateSharding(
-        layout.zero,
-        layout.mesh(candidate.tp),
-        candidate.microbatches,
-        question.precision,
-        question.optimizer,
-    )
-
-
-def _try_layouts(question: Question, solved: _Solved, standings: Standings, solver: Solver) -> bool:
+def _try_layouts(question: Question, solved: Solved, standings: Standings, solver: Solver) -> bool:
     """Every state sharding of a solved candidate, by simulation; squeezes where none fits.
 
     True where memory did not bind: the fastest layout fits, so more microbatches cannot help.
@@ -253,22 +160,20 @@ def _fits(answer: Answer) -> bool:
     return answer.memory.total <= answer.memory.limit
 
 
-def _squeeze(
-    question: Question, solved: _Solved, tightest: Answer, solver: Solver
-) -> Answer | None:
+def _squeeze(question: Question, solved: Solved, tightest: Answer, solver: Solver) -> Answer | None:
     """Solves again with a price on memory, so that the tightest layout may fit after all."""
     layout, memory = tightest.layout, tightest.memory
     over = memory.total - memory.limit
     if over > memory.activations:
         return None
-    free = _solve(question, solved.candidate, solver, layout, 1.0)
+    free = solve(question, solved.candidate, solver, layout, 1.0)
     if free is None:
         return None
     for share in (1.05, 1.5, 2.5):
         limit = int(free.solution.peak - share * over)
         if limit <= 0:
             return None
-        again = _solve(question, solved.candidate, solver, layout, 1.0, limit)
+        again = solve(question, solved.candidate, solver, layout, 1.0, limit)
         if again is None:
             return None
         answer = _answer(question, again, layout)
@@ -277,14 +182,14 @@ def _squeeze(
     return None
 
 
-def _answer(question: Question, solved: _Solved, layout: Layout) -> Answer:
-    state = _state(question, layout, solved.candidate)
+def _answer(question: Question, solved: Solved, layout: Layout) -> Answer:
+    state = state_of(question, layout, solved.candidate)
     memory = step_memory(solved.summary, state, layout.recompute, question.cluster.device)
     time = simulate(solved.summary, state, question.cluster, layout.recompute)
     return Answer(
         solved.candidate,
         layout,
-        solved.stage,
+        solved.spread,
         solved.lowered,
         time,
         memory,
@@ -294,18 +199,12 @@ def _answer(question: Question, solved: _Solved, layout: Layout) -> Answer:
     )
 
 
-def splits_tp(stage: Stage) -> bool:
-    """The tensor-parallel ranks split some op (``tp:D`` and ``tp:P`` split nothing)."""
-    choices = (Strategy.parse(text).on("tp") for text in stage.ops.values())
-    return any(choice not in ("", DEFER, PASS_PARTIAL) for choice in choices)
-
-
 def _refine(question: Question, answer: Answer, solver: Solver) -> Answer:
     """Prices data traffic at what the simulation left exposed, until objective and time agree."""
     best = _as_layout(question, answer)
     exposed = answer.time.exposed_share
     for _ in range(REFINEMENTS):
-        solved = _solve(question, answer.candidate, solver, answer.layout, exposed)
+        solved = solve(question, answer.candidate, solver, answer.layout, exposed)
         if solved is None:
             break
         again = replace(_answer(question, solved, answer.layout), exposed=exposed)
@@ -319,6 +218,6 @@ def _refine(question: Question, answer: Answer, solver: Solver) -> Answer:
 
 def _as_layout(question: Question, answer: Answer) -> Answer:
     """The same decisions on the mesh of the chosen layout (the search used one data axis)."""
-    stage = replace(answer.stage, mesh=answer.layout.mesh(answer.candidate.tp))
-    lowered = _lower(question, stage, answer.candidate)
-    return replace(answer, stage=stage, lowered=lowered)
+    spread = replace(answer.spread, mesh=answer.layout.mesh(answer.candidate.tp))
+    lowered = lowered_of(question, spread, answer.candidate)
+    return replace(answer, spread=spread, lowered=lowered)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from autopar.errors import DoesNotFit
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.errors import DoesNotFit
 from autopar.nouns.plan import RECOMPUTE, RunnerUp
 from autopar.planner.candidates import Candidate
 from autopar.planner.question import Answer
@@ -77,8 +77,8 @@ class Standings:
         big = [r for f, r in self._too_big.items() if f not in lost and f != family(winner)]
         seen = {f[0] for f in (*self._lost, *self._too_big, family(winner))}
         beaten = [r for tp, r in self._beaten.items() if tp not in seen]
-        told = [r for part in (fits, beaten, big) for r in sorted(part, key=_seconds)]
-        return tuple(told[:RUNNERS_UP])
+        shown = [r for part in (fits, beaten, big) for r in sorted(part, key=_seconds)]
+        return tuple(shown[:RUNNERS_UP])
 
 
 def family(answer: Answer) -> Family:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from autopar.errors import UserError, did_you_mean
+from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.rules.advice import no_rule, suggestion, unwritable
 from autopar.rules.binding import bind_rule

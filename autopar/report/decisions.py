@@ -12,11 +12,11 @@ from autopar.rules.strategies import choices
 
 def wrong_decision(plan: Plan, graph: Graph) -> str:
     """The first that is not, with what is allowed in its place; empty: all are."""
-    (stage,) = plan.stages
-    for table, name, allowed in _allowed(graph, stage.mesh.size("tp")):
-        given = getattr(stage, table).get(name, allowed[0])
-        if given not in allowed:
-            return f"stages[0].{table}[{name!r}] is {given!r}; allowed: {', '.join(allowed)}"
+    for i, spread in enumerate(plan.spreads):
+        for table, name, allowed in _allowed(graph, spread.mesh.size("tp")):
+            given = getattr(spread, table).get(name, allowed[0])
+            if given not in allowed:
+                return f"spreads[{i}].{table}[{name!r}] is {given!r}; allowed: {', '.join(allowed)}"
     return ""
 
 

@@ -37,10 +37,10 @@ def decisions(a: Plan, b: Plan, clusters: Clusters = (None, None)) -> list[Chang
             **_cluster(plan, cluster),
             "measured times": plan.fingerprints.profile.partition(" ")[0],
             "degrees": degrees(plan.degrees),
-            "ZeRO": str(plan.zero),
+            "ZeRO": plan.each("zero"),
             "microbatches": str(plan.microbatches),
             "schedule": plan.schedule,
-            "recompute": plan.recompute,
+            "recompute": plan.each("recompute"),
             "execution": plan.style,
             "precision": plan.precision,
             "optimizer": plan.optimizer,
@@ -94,7 +94,7 @@ def strategies(a: Plan, b: Plan) -> list[Change]:
     found: list[Change] = []
     for field, absent in (("ops", "whole"), ("parameters", "R"), ("shared", "-")):
         before, after = (
-            {name: text for stage in plan.stages for name, text in getattr(stage, field).items()}
+            {name: text for spread in plan.spreads for name, text in getattr(spread, field).items()}
             for plan in (a, b)
         )
         found += _changes(before, after, absent)

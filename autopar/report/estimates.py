@@ -8,7 +8,7 @@ from typing import Any
 
 from autopar.cost_models.footprint import Footprint
 from autopar.cost_models.provenance import family_origins, summary
-from autopar.estimate import Estimate
+from autopar.planner.estimate import Estimate
 
 
 def render(found: Estimate) -> str:

@@ -10,9 +10,9 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from autopar.lowering import MICROBATCH, Lowered, Priced, activation_collectives
+from autopar.lowering.spread import MICROBATCH, Lowered, Priced, activation_collectives
 from autopar.nouns.plan import key
-from autopar.planner.prices import Prices
+from autopar.planner.pricing.prices import Prices
 from autopar.report.render import indented, table
 from autopar.report.revisit import Forbidden
 from autopar.report.units import duration, percent, size
@@ -125,6 +125,9 @@ def state_moved(lowered: Lowered, rows: Sequence[Mapping[str, Any]]) -> list[Sta
 
 
 _PURPOSE = {
+    "sent": "activations and their gradients, sent",
+    "received": "activations and their gradients, received",
+    "tie": "gradients of tied parameters",
     "forward": "parameters, for forward",
     "backward": "parameters, for backward",
     "gradients": "gradients",
@@ -156,8 +159,10 @@ def explain(
         title = f"{block or 'outside the blocks'}: compute {duration(busy)}"
         title += f", collectives {duration(moving)} a step"
         columns = ("op", "strategy", "a step", "of it", "moves", "instead")
-        told = any(other.objection for row in members for other in alternatives.get(row.key, ()))
-        whole = ("moves",) if told else ("moves", "instead")  # an objection may wrap
+        objections = any(
+            other.objection for row in members for other in alternatives.get(row.key, ())
+        )
+        whole = ("moves",) if objections else ("moves", "instead")  # an objection may wrap
         lines = table(*columns, right=("a step", "of it"), unbroken=whole)
         for row in members:
             time_s = row.compute_s + row.communication_s
@@ -184,8 +189,8 @@ def explain(
     if rules:
         parts += [Text("What the letters stand for: operands -> results, dim by dim", style="bold")]
         marks = {word: mark for mark, word in _MARKS.items() if any(mark in r for r in rules)}
-        said = [f"{mark} {word}" for word, mark in marks.items()]
-        parts += [indented(Text(f"({'; '.join(said)})"))] if said else []
+        legend = [f"{mark} {word}" for word, mark in marks.items()]
+        parts += [indented(Text(f"({'; '.join(legend)})"))] if legend else []
         parts += [*(indented(Text(rule)) for rule in rules), Text()]
         parts.append(Text(_STRATEGY))
     if alternatives:

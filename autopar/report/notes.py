@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from autopar.lowering import Lowered, LoweredOp
+from autopar.lowering.spread import Lowered, LoweredOp
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.plan import Plan, key
@@ -114,8 +114,8 @@ def _narrow(lowered: Lowered, plan: Plan) -> Iterator[str]:
                 held = tensor.numel * _copies(lowered, body.block)
                 trained[tensor.dtype] = trained.get(tensor.dtype, 0) + held
     now = sum(DTYPE_BYTES[dtype] * held for dtype, held in trained.items())
-    said = plan.prediction.memory_bytes
-    state_bytes = said.parameters + said.gradients + said.optimizer
+    memory = plan.prediction.memory_bytes
+    state_bytes = memory.parameters + memory.gradients + memory.optimizer
     for dtype, bits in LOST_BITS.items():
         held = trained.get(dtype, 0)
         if not held:

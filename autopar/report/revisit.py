@@ -6,24 +6,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autopar import plan_folder
-from autopar.lowering import MICROBATCH, Lowered, LoweringError, lower
+from autopar.files import plan_folder
+from autopar.lowering.precision import at_precision
+from autopar.lowering.spread import MICROBATCH, Lowered, LoweringError, lower
+from autopar.lowering.stages import CutError
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import Plan, Stage
-from autopar.planner.bindings import Bindings
-from autopar.planner.folding import fold
-from autopar.planner.legal import NoStrategy
-from autopar.planner.memory import step_memory
-from autopar.planner.nodes import Folded, Node
-from autopar.planner.prices import PICOSECONDS, Prices
-from autopar.planner.search import splits_tp
-from autopar.planner.simulation import StepTime, simulate
-from autopar.planner.state import StateSharding
-from autopar.planner.state_prices import StatePrices
-from autopar.planner.summary import Summary, summarise
-from autopar.precision import at_precision
+from autopar.nouns.plan import Memory, Plan, Spread
+from autopar.planner.pricing.memory import step_memory
+from autopar.planner.pricing.pipeline import PricedPipeline, price_pipeline
+from autopar.planner.pricing.prices import PICOSECONDS, Prices
+from autopar.planner.pricing.simulation import StepTime, simulate
+from autopar.planner.pricing.state import StateSharding
+from autopar.planner.pricing.state_prices import StatePrices
+from autopar.planner.pricing.summary import Summary, summarise
+from autopar.planner.problem.bindings import Bindings
+from autopar.planner.problem.folding import fold
+from autopar.planner.problem.legal import NoStrategy
+from autopar.planner.problem.nodes import Folded, Node
+from autopar.planner.solved import splits_tp
 from autopar.report.decisions import wrong_decision
 from autopar.report.units import duration, size
 from autopar.rules.batch import data_choices
@@ -61,19 +63,29 @@ class Revisited:
     def objection(self, choice: Iterable[int]) -> str:
         """What speaks against an answer that the additive prices put below the plan."""
         plan = self.plan
-        stage = replace(self.folded.stage(choice), mesh=plan.stages[0].mesh)
-        if plan.degrees["tp"] > 1 and not splits_tp(stage):
+        spread = replace(self.folded.spread(choice), mesh=plan.spreads[0].mesh)
+        if plan.degrees["tp"] > 1 and not splits_tp(spread):
             return f"not allowed: {SPLITS_NOTHING}"
-        summary = _summary(stage, plan, self.graph, self.batch_dims, self.prices)
-        memory = step_memory(summary, self.sharding, plan.recompute, self.cluster.device)
+        lowered = self._lowered(spread)
+        summary = summarise(lowered, self.prices, plan.framework)
+        memory, time = _priced(plan, lowered, summary, self.prices, self.sharding, self.cluster)
         if memory.total > memory.limit:
             return f"does not fit by {size(memory.total - memory.limit)}"
-        time_s = simulate(summary, self.sharding, self.cluster, plan.recompute).total_s
+        time_s = time.total_s
         if time_s >= self.time.total_s:
             return f"simulated with overlap {duration(time_s - self.time.total_s)} slower"
         return (
             f"the search ({plan.searcher}) missed it: {duration(self.time.total_s - time_s)} less"
         )
+
+    def _lowered(self, spread: Spread) -> Lowered:
+        choices = data_choices(self.graph, self.batch_dims)
+        return lower(self.graph, spread, self.plan.microbatches, choices, self.batch_dims)
+
+    def pipeline(self) -> PricedPipeline:
+        """The plan's stages, played."""
+        summary = summarise(self.lowered, self.prices, self.plan.framework)
+        return price_pipeline(self.plan, self.lowered, summary, self.prices, self.cluster)
 
 
 def open_folder(folder: str | Path) -> Revisited:
@@ -89,7 +101,7 @@ def open_folder(folder: str | Path) -> Revisited:
     if not wrong:
         try:
             return revisit(plan, plan_folder.read_cluster(folder), graph, dims)
-        except (LoweringError, NoStrategy) as error:
+        except (CutError, LoweringError, NoStrategy) as error:
             wrong = str(error)
     raise plan_folder.PlanFolderError(
         f"{Path(folder) / plan_folder.PLAN}: {wrong}. Put it right, or plan the model again"
@@ -103,17 +115,20 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
     where they were to the search.
     """
     choices = data_choices(graph, batch_dims)
-    (stage,) = plan.stages
-    mesh = Mesh((MICROBATCH, *stage.mesh.axes), (plan.microbatches, *stage.mesh.sizes)).trimmed()
+    stage = plan.stages[0]
+    spread = plan.spreads[stage.spread]
+    mesh = Mesh((MICROBATCH, *spread.mesh.axes), (plan.microbatches, *spread.mesh.sizes)).trimmed()
     kernels = fusion(graph) if plan.style == "compiled" else ALONE
     prices = Prices(cluster, mesh, plan.precision, kernels)
     sharding = StateSharding(
-        plan.zero, stage.mesh, plan.microbatches, plan.precision, plan.optimizer
+        stage.zero, spread.mesh, plan.microbatches, plan.precision, plan.optimizer
     )
-    lowered = lower(graph, stage, plan.microbatches, choices, batch_dims)
+    lowered = lower(graph, spread, plan.microbatches, choices, batch_dims)
     summary = summarise(lowered, prices, plan.framework)
-    time = simulate(summary, sharding, cluster, plan.recompute)
-    state = StatePrices(cluster, sharding, time.exposed_share)
+    _, time = _priced(plan, lowered, summary, prices, sharding, cluster)
+    # The search of a pipeline takes the traffic of its data axes as hidden.
+    exposed = time.exposed_share if len(plan.stages) == 1 else 0.0
+    state = StatePrices(cluster, sharding, exposed)
     bindings = Bindings()
 
     def folded(must_split: bool) -> Folded:
@@ -127,19 +142,19 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
             bindings,
             must_split=must_split,
             even=plan.framework == "jax",
-            recompute=plan.recompute != "none",
+            recompute=stage.recompute != "none",
         )
 
     free = folded(must_split=False)
     own = _choice(free, plan)
     if own is None:
         raise LoweringError(
-            f"its decisions are not all among those that the mesh {stage.mesh} leaves open"
+            f"its decisions are not all among those that the mesh {spread.mesh} leaves open"
         )
     forbidden: tuple[Forbidden, ...] = ()
     if plan.degrees["tp"] > 1:
         best = search(free.problem, searcher="elimination")
-        if not splits_tp(free.stage(best.choice.tolist())):
+        if not splits_tp(free.spread(best.choice.tolist())):
             split = folded(must_split=True)
             chosen = _choice(split, plan)
             if chosen is not None:
@@ -151,12 +166,23 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
     )
 
 
-def _summary(
-    stage: Stage, plan: Plan, graph: Graph, batch_dims: Mapping[str, int], prices: Prices
-) -> Summary:
-    choices = data_choices(graph, batch_dims)
-    lowered = lower(graph, stage, plan.microbatches, choices, batch_dims)
-    return summarise(lowered, prices, plan.framework)
+def _priced(
+    plan: Plan,
+    lowered: Lowered,
+    summary: Summary,
+    prices: Prices,
+    sharding: StateSharding,
+    cluster: Cluster,
+) -> tuple[Memory, StepTime]:
+    """Of the fullest device, and of a step."""
+    if len(plan.stages) > 1:
+        found = price_pipeline(plan, lowered, summary, prices, cluster)
+        ranks = found.prices.memory(found.runs, found.schedule)
+        step = found.prices.step(found.runs, found.schedule, found.timeline)
+        return max(ranks, key=lambda memory: memory.total), step
+    (stage,) = plan.stages
+    memory = step_memory(summary, sharding, stage.recompute, cluster.device)
+    return memory, simulate(summary, sharding, cluster, stage.recompute)
 
 
 def _choice(folded: Folded, plan: Plan) -> tuple[int, ...] | None:
@@ -167,11 +193,11 @@ def _choice(folded: Folded, plan: Plan) -> tuple[int, ...] | None:
 
 def _own(node: Node, plan: Plan) -> int | None:
     """Which of a node's options the plan has chosen."""
-    (stage,) = plan.stages
+    spread = plan.spreads[plan.stages[0].spread]
     if node.kind == "op":
-        chosen = stage.ops.get(node.key, "whole")
+        chosen = spread.ops.get(node.key, "whole")
     else:
-        decisions = stage.shared if node.kind == "shared" else stage.parameters
+        decisions = spread.shared if node.kind == "shared" else spread.parameters
         chosen = decisions.get(node.key, "R")
     options = node.options
     return options.index(chosen) if chosen in options else None

@@ -14,8 +14,8 @@ from autopar.report.units import duration, size
 if TYPE_CHECKING:
     from autopar.nouns.plan import Prediction
     from autopar.nouns.style import Style
-    from autopar.runtime.launch import RunResult
-    from autopar.runtime.verified import VerifyResult
+    from autopar.runtime.jobs.result import RunResult
+    from autopar.runtime.verify.verified import VerifyResult
 
 
 MOST = 100.0
@@ -32,11 +32,13 @@ def run_summary(
     columns = ("", "measured", "predicted", "measured / predicted")
     rows = table(*columns, right=columns[1:])
     times = [("step (median)", found.step_time_s, found.predicted_step_time_s)]
-    times += [(f"  {phase}", took, said) for phase, took, said in phases(found, predicted)]
+    times += [
+        (f"  {phase}", took, predicted_s) for phase, took, predicted_s in phases(found, predicted)
+    ]
     apart = []
-    for name, took, said in times:
-        ratio = _ratio(took, said)
-        rows.add_row(name, duration(took), duration(said), ratio or "-")
+    for name, took, predicted_s in times:
+        ratio = _ratio(took, predicted_s)
+        rows.add_row(name, duration(took), duration(predicted_s), ratio or "-")
         apart += [] if ratio else [name.strip()]
     if found.peak_memory_bytes:
         peak, foreseen = found.peak_memory_bytes, predicted.memory_bytes.total
@@ -85,7 +87,7 @@ def phases(found: RunResult, predicted: Prediction) -> list[tuple[str, float, fl
 
 def verify_summary(found: VerifyResult) -> list[RenderableType]:
     """Every error beside its tolerance, and whether the collectives are the priced ones."""
-    from autopar.runtime.verified import TOLERANCE, rounding_of
+    from autopar.runtime.verify.verified import TOLERANCE, rounding_of
 
     columns = ("largest relative error", "in float64", f"in {found.precision}", "at")
     rows = table(*columns, right=columns[1:3])
@@ -98,8 +100,8 @@ def verify_summary(found: VerifyResult) -> list[RenderableType]:
         Text(f"Two steps on {found.ranks} processes against one device", style="bold"),
         indented(rows),
         Text(
-            f"  allowed in float64: {TOLERANCE:.0e}. Dropout was off in both, and every random "
-            "number was a fixed one (uniform 0.5, normal 1)."
+            f"  allowed in float64: {TOLERANCE:.0e}. Dropout was one factor in both, and every "
+            "random number a fixed one (uniform 0.5, normal 1)."
         ),
         Text(f"  collectives issued: {moved[found.collectives_match]}"),
     ]
@@ -127,8 +129,8 @@ def verify_summary(found: VerifyResult) -> list[RenderableType]:
     if not found.passed:
         return [*parts, Text("The plan is WRONG.", style="bold red")]
     if far:
-        said = (
+        warning = (
             f"The plan computes what the model computes in float64; in {found.precision} far off."
         )
-        return [*parts, Text(said, style="bold yellow")]
+        return [*parts, Text(warning, style="bold yellow")]
     return [*parts, Text("The plan computes what the model computes.", style="bold green")]

@@ -26,26 +26,26 @@ def summary_object(
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What ``autopar plan --json`` prints. ``search_time_s`` is by phase, in CPU seconds."""
-    said = plan.prediction
-    memory = said.memory_bytes
+    predicted = plan.prediction
+    memory = predicted.memory_bytes
     return {
-        "step_time_s": said.step_time_s,
-        "lower_bound_s": said.lower_bound_s,
-        "compute_time_s": said.compute_time_s,
-        "exposed_communication_s": said.exposed_communication_s,
-        "waiting_time_s": said.waiting_time_s,
-        "tokens_per_s": said.tokens_per_s,
-        "mfu": said.mfu,
+        "step_time_s": predicted.step_time_s,
+        "lower_bound_s": predicted.lower_bound_s,
+        "compute_time_s": predicted.compute_time_s,
+        "exposed_communication_s": predicted.exposed_communication_s,
+        "waiting_time_s": predicted.waiting_time_s,
+        "tokens_per_s": predicted.tokens_per_s,
+        "mfu": predicted.mfu,
         "degrees": plan.degrees,
-        "zero": plan.zero,
+        "zero": max(stage.zero for stage in plan.stages),
         "microbatches": plan.microbatches,
         "schedule": plan.schedule,
-        "recompute": plan.recompute,
+        "recompute": plan.each("recompute"),
         "style": plan.style,
         "precision": plan.precision,
         "searcher": plan.searcher,
-        "time_band_s": list(said.time_band_s),
-        "memory_band_bytes": list(said.memory_band_bytes),
+        "time_band_s": list(predicted.time_band_s),
+        "memory_band_bytes": list(predicted.memory_band_bytes),
         "memory_bytes": {
             "total": memory.total,
             **{name: getattr(memory, name) for name in _MEMORY_ROWS},
@@ -100,7 +100,7 @@ def _decisions(plan: Plan, cluster: Cluster) -> RenderableType:
     rows.add_row("microbatches", str(plan.microbatches))
     if plan.degrees["pp"] > 1:
         rows.add_row("schedule", plan.schedule)
-    rows.add_row("recompute", plan.recompute)
+    rows.add_row("recompute", plan.each("recompute"))
     rows.add_row("execution", plan.style)
     rows.add_row("precision", f"{plan.precision}, {plan.optimizer}")
     return rows
@@ -108,30 +108,32 @@ def _decisions(plan: Plan, cluster: Cluster) -> RenderableType:
 
 def _zero(plan: Plan) -> str:
     what = ("nothing", "optimizer state", "optimizer state and gradients", "everything")
-    return f"ZeRO {plan.zero}: {what[plan.zero]} split over dp_shard"
+    levels = sorted({stage.zero for stage in plan.stages})
+    return "; ".join(f"ZeRO {zero}: {what[zero]} split over dp_shard" for zero in levels)
 
 
 def _times(plan: Plan, cluster: Cluster) -> RenderableType:
-    said = plan.prediction
+    predicted = plan.prediction
     rows = table("", "")
-    least, most = said.time_band_s
+    least, most = predicted.time_band_s
     rows.add_row(
-        "step time", f"{duration(said.step_time_s)}, band {duration(least)} to {duration(most)}"
+        "step time",
+        f"{duration(predicted.step_time_s)}, band {duration(least)} to {duration(most)}",
     )
-    rows.add_row("  compute", duration(said.compute_time_s))
-    rows.add_row("  communication not hidden", duration(said.exposed_communication_s))
-    if said.waiting_time_s > 0:
-        rows.add_row("  waiting for the slowest rank", duration(said.waiting_time_s))
-    rest = said.step_time_s - said.compute_time_s - said.exposed_communication_s
-    rest -= said.waiting_time_s
+    rows.add_row("  compute", duration(predicted.compute_time_s))
+    rows.add_row("  communication not hidden", duration(predicted.exposed_communication_s))
+    if predicted.waiting_time_s > 0:
+        rows.add_row("  waiting for the slowest rank", duration(predicted.waiting_time_s))
+    rest = predicted.step_time_s - predicted.compute_time_s - predicted.exposed_communication_s
+    rest -= predicted.waiting_time_s
     if rest > 0:
         rows.add_row("  optimizer and the rest", duration(rest))
-    if said.tokens_per_s is not None:
-        rows.add_row("throughput", f"{count(said.tokens_per_s)} tokens/s")
-    rows.add_row("model FLOP/s utilization", percent(said.mfu))
-    gap = 1 - said.lower_bound_s / said.step_time_s
+    if predicted.tokens_per_s is not None:
+        rows.add_row("throughput", f"{count(predicted.tokens_per_s)} tokens/s")
+    rows.add_row("model FLOP/s utilization", percent(predicted.mfu))
+    gap = 1 - predicted.lower_bound_s / predicted.step_time_s
     rows.add_row(
-        "lower bound", f"{duration(said.lower_bound_s)}, {percent(gap)} below this plan's time"
+        "lower bound", f"{duration(predicted.lower_bound_s)}, {percent(gap)} below this plan's time"
     )
     rows.add_row("the band covers", _covers(step_band(cluster.device), cluster))
     rows.add_row("rests on", _source(plan, cluster))

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autopar.nouns.graph import Op, Tensor
-from autopar.rules.notation import Kept, Rule, RuleError
-from autopar.rules.registry import RuleMaker
+from autopar.rules.notation import Kept, Rule, RuleError, RuleMaker
 from autopar.rules.terms import text
 
 # The flash backward computes the scores again and then four products, against two forward

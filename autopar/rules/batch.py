@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autopar.errors import UserError
+from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.nouns.plan import key
 from autopar.nouns.sharding import PARTIAL, WHOLE, Placement, split
@@ -52,11 +52,6 @@ class BatchFlow:
     choices: Mapping[str, str]
     tensors: Mapping[str, str]
     obstacles: tuple[str, ...]
-
-    @property
-    def accumulates(self) -> bool:
-        """Whether the batch may be cut into microbatches."""
-        return not self.obstacles
 
 
 def data_choices(graph: Graph, batch_dims: Mapping[str, int]) -> Mapping[str, str]:
@@ -100,7 +95,7 @@ def batch_flow(graph: Graph, batch_dims: Mapping[str, int]) -> BatchFlow:
     return BatchFlow(
         {k: v for scope in every for k, v in scope.named_choices().items()},
         {k: v for scope in every for k, v in scope.named_states().items()},
-        tuple(dict.fromkeys(o for scope in every for o in scope.found_obstacles())),
+        tuple(dict.fromkeys(o for scope in every for o in scope.all_obstacles())),
     )
 
 
@@ -303,7 +298,7 @@ class _Scope:
         state = self.states.get(name)
         return _free(self.graph.tensors[name]) if state is None else state
 
-    def found_obstacles(self) -> list[str]:
+    def all_obstacles(self) -> list[str]:
         """Reasons of ops, and free tensors of which each microbatch would need its own part."""
         found = list(self.obstacles.values())
         for op in self.graph.ops:

@@ -59,7 +59,7 @@ class Indices:
 def indices_of(forward: Graph, backward: Graph, gradients: Sequence[int]) -> Indices:
     """The indices of a composite op. ``gradients``: for each output of ``backward`` the position of
     the operand whose gradient it is. Raises `UnruledOp` for an op in it without a rule."""
-    return _Finder(forward, backward, gradients).found()
+    return _Finder(forward, backward, gradients).indices()
 
 
 def localised(graph: Graph, side: str, indices: Indices, ways: Mapping[str, int]) -> Graph:
@@ -89,7 +89,7 @@ class _Finder:
         self.whole: set[Place] = set()
         self.summed: dict[str, list[Place]] = {}  # backward op -> what it sums
 
-    def found(self) -> Indices:
+    def indices(self) -> Indices:
         for side, graph in self.graphs.items():
             for tensor in graph.tensors.values():
                 for d in range(len(tensor.shape)):

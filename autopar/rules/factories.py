@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from autopar.nouns.graph import Op, Tensor
 from autopar.rules.elementwise import TRANSCENDENTAL
-from autopar.rules.notation import Rule
-from autopar.rules.registry import RuleMaker
+from autopar.rules.notation import Rule, RuleMaker
 from autopar.rules.terms import letters, text
 
 

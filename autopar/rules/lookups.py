@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autopar.nouns.graph import Op, Tensor
-from autopar.rules.notation import Rule
-from autopar.rules.registry import RuleMaker
+from autopar.rules.notation import Rule, RuleMaker
 from autopar.rules.terms import letters, positive, text
 
 

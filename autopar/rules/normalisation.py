@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autopar.nouns.graph import Op, Tensor
-from autopar.rules.notation import Internal, Kept, Rule
-from autopar.rules.registry import RuleMaker
+from autopar.rules.notation import Internal, Kept, Rule, RuleMaker
 from autopar.rules.terms import accumulated, letters, positive, text
 
 # Nominal operations per element: statistics, normalising, scale and shift.

@@ -29,11 +29,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from autopar.errors import UserError
+from autopar.nouns.errors import UserError
+from autopar.nouns.graph import Op, Tensor
 
 FactorKind = Literal["parallel", "summed", "whole"]
 Cost = Literal["matmul", "attention", "conv", "elementwise", "reduction", "gather"]
@@ -118,13 +119,13 @@ class Rule:
     view: bool = False
     defers: bool = True
 
-    def special_for(self, factor: str) -> str:
-        """The implementation that splitting ``factor`` needs; "" where the plain op will do."""
-        return dict(self.special).get(factor, "")
-
     def carries_partial(self, position: int) -> bool:
         """Whether a partial sum may enter at operand ``position`` and leave by the results."""
         return self.linear and (self.partials is None or position in self.partials)
+
+
+RuleMaker = Callable[[Op, tuple[Tensor, ...], tuple[Tensor, ...]], Rule]
+"""The rule of an op with its operand and result tensors, where it depends on shapes or attrs."""
 
 
 @dataclass(frozen=True, slots=True)

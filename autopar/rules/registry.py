@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from autopar.errors import UserError
+from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Op, Tensor
 from autopar.nouns.kinds import OWN_DERIVATIVE
 from autopar.rules.advice import no_rule
 from autopar.rules.binding import bind_rule
 from autopar.rules.kept_whole import MARK, whole_rule
-from autopar.rules.notation import BoundRule, Rule, RuleError, parse_rule
+from autopar.rules.notation import BoundRule, Rule, RuleError, RuleMaker, parse_rule
 from autopar.rules.own_functions import FUNCTION, as_differentiated, elementwise_rule
-
-RuleMaker = Callable[[Op, tuple[Tensor, ...], tuple[Tensor, ...]], Rule]
+from autopar.rules.table import TABLE
 
 _REGISTERED: dict[str, Rule | RuleMaker] = {}
 
@@ -47,11 +46,6 @@ def registered_kinds() -> tuple[str, ...]:
     return tuple(sorted(_REGISTERED))
 
 
-def known_kinds() -> tuple[str, ...]:
-    """Every kind that has a rule, in alphabetical order."""
-    return tuple(sorted({*_table(), *_REGISTERED}))
-
-
 def rule_for(op: Op, tensors: Mapping[str, Tensor]) -> Rule:
     """The rule of ``op``; raises `UnruledOp` naming its kind and source."""
     operands = tuple(tensors[n] for n in op.inputs)
@@ -68,7 +62,7 @@ def _rule(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> 
     found = _REGISTERED.get(op.kind)
     if found is None and FUNCTION in op.attrs:
         return elementwise_rule(op, len(operands), len(results))
-    found = found or _table().get(op.kind)
+    found = found or TABLE.get(op.kind)
     if found is None and op.kind.startswith(OWN_DERIVATIVE) and "rule" in op.attrs:
         return own_rule(op)
     return found if found is None or isinstance(found, Rule) else found(op, operands, results)
@@ -102,10 +96,3 @@ def _from_text(text: str) -> Rule:
         flops=2.0 if summed else 1.0,
         cost="matmul" if summed and len(operands) > 1 else "elementwise",
     )
-
-
-def _table() -> Mapping[str, Rule | RuleMaker]:
-    # Late, because the families import this module's types.
-    from autopar.rules.table import TABLE
-
-    return TABLE

@@ -9,12 +9,12 @@ from autopar.rules.attention import ATTENTION
 from autopar.rules.convolution import CONVOLUTION
 from autopar.rules.elementwise import ELEMENTWISE
 from autopar.rules.factories import FACTORIES
+from autopar.rules.fourier import FOURIER
 from autopar.rules.lookups import LOOKUPS
 from autopar.rules.normalisation import NORMALISATION
-from autopar.rules.notation import Rule
+from autopar.rules.notation import Rule, RuleMaker
 from autopar.rules.products import PRODUCTS
 from autopar.rules.reductions import REDUCTIONS
-from autopar.rules.registry import RuleMaker
 from autopar.rules.torch_calls import TORCH_CALLS
 from autopar.rules.views import VIEWS
 from autopar.rules.vocabulary import VOCABULARY
@@ -30,6 +30,7 @@ TABLE: Mapping[str, Rule | RuleMaker] = MappingProxyType(
         **VIEWS,
         **CONVOLUTION,
         **FACTORIES,
+        **FOURIER,
         **LOOKUPS,
         **TORCH_CALLS,
     }

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from autopar.nouns.graph import Op, Tensor
 from autopar.rules.notation import Rule
-from autopar.rules.registry import RuleMaker
 
 
 def letters(count: int, first: str = "a") -> list[str]:
@@ -70,16 +69,3 @@ def product(rule: Rule) -> Callable[[Op, tuple[Tensor, ...], tuple[Tensor, ...]]
 def others_need(operands: Sequence[Tensor], position: int) -> bool:
     """Whether an operand other than ``position`` has a gradient."""
     return any(t.differentiable for i, t in enumerate(operands) if i != position)
-
-
-__all__ = [
-    "RuleMaker",
-    "accumulated",
-    "dims_of",
-    "letters",
-    "one_to_one",
-    "others_need",
-    "positive",
-    "product",
-    "text",
-]

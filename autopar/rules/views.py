@@ -12,8 +12,7 @@ from itertools import accumulate
 from operator import mul
 
 from autopar.nouns.graph import Op, Tensor
-from autopar.rules.notation import Rule
-from autopar.rules.registry import RuleMaker
+from autopar.rules.notation import Rule, RuleMaker
 from autopar.rules.terms import dims_of, letters, one_to_one, positive, text
 
 Pieces = list[tuple[int, bool]]

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
-from autopar.rules.notation import Internal, Kept, Rule
-from autopar.rules.registry import RuleMaker
+from autopar.rules.notation import Internal, Kept, Rule, RuleMaker
 from autopar.rules.terms import accumulated, text
 
 LOSS_FLOPS = 8.0  # per logit: maximum, subtract, exponential, sum

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from autopar.cli import app
+from autopar.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [

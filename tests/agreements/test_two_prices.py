@@ -11,13 +11,13 @@ from functools import lru_cache
 
 import pytest
 
-from autopar.cluster_file import cluster_from_text
 from autopar.cost_models.layout import layout_from_fix, parse_fix
 from autopar.cost_models.software import default_software
-from autopar.estimate import estimate
+from autopar.files.cluster_file import cluster_from_text
 from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture
 from autopar.planner.architecture import arch_of
+from autopar.planner.estimate import estimate
 from autopar.planner.planning import Options, plan_captured
 from benchmarks.llama3 import llama_8b
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from autopar.nouns.problem import Problem
-from autopar.searchers import contest_format
-from benchmarks import iopddl
+from benchmarks import contest_format, iopddl
 from benchmarks.iopddl import Row, main
 from tests.searchers.problems import layered
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from autopar import plan_folder
-from autopar.nouns.plan import to_json
-from autopar.runtime.failures import RankFailed
-from autopar.runtime.launch import RunResult
+from autopar.files import plan_folder
+from autopar.nouns.plan import Stage, to_json
+from autopar.runtime.jobs.failures import RankFailed
+from autopar.runtime.jobs.result import RunResult
 from benchmarks import local, two_hosts
 from tests import plans
 
@@ -24,7 +23,7 @@ def test_a_plan_that_fails_costs_its_own_row(
     for number, layout in enumerate(("tp", "ZeRO 1", local.FREE)):
         zero = 1 if layout == "ZeRO 1" else 0
         folders[layout] = tmp_path / str(number)
-        plan = replace(plans.plan(), zero=zero)
+        plan = plans.plan(stages=(Stage(zero=zero),))
         plan_folder.write(folders[layout], {"plan.json": to_json(plan)})
     ran: list[Path] = []
 

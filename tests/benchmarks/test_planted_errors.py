@@ -32,7 +32,7 @@ def test_every_error_still_fits_the_code() -> None:
     [
         ({"old": "no such text"}, "stands 0 times"),
         ({"old": "e"}, "and must once"),
-        ({"where": "runtime.gradients:nothing"}, "there is no function"),
+        ({"where": "runtime.pytorch.gradients:nothing"}, "there is no function"),
     ],
 )
 def test_an_error_that_does_not_fit_is_refused(change: dict[str, str], told: str) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from autopar import cli, commands
-from autopar.plan_folder import read_plan
-from autopar.runtime import launch
+from autopar.cli import app as cli
+from autopar.cli import commands
+from autopar.files.plan_folder import read_plan
+from autopar.runtime.jobs import launch
 from tests.plans import cluster_text
 
 Run = Callable[..., tuple[int, str]]
@@ -164,7 +165,7 @@ def test_cluster_files_that_cannot_be_used(run: Run, old: str, new: str, said: s
         (("--fix", "tp=0"), "give a whole number from 1; on 4 devices tp may be 1, 2 or 4"),
         (("--fix", "tp=-1"), "give a whole number from 1; on 4 devices tp may be 1, 2 or 4"),
         (("--fix", "tp=" + "9" * 5000), "give a whole number from 1; on 4 devices"),
-        (("--fix", "foo=2"), "microbatch, recompute; pp, cp, ep, interleave, schedule, "),
+        (("--fix", "foo=2"), "microbatch, recompute; cp, ep, sequence_parallel"),
         (("--fix", "zero=7"), "0, 1, 2 or 3"),
         (("--fix", "recompute=often"), "often"),
         (("--fix", "tp=two"), "tp=two"),
@@ -279,11 +280,11 @@ def test_explaining_a_plan_with_a_decision_that_cannot_be(
     assert run(*PLAN, "--fix", "tp=4")[0] == 0
     file = tmp_path / "plan" / "plan.json"
     plan = json.loads(file.read_text())
-    plan["stages"][0][table][name] = value
+    plan["spreads"][0][table][name] = value
     file.write_text(json.dumps(plan))
     code, message = run("explain", "plan")
     assert code == 2
-    assert f"stages[0].{table}['{name}']" in message
+    assert f"spreads[0].{table}['{name}']" in message
     assert said in message
 
 
@@ -297,7 +298,7 @@ def test_explaining_a_plan_whose_mesh_was_edited(
     assert run(*PLAN, "--fix", "tp=4")[0] == 0
     file = tmp_path / "plan" / "plan.json"
     plan = json.loads(file.read_text())
-    (plan["stages"][0] if name == "mesh" else plan)[name] = value
+    (plan["spreads"][0] if name == "mesh" else plan)[name] = value
     file.write_text(json.dumps(plan))
     code, message = run("explain", "plan")
     assert code == 2

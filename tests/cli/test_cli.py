@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import typer
 
-from autopar import cli, plan_folder
+from autopar.cli import app as cli
 from autopar.cost_models.layout import LayoutError, fix_pairs
-from autopar.errors import DoesNotFit, UserError
-from autopar.nouns.plan import to_json
+from autopar.files import plan_folder
+from autopar.nouns.errors import DoesNotFit, UserError
+from autopar.nouns.plan import Stage, to_json
 from autopar.searchers import SEARCHERS
 from tests import plans
 
@@ -111,7 +112,7 @@ def test_diff_prints_tables_or_one_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan_folder.write(tmp_path / "a", {"plan.json": to_json(plans.plan())})
-    plan_folder.write(tmp_path / "b", {"plan.json": to_json(plans.plan(zero=3))})
+    plan_folder.write(tmp_path / "b", {"plan.json": to_json(plans.plan(stages=(Stage(zero=3),)))})
     folders = (str(tmp_path / "a"), str(tmp_path / "b"))
     assert run("diff", *folders, monkeypatch=monkeypatch) == 0
     assert "Decisions (1 differ)" in capsys.readouterr().out

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from autopar import cli
+from autopar.cli import app as cli
+from autopar.cli.profile import driver, libraries, processor
 from autopar.cost_models.profile_db import Machine, Measurement, ProfileDb
-from autopar.plan_folder import read_cluster, read_plan
-from autopar.profile import driver, libraries, processor
+from autopar.files.plan_folder import read_cluster, read_plan
 from tests.plans import cluster_text
 
 MODEL = """

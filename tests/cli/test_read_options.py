@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from autopar import cli
+from autopar.cli import app as cli
 from autopar.cost_models.profile_db import Machine, Measurement, ProfileDb
 from tests.cli.test_bad_input import MODEL
 from tests.plans import cluster_text

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from autopar import cli
+from autopar.cli import app as cli
+from autopar.files.plan_folder import read_plan
 from autopar.nouns.style import STYLES
-from autopar.plan_folder import read_plan
 from autopar.report.revisit import open_folder
 
 ROOT = Path(__file__).parents[2]

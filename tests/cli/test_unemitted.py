@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autopar import cli
+from autopar.cli import app as cli
 from autopar.planner.fixed import unemitted
 
 ROOT = Path(__file__).parents[2]
@@ -41,15 +41,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     ("fix", "choices"),
     [
         ({"tp": "4", "recompute": "full", "zero": "3", "schedule": "none", "pp": "1"}, ()),
-        ({"tp": "4", "pp": "2", "microbatch": "1"}, ("pp=2",)),
+        ({"tp": "4", "pp": "2", "microbatch": "1", "schedule": "zb-v", "interleave": "2"}, ()),
         ({"cp": "2", "ep": "2", "tp": "2"}, ("cp=2", "ep=2")),
-        ({"interleave": "2", "pp": "2"}, ("interleave=2", "pp=2")),
+        ({"cp": "2", "pp": "2"}, ("cp=2",)),
         ({"recompute": "selective"}, ("recompute=selective",)),
         (
             {"schedule": "gpipe", "sequence_parallel": "off"},
-            ("schedule=gpipe", "sequence_parallel=off"),
+            ("sequence_parallel=off",),
         ),
-        ({"pp": "two"}, ("pp=two",)),
+        ({"cp": "two"}, ("cp=two",)),
     ],
 )
 def test_choices_that_no_backend_emits(fix: dict[str, str], choices: tuple[str, ...]) -> None:
@@ -58,7 +58,7 @@ def test_choices_that_no_backend_emits(fix: dict[str, str], choices: tuple[str, 
 
 GOLDEN = """\
 PATH: 0.9 M parameters on 8 H100 (8 H100), fp32, eager
-layout global_batch=16,microbatch=2,dp_replicate=1,dp_shard=1,tp=4,cp=1,ep=1,pp=2,zero=1,\
+layout global_batch=16,microbatch=2,dp_replicate=1,dp_shard=1,tp=2,cp=2,ep=1,pp=2,zero=1,\
 schedule=gpipe,interleave=1,recompute=none,sequence_parallel=on
 step # s (band # to #) # tokens/s # per device MFU #%
 
@@ -66,7 +66,9 @@ where the time goes
  layer compute # s #%
  head # s #%
  tensor # s #%
+ context # s #%
  bubble # s #%
+ data # s #%
  optimizer # s #%
  other # s #%
 
@@ -85,7 +87,7 @@ peak memory of stage 0 at backward of a layer
 
 fits
 constants of the time: # fitted, # assumed (cost_models/fitted.yaml)
-priced by the transformer family; no backend emits pp=2,schedule=gpipe yet, so no program is written
+priced by the transformer family; no backend emits cp=2 yet, so no program is written
 note: of a parameter, 4 bytes are the weight, 4 the gradient and 8 what the optimizer keeps
 """
 
@@ -101,11 +103,11 @@ def shape_of(text: str) -> str:
 
 
 def test_plan_shows_the_price_and_writes_nothing(run: Run, tmp_path: Path) -> None:
-    fix = "tp=4,pp=2,microbatch=2,schedule=gpipe"
+    fix = "cp=2,pp=2,tp=2,microbatch=2,schedule=gpipe"
     code, out, err = run("plan", GPT, *H100, "--fix", fix, "-o", "made")
     assert code == 0
     assert shape_of(out) == GOLDEN
-    assert "nothing is written to made/: no backend emits pp=2,schedule=gpipe yet" in err
+    assert "nothing is written to made/: no backend emits cp=2 yet" in err
     assert not list(tmp_path.iterdir())
 
 
@@ -128,7 +130,7 @@ def test_estimate_prints_one_object(run: Run) -> None:
 def test_a_layout_that_does_not_fit_ends_with_3(run: Run) -> None:
     llama = str(ROOT / "benchmarks/llama3.py") + ":llama_70b"
     for command in ("plan", "estimate"):
-        code, out, _ = run(command, llama, *H100, "--fix", "pp=2,tp=4")
+        code, out, _ = run(command, llama, *H100, "--fix", "cp=2,tp=4")
         assert code == 3
         assert "does not fit: " in out
         assert "fits, at " in out or "no layout of 8 devices fits" in out
@@ -138,22 +140,22 @@ def test_a_layout_that_does_not_fit_ends_with_3(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("pp=3",), "pp 3 x dp_replicate 1 = 3 does not divide 8 devices"),
-        (("pp=8",), "pp 8 x interleave 1 = 8 stages do not divide 4 layers"),
-        (("tp=8,cp=1,schedule=1f1b",), "tp 8 does not divide heads 4"),
+        (("cp=3",), "cp 3 x pp 1 x dp_replicate 1 = 3 does not divide 8 devices"),
+        (("pp=4,interleave=2,cp=2",), "pp 4 x interleave 2 = 8 stages do not divide 4 layers"),
+        (("tp=8,recompute=selective",), "tp 8 does not divide heads 4"),
         (
-            ("pp=2,tp=4,microbatch=3",),
+            ("cp=2,tp=4,microbatch=3",),
             "dp 1 x microbatch 3 = 3 does not divide the global batch 16",
         ),
         (("ep=2",), "ep 2 for a model without experts"),
-        (("pp=2,dp_shard=8",), "= 16, but the cluster has 8 devices"),
-        (("pp=two",), "pp is a whole number from 1"),
-        (("pp=2,recompute=compute",), "there is recompute none, selective or full"),
-        (("pp=2,widht=2",), "no choice called 'widht'"),
-        (("pp=2,global_batch=8",), "the batch of"),
-        (("pp=2,schedule=none",), "schedule is one of gpipe"),
-        (("pp=2", "--searcher", "mcts"), "--searcher has no effect with --fix pp=2"),
-        (("pp=2", "--allow-replicated", "sort"), "--allow-replicated has no effect"),
+        (("cp=2,dp_shard=8",), "= 16, but the cluster has 8 devices"),
+        (("cp=two",), "cp is a whole number from 1"),
+        (("cp=2,recompute=compute",), "there is recompute none, selective or full"),
+        (("cp=2,widht=2",), "no choice called 'widht'"),
+        (("cp=2,global_batch=8",), "the batch of"),
+        (("cp=2,pp=2,schedule=none",), "schedule is one of gpipe"),
+        (("cp=2", "--searcher", "mcts"), "--searcher has no effect with --fix cp=2"),
+        (("cp=2", "--allow-replicated", "sort"), "--allow-replicated has no effect"),
     ],
 )
 def test_layouts_that_cannot_be_end_with_2(run: Run, words: tuple[str, ...], said: str) -> None:
@@ -165,17 +167,17 @@ def test_layouts_that_cannot_be_end_with_2(run: Run, words: tuple[str, ...], sai
 
 def test_a_model_that_is_no_transformer_ends_with_2(run: Run, tmp_path: Path) -> None:
     resnet = str(ROOT / "examples/04_resnet.py")
-    code, out, err = run("plan", resnet, *CPU, "--fix", "pp=2,tp=2")
+    code, out, err = run("plan", resnet, *CPU, "--fix", "cp=2,tp=2")
     assert (code, out) == (2, "")
     assert f"{resnet} cannot be priced as a transformer: none of its ops is known as att" in err
-    assert "Leave pp=2 out, or price figures of your own with `autopar estimate --arch`" in err
+    assert "Leave cp=2 out, or price figures of your own with `autopar estimate --arch`" in err
     assert not list(tmp_path.iterdir())
 
 
 def test_a_profile_has_no_effect(run: Run) -> None:
-    code, _, err = run("plan", GPT, *CPU, "--fix", "pp=2", "--profile", "p.db")
+    code, _, err = run("plan", GPT, *CPU, "--fix", "cp=2", "--profile", "p.db")
     assert code == 2
-    assert "--profile has no effect with --fix pp=2" in err
+    assert "--profile has no effect with --fix cp=2" in err
 
 
 def test_what_is_priced_beyond_the_model_is_noted(run: Run, tmp_path: Path) -> None:
@@ -185,7 +187,7 @@ def test_what_is_priced_beyond_the_model_is_noted(run: Run, tmp_path: Path) -> N
         "        self.head =", "        self.norm.bias.requires_grad_(False)\n        self.head ="
     )
     (tmp_path / "gpt.py").write_text(text)
-    code, out, _ = run("estimate", "gpt.py", *H100, "--fix", "pp=2")
+    code, out, _ = run("estimate", "gpt.py", *H100, "--fix", "cp=2")
     assert code == 0
     assert "bf16, eager" in out
     assert out.splitlines()[-3:] == [

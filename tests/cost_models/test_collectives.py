@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.cluster_file import load_cluster
 from autopar.cost_models.catalogue import find_device
 from autopar.cost_models.collectives import KINDS, AxisGroup, Kind, collective_time_s
+from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster, DeviceGroup, Level
 
 ROOT = Path(__file__).parents[2]

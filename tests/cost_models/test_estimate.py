@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.arch_file import ArchFileError, load_arch
-from autopar.cluster_file import load_cluster
 from autopar.cost_models.catalogue import find_device
 from autopar.cost_models.family import Arch
 from autopar.cost_models.footprint import footprint
@@ -19,10 +17,12 @@ from autopar.cost_models.overlap import exposed_s
 from autopar.cost_models.rates import rates_of
 from autopar.cost_models.software import Software
 from autopar.cost_models.work import work_of
-from autopar.errors import UserError
-from autopar.estimate import estimate, estimate_files
-from autopar.layout_search import _least_split, price, sweep
+from autopar.files.arch_file import ArchFileError, load_arch
+from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster, DeviceGroup
+from autopar.nouns.errors import UserError
+from autopar.planner.estimate import estimate, estimate_files
+from autopar.planner.layouts import _least_split, price, sweep
 from autopar.report.estimates import render, to_json
 
 ROOT = Path(__file__).parents[2]

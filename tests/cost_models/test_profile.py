@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from autopar.cluster_file import load_cluster
 from autopar.cost_models import profile_file
 from autopar.cost_models.calibrate import (
     calibrate,
@@ -19,8 +18,10 @@ from autopar.cost_models.calibrate import (
 )
 from autopar.cost_models.collectives import AxisGroup, collective_time_s
 from autopar.cost_models.compute import OpRate, op_rate, op_time_s
-from autopar.cost_models.profile_db import Machine, Measurement, ProfileDb, ProfileError
+from autopar.cost_models.profile_db import Machine, Measurement, ProfileDb
+from autopar.cost_models.profile_file import ProfileError
 from autopar.cost_models.provenance import collective_origins, op_origins
+from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster
 
 ROOT = Path(__file__).parents[2]

@@ -1,14 +1,14 @@
-"""A stage from a few chosen strategies: all other ops follow, with the least communication."""
+"""A spread from a few chosen strategies: all other ops follow, with the least communication."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from autopar.frontends.captured import Captured
-from autopar.lowering import BATCH_AXES, MICROBATCH
+from autopar.lowering.spread import BATCH_AXES, MICROBATCH
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import Stage, key
+from autopar.nouns.plan import Spread, key
 from autopar.nouns.sharding import Placement, Sharding, split
 from autopar.rules.batch import batch_flow
 from autopar.rules.registry import bind
@@ -18,7 +18,7 @@ from autopar.rules.strategies import Strategy, flows, shardings, strategies
 
 def following(
     captured: Captured, mesh: Mesh, given: Mapping[str, str], stream: str = "R", micro: int = 1
-) -> Stage:
+) -> Spread:
     """``given``: choice on ``tp`` by the end of an op's key. ``stream``: how blocks are entered."""
     dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
     flow = batch_flow(captured.graph, dims)
@@ -99,4 +99,4 @@ def following(
     for name, found in captured.graph.blocks.items():
         graph(found.body, name)
     graph(captured.graph, None)
-    return Stage(mesh, ops, shared, parameters)
+    return Spread(mesh, ops, shared, parameters)

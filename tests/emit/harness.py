@@ -13,19 +13,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from autopar.emit.pytorch import emit
 from autopar.frontends.captured import Captured
 from autopar.frontends.pytorch.capture import capture
-from autopar.lowering import Lowered, activation_collectives, lower
+from autopar.lowering.precision import at_precision
+from autopar.lowering.spread import Lowered, activation_collectives, lower
 from autopar.nouns.mesh import DATA_AXES, Mesh
-from autopar.nouns.plan import Plan, Stage
-from autopar.precision import at_precision
+from autopar.nouns.plan import Plan, Spread, Stage
+from autopar.nouns.workload import Workload
 from autopar.rules.batch import batch_flow
-from autopar.runtime import program as runtime_program
-from autopar.runtime.emit_torch import emit
-from autopar.runtime.parameters import Declared, computing, declared_in, lifted
-from autopar.runtime.reference import Exact, NoDropout, exact, loss_of
-from autopar.runtime.storage import materialise
-from autopar.workload import Workload
+from autopar.runtime.pytorch import program as runtime_program
+from autopar.runtime.pytorch.parameters import Declared, computing, declared_in, lifted
+from autopar.runtime.pytorch.storage import materialise
+from autopar.runtime.verify.pytorch.modes import Exact, FixedDraws, exact
+from autopar.runtime.verify.pytorch.reference import loss_of
 from tests.emit import simulated
 from tests.plans import plan as some_plan
 
@@ -42,22 +43,24 @@ class Emitted:
 
 def emitted(
     captured: Captured,
-    stage: Stage,
+    spread: Spread,
     microbatches: int = 1,
     probes: bool = False,
     marks: bool = False,
     **changes: Any,
 ) -> Emitted:
-    """The program of ``captured`` under ``stage``."""
+    """The program of ``captured`` under ``spread``."""
     dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
     flow = batch_flow(captured.graph, dims)
     graph = at_precision(captured.graph, changes.get("precision", "float32"))
-    lowered = lower(graph, stage, microbatches, flow.choices, dims)
+    lowered = lower(graph, spread, microbatches, flow.choices, dims)
+    stage = Stage(zero=changes.pop("zero", 0), recompute=changes.pop("recompute", "none"))
     plan = replace(
         some_plan(),
+        spreads=(spread,),
         stages=(stage,),
         microbatches=microbatches,
-        **{"zero": 0, "precision": "float32", "recompute": "none", **changes},
+        **{"precision": "float32", **changes},
     )
     text = emit(lowered, plan, captured, probes, marks)["model.py"]
     return Emitted(captured, plan, lowered, text)
@@ -99,7 +102,7 @@ def run(made: Emitted, model: nn.Module, batch: Tensors, half: bool = False) -> 
     In float64, or with ``half`` in the plan's own precision. Checks on the way that ranks agree
     where the plan says that they do.
     """
-    mesh = made.plan.stages[0].mesh.trimmed()
+    mesh = made.plan.program_mesh
     micro = made.plan.microbatches
     module = load(made.text, half)
     whole = {**model.state_dict(), **dict(model.named_buffers())}
@@ -128,7 +131,7 @@ def run(made: Emitted, model: nn.Module, batch: Tensors, half: bool = False) -> 
             extra["counts"] = {k: simulated.total(sum(f[k] for f in found), data) for k in found[0]}
         loss = torch.zeros((), dtype=torch.float32 if half else torch.float64)
         for piece in cut(batch, made.captured, mesh, ranks.coordinates, micro):
-            with NoDropout() if half else Exact():  # each rank's thread has modes of its own
+            with FixedDraws() if half else Exact():  # each rank's thread has modes of its own
                 share = program(**piece, **extra)
             torch.autograd.backward(share)
             loss = loss + share.detach()

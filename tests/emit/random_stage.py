@@ -1,4 +1,4 @@
-"""A random legal stage: a random strategy for every op, random shared copies and storage."""
+"""A random legal spread: a random strategy for every op, random shared copies and storage."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import random
 from collections.abc import Mapping
 
 from autopar.frontends.captured import Captured
-from autopar.lowering import BATCH_AXES, MICROBATCH, lower
+from autopar.lowering.spread import BATCH_AXES, MICROBATCH, lower
 from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import Stage, key
+from autopar.nouns.plan import Spread, key
 from autopar.nouns.sharding import Placement, Sharding, split
 from autopar.rules.batch import batch_flow
 from autopar.rules.registry import bind
@@ -38,12 +38,12 @@ class Chooser:
         self.shared: dict[str, str] = {}
         self.parameters: dict[str, str] = {}
 
-    def stage(self) -> Stage:
+    def spread(self) -> Spread:
         for name, block in self.captured.graph.blocks.items():
             entering = {n: self._entering(name, block.body.tensors[n]) for n in block.body.inputs}
             self._graph(block.body, name, entering)
         self._graph(self.captured.graph, None, {})
-        return Stage(self.stage_mesh, self.ops, self.shared, self.parameters)
+        return Spread(self.stage_mesh, self.ops, self.shared, self.parameters)
 
     def _entering(self, block: str, tensor: Tensor) -> Sharding:
         data = self.flow.choices.get(key(block, tensor.name), "")
@@ -171,9 +171,9 @@ def _combined(model: str, data: str, mesh: Mesh):  # type: ignore[no-untyped-def
     )
 
 
-def random_stage(captured: Captured, mesh: Mesh, microbatches: int, seed: int) -> Stage:
-    """A stage that `lower` accepts."""
+def random_stage(captured: Captured, mesh: Mesh, microbatches: int, seed: int) -> Spread:
+    """A spread that `lower` accepts."""
     chooser = Chooser(captured, mesh, microbatches, seed, whole=random.Random(seed).random() / 2)
-    stage = chooser.stage()
-    lower(captured.graph, stage, microbatches, chooser.flow.choices, chooser.dims)
-    return stage
+    spread = chooser.spread()
+    lower(captured.graph, spread, microbatches, chooser.flow.choices, chooser.dims)
+    return spread

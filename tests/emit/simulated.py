@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from autopar.nouns.mesh import Mesh
-from autopar.runtime import ranks, transport
+from autopar.runtime.pytorch import ranks, transport
 
 _here = threading.local()
 

@@ -16,7 +16,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from autopar.frontends.captured import Captured
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import Stage
+from autopar.nouns.plan import Spread
 from autopar.rules.batch import batch_flow
 from tests.emit.harness import capture_of, check, emitted
 from tests.emit.random_stage import random_stage
@@ -109,8 +109,8 @@ def _labelled(*shape: int) -> dict[str, Tensor]:
 
 def _verified(made: Captured, model: nn.Module, batch: dict[str, Tensor], mesh: str) -> None:
     for seed in range(2):
-        stage = random_stage(made, Mesh.parse(mesh), 1, seed)
-        check(emitted(made, stage), model, batch)
+        spread = random_stage(made, Mesh.parse(mesh), 1, seed)
+        check(emitted(made, spread), model, batch)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -128,7 +128,7 @@ def test_losses_of_single_tokens_are_split_over_the_vocabulary() -> None:
     ops = {"down/linear": "tp:n", "down/add": "tp:e1", "cross_entropy": "tp:v"}
     stored = {"down.weight": "tp:S0", "down.bias": "tp:S0"}
     mesh = Mesh.parse("dp_shard=2 x tp=2")
-    found = emitted(made, Stage(mesh, ops=ops, parameters=stored), 2)
+    found = emitted(made, Spread(mesh, ops=ops, parameters=stored), 2)
     assert 'count=None, vocabulary=6, axis="tp")' in found.text
     torch.manual_seed(0)
     result = check(found, Classifier(_focal), _labelled(4))
@@ -508,9 +508,9 @@ def test_noise_is_drawn_whole_on_model_axes_and_for_the_own_samples_on_data_axes
     (noise,) = (op.name for op in made.graph.ops if op.kind == "noise")
     mesh = Mesh.parse("dp_shard=2 x tp=2")
     drawn = "torch.randn((4, 4, 6), dtype=FP32, device=device())"
-    whole = emitted(made, Stage(mesh)).text
+    whole = emitted(made, Spread(mesh)).text
     assert f"{drawn} *" in whole
-    split = emitted(made, Stage(mesh, ops={noise: "tp:c"})).text
+    split = emitted(made, Spread(mesh, ops={noise: "tp:c"})).text
     assert f'shard({drawn}, dim=2, axis="tp")' in split
 
 
@@ -518,9 +518,9 @@ def test_ranks_that_hold_pieces_drop_apart() -> None:
     made = capture_of(Dropping, lambda: _labelled(4, 8))
     plain, *_, volume = (op.name for op in made.graph.ops if op.kind == "dropout")
     mesh = Mesh.parse("dp_shard=2 x tp=2")
-    whole = emitted(made, Stage(mesh)).text
+    whole = emitted(made, Spread(mesh)).text
     assert all(f"F.dropout{n}(" in whole for n in ("", "1d", "2d", "3d"))
-    split = emitted(made, Stage(mesh, ops={plain: "tp:e2", volume: "tp:c"})).text
+    split = emitted(made, Spread(mesh, ops={plain: "tp:e2", volume: "tp:c"})).text
     assert '0.4 * self.training, axis="tp")' in split
     assert "F.dropout(" not in split
     # a feature whose parts are on several ranks is dropped by all of them
@@ -536,6 +536,6 @@ def test_layers(name: str) -> None:
     model, given = LAYERS[name](), batch()
     made = capture_of(LAYERS[name], batch)
     dims = {e.name: e.batch_dim for e in made.batch if e.batch_dim is not None}
-    assert batch_flow(made.graph, dims).accumulates  # the samples stay apart all the way
+    assert not batch_flow(made.graph, dims).obstacles  # the samples stay apart all the way
     for mesh in MESHES:
         _verified(made, model, given, mesh)

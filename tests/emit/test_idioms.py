@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autopar.nouns.mesh import Mesh
-from autopar.runtime.batch_norm import batch_norm
-from autopar.runtime.norms import rms_norm, rotary
+from autopar.runtime.pytorch.batch_norm import batch_norm
+from autopar.runtime.pytorch.norms import rms_norm, rotary
 from tests.emit import simulated
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import Stage
+from autopar.nouns.plan import Spread
 from tests.emit.harness import capture_of, check, emitted
 from tests.emit.random_stage import random_stage
 
@@ -20,9 +20,9 @@ def text_of(model: type[nn.Module]) -> str:
     """The program on one device; on two it computes what the model does."""
     torch.manual_seed(0)
     made = capture_of(model, lambda: {"x": torch.zeros(4, 6, 8)})
-    stage = random_stage(made, Mesh.parse("tp=2"), 1, 0)
-    check(emitted(made, stage), model(), {"x": torch.randn(4, 6, 8)})
-    return emitted(made, Stage(Mesh((), ()))).text
+    spread = random_stage(made, Mesh.parse("tp=2"), 1, 0)
+    check(emitted(made, spread), model(), {"x": torch.randn(4, 6, 8)})
+    return emitted(made, Spread(Mesh((), ()))).text
 
 
 class Scored(nn.Module):

@@ -15,7 +15,7 @@ from torch import nn
 
 from autopar.frontends.captured import Captured
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import Stage
+from autopar.nouns.plan import Spread
 from autopar.rules.registry import register, unregister
 from tests.emit import models
 from tests.emit.following import following
@@ -56,15 +56,15 @@ def fresh(case: str) -> tuple[nn.Module, Tensors]:
 def test_random_stages(case: str, seed: int) -> None:
     mesh = Mesh.parse(MESHES[seed % len(MESHES)])
     microbatches = 2 if seed % 4 >= 2 and case != "convnet" else 1
-    stage = random_stage(captured(case), mesh, microbatches, seed)
-    check(emitted(captured(case), stage, microbatches), *fresh(case))
+    spread = random_stage(captured(case), mesh, microbatches, seed)
+    check(emitted(captured(case), spread, microbatches), *fresh(case))
 
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("recompute", ["compute", "full"])
 def test_recompute(recompute: str, seed: int) -> None:
-    stage = random_stage(captured("llama"), Mesh.parse("dp_shard=2 x tp=2"), 1, seed)
-    made = emitted(captured("llama"), stage, recompute=recompute)
+    spread = random_stage(captured("llama"), Mesh.parse("dp_shard=2 x tp=2"), 1, seed)
+    made = emitted(captured("llama"), spread, recompute=recompute)
     assert "recompute(" in made.text
     check(made, *fresh("llama"), issued=False)
 
@@ -73,8 +73,8 @@ def test_recompute(recompute: str, seed: int) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_half_precision(case: str, seed: int) -> None:
     """The program runs in bfloat16, near the model, and moves the bytes that were priced."""
-    stage = random_stage(captured(case), Mesh.parse(MESHES[seed]), 1, seed)
-    made = emitted(captured(case), stage, precision="bfloat16")
+    spread = random_stage(captured(case), Mesh.parse(MESHES[seed]), 1, seed)
+    made = emitted(captured(case), spread, precision="bfloat16")
     model, batch = fresh(case)
     found = run(made, model, batch, half=True)
     assert relative(found.loss.double(), reference(model, batch).loss) < 0.01
@@ -101,8 +101,8 @@ MEGATRON = {
 @pytest.mark.parametrize("mesh", ["tp=2", "dp_shard=2 x tp=2"])
 @pytest.mark.parametrize("case", ["llama", "tied"])
 def test_megatron(case: str, mesh: str) -> None:
-    stage = following(captured(case), Mesh.parse(mesh), MEGATRON, stream="D")
-    made = emitted(captured(case), stage)
+    spread = following(captured(case), Mesh.parse(mesh), MEGATRON, stream="D")
+    made = emitted(captured(case), spread)
     assert 'axis="tp")\n' in made.text.partition("return cross_entropy")[2]
     result = check(made, *fresh(case))
     rows = 8 * 8 // (2 if "dp" in mesh else 1)
@@ -119,8 +119,8 @@ def test_sequence_parallel() -> None:
         "Layer::add": "e1",
         "Layer::add_1": "e1",
     }
-    stage = following(captured("llama"), Mesh.parse("tp=2"), {**MEGATRON, **between}, stream="S1")
-    made = emitted(captured("llama"), stage)
+    spread = following(captured("llama"), Mesh.parse("tp=2"), {**MEGATRON, **between}, stream="S1")
+    made = emitted(captured("llama"), spread)
     result = check(made, *fresh("llama"))
     large = {kind for kind, _, size in result.log if size >= 8 * 8 * 16 * 8}
     assert large == {"all_gather", "reduce_scatter"}
@@ -128,7 +128,7 @@ def test_sequence_parallel() -> None:
 
 
 def test_vocabulary_over_two_axes() -> None:
-    stage = Stage(
+    spread = Spread(
         Mesh.parse("tp=2 x ep=2"),
         ops={
             "fc/linear": "tp:n ep:n",
@@ -137,7 +137,7 @@ def test_vocabulary_over_two_axes() -> None:
         },
         parameters={"fc.weight": "tp:S0 ep:S0", "fc.bias": "tp:S0 ep:S0"},
     )
-    made = emitted(capture_of(*WIDE), stage)
+    made = emitted(capture_of(*WIDE), spread)
     assert 'vocabulary=8, axis=("tp", "ep")' in made.text
     torch.manual_seed(0)
     check(made, WIDE[0](), WIDE[1]())
@@ -179,8 +179,8 @@ def hypot() -> Iterator[None]:
 def test_an_op_of_the_users_own() -> None:
     """It is printed as the original call, on this rank's part."""
     foreign = capture_of(_Foreign, lambda: {"x": torch.zeros(8, 4)})
-    stage = following(foreign, Mesh.parse("dp_shard=2 x tp=2"), {"fc/linear": "n"})
-    made = emitted(foreign, stage, 2)
+    spread = following(foreign, Mesh.parse("dp_shard=2 x tp=2"), {"fc/linear": "n"})
+    made = emitted(foreign, spread, 2)
     assert "torch.hypot(" in made.text
     torch.manual_seed(0)
     check(made, _Foreign(), {"x": torch.randn(8, 4)})

@@ -26,8 +26,8 @@ from autopar.rules.batch import BatchMixed
 from autopar.rules.kept_whole import keep_whole
 from autopar.rules.notation import RuleError
 from autopar.rules.registry import UnruledOp, register, unregister
-from autopar.runtime.own_functions import gradients_scaled, own_function
-from autopar.runtime.torch_private import FakeTensorMode
+from autopar.runtime.pytorch.own_functions import gradients_scaled, own_function
+from autopar.runtime.pytorch.torch_private import FakeTensorMode
 from tests.emit import own_functions as own
 from tests.emit.harness import capture_of, check, emitted
 from tests.emit.random_stage import random_stage
@@ -138,8 +138,8 @@ def compared(body: Body, mesh: str, seed: int, micro: int = 1, batched: bool = T
     torch.manual_seed(0)
     captured = capture_of(lambda: Model(body), batch)
     captured = captured if batched else unbatched(captured)
-    stage = random_stage(captured, Mesh.parse(mesh), micro, seed)
-    made = emitted(captured, stage, micro)
+    spread = random_stage(captured, Mesh.parse(mesh), micro, seed)
+    made = emitted(captured, spread, micro)
     torch.manual_seed(0)
     check(made, Model(body), batch())
     return made.text

@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import autopar
+from autopar.emit.pytorch.views import combined
+from autopar.frontends.pytorch.public_calls import public
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import Stage
-from autopar.runtime.emit_torch.generic import public
-from autopar.runtime.emit_torch.views import combined
+from autopar.nouns.plan import Spread
+from autopar.rules import registry
 from tests.emit.following import following
 from tests.emit.harness import capture_of, check, emitted
 from tests.emit.random_stage import random_stage
@@ -44,7 +46,7 @@ def program(change: Callable[[Tensor], Tensor]) -> str:
     model, batch = Changed(change), {"x": torch.randn(4, 6, 8)}
     for seed, mesh in enumerate(("tp=2", "dp_shard=2 x tp=2", "tp=4")):
         check(emitted(made, random_stage(made, Mesh.parse(mesh), 1, seed)), model, batch)
-    alone = emitted(made, Stage(Mesh((), ())))
+    alone = emitted(made, Spread(Mesh((), ())))
     check(alone, model, batch)
     return alone.text
 
@@ -121,6 +123,38 @@ def test_every_part_of_a_dim_is_unbound() -> None:
         return qkv[:, :, 1].sigmoid() * qkv[:, :, 0]
 
     assert ".unbind(2)" in program(change)
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda x: x.unsqueeze(2).unbind(2),
+        lambda x: x.split(6, 1),
+        lambda x: x.tensor_split(1, 1),
+        lambda x: torch.broadcast_tensors(x),  # type: ignore[no-untyped-call]
+        lambda x: torch.meshgrid(x.flatten(), indexing="ij"),
+    ],
+)
+def test_a_list_of_one(cut: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+    """Its only tensor goes on, not the list."""
+
+    def change(x: Tensor) -> Tensor:
+        (only,) = cut(x.sigmoid())
+        return only.tanh()
+
+    program(change)
+
+
+def test_a_list_of_one_by_an_op_with_a_rule_of_the_users() -> None:
+    def change(x: Tensor) -> Tensor:
+        (only,) = torch.unsafe_chunk(x.sigmoid(), 1, 1)
+        return only.tanh()
+
+    autopar.register_rule("aten::unsafe_chunk", "a b c -> a b c")
+    try:
+        assert "torch.unsafe_chunk(" in program(change)
+    finally:
+        registry.unregister("aten::unsafe_chunk")
 
 
 # -- masks ---------------------------------------------------------------------------------------
@@ -200,8 +234,8 @@ def test_a_piece_without_a_gradient_is_cut_once() -> None:
 
     made = capture_of(lambda: Changed(change), lambda: {"x": torch.zeros(4, 6, 8)})
     ops = {"fc/linear": "n", "fc/add": "e2", "mul": "e2", "sigmoid": "e2", "mul_1": "e2"}
-    stage = following(made, Mesh.parse("tp=2"), {**ops, "add": "e2"})
-    built = emitted(made, stage)
+    spread = following(made, Mesh.parse("tp=2"), {**ops, "add": "e2"})
+    built = emitted(made, spread)
     check(built, Changed(change), {"x": torch.randn(4, 6, 8)})
     assert built.text.count("shard(places, ") == 1, built.text
 

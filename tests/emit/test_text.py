@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+from autopar.emit import text as layout
+from autopar.emit.marks import instrumented
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import Stage
-from autopar.runtime.edits import edits
-from autopar.runtime.emit_torch import text as layout
-from autopar.runtime.marks import instrumented
+from autopar.nouns.plan import Spread
+from autopar.runtime.verify.edits import edits
 from tests.emit import models
 from tests.emit.following import following
 from tests.emit.harness import capture_of, emitted
@@ -62,8 +62,8 @@ LOOP = """\
 
 
 def test_golden_megatron() -> None:
-    stage = following(captured("llama"), Mesh.parse("dp_shard=2 x tp=2"), MEGATRON, stream="D")
-    text = emitted(captured("llama"), stage).text
+    spread = following(captured("llama"), Mesh.parse("dp_shard=2 x tp=2"), MEGATRON, stream="D")
+    text = emitted(captured("llama"), spread).text
     for part in (GATED_MLP, LAYER, LOOP):
         assert part in text, text
     assert "self.layers = nn.ModuleList(Layer() for _ in range(2))\n" in text
@@ -82,25 +82,25 @@ LEGEND = """\
 
 
 def test_the_header_explains_what_the_file_has_and_nothing_else() -> None:
-    stage = following(captured("llama"), Mesh.parse("dp_shard=2 x tp=2"), MEGATRON, stream="D")
-    text = emitted(captured("llama"), stage).text
+    spread = following(captured("llama"), Mesh.parse("dp_shard=2 x tp=2"), MEGATRON, stream="D")
+    text = emitted(captured("llama"), spread).text
     header, _, body = text[3:].partition('"""')
     assert LEGEND in header
-    alone = emitted(captured("llama"), Stage(Mesh((), ()))).text
+    alone = emitted(captured("llama"), Spread(Mesh((), ()))).text
     assert "tp:" not in alone
     assert "`local(w)`" in alone
     for case in CASES:
         for seed in range(3):
-            stage = random_stage(captured(case), Mesh.parse("tp=3"), 1, seed)
-            header, _, body = emitted(captured(case), stage).text[3:].partition('"""')
+            spread = random_stage(captured(case), Mesh.parse("tp=3"), 1, seed)
+            header, _, body = emitted(captured(case), spread).text[3:].partition('"""')
             for word in re.findall(r'backward="\w+"|:[DP]\b', body):
                 assert word in header, word
             for word in re.findall(r'`(backward="\w+")`', header):
                 assert word in body, word
 
 
-def header(stage: Stage, zero: int = 0) -> str:
-    return emitted(captured("llama"), stage, zero=zero).text[3:].partition('"""')[0]
+def header(spread: Spread, zero: int = 0) -> str:
+    return emitted(captured("llama"), spread, zero=zero).text[3:].partition('"""')[0]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def header(stage: Stage, zero: int = 0) -> str:
     ],
 )
 def test_the_header_says_what_the_runtime_moves(mesh: str, zero: int, said: str) -> None:
-    text = header(Stage(Mesh.parse(mesh)), zero)
+    text = header(Spread(Mesh.parse(mesh)), zero)
     assert said in text
     assert ("Not in this file: the runtime" in text) == bool(said)
 
@@ -122,38 +122,38 @@ def test_the_header_says_where_tp_splits_results_and_no_weights() -> None:
     assert "tp splits no parameter" not in header(split)
     whole = following(captured("llama"), Mesh.parse("tp=2"), {}, stream="S1")
     assert "tp splits no parameter here, only results" in header(whole)
-    assert "tp splits no parameter" not in header(Stage(Mesh.parse("tp=2")))
+    assert "tp splits no parameter" not in header(Spread(Mesh.parse("tp=2")))
 
 
 def test_the_header_says_where_pieces_differ_in_size() -> None:
     """The vocabulary of 27."""
     for ways, uneven in ((1, False), (2, True)):
         mesh = Mesh.parse(f"tp={ways}")
-        stage = following(captured("llama"), mesh, MEGATRON, stream="D")
-        assert ("the last ranks" in emitted(captured("llama"), stage).text) == uneven
+        spread = following(captured("llama"), mesh, MEGATRON, stream="D")
+        assert ("the last ranks" in emitted(captured("llama"), spread).text) == uneven
 
 
 def test_marks_leave_every_statement_as_it_is() -> None:
     for case in CASES:
         for seed, mesh in enumerate(MESHES):
-            stage = random_stage(captured(case), Mesh.parse(mesh), 1, seed)
-            plain = emitted(captured(case), stage).text
-            marked = emitted(captured(case), stage, marks=True).text
+            spread = random_stage(captured(case), Mesh.parse(mesh), 1, seed)
+            plain = emitted(captured(case), spread).text
+            marked = emitted(captured(case), spread, marks=True).text
             assert edits(marked, plain) == []
             assert "# makes [[" in marked
-            ast.parse(instrumented(plain, marked, "autopar.runtime.probe.probe"))
+            ast.parse(instrumented(plain, marked, "autopar.runtime.verify.pytorch.probe.probe"))
 
 
 def test_formatted(tmp_path: Path) -> None:
     """Neither formatter nor linter has anything to say, with probes and without."""
     for case in CASES:
         for seed, mesh in enumerate(MESHES):
-            stage = random_stage(captured(case), Mesh.parse(mesh), 1, seed)
+            spread = random_stage(captured(case), Mesh.parse(mesh), 1, seed)
             for probes in (False, True):
                 name = f"{case}_{seed}_{probes}.py"
-                (tmp_path / name).write_text(emitted(captured(case), stage, probes=probes).text)
+                (tmp_path / name).write_text(emitted(captured(case), spread, probes=probes).text)
     wide = capture_of(_Wide, lambda: {"x": torch.zeros(8, 123456)})
-    (tmp_path / "wide.py").write_text(emitted(wide, Stage(Mesh.parse("dp_shard=2"))).text)
+    (tmp_path / "wide.py").write_text(emitted(wide, Spread(Mesh.parse("dp_shard=2"))).text)
     settings = ["--config", str(Path(__file__).parents[2] / "pyproject.toml")]
     for command in (["format", "--check"], ["check"]):
         ran = subprocess.run(
@@ -165,9 +165,9 @@ def test_formatted(tmp_path: Path) -> None:
 
 
 def test_equal_decisions_give_equal_text() -> None:
-    stage = random_stage(captured("llama"), Mesh.parse("tp=2"), 1, 3)
+    spread = random_stage(captured("llama"), Mesh.parse("tp=2"), 1, 3)
     again = capture_of(*CASES["llama"])
-    assert emitted(captured("llama"), stage).text == emitted(again, stage).text
+    assert emitted(captured("llama"), spread).text == emitted(again, spread).text
 
 
 def test_depth_does_not_lengthen_the_text() -> None:
@@ -175,8 +175,8 @@ def test_depth_does_not_lengthen_the_text() -> None:
 
     def text(layers: int) -> str:
         model = capture_of(lambda: models.Llama(layers=layers), models.llama_batch)
-        stage = following(model, Mesh.parse("tp=2"), MEGATRON, stream="D")
-        return emitted(model, stage).text
+        spread = following(model, Mesh.parse("tp=2"), MEGATRON, stream="D")
+        return emitted(model, spread).text
 
     deep = text(126)
     assert "nn.ModuleList(Layer() for _ in range(126))" in deep
@@ -218,12 +218,12 @@ def test_breaking_lines_changes_no_statement(monkeypatch: pytest.MonkeyPatch) ->
     with torch.device("meta"):
         made["wide"] = capture_of(_Wide, lambda: {"x": torch.zeros(8, 123456)})
     for seed, (case, found) in enumerate(made.items()):
-        stage = random_stage(found, Mesh.parse(MESHES[seed]), 1, seed)
+        spread = random_stage(found, Mesh.parse(MESHES[seed]), 1, seed)
         monkeypatch.setattr(layout, "COLUMNS", 10**6)
-        unbroken = _statements(emitted(found, stage).text)
+        unbroken = _statements(emitted(found, spread).text)
         for columns in (1, 20, 33, 47, 60, 80, 100):
             monkeypatch.setattr(layout, "COLUMNS", columns)
-            assert _statements(emitted(found, stage).text) == unbroken, (case, columns)
+            assert _statements(emitted(found, spread).text) == unbroken, (case, columns)
 
 
 @pytest.mark.parametrize(
@@ -266,12 +266,12 @@ class _Shifted(nn.Module):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_buffers_join_the_stream_in_its_precision(precision: str) -> None:
     shifted = capture_of(_Shifted, lambda: {"x": torch.zeros(8, 4)})
-    text = emitted(shifted, Stage(Mesh.parse("tp=2")), precision=precision).text
+    text = emitted(shifted, Spread(Mesh.parse("tp=2")), precision=precision).text
     assert ("+ self.shift.to(shifted.dtype)" in text) == (precision == "bfloat16"), text
 
 
 def test_ties_are_one_object() -> None:
-    text = emitted(captured("tied"), Stage(Mesh.parse("tp=2"))).text
+    text = emitted(captured("tied"), Spread(Mesh.parse("tp=2"))).text
     assert "self.lm_head" not in text
     assert text.count("local(self.embed_tokens.weight)") == 2
 
@@ -284,5 +284,5 @@ def test_blocks_of_two_kinds() -> None:
             super().__init__(layers=4)
             self.layers[2] = models.Layer(16, 4, 4)
 
-    text = emitted(capture_of(Mixed, models.llama_batch), Stage(Mesh.parse("tp=2"))).text
+    text = emitted(capture_of(Mixed, models.llama_batch), Spread(Mesh.parse("tp=2"))).text
     assert "self.layers = nn.ModuleList([Layer(), Layer(), Layer2(), Layer()])" in text

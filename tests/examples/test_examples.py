@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from autopar import plan_folder
-from autopar.commands import plan_files, search
-from autopar.runtime import launch
-from autopar.runtime.verified import VerifyResult
+from autopar.cli.commands import plan_files, search
+from autopar.files import plan_folder
+from autopar.runtime.jobs import launch
+from autopar.runtime.verify.verified import VerifyResult
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(file.stem for file in (ROOT / "examples").glob("*.py"))

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture
 from autopar.frontends.kept_state import StateError
-from autopar.workload import Workload
+from autopar.nouns.workload import Workload
 
 B, D = 4, 8
 HELD: dict[str, Tensor] = {}

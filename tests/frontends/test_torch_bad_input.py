@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autopar.errors import UserError
 from autopar.frontends.loading import LoadError, load_workload
 from autopar.frontends.pytorch import capture, errors
-from autopar.workload import Workload, WorkloadError, parallelize
+from autopar.nouns.errors import UserError
+from autopar.nouns.workload import Workload, WorkloadError, parallelize
 
 B, D = 4, 8
 
@@ -132,7 +132,7 @@ def test_writing_into_a_buffer() -> None:
     ("body", "words"),
     [
         (lambda x: torch.vmap(torch.sin)(x).mean(), "torch.vmap"),
-        (lambda x: torch.view_as_real(torch.fft.fft(x)).mean(), "fft_fft on complex"),
+        (lambda x: torch.view_as_real(torch.fft.fft(x).exp()).mean(), "exp on complex"),
         (
             lambda x: torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=True).mean(),
             "use_reentrant=False",
@@ -217,7 +217,7 @@ def test_a_subclass_of_a_decorated_class_is_not_decorated(tmp_path: Path) -> Non
     class Second(First):
         pass
 
-    from autopar.workload import workload_of
+    from autopar.nouns.workload import workload_of
 
     assert workload_of(First) is not None
     assert workload_of(Second) is None

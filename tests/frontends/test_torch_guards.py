@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from autopar.frontends.captured import Captured
 from autopar.frontends.pytorch import capture, errors
-from autopar.workload import Workload
+from autopar.nouns.workload import Workload
 
 B, D = 4, 8
 Body = Callable[[Tensor], Tensor]
@@ -116,7 +116,33 @@ def _categorical(h: Tensor) -> Tensor:
     return torch.distributions.Categorical(logits=h).entropy().mean()
 
 
+def _item(h: Tensor) -> Tensor:
+    assert torch.all(h < 9).item(), "bad"
+    return h.mean()
+
+
+def _item_compared(h: Tensor) -> Tensor:
+    assert h.max().item() <= 9
+    return h.mean()
+
+
+def _item_compared_in_an_if(h: Tensor) -> Tensor:
+    if 9 < h.max().item() or h.isnan().any().item():
+        raise ValueError("bad")
+    return h.mean()
+
+
+def _two_items_compared(h: Tensor) -> Tensor:
+    if not h.min().item() != h.max().item():
+        raise ValueError("all alike")
+    return h.mean()
+
+
 CHECKS = [
+    _item,
+    _item_compared,
+    _item_compared_in_an_if,
+    _two_items_compared,
     _if,
     _one_line,
     _else,
@@ -193,7 +219,60 @@ def _kept(h: Tensor) -> Tensor:
     return h.mean() * (1 + large)
 
 
-REFUSED = [_two_sides, _returns, _caught, _caught_here, _chosen, _loop, _computes_first, _kept]
+def _drops_layers(h: Tensor) -> Tensor:
+    for _ in range(2):
+        if torch.rand([]) >= 0.1:
+            h = h.tanh()
+    return h.mean()
+
+
+def test_layers_that_are_dropped_at_random_are_told() -> None:
+    with pytest.raises(errors.DataDependentError, match=r"decides by a random number.*LayerDrop"):
+        captured(_drops_layers)
+
+
+def _item_decides(h: Tensor) -> Tensor:
+    return h.mean() if h.max().item() > 3 else h.sum()
+
+
+def _item_is_kept(h: Tensor) -> Tensor:
+    assert (top := h.max().item()) < 9  # noqa: RUF018
+    return h.mean() * top
+
+
+def _item_in_a_sum(h: Tensor) -> Tensor:
+    assert h.max().item() + h.shape[0] < 9
+    return h.mean()
+
+
+def _item_between(h: Tensor) -> Tensor:
+    assert 0 < h.max().item() < 9
+    return h.mean()
+
+
+def _item_caught(h: Tensor) -> Tensor:
+    try:
+        assert h.max().item() < 9
+    except AssertionError:
+        h = h * 2
+    return h.mean()
+
+
+REFUSED = [
+    _item_decides,
+    _item_is_kept,
+    _item_in_a_sum,
+    _item_between,
+    _item_caught,
+    _two_sides,
+    _returns,
+    _caught,
+    _caught_here,
+    _chosen,
+    _loop,
+    _computes_first,
+    _kept,
+]
 
 
 @pytest.mark.parametrize("body", REFUSED)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from autopar.frontends.pytorch import recording
 from autopar.frontends.pytorch.errors import CaptureError
-from autopar.workload import Workload
+from autopar.nouns.workload import Workload
 from tests.frontends.torch_referee import Compared, compare
 
 B, D, DEPTH = 2, 4, 3

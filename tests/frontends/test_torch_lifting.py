@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from autopar.frontends.pytorch import Captured
 from autopar.frontends.pytorch.capture import capture
 from autopar.frontends.pytorch.errors import UnsupportedOpError
-from autopar.workload import Workload
+from autopar.nouns.workload import Workload
 from tests.frontends.torch_referee import compare
 
 B, S, H, D = 4, 6, 2, 8

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from autopar.frontends.pytorch import capture
 from autopar.nouns.graph import from_text, to_text
-from autopar.workload import Workload
+from autopar.nouns.workload import Workload
 from tests.frontends.torch_referee import compare
 
 B, S, D = 4, 6, 8

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from autopar.frontends.captured import Captured
 from autopar.frontends.pytorch import capture, errors
-from autopar.workload import Workload
+from autopar.nouns.workload import Workload
 
 B, D = 4, 8
 Body = Callable[[Any, Tensor], Tensor]
@@ -218,6 +218,36 @@ def test_what_no_later_forward_needs_may_be_left_behind(leave: Callable[..., Non
         return (h * m.cache).mean()
 
     assert [op.kind for op in captured(body).graph.ops][:2] == ["linear", "add"]
+
+
+def _prepare_once(m: Any, h: Tensor) -> None:
+    """As torch prepares something once in a process: no result comes from it."""
+    if m.width is None:
+        torch.empty(0)
+        m.width = h.shape[-1]
+
+
+def _first_call(m: Any, h: Tensor) -> None:
+    """Doubles in the first forward alone."""
+    if m.width is None:
+        m.width = h.shape[-1]
+        h.mul_(2)
+
+
+def test_what_the_first_forward_alone_prepares() -> None:
+    def body(m: Any, h: Tensor) -> Tensor:
+        m.prepare(m, h)
+        return h.sum() / m.width
+
+    def prepare(how: Callable[..., None]) -> Callable[[Any], None]:
+        def set_up(m: Any) -> None:
+            m.width, m.prepare = None, how
+
+        return set_up
+
+    assert [op.kind for op in captured(body, prepare(_prepare_once)).graph.ops][-1] == "div"
+    with pytest.raises(errors.MutationError, match=r"counts in width \(None to 8\)"):
+        captured(body, prepare(_first_call))
 
 
 def _seeded(m: Any, h: Tensor) -> Tensor:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,19 +12,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from autopar.cluster_file import load_cluster
+from autopar.emit.jax import emit
+from autopar.files.cluster_file import load_cluster
 from autopar.frontends.jax import Captured, paths_of
 from autopar.frontends.jax.capture import capture_workload
+from autopar.lowering.collectives import Row, priced_collectives
 from autopar.nouns.plan import Plan
+from autopar.nouns.workload import Workload
 from autopar.planner.planning import Options, Planned, plan_captured
-from autopar.planner.priced import priced_collectives
-from autopar.runtime import jax_hlo, jax_verify
-from autopar.runtime.emit_jax import emit
-from autopar.runtime.jax_layout import by_name
-from autopar.runtime.jax_load import run_program
-from autopar.runtime.jax_train import Step
-from autopar.runtime.verified import Errors
-from autopar.workload import Workload
+from autopar.runtime.jax.layout import by_name
+from autopar.runtime.jax.load import run_program
+from autopar.runtime.jax.step import Step
+from autopar.runtime.verify.jax import counting
+from autopar.runtime.verify.jax import verify as jax_verify
+from autopar.runtime.verify.verified import Errors
 from tests.jax import models
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "clusters" / "h100_8.yaml"
@@ -67,17 +67,16 @@ class Made:
     def program(self, lift: str | None = None) -> ModuleType:
         return run_program(self.text, lift=lift)
 
-    def priced(self) -> list[jax_hlo.Row]:
+    def priced(self) -> list[Row]:
         stored = {name: t.dtype for name, t in self.captured.tensors.items()}
         clips = self.workload.clip_norm is not None
-        rows = priced_collectives(self.planned.lowered, self.plan, stored, clips)
-        return jax_hlo.priced(json.dumps({"rows": [asdict(row) for row in rows]}))
+        return priced_collectives(self.planned.lowered, self.plan, stored, clips)
 
-    def priced_in_float64(self) -> list[jax_hlo.Row]:
+    def priced_in_float64(self) -> list[Row]:
         """Everything that moves is a float of the program's precision."""
         return [replace(row, size_bytes=2 * row.size_bytes) for row in self.priced()]
 
-    def exact(self) -> tuple[Errors, list[jax_hlo.Row]]:
+    def exact(self) -> tuple[Errors, list[Row]]:
         """Two steps in float64 against the reference, and the collectives of a step in float64."""
         assert self.workload.init is not None
         tree = self.workload.init(None)
@@ -96,7 +95,7 @@ class Made:
             named = by_name(paths_of(wide), self.captured.stacks)
             named |= jax_verify.wide_constants(self.captured)
             found = jax_verify.run(step, named, given, right, function)
-            moved = jax_hlo.collectives(function.as_text(), step.layout.mesh)
+            moved = counting.collectives(function.as_text(), step.layout.mesh)
         return jax_verify.errors(found, right), moved
 
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from autopar.errors import UserError
 from autopar.frontends.dispatch import executor
-from autopar.frontends.jax import (
+from autopar.frontends.jax import capture, capture_workload
+from autopar.frontends.jax.errors import (
     BatchError,
     BuildError,
     ControlFlow,
@@ -22,12 +22,11 @@ from autopar.frontends.jax import (
     NotFloating,
     NotScalarLoss,
     ParameterWithoutGradient,
-    capture,
-    capture_workload,
 )
+from autopar.nouns.errors import UserError
+from autopar.nouns.workload import Workload
 from autopar.planner.unruled import check_allowed, unruled
 from autopar.rules.registry import UnruledOp
-from autopar.workload import Workload
 from tests.jax.models import shape
 
 PARAMS = {"w": shape(8, 8)}

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from autopar.frontends.jax import capture
-from autopar.frontends.jax.interpret import flat_parameters, interpret
+from autopar.frontends.jax.interpret import flat_parameters
 from autopar.nouns.graph import Graph, from_text, to_text
 from autopar.rules.registry import bind
-from autopar.runtime.jax_reference import reference_of
+from autopar.runtime.verify.jax.reference import reference_of
 from tests.jax import models
+from tests.jax.interpreter import interpret
 
 LOSS = 1e-12
 GRADIENT = 1e-12  # of each gradient's norm, or of the norm of all where it is zero in theory

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from autopar.frontends.jax import paths_of
-from autopar.runtime import jax_checkpoint
 from autopar.runtime.checkpoint_folder import CheckpointError
-from autopar.runtime.jax_layout import by_name
-from autopar.runtime.jax_load import Trainer
-from autopar.runtime.jax_train import Step
+from autopar.runtime.jax import checkpoint as jax_checkpoint
+from autopar.runtime.jax.layout import by_name
+from autopar.runtime.jax.step import Step
+from autopar.runtime.jax.trainer import Trainer
 from autopar.runtime.save_target import Saving
 from tests.jax.planned import made
 from tests.runtime.damages import DAMAGES, Damage, Killed, failing

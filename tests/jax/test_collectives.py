@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from autopar.runtime import jax_collectives as collectives
-from autopar.runtime import jax_hlo
+from autopar.lowering.collectives import Row
+from autopar.runtime.jax import collectives
+from autopar.runtime.verify.jax import counting
 
 RANKS = 4
 Pieces = np.ndarray  # one row a rank
@@ -126,7 +127,7 @@ def test_collective(name: str) -> None:
     y, back = run(x, gradient)
     np.testing.assert_allclose(y, forward(x), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(back, backward(gradient), rtol=1e-6, atol=1e-6)
-    rows = jax_hlo.collectives(run.lower(x, gradient).compile().as_text(), {"b": 2, "a": RANKS})
+    rows = counting.collectives(run.lower(x, gradient).compile().as_text(), {"b": 2, "a": RANKS})
     assert {row.kind for row in rows} == kinds
     assert {row.axis for row in rows} <= {"a"}
 
@@ -147,10 +148,10 @@ def test_collectives_in_loops_count_as_often_as_they_run() -> None:
     spec = PartitionSpec(None)
     local = jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     text = jax.jit(local).lower(jnp.ones((16, 3))).compile().as_text()
-    assert jax_hlo.collectives(text, {"b": 2, "a": 4}) == [
-        jax_hlo.Row("all_gather", "a", 4 * 16 * 3 * 4, 1),
-        jax_hlo.Row("all_reduce", "b", 16 * 3 * 4, 15),
-        jax_hlo.Row("all_reduce", "b+a", 16 * 3 * 4, 5),
+    assert counting.collectives(text, {"b": 2, "a": 4}) == [
+        Row("all_gather", "a", 4 * 16 * 3 * 4, 1),
+        Row("all_reduce", "b", 16 * 3 * 4, 15),
+        Row("all_reduce", "b+a", 16 * 3 * 4, 5),
     ]
 
 
@@ -166,10 +167,10 @@ def test_bfloat16_counts_as_bfloat16_and_float32_as_float32() -> None:
     spec = PartitionSpec()
     local = jax.shard_map(run, mesh=mesh, in_specs=(spec,) * 2, out_specs=spec, check_vma=False)
     lowered = jax.jit(local).lower(jnp.ones((8, 3), "bfloat16"), jnp.ones((3, 5), "bfloat16"))
-    jax_hlo.say_asked(lowered.compiler_ir("stablehlo").operation)
-    assert jax_hlo.collectives(lowered.compile().as_text(), {"a": 4}) == [
-        jax_hlo.Row("all_gather", "a", 4 * 8 * 5 * 4, 1),
-        jax_hlo.Row("all_reduce", "a", 8 * 5 * 2, 1),
+    counting.mark_asked_dtypes(lowered.compiler_ir("stablehlo").operation)
+    assert counting.collectives(lowered.compile().as_text(), {"a": 4}) == [
+        Row("all_gather", "a", 4 * 8 * 5 * 4, 1),
+        Row("all_reduce", "a", 8 * 5 * 2, 1),
     ]
 
 
@@ -182,7 +183,7 @@ ENTRY %main (x: f32[8]) -> f32[8] {
   ROOT %c = f32[8]{0} all-gather-done(%b)
 }
 """
-    assert jax_hlo.collectives(text, {"b": 2, "a": 4}) == [
-        jax_hlo.Row("all_gather", "a", 32, 1),
-        jax_hlo.Row("all_reduce", "b", 32, 1),
+    assert counting.collectives(text, {"b": 2, "a": 4}) == [
+        Row("all_gather", "a", 32, 1),
+        Row("all_reduce", "b", 32, 1),
     ]

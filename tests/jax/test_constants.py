@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from autopar.frontends.jax.capture import capture
-from autopar.runtime import jax_hlo
-from autopar.runtime.jax_train import Step
+from autopar.runtime.jax.step import Step
 from autopar.runtime.settings import changed_training
-from autopar.runtime.verified import TOLERANCE
+from autopar.runtime.verify.collectives import differences
+from autopar.runtime.verify.verified import TOLERANCE
 from tests.jax import models
 from tests.jax.planned import made_of
 
@@ -61,7 +61,7 @@ def test_frozen_base(how: str) -> None:
     assert len(program.text) < 6000
     errors, moved = program.exact()
     assert errors.largest <= TOLERANCE
-    assert jax_hlo.differences(program.priced_in_float64(), moved) == []
+    assert differences(program.priced_in_float64(), moved) == []
 
 
 def test_frozen_arrays_have_no_optimizer_state_and_stay_as_they_are() -> None:

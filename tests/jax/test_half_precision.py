@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from autopar.runtime import jax_hlo, jax_verify
-from autopar.runtime.jax_optimizer import SLOTS, update
-from autopar.runtime.jax_train import Step
-from autopar.runtime.verified import TOLERANCE, rounding_of
-from autopar.workload import Workload
+from autopar.nouns.workload import Workload
+from autopar.runtime.jax.optimizer import SLOTS, update
+from autopar.runtime.jax.step import Step
+from autopar.runtime.verify.collectives import differences
+from autopar.runtime.verify.jax import verify as jax_verify
+from autopar.runtime.verify.verified import TOLERANCE, rounding_of
 from tests.jax import models
 from tests.jax.planned import made_of
 
@@ -77,4 +78,4 @@ def test_parameters_in_bfloat16_train_and_are_verified() -> None:
     assert jax_verify.errors(own, right, "bfloat16", rounding).largest <= rounding
     assert own.weights["up"].dtype == jnp.bfloat16
     moved = jax_verify.issued_collectives(step, batches[0])
-    assert jax_hlo.differences(program.priced(), moved) == []
+    assert differences(program.priced(), moved) == []

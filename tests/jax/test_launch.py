@@ -10,18 +10,20 @@ from typing import Any
 import jax
 import pytest
 
-from autopar import plan_folder
-from autopar.commands import plan_files
-from autopar.errors import UserError
+from autopar.cli.commands import plan_files
+from autopar.files import plan_folder
 from autopar.frontends.jax.capture import capture_workload
 from autopar.frontends.loading import load_workload
+from autopar.nouns.errors import UserError
 from autopar.planner import plan
-from autopar.runtime import jax_launch, jax_program, jax_verify
-from autopar.runtime.failures import RankFailed
-from autopar.runtime.jax_load import TooFewDevices, check_model_of, run_program
-from autopar.runtime.machine import accelerators
+from autopar.runtime.jax import program as jax_program
+from autopar.runtime.jax.load import TooFewDevices, check_model_of, run_program
+from autopar.runtime.jobs import launch
+from autopar.runtime.jobs.failures import RankFailed
+from autopar.runtime.jobs.machine import accelerators
 from autopar.runtime.settings import StaleSettings
 from autopar.runtime.stale import StalePlan
+from autopar.runtime.verify.jax import verify as jax_verify
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "clusters" / "h100_8.yaml"
 MODEL = """
@@ -71,14 +73,14 @@ def folder_of(model: Path, name: str, fix: dict[str, str]) -> Path:
 def test_run_save_resume_under_another_plan(model: Path) -> None:
     one = folder_of(model, "one", {"tp": "4", "dp_replicate": "2"})
     other = folder_of(model, "other", {"dp_shard": "8", "zero": "3"})
-    straight = jax_launch.run(one, 4, device="cpu")
+    straight = launch.run(one, 4, device="cpu")
     assert straight.ranks == 8
     assert straight.peak_memory_bytes > 0
     assert "XLA" in straight.memory_is
     assert not straight.memory_compares
     saved = model.parent / "saved"
-    first = jax_launch.run(one, 2, save=saved, device="cpu")
-    rest = jax_launch.run(other, 2, resume=saved, device="cpu")
+    first = launch.run(one, 2, save=saved, device="cpu")
+    rest = launch.run(other, 2, resume=saved, device="cpu")
     assert rest.step == 4
     assert [*first.losses, *rest.losses] == pytest.approx(straight.losses, rel=1e-5)
     assert straight.losses[-1] != pytest.approx(straight.losses[0], rel=1e-3)
@@ -86,7 +88,7 @@ def test_run_save_resume_under_another_plan(model: Path) -> None:
 
 def test_verify(model: Path) -> None:
     folder = folder_of(model, "plan", {"tp": "2", "dp_shard": "2", "dp_replicate": "2"})
-    found = jax_launch.verify(folder)
+    found = launch.verify(folder)
     assert found.passed
     assert found.ranks == 8
     assert found.exact.largest < 1e-12
@@ -102,7 +104,7 @@ def test_verify_sees_a_program_that_computes_something_else(model: Path) -> None
     wrong = text.replace("jnp.tanh(", "jnp.sin(")
     assert wrong != text
     file.write_text(wrong)
-    found = jax_launch.verify(folder)
+    found = launch.verify(folder)
     assert not found.passed
     assert found.exact.loss > 1e-3
     difference, edit, _ = found.first_difference.partition(f". {file} is not the program")
@@ -112,7 +114,7 @@ def test_verify_sees_a_program_that_computes_something_else(model: Path) -> None
     assert "jnp.sin(" in found.first_difference.partition("the plan gives")[0]
     file.write_text(text.replace("jnp.tanh(", "jnp.tanh(1, "))
     with pytest.raises(UserError, match="the program fails at") as raised:
-        jax_launch.verify(folder)
+        launch.verify(folder)
     assert "jnp.tanh(1, " in str(raised.value).partition("the plan gives")[0]
 
 
@@ -145,7 +147,7 @@ def test_a_model_that_has_changed_is_refused(model: Path) -> None:
     folder = folder_of(model, "plan", {"tp": "2", "dp_replicate": "4"})
     model.write_text(MODEL.replace("jnp.tanh", "jnp.sin"))
     with pytest.raises(UserError, match="has changed since it was planned") as raised:
-        jax_launch.run(folder, 1, device="cpu")
+        launch.run(folder, 1, device="cpu")
     assert type(raised.value).__name__ == "StalePlan"
     assert raised.value.exit_code == 2
 
@@ -155,7 +157,7 @@ def test_a_device_that_jax_does_not_find_is_refused(model: Path) -> None:
     if accelerators():
         pytest.skip("there is one")
     with pytest.raises(UserError, match="device cuda: jax finds none here"):
-        jax_launch.run(folder, 1, device="cuda")
+        launch.run(folder, 1, device="cuda")
 
 
 def test_a_plan_of_another_version_of_the_tool_is_refused(model: Path) -> None:
@@ -179,7 +181,7 @@ def test_an_error_in_a_step_is_told_in_one_line(model: Path) -> None:
     text = model.read_text().replace(first, f"    1 / (1 - step)\n{first}")
     model.write_text(text)
     with pytest.raises(RankFailed) as caught:
-        jax_launch.run(folder, 2, device="cpu")
+        launch.run(folder, 2, device="cpu")
     line = text[: text.index("1 / (1 - step)")].count("\n") + 1
     assert str(caught.value) == (
         f"the JAX process failed in step 1 at {model}:{line} in batch: ZeroDivisionError: division "

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from autopar.files import plan_folder
 from benchmarks import jax_memory
 from benchmarks.jax_models import gpt
+from benchmarks.planted_jax import CASES
+from benchmarks.planting import write_plan
 
 
 @pytest.mark.parametrize(
@@ -20,3 +25,13 @@ def test_price_is_what_xla_lays_out(fix: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(jax_memory, "models", lambda: {"tiny": lambda: model})
     found = jax_memory.compared(jax_memory.Case("tiny", fix))
     assert abs(found.error) < 0.2
+
+
+def test_gradients_are_said_where_they_are_not_the_worst_moment(tmp_path: Path) -> None:
+    """Of a table that is far larger than what the loss keeps; they were said to be that small."""
+    write_plan(CASES["jax narrow tp"], tmp_path / "plan")
+    memory = plan_folder.read_plan(tmp_path / "plan").prediction.memory_bytes
+    graph = plan_folder.read_graph(tmp_path / "plan")
+    table = graph.tensors["tokens"].size_bytes
+    assert memory.gradients >= table  # every device has a copy
+    assert memory.activations >= 0

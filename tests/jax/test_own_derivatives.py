@@ -10,16 +10,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from autopar.errors import UserError
 from autopar.frontends.dispatch import executor
 from autopar.frontends.jax import capture
 from autopar.frontends.jax.errors import RuleFailed
+from autopar.nouns.errors import UserError
 from autopar.nouns.graph import from_text, to_text
 from autopar.planner.unruled import check_allowed, unruled
 from autopar.rules.registry import UnruledOp, bind
-from autopar.runtime.verified import TOLERANCE
+from autopar.runtime.verify.verified import TOLERANCE
 from tests.jax import models
-from tests.jax.own_derivatives import FUNCTIONS, leaky, safe_norm, scaled, weighted
+from tests.jax.own_derivatives import FUNCTIONS, leaky, reversal, safe_norm, scaled, weighted
 from tests.jax.planned import made_of
 from tests.jax.test_capture import equal
 
@@ -197,6 +197,7 @@ def several(last: Any) -> models.Model:
     def loss(params: Any, batch: Any) -> Any:
         x, _ = jax.lax.scan(layer, batch["x"], params["layers"])
         norm = safe_norm(x)
+        x = reversal(x)  # gives back what it is given
         return jnp.mean(last(x) * norm[:, None]) + jnp.mean(weighted(x, params["last"]))
 
     layers = {"up": models.shape(3, 8, 16), "down": models.shape(3, 16, 8)}

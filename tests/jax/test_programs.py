@@ -11,16 +11,18 @@ import jax
 import numpy as np
 import pytest
 
+from autopar.emit import text as layout
+from autopar.emit.jax import UnevenPieces, emit
 from autopar.frontends.jax import paths_of
-from autopar.lowering import lower
+from autopar.lowering.spread import lower
 from autopar.rules.batch import data_choices
-from autopar.runtime import jax_hlo, jax_units, jax_verify
-from autopar.runtime.emit_jax import UnevenPieces, emit
-from autopar.runtime.emit_torch import text as layout
-from autopar.runtime.jax_layout import by_name
-from autopar.runtime.jax_locate import compared
-from autopar.runtime.jax_train import Step
-from autopar.runtime.verified import TOLERANCE
+from autopar.runtime.jax import units as jax_units
+from autopar.runtime.jax.layout import by_name
+from autopar.runtime.jax.step import Step
+from autopar.runtime.verify.collectives import differences
+from autopar.runtime.verify.jax import verify as jax_verify
+from autopar.runtime.verify.jax.locate import compared
+from autopar.runtime.verify.verified import TOLERANCE
 from tests.jax import models
 from tests.jax.planned import made, made_of
 
@@ -63,7 +65,7 @@ def test_program_equals_loss_function_and_moves_what_was_priced(name: str) -> No
     errors, issued = program.exact()
     assert errors.largest <= TOLERANCE
     assert issued
-    assert jax_hlo.differences(program.priced_in_float64(), issued) == []
+    assert differences(program.priced_in_float64(), issued) == []
 
 
 def test_parameters_that_are_gathered_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +83,7 @@ def test_bfloat16_program_moves_what_was_priced(zero: str) -> None:
     program = made("gpt_two_layers", fix, precision="bfloat16", **CLIPPED)
     step = Step(program.program(), program.workload)
     issued = jax_verify.issued_collectives(step, program.workload.batch(0))
-    assert jax_hlo.differences(program.priced(), issued) == []
+    assert differences(program.priced(), issued) == []
 
 
 def test_gelu_in_half_precision_has_exact_constants() -> None:
@@ -129,6 +131,19 @@ def test_breaking_lines_changes_no_statement(monkeypatch: pytest.MonkeyPatch) ->
         assert text(columns) == unbroken, columns
 
 
+def test_a_split_into_one_part() -> None:
+    def loss(params: Any, batch: Any) -> Any:
+        import jax.numpy as jnp
+
+        (whole,) = jnp.split(jnp.tanh(batch["x"] @ params["up"]), 1, axis=-1)
+        return jnp.mean(whole**2)
+
+    params = {"up": models.shape(6, 16)}
+    model = models.Model(loss, params, {"x": models.shape(8, 6)})
+    errors, _ = made_of("split", model, {"dp_replicate": "8"}).exact()
+    assert errors.largest <= TOLERANCE
+
+
 def test_sizes_that_axes_do_not_divide_stay_whole() -> None:
     """JAX cuts evenly only: the planner splits something else than 4098 over 8 ranks."""
 
@@ -140,10 +155,10 @@ def test_sizes_that_axes_do_not_divide_stay_whole() -> None:
     params = {"up": models.shape(1024, 4098), "down": models.shape(4098, 1024)}
     model = models.Model(loss, params, {"x": models.shape(1 << 14, 1024)})
     program = made_of("odd", model, {"tp": "8"})
-    (stage,) = program.planned.plan.stages
-    assert (stage.parameters.get("up"), stage.parameters.get("down")) == ("tp:S0", "tp:S1")
+    (spread,) = program.planned.plan.spreads
+    assert (spread.parameters.get("up"), spread.parameters.get("down")) == ("tp:S0", "tp:S1")
     ops = {"linear_t": "tp:n", "tanh": "tp:e1", "linear_t_1": "tp:k"}
-    uneven = replace(stage, ops=ops, parameters={"up": "tp:S1", "down": "tp:S0"})
+    uneven = replace(spread, ops=ops, parameters={"up": "tp:S1", "down": "tp:S0"})
     graph = program.planned.graph
     cut = lower(graph, uneven, 1, data_choices(graph, {"x": 0}), {"x": 0})
     with pytest.raises(UnevenPieces, match="4098, which tp = 8 does not divide"):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from autopar.runtime.jax_reference import reference_of
+from autopar.runtime.verify.jax.reference import reference_of
 from tests.jax import models
 
 BATCH = {"x": models.shape(4, 8)}
@@ -86,6 +86,29 @@ def test_casts_of_the_function_are_lifted_and_its_rules_are_not_touched(narrow: 
         found, ours = reference_of(loss, PARAMS, BATCH).function(params, batch)
     assert found == pytest.approx(float(wanted), rel=1e-14)
     np.testing.assert_allclose(ours["w"], gradients["w"], rtol=1e-13)
+
+
+@pytest.mark.parametrize("how", ["picked", "set", "add", "multiply", "min", "max"])
+def test_what_is_picked_and_put_in_float32_is_lifted(how: str) -> None:
+    """Derivatives of picking, and puts, hold a small function of two float32 numbers."""
+
+    rows, apart = jnp.array([0, 2, 1]), {"unique_indices": True}
+
+    def of(dtype: str) -> Any:
+        def loss(params: Any, batch: Any) -> Any:
+            y = (batch["x"] @ params["w"]).astype(dtype)
+            if how == "picked":
+                return jnp.mean(jnp.take_along_axis(y, jnp.array([[0], [2], [1], [0]]), axis=-1))
+            return jnp.mean(jnp.sin(getattr(y.at[rows], how)(y[1:] / 3, **apart)))
+
+        return loss
+
+    params, batch = values()
+    with jax.enable_x64(True):
+        wanted, gradients = jax.value_and_grad(of("float64"))(params, batch)
+        found, ours = reference_of(of("float32"), PARAMS, BATCH).function(params, batch)
+    assert found == pytest.approx(float(wanted), rel=1e-14)
+    np.testing.assert_allclose(ours["w"], gradients["w"], rtol=1e-12, atol=1e-16)
 
 
 def test_constants_of_a_dtype_are_those_of_the_users_dtype() -> None:

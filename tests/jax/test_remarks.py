@@ -54,11 +54,19 @@ def test_a_sharding_constraint_is_told_with_its_spec() -> None:
     assert "'model'" in note
 
 
-def test_casts_that_a_precision_takes_away_are_told() -> None:
-    """The user's own, not those that functions of JAX make for themselves."""
-    assert notes(jax.nn.softmax) == ()
-    own = notes(lambda x: jax.nn.softmax(x.astype(jnp.float32)), "bfloat16")
+def test_casts_that_cannot_be_followed_are_told() -> None:
+    """Of a loss that is another program in half precision; the user's own casts, not those that
+    functions of JAX make for themselves."""
+
+    def other(x: Any) -> Any:
+        y = jax.nn.softmax(x.astype(jnp.float32))
+        return jnp.sin(y) if x.dtype == jnp.bfloat16 else y
+
+    own = notes(other, "bfloat16")
     assert len(own) == 1
     assert own[0].count("test_remarks.py:") == 1  # what the loss casts then is float32 already
     assert "plan with precision float32" in own[0]
+    assert notes(other) == ()
+    for followed in (jax.nn.softmax, lambda x: jax.nn.softmax(x.astype(jnp.float32))):
+        assert notes(followed, "bfloat16") == ()
     assert notes(lambda x: x.astype(jnp.bfloat16)) == ()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.errors import DoesNotFit
+from autopar.nouns.errors import DoesNotFit
 from autopar.pipeline.cuts import NoCuts, Price, StagePrice, cut
 from autopar.pipeline.play import Costs, play
 from autopar.pipeline.schedules.table import schedule

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autopar.workload import Workload
+from autopar.nouns.workload import Workload
 
 D, HEADS, VOCAB, B, S = 16, 2, 32, 4, 8
 HALF, WIDE = torch.bfloat16, torch.float64

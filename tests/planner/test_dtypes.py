@@ -15,20 +15,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from autopar.cluster_file import cluster_from_text
+from autopar.emit.pytorch import emit
+from autopar.files.cluster_file import cluster_from_text
 from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture
-from autopar.lowering import Lowered
+from autopar.lowering.spread import Lowered
 from autopar.nouns.graph import DTYPE_BYTES
-from autopar.planner.activations import activation_lives, saved_parameters
 from autopar.planner.planning import Planned, plan_captured
-from autopar.planner.utilization import model_flops, peak_time_s
+from autopar.planner.pricing.activations import activation_lives, saved_parameters
+from autopar.planner.pricing.utilization import model_flops, peak_time_s
 from autopar.report.notes import notes
 from autopar.rules.work import PRODUCTS, op_work
-from autopar.runtime.emit_torch import emit
-from autopar.runtime.initialize import initialize
-from autopar.runtime.probe import recording
-from autopar.runtime.trainer import Program, Trainer
+from autopar.runtime.pytorch.initialize import initialize
+from autopar.runtime.pytorch.trainer import Program, Trainer
+from autopar.runtime.verify.pytorch.probe import recording
 from tests.planner.dtype_mixes import MIXES, Mix
 
 ONE = cluster_from_text(

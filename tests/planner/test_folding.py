@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autopar.cluster_file import load_cluster
-from autopar.lowering import MICROBATCH, lower
+from autopar.files.cluster_file import load_cluster
+from autopar.lowering.spread import MICROBATCH, lower
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import Stage
-from autopar.planner.bindings import Bindings
-from autopar.planner.folding import fold
-from autopar.planner.nodes import Folded
-from autopar.planner.prices import Prices
-from autopar.planner.repricing import objective
-from autopar.planner.state import StateSharding
-from autopar.planner.state_prices import StatePrices
+from autopar.nouns.plan import Spread
+from autopar.planner.pricing.prices import Prices
+from autopar.planner.pricing.repricing import objective
+from autopar.planner.pricing.state import StateSharding
+from autopar.planner.pricing.state_prices import StatePrices
+from autopar.planner.problem.bindings import Bindings
+from autopar.planner.problem.folding import fold
+from autopar.planner.problem.nodes import Folded
 from autopar.rules.batch import data_choices
 from autopar.rules.fusion import ALONE, Fusion, fusion
 from autopar.searchers import search
@@ -37,10 +37,10 @@ def folded_problem(
     return fold(graph, full, choices, BATCH, prices, state, Bindings()), prices, state
 
 
-def lifted(stage: Stage, graph: Graph) -> Stage:
+def lifted(spread: Spread, graph: Graph) -> Spread:
     """The same decisions with a block's written out for each of its instances."""
 
-    def spread(found: dict[str, str], separator: str) -> dict[str, str]:
+    def unfolded(found: dict[str, str], separator: str) -> dict[str, str]:
         out: dict[str, str] = {}
         for name, text in found.items():
             block, inside, rest = name.partition("::")
@@ -51,23 +51,23 @@ def lifted(stage: Stage, graph: Graph) -> Stage:
                 out[f"{instance}{separator}{rest}"] = text
         return out
 
-    return Stage(
-        stage.mesh,
-        spread(dict(stage.ops), "/"),
-        spread(dict(stage.shared), "/"),
-        spread(dict(stage.parameters), "."),
+    return Spread(
+        spread.mesh,
+        unfolded(dict(spread.ops), "/"),
+        unfolded(dict(spread.shared), "/"),
+        unfolded(dict(spread.parameters), "."),
     )
 
 
-def entries_as_copies(stage: Stage, graph: Graph, flat: Graph) -> Stage:
+def entries_as_copies(spread: Spread, graph: Graph, flat: Graph) -> Spread:
     """A block's input is a copy of its own; unfolded, the tensor that enters takes its sharding."""
-    shared = dict(stage.shared)
+    shared = dict(spread.shared)
     for op in graph.ops:
         if op.kind == "block":
             block = graph.blocks[op.attrs["block"]]
             for inner, outer in zip(block.body.inputs, op.inputs, strict=True):
-                shared[outer] = stage.shared.get(f"{op.attrs['instance']}/{inner}", "R")
-    return Stage(stage.mesh, stage.ops, shared, stage.parameters)
+                shared[outer] = spread.shared.get(f"{op.attrs['instance']}/{inner}", "R")
+    return Spread(spread.mesh, spread.ops, shared, spread.parameters)
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_claimed_objective_equals_the_plan_priced_again(
     graph = gpt(layers=3, heads=8)
     folded, prices, state = folded_problem(graph, tp, shard, microbatches)
     solution = search(folded.problem, searcher="elimination")
-    stage = folded.stage(solution.choice.tolist())
-    lowered = lower(graph, stage, microbatches, data_choices(graph, BATCH), BATCH)
+    spread = folded.spread(solution.choice.tolist())
+    lowered = lower(graph, spread, microbatches, data_choices(graph, BATCH), BATCH)
     assert objective(lowered, prices, state) == solution.cost
     flat = unfolded(graph)
-    flat_stage = entries_as_copies(lifted(stage, graph), graph, flat)
+    flat_stage = entries_as_copies(lifted(spread, graph), graph, flat)
     choices = data_choices(flat, BATCH)
     lowered = lower(flat, flat_stage, microbatches, choices, BATCH)
     assert objective(lowered, prices, state) == solution.cost
@@ -119,8 +119,8 @@ def test_any_choice_costs_what_its_plan_costs(
         picked = random.integers(0, problem.num_strategies)
         if not problem.allowed(picked):
             continue
-        stage = folded.stage(picked.tolist())
-        lowered = lower(graph, stage, microbatches, choices, BATCH)
+        spread = folded.spread(picked.tolist())
+        lowered = lower(graph, spread, microbatches, choices, BATCH)
         assert objective(lowered, prices, state) == problem.total(picked)
         priced += 1
     assert priced >= 10

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autopar.cluster_file import load_cluster
+from autopar.files.cluster_file import load_cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.problem import FORBIDDEN
-from autopar.planner.free import FreeProblem, free_problem
 from autopar.searchers import search
-from autopar.searchers.contest_format import dumps, loads
+from benchmarks.contest_format import dumps, loads
+from benchmarks.free_problem import FreeProblem, free_problem
 from tests.planner.graphs import Drawing, gpt
 
 CLUSTER = load_cluster("examples/clusters/h100_8x8.yaml")

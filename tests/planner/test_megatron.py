@@ -13,11 +13,11 @@ from collections.abc import Mapping
 import pytest
 
 from autopar import Workload
-from autopar.cluster_file import load_cluster
+from autopar.files.cluster_file import load_cluster
+from autopar.files.plan_checks import from_json
 from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture
 from autopar.nouns.plan import to_json
-from autopar.plan_checks import from_json
 from autopar.planner.planning import Options, plan_captured
 
 CLUSTER = load_cluster("examples/clusters/h100_8.yaml")
@@ -82,6 +82,6 @@ def llama() -> tuple[Workload, Captured]:
 def test_the_expert_layout_is_found(llama: tuple[Workload, Captured], searcher: str) -> None:
     workload, captured = llama
     made = plan_captured(captured, workload, CLUSTER, "llama", {"tp": "8"}, Options(searcher))
-    (stage,) = from_json(to_json(made.plan)).stages
-    assert {name: stage.ops.get(name) for name in OPS} == OPS
-    assert {name: stage.parameters.get(name) for name in PARAMETERS} == PARAMETERS
+    (spread,) = from_json(to_json(made.plan)).spreads
+    assert {name: spread.ops.get(name) for name in OPS} == OPS
+    assert {name: spread.parameters.get(name) for name in PARAMETERS} == PARAMETERS

@@ -7,15 +7,15 @@ import itertools
 import numpy as np
 import pytest
 
-from autopar.cluster_file import load_cluster
 from autopar.cost_models.compute import op_time_s
+from autopar.files.cluster_file import load_cluster
 from autopar.nouns.graph import Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.problem import FORBIDDEN
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Sharding, split
-from autopar.planner.codes import Codes
-from autopar.planner.move_prices import FEW, FEW_WAYS, MovePrices
-from autopar.planner.prices import Prices
+from autopar.planner.pricing.prices import Prices
+from autopar.planner.problem.codes import Codes
+from autopar.planner.problem.move_prices import FEW, FEW_WAYS, MovePrices
 from autopar.rules.resharding import reshard
 
 CLUSTER = load_cluster("examples/clusters/h100_8x8.yaml")

@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.arch_file import load_arch
-from autopar.cluster_file import cluster_from_text
 from autopar.cost_models.calibrate import calibrate
 from autopar.cost_models.catalogue import catalogue
 from autopar.cost_models.collectives import AxisGroup, collective_time_s
@@ -21,14 +19,16 @@ from autopar.cost_models.layout import layout_from_fix
 from autopar.cost_models.physics import Bound, Impossible, check
 from autopar.cost_models.precision import compute_dtype
 from autopar.cost_models.profile_db import Machine, Measurement, ProfileDb
-from autopar.errors import UserError
-from autopar.estimate import PRECISIONS, estimate
+from autopar.files.arch_file import load_arch
+from autopar.files.cluster_file import cluster_from_text
 from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture
 from autopar.nouns.cluster import Cluster, MeasuredRate
+from autopar.nouns.errors import UserError
 from autopar.planner import planning
+from autopar.planner.estimate import PRECISIONS, estimate
 from autopar.planner.planning import Planned, plan_captured
-from autopar.planner.utilization import peak_time_s
+from autopar.planner.pricing.utilization import peak_time_s
 from autopar.rules.work import PRODUCTS, op_work
 from tests.planner.dtype_mixes import MIXES, B, S
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from autopar.errors import DoesNotFit
+from autopar.nouns.errors import DoesNotFit
 from autopar.planner import remedies
 from autopar.planner.question import Question
 from autopar.planner.remedies import search_or_advise

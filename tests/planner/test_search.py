@@ -8,15 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from autopar.cluster_file import load_cluster
-from autopar.lowering import lower
+from autopar.files.cluster_file import load_cluster
+from autopar.lowering.spread import lower
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph, Source
 from autopar.planner.candidates import Layout, candidates, layouts
 from autopar.planner.fewer import fewer
 from autopar.planner.fixed import Fixed, FixError
 from autopar.planner.question import Outcome, Question
-from autopar.planner.search import search_plan, splits_tp
+from autopar.planner.search import search_plan
+from autopar.planner.solved import splits_tp
 from autopar.planner.standings import NothingFits, Standings
 from autopar.rules.batch import batch_flow
 from tests.planner.graphs import gpt
@@ -48,7 +49,7 @@ def memory_limited(limit_bytes: int) -> Cluster:
 def test_same_question_same_answer() -> None:
     graph = gpt(layers=4, **LARGE)
     first, second = planned(graph, 32), planned(graph, 32)
-    assert first.best.stage == second.best.stage
+    assert first.best.spread == second.best.spread
     assert first.best.time == second.best.time
     assert first.runners_up == second.runners_up
 
@@ -65,7 +66,7 @@ def test_no_layout_beats_the_lower_bound() -> None:
 
 def test_deeper_models_get_the_same_decisions_and_cost_the_same_search() -> None:
     shallow, deep = (planned(gpt(layers=n, **LARGE), 32, tp="4") for n in (4, 16))
-    assert shallow.best.stage == deep.best.stage
+    assert shallow.best.spread == deep.best.spread
     assert shallow.tried == deep.tried
 
 
@@ -88,7 +89,7 @@ def test_pinned_choices_hold(fix: dict[str, str], data: int | None, tp: int | No
 
 def test_tensor_parallel_ranks_share_the_work_even_of_a_tiny_model() -> None:
     best = planned(gpt(layers=2, heads=8), 8, tp="8").best
-    products = [text for name, text in best.stage.ops.items() if name.endswith("linear")]
+    products = [text for name, text in best.spread.ops.items() if name.endswith("linear")]
     assert products
     assert all(text not in ("tp:D", "tp:P") for text in products)
 
@@ -98,7 +99,7 @@ def test_ranks_that_repeat_one_another_do_not_win_and_fewer_are_told() -> None:
     asked = question(gpt(layers=2, heads=8), 8, many)
     found = search_plan(asked)
     assert found.best.candidate.tp < many.device_count
-    assert splits_tp(found.best.stage)
+    assert splits_tp(found.best.spread)
     alone = fewer(asked, found)
     assert alone is not None
     assert (alone.devices, alone.domain) == (1, "")
@@ -128,7 +129,13 @@ def test_no_fewer_devices_are_told_where_they_are_slower() -> None:
         ({"dp_shard": "4", "zero": "0"}, "dp_shard=4 leaves dp_shard=4; choose zero=1, 2 or 3"),
         ({"tp": "2", "dp_shard": "8"}, "dp_shard may be 1, 2 or 4, or tp may be 1"),
         ({"microbatches": "2"}, "Did you mean microbatch"),
-        ({"pp": "2"}, "pp=1"),
+        ({"cp": "2"}, "cp=1"),
+        ({"pp": "3"}, "pp may be 1, 2, 4 or 8"),
+        ({"schedule": "zb-v"}, "give --fix pp=2 or more"),
+        ({"pp": "2", "schedule": "zb"}, "choose none, gpipe"),
+        ({"pp": "2", "tp": "8"}, "tp may be 1, 2 or 4"),
+        ({"pp": "4", "schedule": "zb-v", "microbatch": "8"}, "fills with 7 microbatches"),
+        ({"pp": "8", "schedule": "interleaved-1f1b", "interleave": "9"}, "72 stages of 5 units"),
         ({"tp": "1", "microbatch": "3"}, "does not divide"),
         ({"zero": "3", "dp_shard": "1"}, "dp_shard=1"),
     ],
@@ -229,7 +236,7 @@ def test_lowered_stage_is_the_one_that_was_priced() -> None:
     best = found.best
     flow = batch_flow(gpt(layers=2, **LARGE), BATCH)
     again = lower(
-        gpt(layers=2, **LARGE), best.stage, best.candidate.microbatches, flow.choices, BATCH
+        gpt(layers=2, **LARGE), best.spread, best.candidate.microbatches, flow.choices, BATCH
     )
     assert again == best.lowered
 
@@ -237,8 +244,8 @@ def test_lowered_stage_is_the_one_that_was_priced() -> None:
 def test_a_backend_without_uneven_pieces_gets_none() -> None:
     sizes = {**LARGE, "vocab": 32001}
     asked = question(gpt(layers=2, **sizes), 32, NODE, {"tp": "8", "microbatch": "8"})
-    head = search_plan(asked).best.stage.ops.get("head/linear", "")
-    even = search_plan(replace(asked, uneven=False)).best.stage.ops.get("head/linear", "")
+    head = search_plan(asked).best.spread.ops.get("head/linear", "")
+    even = search_plan(replace(asked, uneven=False)).best.spread.ops.get("head/linear", "")
     assert head == "tp:n"
     assert even != "tp:n"
 

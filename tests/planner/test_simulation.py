@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from autopar.cluster_file import load_cluster
+from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster, MeasuredCollective, MeasuredRate
 from autopar.nouns.mesh import Mesh
-from autopar.planner.activations import Life
-from autopar.planner.memory import step_memory
-from autopar.planner.moves import BUCKET_BYTES, bucket_time_s, move_time_s
-from autopar.planner.simulation import simulate
-from autopar.planner.state import StateSharding
-from autopar.planner.summary import Summary, Unit
+from autopar.planner.pricing.activations import Life
+from autopar.planner.pricing.memory import step_memory
+from autopar.planner.pricing.moves import BUCKET_BYTES, bucket_time_s, move_time_s
+from autopar.planner.pricing.simulation import simulate
+from autopar.planner.pricing.state import StateSharding
+from autopar.planner.pricing.summary import Summary, Unit
 
 PLAIN = load_cluster("examples/clusters/cpu_4.yaml")
 NUMEL = 8_000_000

@@ -7,17 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from autopar.cluster_file import load_cluster
+from autopar.files.cluster_file import load_cluster
 from autopar.nouns.plan import key
 from autopar.nouns.problem import Problem, Solution
-from autopar.planner import solving
 from autopar.planner.fixed import Fixed
-from autopar.planner.prices import Prices
+from autopar.planner.pricing.prices import Prices
+from autopar.planner.pricing.repricing import objective
+from autopar.planner.pricing.state import StateSharding
+from autopar.planner.pricing.state_prices import StatePrices
+from autopar.planner.problem import solving
 from autopar.planner.question import Outcome, Question
-from autopar.planner.repricing import objective
 from autopar.planner.search import search_plan
-from autopar.planner.state import StateSharding
-from autopar.planner.state_prices import StatePrices
 from autopar.rules.batch import data_choices
 from autopar.searchers import SEARCHERS, Budget, Progress
 from tests.planner.graphs import gpt
@@ -59,7 +59,7 @@ def priced_again(outcome: Outcome) -> int:
 def test_every_searcher_plans(searcher: str) -> None:
     told: list[str] = []
     outcome = search_plan(question(searcher, verbose=True, tp=4), told.append)
-    assert set(outcome.best.stage.ops) <= {
+    assert set(outcome.best.spread.ops) <= {
         key(block, op.name)
         for block, graph in [(None, GRAPH), *((n, b.body) for n, b in GRAPH.blocks.items())]
         for op in graph.ops

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autopar.cluster_file import load_cluster
-from autopar.lowering import MICROBATCH, Lowered, lower
+from autopar.files.cluster_file import load_cluster
+from autopar.lowering.spread import MICROBATCH, Lowered, lower
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.problem import FORBIDDEN
-from autopar.planner.bindings import Bindings
-from autopar.planner.folding import fold
-from autopar.planner.prices import Prices
-from autopar.planner.repricing import objective
-from autopar.planner.state import StateSharding
-from autopar.planner.state_prices import StatePrices
+from autopar.planner.pricing.prices import Prices
+from autopar.planner.pricing.repricing import objective
+from autopar.planner.pricing.state import StateSharding
+from autopar.planner.pricing.state_prices import StatePrices
+from autopar.planner.problem.bindings import Bindings
+from autopar.planner.problem.folding import fold
 from autopar.report.explain import Alternative, explain, explain_object, explained
 from autopar.report.render import to_text
 from autopar.rules.batch import data_choices
@@ -49,7 +49,7 @@ def any_plan(seed: int) -> tuple[Lowered, Prices, int]:
     cost = folded.problem.cost
     taste = np.where(cost >= FORBIDDEN, FORBIDDEN, draw.integers(0, 10**9, len(cost)))
     solution = search(replace(folded.problem, cost=taste), searcher="elimination")
-    stage = folded.stage(solution.choice.tolist())
+    stage = folded.spread(solution.choice.tolist())
     lowered = lower(graph, stage, MICROBATCHES, choices, BATCH)
     return lowered, prices, objective(lowered, prices, state)
 

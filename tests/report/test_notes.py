@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from autopar.lowering import lower
+from autopar.lowering.spread import lower
 from autopar.nouns.cluster import DeviceGroup
 from autopar.planner.fewer import Fewer
 from autopar.planner.search import search_plan
@@ -19,12 +19,12 @@ from tests.planner.test_search import LARGE, NODE, question
 def test_what_tp_leaves_whole_or_cuts_unevenly_is_named() -> None:
     graph = gpt(layers=2, **{**LARGE, "vocab": 32001})
     best = search_plan(question(graph, 32, NODE, {"tp": "8", "microbatch": "8"})).best
-    plan = plans.plan(stages=(best.stage,))
+    plan = plans.plan(spreads=(best.spread,))
     said = notes(best.lowered, plan, NODE, 32)
     assert "32001 is cut unevenly over tp 8, 7 x 4001 + 3994: head/linear, " in " ".join(said)
     assert not any("products whole" in line for line in said)
     asked = question(graph, 32)
-    nothing = replace(best.stage, ops={}, parameters={}, shared={})
+    nothing = replace(best.spread, ops={}, parameters={}, shared={})
     idle = lower(graph, nothing, 4, asked.data_choices, asked.batch_dims)
     assert notes(idle, plan, NODE, 32) == [
         "tp leaves 8 of 8 products whole: layers.*::q/linear, layers.*::k/linear, "
@@ -49,7 +49,7 @@ def test_pieces_are_those_of_torch_chunk(extent: int, ways: int, text: str) -> N
 
 def test_data_ranks_that_the_batch_rules_out_and_mixed_devices() -> None:
     best = search_plan(question(gpt(b=4), 4, NODE, {"tp": "8"})).best
-    plan = plans.plan(stages=(best.stage,))
+    plan = plans.plan(spreads=(best.spread,))
     said = " ".join(notes(best.lowered, plan, NODE, 4, ["No microbatches: norms."]))
     assert "The batch of 4 samples rules out 8 data ranks" in said
     assert "a multiple of 8 would allow every number" in said

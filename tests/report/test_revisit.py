@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import pytest
 
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.plan import Stage
 from autopar.planner.search import search_plan
-from autopar.report.close import alternatives
+from autopar.report.alternatives import alternatives
 from autopar.report.explain import Alternative, explain
 from autopar.report.render import to_text
 from autopar.report.revisit import SPLITS_NOTHING, Revisited, revisit
@@ -23,10 +24,9 @@ def planned_again(
     graph = gpt(layers=2, **sizes)
     best = search_plan(question(graph, samples, cluster, fix)).best
     plan = plans.plan(
-        stages=(best.stage,),
-        zero=best.layout.zero,
+        spreads=(best.spread,),
+        stages=(Stage(zero=best.layout.zero, recompute=best.layout.recompute),),
         microbatches=best.candidate.microbatches,
-        recompute=best.layout.recompute,
         precision="float32",
     )
     return revisit(plan, cluster, graph, BATCH)

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from autopar import cli, plan_folder
+from autopar.cli import app as cli
+from autopar.files import plan_folder
 from autopar.nouns.plan import to_json
 from autopar.report.render import to_text
 from autopar.report.runs import run_summary, verify_summary
-from autopar.runtime import launch
-from autopar.runtime.launch import RunResult
-from autopar.runtime.verified import Errors, VerifyResult
+from autopar.runtime.jobs import launch
+from autopar.runtime.jobs.result import RunResult
+from autopar.runtime.verify.verified import Errors, VerifyResult
 from tests import plans
 
 RIGHT = VerifyResult(
@@ -97,7 +98,7 @@ def test_measured_memory_says_what_it_is() -> None:
 
 def test_a_verified_plan_states_its_errors() -> None:
     text = to_text(verify_summary(RIGHT))
-    for stated in ("4 processes", "2.0e-13", "2.0e-06", "up.weight", "1e-09", "Dropout was off"):
+    for stated in ("4 processes", "2.0e-13", "2.0e-06", "up.weight", "1e-09", "Dropout was one"):
         assert stated in text
     assert "The plan computes what the model computes." in text
 

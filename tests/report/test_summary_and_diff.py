@@ -92,14 +92,16 @@ def test_equal_plans_do_not_differ() -> None:
 
 def test_diff_names_what_changed_with_both_sides() -> None:
     before = plans.plan()
-    stage = replace(
-        before.stages[0],
+    spread = replace(
+        before.spreads[0],
         mesh=Mesh(("tp",), (4,)),
         ops={"block::up/linear": "tp:n", "block::norm/layer_norm": "tp:s"},
         parameters={},
     )
     after = plans.plan(
-        stages=(stage,), zero=0, prediction=plans.prediction(step_time_s=0.09, lower_bound_s=0.08)
+        spreads=(spread,),
+        stages=(replace(before.stages[0], zero=0),),
+        prediction=plans.prediction(step_time_s=0.09, lower_bound_s=0.08),
     )
     assert {c.what: (c.before, c.after) for c in decisions(before, after)} == {
         "degrees": ("dp_shard 2 x tp 2", "tp 4"),

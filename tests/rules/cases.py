@@ -311,6 +311,19 @@ def _reduction(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     return (x,), attrs
 
 
+def _fourier(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = tuple(n + 1 for n in d.shape())
+    name = d.of("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
+    pairs = name in ("irfft", "hfft") or (name in ("fft", "ifft") and d.flag())
+    dims = d.dims(shape) if d.flag() else (d.of(*range(len(shape))),)
+    function = name if len(dims) == 1 and d.flag() else f"{name}n"
+    given = name in ("irfft", "hfft") and d.flag()
+    sizes = tuple(shape[i] + d.of(-1, 0, 2) for i in dims) if given else None
+    settings = {"transform": function, "dims": dims, "sizes": sizes, "norm": d.of(None, "ortho")}
+    return (d.real(*shape, *[2] * pairs),), {**settings, "pairs": pairs}
+
+
 def _running(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     del kind
     shape = d.shape()
@@ -584,6 +597,7 @@ CASES: Mapping[str, Builder] = {
     "flip": _shifted,
     "roll": _shifted,
     **dict.fromkeys(("sum", "mean", "amax", "amin", "any", "all", "argmax", "var"), _reduction),
+    "torch::fft": _fourier,
     "cumsum": _running,
     "jax::top_k": _best,
     **dict.fromkeys(("full", "arange", "constant", "noise"), _made),

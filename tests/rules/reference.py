@@ -55,6 +55,17 @@ def _one(function: Callable[[Tensor], Tensor]) -> Reference:
     return lambda call: function(call.x)
 
 
+def _fourier(call: Call) -> Tensor:
+    """`torch.fft` on pairs; the function's own dims, sizes and norm."""
+    x = torch.view_as_complex(call.x.contiguous()) if call.attrs["pairs"] else call.x
+    several = call.attrs["transform"].endswith(("2", "n"))
+    sizes, dims = call.attrs["sizes"], call.attrs["dims"]
+    function = getattr(torch.fft, call.attrs["transform"])
+    given = {"s": sizes, "dim": dims} if several else {"n": sizes and sizes[0], "dim": dims[0]}
+    made = function(x, norm=call.attrs["norm"], **given)
+    return cast(Tensor, torch.view_as_real(made.resolve_conj()) if made.is_complex() else made)
+
+
 def _over_dims(function: Callable[..., Tensor]) -> Reference:
     return lambda call: function(call.x, dim=call.attrs["dims"], keepdim=call.attrs["keepdim"])
 
@@ -311,6 +322,7 @@ REFERENCE: Mapping[str, Reference] = {
     "var": lambda c: torch.var(
         c.x, c.attrs["dims"], correction=c.attrs["correction"], keepdim=c.attrs["keepdim"]
     ),
+    "torch::fft": _fourier,
     "cumsum": lambda c: c.x.cumsum(c.attrs["dim"]),
     "jax::top_k": lambda c: tuple(c.x.topk(c.attrs["k"], c.attrs["dim"])),
     "full": lambda c: torch.full(c.shapes[0], c.attrs["value"], dtype=torch.double),

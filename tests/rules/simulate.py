@@ -16,7 +16,7 @@ from torch import Tensor
 
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding
-from autopar.rules.notation import BoundRule
+from autopar.rules.notation import BoundRule, Rule
 from autopar.rules.strategies import Strategy, flows, shardings
 from tests.rules.drawing import Case
 from tests.rules.reference import Call, run
@@ -187,7 +187,9 @@ def _run(
     gives: tuple[Sharding, ...],
 ) -> dict[Coordinate, tuple[Tensor, ...]]:
     """The op on every rank."""
-    chosen = {bound.rule.special_for(c): axis for axis, c in strategy.choices if c in bound.factors}
+    chosen = {
+        special_for(bound.rule, c): axis for axis, c in strategy.choices if c in bound.factors
+    }
     if "synchronised" in chosen:
         return _batch_norm(case, bound, strategy, mesh, leaves)
     if "vocabulary_parallel" in chosen:
@@ -202,6 +204,11 @@ def _run(
         attrs = {**case.op.attrs, **_local_attrs(case, bound, strategy, mesh, at)}
         found[at] = run(case.op.kind, Call(attrs, operands, shapes))
     return found
+
+
+def special_for(rule: Rule, factor: str) -> str:
+    """The implementation that splitting ``factor`` needs; "" where the plain op will do."""
+    return dict(rule.special).get(factor, "")
 
 
 def _local(
@@ -220,7 +227,7 @@ def _local_attrs(
 ) -> dict[str, Any]:
     """What the special implementations of `Rule.special` know beside their operands."""
     attrs: dict[str, Any] = {}
-    for name in {bound.rule.special_for(c) for _, c in strategy.choices if c in bound.factors}:
+    for name in {special_for(bound.rule, c) for _, c in strategy.choices if c in bound.factors}:
         if name == "masked_lookup":
             start, size = 0, bound.factors["v"].size
             for axis, index in zip(mesh.axes, at, strict=True):
@@ -249,7 +256,7 @@ def _talk(bound: BoundRule, strategy: Strategy, mesh: Mesh, name: str) -> list[i
     return [
         i
         for i, a in enumerate(mesh.axes)
-        if strategy.on(a) in bound.factors and bound.rule.special_for(strategy.on(a)) == name
+        if strategy.on(a) in bound.factors and special_for(bound.rule, strategy.on(a)) == name
     ]
 
 

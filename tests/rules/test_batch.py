@@ -38,7 +38,7 @@ def test_a_classifier() -> None:
     assert flow.tensors == {
         "x": "S0", "w": "D", "hidden": "S0", "labels": "S0", "loss": "P",
     }  # fmt: skip
-    assert flow.accumulates
+    assert not flow.obstacles
 
 
 def test_statistics_over_the_batch_stand_against_accumulation() -> None:
@@ -86,7 +86,7 @@ def test_samples_that_meet_each_other_stay_split_on_one_side() -> None:
     flow = batch_flow(g.graph(out), {"a": 0, "b": 1})
     assert flow.choices["scores"] == "m"
     assert flow.tensors["scores"] == "S0"
-    assert not flow.accumulates
+    assert flow.obstacles
     assert "pairs every sample with every other: a (index m) and b (index n)" in flow.obstacles[0]
 
 
@@ -108,7 +108,7 @@ def test_a_mask_expanded_over_the_batch_is_made_in_pieces() -> None:
     out = g.op("masked_fill", (g.given("x", B, S), mask), B, S, name="out", value=0)
     flow = batch_flow(g.graph(out), {"x": 0})
     assert flow.choices == {"row": "", "wide": "a", "mask": "e0", "out": "e0"}
-    assert flow.accumulates
+    assert not flow.obstacles
 
 
 def test_a_mask_of_the_batch_that_cannot_be_made_in_pieces_is_an_obstacle() -> None:
@@ -127,7 +127,7 @@ def test_sums_over_the_batch() -> None:
     half = g.op("mul", (total,), name="half", other=0.5)
     linear = batch_flow(g.graph(half), BATCH)
     assert (linear.choices["half"], linear.tensors["half"]) == ("P", "P")
-    assert linear.accumulates
+    assert not linear.obstacles
 
     g.op("exp", (half,), name="curved")
     curved = batch_flow(g.graph("curved"), BATCH)
@@ -173,7 +173,7 @@ def test_a_mask_goes_into_blocks_in_pieces() -> None:
     assert choices == {
         "mask": "a", "layer::sum": "e0", "layer::x": "S0", "layer::bias": "S0",
     }  # fmt: skip
-    assert batch_flow(g.graph(x, layer=block(mask=True)), {"x": 0}).accumulates
+    assert not batch_flow(g.graph(x, layer=block(mask=True)), {"x": 0}).obstacles
 
 
 def test_a_body_that_gets_the_batch_only_in_its_second_call() -> None:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from autopar.nouns.kinds import KINDS
 from autopar.nouns.mesh import Mesh
 from autopar.rules.notation import BoundRule
-from autopar.rules.registry import bind, known_kinds
+from autopar.rules.registry import bind
 from autopar.rules.strategies import NOTHING, strategies
+from autopar.rules.table import TABLE
 from tests.rules.cases import CASES, build
 from tests.rules.drawing import Case
 from tests.rules.simulate import check
@@ -49,8 +50,8 @@ def tried(kind: str, case: Case, bound: BoundRule) -> set[str]:
 
 
 def test_every_kind_has_a_rule_and_a_case() -> None:
-    assert {k for k in known_kinds() if "::" not in k} == set(KINDS) - {"block"}
-    assert set(known_kinds()) == set(CASES)
+    assert {k for k in TABLE if "::" not in k} == set(KINDS) - {"block"}
+    assert set(TABLE) == set(CASES)
 
 
 @pytest.mark.parametrize("kind", sorted(CASES))

@@ -12,7 +12,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.rules.advice import no_rule, suggestion
 from autopar.rules.binding import bind_rule
 from autopar.rules.notation import Rule, RuleError
-from autopar.rules.registry import UnruledOp, bind, known_kinds, unregister
+from autopar.rules.registry import UnruledOp, bind, registered_kinds, unregister
 from autopar.rules.strategies import strategies
 
 TENSORS = {
@@ -37,7 +37,7 @@ def test_one_line_registers_a_rule() -> None:
     assert bound.rule.saves == (0, 1)
     found = {str(s) for s in strategies(bound, Mesh(("tp",), (2,)), True)}
     assert found == {"whole", "tp:b", "tp:s", "tp:d", "tp:D"}
-    assert "mylib::scale" in known_kinds()
+    assert "mylib::scale" in registered_kinds()
 
 
 def test_a_summed_index_counts_as_a_product() -> None:

@@ -17,22 +17,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autopar.lowering.collectives import Row
+from autopar.lowering.state import Stored, state_collectives
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
-from autopar.runtime.batches import BatchesDiffer
-from autopar.runtime.checkpoint import CheckpointError, load_plain
-from autopar.runtime.comparison import Comparison
-from autopar.runtime.counting import Counting, Row, differences
-from autopar.runtime.gradients import reduce_late, total_norm
-from autopar.runtime.initialize import initialize
-from autopar.runtime.loading import PlansDiffer, check_same, start
-from autopar.runtime.locate import Probed, locate
-from autopar.runtime.ranks import Ranks
-from autopar.runtime.reference import Reference, exact, random_batch, reference
+from autopar.runtime.checkpoint_folder import CheckpointError
+from autopar.runtime.pytorch.batches import BatchesDiffer
+from autopar.runtime.pytorch.checkpoint import load_plain
+from autopar.runtime.pytorch.gradients import reduce_late, total_norm
+from autopar.runtime.pytorch.initialize import initialize
+from autopar.runtime.pytorch.load import PlansDiffer, check_same, start
+from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.pytorch.trainer import Program, Trainer
 from autopar.runtime.settings import ProgramError, Settings
-from autopar.runtime.trainer import Program, Trainer
-from autopar.runtime.verify import compared_steps
-from autopar.state_collectives import Stored, state_collectives
+from autopar.runtime.verify.collectives import differences
+from autopar.runtime.verify.pytorch.comparison import Comparison
+from autopar.runtime.verify.pytorch.counting import Counting
+from autopar.runtime.verify.pytorch.locate import Probed, locate
+from autopar.runtime.verify.pytorch.modes import exact
+from autopar.runtime.verify.pytorch.reference import Reference, random_batch, reference
+from autopar.runtime.verify.pytorch.verify import compared_steps
 from tests.runtime import folders, tiny_gpt, tiny_gpt_program
 from tests.runtime.damages import failing
 from tests.runtime.wrong_optimizers import WRONG
@@ -253,7 +257,7 @@ def damaged(folder: Path) -> dict[str, Any]:
 
 def late_overlap() -> float:
     """`reduce_late` over several buckets and dtypes equals one sum a tensor."""
-    from autopar.runtime import gradients
+    from autopar.runtime.pytorch import gradients
 
     trainer = make("tp")
     trainer.backward(tiny_gpt.batch(0))
@@ -324,7 +328,7 @@ def batches_differ() -> list[list[str]]:
 
 def plans_differ(folder: Path) -> str:
     """Rank 3 is given a plan of its own."""
-    from autopar import plan_folder
+    from autopar.files import plan_folder
 
     odd = dist.get_rank() == 3
     place = folder / ("odd" if odd else "same")
@@ -343,7 +347,7 @@ def first_wrong(given: Given) -> dict[str, str]:
     text = (folders.HERE / "tiny_gpt_program.py").read_text()
     text = text.replace(
         "import collectives as c",
-        "import collectives as c\nfrom autopar.runtime.probe import probe",
+        "import collectives as c\nfrom autopar.runtime.verify.pytorch.probe import probe",
     )
     axes = "dp_shard:S0 tp:S1"
     text = text.replace(

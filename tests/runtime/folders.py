@@ -8,14 +8,14 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from autopar import plan_folder
+from autopar.files import plan_folder
 from autopar.frontends.captured import Captured
 from autopar.frontends.loading import load_workload
 from autopar.nouns import batch
 from autopar.nouns import plan as plans
 from autopar.nouns.graph import to_text
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import Fingerprints, Stage
+from autopar.nouns.plan import Fingerprints, Spread, Stage
 from autopar.nouns.style import Style
 from tests.plans import cluster, plan, prediction
 
@@ -48,8 +48,8 @@ def write(
     found = replace(
         plan(),
         workload=workload,
-        stages=(Stage(Mesh(tuple(mesh), tuple(mesh.values()))),),
-        zero=zero,
+        spreads=(Spread(Mesh(tuple(mesh), tuple(mesh.values()))),),
+        stages=(Stage(zero=zero),),
         microbatches=microbatches,
         precision=precision,
         optimizer=load_workload(workload).optimizer,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from autopar import plan_folder
-from autopar.commands import plan_files
+from autopar.cli.commands import plan_files
+from autopar.files import plan_folder
 from autopar.planner import plan
-from autopar.runtime.launch import run
+from autopar.runtime.jobs.launch import run
 from tests.plans import cluster_text
 
 MODEL = """

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autopar.runtime.launch import local_launcher
+from autopar.runtime.jobs.pytorch_launch import local_launcher
 from tests.runtime.wrong_optimizers import WRONG
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from autopar.nouns.workload import Workload
 from autopar.runtime.divergence import Diverged, check_loss
-from autopar.workload import Workload
 
 WORKLOAD = Workload(model=dict, batch=dict, learning_rate=3.0)
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from autopar.nouns.mesh import Mesh
-from autopar.runtime.dropout import dropout
-from autopar.runtime.layers import attention
-from autopar.runtime.recomputing import recompute
+from autopar.runtime.pytorch.dropout import dropout
+from autopar.runtime.pytorch.layers import attention
+from autopar.runtime.pytorch.recomputing import recompute
 from tests.emit import simulated
 
 TP = Mesh.parse("tp=2")

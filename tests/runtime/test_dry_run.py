@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from autopar import commands
+from autopar.cli import commands
+from autopar.emit import pytorch as emit_torch
 from autopar.frontends.captured import Captured
 from autopar.nouns.mesh import Mesh
-from autopar.runtime import emit_torch
-from autopar.runtime.dry_run import dry_run
-from autopar.runtime.imported import BrokenProgram, imported
+from autopar.runtime.jobs.dry_run import dry_run
+from autopar.runtime.jobs.imported import BrokenProgram, imported
 from tests.emit.harness import Emitted, capture_of, emitted
 from tests.emit.models import Llama, llama_batch
 from tests.emit.random_stage import random_stage

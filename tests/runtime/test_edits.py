@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.runtime.edits import edits
+from autopar.runtime.verify.edits import edits
 
 GIVEN = """def forward(x):
     'x [4, 4]'

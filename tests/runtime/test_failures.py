@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autopar.errors import DoesNotFit
-from autopar.runtime.failures import LONGEST, RankFailed, failure, place, report
+from autopar.nouns.errors import DoesNotFit
+from autopar.runtime.jobs.failures import LONGEST, RankFailed, failure, place, report
 
 
 def raised_error(raised: Exception) -> Exception:

@@ -12,8 +12,8 @@ import torch
 import transformers as hf
 from torch import nn
 
-from autopar.runtime.initialize import Target, initialize
-from autopar.runtime.recording import named_tensors
+from autopar.runtime.pytorch.initialize import Target, initialize
+from autopar.runtime.pytorch.recording import named_tensors
 from autopar.runtime.settings import ProgramError
 
 SMALL = {
@@ -165,7 +165,7 @@ def test_a_shape_that_does_not_fit_is_named() -> None:
 MEMORY = """
 import resource, torch
 from torch import nn
-from autopar.runtime.initialize import Target, initialize
+from autopar.runtime.pytorch.initialize import Target, initialize
 make = lambda: nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(32)))
 targets = {f"{i}.weight": Target(torch.empty(32, 1024), (slice(0, 32), slice(0, 1024)))
            for i in range(32)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from autopar import plan_folder
-from autopar.errors import UserError
+from autopar.files import plan_folder
 from autopar.nouns import plan as plans
+from autopar.nouns.errors import UserError
 from autopar.nouns.style import Style
-from autopar.runtime import launch
-from autopar.runtime.counting import Row, to_json
-from autopar.runtime.failures import RankFailed
-from autopar.runtime.launch import _ctrl_c_later, run, verify, verify_many
+from autopar.runtime.jobs import pytorch_launch
+from autopar.runtime.jobs.failures import RankFailed
+from autopar.runtime.jobs.launch import run, verify, verify_many
+from autopar.runtime.jobs.pytorch_launch import _ctrl_c_later
 from tests.runtime import folders
 
 pytestmark = pytest.mark.gloo
@@ -47,7 +48,8 @@ def faulty(tmp_path: Path, fault: str) -> Path:
     model.write_text(MODEL.format(fault=fault))
     target = f"{model}:workload"
     mesh = {"dp_shard": 2}
-    return folders.write(tmp_path / "plan", mesh, zero=3, workload=target, collectives=to_json([]))
+    table = json.dumps({"format": 1, "rows": []})
+    return folders.write(tmp_path / "plan", mesh, zero=3, workload=target, collectives=table)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_a_run_is_compiled_as_its_plan_says_or_as_asked(
             "memory_compares": True,
         }
 
-    monkeypatch.setattr(launch, "launch", launched)
+    monkeypatch.setattr(pytorch_launch, "launch", launched)
     assert run(folder, 1, compile=asked).style == does
     assert given["compile"] == (does == "compiled")
 
@@ -169,12 +171,13 @@ def test_several_plans_are_verified_in_one_start(tmp_path: Path) -> None:
     text = (folders.HERE / "tiny_gpt_program.py").read_text()
     wrong = text.replace("return total / counts", "return 1.000001 * total / counts")
     assert wrong != text
-    rows = [Row("all_reduce", "dp_replicate", 68_752, 1)]
+    row = {"kind": "all_reduce", "axis": "dp_replicate", "size_bytes": 68_752, "count": 1}
+    table = json.dumps({"format": 1, "rows": [row]})
     plans = [
-        folders.write(tmp_path / "good", {"dp_replicate": 2}, collectives=to_json(rows)),
+        folders.write(tmp_path / "good", {"dp_replicate": 2}, collectives=table),
         folders.write(tmp_path / "low", {"tp": 2}, precision="bfloat16", microbatches=2),
         folders.write(tmp_path / "wrong", {"dp_shard": 2}, zero=2, program=wrong),
-        folders.write(tmp_path / "short", {"dp_shard": 2}, zero=3, collectives=to_json(rows)),
+        folders.write(tmp_path / "short", {"dp_shard": 2}, zero=3, collectives=table),
     ]
     good, low, bad, short = verify_many(plans)
     assert good.passed
@@ -216,7 +219,7 @@ workload = Workload(model=Tiny, batch=batch, optimizer="sgd", learning_rate=0.1)
 """
 TINY = """
 from torch import nn
-from autopar.runtime.program import Parameter, Settings, local
+from autopar.runtime.pytorch.program import Parameter, Settings, local
 MESH = {}
 
 class Model(nn.Module):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autopar.runtime.library_warnings import once_from_rank_0
+from autopar.runtime.jobs.library_warnings import once_from_rank_0
 
 LIBRARY = str(Path(sysconfig.get_paths()["purelib"]) / "torch" / "autograd" / "graph.py")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autopar.runtime.launch import local_launcher
+from autopar.runtime.jobs.pytorch_launch import local_launcher
 
 pytestmark = pytest.mark.gloo(2)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from autopar import plan_folder
+from autopar.files import plan_folder
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import Plan, Stage, to_json
-from autopar.runtime import launch
-from autopar.runtime.machine import TooSmall, accelerators, available_bytes, check
+from autopar.nouns.plan import Plan, Spread, to_json
+from autopar.runtime.jobs import launch
+from autopar.runtime.jobs.machine import TooSmall, accelerators, available_bytes, check
 from tests import plans
 
 GIB = 1 << 30
@@ -24,7 +24,7 @@ def plan(ranks: int, each_bytes: int, framework: str = "torch") -> Plan:
         plans.plan(),
         workload="../models/net.py:Net",
         framework=framework,
-        stages=(Stage(Mesh(("dp_shard",), (ranks,))),),
+        spreads=(Spread(Mesh(("dp_shard",), (ranks,))),),
         prediction=plans.prediction(memory_bytes=memory),
     )
 

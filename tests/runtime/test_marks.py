@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from autopar.runtime.marks import instrumented, mark
+from autopar.emit.marks import instrumented, mark
 
 MARKED = f"""from m import f, g
 

@@ -10,10 +10,11 @@ from torch import nn
 
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
-from autopar.runtime import ranks as rank_state
-from autopar.runtime.batches import cut_batch
-from autopar.runtime.optimizer import make_optimizer
-from autopar.runtime.parameters import (
+from autopar.nouns.workload import Workload
+from autopar.runtime.pytorch import ranks as rank_state
+from autopar.runtime.pytorch.batches import cut_batch
+from autopar.runtime.pytorch.optimizer import make_optimizer
+from autopar.runtime.pytorch.parameters import (
     Buffer,
     Declared,
     Parameter,
@@ -24,10 +25,9 @@ from autopar.runtime.parameters import (
     local,
     region_shape,
 )
-from autopar.runtime.ranks import Ranks
+from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.pytorch.storage import materialise, unit_modules
 from autopar.runtime.settings import ProgramError, Settings
-from autopar.runtime.storage import materialise, unit_modules
-from autopar.workload import Workload
 
 
 class Alone(Ranks):

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from autopar import plan_folder
+from autopar.files import plan_folder
 from autopar.nouns.batch import BatchEntry, from_json, to_json
-from autopar.runtime.loading import load
 from autopar.runtime.planned_batch import OtherBatch, check_planned
+from autopar.runtime.pytorch.load import load
 from tests.runtime import folders
 
 PLANNED = (BatchEntry("x", (8, 4), "float32", 0), BatchEntry("y", (8,), "int64", 0))

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from autopar.cli.profile import _left_out, _measurement
 from autopar.cost_models.calibrate import op_rates
 from autopar.cost_models.profile_db import Measurement
-from autopar.profile import _left_out, _measurement
-from autopar.runtime.host_memory import ENVIRONMENT, environment, forget_peak, resident_bytes
-from autopar.runtime.phases import PHASES, Stopwatch
-from autopar.runtime.profiled_collectives import groups
-from autopar.runtime.profiled_ops import Case, Chain, cases
-from autopar.runtime.profiling import Bench
+from autopar.runtime.jobs.host_memory import ENVIRONMENT, environment, forget_peak, resident_bytes
+from autopar.runtime.jobs.phases import PHASES, Stopwatch
+from autopar.runtime.profile.collectives import groups
+from autopar.runtime.profile.ops import Case, Chain, cases
+from autopar.runtime.profile.worker import Bench
 
 CPU = torch.device("cpu")
 
@@ -82,13 +82,13 @@ def test_a_collective_that_adds_no_time_is_left_out_and_said(
 ) -> None:
     bench = object.__new__(Bench)
     bench.rank = 0
-    bench.say("collective", "all_gather 2 1", 64.0, 0.0, [middle_s - 1e-6, middle_s, 5e-6])
+    bench.write("collective", "all_gather 2 1", 64.0, 0.0, [middle_s - 1e-6, middle_s, 5e-6])
     line = capsys.readouterr().out
     assert _measurement(line) is None
     (said,) = _left_out(line)
     assert said.startswith("collective all_gather 2 1 64 B: left out, it added ")
     assert f"{middle_s * 1e6:.1f} us" in said
-    bench.say("collective", "all_gather 2 1", 64.0, 0.0, [2e-9, 2e-9, 5e-6])
+    bench.write("collective", "all_gather 2 1", 64.0, 0.0, [2e-9, 2e-9, 5e-6])
     line = capsys.readouterr().out
     found = _measurement(line)
     assert found is not None

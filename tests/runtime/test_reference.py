@@ -1,8 +1,10 @@
-"""The reference run: lifting, no dropout, random batches, and comparing."""
+"""The reference run: lifting, fixed draws, random batches, and comparing."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,20 +13,21 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from autopar.runtime import counting
-from autopar.runtime.comparison import Comparison, Piece
-from autopar.runtime.counting import Row
-from autopar.runtime.reference import (
-    NoDropout,
+from autopar.files import plan_folder
+from autopar.frontends.noise import dropout_factor
+from autopar.lowering.collectives import Row
+from autopar.nouns.workload import Workload
+from autopar.runtime.verify.collectives import compare_priced, differences
+from autopar.runtime.verify.pytorch.comparison import Comparison, Piece
+from autopar.runtime.verify.pytorch.modes import FixedDraws, exact
+from autopar.runtime.verify.pytorch.reference import (
     Reference,
     VerifyError,
-    exact,
     loss_of,
     random_batch,
     reference,
 )
-from autopar.runtime.verified import TOLERANCE, Errors, VerifyResult
-from autopar.workload import Workload
+from autopar.runtime.verify.verified import TOLERANCE, Errors, VerifyResult
 
 
 @pytest.mark.parametrize(
@@ -62,27 +65,52 @@ def test_an_rms_norm_keeps_the_epsilon_of_float32() -> None:
         assert not torch.equal(F.rms_norm(x, (4,), None, 1e-8), wanted)
 
 
-@pytest.mark.parametrize("mode", [NoDropout, exact])
-def test_dropout_does_nothing(mode: Any) -> None:
+@pytest.mark.parametrize("mode", [FixedDraws, exact])
+def test_dropout_is_a_factor_of_its_share(mode: Any) -> None:
     x = torch.randn(2, 4, 6, 8, dtype=torch.float64)
-    want = F.scaled_dot_product_attention(x, x, x)
+    mixed = F.scaled_dot_product_attention(x, x, x)
     with mode():
-        assert F.dropout(x, 0.5) is x
-        assert nn.Dropout(0.9)(x) is x
-        assert torch.equal(F.scaled_dot_product_attention(x, x, x, dropout_p=0.7), want)
-        assert torch.equal(F.scaled_dot_product_attention(x, x, x, None, 0.7), want)
+        found = {
+            (0.5, False): (F.dropout(x, 0.5), F.dropout(x), torch.dropout(x, 0.5, True)),
+            (0.9, False): (nn.Dropout(0.9)(x), F.dropout(x.clone(), 0.9, inplace=True)),
+            (0.2, True): (nn.Dropout2d(0.2)(x), torch.feature_dropout(x, 0.2, True)),
+            (1.0, False): (F.dropout(x, 1.0),),
+        }
+        for given, every in found.items():
+            for tensor in every:
+                torch.testing.assert_close(tensor, x * dropout_factor(*given))
+        torch.testing.assert_close(F.dropout1d(x[0, 0], 0.2), x[0, 0] * dropout_factor(0.2, True))
+        for nothing in (F.dropout(x, 0.5, False), nn.Dropout(0.5).eval()(x), F.alpha_dropout(x)):
+            assert nothing is x
+        for share in (
+            F.scaled_dot_product_attention(x, x, x, dropout_p=0.7),
+            F.scaled_dot_product_attention(x, x, x, None, 0.7),
+        ):
+            torch.testing.assert_close(share, mixed * dropout_factor(0.7))
+        y = x.clone()
+        F.dropout(y, 0.5, True, True)
+        assert not torch.equal(x, y)
 
 
-@pytest.mark.parametrize("mode", [NoDropout, exact])
+def test_every_factor_tells_its_dropout_from_others() -> None:
+    """From none, from one that is there twice, and from its scale alone, to better than 1e-3."""
+    for p in (0.01, 0.1, 0.5, 0.9):
+        own, whole = dropout_factor(p), dropout_factor(p, features=True)
+        others = (1.0, own * own, 1 - p, 1 / (1 - p), own / (1 - p), whole, dropout_factor(p / 2))
+        assert all(abs(own - other) > 1e-3 for other in others), p
+
+
+@pytest.mark.parametrize("mode", [FixedDraws, exact])
 def test_random_numbers_are_fixed_ones(mode: Any) -> None:
     x, aten = torch.full((2, 3), 0.4), torch.ops.aten
     with mode():
         found = {
             0.5: (torch.rand(2, 3), torch.rand_like(x), torch.empty(2).uniform_(-1, 2)),
-            1.0: (torch.randn(2), torch.randn_like(x), torch.zeros(2).bernoulli_(0.8)),
+            1.0: (torch.randn(2), torch.randn_like(x), torch.zeros(2).long().bernoulli_(0.8)),
             2.0: (torch.zeros(2).exponential_(0.5), aten.normal.float_float(1.5, 0.5, [2])),
             1.4: (torch.normal(x, 1.0), torch.normal(1.0, x)),
-            0.0: (torch.bernoulli(x), x.bernoulli(0.3), torch.zeros(2).bernoulli_(x[0, :2])),
+            0.9: (torch.bernoulli(x, 0.81), x.bernoulli(0.81), torch.zeros(2).bernoulli_(0.81)),
+            0.0: (torch.bernoulli(x), torch.zeros(2).bernoulli_(x[0, :2])),
             4.0: (torch.randint(10, (2,)), torch.randint(low=3, high=6, size=(2,))),
         }
         for value, every in found.items():
@@ -104,34 +132,69 @@ def test_random_numbers_are_fixed_ones(mode: Any) -> None:
     ],
     ids=lambda layer: type(layer).__name__,
 )
-def test_layers_that_drop_out_inside_do_not(layer: nn.Module) -> None:
+def test_layers_that_drop_out_inside_are_fixed(layer: nn.Module) -> None:
+    """They draw nothing, and their shares show."""
     x = torch.randn(3, 4, 8)
     given = (x, x, x) if isinstance(layer, nn.MultiheadAttention) else (x,)
-    with NoDropout():
+    with FixedDraws():
         found, again = layer.train()(*given), layer(*given)
+        without = layer.eval()(*given)
     torch.testing.assert_close(found, again, rtol=0, atol=0)
     with torch.enable_grad():  # with gradients there is no other path of evaluation
-        torch.testing.assert_close(found, layer.eval()(*given))
+        torch.testing.assert_close(without, layer(*given))
+    change = (found[0] - without[0]).detach().norm() / without[0].detach().norm()
+    assert float(change) > 1e-2
 
 
-def test_packed_sequences_and_aten_ops_do_not_drop_out() -> None:
+def test_what_attention_drops_inside_is_what_it_drops_written_out() -> None:
+    """Scores that are asked for are dropped ones, as without the mode."""
+    layer = nn.MultiheadAttention(8, 2, dropout=0.4, batch_first=True)
+    q, k, v = torch.randn(3, 2, 4, 8)
+    factor = dropout_factor(0.4)
+    with FixedDraws():
+        found, scores = layer(q, k, v)
+        alone, _ = layer(q, k, v, need_weights=False)
+    plain, whole = layer.eval()(q, k, v)
+    bias = layer.out_proj.bias
+    torch.testing.assert_close(found, (plain - bias) * factor + bias)
+    torch.testing.assert_close(alone, found)
+    torch.testing.assert_close(scores, whole * factor)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("both", [False, True])
+def test_stacks_drop_between_layers(kind: Any, both: bool) -> None:
+    layer = kind(8, 8, 2, dropout=0.4, bidirectional=both)
+    parts = [kind(8, 8, bidirectional=both), kind(16 if both else 8, 8, bidirectional=both)]
+    weights = list(layer.parameters())
+    for part, place in zip(parts, (0, len(weights) // 2), strict=True):
+        for to, given in zip(part.parameters(), weights[place:], strict=False):
+            to.data.copy_(given.data)
+    x = torch.randn(3, 4, 8)
+    with FixedDraws():
+        found = layer(x)[0]
+    wanted = parts[1](parts[0](x)[0] * dropout_factor(0.4))[0]
+    torch.testing.assert_close(found, wanted)
+
+
+def test_packed_sequences_and_aten_ops_are_fixed() -> None:
     x, layer = torch.randn(2, 4, 8), nn.LSTM(8, 8, 2, dropout=0.9, batch_first=True)
-    packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([4, 2]), batch_first=True)
+    packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([4, 4]), batch_first=True)
     states, weights = [torch.zeros(2, 2, 8)] * 2, list(layer.parameters())
     aten = torch.ops.aten
-    with NoDropout():
-        found = layer(packed)[0].data
+    with FixedDraws():
+        wanted = layer(x)[0]
+        found = nn.utils.rnn.pad_packed_sequence(layer(packed)[0], batch_first=True)[0]
         called = aten.lstm.input(x, states, weights, True, 2, 0.9, True, False, True)[0]
         named = torch.lstm(
             x, hx=states, params=tuple(weights), has_biases=True, num_layers=2, dropout=0.9,
             train=True, bidirectional=False, batch_first=True,
         )[0]  # fmt: skip
-        assert torch.equal(aten.dropout.default(x, 0.9, True), x)
-        assert torch.equal(torch.native_dropout(x, 0.9, True)[0], x)
-    layer.eval()
-    torch.testing.assert_close(found, layer(packed)[0].data)
-    torch.testing.assert_close(called, layer(x)[0])
-    torch.testing.assert_close(named, layer(x)[0])
+        for dropped in (aten.dropout.default(x, 0.9, True), torch.native_dropout(x, 0.9, True)[0]):
+            torch.testing.assert_close(dropped, x * dropout_factor(0.9))
+    for each in (found, called, named):
+        torch.testing.assert_close(each, wanted)
+    assert not torch.allclose(layer.eval()(x)[0], wanted)
 
 
 @pytest.mark.parametrize("by_method", [True, False])
@@ -152,7 +215,7 @@ def test_what_backward_recomputes_is_lifted_too(by_method: bool) -> None:
             torch.autograd.backward(loss, torch.full_like(loss, 1.0))
     assert seen == [torch.float64, torch.float64]
     assert weight.grad is not None
-    assert weight.grad.tolist() == [2.0, 2.0, 2.0]
+    assert weight.grad.tolist() == pytest.approx([2 * dropout_factor(0.9)] * 3)
 
 
 def test_random_batches_are_distinct_and_valid() -> None:
@@ -374,17 +437,24 @@ def test_a_missing_or_infinite_gradient_is_no_small_error() -> None:
 def test_tables_of_collectives_are_compared_by_bytes() -> None:
     one = [Row("all_reduce", "tp", 400, 2, "a"), Row("all_gather", "dp_shard", 8, 1)]
     two = [Row("all_reduce", "tp", 100, 8), Row("all_gather", "dp_shard", 8, 1)]
-    assert counting.differences(one, two) == []
-    assert counting.from_json(counting.to_json(one)) == one
-    lines = counting.differences(one, [*two, Row("all_reduce", "dp_replicate", 4, 1)])
+    assert differences(one, two) == []
+    lines = differences(one, [*two, Row("all_reduce", "dp_replicate", 4, 1)])
     assert lines == ["all_reduce over dp_replicate: priced 0 bytes a step, issued 4"]
-    with pytest.raises(ValueError, match="format 9"):
-        counting.from_json('{"format": 9, "rows": []}')
+
+
+def test_the_table_of_a_folder(tmp_path: Path) -> None:
+    moved = [Row("all_reduce", "tp", 400, 2, "a")]
+    assert compare_priced(tmp_path, moved) == (None, [])
+    file = tmp_path / plan_folder.COLLECTIVES
+    file.write_text(json.dumps({"format": 1, "rows": [asdict(moved[0])]}))
+    assert compare_priced(tmp_path, moved) == (True, [])
+    assert compare_priced(tmp_path, [])[0] is False
+    file.write_text('{"format": 9, "rows": []}')
+    with pytest.raises(plan_folder.PlanFolderError, match="format 9"):
+        compare_priced(tmp_path, moved)
 
 
 def test_a_result_reads_back_and_judges() -> None:
-    from dataclasses import asdict
-
     good = Errors(0.0, 1e-12, 1e-13, "a", "b")
     rows = (asdict(Row("all_reduce", "tp", 4, 1)),)
     result = VerifyResult("plan", 4, good, good, "float32", True, (), rows, 1.0)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autopar.runtime import launch
 from autopar.runtime.checkpoint_folder import DATA, MANIFEST, CheckpointError, Manifest
+from autopar.runtime.jobs import launch, pytorch_launch
 from autopar.runtime.save_target import check_target
 from tests.runtime import folders
 
@@ -53,6 +53,6 @@ def test_a_run_that_could_not_save_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = folders.write(tmp_path / "plan", {"dp_shard": 1})
-    monkeypatch.setattr(launch, "launch", lambda *_: pytest.fail("processes were started"))
+    monkeypatch.setattr(pytorch_launch, "launch", lambda *_: pytest.fail("processes were started"))
     with pytest.raises(CheckpointError, match="exists and is no checkpoint"):
         launch.run(plan, 1, save=plan)

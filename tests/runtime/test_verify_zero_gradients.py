@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from autopar import plan_folder
-from autopar.commands import plan_files
+from autopar.cli.commands import plan_files
+from autopar.files import plan_folder
 from autopar.planner import plan
-from autopar.runtime.launch import verify_many
+from autopar.runtime.jobs.launch import verify_many
 from tests.plans import cluster_text
 
 MODEL = """

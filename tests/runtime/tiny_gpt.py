@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autopar.workload import Workload
+from autopar.nouns.workload import Workload
 
 VOCABULARY, WIDTH, HEADS, LAYERS, LENGTH = 100, 24, 4, 2, 12
 BATCH = 16

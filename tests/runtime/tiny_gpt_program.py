@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autopar.runtime import collectives as c
-from autopar.runtime.parameters import Buffer, Parameter, local
-from autopar.runtime.ranks import current
+from autopar.runtime.pytorch import collectives as c
+from autopar.runtime.pytorch.parameters import Buffer, Parameter, local
+from autopar.runtime.pytorch.ranks import current
 from autopar.runtime.settings import Settings
 
 MESH = {"dp_shard": 2, "tp": 2}

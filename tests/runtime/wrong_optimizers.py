@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from autopar.runtime.trainer import Trainer
+from autopar.runtime.pytorch.trainer import Trainer
 
 
 def _groups(**changes: float) -> Callable[[Trainer], None]:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autopar.nouns.problem import Problem, ProblemError
-from autopar.searchers import contest_format
+from benchmarks import contest_format
 from tests.searchers.problems import tiny_problems
 
 MANY = settings(

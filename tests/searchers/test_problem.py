@@ -12,7 +12,7 @@ import pytest
 
 from autopar.nouns import problem as nouns
 from autopar.nouns.problem import FORBIDDEN, Problem, Solution
-from autopar.searchers import contest_format
+from benchmarks import contest_format
 
 
 def example() -> dict[str, Any]:

@@ -314,7 +314,7 @@ def test_a_proven_answer_ends_the_search(name: str) -> None:
 
 
 def test_elimination_says_that_its_branches_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autopar.searchers.elimination.MAX_BRANCHES", 2)
+    monkeypatch.setattr("autopar.searchers.branch_and_bound.MAX_BRANCHES", 2)
     found = search(layered(40, 5, seed=1, limit=0.35), "elimination")
     assert not found.optimal
     assert found.budget_spent

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from autopar.errors import UserError
 from autopar.frontends.captured import Captured
 from autopar.frontends.jax.attention import attention_lifted
 from autopar.frontends.jax.constants import Constants, held_note, stored
@@ -41,6 +41,7 @@ from autopar.frontends.jax.inputs import (
 from autopar.frontends.jax.interpret import flat_parameters
 from autopar.frontends.jax.jaxprs import draft_of
 from autopar.frontends.jax.norms import norms_weighted
+from autopar.frontends.jax.own_casts import own_casts
 from autopar.frontends.jax.precision import exact_constants
 from autopar.frontends.jax.products import products_named
 from autopar.frontends.jax.remarks import remarks
@@ -49,7 +50,7 @@ from autopar.frontends.jax.vocabulary import lookups_lifted
 from autopar.frontends.kept_state import KeptState
 from autopar.frontends.places import UNKNOWN, declared, last_line
 from autopar.nouns.graph import Graph
-from autopar.workload import Workload
+from autopar.nouns.workload import Workload
 
 Loss = Callable[[Any, Mapping[str, Any]], Any]
 
@@ -65,7 +66,8 @@ def capture(
 
     ``params`` is a tree and ``batch`` a dict of arrays or of anything with shape and dtype; only
     shapes are looked at. ``whole_inputs`` names batch entries without a batch dim; ``precision`` is
-    that of the workload, for what is said of it. Raises `CaptureError` and its kinds.
+    that of the workload: casts that the loss asks for in it are ops of the graph. Raises
+    `CaptureError` and its kinds.
     """
     params = abstract_parameters(params)
     batch = abstract_batch(batch)
@@ -76,7 +78,8 @@ def capture(
     exact = exact_constants(loss, closed, params, batch, rules)
     inputs = _inputs(params, batch)
     constants = Constants(loss, [v.path for v in inputs])
-    draft = draft_of(closed, inputs, exact, rules, constants)
+    casts = own_casts(loss, closed, params, batch, precision)
+    draft = draft_of(closed, inputs, exact, rules, constants, casts.at)
     graph, stacks = _graph(draft, constants)
     named = flat_parameters(constants.arrays, stacks)
     tensors = model_tensors(graph)
@@ -89,7 +92,7 @@ def capture(
         tokens_of(entries),
         stacks=stacks,
         constants=held,
-        notes=(*remarks(loss, closed, params, batch, precision), *held_note(held)),
+        notes=(*remarks(closed, precision, casts), *held_note(held)),
     )
 
 
@@ -226,7 +229,8 @@ def _declared(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", repr(function)) if place == UNKNOWN else place
 
 
-_LIBRARIES = tuple(inspect.getfile(m).rpartition("/")[0] + "/" for m in (UserError, jax, np))
+_FOLDERS = (Path(__file__).parents[2], *(Path(inspect.getfile(m)).parent for m in (jax, np)))
+_LIBRARIES = tuple(f"{folder}/" for folder in _FOLDERS)
 
 
 def _is_internal(file: str) -> bool:

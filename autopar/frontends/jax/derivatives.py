@@ -19,7 +19,7 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 
-from autopar.frontends.jax.draft import Draft, Operand, Value
+from autopar.frontends.jax.draft import Draft, Node, Operand, Value
 from autopar.frontends.jax.errors import RuleFailed
 from autopar.frontends.jax.finish import graph_of
 from autopar.frontends.jax.interpret import results_of
@@ -210,7 +210,7 @@ def function_of(eqn: Any, operands: Sequence[Operand], backward: Any, drafted: D
 
 
 def _graph(draft: Draft) -> Graph:
-    graph = without_sources(graph_of(simplified(draft))[0])
+    graph = without_sources(graph_of(_apart(simplified(draft)))[0])
     without = set()
     for op in graph.ops:
         try:
@@ -218,6 +218,15 @@ def _graph(draft: Draft) -> Graph:
         except UnruledOp:
             without.add(op.kind)
     return keep_whole(graph, without)
+
+
+def _apart(draft: Draft) -> Draft:
+    """Results that are operands as they came in, as those of a function that changes the gradient
+    alone, are made by an op."""
+    passed = [x for x in draft.outputs if isinstance(x, Value) and x in draft.inputs]
+    made = {x: Node("identity", (x,), (Value(x.shape, x.dtype),)) for x in passed}
+    outputs = tuple(made[x].out if x in made else x for x in draft.outputs)
+    return Draft(draft.inputs, (*draft.nodes, *made.values()), outputs)
 
 
 def is_what_it_computes(eqn: Any, made: Function, drafted: Drafted, operands: Any) -> bool:

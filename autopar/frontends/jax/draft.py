@@ -8,7 +8,7 @@ draft to draft, most of them a visitor given to `rewrite`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -231,28 +231,3 @@ def broadcast(*shapes: Shape) -> Shape | None:
                 return None
             result[i] = max(result[i], size) if size != 0 else 0
     return tuple(result)
-
-
-def show(draft: Draft) -> str:
-    """A readable listing, for messages and debugging."""
-    return "\n".join(_lines(draft, ""))
-
-
-def _lines(draft: Draft, indent: str) -> Iterator[str]:
-    names: dict[Value, str] = {}
-
-    def name(operand: Operand) -> str:
-        if isinstance(operand, Uniform):
-            return repr(operand.value)
-        return names.setdefault(operand, operand.path or f"%{len(names)}")
-
-    for value in draft.inputs:
-        yield f"{indent}{name(value)}: {value.dtype}{list(value.shape)} {value.role}"
-    for node in draft.nodes:
-        attrs = {k: v for k, v in node.attrs.items() if k != "body"}
-        results = ", ".join(f"{name(o)}:{o.dtype}{list(o.shape)}" for o in node.outputs)
-        operands = ", ".join(map(name, node.inputs))
-        yield f"{indent}{results} = {node.kind}({operands}) {attrs or ''}".rstrip()
-        if node.kind == "scan":
-            yield from _lines(node.attrs["body"], indent + "    ")
-    yield f"{indent}-> {', '.join(map(name, draft.outputs))}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.errors import UserError
+from autopar.nouns.errors import UserError
 
 
 class CaptureError(UserError):

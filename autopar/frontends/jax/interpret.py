@@ -1,4 +1,4 @@
-"""What a graph means, in plain jnp: the reference for lifting and for the emitted programs."""
+"""What a graph means, in plain jnp: derivatives are tried by it, and tests compare with it."""
 
 from __future__ import annotations
 
@@ -17,30 +17,14 @@ from autopar.rules.advice import unwritable
 Arrays = Mapping[str, Any]
 
 
-def interpret(graph: Graph, wide: bool = False) -> Callable[[Arrays, Arrays], Any]:
-    """``loss(params, batch)`` with ``params`` by full name, see `Graph.parameters`.
-
-    ``wide``: float64 wherever an op of the graph asks for a narrower float.
-    """
-    if wide:
-        graph = _widened(graph)
-
-    def loss(params: Arrays, batch: Arrays) -> Any:
-        env: dict[str, Any] = {**params, **batch}
-        _run(graph, env, graph, params)
-        return env[graph.outputs[0]]
-
-    return loss
-
-
 def results_of(graph: Graph, wide: bool = False) -> Callable[..., tuple[Any, ...]]:
     """The function of a graph without parameters: its inputs, in order, to its outputs."""
     if wide:
-        graph = _widened(graph)
+        graph = widened(graph)
 
     def function(*operands: Any) -> tuple[Any, ...]:
         env = dict(zip(graph.inputs, operands, strict=True))
-        _run(graph, env, graph, {})
+        run(graph, env, graph, {})
         return tuple(env[name] for name in graph.outputs)
 
     return function
@@ -59,21 +43,28 @@ def flat_parameters(tree: Any, stacks: Mapping[str, Sequence[str]]) -> dict[str,
     return flat
 
 
-def _widened(graph: Graph) -> Graph:
+def widened(graph: Graph) -> Graph:
+    """The graph in float64 wherever an op of it asks for a narrower float."""
+
     def op(found: Op) -> Op:
         if found.attrs.get("dtype") in NARROW:
             return replace(found, attrs={**found.attrs, "dtype": "float64"})
         if found.kind.startswith(OWN_DERIVATIVE):
             parts = {n: from_text(found.attrs[n]) for n in ("forward", "backward")}
-            texts = {n: to_text(_widened(part)) for n, part in parts.items()}
+            texts = {n: to_text(widened(part)) for n, part in parts.items()}
             return replace(found, attrs={**found.attrs, **texts})
         return found
 
-    blocks = {n: replace(b, body=_widened(b.body)) for n, b in graph.blocks.items()}
+    blocks = {n: replace(b, body=widened(b.body)) for n, b in graph.blocks.items()}
     return replace(graph, ops=tuple(map(op, graph.ops)), blocks=blocks)
 
 
-def _run(graph: Graph, env: dict[str, Any], whole: Graph, params: Arrays) -> None:
+def run(graph: Graph, env: dict[str, Any], whole: Graph, params: Arrays) -> None:
+    """Adds what the ops of ``graph`` make to ``env``, arrays by name.
+
+    whole:  the graph that has the blocks.
+    params: by full name, of the layers of blocks.
+    """
     for op in graph.ops:
         inputs = [env[name] for name in op.inputs]
         if op.kind == "block":
@@ -82,7 +73,7 @@ def _run(graph: Graph, env: dict[str, Any], whole: Graph, params: Arrays) -> Non
             for name, tensor in block.body.tensors.items():
                 if tensor.role in ("parameter", "buffer"):
                     inner[name] = params[f"{op.attrs['instance']}.{name}"]
-            _run(block.body, inner, whole, params)
+            run(block.body, inner, whole, params)
             results: Any = [inner[name] for name in block.body.outputs]
         elif op.kind == "split":
             cuts = [sum(op.attrs["sizes"][: i + 1]) for i in range(len(op.attrs["sizes"]) - 1)]

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import jax.extend.core as jex
@@ -38,6 +39,7 @@ REFUSED = {
     "it a scan",
     "cond": "a cond or switch: compute both sides and choose with jnp.where",
 }
+Casts = Mapping[tuple[int, int], tuple[str, ...]]
 MOST_STEPS = 1024  # of a scan that has to be unrolled
 MOST_COPIED = 32  # ops of a mask that is made inside of a scan's body
 MOST_ELEMENTS = 1 << 16  # of a closed-over array
@@ -49,6 +51,7 @@ def draft_of(
     exact: Mapping[int, float] | None = None,
     rules: Rules | None = None,
     constants: Constants | None = None,
+    casts: Casts = MappingProxyType({}),
 ) -> Draft:
     """The draft of a closed jaxpr whose operands are ``inputs``, in order.
 
@@ -56,8 +59,9 @@ def draft_of(
     rules: derivatives that functions have of their own; None where nothing is differentiated, so
            that such functions are what they compute.
     constants: collects arrays that are data; None where all are written.
+    casts: where a value is cast before it is read, as in `OwnCasts`.
     """
-    walker = _Walker(Builder(), "", Source(), exact or {}, rules, constants)
+    walker = _Walker(Builder(), "", Source(), exact or {}, rules, constants, casts)
     consts = [walker.constant(c) for c in closed.consts]
     outputs = walker.run(closed.jaxpr, [*consts, *inputs])
     if rules is None:
@@ -77,6 +81,7 @@ class _Walker:
         exact: Mapping[int, float],
         rules: Rules | None,
         constants: Constants | None,
+        casts: Casts,
     ) -> None:
         self.builder = builder
         self.scope = scope
@@ -84,6 +89,7 @@ class _Walker:
         self.exact = exact
         self.rules = rules
         self.constants = constants
+        self.casts = casts
 
     def run(self, jaxpr: Any, operands: Sequence[Operand]) -> list[Operand]:
         known: dict[Any, Operand] = {}
@@ -95,11 +101,26 @@ class _Walker:
                 return replace(found, value=self.exact.get(id(atom), found.value))
             return known[atom]
 
+        made: dict[tuple[Operand, str], Operand] = {}
+
+        def cast(x: Operand, reader: object, place: int) -> Operand:
+            for dtype in self.casts.get((id(reader), place), ()):
+                if (x, dtype) not in made:
+                    made[x, dtype] = self._cast(x, dtype)
+                x = made[x, dtype]
+            return x
+
         for eqn in jaxpr.eqns:
-            inputs = [read(atom) for atom in eqn.invars]
+            inputs = [cast(read(atom), eqn, i) for i, atom in enumerate(eqn.invars)]
             results = self._equation(eqn, inputs)
             known.update(zip(eqn.outvars, results, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+        return [cast(read(atom), jaxpr, i) for i, atom in enumerate(jaxpr.outvars)]
+
+    def _cast(self, x: Operand, dtype: str) -> Operand:
+        """The user's own cast, in the graph of float32: of one dtype to the same."""
+        if isinstance(x, Uniform) or x.dtype == dtype != "float32":
+            return x
+        return self.builder.op("cast", (x,), x.shape, "float32", dtype=dtype, own=True)
 
     def constant(self, value: Any) -> Operand:
         """A closed-over array: one number, or an op that makes it.
@@ -165,7 +186,9 @@ class _Walker:
         return list(outs)
 
     def _call(self, called: Any, inputs: Sequence[Operand], source: Source) -> list[Operand]:
-        inner = _Walker(self.builder, source.module, source, self.exact, self.rules, self.constants)
+        inner = _Walker(
+            self.builder, source.module, source, self.exact, self.rules, self.constants, self.casts
+        )
         if isinstance(called, jex.ClosedJaxpr):
             consts = [inner.constant(c) for c in called.consts]
             return inner.run(called.jaxpr, [*consts, *inputs])
@@ -210,7 +233,9 @@ class _Walker:
         that are made from constants: those are made in the body, where attention can see them."""
         params = eqn.params
         fixed, carried = params["num_consts"], params["num_carry"]
-        walker = _Walker(Builder(), source.module, source, self.exact, self.rules, self.constants)
+        walker = _Walker(
+            Builder(), source.module, source, self.exact, self.rules, self.constants, self.casts
+        )
         given: list[Operand] = []
         inner: list[Value] = []
         operands: list[Operand] = []

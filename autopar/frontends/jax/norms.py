@@ -30,6 +30,8 @@ def _absorbed(node: Node, x: Value, other: Operand, builder: Builder) -> Operand
         return None
     if (x.shape, x.dtype) != (node.out.shape, node.out.dtype):
         return None
+    if _is_own_cast(other, builder) and not _is_own_cast(norm.inputs[0], builder):
+        return None  # the result has the weight's dtype
     count = len(norm.inputs)
     attrs = dict(norm.attrs)
     if node.kind == "mul" and count == 1:
@@ -41,3 +43,8 @@ def _absorbed(node: Node, x: Value, other: Operand, builder: Builder) -> Operand
     elif not (node.kind == "add" and count == 2 and norm.kind == "layer_norm"):
         return None
     return builder.op(norm.kind, (*norm.inputs, other), node.out.shape, node.out.dtype, **attrs)
+
+
+def _is_own_cast(x: Operand, builder: Builder) -> bool:
+    node = builder.made_by(x, "cast")
+    return node is not None and bool(node.attrs.get("own"))

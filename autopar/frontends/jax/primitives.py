@@ -10,7 +10,7 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autopar.frontends.jax.draft import Builder, Node, Operand, Shape, Uniform, Value, broadcast
+from autopar.frontends.jax.draft import Builder, Node, Operand, Shape, Uniform, Value
 
 Outs = Sequence[tuple[Shape, str]]
 Convert = Callable[[Mapping[str, Any], list[Operand], Outs, Builder], list[Operand]]
@@ -168,6 +168,8 @@ def _dynamic_slice(
 
 
 def _split(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
+    if len(outs) == 1:
+        return inputs[:1]
     values = tuple(Value(s, d) for s, d in outs)
     attrs = {"dim": int(params["axis"]), "sizes": tuple(int(s) for s in params["sizes"])}
     operands = (_value(inputs[0], builder),)
@@ -330,5 +332,3 @@ TABLE: Mapping[str, Callable[..., list[Operand] | None]] = {
     "gather": _gather,
     "conv_general_dilated": _conv,
 }
-
-__all__ = ["broadcast", "convert"]

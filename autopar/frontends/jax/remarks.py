@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 import jax.extend.core as jex
 
-from autopar.frontends.jax.places import frames_of, place_of
+from autopar.frontends.jax.own_casts import OwnCasts
+from autopar.frontends.jax.places import place_of
 
 REMATERIALISED = frozenset(("remat", "remat2", "checkpoint"))
-CASTS = frozenset(("astype", "_astype", "convert_element_type", "asarray", "array"))
-"""Functions of JAX by which a user casts; others cast inside, for their own precision."""
-HALF = ("bfloat16", "float16")
 NAMED = 4
 """How many places stand in a sentence before "and N more"."""
 
 
-def remarks(
-    loss: Callable[..., Any], closed: Any, params: Any, batch: Any, precision: str
-) -> tuple[str, ...]:
-    """Sentences on the jaxpr ``closed`` of ``loss``; ``precision`` is that of the workload."""
+def remarks(closed: Any, precision: str, casts: OwnCasts) -> tuple[str, ...]:
+    """Sentences on the jaxpr ``closed`` of a loss; ``precision`` is that of the workload."""
     found = [*_recomputed(closed.jaxpr), *_constrained(closed.jaxpr)]
-    if precision in HALF:
-        found += _casts(loss, closed, params, batch, precision)
-    return tuple(found)
+    return (*found, *([_lost(precision, casts.lost)] if casts.lost else ()))
 
 
 def _recomputed(jaxpr: Any) -> Iterator[str]:
@@ -62,39 +55,13 @@ def _constrained(jaxpr: Any) -> Iterator[str]:
         )
 
 
-def _casts(
-    loss: Callable[..., Any], closed: Any, params: Any, batch: Any, precision: str
-) -> list[str]:
-    """Casts to float32 that only the function in ``precision`` has."""
-
-    def low(leaf: Any) -> Any:
-        dtype = precision if str(leaf.dtype) == "float32" else leaf.dtype
-        return jax.ShapeDtypeStruct(leaf.shape, dtype)
-
-    try:
-        narrow = jax.make_jaxpr(loss)(jax.tree.map(low, params), jax.tree.map(low, batch))
-    except Exception:  # a user's function may well insist on its own dtypes
-        return []
-    known = set(_cast_places(closed.jaxpr, precision))
-    places = [p for p in _cast_places(narrow.jaxpr, precision) if p not in known]
-    if not places:
-        return []
-    return [
+def _lost(precision: str, places: Sequence[str]) -> str:
+    return (
         f"With precision {precision} the program computes in {precision} what the loss casts to "
-        f"float32 itself, at {_listed(places)}. To keep its casts, cast parameters and batch in "
+        f"float32 itself, at {_listed(places)}: there the loss is not the program that it is for "
+        "float32, so that its casts cannot be followed. To keep them, cast parameters and batch in "
         "the loss and plan with precision float32."
-    ]
-
-
-def _cast_places(jaxpr: Any, precision: str) -> Iterator[str]:
-    for eqn in _equations(jaxpr):
-        if eqn.primitive.name != "convert_element_type":
-            continue
-        narrow = str(eqn.invars[0].aval.dtype) == precision
-        if narrow and str(eqn.outvars[0].aval.dtype) == "float32":
-            _, caller = frames_of(eqn)
-            if caller.rpartition(".")[2] in CASTS:
-                yield place_of(eqn)
+    )
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:
@@ -108,7 +75,7 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
                     yield from _equations(item)
 
 
-def _listed(places: list[str]) -> str:
+def _listed(places: Sequence[str]) -> str:
     each = list(dict.fromkeys(places))
     more = f" and {len(each) - NAMED} more" if len(each) > NAMED else ""
     return ", ".join(each[:NAMED]) + more

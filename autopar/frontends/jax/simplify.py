@@ -123,7 +123,7 @@ def _neutral(node: Node, builder: Builder) -> Operand | None:
                 return replace(a, shape=out.shape)
         return None
     if node.kind == "cast":
-        return unchanged(node.inputs[0])
+        return None if node.attrs.get("own") else unchanged(node.inputs[0])
     if node.kind == "neg":
         inner = builder.made_by(node.inputs[0], "neg")
         return inner.inputs[0] if inner else None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from autopar.frontends.pytorch.gradients import Gradients, Variant
 from autopar.frontends.pytorch.ir import Node, Value
 from autopar.frontends.pytorch.program import Body, Program
+from autopar.frontends.pytorch.public_calls import with_public
 from autopar.nouns.graph import Block, Graph, Op, Tensor
 
 
@@ -127,7 +129,7 @@ class _Scope:
             kind,
             tuple(self.names[v] for v in node.inputs),
             tuple(self.names[v] for v in node.outputs),
-            dict(node.attrs if attrs is None else attrs),
+            _attrs(node) if attrs is None else dict(attrs),
             replace(source, module=self._relative(source.module)),
         )
 
@@ -148,6 +150,11 @@ class _Scope:
         if path == self.path:
             return ""
         return path.removeprefix(f"{self.path}.")
+
+
+def _attrs(node: Node) -> dict[str, Any]:
+    """Those of a node; an op without a kind of its own is printed by its public call."""
+    return with_public(node.attrs) if "::" in node.kind else dict(node.attrs)
 
 
 def _fresh() -> Callable[[str], str]:

@@ -8,7 +8,7 @@ name.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -28,10 +28,9 @@ from autopar.frontends.pytorch.aten_noise import NOISE
 from autopar.frontends.pytorch.aten_products import PRODUCTS
 from autopar.frontends.pytorch.aten_shapes import SHAPES, reshape_to, transpose_to
 from autopar.frontends.pytorch.ir import Value
+from autopar.frontends.pytorch.lifter import Lifter
+from autopar.frontends.pytorch.original_calls import bound, original_call
 from autopar.nouns.graph import freeze
-
-if TYPE_CHECKING:
-    from autopar.frontends.pytorch.lift import Lifter
 
 
 def lift_call(lifter: Lifter, node: fx.Node) -> Any:
@@ -39,7 +38,7 @@ def lift_call(lifter: Lifter, node: fx.Node) -> Any:
     packet = node.target._opname  # type: ignore[union-attr]
     if packet.endswith("_") and not packet.endswith("__"):
         packet = packet[:-1]  # the lifter gives in-place ops their effect
-    arguments = _bound(lifter, node)
+    arguments = bound(lifter, node)
     if meets_complex(node):
         return lift_complex(lifter, node, arguments)
     lift = TABLE.get(packet) if node.target.namespace == "aten" else None  # type: ignore[union-attr]
@@ -56,80 +55,10 @@ def lift_call(lifter: Lifter, node: fx.Node) -> Any:
     return _unknown(lifter, node)
 
 
-def _bound(lifter: Lifter, node: fx.Node) -> Arguments:
-    """Arguments by schema name, defaults filled in, operands as values."""
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
-
-    def value(v: Any) -> Any:
-        if isinstance(v, fx.Node):
-            return lifter.read(v)
-        if isinstance(v, list | tuple):
-            return [value(x) for x in v]
-        return v
-
-    found: Arguments = {}
-    for place, argument in enumerate(schema):
-        if place < len(node.args):
-            found[argument.name] = value(node.args[place])
-        elif argument.name in node.kwargs:
-            found[argument.name] = value(node.kwargs[argument.name])
-        else:
-            found[argument.name] = argument.default_value if argument.has_default_value() else None
-    return found
-
-
 def _keep_call(lifter: Lifter, made: ir.Node, node: fx.Node) -> None:
-    call = torch_call(lifter, node, made.inputs)
+    call = original_call(lifter, node, made.inputs)
     if call is not None:
         made.attrs["torch"] = call
-
-
-def torch_call(lifter: Lifter, node: fx.Node, inputs: list[Value]) -> Any:
-    """The original call as data, operands as ``"%0"``; None if ``inputs`` are not its operands.
-
-    A program calls it on values that others read, so of a call in place it is the form that returns
-    a new tensor; None where torch has none.
-    """
-    target = _returning(node.target)
-    if target is None:
-        return None
-    places: dict[Value, int] = {}
-    for place, operand in enumerate(inputs):
-        places.setdefault(operand, place)
-    strange = False
-
-    def plain(v: Any) -> Any:
-        nonlocal strange
-        if isinstance(v, fx.Node):
-            found = places.get(lifter.read(v))
-            strange = strange or found is None
-            return f"%{found}"
-        if isinstance(v, list | tuple):
-            return [plain(x) for x in v]
-        if isinstance(v, torch.dtype | torch.memory_format | torch.layout):
-            return str(v)
-        if v is None or isinstance(v, bool | int | float | str):
-            return v
-        strange = True
-        return None
-
-    skipped = ("device", "layout", "pin_memory")
-    data = {
-        "target": str(target),
-        "args": [plain(a) for a in node.args if not isinstance(a, torch.device)],
-        "kwargs": {k: plain(v) for k, v in node.kwargs.items() if k not in skipped},
-    }
-    return None if strange else freeze(data)
-
-
-def _returning(target: Any) -> Any:
-    """``target``, or of an op that writes into an operand the one that returns what it writes."""
-    if not target._schema.is_mutable:
-        return target
-    name = target._opname.removesuffix("_")
-    packet = getattr(getattr(torch.ops, target.namespace), name, None)
-    found = getattr(packet, target._overloadname, None)
-    return None if found is None or found._schema.is_mutable else found
 
 
 def _unknown(lifter: Lifter, node: fx.Node) -> Any:
@@ -152,6 +81,9 @@ def _unknown(lifter: Lifter, node: fx.Node) -> Any:
     made = lifter.emit_many(kind, operands, outputs)
     lifter.nodes[-1].flat = _without_derivative(node)
     _keep_call(lifter, lifter.nodes[-1], node)
+    attrs = lifter.nodes[-1].attrs
+    if several and len(made) == 1 and "torch" in attrs:
+        attrs["torch"] = freeze({**attrs["torch"], "listed": True})
     return made if several else made[0] if made else None
 
 
@@ -180,7 +112,7 @@ def _without_derivative(node: fx.Node) -> bool:
 def written_through(lifter: Lifter, view: fx.Node, base: Value, value: Value) -> Value | None:
     """``base`` with the part that ``view`` shows replaced by ``value``; None if that is unknown."""
     packet = getattr(view.target, "_opname", "")
-    arguments = _bound(lifter, view)
+    arguments = bound(lifter, view)
     if packet in ("alias", "detach", "contiguous", "to", "view_as", "lift_fresh", "detach_"):
         return value if value.shape == base.shape else None
     if packet in ("view", "reshape", "squeeze", "unsqueeze", "_unsafe_view", "flatten"):

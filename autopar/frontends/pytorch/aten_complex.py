@@ -7,18 +7,19 @@ A complex tensor [...] of the model is a real value [..., 2] here, real part fir
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 from autopar.frontends.pytorch import ir
 from autopar.frontends.pytorch.aten_elementwise import Arguments, Lift, Unliftable
+from autopar.frontends.pytorch.aten_fourier import FOURIER
+from autopar.frontends.pytorch.aten_lookups import LOOKUPS
+from autopar.frontends.pytorch.aten_shapes import SHAPES, reshape_to
 from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.frontends.pytorch.ir import Value
-
-if TYPE_CHECKING:
-    from autopar.frontends.pytorch.lift import Lifter
+from autopar.frontends.pytorch.lifter import Lifter
 
 
 def meets_complex(node: fx.Node) -> bool:
@@ -117,8 +118,6 @@ def _as_pairs(name: str) -> Lift:
     """An op that works on dims: the same on pairs, its dims counted from the front."""
 
     def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Any:
-        from autopar.frontends.pytorch.aten_shapes import SHAPES
-
         rank = len(a["self"].shape) - 1
         if isinstance(a.get("dim"), int):
             a = {**a, "dim": a["dim"] % rank}
@@ -128,21 +127,12 @@ def _as_pairs(name: str) -> Lift:
 
 
 def _reshape(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    from autopar.frontends.pytorch.aten_shapes import reshape_to
-
     return reshape_to(lifter, next(iter(a.values())), ir.like(node.meta["val"]).shape)
 
 
 def _expand(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     x, shape = a["self"], ir.like(node.meta["val"]).shape
     return x if x.shape == shape else lifter.emit("expand", [x], shape, x.dtype, shape=shape)
-
-
-def _index(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    from autopar.frontends.pytorch.aten import TABLE
-
-    found: Value = TABLE["index"](lifter, node, a)
-    return found
 
 
 COMPLEX: dict[str, Lift] = {
@@ -168,5 +158,6 @@ COMPLEX: dict[str, Lift] = {
         ).split()
     },
     **{name: _expand for name in ("expand", "expand_as", "broadcast_to")},
-    "index": _index,
+    "index": LOOKUPS["index"],
+    **FOURIER,
 }

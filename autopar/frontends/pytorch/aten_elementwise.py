@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 
 from autopar.frontends.pytorch import ir
 from autopar.frontends.pytorch.ir import Value
-
-if TYPE_CHECKING:
-    from autopar.frontends.pytorch.lift import Lifter
+from autopar.frontends.pytorch.lifter import Lifter
 
 Arguments = dict[str, Any]
-Lift = Callable[["Lifter", fx.Node, Arguments], Any]
+Lift = Callable[[Lifter, fx.Node, Arguments], Any]
 
 
 class Unliftable(Exception):
@@ -271,10 +268,6 @@ def _logsumexp(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
 def _log1p(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     more = _result(lifter, node, "add", [a["self"]], other=1.0)
     return _result(lifter, node, "log", [more])
-
-
-def _count(value: Value) -> int:
-    return math.prod(value.shape)
 
 
 ELEMENTWISE: dict[str, Lift] = {

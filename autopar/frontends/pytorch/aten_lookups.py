@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 
@@ -12,9 +12,8 @@ from autopar.frontends.pytorch import ir
 from autopar.frontends.pytorch.aten_elementwise import Arguments, Lift, Unliftable
 from autopar.frontends.pytorch.aten_shapes import reshape_to
 from autopar.frontends.pytorch.ir import Value
-
-if TYPE_CHECKING:
-    from autopar.frontends.pytorch.lift import Lifter
+from autopar.frontends.pytorch.lifter import Lifter
+from autopar.frontends.pytorch.original_calls import original_call
 
 
 def _index(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
@@ -54,10 +53,8 @@ def _spread(lifter: Lifter, x: Value, index: Value, value: Any) -> Value:
 
 def _functional(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     """An op that writes into its first operand, as the call that gives a new tensor instead."""
-    from autopar.frontends.pytorch.aten import torch_call
-
     operands = [v for v in _flat(a.values()) if isinstance(v, Value)]
-    call = torch_call(lifter, node, operands)
+    call = original_call(lifter, node, operands)
     if call is None or len(set(operands)) != len(operands):
         raise Unliftable
     target: Any = node.target

@@ -6,7 +6,7 @@ A cross-entropy of class indices is a kind of its own, for it can be split over 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -14,9 +14,8 @@ from torch import fx
 from autopar.frontends.pytorch import ir
 from autopar.frontends.pytorch.aten_elementwise import Arguments, Lift, Unliftable
 from autopar.frontends.pytorch.ir import Value
-
-if TYPE_CHECKING:
-    from autopar.frontends.pytorch.lift import Lifter
+from autopar.frontends.pytorch.lifter import Lifter
+from autopar.frontends.pytorch.original_calls import original_call
 
 _REDUCTIONS = ("none", "mean", "sum")
 
@@ -48,11 +47,9 @@ def _difference(kind: str) -> Lift:
 
 def _pointwise(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     """The call again without its reduction, and the reduction."""
-    from autopar.frontends.pytorch.aten import torch_call
-
     target: Any = node.target
     operands = [v for v in a.values() if isinstance(v, Value)]
-    call = torch_call(lifter, node, operands)
+    call = original_call(lifter, node, operands)
     if call is None:
         raise Unliftable
     place = [argument.name for argument in target._schema.arguments].index("reduction")

@@ -7,16 +7,14 @@ of it is read.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 
 from autopar.frontends.pytorch import ir
 from autopar.frontends.pytorch.aten_elementwise import Arguments, Lift, Unliftable
 from autopar.frontends.pytorch.ir import Value
-
-if TYPE_CHECKING:
-    from autopar.frontends.pytorch.lift import Lifter
+from autopar.frontends.pytorch.lifter import Lifter
 
 
 def _drawn(lifter: Lifter, like: Value, distribution: str, *given: float) -> Value:

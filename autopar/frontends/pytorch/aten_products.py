@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -10,9 +10,7 @@ from torch import fx
 from autopar.frontends.pytorch import ir
 from autopar.frontends.pytorch.aten_elementwise import Arguments, Lift, Unliftable
 from autopar.frontends.pytorch.ir import Value
-
-if TYPE_CHECKING:
-    from autopar.frontends.pytorch.lift import Lifter
+from autopar.frontends.pytorch.lifter import Lifter
 
 
 def _add_bias(lifter: Lifter, x: Value, bias: Value | None, shape: tuple[int, ...] = ()) -> Value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -12,10 +12,8 @@ from torch import fx
 from autopar.frontends.pytorch import ir
 from autopar.frontends.pytorch.aten_elementwise import Arguments, Lift, Unliftable
 from autopar.frontends.pytorch.ir import Value
-from autopar.runtime.torch_private import without_modes
-
-if TYPE_CHECKING:
-    from autopar.frontends.pytorch.lift import Lifter
+from autopar.frontends.pytorch.lifter import Lifter
+from autopar.runtime.pytorch.torch_private import without_modes
 
 
 def reshape_to(lifter: Lifter, x: Value, shape: tuple[int, ...]) -> Value:
@@ -161,6 +159,8 @@ def _unbind(lifter: Lifter, node: fx.Node, a: Arguments) -> list[Value]:
     x: Value = a["self"]
     dim = a["dim"] % len(x.shape)
     metas = [ir.like(t) for t in node.meta["val"]]
+    if len(metas) == 1:
+        return [reshape_to(lifter, x, metas[0].shape)]
     return lifter.emit_many("split", [x], metas, dim=dim, sizes=(1,) * len(metas), squeeze=True)
 
 

@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 from autopar.frontends import places
 from autopar.frontends.pytorch.errors import BatchError, BuildError
-from autopar.runtime.torch_private import FakeTensor, FakeTensorMode
-from autopar.workload import Workload
+from autopar.nouns.workload import Workload
+from autopar.runtime.pytorch.torch_private import FakeTensor, FakeTensorMode
 
 SMALL = 1 << 14  # elements; the largest tensor that is real
 

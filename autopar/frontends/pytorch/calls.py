@@ -40,7 +40,7 @@ from autopar.frontends.pytorch.structure import (
     renumber,
     take_apart,
 )
-from autopar.runtime.torch_private import FakeTensor, without_modes, without_torch_function
+from autopar.runtime.pytorch.torch_private import FakeTensor, without_modes, without_torch_function
 
 Place = tuple[str, int]  # a call in the trace: module path, how many calls it had before
 

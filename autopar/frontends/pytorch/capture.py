@@ -18,12 +18,12 @@ from autopar.frontends.pytorch.gradients import (
 )
 from autopar.frontends.pytorch.ir import Value, dtype_name
 from autopar.frontends.pytorch.left_behind import check_counts
-from autopar.frontends.pytorch.lift import Lifter
+from autopar.frontends.pytorch.lift import lift
 from autopar.frontends.pytorch.program import Program, cut, prune
 from autopar.frontends.pytorch.rewrite import rewrite
 from autopar.frontends.pytorch.trace import Named, Repeats, Trace, take_trace
 from autopar.nouns.batch import BatchEntry
-from autopar.workload import Workload
+from autopar.nouns.workload import Workload
 
 NAMED = 5
 """How many parameters a note names."""
@@ -50,9 +50,7 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
             if trace.left != trace.before:
                 again = take_trace(built, repeats)
                 check_counts(trace.before, trace.left, trace.graph, again.graph)
-            lifter = Lifter(trace)
-            lifter.run()
-            program = cut(lifter, trace.kinds)
+            program = cut(lift(trace), trace.kinds)
             rewrite(program)
             prune(program)
             stop_gradients(program)

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, track_tensor_tree
 
-from autopar.frontends.named_functions import MissingFunction, found_at
+from autopar.frontends.named_functions import MissingFunction, function_at
 from autopar.frontends.pytorch.calls import Calls
 from autopar.frontends.pytorch.derivatives import Seen, run
 from autopar.frontends.pytorch.errors import UnsupportedOpError
-from autopar.runtime.torch_private import (
+from autopar.runtime.pytorch.torch_private import (
     FakeTensor,
     FakeTensorMode,
     without_modes,
@@ -175,7 +175,7 @@ def _same_in_other_sizes(
 
 def _check_found(cls: type, path: str, name: str) -> None:
     try:
-        found = found_at(path)
+        found = function_at(path)
     except MissingFunction as error:
         raise UnsupportedOpError(
             f"{name} (torch.autograd.Function) is called by the program under that name, where it "

@@ -38,6 +38,45 @@ def passing(frame: FrameType) -> bool | None:
     return None if asked is None or any(map(_is_caught, _callers(frame))) else asked
 
 
+_COMPARED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
+
+
+class Compared:
+    """A number of a tensor's that is compared once and else unseen: each comparison is ``truth``.
+
+    What a capture has for ``lengths.max().item()`` in ``assert lengths.max().item() <= n``.
+    """
+
+    def __init__(self, truth: bool) -> None:
+        self._truth = truth
+
+    def _answer(self, other: object) -> bool:
+        return self._truth
+
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _answer
+    __hash__ = None  # type: ignore[assignment]
+
+
+def passing_number(frame: FrameType) -> bool | Compared | None:
+    """What ``tensor.item()``, called at ``frame``, may give where a check asks for its truth or
+    compares it once; None elsewhere. See `passing`."""
+    tree = _tree(frame.f_code.co_filename)
+    code = dis.get_instructions(frame.f_code)
+    here = next((found for found in code if found.offset == frame.f_lasti), None)
+    span = None if here is None else _span(here)
+    if tree is None or span is None:
+        return None
+    *path, call = _path(tree, span)
+    if not isinstance(call, ast.Call) or not path or any(map(_is_caught, _callers(frame))):
+        return None
+    above = path[-1]
+    if not isinstance(above, ast.Compare):
+        return _wanted([*path, call])
+    plain = len(above.ops) == 1 and isinstance(above.ops[0], _COMPARED)
+    asked = _wanted(path) if plain and call in (above.left, *above.comparators) else None
+    return None if asked is None else Compared(asked)
+
+
 def _at_jump(path: list[ast.AST], code: list[dis.Instruction], here: int) -> bool | None:
     """The truth that leads away from the side that raises, or to the next part of the test."""
     jump = code[here]

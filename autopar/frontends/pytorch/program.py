@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from autopar.frontends.pytorch.calls import Kind, NotAlike
 from autopar.frontends.pytorch.ir import Node, Value, final, replace
-from autopar.frontends.pytorch.lift import Lifter
+from autopar.frontends.pytorch.lifter import Lifter
 
 
 @dataclass(slots=True, eq=False)

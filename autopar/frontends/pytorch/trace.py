@@ -40,14 +40,14 @@ from autopar.frontends.pytorch.errors import (
     UnsupportedOpError,
 )
 from autopar.frontends.pytorch.functions import Called, kept_functions
-from autopar.frontends.pytorch.guards import passing
+from autopar.frontends.pytorch.guards import passing, passing_number
 from autopar.frontends.pytorch.hooks import check_hooks, hooks_refused
 from autopar.frontends.pytorch.left_behind import Numbers, check_tensors, numbers_of
 from autopar.frontends.pytorch.recording import Replayer
 from autopar.frontends.pytorch.repeats import find_repeats
 from autopar.frontends.pytorch.seeds import seeds_refused
 from autopar.nouns.graph import Source
-from autopar.runtime.torch_private import (
+from autopar.runtime.pytorch.torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
@@ -57,6 +57,12 @@ from autopar.runtime.torch_private import (
 
 SPLITS = 4  # sorts of layers in one group that are still told from one another by trying
 
+_VALUES = ("__bool__", "item")
+_DRAWN = (
+    "{}:{} decides by a random number that the forward draws, as LayerDrop does: which layers run "
+    "changes from step to step, and a program is the same at every step. Set the probability to 0 "
+    "(layerdrop, encoder_layerdrop, decoder_layerdrop), or multiply by a mask of 0 and 1"
+)
 _DATA = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
 
@@ -144,16 +150,20 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True)
-class _Truth:
-    """The question whether a tensor is true, which is another one at every place of the code."""
+class _Value:
+    """The question for a tensor's truth or number, another one at every place of the code."""
 
     code: CodeType
     place: int
-    ask: Callable[[torch.Tensor], bool] = field(compare=False)
-    __name__ = "__bool__"
+    name: str
+    ask: Callable[[torch.Tensor], Any] = field(compare=False)
 
-    def __call__(self, tensor: torch.Tensor) -> bool:
+    def __call__(self, tensor: torch.Tensor) -> Any:
         return self.ask(tensor)
+
+    @property
+    def __name__(self) -> str:
+        return self.name
 
 
 class _Noting(TorchFunctionMode):
@@ -165,9 +175,10 @@ class _Noting(TorchFunctionMode):
         self.checks = sources.checks
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.__name__ == "__bool__":
+        if func.__name__ in _VALUES:
             frame = sys._getframe(1)
-            func = _Truth(frame.f_code, frame.f_lasti, partial(self.truth, frame=frame))
+            ask = partial(self.value, func=func, frame=frame)
+            func = _Value(frame.f_code, frame.f_lasti, func.__name__, ask)
         layer = self.calls.current
         if isinstance(layer, Replayer):
             return layer.call(func, args, kwargs or {})
@@ -177,16 +188,33 @@ class _Noting(TorchFunctionMode):
             return layer.call(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
-    def truth(self, tensor: torch.Tensor, frame: FrameType) -> bool:
+    def value(self, tensor: torch.Tensor, func: Callable[..., Any], frame: FrameType) -> Any:
         """Of a tensor without values, where the forward only checks it: that the check holds."""
         try:
-            return bool(tensor)
-        except _DATA:
-            answer = passing(frame)
+            return func(tensor)
+        except _DATA as error:
+            answer = passing(frame) if func.__name__ == "__bool__" else passing_number(frame)
+            if answer is None and _is_drawn():
+                place = frame.f_code.co_filename, frame.f_lineno
+                raise DataDependentError(_DRAWN.format(*place)) from error
             if answer is None:
                 raise
             self.checks.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
             return answer
+
+
+def _is_drawn() -> bool:
+    """Whether the last op of the trace computes from random numbers and constants alone."""
+    mode = get_proxy_mode()
+    last = next(iter(reversed(mode.tracer.graph.nodes)), None) if mode is not None else None
+    waiting, draws = [last] if last is not None else [], False
+    while waiting:
+        node = waiting.pop()
+        if node.op != "call_function":
+            return False
+        draws = draws or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        waiting += node.all_input_nodes
+    return draws
 
 
 class Repeats:
@@ -237,7 +265,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
         stack.enter_context(seeds_refused())
         stack.enter_context(autocast_of_devices_refused())
         stack.enter_context(_masks_unread())
-        stack.enter_context(_told_once())
+        stack.enter_context(_quiet_fake_tensors())
         stack.enter_context(built.mode)
         try:
             traced = make_fx(run, pre_dispatch=True)(*built.batch.values())
@@ -303,7 +331,7 @@ def _masks_unread() -> Iterator[None]:
 
 
 @contextmanager
-def _told_once() -> Iterator[None]:
+def _quiet_fake_tensors() -> Iterator[None]:
     """Inside, torch does not log the traceback of an error that it also raises."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.disabled

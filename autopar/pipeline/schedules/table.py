@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from autopar.errors import did_you_mean
+from autopar.nouns.errors import did_you_mean
 from autopar.pipeline.actions import Schedule, ScheduleError
 from autopar.pipeline.schedules.interleaved import breadth_first, interleaved
 from autopar.pipeline.schedules.one_way import eager_one_f_one_b, gpipe, one_f_one_b

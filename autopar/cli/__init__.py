@@ -1,0 +1,1 @@
+"""The `autopar` command."""

@@ -1,0 +1,311 @@
+"""What the commands do; `autopar.cli.app` reads their options and prints their results."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autopar.cli.progress import progress
+from autopar.files import plan_folder, whole_folder
+from autopar.files.sources import relative_sources
+from autopar.nouns import batch
+from autopar.nouns.errors import UserError
+from autopar.nouns.graph import to_text as graph_text
+from autopar.nouns.plan import to_json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from autopar.cli.unemitted import Unemitted
+    from autopar.nouns.cluster import Cluster
+    from autopar.nouns.plan import Plan
+    from autopar.nouns.style import Style
+    from autopar.planner import PlanResult
+
+"""The format that `autopar.runtime.verify.pytorch.counting` reads."""
+
+
+def search(
+    model: str,
+    cluster: str,
+    fix: Mapping[str, str],
+    searcher: str | None,
+    replicated: tuple[str, ...],
+    profile: Path | None = None,
+    verbose: bool = False,
+    style: Style | None = None,
+) -> PlanResult:
+    """The best plan of ``"model.py:Name"`` for a cluster file. Raises `UserError`."""
+    from autopar.planner import Options, plan
+
+    if profile is None:
+        profile = _of_this_machine(cluster)
+    options = Options(
+        replicated=replicated,
+        profile=None if profile is None else str(profile),
+        style=style,
+        verbose=verbose,
+    )
+    if searcher is not None:
+        options = replace(options, searcher=_known(searcher))
+    if profile is not None:
+        from autopar.cli.profile import libraries, processor
+
+        options = replace(options, libraries=libraries(), processor=processor())
+    return plan(model, cluster, fix, options, progress)
+
+
+def _of_this_machine(cluster: str) -> Path | None:
+    """The quick profile of the CPU cores at hand where ``cluster`` is of them."""
+    from autopar.cli.at_hand import quick_profile
+    from autopar.files.cluster_file import load_cluster
+
+    return quick_profile(load_cluster(cluster), progress)
+
+
+def price_unemitted(
+    model: str,
+    cluster: str,
+    fix: Mapping[str, str],
+    style: Style | None,
+    options: Mapping[str, object],
+) -> Unemitted | None:
+    """The layout of ``fix`` priced alone; None where backends emit all of it.
+
+    ``options`` are those that only a search reads. Raises `UserError`.
+    """
+    from autopar.planner.fixed import unemitted
+
+    choices = unemitted(fix)
+    if not choices:
+        return None
+    from autopar.cli.unemitted import price, without_effect
+
+    if refusal := without_effect(options, choices):
+        raise UserError(refusal)
+    return price(model, cluster, fix, style, progress)
+
+
+def check_output(folder: Path) -> None:
+    """Refuses a place for a plan before the search, not after it. Raises `UserError`."""
+    try:
+        plan_folder.check_writable(folder)
+        there = folder.absolute().parent
+        while not there.exists():
+            there = there.parent
+        Path(tempfile.mkdtemp(prefix=".autopar.", dir=there)).rmdir()
+    except OSError as error:
+        raise UserError(
+            f"-o {folder}: no folder can be made there ({error.strerror}: {error.filename}); give "
+            "-o a place where you may write, such as -o ./plan or one under your home folder"
+        ) from None
+
+
+def plan_files(found: PlanResult, folder: str | Path) -> tuple[dict[str, str], float]:
+    """Every file of the plan's ``folder`` as text, and the CPU seconds that making them took.
+
+    The workload is named from the folder and sources from the workload, so that equal checkouts
+    have equal folders.
+    """
+    start = time.process_time()
+    home = Path(found.plan.workload.partition(":")[0]).resolve().parent
+    workload = plan_folder.relative_workload(folder, found.plan.workload)
+    cluster_file = found.plan.cluster_file and plan_folder.relative(folder, found.plan.cluster_file)
+    program = {f"{plan_folder.PROGRAM}/{name}": text for name, text in _program(found).items()}
+    files = {
+        plan_folder.PLAN: to_json(
+            replace(found.plan, workload=workload, cluster_file=cluster_file)
+        ),
+        plan_folder.CLUSTER: found.cluster.to_json() + "\n",
+        plan_folder.GRAPH: graph_text(relative_sources(found.captured.graph, home)) + "\n",
+        plan_folder.BATCH: batch.to_json(found.captured.batch),
+        plan_folder.REPORT: _report(found),
+        plan_folder.COLLECTIVES: _collectives(found, program),
+        **program,
+    }
+    return files, time.process_time() - start
+
+
+class StaleCluster(UserError):
+    """The cluster file is another one now than when the plan was made for it."""
+
+
+def check_cluster_file(folder: Path, plan: Plan) -> None:
+    """Raises `StaleCluster` where the cluster file says something else now.
+
+    Nothing but planning reads that file, so a folder runs without it; progress says so then.
+    """
+    changed = _changed_cluster(folder, plan)
+    if changed:
+        raise StaleCluster(
+            f"{changed}; plan {plan.workload} again with `autopar plan`, or put that back"
+        )
+
+
+def _changed_cluster(folder: Path, plan: Plan) -> str:
+    """What has changed, empty: nothing that is known."""
+    from autopar.files.cluster_file import ClusterFileError, load_cluster
+
+    if not plan.cluster_file:
+        return ""
+    file = (folder.resolve() / plan.cluster_file).resolve()
+    if not file.is_file():
+        progress(
+            f"note: {file}, which the plan was made for, is not there: whether it changed is "
+            "not known"
+        )
+        return ""
+    was = plan.fingerprints.cluster_file
+    try:
+        now = load_cluster(file).fingerprint
+    except ClusterFileError as error:
+        return f"the cluster file has changed since the plan was made and cannot be read: {error}"
+    if now == was:
+        return ""
+    return (
+        f"{file} has changed since the plan was made for it: its fingerprint was {was} and is {now}"
+    )
+
+
+def plan_summary(found: PlanResult) -> list[RenderableType]:
+    from autopar.report.summary import summary
+
+    return summary(found.plan, found.cluster, _notes(found))
+
+
+def plan_object(found: PlanResult, emit_s: float | None) -> dict[str, Any]:
+    """What ``--json`` prints; phases are CPU seconds, ``emit`` that of writing the program."""
+    from autopar.report.summary import summary_object
+
+    phases = dict(found.search_time_s)
+    if emit_s is not None:
+        phases["emit"] = emit_s
+    return summary_object(found.plan, phases, found.unruled_ops, _notes(found))
+
+
+def _notes(found: PlanResult) -> list[str]:
+    from autopar.report.notes import notes
+
+    samples = found.captured.samples
+    made = notes(found.lowered, found.plan, found.cluster, samples, found.obstacles, found.fewer)
+    return [*found.captured.notes, *made]
+
+
+def explanation(
+    folder: Path, what: str | None, trace: Path | None = None
+) -> tuple[list[RenderableType], dict[str, Any]]:
+    """Tables and object of ``autopar explain``; the timeline goes to ``trace``.
+
+    Raises `PlanFolderError`.
+    """
+    from autopar.report.alternatives import alternatives
+    from autopar.report.explain import explain, explain_object, explained, state_moved
+    from autopar.report.revisit import open_folder
+
+    again = open_folder(folder)
+    if changed := _changed_cluster(folder, again.plan):
+        progress(f"note: {changed}. What follows is of the cluster as it was")
+    rows = [row for row in explained(again.lowered, again.prices) if (what or "") in row.key]
+    if not rows:
+        has = dict.fromkeys(row.key for row in explained(again.lowered, again.prices))
+        near = difflib.get_close_matches(what or "", has, 5, 0.3) or list(has)[:5]
+        raise UserError(
+            f"--op {what}: none of the {len(has)} ops and parameters that do something has that in "
+            f"its key; there are {', '.join(near)} and others"
+        )
+    shown = {row.key for row in rows if row.compute_s or row.moved}
+    nodes = [
+        (index, node.options)
+        for index, node in enumerate(again.folded.nodes)
+        if node.kind == "op" and node.key in shown
+    ]
+    progress(f"pricing what else {len(nodes)} ops could do")
+    closest = {
+        again.folded.nodes[index].key: others
+        for index, others in alternatives(
+            again.folded.problem, again.choice, nodes, objection=again.objection
+        ).items()
+    }
+    step_time_s = again.plan.prediction.step_time_s
+    state = () if what else state_moved(again.lowered, plan_folder.read_collectives(folder))
+    forbidden = again.forbidden
+    shown_parts = explain(rows, closest, step_time_s, state, forbidden)
+    data = explain_object(rows, closest, state, forbidden)
+    if trace is not None or len(again.plan.stages) > 1:
+        from autopar.report.pipeline import explain_pipeline, pipeline_object, trace_of
+
+        pipeline = again.pipeline()
+        if trace is not None:
+            trace.write_text(trace_of(pipeline))
+            progress(f"timeline written to {trace}; open it at ui.perfetto.dev")
+        if len(again.plan.stages) > 1 and not what:
+            shown_parts = [*explain_pipeline(pipeline), *shown_parts]
+            data["pipeline"] = pipeline_object(pipeline)
+    return shown_parts, data
+
+
+def difference(a: Path, b: Path) -> tuple[list[RenderableType], dict[str, Any]]:
+    """Tables and object of ``autopar diff``. Raises `PlanFolderError`."""
+    from autopar.report.diff import diff, diff_object
+
+    one, two = plan_folder.read_plan(a), plan_folder.read_plan(b)
+    clusters = _cluster_of(a), _cluster_of(b)
+    return diff(one, two, (str(a), str(b)), clusters), diff_object(one, two, clusters)
+
+
+def _cluster_of(folder: Path) -> Cluster | None:
+    there = (folder / plan_folder.CLUSTER).exists()
+    return plan_folder.read_cluster(folder) if there else None
+
+
+def _program(found: PlanResult) -> dict[str, str]:
+    """The program, tried. Raises `UserError` where it could not run."""
+    if found.plan.framework == "jax":
+        from autopar.emit.jax import emit as emit_jax
+        from autopar.runtime.jobs.imported import imported
+
+        program = emit_jax(found.lowered, found.plan, found.captured)
+        for name, text in program.items():
+            imported(text, f"{plan_folder.PROGRAM}/{name}")
+        return program
+    from autopar.emit.pytorch import emit
+    from autopar.runtime.jobs.dry_run import dry_run
+
+    program = emit(found.lowered, found.plan, found.captured)
+    for name, text in program.items():
+        dry_run(text, f"{plan_folder.PROGRAM}/{name}", found.captured.batch)
+    return program
+
+
+def _collectives(found: PlanResult, program: Mapping[str, str]) -> str:
+    from autopar.lowering.collectives import priced_collectives
+
+    stored = {name: tensor.dtype for name, tensor in found.captured.tensors.items()}
+    clips = found.workload.clip_norm is not None
+    rows = [asdict(row) for row in priced_collectives(found.lowered, found.plan, stored, clips)]
+    digests = {name: whole_folder.digest(text.encode()) for name, text in program.items()}
+    made = {"format": plan_folder.COLLECTIVES_FORMAT, "program": digests, "rows": rows}
+    return json.dumps(made, indent=1) + "\n"
+
+
+def _report(found: PlanResult) -> str:
+    from autopar.report.render import to_text
+
+    return to_text(plan_summary(found))
+
+
+def _known(searcher: str) -> str:
+    from autopar.searchers import SEARCHERS
+
+    names = list(SEARCHERS)
+    if searcher not in names:
+        raise UserError(
+            f"--searcher {searcher}: there is none of that name; choose {', '.join(names)}"
+        )
+    return searcher

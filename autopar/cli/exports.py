@@ -1,0 +1,162 @@
+"""``autopar export``: a plan, or a layout that no program can run, as files of another trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autopar.cost_models.family import Arch
+from autopar.cost_models.layout import Layout, fix_pairs
+from autopar.emit.exports.from_plan import machines, setup_of
+from autopar.emit.exports.setup import Figures, Setup
+from autopar.emit.exports.targets import target
+from autopar.files import export_folder, plan_folder
+from autopar.files.cluster_file import load_cluster
+from autopar.nouns.cluster import Cluster
+from autopar.nouns.errors import UserError
+from autopar.nouns.workload import Workload, training
+
+PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be exported, as it was typed."""
+
+    source: str | None
+    arch: str | None = None
+    cluster: str | None = None
+    fix: tuple[str, ...] = ()
+    global_batch: int | None = None
+    precision: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What went into ``folder``, and what did not."""
+
+    target: str
+    folder: str
+    files: tuple[str, ...]
+    left_out: tuple[str, ...]
+    start: str
+
+    def to_object(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        return {
+            "target": self.target,
+            "folder": self.folder,
+            "files": list(self.files),
+            "not_carried": list(self.left_out),
+            "start": self.start,
+        }
+
+
+def export(asked: Asked, to: str, folder: Path) -> Written:
+    """Writes the files of ``to`` into ``folder``, or nothing. Raises `UserError`."""
+    make = target(to)
+    export_folder.check_writable(folder)
+    made = make(setup(asked))
+    export_folder.write(folder, made.files, to)
+    return Written(to, str(folder), tuple(made.files), made.left_out, made.start)
+
+
+def setup(asked: Asked) -> Setup:
+    """The record that exports read. Raises `UserError`."""
+    if asked.source is not None and Path(asked.source).is_dir():
+        if asked.fix or asked.cluster:
+            raise UserError(
+                f"--{'fix' if asked.fix else 'cluster'} is for a model or --arch: {asked.source} "
+                "is a plan, whose layout is decided; plan the model again, or export the model"
+            )
+        return of_folder(asked.source)
+    if asked.cluster is None:
+        what = asked.source if asked.arch is None else f"--arch {asked.arch}"
+        raise UserError(
+            f"{what} is no folder of a plan, so its layout is that of --fix on a --cluster: add "
+            "--cluster cluster.yaml --fix tp=2,pp=2, or give a folder of `autopar plan`"
+        )
+    cluster = load_cluster(asked.cluster)
+    if asked.source is not None:
+        return _of_model(asked.source, asked.cluster, cluster, fix_pairs(asked.fix))
+    from autopar.planner.estimate import estimate_files
+
+    precision = asked.precision or "bf16"
+    fix = ",".join(asked.fix)
+    found = estimate_files(asked.arch or "", asked.cluster, fix, asked.global_batch, precision)
+    return of_layout(Path(asked.arch or "").name, found.arch, found.layout, cluster, precision)
+
+
+def of_folder(folder: str | Path) -> Setup:
+    """Of a plan's folder. Raises `PlanFolderError`."""
+    plan = plan_folder.read_plan(folder)
+    graph, batch = plan_folder.read_graph(folder), plan_folder.read_batch(folder)
+    return setup_of(plan, graph, batch, plan_folder.read_cluster(folder))
+
+
+def _of_model(model: str, cluster_ref: str, cluster: Cluster, fix: Mapping[str, str]) -> Setup:
+    """A layout of a model that no backend emits; others are planned first."""
+    from autopar.cli.unemitted import price
+    from autopar.frontends.loading import load_workload
+    from autopar.planner.fixed import unemitted
+
+    if not unemitted(fix):
+        raise UserError(
+            f"programs can run all of --fix {','.join(f'{n}={v}' for n, v in fix.items())}: plan "
+            f"{model} with it (`autopar plan`) and export the folder"
+        )
+    found = price(model, cluster_ref, fix).estimate
+    return of_layout(
+        Path(model).name,
+        found.arch,
+        found.layout,
+        cluster,
+        found.precision,
+        load_workload(model),
+    )
+
+
+def of_layout(
+    name: str,
+    arch: Arch,
+    layout: Layout,
+    cluster: Cluster,
+    precision: str,
+    workload: Workload | None = None,
+) -> Setup:
+    """Of a layout of the transformer family. Raises `UserError` for 8-bit and 4-bit precisions."""
+    if precision not in PRECISIONS:
+        raise UserError(
+            f"--precision {precision}: exports carry {', '.join(PRECISIONS)}; export with bf16, "
+            f"and switch {precision} on in the trainer"
+        )
+    x = layout
+    replicated = x.zero == 0  # then dp_shard splits nothing, and trainers call it replicas
+    return Setup(
+        name=name,
+        framework="" if workload is None else workload.framework,
+        global_batch=x.global_batch,
+        sequence=arch.seq,
+        machines=machines(cluster, x.device_count),
+        dp_replicate=x.dp if replicated else x.dp_replicate,
+        dp_shard=1 if replicated else x.dp_shard,
+        tp=x.tp,
+        cp=x.cp,
+        ep=x.ep,
+        pp=x.pp,
+        etp=x.etp,
+        zero=x.zero,
+        microbatches=x.microbatches,
+        recompute=x.recompute,
+        schedule=x.schedule if x.pp > 1 else "none",
+        interleave=x.interleave,
+        sequence_parallel=x.sequence_parallel and x.tp > 1,
+        precision=PRECISIONS[precision],
+        optimizer="adamw" if workload is None else workload.optimizer,
+        clip_norm=None if workload is None else workload.clip_norm,
+        training={} if workload is None else training(workload),
+        layers=arch.layers,
+        figures=Figures(arch.layers, arch.hidden, arch.ffn, arch.vocab, arch.experts),
+    )

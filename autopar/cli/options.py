@@ -1,0 +1,76 @@
+"""Arguments and options that several commands of ``autopar`` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL.PY[:NAME]", help="The file that holds the model.")
+]
+PlanFolder = Annotated[Path, typer.Argument(metavar="PLAN/", help="A folder from `autopar plan`.")]
+ClusterFile = Annotated[
+    str, typer.Option("--cluster", "-c", help="A cluster.yaml, or `local` for this machine.")
+]
+Fix = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fix",
+        metavar="KEY=VALUE,...",
+        help="Pin choices, as in tp=2,dp_shard=2,zero=3; the search decides the rest. Degrees: "
+        "dp_replicate x dp_shard x tp = devices. zero: 0 to 3. microbatch: samples that one "
+        "microbatch has on one data rank. recompute: none, compute (keeps what collectives gave) "
+        "or full. pp, cp, ep, interleave, schedule, sequence_parallel and recompute=selective, "
+        "which no backend emits yet, are priced for transformers, and no program is written.",
+    ),
+]
+Searcher = Annotated[
+    str | None,
+    typer.Option(
+        "--searcher",
+        help="Which solver searches the shardings: portfolio (the default, chains the others), "
+        "elimination (exact, narrow graphs), integer_program (exact, tight memory), annealing "
+        "(large), coordinate_descent (at once), mcts (readable), mcmc (yardstick), brute_force "
+        "(tiny, referee).",
+    ),
+]
+Replicated = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-replicated",
+        metavar="OP",
+        help="Let an op kind without a rule run whole on every device. May be repeated.",
+    ),
+]
+Device = Annotated[
+    str, typer.Option("--device", help="cpu, cuda, or auto: the accelerators that there are.")
+]
+Profile = Annotated[
+    Path | None,
+    typer.Option("--profile", help="Times measured by `autopar profile` replace the built-in."),
+]
+StyleOption = Annotated[
+    str | None,
+    typer.Option(
+        "--style",
+        metavar="eager|compiled",
+        help="How the program executes: op by op (PyTorch's default), or compiled into fused "
+        "kernels (JAX always). `run` does as its plan says. With --arch: else as is usual on the "
+        "devices.",
+    ),
+]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Tell every step of every search.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+Arch = Annotated[
+    str | None,
+    typer.Option("--arch", help="Instead of a model: a YAML file of a transformer's sizes."),
+]
+GlobalBatch = Annotated[
+    int | None, typer.Option("--global-batch", help="With --arch: sequences in a step.")
+]
+Precision = Annotated[
+    str | None,
+    typer.Option("--precision", help="With --arch: dtype of the matrix products (bf16)."),
+]

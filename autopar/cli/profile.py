@@ -1,0 +1,197 @@
+"""`autopar profile`: measures ops and collectives on the devices at hand, into a profile.
+
+One process a device (gloo on CPU, NCCL on GPUs) runs `autopar.runtime.profile.worker`; this
+half needs no framework. Each figure is stored as soon as it is known, and what the profile already
+holds for this machine is not measured again, so an interrupted run goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from autopar.cost_models.calibrate import run_basis
+from autopar.cost_models.profile_db import Machine, Measurement, ProfileDb
+from autopar.cost_models.profile_file import ProfileError
+from autopar.files.cluster_file import gpu_driver, load_cluster
+from autopar.files.plan_folder import read_cluster, read_plan
+from autopar.nouns.cluster import Cluster
+from autopar.runtime.jobs.host_memory import environment
+from autopar.runtime.jobs.pytorch_launch import Launcher, local_launcher
+from autopar.runtime.jobs.result import RunResult
+
+WORKER = "autopar.runtime.profile.worker"
+
+
+def profile_cluster(
+    cluster: str | Path,
+    database: str | Path,
+    progress: Callable[[str], None] = print,
+    launcher: Launcher | None = None,
+) -> str:
+    """Measure the devices of `cluster`; returns a line that sums it up.
+
+    `launcher` starts the measuring processes where this machine is not all of the cluster.
+
+    Raises:
+        ProfileError: the cluster's devices are not here, or the measuring processes failed.
+    """
+    described = load_cluster(cluster)
+    if launcher is None:
+        _check_here(described)
+    machine = Machine(described.device.name, driver(), libraries() or "", processor())
+    progress(f"measuring {described.device_count} x {described.device.name}")
+    with ProfileDb(database, progress) as db:
+        failed = measure(db, machine, described.device_count, launcher, progress)
+        if failed:
+            raise ProfileError(f"measuring stopped; what was measured is in {database}. {failed}")
+        return f"{len(db.measurements(machine))} measurements of {machine.id} in {database}"
+
+
+def remember(
+    folder: str | Path, found: RunResult, database: str | Path, warn: Callable[[str], None]
+) -> str:
+    """Writes what a run measured beside what had been predicted; returns a line that says so.
+
+    The next plan with this profile prices each phase by what runs took: their median.
+    """
+    plan, cluster = read_plan(folder), read_cluster(folder)
+    device, prediction = cluster.device, plan.prediction
+    predicted = {
+        "forward": prediction.forward_time_s,
+        "backward": prediction.backward_time_s,
+        "optimizer": prediction.optimizer_time_s,
+    }
+    phases = dict(found.phases_s)
+    measured = {**phases, "backward": phases.get("backward", 0.0) + phases.get("exchange", 0.0)}
+    machine = Machine(device.name, driver(), libraries() or "", processor())
+    basis = run_basis(bool(device.rates), plan.style)
+    if found.style != plan.style:
+        return (
+            f"{folder} is planned for {plan.style} execution and the run was {found.style}: "
+            f"{database} stays as it is"
+        )
+    known = [p for p in predicted if predicted[p] > 0 and measured.get(p, 0.0) > 0]
+    if not known:
+        return f"{folder}: its phases were not told apart, {database} stays as it is"
+    now = datetime.now(UTC).isoformat("T", "seconds")
+    with ProfileDb(database, warn) as db:
+        for phase in known:
+            # What the prices say without the corrections that this plan was made with.
+            plain_s = predicted[phase] / device.slower(phase)
+            pair = {"measured": measured[phase], "predicted": plain_s}
+            head, count = f"{basis} {plan.fingerprint()}", len(found.losses)
+            rows = [
+                Measurement("run", f"{phase} {what} {head}", 0.0, 0.0, seconds, 0.0, count, now)
+                for what, seconds in pair.items()
+            ]
+            db.add(machine, *rows)
+        ops = any(m.subject == "op" for m in db.measurements(machine))
+    ratios = ", ".join(f"{p} {measured[p] / predicted[p]:.2f}" for p in known)
+    written = f"measured / predicted written to {database}: {ratios}"
+    if ops == bool(device.rates):
+        return written
+    made, use = "built-in figures, without this profile", "plan again with it, then run"
+    if device.rates:
+        made = "another profile or one of another machine"
+        use = "give --profile that one here, or measure here with `autopar profile`"
+    return f"{written}. No plan will use them: this one was made with {made}; {use}"
+
+
+def libraries() -> str | None:
+    """Versions that a measurement depends on; None where there is no torch."""
+    try:
+        return f"torch {version('torch')}"
+    except PackageNotFoundError:
+        return None
+
+
+def processor() -> str:
+    """The CPU: its model and how many cores there are."""
+    model = platform.processor() or platform.machine()
+    table = Path("/proc/cpuinfo")
+    if table.is_file():
+        named = re.search(r"^model name\s*:\s*(.+)$", table.read_text(), re.MULTILINE)
+        model = named.group(1).strip() if named else model
+    return f"{model}, {os.cpu_count()} cores"
+
+
+def driver() -> str:
+    """What runs the devices: the GPUs' driver, else the operating system."""
+    return gpu_driver() or f"{platform.system()} {platform.release()}"
+
+
+def _check_here(described: Cluster) -> None:
+    local = load_cluster("local")
+    if described.device.name != local.device.name or described.device_count > local.device_count:
+        raise ProfileError(
+            f"{described.name} has {described.device_count} x {described.device.name}, "
+            f"this machine {local.device_count} x {local.device.name}; "
+            "profile where the devices are"
+        )
+
+
+def measure(
+    db: ProfileDb,
+    machine: Machine,
+    ranks: int,
+    launcher: Launcher | None,
+    progress: Callable[[str], None],
+    worker: str = WORKER,
+) -> str:
+    """Stores what the processes print; returns the last of their errors, "" without one."""
+    with tempfile.TemporaryDirectory(prefix="autopar-") as scratch:
+        known, errors = Path(scratch) / "known.json", Path(scratch) / "errors"
+        known.write_text(json.dumps(sorted(db.done(machine))))
+        launcher = launcher or local_launcher(ranks, Path(scratch) / "exit_codes.json")
+        with (
+            environment(),
+            errors.open("w") as stderr,
+            subprocess.Popen(
+                [*launcher, "-m", worker, str(known)],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            ) as process,
+        ):
+            assert process.stdout is not None
+            for line in process.stdout:
+                found = _measurement(line)
+                if found is None:
+                    for note in _left_out(line):
+                        progress(note)
+                else:
+                    db.add(machine, found)
+                    progress(_shown(found))
+        tail = [line for line in errors.read_text().splitlines() if line.strip()][-5:]
+        return "\n".join(tail) or "no error message" if process.returncode else ""
+
+
+def _measurement(line: str) -> Measurement | None:
+    """What a line of the measuring processes says; None for anything else that they print."""
+    if not line.startswith("{") or line.startswith('{"left_out"'):
+        return None
+    return Measurement(**json.loads(line), measured_at=datetime.now(UTC).isoformat("T", "seconds"))
+
+
+def _left_out(line: str) -> list[str]:
+    """What to say of a measurement that the processes did not keep; nothing for other lines."""
+    if not line.startswith('{"left_out"'):
+        return []
+    lost = json.loads(line)
+    return [
+        f"{lost['left_out']} {lost['key']} {lost['size_bytes']:.3g} B: left out, it added "
+        f"{lost['seconds'] * 1e6:.1f} us to the compute beside it, less than the noise"
+    ]
+
+
+def _shown(m: Measurement) -> str:
+    return f"{m.subject} {m.key} {m.size_bytes:.3g} B: {m.seconds * 1e6:.1f} us"

@@ -1,0 +1,1 @@
+"""Readable programs from a lowered plan: text, and no framework."""

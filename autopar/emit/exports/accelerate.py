@@ -1,0 +1,155 @@
+"""Accelerate 1.15: the YAML of ``accelerate launch --config_file``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from autopar.emit.exports.setup import Setup
+from autopar.emit.exports.text import (
+    Export,
+    check_microbatch,
+    header,
+    not_carried,
+    recomputes,
+    refuse,
+)
+
+NAME = "accelerate"
+PRECISIONS = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def export(setup: Setup) -> Export:
+    """``accelerate.yaml``. Raises `Refused`."""
+    check(setup, NAME)
+    left_out = not_carried(
+        setup,
+        f"the batch: the script loads {setup.microbatch} samples a process and microbatch",
+        f"ZeRO {setup.zero}: FSDP2 splits parameters, and keeps them gathered from forward to "
+        "backward as ZeRO 2 does"
+        if _shards(setup) and setup.zero < 3 and setup.zero != 2
+        else "",
+        f"clip_norm: call accelerator.clip_grad_norm_(model.parameters(), {setup.clip_norm})"
+        if setup.clip_norm
+        else "",
+        f"the {setup.optimizer} optimizer and its learning rate: the script makes it"
+        if setup.trains
+        else "",
+        "selective recompute: FSDP's checkpointing recomputes whole layers"
+        if recomputes(setup) == "selective"
+        else "",
+        f"tp {setup.tp} itself: the script loads the model with "
+        "from_pretrained(..., tp_plan='auto', device_mesh=accelerator.torch_device_mesh['tp'])"
+        if setup.tp > 1
+        else "",
+        "CPU processes: the launcher starts them by MPI alone, so torchrun does, and the script "
+        "says Accelerator(cpu=True)"
+        if setup.machines.kind == "cpu"
+        else "",
+        "sequence parallelism over tp" if setup.sequence_parallel and setup.tp > 1 else "",
+        f"one of {recomputes(setup)} recompute: call model.gradient_checkpointing_enable()"
+        if recomputes(setup) != "none" and not _shards(setup)
+        else "",
+    )
+    start = "accelerate launch --config_file accelerate.yaml"
+    if setup.microbatches > 1:
+        start += f" --gradient_accumulation_steps {setup.microbatches}"
+    start += " train.py"
+    if setup.machines.kind == "cpu":
+        start = f"torchrun --nproc-per-node {setup.machines.devices_per_node} train.py"
+    opening = header(setup, "Accelerate 1.15", left_out) + f"# {start}\n"
+    text = yaml.safe_dump(_settings(setup), sort_keys=False)
+    return Export({"accelerate.yaml": opening + text}, left_out, start)
+
+
+def _shards(setup: Setup) -> bool:
+    """Whether FSDP2 has anything to split over."""
+    return setup.zero > 0 and setup.dp_shard * setup.cp > 1
+
+
+def _settings(setup: Setup) -> dict[str, Any]:
+    cpu = setup.machines.kind == "cpu"  # replicas alone, see `check`
+    data_only = "MULTI_CPU" if cpu else "MULTI_GPU"
+    found: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "FSDP" if _shards(setup) else data_only,
+        "mixed_precision": PRECISIONS[setup.precision],
+        "num_machines": setup.machines.nodes,
+        "machine_rank": 0,
+        "num_processes": setup.devices,
+        "use_cpu": cpu,
+    }
+    if _shards(setup):
+        found["fsdp_config"] = {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": setup.zero == 3,
+            "fsdp_activation_checkpointing": recomputes(setup) != "none",
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        }
+    if _shards(setup) or setup.tp > 1 or setup.cp > 1:
+        sizes = ("dp_replicate", "dp_shard", "tp", "cp")
+        found["parallelism_config"] = {
+            f"parallelism_config_{name}_size": getattr(setup, name) for name in sizes
+        }
+    return found
+
+
+def check(setup: Setup, target: str) -> None:
+    """Raises `Refused` for what Accelerate refuses."""
+    check_microbatch(setup, target)
+    if setup.framework == "jax":
+        raise refuse(
+            target,
+            "a JAX model",
+            "it trains PyTorch modules",
+            "Export to maxtext, levanter, axlearn or partition-specs",
+        )
+    for name, why in (
+        ("pp", "its ParallelismConfig has no pipeline"),
+        ("ep", "its ParallelismConfig has no experts"),
+    ):
+        if getattr(setup, name) > 1:
+            raise refuse(
+                target,
+                f"{name} {getattr(setup, name)}",
+                why,
+                f"Give {name}=1, or export to torchtitan or megatron",
+            )
+    if setup.precision not in PRECISIONS:
+        raise refuse(
+            target,
+            f"precision {setup.precision}",
+            f"mixed_precision is one of {', '.join(PRECISIONS.values())}",
+            "Plan with precision='float32'",
+        )
+    split = setup.tp > 1 or setup.cp > 1
+    if split and setup.dp_replicate > 1 and setup.dp_shard == 1:
+        raise refuse(
+            target,
+            f"dp_replicate {setup.dp_replicate} x tp {setup.tp} x cp {setup.cp}",
+            "replicas without dp_shard do not compose with tp or cp",
+            f"Give dp_shard={setup.dp_replicate} in place of dp_replicate",
+        )
+    if setup.cp > 1 and not _shards(setup):
+        raise refuse(
+            target,
+            f"cp {setup.cp} with ZeRO 0",
+            "its context parallelism needs FSDP2",
+            "Give zero=2 or 3, or cp=1",
+        )
+    if setup.machines.kind == "cpu" and (_shards(setup) or split):
+        raise refuse(
+            target,
+            f"{setup.degrees()} on CPU processes",
+            "its FSDP2, tp and cp need accelerators; on CPU it replicates alone",
+            f"Give dp_replicate={setup.devices},zero=0, or plan for GPUs",
+        )
+    if setup.zero == 0 and setup.dp_shard > 1:
+        raise refuse(
+            target,
+            f"zero 0 with dp_shard {setup.dp_shard}",
+            "FSDP2 splits parameters over dp_shard",
+            f"Give dp_replicate={setup.dp}, or zero=2 or 3",
+        )

@@ -1,0 +1,99 @@
+"""AXLearn (commit 34aed43c): mesh rules for a trainer's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autopar.emit.exports.jax_trainers import check_mesh, check_stages
+from autopar.emit.exports.setup import Setup
+from autopar.emit.exports.text import Export, header, not_carried, recomputes
+
+NAME = "axlearn"
+
+
+def export(setup: Setup) -> Export:
+    """``autopar_mesh.py``, mesh rules for a trainer's configuration. Raises `Refused`."""
+    check_mesh(setup, NAME)
+    check_stages(setup, NAME)
+    left_out = not_carried(
+        setup,
+        f"ZeRO {setup.zero}: fsdp splits parameters too, as ZeRO 3"
+        if setup.zero in (1, 2) and setup.dp_shard > 1
+        else "",
+        "sequence parallelism over tp: the layers' own partition specs decide it"
+        if setup.sequence_parallel and setup.tp > 1
+        else "",
+        f"schedule {setup.schedule} and the cut into stages: the model's pipeline layer has its own"
+        if setup.pp > 1
+        else "",
+        f"the batch of {setup.global_batch}, clip_norm and optimizer: of the trainer's "
+        "configuration",
+    )
+    start = "add mesh_rules of autopar_mesh.py to your trainer's configuration"
+    opening = header(setup, "AXLearn (commit 34aed43c)", left_out)
+    text = f'''{opening}from __future__ import annotations
+
+from typing import Any
+
+{_imports(setup)}
+SELECTOR = ".*"  # the instance types that this mesh is for, a regular expression
+
+
+def mesh_rules() -> list[tuple[str, Any]]:
+    """`trainer.mesh_rules` of a configuration."""
+    modifiers = [
+{_modifiers(setup)}
+    ]
+    chain = ChainConfigModifier.default_config().set(config_modifiers=modifiers)
+    return [(SELECTOR, chain)]
+'''
+    return Export({"autopar_mesh.py": text}, left_out, start)
+
+
+def _imports(setup: Setup) -> str:
+    names = ["ChainConfigModifier", "MeshShapeModifier"]
+    lines = []
+    if setup.microbatches > 1:
+        names.append("GradientAccumulationModifier")
+    if recomputes(setup) != "none":
+        names.append("RematSpecModifier")
+        lines += ["import jax", "from axlearn.common.base_layer import RematSpec"]
+    listed = "".join(f"    {name},\n" for name in sorted(names))
+    lines.append(f"from axlearn.common.trainer_config_modifier import (\n{listed})")
+    lines.append("from axlearn.experiments.text.gpt.common import mesh_shape_from_axes")
+    return "\n".join(lines) + "\n"
+
+
+def _modifiers(setup: Setup) -> str:
+    sizes = {
+        "pipeline": setup.pp,
+        "data": setup.dp_replicate,
+        "expert": setup.ep,
+        "fsdp": setup.dp_shard // setup.ep,
+        "seq": setup.cp,
+        "model": setup.tp,
+    }
+    axes = ", ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
+
+    def lines() -> Iterator[str]:
+        yield "MeshShapeModifier.default_config().set("
+        yield f"    mesh_shape=mesh_shape_from_axes({axes}),"
+        yield "),"
+        if setup.microbatches > 1:
+            yield "GradientAccumulationModifier.default_config().set("
+            yield f"    grad_acc_steps={setup.microbatches},"
+            yield "),"
+        if recomputes(setup) != "none":
+            kept = {
+                "full": "nothing_saveable",
+                "selective": "dots_with_no_batch_dims_saveable",
+            }[recomputes(setup)]
+            yield "RematSpecModifier.default_config().set("
+            yield "    remat_policies={"
+            yield '        "model.decoder.transformer.layer": RematSpec('
+            yield f"            prevent_cse=False, policy=jax.checkpoint_policies.{kept}"
+            yield "        ),"
+            yield "    },"
+            yield "),"
+
+    return "\n".join(f"        {line}" for line in lines())

@@ -1,0 +1,183 @@
+"""DeepSpeed 0.19: its JSON, and a module for what the JSON cannot say (JSON has no comments).
+
+``train_batch_size`` stays out: without an mpu DeepSpeed's check of it counts tensor-parallel ranks
+as data ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from autopar.emit.exports.setup import Setup
+from autopar.emit.exports.tensor_styles import layers
+from autopar.emit.exports.text import (
+    Export,
+    check_microbatch,
+    header,
+    not_carried,
+    recomputes,
+    refuse,
+)
+
+NAME = "deepspeed"
+
+
+def export(setup: Setup) -> Export:
+    """Raises `Refused`."""
+    _check(setup)
+    specs = _layer_specs(setup)
+    unpaired = setup.tp > 1 and bool(setup.parameters) and not specs
+    left_out = not_carried(
+        setup,
+        "which linear layers are split over tp: the plan gathers between them, AutoTP goes by its "
+        "own rule"
+        if unpaired
+        else "",
+        "sequence parallelism over tp: AutoTP keeps activations whole"
+        if setup.sequence_parallel and setup.tp > 1
+        else "",
+        "selective recompute: the model recomputes whole layers"
+        if recomputes(setup) == "selective"
+        else "",
+        per_op=False,
+    )
+    start = f"deepspeed --num_nodes {setup.machines.nodes} train.py"
+    start += " --deepspeed_config deepspeed.json"
+    text = json.dumps(_settings(setup, specs), indent=2) + "\n"
+    files = {"deepspeed.json": text, "autopar_deepspeed.py": _module(setup, left_out, start)}
+    return Export(files, left_out, start)
+
+
+def _settings(setup: Setup, specs: list[dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": setup.microbatch,
+        "gradient_accumulation_steps": setup.microbatches,
+        "zero_optimization": {"stage": setup.zero if setup.dp_shard * setup.cp > 1 else 0},
+    }
+    if setup.precision in ("bfloat16", "float16"):
+        found[{"bfloat16": "bf16", "float16": "fp16"}[setup.precision]] = {"enabled": True}
+    if setup.trains:
+        found["gradient_clipping"] = setup.clip_norm or 0.0
+        found["optimizer"] = _optimizer(setup)
+    if setup.tp > 1:
+        tensor: dict[str, Any] = {"autotp_size": setup.tp}
+        if specs:
+            tensor["partition_config"] = {"use_default_specs": False, "layer_specs": specs}
+        found["tensor_parallel"] = tensor
+    if setup.cp > 1:
+        found["sequence_parallel_size"] = setup.cp
+    if setup.ep > 1:
+        found["expert_parallel"] = {"enabled": True, "autoep_size": setup.ep}
+        if setup.etp > 1:
+            found["expert_parallel"]["expert_tensor_parallel_size"] = setup.etp
+    return found
+
+
+def _optimizer(setup: Setup) -> dict[str, Any]:
+    t = setup.training
+    params: dict[str, Any] = {
+        "lr": float(t["learning_rate"]),
+        "weight_decay": float(t["weight_decay"]),
+    }
+    if setup.optimizer == "adamw":
+        params["betas"] = [float(b) for b in t["betas"].strip("()[] ").split(",")]
+        params["eps"] = float(t["eps"])
+    return {"type": {"adamw": "AdamW", "sgd": "SGD"}[setup.optimizer], "params": params}
+
+
+def _layer_specs(setup: Setup) -> list[dict[str, Any]]:
+    """Every linear layer as row, column or skip; empty where the plan has unpaired split ones."""
+    linear = [layer for layer in layers(setup.parameters) if layer.kind == "linear"]
+    if any(layer.style != "whole" and not layer.paired for layer in linear):
+        return []
+    kinds = {"column": "column", "row": "row", "whole": "skip"}
+    return [
+        {
+            "patterns": [re.escape(f"{layer.pattern}.weight").replace(r"\*", r"\d+") + "$"],
+            "partition_type": kinds[layer.style],
+        }
+        for layer in linear
+    ]
+
+
+def _module(setup: Setup, left_out: tuple[str, ...], start: str) -> str:
+    lines = [
+        header(setup, "DeepSpeed 0.19", left_out) + f"# {start}",
+        "from __future__ import annotations",
+        "",
+        "from typing import Any",
+        "",
+        "",
+        "def prepare(model: Any) -> Any:",
+        '    """What deepspeed.json cannot say; call it before deepspeed.initialize(model=...)."""',
+    ]
+    if recomputes(setup) == "full":
+        lines.append("    model.gradient_checkpointing_enable()")
+    if setup.cp > 1:
+        lines += [
+            "    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF",
+            "",
+            "    UlyssesSPAttentionHF.register_with_transformers(",
+            "        model_name_or_path=model,",
+            '        core_attn_implementation="flash_attention_2",',
+            f"        sequence_parallel_size={setup.cp},",
+            f"        micro_batch_size={setup.microbatch},",
+            "    )",
+        ]
+    return "\n".join([*lines, "    return model"]) + "\n"
+
+
+def _check(setup: Setup) -> None:
+    check_microbatch(setup, NAME)
+    if setup.framework == "jax":
+        raise refuse(
+            NAME,
+            "a JAX model",
+            "it trains PyTorch modules",
+            "Export to maxtext, levanter, axlearn or partition-specs",
+        )
+    if setup.pp > 1:
+        raise refuse(
+            NAME,
+            f"pp {setup.pp}",
+            "its pipelines are code (PipelineModule), not settings",
+            "Give pp=1, or export to megatron or torchtitan",
+        )
+    if setup.dp_replicate > 1 and setup.dp_shard > 1:
+        raise refuse(
+            NAME,
+            f"dp_replicate {setup.dp_replicate} x dp_shard {setup.dp_shard}",
+            "ZeRO splits over all data ranks (MiCS, which did not, was removed in 0.19)",
+            f"Give dp_shard={setup.dp}, or export to torchtitan or accelerate",
+        )
+    if setup.precision == "float64":
+        raise refuse(
+            NAME,
+            "precision float64",
+            "it computes in bf16, fp16 or fp32",
+            "Plan with precision='float32'",
+        )
+    if setup.zero == 3 and setup.ep > 1 and setup.cp > 1:
+        raise refuse(
+            NAME,
+            f"ep {setup.ep} with cp {setup.cp} under ZeRO 3",
+            "AutoEP does not support sequence parallelism there",
+            "Give cp=1 or zero=2",
+        )
+    if setup.cp > 1 and setup.tp > 1:
+        raise refuse(
+            NAME,
+            f"cp {setup.cp} x tp {setup.tp}",
+            "Ulysses and AutoTP do not compose",
+            "Give one of them the other's ranks",
+        )
+    ranks = setup.dp * setup.tp * setup.cp
+    if ranks % (setup.ep * max(1, setup.etp)):
+        raise refuse(
+            NAME,
+            f"ep {setup.ep}",
+            f"it must divide dp {setup.dp} x tp {setup.tp} x cp {setup.cp} = {ranks}",
+            "Lower ep",
+        )

@@ -1,0 +1,140 @@
+"""A plan with its model as the record that exports read.
+
+This is the one place of the exports that looks into a plan's stages and spreads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from autopar.emit.exports.setup import Machines, Setup, StoredTensor
+from autopar.nouns.batch import BatchEntry
+from autopar.nouns.cluster import Cluster
+from autopar.nouns.errors import UserError
+from autopar.nouns.graph import Graph, Tensor
+from autopar.nouns.plan import Plan, key
+from autopar.nouns.sharding import Sharding
+
+
+def setup_of(plan: Plan, graph: Graph, batch: Iterable[BatchEntry], cluster: Cluster) -> Setup:
+    """Everything that a trainer is told of ``plan``; ``graph`` is the model that it is for."""
+    entries = tuple(batch)
+    batched = [e for e in entries if e.batch_dim is not None]
+    samples = next(e.shape[e.batch_dim] for e in batched if e.batch_dim is not None)
+    degrees = plan.degrees
+    layers = _layers(plan, graph)
+    return Setup(
+        name=plan.workload.rpartition("/")[2],
+        framework=plan.framework,
+        global_batch=samples,
+        sequence=_sequence(batched),
+        machines=machines(cluster, plan.device_count),
+        dp_replicate=degrees["dp_replicate"],
+        dp_shard=degrees["dp_shard"],
+        tp=degrees["tp"],
+        cp=degrees["cp"],
+        ep=degrees["ep"],
+        pp=degrees["pp"],
+        zero=int(_same(plan, "zero")),
+        microbatches=plan.microbatches,
+        recompute=_same(plan, "recompute"),
+        schedule=plan.schedule,
+        interleave=len(plan.stages) // degrees["pp"],
+        sequence_parallel=any(_splits_tokens(text) for text in _shared(plan).values()),
+        precision=plan.precision,
+        optimizer=plan.optimizer,
+        clip_norm=plan.clip_norm,
+        training=plan.fingerprints.training,
+        layers=sum(layers) or None,
+        cuts=layers,
+        parameters=tuple(_parameters(plan, graph)),
+        activations=tuple(_activations(plan, graph)),
+        batch_dims={e.name: (len(e.shape), e.batch_dim) for e in entries},
+    )
+
+
+def machines(cluster: Cluster, devices: int) -> Machines:
+    """Nodes for ``devices`` of the cluster: its innermost level that joins more than one device.
+
+    A level called like a node goes first: an NVLink domain may span several.
+    """
+    spans = [level.span for level in cluster.levels if level.span > 1] or [1]
+    named = [level.span for level in cluster.levels if "node" in level.name or "host" in level.name]
+    each = min((named or spans)[0], devices)
+    device = cluster.device
+    while devices % each:
+        each -= 1
+    return Machines(devices // each, each, device.name, device.kind)
+
+
+def _sequence(entries: Iterable[BatchEntry]) -> int | None:
+    """Tokens of one sample: the length of integer entries of rank two."""
+    for entry in entries:
+        if len(entry.shape) == 2 and entry.dtype in ("int64", "int32"):
+            return entry.shape[1 - (entry.batch_dim or 0)]
+    return None
+
+
+def _shared(plan: Plan) -> dict[str, str]:
+    return {name: text for spread in plan.spreads for name, text in spread.shared.items()}
+
+
+def _same(plan: Plan, choice: str) -> str:
+    """``zero`` or ``recompute``, which trainers take once. Raises `UserError`."""
+    text = plan.each(choice)
+    if "," in text:
+        raise UserError(
+            f"the stages of {plan.workload} have {choice} {text}, and other trainers take one for "
+            f"all: plan again with --fix {choice}={text.partition(',')[0]}"
+        )
+    return text
+
+
+def _layers(plan: Plan, graph: Graph) -> tuple[int, ...]:
+    """Repeated layers that each stage runs."""
+    firsts = {stage.first for stage in plan.stages[1:]}
+    found = [0]
+    for op in graph.ops:
+        if op.name in firsts:
+            found.append(0)
+        found[-1] += op.kind == "block"
+    return tuple(found)
+
+
+def _splits_tokens(text: str) -> bool:
+    """Whether a sharding splits dim 1 over tp: the sequence, in activations [b, s, h]."""
+    return Sharding.parse(text).on("tp").dim == 1
+
+
+def _activations(plan: Plan, graph: Graph) -> Iterator[StoredTensor]:
+    """Values that a plan shards; those inside a block once, under the block's name."""
+    shared = _shared(plan)
+    scopes = [(None, graph), *((block.name, block.body) for block in graph.blocks.values())]
+    for block, body in scopes:
+        for name, tensor in body.tensors.items():
+            found = shared.get(key(block, name))
+            if found is not None and tensor.role != "parameter":
+                yield StoredTensor(key(block, name), tensor.shape, Sharding.parse(found))
+
+
+def _parameters(plan: Plan, graph: Graph) -> Iterator[StoredTensor]:
+    """Every parameter once, by its full name, with how the plan stores it."""
+    stored = {name: text for spread in plan.spreads for name, text in spread.parameters.items()}
+
+    def one(body: Graph, tensor: Tensor, block: str | None, instance: str) -> StoredTensor:
+        sharding = Sharding.parse(stored.get(key(block, tensor.name), "R"))
+        full = f"{instance}.{tensor.name}" if instance else tensor.name
+        return StoredTensor(full, tensor.shape, sharding, instance, _reader(body, tensor.name))
+
+    for tensor in graph.tensors.values():
+        if tensor.role == "parameter":
+            yield one(graph, tensor, None, "")
+    for block in graph.blocks.values():
+        for instance in dict.fromkeys(block.instances):
+            for tensor in block.body.tensors.values():
+                if tensor.role == "parameter":
+                    yield one(block.body, tensor, block.name, instance)
+
+
+def _reader(body: Graph, name: str) -> str:
+    return next((op.kind for op in body.ops if name in op.inputs), "")

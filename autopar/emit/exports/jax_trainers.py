@@ -1,0 +1,44 @@
+"""What the JAX trainers share, which take a mesh and rules by logical dim.
+
+MaxText and AXLearn have an axis for experts beside that of ``fsdp``, and tokens are split over
+both; our ep borrows its ranks, so their ``fsdp`` is dp_shard / ep.
+"""
+
+from __future__ import annotations
+
+from autopar.emit.exports.setup import Setup
+from autopar.emit.exports.text import check_microbatch, refuse
+
+
+def check_mesh(setup: Setup, target: str) -> None:
+    check_microbatch(setup, target)
+    if setup.precision == "float64":
+        raise refuse(
+            target,
+            "precision float64",
+            "it computes in bfloat16, float16 or float32",
+            "Plan with precision='float32'",
+        )
+    if setup.dp_shard % setup.ep:
+        raise refuse(
+            target,
+            f"ep {setup.ep}",
+            f"its expert axis splits tokens, so ep must divide dp_shard {setup.dp_shard}",
+            "Lower ep, or move ranks to dp_shard",
+        )
+    if setup.etp > 1:
+        raise refuse(
+            target, f"etp {setup.etp}", "experts are split by the model axis", "Leave etp out"
+        )
+
+
+def check_stages(setup: Setup, target: str) -> None:
+    if setup.pp > 1 and (
+        setup.layers is None or setup.layers % setup.stages or len({*setup.cuts}) > 1
+    ):
+        raise refuse(
+            target,
+            f"{setup.stages} stages",
+            f"they must divide the {setup.layers or 'unknown number of'} layers evenly",
+            "Choose pp and interleave that divide them, or export to torchtitan or megatron",
+        )

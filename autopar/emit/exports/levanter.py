@@ -1,0 +1,64 @@
+"""Levanter 0.2.227: the trainer's part of its YAML."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from autopar.emit.exports.jax_trainers import check_mesh
+from autopar.emit.exports.setup import Setup
+from autopar.emit.exports.text import Export, header, not_carried, recomputes, refuse
+
+NAME = "levanter"
+
+
+def export(setup: Setup) -> Export:
+    """``levanter.yaml``. Raises `Refused`."""
+    check_mesh(setup, NAME)
+    for name in ("pp", "cp", "ep"):
+        if getattr(setup, name) > 1:
+            raise refuse(
+                NAME,
+                f"{name} {getattr(setup, name)}",
+                "its mesh is replica x data x model",
+                f"Give {name}=1, or export to maxtext or axlearn",
+            )
+    left_out = not_carried(
+        setup,
+        "the model and its data: add model: and data:",
+        f"ZeRO {setup.zero}: parameters are split over data, as ZeRO 3"
+        if setup.zero in (1, 2) and setup.dp_shard > 1
+        else "",
+        "sequence parallelism over tp" if setup.sequence_parallel and setup.tp > 1 else "",
+        "selective recompute: model.gradient_checkpointing recomputes whole layers"
+        if recomputes(setup) == "selective"
+        else "",
+    )
+    short = {"float32": "f32", "bfloat16": "bfloat16", "float16": "float16"}
+    split = setup.zero > 0 and setup.dp_shard > 1
+    trainer: dict[str, Any] = {
+        "mp": f"p=f32,c={short[setup.precision]}",
+        "train_batch_size": setup.global_batch,
+        "per_device_parallelism": setup.microbatch,
+        "mesh": {
+            "axes": {"replica": setup.dp_replicate, "data": setup.dp_shard, "model": setup.tp},
+            "param_mapping": {"embed": "data"} if split else {},
+            "shared_mapping": {"mlp": "model", "heads": "model"} if setup.tp > 1 else {},
+        },
+    }
+    settings: dict[str, Any] = {
+        "model": {"gradient_checkpointing": recomputes(setup) != "none"},
+        "trainer": trainer,
+    }
+    if setup.trains:
+        settings["optimizer"] = {
+            "type": "adam" if setup.optimizer == "adamw" else setup.optimizer,
+            "max_grad_norm": setup.clip_norm,
+            "learning_rate": float(setup.training["learning_rate"]),
+            "weight_decay": float(setup.training["weight_decay"]),
+        }
+    start = "python -m levanter.main.train_lm --config_path levanter.yaml"
+    opening = header(setup, "Levanter 0.2.227", left_out) + f"# {start}\n"
+    text = opening + yaml.safe_dump(settings, sort_keys=False)
+    return Export({"levanter.yaml": text}, left_out, start)

@@ -1,0 +1,118 @@
+"""MaxText 0.2.5: a configuration over its ``base.yml``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from autopar.emit.exports import models
+from autopar.emit.exports.jax_trainers import check_mesh, check_stages
+from autopar.emit.exports.setup import Setup, within_nodes
+from autopar.emit.exports.text import Export, header, not_carried, recomputes
+
+NAME = "maxtext"
+MODELS = {
+    models.LLAMA3_8B: "llama3-8b",
+    models.LLAMA3_70B: "llama3-70b",
+    models.LLAMA3_405B: "llama3.1-405b",
+    models.MIXTRAL_8X7B: "mixtral-8x7b",
+    models.DEEPSEEK_V3: "deepseek3-671b",
+}
+REMAT = {"none": "minimal_with_context", "selective": "minimal", "full": "full"}
+"""MaxText always recomputes something: the least that it has keeps all products and attention."""
+AXES = {
+    "pp": "pipeline",
+    "dp_replicate": "data",
+    "dp_shard": "fsdp",
+    "cp": "context",
+    "tp": "tensor",
+}
+
+
+def export(setup: Setup) -> Export:
+    """``autopar.yml``, a configuration over MaxText's ``base.yml``. Raises `Refused`."""
+    check_mesh(setup, NAME)
+    check_stages(setup, NAME)
+    model, known = models.named(setup, MODELS, "llama3-8b")
+    left_out = not_carried(
+        setup,
+        models.stand_in(known, model, "model_name of your model"),
+        "ZeRO 2: gradients and parameters are split, as ZeRO 3" if setup.zero == 2 else "",
+        "sequence parallelism over tp: MaxText decides by its rules"
+        if setup.tp > 1 and not setup.sequence_parallel
+        else "",
+        f"schedule {setup.schedule}: MaxText plays its own, circular with interleave"
+        if setup.pp > 1
+        else "",
+        "recompute none: the least that MaxText recomputes is elementwise work"
+        if setup.recompute == "none"
+        else "",
+    )
+    settings = {
+        "base_config": "base.yml",
+        "model_name": model,
+        "hardware": setup.machines.kind,
+        **_mesh(setup),
+        **_batch(setup),
+        "remat_policy": REMAT[recomputes(setup)],
+        "dtype": setup.precision,
+    }
+    if setup.trains:
+        settings["gradient_clipping_threshold"] = setup.clip_norm or 0.0
+        settings["opt_type"] = setup.optimizer
+        settings["learning_rate"] = float(setup.training["learning_rate"])
+    start = "python3 -m maxtext.trainers.pre_train.train autopar.yml run_name=autopar"
+    opening = header(setup, "MaxText 0.2.5", left_out) + f"# {start}\n"
+    return Export(
+        {"autopar.yml": opening + yaml.safe_dump(settings, sort_keys=False)}, left_out, start
+    )
+
+
+def _mesh(setup: Setup) -> dict[str, Any]:
+    """``ici_*`` inside a slice or node, ``dcn_*`` across them; a TPU pod is one slice."""
+    found: dict[str, Any] = {}
+    ways = within_nodes(setup)
+    for name, axis in AXES.items():
+        inside, across = ways[name]
+        if setup.machines.kind == "tpu":
+            inside, across = inside * across, 1
+        if name == "dp_shard":
+            if setup.zero == 1:
+                axis = "data"
+                inside *= ways["dp_replicate"][0]
+                across *= ways["dp_replicate"][1]
+            elif setup.ep > 1:
+                inside, across = _less(inside, across, setup.ep)
+        for network, size in (("ici", inside), ("dcn", across)):
+            found[f"{network}_{axis}_parallelism"] = size
+    if setup.zero == 1:
+        found |= {"ici_fsdp_parallelism": 1, "shard_optimizer_over_data": True}
+    if setup.ep > 1:
+        found["ici_expert_parallelism"] = setup.ep
+    return {n: size for n, size in found.items() if size > 1 or n == "ici_fsdp_parallelism"}
+
+
+def _less(inside: int, across: int, ep: int) -> tuple[int, int]:
+    """What is left of (inside, across) after the expert axis took ``ep`` ways of it."""
+    whole = inside * across // ep
+    rest = min(inside, whole)
+    while whole % rest:
+        rest -= 1
+    return rest, whole // rest
+
+
+def _batch(setup: Setup) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if setup.pp > 1:
+        found["per_device_batch_size"] = setup.global_batch / setup.devices
+        found["num_pipeline_microbatches"] = setup.microbatches
+        found["num_layers_per_pipeline_stage"] = (setup.layers or 0) // setup.stages
+        if setup.interleave > 1:
+            found["num_pipeline_repeats"] = setup.interleave
+    else:
+        found["per_device_batch_size"] = setup.global_batch / setup.devices / setup.microbatches
+        found["gradient_accumulation_steps"] = setup.microbatches
+    if setup.sequence:
+        found["max_target_length"] = setup.sequence
+    return found

@@ -1,0 +1,176 @@
+"""Megatron-LM: arguments of ``pretrain_gpt.py`` as a shell file.
+
+Names are those of ``megatron/training/arguments.py`` of commit d98e8a64dd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autopar.emit.exports.setup import Setup, stage_layers
+from autopar.emit.exports.text import (
+    Export,
+    check_microbatch,
+    header,
+    not_carried,
+    recomputes,
+    refuse,
+)
+
+NAME = "megatron"
+STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
+"""``--data-parallel-sharding-strategy`` of Megatron-FSDP by ZeRO level."""
+SCHEDULES = ("none", "1f1b", "interleaved", "interleaved-1f1b")
+
+
+def export(setup: Setup) -> Export:
+    """``megatron_args.sh``. Raises `Refused`."""
+    check(setup, NAME)
+    left_out = not_carried(
+        setup,
+        "the model and its data: add --num-layers, --hidden-size, --data-path and so on to ARGS",
+        *gaps(setup),
+    )
+    fsdp = setup.zero >= 2
+    connections = (
+        "unset CUDA_DEVICE_MAX_CONNECTIONS  # Megatron-FSDP asserts that it is not 1"
+        if fsdp
+        else "export CUDA_DEVICE_MAX_CONNECTIONS=1  # before Blackwell, TP and CP assert it"
+    )
+    m = setup.machines
+    start = (
+        f"source megatron_args.sh && torchrun --nnodes {m.nodes} --nproc-per-node "
+        f'{m.devices_per_node} pretrain_gpt.py "${{ARGS[@]}}"'
+    )
+    lines = [
+        header(setup, "Megatron-LM (commit d98e8a64dd)", left_out) + f"# {start}",
+        connections,
+        "ARGS=(",
+        *(f"  {words}" for words in arguments(setup)),
+        ")",
+    ]
+    return Export({"megatron_args.sh": "\n".join(lines) + "\n"}, left_out, start)
+
+
+def arguments(setup: Setup) -> Iterator[str]:
+    """The arguments, what belongs together on one line."""
+    tp = f"--tensor-model-parallel-size {setup.tp}"
+    yield tp + (" --sequence-parallel" if sequence_parallel(setup) else "")
+    yield f"--pipeline-model-parallel-size {setup.pp}"
+    if setup.pp > 1:
+        yield f'--pipeline-model-parallel-layout "{layout(setup)}"'
+    yield f"--context-parallel-size {setup.cp}" + (" --cp-comm-type p2p" if setup.cp > 1 else "")
+    yield f"--expert-model-parallel-size {setup.ep}"
+    if setup.ep > 1 or setup.etp:
+        yield f"--expert-tensor-parallel-size {setup.etp or 1}"
+    yield f"--micro-batch-size {setup.microbatch} --global-batch-size {setup.global_batch}"
+    if setup.sequence:
+        yield f"--seq-length {setup.sequence} --max-position-embeddings {setup.sequence}"
+    if setup.precision != "float32":
+        yield {"bfloat16": "--bf16", "float16": "--fp16"}[setup.precision]
+    yield from _training(setup)
+    yield from _state(setup)
+    yield from _recompute(setup)
+
+
+def layout(setup: Setup) -> str:
+    """``Et*16|t*16L``: E embedding, t a layer, L the loss, | between stages."""
+    stages = [f"t*{len(layers)}" if layers else "" for layers in stage_layers(setup)]
+    return "E" + "|".join(stages) + "L"
+
+
+def _training(setup: Setup) -> Iterator[str]:
+    if not setup.trains:
+        return
+    t = setup.training
+    yield f"--clip-grad {setup.clip_norm or 0.0}"
+    yield f"--optimizer {'adam' if setup.optimizer == 'adamw' else setup.optimizer}"
+    yield f"--lr {t['learning_rate']} --weight-decay {t['weight_decay']}"
+    if setup.optimizer == "adamw":
+        one, two = t["betas"].strip("()[] ").split(",")
+        yield f"--adam-beta1 {one.strip()} --adam-beta2 {two.strip()} --adam-eps {t['eps']}"
+
+
+def _state(setup: Setup) -> Iterator[str]:
+    if setup.zero == 0:
+        yield "--overlap-grad-reduce"
+        return
+    yield "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
+    if setup.zero >= 2:
+        strategy = STRATEGIES[setup.zero]
+        yield f"--use-megatron-fsdp --data-parallel-sharding-strategy {strategy}"
+        yield "--no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor"
+    if setup.dp_replicate > 1:
+        yield f"--num-distributed-optimizer-instances {setup.dp_replicate}"
+
+
+def _recompute(setup: Setup) -> Iterator[str]:
+    match recomputes(setup):
+        case "full":
+            yield "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+        case "selective":
+            yield "--recompute-granularity selective --recompute-modules core_attn"
+
+
+def sequence_parallel(setup: Setup) -> bool:
+    """Experts beside tp assert it."""
+    return setup.tp > 1 and (setup.sequence_parallel or setup.ep > 1)
+
+
+def gaps(setup: Setup) -> Iterator[str]:
+    """What Megatron-Core does not take, whoever calls it."""
+    if setup.ep > 1 and setup.tp > 1 and not setup.sequence_parallel:
+        yield "sequence_parallel=off: with experts beside tp Megatron asserts that it is on"
+    if setup.dp_replicate > 1 and setup.zero >= 2:
+        yield "what Megatron-FSDP splits over dp_replicate: nothing (its outer strategy no_shard)"
+
+
+def check(setup: Setup, target: str) -> None:
+    """Raises `Refused` for what Megatron-Core refuses, whoever calls it."""
+    check_microbatch(setup, target)
+    if setup.framework == "jax":
+        raise refuse(
+            target,
+            "a JAX model",
+            "it trains its own PyTorch models",
+            "Export to maxtext, levanter, axlearn or partition-specs",
+        )
+    if setup.precision == "float64":
+        raise refuse(
+            target,
+            "precision float64",
+            "it computes in bf16, fp16 or fp32",
+            "Plan with precision='bfloat16'",
+        )
+    if setup.schedule not in SCHEDULES:
+        raise refuse(
+            target,
+            f"schedule {setup.schedule}",
+            "it plays 1f1b and interleaved",
+            "Give schedule=1f1b, or export to torchtitan",
+        )
+    ranks = setup.tp * setup.cp * setup.dp
+    experts = setup.ep * (setup.etp or 1)
+    if ranks % experts:
+        raise refuse(
+            target,
+            f"ep {setup.ep} x etp {setup.etp or 1}",
+            f"they must divide tp {setup.tp} x cp {setup.cp} x dp {setup.dp} = {ranks}",
+            "Lower ep",
+        )
+    if setup.pp == 1:
+        return
+    if setup.layers is None or setup.layers < setup.stages:
+        raise refuse(
+            target,
+            f"{setup.stages} stages",
+            f"the model has {setup.layers or 'no'} repeated layers",
+            "Lower pp or interleave",
+        )
+    if setup.interleave > 1 and setup.microbatches % setup.pp:
+        raise refuse(
+            target,
+            f"{setup.microbatches} microbatches with interleave {setup.interleave}",
+            f"they are no multiple of pp {setup.pp}",
+            "Take a smaller microbatch, or interleave=1",
+        )

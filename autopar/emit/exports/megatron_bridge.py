@@ -1,0 +1,92 @@
+"""Megatron-Bridge (commit 067f987df): the choices of Megatron-LM as fields of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autopar.emit.exports import models
+from autopar.emit.exports.megatron import STRATEGIES, check, gaps, layout, sequence_parallel
+from autopar.emit.exports.setup import Setup
+from autopar.emit.exports.text import Export, header, not_carried, recomputes
+
+NAME = "megatron-bridge"
+MODELS = {
+    models.LLAMA3_8B: "llama.h100.llama3.llama3_8b_pretrain_2gpu_h100_bf16_config",
+}
+
+
+def export(setup: Setup) -> Export:
+    """``autopar_recipe.py`` for Megatron-Bridge (commit 067f987df). Raises `Refused`."""
+    check(setup, NAME)
+    recipe, known = models.named(setup, MODELS, MODELS[models.LLAMA3_8B])
+    module, function = recipe.rsplit(".", 1)
+    left_out = not_carried(
+        setup, models.stand_in(known, function, "a recipe of your model"), *gaps(setup)
+    )
+    m = setup.machines
+    start = f"torchrun --nnodes {m.nodes} --nproc-per-node {m.devices_per_node} autopar_recipe.py"
+    opening = header(setup, "Megatron-Bridge (commit 067f987df)", left_out)
+    body = f"""{opening}from __future__ import annotations
+
+from megatron.bridge.recipes.{module} import {function}
+from megatron.bridge.training.config import ConfigContainer
+from megatron.bridge.training.gpt_step import forward_step
+from megatron.bridge.training.pretrain import pretrain
+
+
+def configure(cfg: ConfigContainer) -> ConfigContainer:
+{_indented(_fields(setup))}
+    return cfg
+
+
+if __name__ == "__main__":
+    pretrain(configure({function}()), forward_step)
+"""
+    return Export({"autopar_recipe.py": body}, left_out, start)
+
+
+def _fields(setup: Setup) -> Iterator[str]:
+    yield f"cfg.model.tensor_model_parallel_size = {setup.tp}"
+    yield f"cfg.model.sequence_parallel = {sequence_parallel(setup)}"
+    yield f"cfg.model.pipeline_model_parallel_size = {setup.pp}"
+    if setup.pp > 1:
+        virtual = setup.interleave if setup.interleave > 1 else None
+        yield f"cfg.model.virtual_pipeline_model_parallel_size = {virtual}"
+        yield f'cfg.model.pipeline_model_parallel_layout = "{layout(setup)}"'
+    yield f"cfg.model.context_parallel_size = {setup.cp}"
+    yield f"cfg.model.expert_model_parallel_size = {setup.ep}"
+    if setup.ep > 1 or setup.etp:
+        yield f"cfg.model.expert_tensor_parallel_size = {setup.etp or 1}"
+    if setup.sequence:
+        yield f"cfg.model.seq_length = {setup.sequence}"
+    yield f"cfg.train.micro_batch_size = {setup.microbatch}"
+    yield f"cfg.train.global_batch_size = {setup.global_batch}"
+    if setup.trains:
+        yield f"cfg.optimizer.clip_grad = {setup.clip_norm or 0.0}"
+        yield f"cfg.optimizer.lr = {setup.training['learning_rate']}"
+    yield f"cfg.ddp.use_distributed_optimizer = {setup.zero > 0}"
+    yield f"cfg.optimizer.use_distributed_optimizer = {setup.zero > 0}"
+    yield "cfg.ddp.overlap_grad_reduce = True"
+    yield f"cfg.ddp.overlap_param_gather = {setup.zero > 0}"
+    yield f"cfg.ddp.num_distributed_optimizer_instances = {setup.dp_replicate if setup.zero else 1}"
+    yield f"cfg.ddp.use_megatron_fsdp = {setup.zero >= 2}"
+    if setup.zero >= 2:
+        yield f'cfg.ddp.data_parallel_sharding_strategy = "{STRATEGIES[setup.zero]}"'
+        yield "cfg.model.gradient_accumulation_fusion = False"
+        yield 'cfg.checkpoint.ckpt_format = "fsdp_dtensor"'
+    match recomputes(setup):
+        case "full":
+            yield 'cfg.model.recompute_granularity = "full"'
+            yield 'cfg.model.recompute_method = "uniform"'
+            yield "cfg.model.recompute_num_layers = 1"
+        case "selective":
+            yield 'cfg.model.recompute_granularity = "selective"'
+            yield 'cfg.model.recompute_modules = ["core_attn"]'
+        case _:
+            yield "cfg.model.recompute_granularity = None"
+    short = {"bfloat16": '"bf16_mixed"', "float16": '"fp16_mixed"', "float32": "None"}
+    yield f"cfg.mixed_precision = {short[setup.precision]}"
+
+
+def _indented(lines: Iterator[str]) -> str:
+    return "\n".join(f"    {line}" for line in lines)

@@ -1,0 +1,81 @@
+"""What exports share: their result, comments, and refusals."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from autopar.emit.exports.setup import Setup
+from autopar.nouns.errors import UserError
+
+WIDTH = 96
+
+
+class Refused(UserError):
+    """A layout that the target would refuse: what and why, and the next thing to try."""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """files: relative path -> text. left_out: what the target cannot carry, one sentence each.
+    start: the command that starts the job."""
+
+    files: Mapping[str, str]
+    left_out: tuple[str, ...]
+    start: str
+
+
+def refuse(target: str, what: str, why: str, instead: str) -> Refused:
+    """``megatron refuses pp 3: it does not divide 32 layers. Try pp 2 or 4``"""
+    return Refused(f"{target} refuses {what}: {why}. {instead}; nothing was written")
+
+
+def header(setup: Setup, target: str, left_out: Iterable[str], sign: str = "#") -> str:
+    """The comment that opens a file: for what it is, and what it could not say."""
+    said = list(left_out)
+    lines = [f"{setup.name} on {setup.devices} devices: {setup.degrees()}. For {target}."]
+    if said:
+        lines.append("Not carried:")
+        lines += [f"- {text}" for text in said]
+    wrapped = [
+        part
+        for line in lines
+        for part in textwrap.wrap(
+            line, WIDTH - len(sign), subsequent_indent="  " if line.startswith("-") else ""
+        )
+    ]
+    return "\n".join(f"{sign} {line}".rstrip() for line in wrapped) + "\n"
+
+
+def comment(text: str, sign: str = "#") -> str:
+    return "".join(f"{sign} {line}\n" for line in textwrap.wrap(text, WIDTH - len(sign)))
+
+
+def not_carried(setup: Setup, *more: str, per_op: bool = True) -> tuple[str, ...]:
+    """What no other trainer takes of this setup, and ``more`` that this one does not."""
+    found = []
+    if setup.recompute == "compute":
+        found.append(
+            "recompute=compute (all but what collectives gave runs again): full takes its place"
+        )
+    if per_op and any(p.sharding.on("tp").kind == "S" for p in setup.parameters):
+        found.append("which parameters the plan splits over tp: the trainer has its own rule")
+    return (*found, *(text for text in more if text))
+
+
+def recomputes(setup: Setup) -> str:
+    """none, selective or full."""
+    return "full" if setup.recompute == "compute" else setup.recompute
+
+
+def check_microbatch(setup: Setup, target: str) -> None:
+    """Raises `Refused` unless the batch is data ranks x microbatches x a whole microbatch."""
+    ranks = setup.dp * setup.microbatches
+    if setup.global_batch % ranks or not setup.microbatch:
+        raise refuse(
+            target,
+            f"a batch of {setup.global_batch}",
+            f"{setup.dp} data ranks x {setup.microbatches} microbatches = {ranks} do not divide it",
+            f"Take a batch that is a multiple of {ranks}",
+        )

@@ -1,0 +1,211 @@
+"""torchtitan 0.3.0: a Python module that its ``--module`` and ``--config`` name.
+
+Its `ParallelismConfig` and `TrainingConfig` have slots, so a field of another version raises there.
+"""
+
+from __future__ import annotations
+
+from autopar.emit.exports import models
+from autopar.emit.exports.setup import Setup, stage_layers
+from autopar.emit.exports.text import (
+    Export,
+    check_microbatch,
+    header,
+    not_carried,
+    recomputes,
+    refuse,
+)
+
+NAME = "torchtitan"
+VERSION = "0.3.0"
+MODELS = {
+    models.LLAMA3_8B: "llama3.llama3_8b",
+    models.LLAMA3_70B: "llama3.llama3_70b",
+    models.LLAMA3_405B: "llama3.llama3_405b",
+    models.QWEN3_14B: "qwen3.qwen3_14b",
+    models.QWEN3_32B: "qwen3.qwen3_32b",
+    models.QWEN3_30B_A3B: "qwen3.qwen3_30b_a3b",
+    models.DEEPSEEK_V3: "deepseek_v3.deepseek_v3_671b",
+}
+SCHEDULES = {
+    "1f1b": "1F1B",
+    "gpipe": "GPipe",
+    "interleaved": "Interleaved1F1B",
+    "zero_bubble": "InterleavedZeroBubble",
+    "interleaved-1f1b": "Interleaved1F1B",
+    "breadth-first": "LoopedBFS",
+    "zb-interleaved": "InterleavedZeroBubble",
+    "zb-v": "ZBVZeroBubble",
+    "dualpipe-v": "DualPipeV",
+}
+"""By the names of plans and of the transformer family."""
+CHECKPOINTING = {"none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"}
+
+
+def export(setup: Setup) -> Export:
+    """Raises `Refused`."""
+    _check(setup)
+    model, known = models.named(setup, MODELS, "llama3.llama3_debugmodel")
+    family, recipe = model.split(".")
+    zero = "ZeRO 1: gradients are split too, as ZeRO 2" if setup.zero == 1 else ""
+    if setup.zero == 0 and setup.cp > 1:
+        zero = "ZeRO 0: FSDP splits over cp too, as ZeRO 2"
+    selective = recomputes(setup) == "selective"
+    left_out = not_carried(
+        setup,
+        models.stand_in(known, recipe, "a recipe of your model"),
+        zero,
+        "selective recompute of attention alone: SelectiveAC keeps by its own rule"
+        if selective
+        else "",
+        f"etp {setup.etp}: experts are not split over tp here" if setup.etp > 1 else "",
+    )
+    reshard = "always" if setup.zero == 3 else "never"
+    local = setup.microbatch * (setup.microbatches if setup.pp > 1 else 1)
+    lines = [
+        f"    p.data_parallel_replicate_degree = {setup.dp_replicate}",
+        f"    p.data_parallel_shard_degree = {setup.dp_shard}",
+        f"    p.tensor_parallel_degree = {setup.tp}",
+        f"    p.enable_sequence_parallel = {setup.sequence_parallel and setup.tp > 1}",
+        f"    p.context_parallel_degree = {setup.cp}",
+        f"    p.expert_parallel_degree = {setup.ep}",
+        f'    p.fsdp_reshard_after_forward = "{reshard}"',
+        *_pipeline(setup),
+        f"    t.local_batch_size = {local}",
+        f"    t.global_batch_size = {setup.global_batch}",
+        *([f"    t.seq_len = {setup.sequence}"] if setup.sequence else []),
+        *([f"    t.max_norm = {setup.clip_norm or 'math.inf'}"] if setup.trains else []),
+        f'    t.mixed_precision_param = "{setup.precision}"',
+        *(["    t.disable_cuda_graphs = True"] if setup.pp > 1 or setup.ep > 1 else []),
+        f"    c.activation_checkpoint = {CHECKPOINTING[recomputes(setup)]}",
+        *_optimizer(setup),
+    ]
+    imports = [
+        f"from torchtitan.models.{family}.config_registry import {recipe}",
+        "from torchtitan.trainer import Trainer",
+    ]
+    kind = {"selective": "SelectiveAC", "full": "FullAC"}.get(recomputes(setup))
+    if kind:
+        imports.insert(0, f"from torchtitan.distributed.activation_checkpoint import {kind}")
+    if setup.trains:
+        imports.insert(0, "from torchtitan.components.optimizer import default_adamw")
+    body = "\n".join(
+        [
+            header(setup, f"torchtitan {VERSION}", left_out) + "from __future__ import annotations",
+            "",
+            *(["import math", ""] if setup.trains and not setup.clip_norm else []),
+            *imports,
+            "",
+            "",
+            "def run() -> Trainer.Config:",
+            f"    c = {recipe}()",
+            "    p, t = c.parallelism, c.training",
+            *lines,
+            "    return c",
+        ]
+    )
+    m = setup.machines
+    start = (
+        f"torchrun --nnodes {m.nodes} --nproc-per-node {m.devices_per_node} -m torchtitan.train "
+        "--module autopar_recipe --config run"
+    )
+    return Export({"autopar_recipe.py": body + "\n"}, left_out, start)
+
+
+def _pipeline(setup: Setup) -> list[str]:
+    found = [f"    p.pipeline_parallel_degree = {setup.pp}"]
+    if setup.pp == 1:
+        return found
+    stages = [
+        [f"*layers[{stage[0]}:{stage[-1] + 1}]"] if stage else [] for stage in stage_layers(setup)
+    ]
+    stages[0].insert(0, '"tok_embeddings"')
+    stages[-1] += ['"norm"', '"lm_head"']
+    return [
+        *found,
+        f'    layers = [f"layers.{{n}}" for n in range({setup.layers})]',
+        "    p.module_fqns_per_model_part = [",
+        *(f"        [{', '.join(stage)}]," for stage in stages),
+        "    ]",
+        f'    p.pipeline_parallel_schedule = "{SCHEDULES[setup.schedule]}"',
+        f"    p.pipeline_parallel_microbatch_size = {setup.microbatch}",
+    ]
+
+
+def _optimizer(setup: Setup) -> list[str]:
+    t = setup.training
+    if not setup.trains:
+        return []
+    names = {"learning_rate": "lr", "betas": "betas", "eps": "eps", "weight_decay": "weight_decay"}
+    given = ", ".join(f"{theirs}={t[ours]}" for ours, theirs in names.items() if ours in t)
+    return [f"    c.optimizer = default_adamw({given})"]
+
+
+def _check(setup: Setup) -> None:
+    check_microbatch(setup, NAME)
+    if setup.precision not in ("float32", "bfloat16"):
+        raise refuse(
+            NAME,
+            f"precision {setup.precision}",
+            "training.mixed_precision_param is bfloat16 or float32",
+            "Plan with precision='bfloat16'",
+        )
+    if setup.optimizer != "adamw":
+        raise refuse(
+            NAME,
+            f"optimizer {setup.optimizer}",
+            "its recipes make Adam and AdamW",
+            "Plan with optimizer='adamw'",
+        )
+    divisor = (setup.tp if setup.sequence_parallel else 1) * (2 * setup.cp if setup.cp > 1 else 1)
+    if (setup.sequence or 0) % divisor:
+        raise refuse(
+            NAME,
+            f"a sequence of {setup.sequence}",
+            f"tp {setup.tp} with sequence parallelism and 2 x cp {setup.cp} split it "
+            f"into {divisor} pieces",
+            f"Take a multiple of {divisor}",
+        )
+    dense = setup.dp_shard * setup.cp * setup.tp
+    if dense % setup.ep:
+        raise refuse(
+            NAME,
+            f"ep {setup.ep}",
+            f"it must divide dp_shard {setup.dp_shard} x cp {setup.cp} x tp {setup.tp} = {dense}",
+            "Move ranks from dp_replicate to dp_shard, or lower ep",
+        )
+    if setup.pp > 1:
+        _check_stages(setup)
+
+
+def _check_stages(setup: Setup) -> None:
+    if setup.layers is None:
+        raise refuse(
+            NAME,
+            f"pp {setup.pp}",
+            "a stage is a list of layers and the model has none that repeat",
+            "Export a model with repeated layers, or pp=1",
+        )
+    if setup.stages > setup.layers:
+        raise refuse(
+            NAME,
+            f"{setup.stages} stages",
+            f"the model has {setup.layers} layers",
+            f"Lower pp or interleave to at most {setup.layers} stages",
+        )
+    if setup.schedule not in SCHEDULES:
+        raise refuse(
+            NAME,
+            f"schedule {setup.schedule}",
+            f"it plays {', '.join(SCHEDULES)} by torch's names",
+            "Give schedule=1f1b",
+        )
+    many = setup.schedule not in ("1f1b", "gpipe")
+    if many != (setup.interleave > 1):
+        raise refuse(
+            NAME,
+            f"schedule {setup.schedule} with interleave {setup.interleave}",
+            f"{SCHEDULES[setup.schedule]} takes "
+            f"{'two or more stages' if many else 'one stage'} on a rank",
+            f"Give {'interleave=2' if many else 'schedule=interleaved'}",
+        )

@@ -1,0 +1,192 @@
+"""Transformers 5.23: a module with the `DistributedConfig` of ``from_pretrained``, whose keys are
+modules' names, and the `TrainingArguments` of its `Trainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autopar.emit.exports.setup import Setup
+from autopar.emit.exports.tensor_styles import layers, wildcard
+from autopar.emit.exports.text import (
+    Export,
+    check_microbatch,
+    header,
+    not_carried,
+    recomputes,
+    refuse,
+)
+
+NAME = "transformers"
+STYLES = {
+    ("linear", "column", True): "colwise",
+    ("linear", "row", True): "rowwise",
+    ("linear", "column", False): "colwise_gather_output",
+    ("linear", "row", False): "rowwise_split_input",
+    ("embedding", "column", False): "embedding_rowwise",
+    ("embedding", "row", False): "embedding_colwise",
+}
+"""(kind of layer, how its weight is split, whether its neighbours pair with it) -> style."""
+
+
+def export(setup: Setup) -> Export:
+    """``autopar_distributed.py``. Raises `Refused`."""
+    _check(setup)
+    left_out = not_carried(
+        setup,
+        "sequence parallelism over tp: not wired up there"
+        if setup.sequence_parallel and setup.tp > 1
+        else "",
+        "layers split over tp in groups that the plan does not pair (column, then row): each "
+        "gathers its own result"
+        if any(layer.style != "whole" and not layer.paired for layer in layers(setup.parameters))
+        else "",
+        f"ZeRO {setup.zero}: parameters are split, and kept gathered until backward as ZeRO 2 does"
+        if setup.zero == 1 and setup.dp_shard > 1
+        else "",
+        "selective recompute: activation_checkpointing recomputes whole layers"
+        if recomputes(setup) == "selective"
+        else "",
+        f"etp {setup.etp}" if setup.etp > 1 else "",
+        per_op=False,
+    )
+    m = setup.machines
+    start = f"torchrun --nnodes {m.nodes} --nproc-per-node {m.devices_per_node} train.py"
+    config = "\n".join(f"        {line}" for line in _config(setup))
+    arguments = "\n".join(f"        {line}" for line in _arguments(setup))
+    text = f"""{header(setup, "Transformers 5.23", left_out)}# {start}
+#
+#     model = AutoModelForCausalLM.from_pretrained(name, distributed_config=distributed_config())
+#     Trainer(model=model, args=training_arguments("out"), ...).train()
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainingArguments
+from transformers.distributed import DistributedConfig
+
+
+def distributed_config() -> DistributedConfig:
+    return DistributedConfig(
+{config}
+    )
+
+
+def training_arguments(output_dir: str, **more: Any) -> TrainingArguments:
+    return TrainingArguments(
+        output_dir=output_dir,
+{arguments}
+        **more,
+    )
+"""
+    return Export({"autopar_distributed.py": text}, left_out, start)
+
+
+def _config(setup: Setup) -> Iterator[str]:
+    shard = setup.zero > 0 and setup.dp_shard > 1
+    yield f"tp_size={setup.tp},"
+    if setup.tp > 1:
+        yield f"tp_plan={_block(_tensor_plan(setup))},"
+    yield f"fsdp_size={setup.dp_shard},"
+    yield f"dp_replicate_size={setup.dp_replicate},"
+    if shard and setup.zero < 3:
+        names = dict.fromkeys(wildcard(p.instance) for p in setup.parameters if p.instance)
+        yield f"fsdp_plan={_block(dict.fromkeys(names, 'keep_full_weight'))},"
+    if setup.precision == "bfloat16":
+        yield "fsdp_mixed_precision=True,"
+    yield f"pp_size={setup.pp},"
+    yield f"ep_size={setup.ep},"
+
+
+def _tensor_plan(setup: Setup) -> dict[str, str] | str:
+    """Each linear layer's style; the model's own plan where no plan of ours says."""
+    found = layers(setup.parameters)
+    if not found:
+        return "auto"
+    return {
+        layer.pattern: "replicate"
+        if layer.style == "whole"
+        else STYLES[layer.kind, layer.style, layer.paired]
+        for layer in found
+    }
+
+
+def _arguments(setup: Setup) -> Iterator[str]:
+    yield f"per_device_train_batch_size={setup.microbatch},"
+    yield f"gradient_accumulation_steps={setup.microbatches},"
+    yield f"activation_checkpointing={recomputes(setup) != 'none'},"
+    if setup.precision in ("bfloat16", "float16"):
+        yield f"{'bf16' if setup.precision == 'bfloat16' else 'fp16'}=True,"
+    if setup.machines.kind == "cpu":
+        yield "use_cpu=True,"
+    t, adamw = setup.training, setup.optimizer == "adamw"
+    if setup.trains:
+        yield f"max_grad_norm={setup.clip_norm or 0.0},"
+        yield f"learning_rate={t['learning_rate']},"
+        yield f"weight_decay={t['weight_decay']},"
+        one, two = t["betas"].strip("()[] ").split(",")
+        yield f"adam_beta1={one.strip()},"
+        yield f"adam_beta2={two.strip()},"
+        yield f"adam_epsilon={t['eps']},"
+        yield 'optim="adamw_torch",' if adamw else 'optim="sgd",'
+
+
+def _block(value: object) -> str:
+    """A dict of strings with one entry a line, ready for its place in `_config`."""
+    if not isinstance(value, dict):
+        return f'"{value}"'
+    rows = "".join(f'            "{name}": "{text}",\n' for name, text in value.items())
+    return f"{{\n{rows}        }}"
+
+
+def _check(setup: Setup) -> None:
+    check_microbatch(setup, NAME)
+    if setup.framework == "jax":
+        raise refuse(
+            NAME,
+            "a JAX model",
+            "it trains PyTorch modules",
+            "Export to maxtext, levanter, axlearn or partition-specs",
+        )
+    if setup.cp > 1:
+        raise refuse(
+            NAME,
+            f"cp {setup.cp}",
+            "DistributedConfig has no context parallelism",
+            "Give cp=1, or export to accelerate",
+        )
+    if setup.pp > 1 and setup.dp > 1:
+        raise refuse(
+            NAME,
+            f"pp {setup.pp} x dp {setup.dp}",
+            "it does not combine pipelines with FSDP",
+            "Give pp=1, or export to torchtitan or megatron",
+        )
+    if setup.ep > 1 and (setup.ep % setup.tp or (setup.dp_shard * setup.tp) % setup.ep):
+        raise refuse(
+            NAME,
+            f"ep {setup.ep}",
+            f"it must be a multiple of tp {setup.tp} and divide dp_shard {setup.dp_shard} x tp = "
+            f"{setup.dp_shard * setup.tp}",
+            "Choose another ep",
+        )
+    if setup.precision == "float64":
+        raise refuse(
+            NAME,
+            "precision float64",
+            "TrainingArguments has bf16, fp16 or float32",
+            "Plan with precision='float32'",
+        )
+    if setup.zero == 0 and setup.dp_shard > 1:
+        raise refuse(
+            NAME,
+            f"zero 0 with dp_shard {setup.dp_shard}",
+            "fsdp_size splits parameters",
+            f"Give dp_replicate={setup.dp}, or zero=2 or 3",
+        )
+    if setup.zero in (1, 2) and setup.dp_shard > 1 and not setup.parameters:
+        raise refuse(
+            NAME,
+            f"zero {setup.zero} of a layout without a model",
+            "fsdp_plan goes by the names of modules",
+            "Export a plan, or give zero=3",
+        )

@@ -1,0 +1,6 @@
+"""The JAX backend: from a lowered plan to ``program/train.py``."""
+
+from autopar.emit.jax.emit import FILE, emit
+from autopar.emit.jax.errors import JaxEmitError, UnevenPieces
+
+__all__ = ["FILE", "JaxEmitError", "UnevenPieces", "emit"]

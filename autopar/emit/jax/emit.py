@@ -1,0 +1,271 @@
+"""The whole file: docstring, mesh, tables of parameters and batch, a function a block, the loss."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Protocol
+
+from autopar.emit.jax.errors import JaxEmitError
+from autopar.emit.jax.functions import Marks, body, shown
+from autopar.emit.jax.loops import last_alone, last_stack
+from autopar.emit.jax.own_derivatives import own_derivatives
+from autopar.emit.names import identifier
+from autopar.emit.text import Lines, literal, tuple_text
+from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered
+from autopar.nouns.graph import Block
+from autopar.nouns.mesh import DATA_AXES, Mesh
+from autopar.nouns.plan import Plan
+from autopar.nouns.sharding import Sharding
+
+FILE = "train.py"
+OWN = (
+    "BF16 FP16 FP32 Block Parameter Settings all_reduce all_to_all attention clamp conv copy_to "
+    "cross_entropy derivative embedding gather keep_first layer layer_norm layers linear pad "
+    "reduce_scatter rms_norm shard whole"
+).split()
+RESERVED = frozenset((*OWN, "jax", "jnp", "lax", "loss", "P"))
+
+
+class Entry(Protocol):
+    """One array of the batch."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def batch_dim(self) -> int | None: ...
+
+
+class CapturedModel(Protocol):
+    """What the frontend knows of the model beside its graph."""
+
+    @property
+    def batch(self) -> tuple[Entry, ...]: ...
+    @property
+    def samples(self) -> int: ...
+
+
+def emit(
+    lowered: Lowered,
+    plan: Plan,
+    captured: CapturedModel,
+    probes: bool = False,
+    marks: bool = False,
+) -> dict[str, str]:
+    """The files of the program by name. Raises `JaxEmitError` and `UnevenPieces`.
+
+    ``marks`` says above statements what they make; ``probes`` does so for every op, one a line.
+    """
+    marked: Marks = "each" if probes else "statements" if marks else "none"
+    if len(plan.stages) > 1:
+        raise JaxEmitError(
+            f"the plan has {len(plan.stages)} pipeline stages; the JAX backend runs one: --fix pp=1"
+        )
+    mesh = plan.program_mesh
+    functions: dict[str, str] = {}
+    for name in lowered.blocks:
+        hint = identifier(name.rpartition(".")[2])
+        hint = hint.removesuffix("s") if len(hint) > 2 else f"{hint}_block"
+        hint = f"{hint}_block" if hint in RESERVED else hint
+        while hint in (*RESERVED, *functions.values()):
+            hint += "_"
+        functions[name] = hint
+    own, definitions = own_derivatives(lowered, RESERVED | frozenset(functions.values()))
+    functions |= own
+    reserved = RESERVED | frozenset(functions.values())
+    parts = [
+        *definitions,
+        *(
+            _block_function(found, lowered.graph.blocks[name], functions, reserved, marked)
+            for name, found in lowered.blocks.items()
+        ),
+    ]
+    parts.append(_loss_function(lowered, functions, reserved, marked))
+    tables = [
+        f"MESH = {_mesh(mesh)}",
+        *_settings(plan, captured),
+        "",
+        *_parameters(lowered),
+        "",
+        *_blocks(lowered),
+        "",
+        *_batch(captured, mesh),
+    ]
+    code = "\n".join(tables) + "\n\n\n" + "\n\n\n".join(parts) + "\n"
+    return {FILE: f"{_docstring(lowered, plan, captured)}\n\n{_imports(code)}\n\n{code}"}
+
+
+def _mesh(mesh: Mesh) -> str:
+    inner = ", ".join(f'"{a}": {s}' for a, s in zip(mesh.axes, mesh.sizes, strict=True))
+    return f"{{{inner}}}"
+
+
+def _settings(plan: Plan, captured: CapturedModel) -> list[str]:
+    whole = tuple(e.name for e in captured.batch if e.batch_dim is None and e.shape)
+    lines = Lines(0)
+    lines.add(
+        f"SETTINGS = Settings(zero={plan.each('zero')}, microbatches={plan.microbatches}, "
+        f'precision="{plan.precision}", recompute="{plan.each("recompute")}"'
+        + (f", whole_inputs={tuple_text(whole)}" if whole else "")
+        + ")"
+    )
+    return lines.lines
+
+
+def _parameters(lowered: Lowered) -> list[str]:
+    rows = _parameter_rows(lowered, 4)
+    return ["PARAMETERS = {", *rows, "}"] if rows else ["PARAMETERS: dict[str, Parameter] = {}"]
+
+
+def _parameter_rows(lowered: Lowered, indent: int) -> list[str]:
+    lines = Lines(indent)
+    for name, found in lowered.tensors.items():
+        tensor = found.tensor
+        if tensor.role not in ("parameter", "buffer"):
+            continue
+        model = Sharding(tuple((a, p) for a, p in found.produced.placements if a not in BATCH_AXES))
+        arguments = [tuple_text(tensor.shape)]
+        split = [model.split_axes(dim) for dim in range(len(tensor.shape))]
+        if any(split):
+            last = max(dim for dim, axes in enumerate(split) if axes)
+            dims = (literal(_single(axes)) if axes else "None" for axes in split[: last + 1])
+            arguments.append(f"P({', '.join(dims)})")
+        if tensor.dtype != "float32":
+            arguments.append(f'dtype="{tensor.dtype}"')
+        if deferred := tuple(a for a, p in model.placements if p.kind == "D"):
+            arguments.append(f"deferred={tuple_text(deferred)}")
+        if tensor.role == "buffer":
+            arguments.append("buffer=True")
+        if not tensor.differentiable:
+            arguments.append("frozen=True")
+        lines.add(f'"{name}": Parameter({", ".join(arguments)}),')
+    return lines.lines
+
+
+def _single(axes: tuple[str, ...]) -> str | tuple[str, ...]:
+    return axes[0] if len(axes) == 1 else axes
+
+
+def _blocks(lowered: Lowered) -> list[str]:
+    if not lowered.blocks:
+        return ["BLOCKS: dict[str, Block] = {}"]
+    lines = ["BLOCKS = {"]
+    apart = last_alone(lowered)
+    for name, found in lowered.blocks.items():
+        instances = tuple(dict.fromkeys(lowered.graph.blocks[name].instances))
+        stacks = {name: instances}
+        if name in apart:
+            stacks = {name: instances[:-1], last_stack(name): instances[-1:]}
+        for stack, layers in stacks.items():
+            lines.append(f'    "{stack}": Block(')
+            head = Lines(8)
+            head.add(f"layers={_instances(layers)},")
+            lines += [*head.lines, "        parameters={", *_parameter_rows(found, 12)]
+            lines += ["        },", "    ),"]
+    return [*lines, "}"]
+
+
+def _instances(names: tuple[str, ...]) -> str:
+    """``tuple(f"blocks.{i}" for i in range(4))``, or the names one by one."""
+    prefix, _, first = names[0].rpartition(".")
+    if first.isdigit():
+        start, stop = int(first), int(first) + len(names)
+        if len(names) > 2 and list(names) == [f"{prefix}.{i}" for i in range(start, stop)]:
+            span = f"{start}, {stop}" if start else f"{stop}"
+            return f'tuple(f"{prefix}.{{i}}" for i in range({span}))'
+    return tuple_text(names)
+
+
+def _batch(captured: CapturedModel, mesh: Mesh) -> list[str]:
+    axes = tuple(a for a in DATA_AXES if a in mesh.axes)
+    over = literal(axes[0] if len(axes) == 1 else axes) if axes else "None"
+    lines = ["# the first dim counts microbatches", "BATCH = {"]
+    for entry in captured.batch:
+        spec = f"P(None, {over})" if entry.batch_dim is not None else "P(None)"
+        lines.append(f'    "{entry.name}": {spec},  # {list(entry.shape)}')
+    return [*lines, "}"]
+
+
+def _block_function(
+    lowered: Lowered,
+    block: Block,
+    functions: Mapping[str, str],
+    reserved: frozenset[str],
+    marks: Marks,
+) -> str:
+    arguments, lines = body(lowered, "p", functions, reserved, marks)
+    given = [
+        f"{variable} {shown(lowered.graph.tensors[n], lowered.tensors[n].produced, lowered)}"
+        for variable, n in zip(arguments, lowered.graph.inputs, strict=True)
+    ]
+    made = [shown(lowered.graph.tensors[o.name], o.wanted, lowered) for o in lowered.outputs]
+    doc = f'    """{", ".join(given)} -> {", ".join(made)}"""'
+    head = f"def {functions[block.name]}(p, {', '.join(arguments)}):"
+    return "\n".join([head, doc, *lines])
+
+
+def _loss_function(
+    lowered: Lowered, functions: Mapping[str, str], reserved: frozenset[str], marks: Marks
+) -> str:
+    arguments, lines = body(lowered, "params", functions, reserved, marks)
+    keyed = [
+        variable if variable == name else f"{name}"
+        for variable, name in zip(arguments, lowered.graph.inputs, strict=True)
+    ]
+    renamed = [f"    {v} = {n}" for v, n in zip(arguments, keyed, strict=True) if v != n]
+    doc = '    """This device\'s share: summed over data axes and microbatches, the loss."""'
+    return "\n".join([f"def loss(params, {', '.join(keyed)}):", doc, *renamed, *lines])
+
+
+def _imports(code: str) -> str:
+    used = [name for name in OWN if re.search(rf"(?<![\w.\"]){name}\b", code)]
+    lines = ["from __future__ import annotations", ""]
+    if re.search(r"\bjax\.", code):
+        lines.append("import jax")
+    if "jnp." in code:
+        lines.append("import jax.numpy as jnp")
+    if re.search(r"\blax\.", code):
+        lines.append("from jax import lax")
+    lines += ["from jax.sharding import PartitionSpec as P", ""]
+    block = Lines(0)
+    ordered = sorted(used, key=lambda n: (not n.isupper(), n[0].islower(), n))
+    lines.append("from autopar.runtime.jax.program import (")
+    lines += [f"    {name}," for name in ordered]
+    return "\n".join([*lines, *block.lines, ")"])
+
+
+def _docstring(lowered: Lowered, plan: Plan, captured: CapturedModel) -> str:
+    mesh = plan.program_mesh
+    size = lowered.mesh.size(MICROBATCH)
+    zero = {
+        0: "every data rank holds all of the state",
+        1: "optimizer state is split over dp_shard",
+        2: "gradients and optimizer state are split over dp_shard",
+        3: "parameters, gradients and optimizer state are split over dp_shard",
+    }[max(stage.zero for stage in plan.stages)]
+    devices = count_of(mesh.device_count, "device", "s")
+    return "\n".join(
+        [
+            f'"""{plan.workload.rpartition("/")[2]} on {devices}: {mesh}.',
+            "",
+            f"Batch:     {captured.samples} samples in {count_of(size, 'microbatch', 'es')}.",
+            f"State:     {zero}.",
+            f"Precision: {plan.precision}.",
+            "",
+            "`loss` runs on the pieces of one device, inside one `jax.shard_map`. A comment gives",
+            "a result's shape there, for one microbatch, and how the model axes hold it: `tp:S2`",
+            "is split along dim 2, `tp:P` a partial sum; all else is whole on every device.",
+            "Collectives are the calls that name an axis. `autopar.runtime.jax.step` makes the",
+            "jitted step of it: gradients, their reduction, the optimizer. The decisions stand in",
+            "../plan.json. To run it:",
+            "",
+            "    autopar run <the folder of plan.json>",
+            '"""',
+        ]
+    )
+
+
+def count_of(count: int, noun: str, plural: str) -> str:
+    return f"{count} {noun}{plural if count != 1 else ''}"

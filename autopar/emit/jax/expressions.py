@@ -1,0 +1,302 @@
+"""One op as an expression over the pieces of one rank.
+
+Shapes in the text are local. Where a plan splits what an op's attrs count (the rows of a mean, the
+vocabulary of a lookup), the text says so: a global count, an axis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from autopar.emit.jax.errors import JaxEmitError
+from autopar.emit.text import (
+    AND,
+    ATOM,
+    COMPARE,
+    OR,
+    PRODUCT,
+    SUM,
+    UNARY,
+    XOR,
+    Expr,
+    literal,
+    tuple_text,
+)
+from autopar.lowering.spread import MICROBATCH, Lowered, LoweredOp
+from autopar.rules.advice import unwritable
+
+Shape = tuple[int, ...]
+
+LIFTED: Mapping[str, str] = {"float32": "FP32", "bfloat16": "BF16", "float16": "FP16"}
+"""Names of `autopar.runtime.jax.program` that verification gives other dtypes."""
+
+OPERATORS: Mapping[str, tuple[str, int]] = {
+    "add": ("+", SUM), "sub": ("-", SUM), "mul": ("*", PRODUCT), "div": ("/", PRODUCT),
+    "matmul": ("@", PRODUCT), "linear_t": ("@", PRODUCT), "eq": ("==", COMPARE),
+    "ne": ("!=", COMPARE), "lt": ("<", COMPARE), "le": ("<=", COMPARE), "gt": (">", COMPARE),
+    "ge": (">=", COMPARE), "and": ("&", AND), "or": ("|", OR), "xor": ("^", XOR),
+}  # fmt: skip
+CALLS: Mapping[str, str] = {
+    "pow": "jnp.power", "maximum": "jnp.maximum", "minimum": "jnp.minimum", "exp": "jnp.exp",
+    "log": "jnp.log", "sqrt": "jnp.sqrt", "rsqrt": "lax.rsqrt", "tanh": "jnp.tanh",
+    "sigmoid": "jax.nn.sigmoid", "relu": "jax.nn.relu", "silu": "jax.nn.silu",
+    "softplus": "jax.nn.softplus", "sin": "jnp.sin", "cos": "jnp.cos", "abs": "jnp.abs",
+    "not": "jnp.logical_not", "erf": "lax.erf", "square": "jnp.square", "sign": "jnp.sign",
+    "floor": "jnp.floor", "detach": "lax.stop_gradient", "linear": "linear",
+    "jax::rem": "jnp.fmod", "jax::is_finite": "jnp.isfinite",
+}  # fmt: skip
+REDUCTIONS: Mapping[str, str] = {
+    "sum": "sum", "mean": "mean", "amax": "max", "amin": "min", "any": "any", "all": "all",
+}  # fmt: skip
+
+
+def expression(op: LoweredOp, inputs: Sequence[Expr], lowered: Lowered) -> Expr:
+    """The op applied to ``inputs``. Raises `JaxEmitError` for what has no JAX form."""
+    return _Writer(op, inputs, lowered).write()
+
+
+class _Writer:
+    def __init__(self, op: LoweredOp, inputs: Sequence[Expr], lowered: Lowered) -> None:
+        self.op = op.op
+        self.lowered = lowered
+        self.strategy = op.strategy
+        self.x = inputs
+        self.attrs = op.op.attrs
+        mesh = lowered.mesh
+        tensors = lowered.graph.tensors
+        self.result = op.results[0].local_shape(tensors[op.op.name].shape, mesh)
+        self.global_operands = [tensors[o.name].shape for o in op.operands]
+        self.operands = [o.wanted.local_shape(tensors[o.name].shape, mesh) for o in op.operands]
+
+    def write(self) -> Expr:
+        kind = self.op.kind
+        if kind in OPERATORS:
+            return self._operator(*OPERATORS[kind])
+        if kind in CALLS:
+            return self.call(CALLS[kind], *self._pair())
+        if kind in REDUCTIONS:
+            return self._reduction(REDUCTIONS[kind])
+        found = WRITERS.get(kind)
+        if found is None and kind.startswith("jax::"):
+            return self._primitive(kind.removeprefix("jax::"))
+        if found is None:
+            raise JaxEmitError(
+                f"op {kind!r} at {self.op.source} has no JAX form: write it with the ops of "
+                "jnp that autopar knows"
+            )
+        return found(self)
+
+    def call(self, function: str, *arguments: str) -> Expr:
+        return Expr(f"{function}({', '.join(arguments)})", ATOM, weight=self.weight)
+
+    def method(self, name: str, *arguments: str) -> Expr:
+        return Expr(f"{self.x[0].atom}.{name}({', '.join(arguments)})", ATOM, weight=self.weight)
+
+    @property
+    def weight(self) -> int:
+        return 1 + max((x.weight for x in self.x), default=0)
+
+    def given(self, position: int = 0) -> str:
+        return self.x[position].text
+
+    def all_given(self) -> list[str]:
+        return [x.text for x in self.x]
+
+    def dtype(self, name: str = "dtype") -> str:
+        dtype = str(self.attrs[name])
+        return LIFTED.get(dtype) or literal(dtype)
+
+    def axes_on(self, factor: str) -> tuple[str, ...]:
+        """Axes that split ``factor`` of the op's rule, microbatches left out."""
+        return tuple(a for a, c in self.strategy.choices if c == factor and a != MICROBATCH)
+
+    def axis_argument(self, factor: str) -> list[str]:
+        axes = self.axes_on(factor)
+        return [f"axis={literal(axes[0] if len(axes) == 1 else axes)}"] if axes else []
+
+    def _pair(self) -> list[str]:
+        """The operands, with the number where the op has one."""
+        if "other" not in self.attrs:
+            return self.all_given()
+        pair = [self.given(), literal(self.attrs["other"])]
+        return pair[::-1] if self.attrs.get("scalar_first") else pair
+
+    def _operator(self, sign: str, level: int) -> Expr:
+        sides = list(self.x)
+        if "other" in self.attrs:
+            sides.append(Expr(literal(self.attrs["other"]), _level(self.attrs["other"])))
+            if self.attrs.get("scalar_first"):
+                sides.reverse()
+        left, right = sides
+        text = f"{left.within(level)} {sign} {right.within(level + 1)}"
+        return Expr(text, level, weight=self.weight)
+
+    def _reduction(self, name: str) -> Expr:
+        dims = self.attrs["dims"]
+        rank = len(self.operands[0])
+        arguments = [] if len(dims) == rank else [literal(dims[0] if len(dims) == 1 else dims)]
+        if self.attrs["keepdim"]:
+            arguments.append("keepdims=True")
+        counts = [
+            math.prod(s[d] for d in dims) for s in (self.operands[0], self.global_operands[0])
+        ]
+        if name == "mean" and counts[0] != counts[1]:
+            total = self.method("sum", *arguments)
+            return Expr(f"{total.text} / {counts[1]}", PRODUCT, weight=self.weight)
+        return self.method(name, *arguments)
+
+    def _primitive(self, name: str) -> Expr:
+        """A primitive outside of the vocabulary that only has operands."""
+        why = unwritable(self.op)
+        if why:
+            raise JaxEmitError(
+                f"autopar cannot write primitive {name!r} at {self.op.source} again, since {why}: "
+                "use jnp functions that it knows"
+            )
+        return self.call(f"lax.{name}", *self.all_given())
+
+
+def _level(number: object) -> int:
+    return UNARY if isinstance(number, int | float) and number < 0 else ATOM
+
+
+def _embedding(w: _Writer) -> Expr:
+    return w.call("embedding", *w.all_given(), *w.axis_argument("v"))
+
+
+def _cross_entropy(w: _Writer) -> Expr:
+    count = w.global_operands[1][0] if w.attrs["reduction"] == "mean" else 1
+    return w.call("cross_entropy", *w.all_given(), f"count={count}", *w.axis_argument("v"))
+
+
+def _layer_norm(w: _Writer) -> Expr:
+    dims = [] if w.attrs["dims"] == 1 else [f"dims={w.attrs['dims']}"]
+    return w.call("layer_norm", *w.all_given(), *dims, f"eps={literal(w.attrs['eps'])}")
+
+
+def _rms_norm(w: _Writer) -> Expr:
+    extra = [f"eps={literal(w.attrs['eps'])}"]
+    extra += ["upcast=True"] if w.attrs["upcast"] else []
+    extra += [f"scale_offset={w.attrs['scale_offset']}"] if w.attrs["scale_offset"] else []
+    return w.call("rms_norm", *w.all_given(), *extra)
+
+
+def _attention(w: _Writer) -> Expr:
+    extra = ["causal=True"] if w.attrs["causal"] else []
+    if w.attrs["scale"] is not None:
+        extra.append(f"scale={literal(w.attrs['scale'])}")
+    return w.call("attention", *w.all_given(), *extra)
+
+
+def _conv(w: _Writer) -> Expr:
+    if w.attrs["groups"] > 1 and any(w.axes_on(f) for f in ("g", "o", "c")):
+        raise JaxEmitError(
+            f"the plan splits the groups of the convolution at {w.op.source} over a model axis, "
+            "which the JAX backend does not do: plan with --fix tp=1"
+        )
+    names = ("stride", "padding", "dilation", "groups")
+    extra = [f"{n}={literal(w.attrs[n])}" for n in names if n != "groups" or w.attrs[n] > 1]
+    return w.call("conv", *w.all_given(), *extra)
+
+
+def _where(w: _Writer) -> Expr:
+    rest = w.all_given()[1:]
+    sides = [literal(w.attrs[n]) if w.attrs.get(n) is not None else rest.pop(0) for n in "ab"]
+    return w.call("jnp.where", w.given(), *sides)
+
+
+def _slice(w: _Writer) -> Expr:
+    dim, step = w.attrs["dim"], w.attrs["step"]
+    cuts = [":"] * dim + [f"{w.attrs['start']}:{w.attrs['stop']}" + (f":{step}" * (step != 1))]
+    return Expr(f"{w.x[0].atom}[{', '.join(cuts)}]", ATOM, weight=w.weight)
+
+
+def _select(w: _Writer) -> Expr:
+    cuts = [":"] * w.attrs["dim"] + [str(w.attrs["index"])]
+    return Expr(f"{w.x[0].atom}[{', '.join(cuts)}]", ATOM, weight=w.weight)
+
+
+def _split(w: _Writer) -> Expr:
+    sizes = w.attrs["sizes"]
+    cuts = tuple(sum(sizes[: i + 1]) for i in range(len(sizes) - 1))
+    return w.call("jnp.split", w.given(), tuple_text(cuts), f"axis={w.attrs['dim']}")
+
+
+def _top_k(w: _Writer) -> Expr:
+    last = w.attrs["dim"] == len(w.operands[0]) - 1
+    extra = [] if last else [f"axis={w.attrs['dim']}"]
+    return w.call("lax.top_k", w.given(), str(w.attrs["k"]), *extra)
+
+
+def _joined(function: str) -> Callable[[_Writer], Expr]:
+    def write(w: _Writer) -> Expr:
+        return w.call(function, f"[{', '.join(w.all_given())}]", f"axis={w.attrs['dim']}")
+
+    return write
+
+
+def _pad(w: _Writer) -> Expr:
+    value = f"constant_values={literal(w.attrs['value'])}"
+    return w.call("jnp.pad", w.given(), tuple_text(w.attrs["low_high"]), value)
+
+
+def _neg(w: _Writer) -> Expr:
+    return Expr(f"-{w.x[0].within(UNARY)}", UNARY, weight=w.weight)
+
+
+def _over(function: str) -> Callable[[_Writer], Expr]:
+    return lambda w: w.call(function, *w.all_given(), f"axis={w.attrs['dim']}")
+
+
+def _numbers(w: _Writer) -> str:
+    return ", ".join(map(str, w.result))
+
+
+WRITERS: Mapping[str, Callable[[_Writer], Expr]] = {
+    "neg": _neg,
+    "identity": lambda w: w.x[0],
+    "embedding": _embedding,
+    "cross_entropy": _cross_entropy,
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "attention": _attention,
+    "conv": _conv,
+    "einsum": lambda w: w.call("jnp.einsum", literal(w.attrs["equation"]), *w.all_given()),
+    "softmax": _over("jax.nn.softmax"),
+    "log_softmax": _over("jax.nn.log_softmax"),
+    "gather": _over("jnp.take_along_axis"),
+    "index_select": _over("jnp.take"),
+    "argmax": _over("jnp.argmax"),
+    "cumsum": _over("jnp.cumsum"),
+    "jax::top_k": _top_k,
+    "gelu": lambda w: w.call(
+        "jax.nn.gelu", w.given(), f"approximate={w.attrs['approximate'] == 'tanh'}"
+    ),
+    "clamp": lambda w: w.call("clamp", w.given(), literal(w.attrs["min"]), literal(w.attrs["max"])),
+    "cast": lambda w: w.method("astype", w.dtype()),
+    "where": _where,
+    "reshape": lambda w: w.method("reshape", _numbers(w) or "()"),
+    "transpose": lambda w: w.method("transpose", ", ".join(map(str, w.attrs["dims"]))),
+    "expand": lambda w: w.call("jnp.broadcast_to", w.given(), tuple_text(w.result)),
+    "slice": _slice,
+    "select": _select,
+    "split": _split,
+    "cat": _joined("jnp.concatenate"),
+    "stack": _joined("jnp.stack"),
+    "pad": _pad,
+    "flip": lambda w: w.call("jnp.flip", w.given(), literal(w.attrs["dims"])),
+    "full": lambda w: w.call(
+        "jnp.full", tuple_text(w.result), literal(w.attrs["value"]), w.dtype()
+    ),
+    "arange": lambda w: w.call(
+        "jnp.arange", *(literal(w.attrs[n]) for n in ("start", "stop", "step")), w.dtype()
+    ),
+    "constant": lambda w: w.call("jnp.array", _nested(w.attrs["value"]), w.dtype()),
+}
+
+
+def _nested(value: object) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(_nested, value))}]"
+    return literal(value)

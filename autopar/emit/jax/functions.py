@@ -1,0 +1,319 @@
+"""The ops of one graph as the body of a Python function, one statement for an op or a few."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from autopar.emit.jax import loops
+from autopar.emit.jax.errors import UnevenPieces
+from autopar.emit.jax.expressions import expression
+from autopar.emit.jax.steps import call
+from autopar.emit.marks import RESHARDED, mark
+from autopar.emit.names import identifier, preferred
+from autopar.emit.text import Expr, Lines
+from autopar.lowering.spread import BATCH_AXES, Lowered, LoweredOp, Operand
+from autopar.nouns.graph import Tensor
+from autopar.nouns.kinds import OWN_DERIVATIVE
+from autopar.nouns.plan import key
+from autopar.nouns.sharding import Sharding
+
+INLINED = frozenset(("linear", "linear_t", "matmul", "einsum", "reshape", "transpose", "neg"))
+MOST_WEIGHT = 2  # ops in one statement
+Marks = Literal["none", "statements", "each"]
+"""What is marked, see `autopar.emit.marks`; ``each``: every op, which is a statement then."""
+KEEPS_NAME = frozenset(
+    ("reshape", "transpose", "add", "sub", "mul", "div", "gelu", "silu", "relu", "cast", "expand")
+)
+
+
+@dataclass(slots=True)
+class _Held:
+    """Where a tensor is: its expression, the variable that it occupies ("" for none), and the one
+    that it was made from."""
+
+    text: Expr
+    variable: str = ""
+    origin: str = ""
+
+
+def body(
+    lowered: Lowered,
+    parameters: str,
+    functions: Mapping[str, str],
+    reserved: frozenset[str],
+    marks: Marks = "none",
+) -> tuple[list[str], list[str]]:
+    """(argument names, lines) of the function of a graph.
+
+    parameters: the name of the dict of parameters. functions: of the blocks, and of the ops with a
+    derivative of their own by `key`. reserved: names that variables must not have.
+    """
+    writer = _Writer(lowered, parameters, functions, reserved, marks)
+    return writer.arguments, writer.run()
+
+
+class _Writer:
+    def __init__(
+        self,
+        lowered: Lowered,
+        parameters: str,
+        functions: Mapping[str, str],
+        reserved: frozenset[str],
+        marks: Marks,
+    ) -> None:
+        self.marks = marks
+        self.lowered = lowered
+        self.parameters = parameters
+        self.functions = functions
+        self.reserved = {parameters, *reserved}
+        self.lines = Lines(4)
+        self.held: dict[str, _Held] = {}
+        self.taken: dict[str, str] = {}  # variable -> the tensor in it
+        self.left = Counter(name for op in lowered.ops for name in (o.name for o in op.operands))
+        self.left.update(lowered.graph.outputs)
+        self.arguments = [self._argument(name) for name in lowered.graph.inputs]
+
+    def run(self) -> list[str]:
+        for found in self.lowered.tensors.values():
+            tensor = found.tensor
+            _check_even(tensor, found.produced, self.lowered)
+            _check_even(tensor, found.shared, self.lowered)
+            if tensor.role in ("parameter", "buffer"):
+                self.held[tensor.name] = _Held(Expr(f'{self.parameters}["{tensor.name}"]'))
+                self._shared(tensor.name)
+            elif tensor.name in self.lowered.graph.inputs:
+                self._shared(tensor.name)
+        runs = loops.runs(self.lowered)
+        index = 0
+        while index < len(self.lowered.ops):
+            op = self.lowered.ops[index]
+            if index in runs:
+                self._loop(runs[index])
+                index += len(runs[index].ops)
+                continue
+            self._op(op, index)
+            index += 1
+        results = [self._brought(o) for o in self.lowered.outputs]
+        self.lines.add(f"return {', '.join(r.text for r in results)}")
+        return self.lines.lines
+
+    # -- ops -------------------------------------------------------------------------------------
+
+    def _op(self, op: LoweredOp, index: int) -> None:
+        inputs = [self._brought(o) for o in op.operands]
+        for result, name in zip(op.results, op.op.outputs, strict=True):
+            _check_even(self.lowered.graph.tensors[name], result, self.lowered)
+        if op.op.kind == "block":
+            made = self._call(op, inputs)
+        elif op.op.kind.startswith(OWN_DERIVATIVE):
+            function = self.functions[key(self.lowered.block, op.op.name)]
+            made = Expr(f"{function}({', '.join(x.text for x in inputs)})")
+        else:
+            made = expression(op, inputs, self.lowered)
+        if len(op.op.outputs) > 1:
+            names = [self._bind(name, op) for name in op.op.outputs]
+            self._mark(op)
+            self.lines.add(f"{', '.join(names)} = {made.text}")
+        elif self._inlines(op, index, made):
+            hint = preferred(op.op.name, op.op.kind)
+            origin = self._origin(op) if hint in ("", "x") else hint
+            self.held[op.op.name] = _Held(made, origin=origin)
+            return
+        else:
+            self._assign(op.op.name, made, op)
+        for name in op.op.outputs:
+            self._shared(name)
+
+    def _mark(self, op: LoweredOp) -> None:
+        """Says above the next statement which results it makes, where marks are asked for."""
+        if self.marks != "none" and op.op.kind != "block":
+            names = (key(self.lowered.block, name) for name in op.op.outputs)
+            made = list(zip(names, op.results, strict=True))
+            self.lines.lines.append(" " * self.lines.indent + mark(made))
+
+    def _inlines(self, op: LoweredOp, index: int, made: Expr) -> bool:
+        """Whether the next op alone reads the result, as it is."""
+        if self.marks == "each":
+            return False
+        name = op.op.name
+        last = index + 1 == len(self.lowered.ops) and self.lowered.graph.outputs == (name,)
+        if last and not self.lowered.tensors[name].steps:
+            return True
+        if op.op.kind not in INLINED or made.weight >= MOST_WEIGHT:
+            return False
+        if self.left[name] != 1 or self.lowered.tensors[name].steps:
+            return False
+        following = self.lowered.ops[index + 1 : index + 2]
+        return any(
+            o.name == name and not o.steps and f.op.kind != "block"
+            for f in following
+            for o in f.operands
+        )
+
+    def _call(self, op: LoweredOp, inputs: Sequence[Expr]) -> Expr:
+        block = self.lowered.graph.blocks[op.op.attrs["block"]]
+        place = loops.place(block, op.op.attrs["instance"])
+        stack = f'{self.parameters}["{block.name}"]'
+        arguments = ", ".join(x.text for x in inputs)
+        return Expr(f"layer({self.functions[block.name]}, {stack}, {place}, {arguments})")
+
+    def _loop(self, run: loops.Run) -> None:
+        """Consecutive layers of one block as one call."""
+        first, last = run.ops[0], run.ops[-1]
+        inputs = [self._brought(o).text for o in first.operands]
+        block = self.lowered.graph.blocks[first.op.attrs["block"]]
+        fixed = [inputs[i] for i in run.fixed]
+        carry = [inputs[i] for i in run.carried]
+        function = self.functions[block.name]
+        stack = f'{self.parameters}["{block.name}"]'
+        shared = f", shared=({', '.join(fixed)},)" if fixed else ""
+        extra = shared + self._between(run)
+        text = f"layers({function}, {stack}, {', '.join(carry)}{extra})"
+        for op in run.ops[1:]:
+            for operand in op.operands:
+                self._read(operand.name)
+        names = [self._bind(name, first) for name in last.op.outputs]
+        shape = self._comment(last.op.outputs[0], last.results[0])
+        looped = len(run.ops) - run.parts
+        self.lines.add(f"{', '.join(names)} = {text}", f"{looped} layers: {shape}")
+        if run.parts:
+            alone = f'{self.parameters}["{loops.last_stack(block.name)}"]'
+            given = ", ".join([*fixed, *names])
+            made = f"layer({function}, {alone}, 0, {given})"
+            self.lines.add(f"{', '.join(names)} = {made}", shape)
+        for name in last.op.outputs:
+            self._shared(name)
+
+    def _between(self, run: loops.Run) -> str:
+        """What happens to the carry from one layer to the next."""
+        if not any(run.between):
+            return ""
+        names = ["x"] if len(run.between) == 1 else [f"x{i}" for i in range(len(run.between))]
+        moved = []
+        for name, steps in zip(names, run.between, strict=True):
+            for step in steps:
+                name = call(step, name)
+            moved.append(name)
+        result = moved[0] if len(moved) == 1 else f"({', '.join(moved)})"
+        return f", between=lambda {', '.join(names)}: {result}"
+
+    # -- tensors ---------------------------------------------------------------------------------
+
+    def _argument(self, name: str) -> str:
+        variable = identifier(name)
+        while variable in self.reserved or variable in self.taken:
+            variable += "_"
+        self.taken[variable] = name
+        self.held[name] = _Held(Expr(variable), variable)
+        return variable
+
+    def _shared(self, name: str) -> None:
+        """The steps from how a tensor is produced to the copy that its readers start from."""
+        steps = self.lowered.tensors[name].steps
+        if not steps:
+            return
+        held = self.held[name]
+        text = held.text.text
+        for step in steps:
+            text = call(step, text)
+        if self.marks != "none":
+            label = key(self.lowered.block, name) + RESHARDED
+            made = mark([(label, self.lowered.tensors[name].shared)])
+            self.lines.lines.append(" " * self.lines.indent + made)
+        self._assign(name, Expr(text), None, shared=True)
+
+    def _brought(self, operand: Operand) -> Expr:
+        """An operand as its reader wants it."""
+        held = self.held[operand.name]
+        text = held.text
+        _check_even(self.lowered.graph.tensors[operand.name], operand.wanted, self.lowered)
+        for step in operand.steps:
+            text = Expr(call(step, text.text), weight=text.weight + 1)
+        self._read(operand.name)
+        return text
+
+    def _read(self, name: str) -> None:
+        self.left[name] -= 1
+        held = self.held.get(name)
+        if self.left[name] == 0 and held is not None and held.variable:
+            self.taken.pop(held.variable, None)
+
+    def _assign(self, name: str, made: Expr, op: LoweredOp | None, shared: bool = False) -> None:
+        if shared:
+            held = self.held[name]
+            self.taken.pop(held.variable, None)
+            sharding = self.lowered.tensors[name].shared
+            variable = held.variable or identifier(name.rpartition(".")[0] or name)
+            variable = self._take(name, [variable])
+        else:
+            assert op is not None
+            sharding = op.results[0]
+            variable = self._bind(name, op)
+        comment = self._comment(name, sharding)
+        if op is not None and comment == self._first_shown(op):
+            comment = ""
+        if op is not None:
+            self._mark(op)
+        self.lines.add(f"{variable} = {made.text}", comment)
+
+    def _bind(self, name: str, op: LoweredOp) -> str:
+        """A variable for ``name``: that of an operand that is gone, or one of its own."""
+        hints = []
+        kind = op.op.kind
+        if kind in KEEPS_NAME or kind == "block":
+            hints.append(self._origin(op))
+        hint = preferred(name, kind)
+        last = op.op.source.module.rpartition(".")[2]
+        hints += [hint if hint != "x" or kind == "embedding" else "h", identifier(last or kind)]
+        return self._take(name, [w for w in hints if w])
+
+    def _origin(self, op: LoweredOp) -> str:
+        """The variable that the first operand with one is in, or was made from."""
+        held = [self.held[o.name] for o in op.operands]
+        return next((h.variable or h.origin for h in held if h.variable or h.origin), "")
+
+    def _take(self, name: str, hints: Sequence[str]) -> str:
+        free = [w for w in hints if w not in self.taken and w not in self.reserved]
+        variable = free[0] if free else hints[-1]
+        number = 2
+        while variable in self.taken or variable in self.reserved:
+            variable = f"{re.sub(r'_?[0-9]+$', '', hints[-1])}_{number}"
+            number += 1
+        self.taken[variable] = name
+        self.held[name] = _Held(Expr(variable), variable)
+        return variable
+
+    def _first_shown(self, op: LoweredOp) -> str:
+        """The first operand as the op reads it, in the words of a comment."""
+        for o in op.operands:
+            return shown(self.lowered.graph.tensors[o.name], o.wanted, self.lowered)
+        return ""
+
+    def _comment(self, name: str, sharding: Sharding) -> str:
+        return shown(self.lowered.graph.tensors[name], sharding, self.lowered)
+
+
+def shown(tensor: Tensor, sharding: Sharding, lowered: Lowered) -> str:
+    """Local shape and model axes: ``[8, 64, 128] tp:S1``."""
+    local = list(sharding.local_shape(tensor.shape, lowered.mesh))
+    model = " ".join(
+        f"{a}:{p}" for a, p in sharding.placements if a not in BATCH_AXES and p.kind in "SP"
+    )
+    return f"{local} {model}".strip()
+
+
+def _check_even(tensor: Tensor, sharding: Sharding, lowered: Lowered) -> None:
+    for dim, size in enumerate(tensor.shape):
+        axes = sharding.split_axes(dim)
+        ways = math.prod(lowered.mesh.size(a) for a in axes)
+        if size % ways:
+            raise UnevenPieces(
+                f"{tensor.name} has dim {dim} of {size}, which {' x '.join(axes)} = {ways} does "
+                "not divide, and JAX cuts arrays evenly: change the size (a vocabulary can be "
+                f"rounded up), or plan with another degree, as in --fix {axes[-1]}=1"
+            )

@@ -1,0 +1,109 @@
+"""Which block calls of a graph are one loop over layers."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from autopar.lowering.spread import Lowered, LoweredOp
+from autopar.nouns.graph import Block
+from autopar.rules.resharding import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Calls of all layers of a block in order, each reading what the one before gave.
+
+    fixed:   operands that are the same for all of them. carried: those that the call before gave.
+    between: for each carried one, the steps from one call to the next.
+    """
+
+    ops: tuple[LoweredOp, ...]
+    fixed: tuple[int, ...]
+    carried: tuple[int, ...]
+    between: tuple[tuple[Step, ...], ...]
+
+    @property
+    def parts(self) -> bool:
+        """Whether the last layer stands apart: nothing happens to what it gives."""
+        return any(self.between)
+
+
+def last_alone(lowered: Lowered) -> frozenset[str]:
+    """Blocks whose last layer stands apart from the loop over the others, so that its parameters
+    are stored apart, too: cutting them off a stack would copy it."""
+    every = [lowered, *lowered.blocks.values()]
+    found = (run for graph in every for run in runs(graph).values() if run.parts)
+    return frozenset(str(run.ops[0].op.attrs["block"]) for run in found)
+
+
+def last_stack(block: str) -> str:
+    """The name under which the last layer of such a block is stored."""
+    return f"{block}.last"
+
+
+def place(block: Block, instance: str) -> int:
+    """The row of ``instance`` in the stacked parameters of its block."""
+    return list(dict.fromkeys(block.instances)).index(instance)
+
+
+def runs(lowered: Lowered) -> dict[int, Run]:
+    """By the position of their first op, the loops of a graph."""
+    found: dict[int, Run] = {}
+    ops = lowered.ops
+    index = 0
+    while index < len(ops):
+        end = index
+        while end < len(ops) and _same_block(ops[index], ops[end]):
+            end += 1
+        if end > index:
+            run = _run(lowered, ops[index:end])
+            if run is not None:
+                found[index] = run
+            index = end
+        else:
+            index += 1
+    return found
+
+
+def _same_block(first: LoweredOp, other: LoweredOp) -> bool:
+    same = first.op.attrs.get("block") == other.op.attrs.get("block")
+    return first.op.kind == other.op.kind == "block" and same
+
+
+def _run(lowered: Lowered, ops: tuple[LoweredOp, ...]) -> Run | None:
+    block = lowered.graph.blocks[ops[0].op.attrs["block"]]
+    order = [op.op.attrs["instance"] for op in ops]
+    if len(ops) < 2 or order != list(dict.fromkeys(block.instances)):
+        return None
+    outputs = len(ops[0].op.outputs)
+    carried: list[int] = []
+    between: tuple[tuple[Step, ...], ...] = ()
+    for number, (before, op) in enumerate(itertools.pairwise(ops)):
+        made = {name: i for i, name in enumerate(before.op.outputs)}
+        here = [p for p, name in enumerate(op.op.inputs) if name in made]
+        if [made[op.op.inputs[p]] for p in here] != list(range(outputs)):
+            return None
+        same = [p for p in range(len(op.op.inputs)) if p not in here]
+        if any(op.op.inputs[p] != before.op.inputs[p] for p in same):
+            return None
+        if any(op.operands[p].steps for p in same):  # each layer brings its own copy
+            return None
+        if any(_reads(lowered, name) != 1 for name in before.op.outputs):
+            return None
+        steps = tuple(
+            (*lowered.tensors[op.op.inputs[p]].steps, *op.operands[p].steps) for p in here
+        )
+        if number and (here, steps) != (carried, between):
+            return None
+        carried, between = here, steps
+    fixed = tuple(p for p in range(len(ops[0].op.inputs)) if p not in carried)
+    if any(ops[0].operands[p].steps for p in fixed):
+        return None
+    return Run(ops, fixed, tuple(carried), between)
+
+
+def _reads(lowered: Lowered, name: str) -> int:
+    return sum(o.name == name for op in lowered.ops for o in op.operands) + sum(
+        o.name == name for o in lowered.outputs
+    )

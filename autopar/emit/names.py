@@ -1,0 +1,84 @@
+"""Names of variables, attributes and classes in the program."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterable
+
+_SUFFIX = re.compile(r"(_proj|_projection|_lin|_linear|_layer)$")
+# Projections whose result goes back into the stream.
+_OUTGOING = frozenset(
+    "o out down c_proj dense proj fc2 w2 wo output out_proj o_proj down_proj lin2".split()
+)
+_HEADS = frozenset("lm_head head classifier score fc_out embed_out".split())
+_BY_KIND = {
+    "attention": "mixed",
+    "cross_entropy": "loss",
+    "cos": "cos",
+    "sin": "sin",
+    "embedding": "x",
+    "arange": "positions",
+    "noise": "noise",
+    "softmax": "weights",
+    "log_softmax": "logits",
+}
+_STREAM = frozenset({"linear", "linear_t", "conv", "layer_norm", "rms_norm", "batch_norm"})
+# What programs import from the runtime; variables leave these names alone.
+FUNCTIONS = frozenset(
+    "all_reduce all_to_all attention batch_norm copy_to cross_entropy device dropout embedding"
+    " gather keep_first local own_function pad recompute reduce_scatter repeat_heads rms_norm"
+    " rotary shard whole".split()
+)
+RESERVED = frozenset(keyword.kwlist) | {"F", "self", "nn", "torch", "local", "counts", "batch"}
+
+
+def identifier(text: str) -> str:
+    """``text`` as a lower-case Python name."""
+    found = re.sub(r"\W+", "_", text).strip("_").lower()
+    if not found or found[0].isdigit():
+        found = f"x{found}"
+    return f"{found}_" if found in RESERVED else found
+
+
+def class_name(path: str) -> str:
+    """``self_attn`` -> ``SelfAttn``, ``layers.3`` -> ``Layer``."""
+    parts = [p for p in path.split(".") if p and not p.isdigit() and p != "*"]
+    last = parts[-1] if parts else "block"
+    if path.split(".")[-1].isdigit() or path.endswith("*"):
+        last = last[:-1] if last.endswith("s") and not last.endswith("ss") else last
+        last = "block" if last == "h" else last
+    found = "".join(p[:1].upper() + p[1:] for p in re.split(r"\W|_", last) if p)
+    return found if found and not found[0].isdigit() else f"Module{found}"
+
+
+def preferred(name: str, kind: str) -> str:
+    """What the result of an op would like to be called; "" for no hint."""
+    if kind in _BY_KIND:
+        return _BY_KIND[kind]
+    if kind not in _STREAM:
+        return ""
+    module = name.rpartition("/")[0].split(".")[-1]
+    if module in _HEADS:
+        return "logits"
+    if not module or module.isdigit() or module in _OUTGOING or "norm" in kind:
+        return "x"
+    if re.fullmatch(
+        r"(c_)?fc\d*|w\d|lin\d|intermediate|conv\d*|shortcut|downsample|dense\w*", module
+    ):
+        return "x"
+    return identifier(_SUFFIX.sub("", module)) or "x"
+
+
+def first_free(hints: Iterable[str], taken: Iterable[str]) -> str:
+    """The first hint that is not taken, else the last with a number."""
+    used = set(taken)
+    last = "x"
+    for hint in hints:
+        if hint and hint not in used:
+            return hint
+        last = hint or last
+    number = 2
+    while f"{last}{number}" in used:
+        number += 1
+    return f"{last}{number}"

@@ -1,0 +1,295 @@
+"""One class of the program: its modules, its forward, printed once however often it occurs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from autopar.emit.marks import unmarked
+from autopar.emit.names import class_name, first_free, identifier
+from autopar.emit.pytorch import modules
+from autopar.emit.pytorch.forward import Forward
+from autopar.emit.pytorch.reading import interface, reads
+from autopar.emit.pytorch.roles import Known
+from autopar.emit.pytorch.scopes import Scope, under
+from autopar.emit.pytorch.site import model_part
+from autopar.emit.pytorch.values import Surroundings
+from autopar.emit.text import Lines, literal, split_items
+from autopar.lowering.spread import Lowered, Operand
+from autopar.nouns.graph import Tensor
+
+TAKEN = frozenset("Model Parameter Buffer Settings Weights Tensor F Module".split())
+HINTS = {("rotary", 1): "cos", ("rotary", 2): "sin", ("attention", 3): "mask"}
+
+
+@dataclass(slots=True)
+class Library:
+    """Classes in the order in which they must stand, from their bases on; equal text is one."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def add(self, hint: str, text: str) -> str:
+        """The name under which ``text`` (a class from its bases on) is known.
+
+        Classes that differ in marks alone are one, without marks: what it makes has several names.
+        """
+        number = 1 + (hint in TAKEN)
+        while True:
+            name = hint if number == 1 else f"{hint}{number}"
+            found = self.texts.setdefault(name, text)
+            if found != text and unmarked(found) == unmarked(text):
+                found = self.texts[name] = text = unmarked(text)
+            if found == text:
+                return name
+            number += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Printing:
+    """What all classes of a program have in common.
+
+    persistent: for buffers by full name, whether they are part of the state.
+    counts:     for each mean over labelled tokens, the expression of its count.
+    wide:       by block ("" for the top), see `autopar.emit.pytorch.precision`.
+    original:   names of the model's own classes, by module path.
+    returned:   what the forwards printed so far return, by block and path.
+    known:      what names the values of a block, of those that were asked for so far.
+    declared:   what the classes printed so far declare, by their names.
+    """
+
+    library: Library
+    probes: bool
+    marks: bool
+    recompute: str
+    persistent: Mapping[str, bool]
+    counts: Mapping[str, str]
+    wide: Mapping[str, Mapping[str, bool]]
+    original: Mapping[str, str]
+    half: str = ""
+    returned: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    known: dict[str, Known] = field(default_factory=dict)
+    declared: dict[str, modules.Node] = field(default_factory=dict)
+
+    def built(self, name: str) -> modules.Built:
+        return modules.Built(f"{name}()", self.declared[name])
+
+
+def declaration(tensor: Tensor, lowered: Lowered, path: str, printing: Printing) -> str:
+    """``Parameter((8, 8), "tp:S0")``; only what is not float32 says its dtype."""
+    kind = "Parameter" if tensor.role == "parameter" else "Buffer"
+    stored = model_part(lowered.tensors[tensor.name].produced)
+    arguments = [literal(tensor.shape)]
+    if stored.placements:
+        arguments.append(literal(str(stored)))
+    if tensor.dtype != "float32":
+        arguments.append(f"dtype={literal(tensor.dtype)}")
+    if kind == "Parameter" and not tensor.differentiable:
+        arguments.append("trainable=False")
+    if kind == "Buffer" and not printing.persistent.get(path, True):
+        arguments.append("persistent=False")
+    return f"{kind}({', '.join(arguments)})"
+
+
+def scope_class(
+    scope: Scope,
+    lowered: Lowered,
+    instance: str,
+    hint: str,
+    inputs: Sequence[str],
+    outputs: Sequence[Operand],
+    printing: Printing,
+) -> str:
+    """Adds the class of ``scope`` to the library and gives its name.
+
+    ``instance``: the full path of one module that the graph is the forward of.
+    """
+    root = module_tree(scope, lowered, instance, printing, {})
+    around = surroundings(scope, lowered, root, printing)
+    names = argument_names(scope, lowered, inputs)
+    whole = not scope.path
+    forward = Forward(scope, around, dict(zip(inputs, names, strict=True)), outputs, whole)
+    returned = forward.run()
+    printing.returned.setdefault(lowered.block or "", {})[scope.path] = [
+        text if text.isidentifier() else forward.hints.get(output.name, "")
+        for text, output in zip(split_items(returned), outputs, strict=True)
+    ]
+    lines = Lines(4)
+    lines.add(docstring(lowered, inputs, names, outputs))
+    lines.blank()
+    _init(root, lines)
+    counted = [n for n in ("counts",) if any(o.op.name in printing.counts for o in scope.ops())]
+    arguments = ["self", *(f"{n}: Tensor" for n in names)]
+    arguments += [f"{n}: dict[str, Tensor]" for n in counted]
+    result = "Tensor" if len(outputs) == 1 else f"tuple[{', '.join(['Tensor'] * len(outputs))}]"
+    lines.add(f"def forward({', '.join(arguments)}) -> {result}:")
+    finish(lines, forward, returned)
+    text = "\n".join([f"({modules.base(root)}):", *lines.lines])
+    name = printing.library.add(hint, text)
+    printing.declared.setdefault(name, root)
+    return name
+
+
+def finish(lines: Lines, forward: Forward, returned: str) -> None:
+    """The statements of a forward and its return, after its ``def``."""
+    forward.lines.add(f"return {returned}", forward.returned_comment)
+    lines.lines += forward.lines.lines
+
+
+def _init(root: modules.Node, lines: Lines) -> None:
+    if not root.tensors and not root.children:
+        return
+    lines.add("def __init__(self) -> None:")
+    inner = Lines(8)
+    modules.declare(root, inner)
+    lines.lines += inner.lines
+    lines.blank()
+
+
+def surroundings(
+    scope: Scope, lowered: Lowered, root: modules.Node, printing: Printing
+) -> Surroundings:
+    start = len(scope.path) + 1 if scope.path else 0
+    block = lowered.block or ""
+    if block not in printing.known:
+        printing.known[block] = Known.of(lowered)
+    return Surroundings(
+        lowered,
+        printing.known[block],
+        attribute=lambda path: modules.access(root, path[start:]),
+        iterable=lambda paths: modules.iterable(root, [p[start:] for p in paths]),
+        probes=printing.probes,
+        marks=printing.marks,
+        recompute=printing.recompute,
+        counts=printing.counts,
+        wide=printing.wide.get(block, {}),
+        half=printing.half,
+        returned=printing.returned.get(block, {}),
+        given={block: paths[""] for block, paths in printing.returned.items() if "" in paths},
+    )
+
+
+def module_tree(
+    scope: Scope,
+    lowered: Lowered,
+    instance: str,
+    printing: Printing,
+    blocks: Mapping[str, str],
+) -> modules.Node:
+    """The modules below a scope's; classes of inner scopes are printed on the way.
+
+    ``blocks`` gives the class of every block instance, by path.
+    """
+    start = len(scope.path) + 1 if scope.path else 0
+    classes = {path: printing.built(name) for path, name in blocks.items()}
+    uses = _outer_uses(scope, lowered)
+    for child in scope.children():
+        inner, made = interface(child, lowered, uses)
+        outputs = [Operand(n, lowered.tensors[n].shared, (), True) for n in made]
+        full = f"{instance}.{child.path}" if instance else child.path
+        hint = printing.original.get(full) or class_name(child.path)
+        below = scope_class(child, lowered, instance, hint, inner, outputs, printing)
+        classes[child.path[start:]] = printing.built(below)
+    taken = [child.path for child in scope.children()]
+    tensors = {}
+    for tensor in lowered.graph.tensors.values():
+        if tensor.role not in ("parameter", "buffer") or not under(tensor.name, scope.path):
+            continue
+        if any(under(tensor.name, path) for path in taken):
+            continue
+        full = f"{instance}.{tensor.name}" if instance else tensor.name
+        tensors[tensor.name[start:]] = declaration(tensor, lowered, full, printing)
+    order = [path[start:] for path in _reading_order(scope)]
+    return modules.tree(tensors, classes, order)
+
+
+def _reading_order(scope: Scope) -> list[str]:
+    """Paths of tensors and block instances in the order in which ops come to them."""
+    found = []
+    for op in scope.ops():
+        if op.op.kind == "block":
+            found.append(op.op.attrs["instance"])
+        found += op.op.inputs
+    return list(dict.fromkeys(found))
+
+
+def _outer_uses(scope: Scope, lowered: Lowered) -> dict[str, int]:
+    """How often a tensor is read outside of the child of ``scope`` that makes it."""
+    uses: dict[str, int] = {}
+    items = [*scope.items]
+    for item in items:
+        for name in reads(item, lowered):
+            uses[name] = uses.get(name, 0) + 1
+    inside = {id(op) for op in scope.ops()}
+    for op in lowered.ops:
+        if id(op) not in inside:
+            for name in op.op.inputs:
+                uses[name] = uses.get(name, 0) + 1
+    for output in lowered.outputs:
+        uses[output.name] = uses.get(output.name, 0) + 1
+    return uses
+
+
+def argument_names(scope: Scope, lowered: Lowered, inputs: Sequence[str]) -> list[str]:
+    """Names of a forward's arguments: the stream is ``x``, others by what reads them."""
+    roles: dict[str, str] = {}
+    for op in scope.ops():
+        for place, name in enumerate(op.op.inputs):
+            hint = HINTS.get((op.op.kind, place))
+            if hint is not None:
+                roles.setdefault(name, hint)
+    tensors = lowered.graph.tensors
+    plain = [n for n in inputs if n not in roles and "float" in tensors[n].dtype]
+    streams = [n for n in plain if tensors[n].differentiable] or plain[: len(inputs) == 1]
+    names: list[str] = []
+    for name in inputs:
+        hint = roles.get(name) or ("x" if name == next(iter(streams), None) else "")
+        names.append(first_free([hint, _plain_name(lowered.graph.tensors[name])], names))
+    return names
+
+
+# Names under which Hugging Face hands the angles to every layer.
+_ANGLES = {"position_embeddings.0": "cos", "position_embeddings.1": "sin"}
+
+
+def _plain_name(tensor: Tensor) -> str:
+    """An argument's name where its use does not say one: its own, or one for its dtype."""
+    if tensor.name in _ANGLES:
+        return _ANGLES[tensor.name]
+    if "/" not in tensor.name and tensor.role == "input":
+        return identifier(tensor.name)
+    if tensor.differentiable:
+        return "h"
+    return {"bool": "mask", "int64": "ids"}.get(tensor.dtype, "values")
+
+
+def docstring(
+    lowered: Lowered, inputs: Sequence[str], names: Sequence[str], outputs: Sequence[Operand]
+) -> str:
+    """Local shapes: ``x [4, 512, 64], cos [1, 512, 8] -> [4, 512, 64]``."""
+    mesh = lowered.mesh
+
+    def shown(name: str) -> str:
+        found = lowered.tensors[name]
+        placed = replace(
+            model_part(found.shared),
+            placements=tuple(
+                (a, p) for a, p in model_part(found.shared).placements if p.kind in "SP"
+            ),
+        )
+        text = str(list(found.shared.local_shape(found.tensor.shape, mesh)))
+        return f"{text} {placed}" if placed.placements else text
+
+    left = "".join(f"{n} {shown(t)}, " for n, t in zip(names, inputs, strict=True)).rstrip(", ")
+    right = ", ".join(shown(o.name) for o in outputs)
+    text = f'"""{left} -> {right}"""' if left else f'"""-> {right}"""'
+    shorter = f'"""-> {right}"""'
+    return next((t for t in (text, shorter) if len(t) <= 92), f'"""-> {len(outputs)} tensors"""')
+
+
+def block_class(
+    lowered: Lowered, scope: Scope, instance: str, hint: str, printing: Printing
+) -> str:
+    """The class of a repeated block."""
+    return scope_class(
+        scope, lowered, instance, hint, lowered.graph.inputs, lowered.outputs, printing
+    )

@@ -1,0 +1,210 @@
+"""The whole file: docstring, mesh, classes from the inside out, the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from autopar.emit.names import FUNCTIONS
+from autopar.emit.pytorch.bias import fuse_biases
+from autopar.emit.pytorch.classes import (
+    Library,
+    Printing,
+    block_class,
+    module_tree,
+)
+from autopar.emit.pytorch.counts import (
+    count_names,
+    counted,
+)
+from autopar.emit.pytorch.gathering import gather_modules
+from autopar.emit.pytorch.legend import legend, state
+from autopar.emit.pytorch.masks import as_bands, as_bounds
+from autopar.emit.pytorch.normalised import as_normalised
+from autopar.emit.pytorch.original import CapturedModel
+from autopar.emit.pytorch.precision import wide_values
+from autopar.emit.pytorch.scopes import scopes
+from autopar.emit.pytorch.stages import stage_classes
+from autopar.emit.pytorch.top import model_class
+from autopar.emit.pytorch.views import shorter_views
+from autopar.emit.text import Lines, literal
+from autopar.lowering.precision import HALF
+from autopar.lowering.spread import MICROBATCH, Lowered
+from autopar.lowering.stages import stage_parts
+from autopar.nouns.plan import Plan
+
+FILE = "model.py"
+OWN = re.compile(
+    rf"(?<![\w.])(FP32|Buffer|Parameter|Settings|Stage|Value|Weights|{'|'.join(sorted(FUNCTIONS))})\("
+)
+
+
+def emit(
+    lowered: Lowered,
+    plan: Plan,
+    captured: CapturedModel | None = None,
+    probes: bool = False,
+    marks: bool = False,
+) -> dict[str, str]:
+    """The files of the program by name.
+
+    ``probes`` writes every result through ``probe(key, x, sharding)``, one op a line; ``marks``
+    leaves the statements as they are and says above them what they make.
+    """
+    blocks = {name: _prepared(block, probes) for name, block in lowered.blocks.items()}
+    parts = stage_parts(lowered, plan.stages) if len(plan.stages) > 1 else ()
+    whole, lowered = lowered, _prepared(lowered, probes)
+    means = counted(whole)
+    persistent = {} if captured is None else {n: t.persistent for n, t in captured.tensors.items()}
+    again, names = plan.each("recompute"), count_names(means)
+    half = plan.precision if plan.precision in HALF else ""
+    wide = _wide(lowered, blocks, plan.precision) if half else {}
+    original: Mapping[str, str] = getattr(captured, "classes", {})  # not every frontend knows
+    printing = Printing(Library(), probes, marks, again, persistent, names, wide, original, half)
+    classes: dict[str, str] = {}
+    for name, block in blocks.items():
+        instances = lowered.graph.blocks[name].instances
+        made = block_class(block, scopes(block), instances[0], _class_wish(name), printing)
+        classes.update(dict.fromkeys(instances, made))
+    if parts:
+        prepared = [replace(p, lowered=_prepared(p.lowered, probes)) for p in parts]
+        top = stage_classes(prepared, plan, captured, printing, classes)
+    else:
+        scope = scopes(lowered)
+        root = module_tree(scope, lowered, "", printing, classes)
+        top = f"class Model{model_class(lowered, scope, root, captured, printing)}"
+    return {FILE: _file(lowered, plan, captured, printing, top)}
+
+
+def _prepared(lowered: Lowered, probes: bool) -> Lowered:
+    lowered = gather_modules(lowered)
+    if probes:  # one op a line
+        return lowered
+    for rewrite in (fuse_biases, as_bands, as_bounds, shorter_views, as_normalised):
+        lowered = rewrite(lowered)
+    return lowered
+
+
+def _wide(
+    lowered: Lowered, blocks: Mapping[str, Lowered], precision: str
+) -> dict[str, dict[str, bool]]:
+    """For the top level ("") and every block, which float32 values stay so in half precision."""
+    every = {"": lowered, **blocks}
+    return {name: wide_values(one, precision) for name, one in every.items()}
+
+
+def _class_wish(name: str) -> str:
+    """Blocks are named after the original class: ``LlamaDecoderLayer``, ``LlamaDecoderLayer_1``."""
+    base = re.sub(r"_(\d+)$", "", name)
+    found = re.sub(r"\W", "", base.split(".")[-1])
+    found = found[:1].upper() + found[1:]
+    return found if found and not found[0].isdigit() else "Block"
+
+
+def _file(
+    lowered: Lowered,
+    plan: Plan,
+    captured: CapturedModel | None,
+    printing: Printing,
+    top: str,
+) -> str:
+    parts = []
+    for name, text in printing.library.texts.items():
+        parts.append(f"class {name}{text}")
+    parts.append(top)
+    body = "\n\n\n".join(parts)
+    settings = _settings(lowered, plan, captured)
+    names = {"Settings"} | {m for m in OWN.findall(body)}
+    if re.search(r"\bFP32\b", body):
+        names.add("FP32")
+    head = [
+        _docstring(lowered, plan, captured, body),
+        "",
+        "from __future__ import annotations",
+        "",
+    ]
+    if re.search(r"\btorch\.", body):
+        head.append("import torch")
+    if re.search(r"\bF\.", body):
+        head.append("import torch.nn.functional as F")
+    head += ["from torch import Tensor, nn", ""]
+    head += _imports(names)
+    if printing.probes:
+        head.append("from autopar.runtime.verify.pytorch.probe import probe")
+    head.append("")
+    mesh = plan.program_mesh
+    sizes = ", ".join(f'"{a}": {n}' for a, n in zip(mesh.axes, mesh.sizes, strict=True))
+    head += [f"MESH = {{{sizes}}}", *settings, "", ""]
+    return "\n".join(head) + "\n" + body + "\n"
+
+
+def _imports(names: set[str]) -> list[str]:
+    """Sorted as ruff's isort does: constants, classes, functions."""
+    ordered = sorted(names, key=lambda n: (0 if n.isupper() else 1 if n[0].isupper() else 2, n))
+    line = f"from autopar.runtime.pytorch.program import {', '.join(ordered)}"
+    if len(line) <= 100:
+        return [line]
+    return ["from autopar.runtime.pytorch.program import (", *(f"    {n}," for n in ordered), ")"]
+
+
+def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> list[str]:
+    given = [f"zero={plan.each('zero')}", f"microbatches={plan.microbatches}"]
+    given += [f'precision="{plan.precision}"', f'recompute="{plan.each("recompute")}"']
+    units = _units(lowered)
+    given.append(f"units={literal(units)}")
+    if captured is not None:
+        whole = tuple(e.name for e in captured.batch if e.batch_dim is None)
+        if whole:
+            given.append(f"whole_inputs={literal(whole)}")
+    lines = Lines(0)
+    lines.add(f"SETTINGS = Settings({', '.join(given)})")
+    return lines.lines
+
+
+def _units(lowered: Lowered) -> tuple[str, ...]:
+    """Patterns of the repeated blocks: their parameters travel together.
+
+    ``head.*`` stands for a list of which every member repeats; otherwise members are named.
+    """
+    instances = {i for block in lowered.graph.blocks.values() for i in block.units}
+    members: dict[str, set[str]] = {}
+    for name, _ in lowered.graph.parameters():
+        parts = name.split(".")
+        for i in range(1, len(parts)):
+            members.setdefault(".".join(parts[:i]), set()).add(".".join(parts[: i + 1]))
+    found = []
+    for block in lowered.graph.blocks.values():
+        for instance in block.units:
+            head, _, last = instance.rpartition(".")
+            every = last.isdigit() and head and members.get(head, set()) <= instances
+            found.append(f"{head}.*" if every else instance)
+    return tuple(dict.fromkeys(found))
+
+
+def _docstring(lowered: Lowered, plan: Plan, captured: CapturedModel | None, body: str) -> str:
+    mesh = plan.program_mesh
+    ranks = mesh.device_count
+    size = lowered.mesh.size(MICROBATCH)
+    micro = "1 microbatch" if size == 1 else f"{size} microbatches"
+    samples = "" if captured is None else f"{captured.samples} samples in "
+    model = plan.workload.rpartition("/")[2]
+    lines = [
+        f'"""{model} on {ranks} rank{"s" if ranks != 1 else ""}: {mesh}.',
+        "",
+        f"Batch:     {samples}{micro}; shapes below are those of one microbatch on one rank.",
+        *([f"Schedule:  {plan.schedule} over {len(plan.stages)} stages."] * (len(plan.stages) > 1)),
+        "State:     " + f"\n{'':11}".join(state(plan)),
+        f"Precision: {plan.precision}.",
+        "",
+        "A comment gives a result's local shape, and how the model axes hold it where it is not",
+        "whole on every rank. Collectives are the calls that name an axis.",
+        "",
+        *legend(body, lowered),
+        "",
+        "The decisions stand in ../plan.json. To run it:",
+        "",
+        "    autopar run <the folder of plan.json>",
+        '"""',
+    ]
+    return "\n".join(lines)

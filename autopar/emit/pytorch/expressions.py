@@ -1,0 +1,29 @@
+"""Each op kind as Python: the expression of one rank's part of an op."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autopar.emit.pytorch import elementwise, fourier, layers, reductions, shapes
+from autopar.emit.pytorch.generic import generic
+from autopar.emit.pytorch.site import Printer, Site
+from autopar.emit.text import Expr
+
+PRINTERS: Mapping[str, Printer] = {
+    **layers.PRINTERS,
+    **elementwise.PRINTERS,
+    **reductions.PRINTERS,
+    **shapes.PRINTERS,
+    **fourier.PRINTERS,
+}
+
+
+def expression(site: Site) -> Expr:
+    """The expression for all results of ``site`` (a tuple where there are several)."""
+    printer = PRINTERS.get(site.kind)
+    found = printer(site) if printer is not None else generic(site)
+    reads = frozenset().union(*(a.reads for a in site.args), found.reads)
+    if site.bias is not None:
+        reads |= site.bias.reads
+    weight = sum(a.weight for a in site.args) + found.weight
+    return Expr(found.text, found.level, reads, weight)

@@ -1,0 +1,330 @@
+"""The body of one forward: ops as statements, with the variables that a person would choose.
+
+A result that is read once, next to nothing else, is written where it is read; a statement has at
+most the weight of two heavy ops (`LIMIT`). Collectives always are statements of their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from autopar.emit.names import identifier, preferred
+from autopar.emit.pytorch.bias import FUSED
+from autopar.emit.pytorch.expressions import expression
+from autopar.emit.pytorch.loops import Loop, find_loops, single
+from autopar.emit.pytorch.reading import count_uses, interface
+from autopar.emit.pytorch.rounds import print_calls
+from autopar.emit.pytorch.scopes import Scope
+from autopar.emit.pytorch.site import HEAVY, LIGHT, Site
+from autopar.emit.pytorch.values import SPELLED, Surroundings, Values
+from autopar.emit.text import ATOM, COLUMNS, Expr, literal, variable
+from autopar.lowering.precision import OWN_CASTS
+from autopar.lowering.spread import LoweredOp, Operand
+from autopar.nouns.plan import key
+from autopar.rules.resharding import Step
+
+LIMIT = 2 * HEAVY + LIGHT
+LONGEST = 72  # columns of an expression that is written inside another one
+STATED = frozenset({"block", "split", "cross_entropy"})  # never inside another one
+GIVEN = ("input", "parameter", "buffer")
+VIEWS = frozenset("reshape transpose expand view".split())
+FOLLOWING = frozenset("reshape transpose expand view rotary add mul repeat_heads cast".split())
+SHOWN = frozenset(
+    "linear linear_t matmul einsum conv embedding attention reshape cat stack split view".split()
+)
+
+
+Cut = tuple[str, tuple[Step, ...]]
+
+
+class Forward(Values):
+    """Prints the items of one scope into ``lines``; `returned` is the text after ``return``."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        around: Surroundings,
+        inputs: Mapping[str, str],
+        outputs: Sequence[Operand],
+        root: bool = True,
+    ) -> None:
+        """``inputs``: variable by tensor name; ``outputs``: with the steps before the return.
+
+        ``root``: the scope is a whole graph, not a part of one.
+        """
+        items = find_loops(scope.items, around.lowered)
+        super().__init__(around, count_uses(items, outputs, around.lowered))
+        self.items = items
+        self.outputs = outputs
+        self.cuts: dict[Cut, str] = {}  # variables of pieces that others want too
+        self.wanted_cuts = Counter(
+            (o.name, o.steps)
+            for item in items
+            if isinstance(item, LoweredOp) and item.op.kind != "block"
+            for o in item.operands
+            if o.steps and _moves_nothing(o)
+        )
+        self.root = root
+        self.returned_comment = ""
+        for name, var in inputs.items():
+            self.bind(name, var)
+
+    def run(self) -> str:
+        """Prints everything; gives the text after ``return``."""
+        if self.root:
+            self._enter()
+        for item in self.items:
+            if isinstance(item, Scope):
+                self._call(item)
+            elif isinstance(item, Loop):
+                print_calls(self, item)
+            elif item.op.kind == "block":
+                print_calls(self, single(item))
+            else:
+                self._op(item)
+        return self._return()
+
+    def _enter(self) -> None:
+        """Shared copies of what a graph starts from; only the root of a graph has any to make."""
+        for name, found in self.lowered.tensors.items():
+            role = found.tensor.role
+            if not found.steps or not self.uses.get(name) or role not in GIVEN:
+                continue
+            if role != "input":
+                if name in self.bound:
+                    continue
+                var = self.variables.pick([identifier(name.split(".")[-1])], name)
+                self.bound[name] = var
+                reading = self.around.attribute(name)
+                self.assign(var, f"local({reading})" if role == "parameter" else reading)
+            self.reshard_in_place(name, found.steps, found.produced)
+
+    def _return(self) -> str:
+        waiting = [o.name for o in self.outputs if o.name in self.pending]
+        while len(waiting) > 1 and sum(len(self.pending[n].text) for n in waiting) > LONGEST:
+            self.flush(waiting.pop())
+        found = [self._operand(o) for o in self.outputs]
+        text = ", ".join(e.text for e in found)
+        if self.last and len(found) == 1 and self.last[0] == text and not self.around.probes:
+            # ``x = f(x)`` and ``return x`` are one line.
+            var, expr, comment = self.last
+            kept = len(self.lines.lines)
+            self.lines.add(f"{var} = {expr}", comment)
+            again = self.lines.lines[kept:]
+            del self.lines.lines[kept:]
+            if self.lines.lines[-len(again) :] == again:
+                del self.lines.lines[-len(again) :]
+                self.returned_comment = comment
+                return expr
+        return text
+
+    # -- operands ----------------------------------------------------------------------------------
+
+    def _operand(self, operand: Operand) -> Expr:
+        """The expression of an operand; its steps are printed, or found printed before."""
+        token = self.token()
+        cut = (operand.name, operand.steps)
+        if cut in self.cuts:
+            self.variables.hold((self.cuts[cut],), token)
+            if operand.name in self.uses:  # else a buffer, which every reader reads anew
+                self.read(operand.name)
+            self._keep_cut(operand, self.cuts[cut])
+            return variable(self.cuts[cut])
+        found = self.source(operand.name, token)
+        if operand.steps:
+            found = self.steps(
+                found, operand.name, operand.steps, self.tensor(operand.name).shared, token
+            )
+            self._keep_cut(operand, found.text)
+        return found
+
+    def _keep_cut(self, operand: Operand, var: str) -> None:
+        """A piece without a gradient is cut once for all who want the same."""
+        cut = (operand.name, operand.steps)
+        self.wanted_cuts[cut] = self.wanted_cuts.get(cut, 0) - 1
+        if self.wanted_cuts[cut] > 0:
+            self.cuts[cut] = var
+            self.variables.hold((var,), f"cut {cut}")
+        elif cut in self.cuts:
+            self.variables.release(f"cut {cut}")
+
+    # -- ops ---------------------------------------------------------------------------------------
+
+    def _op(self, op: LoweredOp) -> None:
+        self._flush_for(op, op.operands)
+        stream = self._stream(op)
+        if stream is not None and stream.name in self.pending:
+            self.flush(stream.name)
+        args = [self._operand(o) for o in op.operands]
+        if stream is not None:
+            like = args[op.operands.index(stream)].text
+            for i, operand in enumerate(op.operands):
+                if self.around.wide.get(operand.name):
+                    args[i] = replace(args[i], text=f"{args[i].atom}.to({like}.dtype)", level=ATOM)
+        bias = args.pop() if op.op.attrs.get(FUSED) else None
+        self._result(op, expression(self._site(op, args, bias)), args)
+
+    def _stream(self, op: LoweredOp) -> Operand | None:
+        """Under half precision: an operand whose dtype the float32 ones have to take."""
+        wide = self.around.wide
+        if op.op.kind in OWN_CASTS or not any(wide.get(n) for n in op.op.inputs):
+            return None
+        return next((o for o in op.operands if wide.get(o.name) is False), None)
+
+    def _flush_for(self, op: LoweredOp, operands: Sequence[Operand]) -> None:
+        """Prints pending operands until what is left makes a statement of bearable size."""
+        own = HEAVY if op.op.kind in SHOWN | STATED else LIGHT
+        own = LIMIT - LIGHT if op.op.kind == "cross_entropy" else own
+        while True:
+            waiting = [o for o in operands if o.name in self.pending]
+            if not waiting:
+                return
+            stepped = [o for o in waiting if o.steps]
+            weight = own + sum(self.pending[o.name].weight for o in waiting)
+            if not stepped and weight <= LIMIT and self._width(op) <= COLUMNS - 8:
+                return
+            worst = max(stepped or waiting, key=lambda o: self._size(o.name))
+            self.flush(worst.name)
+
+    def _width(self, op: LoweredOp) -> int:
+        """Columns of the statement with everything that is pending written into it."""
+        args = [self._seen(o) for o in op.operands]
+        bias = args.pop() if op.op.attrs.get(FUSED) else None
+        text = expression(self._site(op, args, bias)).text
+        if any(o.name == op.op.name for o in self.outputs) or op.op.kind == "cross_entropy":
+            return len(f"return {text}")
+        targets = [self._hint(op, name) or "values" for name in op.op.outputs]
+        return len(f"{', '.join(targets)} = {text}")
+
+    def _seen(self, operand: Operand) -> Expr:
+        """What an operand would read as, nothing printed."""
+        name = operand.name
+        if name in self.pending:
+            return self.pending[name]
+        if name in self.bound:
+            return variable(self.bound[name])
+        text = self.around.attribute(name)
+        return Expr(text if self.tensor(name).tensor.role == "buffer" else f"local({text})")
+
+    def _site(self, op: LoweredOp, args: Sequence[Expr], bias: Expr | None) -> Site:
+        count = self.around.counts.get(op.op.name, "")
+        return Site(self.lowered, op, tuple(args), bias, count, self.around.half)
+
+    def _size(self, name: str) -> tuple[int, int]:
+        return self.pending[name].weight, len(self.pending[name].text)
+
+    def _result(self, op: LoweredOp, found: Expr, args: Sequence[Expr]) -> None:
+        names = op.op.outputs
+        for name in names:
+            self.hints[name] = self._hint(op, name)
+        self.end_statement()
+        if len(names) == 1 and found.text in found.reads and not self.around.probes:
+            self.bind(names[0], found.text)  # a view of nothing new: another name
+            self._after(names)
+            return
+        if len(names) == 1 and self._can_wait(op, names[0], found):
+            self.pending[names[0]] = found
+            self.variables.hold(found.reads, f"pending {names[0]}")
+            return
+        picked = []
+        for name in names:
+            unread = not self.uses.get(name)
+            if unread and len(names) > 1 and not self.around.probes:
+                picked.append("_")
+                continue
+            var = self.variables.pick(self.names_for(name, found), name)
+            self.named(name, var)
+            picked.append(var)
+            if unread:
+                self.variables.release(name)
+        shown = self.shown(names[0]) if op.op.kind in SHOWN and len(names) == 1 else ""
+        shown = "" if SPELLED.search(found.text) else shown
+        target = ", ".join(picked)
+        self.mark(names)
+        self.assign(target, found.text, shown)
+        self._after(names)
+
+    def _after(self, names: Sequence[str]) -> None:
+        """Probes and shared copies of results that just got their variables."""
+        for name in names:
+            made = self.tensor(name)
+            if self.around.probes:
+                label = literal(key(self.lowered.block, name))
+                var = self.bound[name]
+                self.assign(var, f'probe({label}, {var}, "{made.produced}")')
+            if made.steps and name in self.bound:
+                self.reshard_in_place(name, made.steps, made.produced)
+
+    def _hint(self, op: LoweredOp, name: str) -> str:
+        """A name for a result: what its readers see in it, else what the model's source calls it,
+        else by kind and module, else that of the value it goes on with."""
+        found = self.around.known.roles.get(name) or self.around.known.assigned.get(name)
+        found = found or preferred(op.op.name, op.op.kind)
+        if found or not op.op.inputs:
+            return found
+        tensors = self.lowered.graph.tensors
+        given = [n for n in op.op.inputs if tensors[n].role not in ("parameter", "buffer")]
+        if not given:
+            return identifier(op.op.inputs[0].split(".")[-1])
+        if op.op.kind == "not" or (op.op.kind == "add" and len(given) > 1):
+            return ""  # the opposite, or of two equals
+        if len(op.op.outputs) > 1:
+            return ""  # parts
+        alike = [n for n in given if tensors[n].differentiable == tensors[name].differentiable]
+        first = next((w for n in alike if (w := self.hints.get(n))), "")
+        return first if op.op.kind in FOLLOWING or len(op.op.inputs) == 1 else ""
+
+    def _can_wait(self, op: LoweredOp, name: str, found: Expr) -> bool:
+        """Whether the result may be written where it is read."""
+        if self.around.probes or op.op.kind in STATED or self.tensor(name).steps:
+            return False
+        if self.uses.get(name, 0) != 1:
+            return False
+        longest = LONGEST
+        if op.op.kind in VIEWS:  # a chain may fill the line
+            longest = COLUMNS - self.lines.indent - len(f"{self.hints[name] or 'values'}2 = ")
+        return len(found.text) <= longest and found.weight <= LIMIT - LIGHT
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def _call(self, scope: Scope) -> None:
+        """``x = self.mlp(x)``"""
+        inputs, outputs = interface(scope, self.lowered, self.uses)
+        waiting = [n for n in inputs if n in self.pending]
+        while sum(self.pending[n].weight for n in waiting) > HEAVY or (
+            waiting and sum(len(self.pending[n].text) for n in waiting) > LONGEST - 10
+        ):
+            self.flush(waiting.pop())
+        args = [self.source(n, self.token()) for n in inputs]
+        counted = ["counts"] if _needs_counts(scope, self.around) else []
+        text = f"{self.around.attribute(scope.path)}({', '.join([a.text for a in args] + counted)})"
+        reads_all = frozenset().union(*(a.reads for a in args)) if args else frozenset()
+        found = Expr(text, reads=reads_all, weight=HEAVY + sum(a.weight for a in args))
+        self.end_statement()
+        for name, given in zip(outputs, self.around.returned.get(scope.path, ()), strict=False):
+            if given.isidentifier() and given not in ("x", "h"):
+                self.hints[name] = given
+        once = len(outputs) == 1 and self.uses.get(outputs[0], 0) == 1
+        if once and len(self.outputs) == 1 and len(text) <= LONGEST and not self.around.probes:
+            self.pending[outputs[0]] = found
+            self.variables.hold(found.reads, f"pending {outputs[0]}")
+            return
+        picked = []
+        for name in outputs:
+            var = self.variables.pick(self.names_for(name, found), name)
+            self.named(name, var)
+            picked.append(var)
+        self.assign(", ".join(picked), text)
+
+
+def _moves_nothing(operand: Operand) -> bool:
+    """Whether the steps before an operand take pieces of it, forward and backward for free."""
+    return not operand.differentiable and all(
+        step.source.kind in "RD" and step.target.kind == "S" for step in operand.steps
+    )
+
+
+def _needs_counts(scope: Scope, around: Surroundings) -> bool:
+    return any(op.op.name in around.counts for op in scope.ops())

@@ -1,0 +1,227 @@
+"""Layers as Python: products, lookups, attention, norms, the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autopar.emit.pytorch.site import HEAVY, LIGHT, EmitError, Printer, Site, dtype
+from autopar.emit.text import (
+    PRODUCT,
+    UNARY,
+    Expr,
+    axis_argument,
+    call,
+    literal,
+    tuple_text,
+)
+
+# -- products and lookups ------------------------------------------------------------------------
+
+
+def _linear(site: Site) -> Expr:
+    x, weight = site.args[0].text, site.args[1]
+    if site.kind == "linear_t":
+        if site.bias is None:
+            return Expr(f"{site.args[0].within(PRODUCT)} @ {weight.atom}", PRODUCT, weight=HEAVY)
+        weight = Expr(f"{weight.atom}.t()")
+    arguments = [x, weight.text, *([site.bias.text] if site.bias is not None else [])]
+    return Expr(call("F.linear", arguments), weight=HEAVY)
+
+
+def _matmul(site: Site) -> Expr:
+    left, right = site.args
+    text = f"{left.within(PRODUCT)} @ {right.within(UNARY)}"
+    return Expr(text, PRODUCT, weight=HEAVY)
+
+
+def _einsum(site: Site) -> Expr:
+    equation = literal(site.attrs["equation"])
+    return Expr(call("torch.einsum", [equation, *(a.text for a in site.args)]), weight=HEAVY)
+
+
+def _conv(site: Site) -> Expr:
+    spatial = len(site.whole(0)) - 2
+    arguments = [a.text for a in site.args]
+    if site.bias is not None:
+        arguments.append(site.bias.text)
+    for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)):
+        value = _same(site.attrs.get(name, default))
+        if value != default:
+            arguments.append(f"{name}={literal(value)}")
+    if site.attrs.get("groups", 1) != 1:
+        # Channels of this rank over channels of one group: right for split groups too.
+        groups = site.operand(0)[1] // site.operand(1)[1]
+        if groups != 1:
+            arguments.append(f"groups={groups}")
+    return Expr(call(f"F.conv{spatial}d", arguments), weight=HEAVY)
+
+
+def _same(value: Any) -> Any:
+    """``(1, 1)`` as 1: torch takes one number for all spatial dims."""
+    if isinstance(value, Sequence) and not isinstance(value, str) and len(set(value)) == 1:
+        return value[0]
+    return value
+
+
+def _embedding(site: Site) -> Expr:
+    ids, weight = site.args[0].text, site.args[1].text
+    padding = site.attrs.get("padding_idx")
+    padding = None if padding is not None and padding < 0 else padding
+    given = [f"padding_idx={padding}"] if padding is not None else []
+    axes = site.axes_on(1, 0)
+    if not axes:
+        return Expr(call("F.embedding", [ids, weight, *given]), weight=HEAVY)
+    rows = f"vocabulary={site.whole(1)[0]}"
+    where = axis_argument(axes)
+    return Expr(call("embedding", [ids, weight, rows, where, *given]), weight=HEAVY)
+
+
+def _cross_entropy(site: Site) -> Expr:
+    reduction = site.attrs.get("reduction", "mean")
+    logits, labels = site.args[0].text, site.args[1].text
+    given = []
+    if reduction == "mean":
+        given.append(f"count={site.count}")
+    elif reduction == "none":
+        given.append("count=None")
+    if site.attrs.get("ignore_index", -100) != -100:
+        given.append(f"ignore_index={site.attrs['ignore_index']}")
+    if site.attrs.get("label_smoothing", 0.0):
+        given.append(f"label_smoothing={site.attrs['label_smoothing']}")
+    axes = site.axes_on(0, 1)
+    if axes:
+        if len(site.whole(1)) != 1:
+            raise EmitError(f"{site.at.op.name}: labels that are probabilities need whole rows")
+        given += [f"vocabulary={site.whole(0)[1]}", axis_argument(axes)]
+    return Expr(call("cross_entropy", [logits, labels, *given]), weight=HEAVY)
+
+
+# -- attention and norms -------------------------------------------------------------------------
+
+
+def _attention(site: Site) -> Expr:
+    arguments = [a.text for a in site.args[:3]]
+    if len(site.args) > 3:
+        arguments.append(f"mask={site.args[3].text}")
+    if site.attrs.get("causal"):
+        arguments.append("causal=True")
+    if site.attrs.get("scale") is not None:
+        arguments.append(f"scale={literal(site.attrs['scale'])}")
+    if site.attrs.get("dropout_p"):
+        arguments.append(f"dropout={literal(site.attrs['dropout_p'])} * self.training")
+        apart = site.drawn_apart(dims=3)  # scores [b, h, s, t] are dropped
+        arguments += [axis_argument(apart)] if apart else []
+    return Expr(call("attention", arguments), weight=HEAVY)
+
+
+def _rotary(site: Site) -> Expr:
+    return Expr(call("rotary", [a.text for a in site.args]), weight=HEAVY)
+
+
+def _repeat_heads(site: Site) -> Expr:
+    repeats = site.result()[1] // site.operand(0)[1]
+    return Expr(call("repeat_heads", [site.args[0].text, str(repeats)]), weight=LIGHT)
+
+
+def _layer_norm(site: Site) -> Expr:
+    trailing = site.operand(0)[-int(site.attrs.get("dims", 1)) :]
+    arguments = [site.args[0].text, tuple_text(trailing), *(a.text for a in site.args[1:])]
+    eps = float(site.attrs.get("eps", 1e-5))
+    if eps != 1e-5:
+        arguments.append(literal(eps) if len(site.args) == 3 else f"eps={literal(eps)}")
+    return Expr(call("F.layer_norm", arguments), weight=HEAVY)
+
+
+def _rms_norm(site: Site) -> Expr:
+    weight = site.args[1].text if len(site.args) > 1 else "None"
+    arguments = [site.args[0].text, weight, literal(float(site.attrs["eps"]))]
+    if site.attrs.get("scale_offset"):
+        arguments.append(f"offset={literal(float(site.attrs['scale_offset']))}")
+    return Expr(call("rms_norm", arguments), weight=HEAVY)
+
+
+def _group_norm(site: Site) -> Expr:
+    groups = int(site.attrs["groups"]) * site.operand(0)[1] // site.whole(0)[1]
+    arguments = [site.args[0].text, str(groups), *(a.text for a in site.args[1:])]
+    eps = float(site.attrs.get("eps", 1e-5))
+    if eps != 1e-5:
+        arguments.append(f"eps={literal(eps)}")
+    return Expr(call("F.group_norm", arguments), weight=HEAVY)
+
+
+def _batch_norm(site: Site) -> Expr:
+    arguments = [site.args[0].text, *_of_layer(site)]
+    training = bool(site.attrs.get("training", True))
+    momentum = site.attrs.get("momentum", 0.1)
+    eps = float(site.attrs.get("eps", 1e-5))
+    if momentum != 0.1 and training:
+        arguments.append(f"momentum={literal(momentum)}")
+    if eps != 1e-5:
+        arguments.append(f"eps={literal(eps)}")
+    if not training:
+        arguments.append("training=False")
+        return Expr(call("batch_norm", arguments), weight=HEAVY)
+    if any(o.steps for o in site.at.operands if site.role(o.name) == "buffer"):
+        raise EmitError(f"{site.at.op.name}: running statistics must be stored as they are used")
+    split = site.at.operands[0].wanted
+    axes = [
+        a for a, p in split.placements if p.kind == "S" and p.dim != 1 and site.mesh.size(a) > 1
+    ]
+    if "microbatch" in axes:
+        raise EmitError(f"{site.at.op.name}: batch statistics cannot go over microbatches")
+    if axes:
+        arguments.append(f"axes={tuple_text(axes)}")
+    return Expr(call("batch_norm", arguments), weight=HEAVY)
+
+
+def _of_layer(site: Site) -> list[str]:
+    """The weight, bias and running statistics; all that one layer holds as ``**layer.local()``."""
+    names = ("weight", "bias", "running_mean", "running_var")
+    held = [f"local(%.{name})" if "running" not in name else f"%.{name}" for name in names]
+    texts = [a.text for a in site.args[1:]]
+    path = site.at.op.inputs[-1].rpartition(".")[0]
+    layer = texts[-1].removesuffix(".running_var") if texts else ""
+    whole = {n for n in site.lowered.graph.tensors if n.rpartition(".")[0] == path and path}
+    if texts == [h.replace("%", layer) for h in held] and whole == {f"{path}.{n}" for n in names}:
+        return [f"**{layer}.local()"]
+    return texts
+
+
+def _normalize(site: Site) -> Expr:
+    arguments = [site.args[0].text]
+    if site.attrs["dim"] != 1:
+        arguments.append(f"dim={site.attrs['dim']}")
+    if site.attrs["eps"] != 1e-12:
+        arguments.append(f"eps={literal(site.attrs['eps'])}")
+    return Expr(call("F.normalize", arguments), weight=HEAVY)
+
+
+def _softmax(site: Site) -> Expr:
+    arguments = [site.args[0].text, f"dim={site.attrs.get('dim', -1)}"]
+    given = site.lowered.graph.tensors[site.at.op.name].dtype
+    # In half precision the kernel computes in float32 anyway and rounds once.
+    if site.attrs.get("dtype") == given:
+        arguments.append(f"dtype={dtype(site.attrs['dtype'])}")
+    return Expr(call(f"F.{site.kind}", arguments), weight=HEAVY)
+
+
+PRINTERS: Mapping[str, Printer] = {
+    "linear": _linear,
+    "linear_t": _linear,
+    "matmul": _matmul,
+    "einsum": _einsum,
+    "conv": _conv,
+    "embedding": _embedding,
+    "cross_entropy": _cross_entropy,
+    "attention": _attention,
+    "rotary": _rotary,
+    "repeat_heads": _repeat_heads,
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "group_norm": _group_norm,
+    "batch_norm": _batch_norm,
+    "normalize": _normalize,
+    "softmax": _softmax,
+    "log_softmax": _softmax,
+}

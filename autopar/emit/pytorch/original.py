@@ -1,0 +1,37 @@
+"""What the emitter asks of a captured model beside its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+
+class CapturedTensor(Protocol):
+    """What the emitter asks of a tensor of the original model."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def persistent(self) -> bool: ...
+    @property
+    def shared_with(self) -> tuple[str, ...]: ...
+
+
+class CapturedEntry(Protocol):
+    """One tensor of the batch."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def batch_dim(self) -> int | None: ...
+
+
+class CapturedModel(Protocol):
+    """What the frontend knows of the model beside its graph."""
+
+    @property
+    def tensors(self) -> Mapping[str, CapturedTensor]: ...
+    @property
+    def batch(self) -> tuple[CapturedEntry, ...]: ...
+    @property
+    def samples(self) -> int: ...

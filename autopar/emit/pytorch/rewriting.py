@@ -1,0 +1,65 @@
+"""What rewrites of a lowered graph share: who makes and who reads a value, and ops nobody reads.
+
+Rewrites happen before a program is printed and change its text alone: ops that say together what
+one call says become that call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from autopar.lowering.spread import Lowered, LoweredOp, Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Makers and readers of values, at the time of asking; ``lowered.graph`` may be older."""
+
+    lowered: Lowered
+    makers: Mapping[str, LoweredOp]
+    readers: Mapping[str, tuple[LoweredOp, ...]]
+    returned: frozenset[str]
+
+    @staticmethod
+    def of(lowered: Lowered) -> Links:
+        makers = {name: op for op in lowered.ops for name in op.op.outputs}
+        readers: dict[str, list[LoweredOp]] = {}
+        for op in lowered.ops:
+            for operand in op.operands:
+                readers.setdefault(operand.name, []).append(op)
+        returned = frozenset(o.name for o in lowered.outputs)
+        return Links(lowered, makers, {n: tuple(r) for n, r in readers.items()}, returned)
+
+    def feeder(self, operand: Operand) -> LoweredOp | None:
+        """The op that makes an operand for this reader alone, with nothing moved in between."""
+        maker = self.makers.get(operand.name)
+        if maker is None or operand.steps or self.lowered.tensors[operand.name].steps:
+            return None
+        alone = len(self.readers.get(operand.name, ())) == 1 and operand.name not in self.returned
+        return maker if alone and len(maker.op.outputs) == 1 else None
+
+
+def remade(
+    op: LoweredOp, kind: str, operands: tuple[Operand, ...], attrs: Mapping[str, object]
+) -> LoweredOp:
+    """``op`` as another call that gives the same results."""
+    names = tuple(o.name for o in operands)
+    made = replace(op.op, kind=kind, inputs=names, attrs=dict(attrs))
+    return replace(op, op=made, operands=operands)
+
+
+def swapped(lowered: Lowered, new: Mapping[str, LoweredOp]) -> Lowered:
+    """``lowered`` with ops replaced, by name, and without those that nobody reads any more."""
+    if not new:
+        return lowered
+    before = Links.of(lowered)
+    kept: list[LoweredOp] = []
+    wanted = {o.name for o in lowered.outputs}
+    for old in reversed(lowered.ops):
+        op = new.get(old.op.name, old)
+        unread_before = not any(n in before.readers or n in wanted for n in old.op.outputs)
+        if unread_before or wanted.intersection(op.op.outputs):
+            kept.append(op)
+            wanted.update(o.name for o in op.operands)
+    return replace(lowered, ops=tuple(reversed(kept)))

@@ -1,0 +1,128 @@
+"""Calls of repeated blocks as statements: one call, or a loop over consecutive blocks."""
+
+from __future__ import annotations
+
+from autopar.emit.pytorch.loops import Loop
+from autopar.emit.pytorch.values import Values
+from autopar.emit.text import Expr, Lines, variable
+from autopar.lowering.spread import Operand
+
+
+def print_calls(forward: Values, loop: Loop) -> None:
+    """``for layer in self.layers: x = layer(x)``, or ``x = self.layers[0](x)``."""
+    Rounds(forward, loop).run()
+
+
+class Rounds:
+    """``names`` are the variables that the operands are in when a round starts."""
+
+    def __init__(self, forward: Values, loop: Loop) -> None:
+        self.forward = forward
+        self.loop = loop
+        self.single = len(loop.calls) == 1
+        self.first, self.last = loop.calls[0], loop.calls[-1]
+        self.names: list[str] = []
+        self.tokens: list[str] = []
+
+    def run(self) -> None:
+        forward = self.forward
+        for operand in self.first.operands:
+            if operand.name in forward.pending:
+                forward.flush(operand.name)
+        for place, operand in enumerate(self.first.operands):
+            self._enter(place, operand)
+        outside = forward.lines
+        forward.lines = Lines(outside.indent + (0 if self.single else 4))
+        arguments = [self._argument(place) for place in range(len(self.names))]
+        call = self._call(arguments)
+        forward.end_statement()
+        forward.assign(", ".join(self._targets()), call)
+        for name in self.last.op.outputs:
+            steps = forward.tensor(name).steps
+            if steps and name in forward.bound:
+                forward.reshard_in_place(name, steps, forward.tensor(name).produced)
+        body, forward.lines = forward.lines, outside
+        if not self.single:
+            outside.add(self._header())
+            forward.forget_last()
+        outside.lines += body.lines
+
+    def _enter(self, place: int, operand: Operand) -> None:
+        """The variable of an operand before the first round, with the steps only that one has."""
+        forward, name = self.forward, operand.name
+        token = forward.token()
+        found = forward.source(name, token)
+        carried = self.loop.carried[place] is not None
+        if not carried and name in forward.uses:  # no parameter or buffer, which every call reads
+            for _ in self.loop.calls[1:]:
+                forward.read(name)
+        ahead = self.loop.ahead[place]
+        if ahead:
+            shared = forward.tensor(name).shared
+            found = forward.steps(found, name, ahead, shared, token)
+        elif carried and forward.uses.get(name, 0) > 0:
+            fresh = forward.variables.pick(["x", "h"], token)
+            forward.assign(fresh, found.text)
+            found = variable(fresh)
+        self.names.append(found.text)
+        self.tokens.append(token)
+
+    def _argument(self, place: int) -> str:
+        """The operand of a round after the steps of every round."""
+        operand, name = self.first.operands[place], self.names[place]
+        steps = self.loop.each[place]
+        if not steps:
+            return name
+        forward = self.forward
+        again = self.loop.carried[place] is not None
+        if self.single:
+            again = forward.uses.get(operand.name, 0) == 0
+        token = forward.token()
+        if again and self.names.count(name) == 1:  # bound again before the next round
+            forward.variables.release(self.tokens[place])
+            token = self.tokens[place]
+        source = forward.tensor(operand.name).shared
+        for step in self.loop.ahead[place]:
+            source = source.with_placement(forward.lowered.mesh, step.axis, step.target)
+        found = (
+            variable(name) if name.isidentifier() else Expr(name)
+        )  # as self.table: not assigned to
+        return forward.steps(found, operand.name, steps, source, token).text
+
+    def _call(self, arguments: list[str]) -> str:
+        around = self.forward.around
+        member = "layer"
+        if len(set(self.loop.instances)) == 1:
+            member = around.attribute(self.loop.instances[0])
+        if around.recompute == "none":
+            return f"{member}({', '.join(arguments)})"
+        kept = ["keep_collectives=True"] if around.recompute == "compute" else []
+        return f"recompute({', '.join([member, *arguments, *kept])})"
+
+    def _targets(self) -> list[str]:
+        forward = self.forward
+        carried = {
+            result: name
+            for name, result in zip(self.names, self.loop.carried, strict=True)
+            if result is not None
+        }
+        found = []
+        for i, name in enumerate(self.last.op.outputs):
+            if i in carried:
+                forward.bind(name, carried[i])
+                found.append(carried[i])
+            elif forward.uses.get(name):
+                given = forward.around.given.get(self.last.op.attrs["block"], ())
+                hint = given[i] if i < len(given) and given[i] not in ("x", "h") else ""
+                var = forward.variables.pick([hint, *self.names[:1], "x", "h", hint or "h"], name)
+                forward.named(name, var)
+                found.append(var)
+            else:
+                found.append("_")
+        return found
+
+    def _header(self) -> str:
+        instances = self.loop.instances
+        if len(set(instances)) == 1:
+            return f"for _ in range({len(instances)}):"
+        return f"for layer in {self.forward.around.iterable(instances)}:"

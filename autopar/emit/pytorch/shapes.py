@@ -1,0 +1,250 @@
+"""Views, concatenations, lookups and pooling as Python, with the sizes of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autopar.emit.pytorch.site import LIGHT, EmitError, Printer, Site
+from autopar.emit.text import Expr, call, literal, tuple_text
+
+
+def _numbers(values: tuple[int, ...]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _reshape(site: Site) -> Expr:
+    return reshaped(site.args[0], site.operand_sizes(0), site.sizes())
+
+
+def reshaped(x: Expr, old: tuple[int, ...], new: tuple[int, ...]) -> Expr:
+    """``x``, which has shape ``old``, in shape ``new``; by the narrowest method there is."""
+    if old == new:
+        return Expr(x.text, x.level)
+    for dim in range(len(new)):
+        if new[dim] == 1 and new[:dim] + new[dim + 1 :] == old:
+            return Expr(f"{x.atom}.unsqueeze({dim})")
+    for dim in range(len(old)):
+        if old[dim] == 1 and old[:dim] + old[dim + 1 :] == new:
+            return Expr(f"{x.atom}.squeeze({dim})")
+    # Neighbouring dims that become one.
+    for first in range(len(new)):
+        last = first + len(old) - len(new)
+        if last > first and old[:first] == new[:first] and old[last + 1 :] == new[first + 1 :]:
+            if (first, last) == (0, len(old) - 1):
+                return Expr(f"{x.atom}.flatten()")
+            return Expr(f"{x.atom}.flatten({first}, {last})")
+    return Expr(f"{x.atom}.reshape({_numbers(new) or '()'})")
+
+
+def _transpose(site: Site) -> Expr:
+    return _ordered(site.args[0], tuple(d % len(site.attrs["dims"]) for d in site.attrs["dims"]))
+
+
+def _ordered(x: Expr, dims: tuple[int, ...]) -> Expr:
+    moved = [i for i, d in enumerate(dims) if i != d]
+    if not moved:
+        return Expr(x.text, x.level)
+    if len(moved) == 2:
+        return Expr(f"{x.atom}.transpose({moved[0]}, {moved[1]})")
+    return Expr(f"{x.atom}.permute({_numbers(dims)})")
+
+
+def _view(site: Site) -> Expr:
+    """What `autopar.emit.pytorch.views` made of several."""
+    x, shape = site.args[0], site.operand(0)
+    cut, order, joined = (site.attrs[name] for name in ("cut", "order", "joined"))
+    if cut:
+        x, shape = reshaped(x, shape, cut), cut
+    if order:
+        x, shape = _ordered(x, order), tuple(shape[d] for d in order)
+    return reshaped(x, shape, joined) if joined else Expr(x.text, x.level)
+
+
+def _repeat_interleave(site: Site) -> Expr:
+    x = reshaped(site.args[0], site.operand(0), site.attrs["cut"])
+    given = f"{site.attrs['repeats']}, {site.attrs['dim']}"
+    return Expr(f"{x.atom}.repeat_interleave({given})", weight=LIGHT)
+
+
+def _expand(site: Site) -> Expr:
+    old, new = site.operand(0), site.sizes()
+    if old == new:
+        return Expr(site.args[0].text, site.args[0].level)
+    padded = (1,) * (len(new) - len(old)) + old
+    sizes = tuple(
+        -1 if n == o and i >= len(new) - len(old) else n
+        for i, (o, n) in enumerate(zip(padded, new, strict=True))
+    )
+    return Expr(f"{site.args[0].atom}.expand({_numbers(sizes)})")
+
+
+def _index_text(rank: int, dim: int, inner: str) -> str:
+    """``[:, 1:3]``, ``[..., 1:3]``."""
+    if dim == rank - 1 and dim > 1:
+        return f"[..., {inner}]"
+    return f"[{', '.join([':'] * dim + [inner])}]"
+
+
+def _slice(site: Site) -> Expr:
+    x, rank = site.args[0], len(site.whole(0))
+    dim = site.attrs["dim"] % rank
+    size = site.whole(0)[dim]
+    start, stop, step = (site.attrs.get(n) for n in ("start", "stop", "step"))
+    start = 0 if start is None else max(start + size, 0) if start < 0 else min(start, size)
+    stop = size if stop is None else max(stop + size, 0) if stop < 0 else min(stop, size)
+    if (start, stop, step or 1) == (0, size, 1):
+        return Expr(x.text, x.level)
+    if site.splits(0, (dim,)):
+        raise EmitError(f"{site.at.op.name}: a slice of dim {dim}, which is split")
+    inner = f"{start or ''}:{stop if stop < size else ''}"
+    inner += f":{step}" if step not in (None, 1) else ""
+    return Expr(f"{x.atom}{_index_text(rank, dim, inner)}")
+
+
+def _select(site: Site) -> Expr:
+    rank = len(site.whole(0))
+    dim = site.attrs["dim"] % rank
+    index = str(site.attrs["index"])
+    return Expr(f"{site.args[0].atom}{_index_text(rank, dim, index)}")
+
+
+def _split(site: Site) -> Expr:
+    x, rank = site.args[0], len(site.whole(0))
+    dim = site.attrs["dim"] % rank
+    if site.attrs.get("squeeze"):
+        return Expr(f"{x.atom}.unbind({dim})", weight=LIGHT)
+    sizes = [site.result(i)[dim] for i in range(len(site.at.op.outputs))]
+    if len(set(sizes)) == 1:
+        return Expr(f"{x.atom}.chunk({len(sizes)}, {dim})", weight=LIGHT)
+    return Expr(f"{x.atom}.split({tuple_text(sizes)}, {dim})", weight=LIGHT)
+
+
+def _join(site: Site) -> Expr:
+    parts = tuple_text_of([a.text for a in site.args])
+    dim = site.attrs.get("dim", 0)
+    given = [parts] if dim == 0 else [parts, str(dim)]
+    return Expr(call(f"torch.{site.kind}", given), weight=LIGHT)
+
+
+def tuple_text_of(texts: list[str]) -> str:
+    return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"
+
+
+def _pad(site: Site) -> Expr:
+    pairs: Any = site.attrs["low_high"]
+    if pairs and isinstance(pairs[0], int):
+        pairs = list(zip(pairs[::2], pairs[1::2], strict=True))
+    flat: list[int] = []
+    for low, high in reversed(pairs):  # torch starts at the last dim
+        flat += [low, high]
+    while len(flat) > 2 and flat[-2:] == [0, 0]:
+        flat = flat[:-2]
+    arguments = [site.args[0].text, tuple_text(flat)]
+    if site.attrs.get("value"):
+        arguments.append(f"value={literal(site.attrs['value'])}")
+    return Expr(call("F.pad", arguments), weight=LIGHT)
+
+
+def _flip(site: Site) -> Expr:
+    return Expr(f"{site.args[0].atom}.flip({tuple_text(site.attrs['dims'])})", weight=LIGHT)
+
+
+def _roll(site: Site) -> Expr:
+    shifts, dims = site.attrs["shifts"], site.attrs["dims"]
+    given = [tuple_text(v) if not isinstance(v, int) else str(v) for v in (shifts, dims)]
+    return Expr(f"{site.args[0].atom}.roll({', '.join(given)})", weight=LIGHT)
+
+
+def _with_dim(site: Site) -> Expr:
+    """gather, index_select, scatter: ``x.f(dim, index, ...)``."""
+    rest = ", ".join(a.text for a in site.args[1:])
+    return Expr(f"{site.args[0].atom}.{site.kind}({site.attrs['dim']}, {rest})", weight=LIGHT)
+
+
+def _index(site: Site) -> Expr:
+    rank = len(site.whole(0))
+    given = {d % rank: a.text for d, a in zip(site.attrs["dims"], site.args[1:], strict=True)}
+    items = [given.get(d, ":") for d in range(max(given) + 1)]
+    return Expr(f"{site.args[0].atom}[{', '.join(items)}]", weight=LIGHT)
+
+
+def _one_hot(site: Site) -> Expr:
+    return Expr(call("F.one_hot", [site.args[0].text, str(site.attrs["classes"])]), weight=LIGHT)
+
+
+def _cumsum(site: Site) -> Expr:
+    return Expr(f"{site.args[0].atom}.cumsum({site.attrs['dim']})", weight=LIGHT)
+
+
+def _pool(site: Site) -> Expr:
+    spatial = len(site.whole(0)) - 2
+    kind = site.kind
+    if kind == "adaptive_avg_pool":
+        return Expr(
+            call(f"F.{kind}{spatial}d", [site.args[0].text, _short(site.attrs["output"])]),
+            weight=LIGHT,
+        )
+    arguments = [site.args[0].text, _short(site.attrs["kernel"])]
+    defaults: tuple[tuple[str, Any], ...] = (
+        ("stride", site.attrs["kernel"]),
+        ("padding", 0),
+        ("dilation", 1),
+        ("ceil_mode", False),
+        ("count_include_pad", True),
+        ("divisor_override", None),
+    )
+    for name, default in defaults:
+        value = site.attrs.get(name, default)
+        if name == "stride" and not value:
+            continue  # torch writes no stride as an empty list
+        if _short(value) != _short(default):
+            arguments.append(f"{name}={_short(value)}")
+    return Expr(call(f"F.{kind}{spatial}d", arguments), weight=LIGHT)
+
+
+def _short(value: Any) -> str:
+    """``(2, 2)`` as ``2``."""
+    if isinstance(value, tuple | list) and len(set(value)) == 1:
+        return literal(value[0])
+    return literal(value)
+
+
+def _interpolate(site: Site) -> Expr:
+    size = tuple_text(site.attrs["output"])
+    mode = site.attrs.get("mode", "nearest")
+    arguments = [site.args[0].text, f"size={size}"]
+    if mode != "nearest":
+        arguments.append(f'mode="{mode}"')
+    if site.attrs.get("align_corners") is not None:
+        arguments.append(f"align_corners={site.attrs['align_corners']}")
+    if site.attrs.get("antialias"):
+        arguments.append("antialias=True")
+    return Expr(call("F.interpolate", arguments), weight=LIGHT)
+
+
+PRINTERS: Mapping[str, Printer] = {
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "view": _view,
+    "repeat_interleave": _repeat_interleave,
+    "expand": _expand,
+    "slice": _slice,
+    "select": _select,
+    "split": _split,
+    "cat": _join,
+    "stack": _join,
+    "pad": _pad,
+    "flip": _flip,
+    "roll": _roll,
+    "gather": _with_dim,
+    "index_select": _with_dim,
+    "scatter": _with_dim,
+    "index": _index,
+    "one_hot": _one_hot,
+    "cumsum": _cumsum,
+    "max_pool": _pool,
+    "avg_pool": _pool,
+    "adaptive_avg_pool": _pool,
+    "interpolate": _interpolate,
+}

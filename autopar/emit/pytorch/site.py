@@ -1,0 +1,133 @@
+"""One op at the place where it is printed: its operands as text, its sizes on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autopar.emit.text import Expr, literal
+from autopar.lowering.spread import BATCH_AXES, Lowered, LoweredOp
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.sharding import Sharding
+
+Printer = Callable[["Site"], Expr]
+
+HEAVY = 2  # weight of an op that a reader looks at by itself: a product, a norm, a call
+LIGHT = 1
+LOWEST = -3.4028234663852886e38  # what masks are filled with
+
+
+class EmitError(ValueError):
+    """A plan asks for something that the emitter cannot print; a bug of the planner or emitter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """``args`` are the operands after their resharding, in order.
+
+    ``count`` is the text of the global count that a mean divides by; ``half`` the dtype of compute
+    where it is a half precision.
+    """
+
+    lowered: Lowered
+    at: LoweredOp
+    args: tuple[Expr, ...]
+    bias: Expr | None = None
+    count: str = ""
+    half: str = ""
+
+    @property
+    def attrs(self) -> Mapping[str, Any]:
+        return self.at.op.attrs
+
+    @property
+    def kind(self) -> str:
+        return self.at.op.kind
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.lowered.mesh
+
+    def number(self, value: object) -> str:
+        """Source text of a scalar; float32's lowest number is minus infinity in bfloat16."""
+        if self.half and value == LOWEST:
+            return f"torch.finfo(torch.{self.half}).min"
+        return literal(value)
+
+    def whole(self, operand: int) -> tuple[int, ...]:
+        """Global shape of an operand."""
+        return self.lowered.graph.tensors[self.at.op.inputs[operand]].shape
+
+    def operand(self, operand: int) -> tuple[int, ...]:
+        """Shape of an operand on one rank."""
+        return self.at.operands[operand].wanted.local_shape(self.whole(operand), self.mesh)
+
+    def result(self, result: int = 0) -> tuple[int, ...]:
+        """Shape of a result on one rank (the larger piece of an uneven split)."""
+        tensor = self.lowered.graph.tensors[self.at.op.outputs[result]]
+        return self.at.results[result].local_shape(tensor.shape, self.mesh)
+
+    def sizes(self, result: int = 0) -> tuple[int, ...]:
+        """`result` with -1 for a dim whose pieces differ in size."""
+        tensor = self.lowered.graph.tensors[self.at.op.outputs[result]]
+        uneven = uneven_dims(self.at.results[result], tensor.shape, self.mesh)
+        if len(uneven) > 1:
+            raise EmitError(f"{self.at.op.name}: dims {uneven} are both split unevenly")
+        return tuple(-1 if d in uneven else n for d, n in enumerate(self.result(result)))
+
+    def operand_sizes(self, operand: int) -> tuple[int, ...]:
+        """`operand` with -1 for a dim whose pieces differ in size."""
+        uneven = uneven_dims(self.at.operands[operand].wanted, self.whole(operand), self.mesh)
+        return tuple(-1 if d in uneven else n for d, n in enumerate(self.operand(operand)))
+
+    def role(self, name: str) -> str:
+        """``parameter``, ``buffer``, ``activation``, ..."""
+        return self.lowered.graph.tensors[name].role
+
+    def axes_on(self, operand: int, dim: int) -> tuple[str, ...]:
+        """Axes that split ``dim`` of an operand, microbatches left out."""
+        found = self.at.operands[operand].wanted.split_axes(dim)
+        return tuple(a for a in found if a != "microbatch")
+
+    def drawn_apart(self, result: int = 0, dims: int | None = None) -> tuple[str, ...]:
+        """Model axes that split a result, or its first ``dims`` dims: their ranks drop apart."""
+        placements = self.at.results[result].placements
+        return tuple(
+            axis
+            for axis, placement in placements
+            if axis not in BATCH_AXES
+            and placement.kind == "S"
+            and (dims is None or placement.dim < dims)
+        )
+
+    def splits(self, operand: int, dims: tuple[int, ...]) -> bool:
+        """Whether anything, microbatches included, splits one of ``dims`` of an operand."""
+        return any(self.at.operands[operand].wanted.split_axes(d) for d in dims)
+
+
+def uneven_dims(sharding: Sharding, shape: tuple[int, ...], mesh: Mesh) -> list[int]:
+    """The dims whose pieces are not all of one size."""
+    found = []
+    for dim, size in enumerate(shape):
+        ways = 1
+        for axis in sharding.split_axes(dim):
+            ways *= mesh.size(axis)
+        if size % ways:
+            found.append(dim)
+    return found
+
+
+def model_part(sharding: Sharding) -> Sharding:
+    """The placements on model axes."""
+    return Sharding(tuple((a, p) for a, p in sharding.placements if a not in BATCH_AXES))
+
+
+def data_part(sharding: Sharding) -> Sharding:
+    """The placements on data axes and microbatches."""
+    return Sharding(tuple((a, p) for a, p in sharding.placements if a in BATCH_AXES))
+
+
+def dtype(name: str) -> str:
+    """``float32`` is the variable that verification lifts."""
+    return "FP32" if name == "float32" else f"torch.{name}"

@@ -1,0 +1,167 @@
+"""The class of the top level: the whole model, or what one stage of it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from autopar.emit.names import first_free, identifier
+from autopar.emit.pytorch import modules
+from autopar.emit.pytorch.classes import Printing, finish, surroundings
+from autopar.emit.pytorch.counts import counted, held_whole, labels_of, labels_only
+from autopar.emit.pytorch.forward import Forward
+from autopar.emit.pytorch.original import CapturedModel
+from autopar.emit.pytorch.scopes import Scope
+from autopar.emit.pytorch.site import EmitError
+from autopar.emit.text import Lines, literal, split_items
+from autopar.lowering.spread import BATCH_AXES, Lowered, Operand
+
+SHARE = "This rank's share: summed over data ranks and microbatches, the loss."
+
+
+def model_class(
+    lowered: Lowered,
+    scope: Scope,
+    root: modules.Node,
+    captured: CapturedModel | None,
+    printing: Printing,
+) -> str:
+    """The whole model's class, from its bases on."""
+    about = "The whole model on one rank; see the top of this file."
+    names = batch_names(lowered.graph.inputs)
+    return top_class(
+        lowered, scope, root, captured, printing, names, lowered.outputs[0].name, about
+    )
+
+
+def batch_names(entries: Sequence[str]) -> dict[str, str]:
+    """The argument of each batch entry. Raises `EmitError` where one is no name."""
+    names = {n: identifier(n) for n in entries}
+    if wrong := [n for n, v in names.items() if n != v]:
+        raise EmitError(f"batch entries {wrong} are no names")
+    return names
+
+
+def top_class(
+    lowered: Lowered,
+    scope: Scope,
+    root: modules.Node,
+    captured: CapturedModel | None,
+    printing: Printing,
+    names: Mapping[str, str],
+    loss: str,
+    about: str,
+) -> str:
+    """A class from its bases on.
+
+    names: the argument for each of the graph's inputs.
+    loss:  the output that is the model's loss.
+    about: the first line of its docstring.
+    """
+    lines = Lines(4)
+    lines.add(f'"""{about}"""')
+    lines.blank()
+    _init(lowered, root, captured, lines)
+    means = bool(counted(lowered))
+    if means:
+        _counts(lowered, lines, printing, root)
+    around = surroundings(scope, lowered, root, printing)
+    forward = Forward(scope, around, dict(names), lowered.outputs)
+    returned = [
+        _share(text, _copies(output, lowered) if output.name == loss else 1)
+        for text, output in zip(split_items(forward.run()), lowered.outputs, strict=True)
+    ]
+    arguments = ["self", *(f"{names[n]}: Tensor" for n in lowered.graph.inputs)]
+    if means:
+        arguments.append("counts: dict[str, Tensor]")
+    several = f"tuple[{', '.join(['Tensor'] * len(returned))}]"
+    result = "Tensor" if len(returned) == 1 else several
+    lines.add(f"def forward({', '.join(arguments)}) -> {result}:")
+    if lowered.outputs[-1].name == loss:
+        lines.add(
+            '    """This rank\'s share: summed over data ranks and microbatches, the loss."""'
+        )
+    finish(lines, forward, ", ".join(returned))
+    return "\n".join([f"({modules.base(root)}):", *lines.lines])
+
+
+def _share(text: str, copies: int) -> str:
+    """One of ``copies`` equal losses."""
+    if copies == 1:
+        return text
+    return f"({text}) / {copies}" if " " in text else f"{text} / {copies}"
+
+
+def _init(
+    lowered: Lowered, root: modules.Node, captured: CapturedModel | None, lines: Lines
+) -> None:
+    lines.add("def __init__(self) -> None:")
+    inner = Lines(8)
+    modules.declare(root, inner)
+    for name, tensor in {} if captured is None else captured.tensors.items():
+        for alias in tensor.shared_with:
+            owner = alias.rpartition(".")[0]
+            if name in lowered.tensors and owner and _exists(root, owner):
+                inner.add(f"{modules.access(root, alias)} = {modules.access(root, name)}  # tied")
+    lines.lines += inner.lines
+    lines.blank()
+
+
+def _exists(root: modules.Node, path: str) -> bool:
+    for part in path.split("."):
+        if part not in root.children:
+            return False
+        root = root.children[part]
+    return True
+
+
+def _copies(loss: Operand, lowered: Lowered) -> int:
+    """How many data ranks and microbatches hold the same whole loss."""
+    found = 1
+    for axis in lowered.mesh.axes:
+        if axis in BATCH_AXES and loss.wanted.on(axis).kind != "P":
+            found *= lowered.mesh.size(axis)
+    return found
+
+
+def _counts(lowered: Lowered, lines: Lines, printing: Printing, root: modules.Node) -> None:
+    """``counts``: labelled tokens of one microbatch, by the name of the mean."""
+    ops = counted(lowered)
+    part = labels_only(lowered, ops)
+    scope = Scope("", [*part.ops])
+    plain = Printing(printing.library, False, False, "none", {}, {}, {}, {})
+    names = [n for n in part.graph.inputs if any(n in o.op.inputs for o in part.ops)]
+    names += [o.name for o in part.outputs if o.name in part.graph.inputs and o.name not in names]
+    forward = Forward(
+        scope,
+        surroundings(scope, part, root, plain),
+        {n: identifier(n) for n in names},
+        part.outputs,
+    )
+    inner = forward.lines
+    if part.ops:
+        for name in names:
+            inner.add(f"{identifier(name)} = batch[{literal(name)}]")
+    labels: dict[str, str] = {}
+    for output, text in zip(part.outputs, split_items(forward.run()), strict=True):
+        if not part.ops:
+            text = f"batch[{literal(output.name)}]"
+        elif not text.isidentifier():
+            var = first_free(("labels",), labels.values())
+            inner.add(f"{var} = {text}")
+            text = var
+        labels[output.name] = text
+    entries = []
+    for op in ops:
+        ignored = op.op.attrs.get("ignore_index", -100)
+        key = printing.counts[op.op.name].removeprefix("counts[").removesuffix("]")
+        name = labels_of(lowered, op)
+        found = f"({labels[name]} != {ignored}).sum()"
+        for axis in held_whole(part, name):  # labels that the batch does not give
+            found = f'keep_first({found}, "{axis}")'
+        entries.append(f"{key}: {found}")
+    lines.add("@staticmethod")
+    lines.add("def counts(batch: dict[str, Tensor]) -> dict[str, Tensor]:")
+    lines.add('    """Labelled tokens of one microbatch; the runtime sums them over the batch."""')
+    inner.add(f"return {{{', '.join(entries)}}}")
+    lines.lines += inner.lines
+    lines.blank()

@@ -1,0 +1,295 @@
+"""`cluster.yaml` into a `Cluster`, and `local` into a description of this machine.
+
+    name: 32 nodes of 8 H100
+    groups:
+      - {device: H100, count: 256}          # a catalogue name, or one of `devices:` below
+    levels:                                  # innermost first; the last span is the device count
+      - {name: nvlink, span: 8, bandwidth: 450 GB/s, latency: 2 us}
+      - {name: infiniband, span: 256, bandwidth: 400 Gbit/s, latency: 5 us, ports: 8}
+
+Bandwidths are one direction, per port; `ports` (default: one per device) is how many of them attach
+one domain of the level below. Everything that pydantic checks stays in this file.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from autopar.cost_models.catalogue import UnknownDevice, device_from_figures, find_device
+from autopar.cost_models.units import Quantity, UnitError, parse_quantity
+from autopar.files.file_errors import sentences, unique_yaml, yaml_sentence
+from autopar.nouns.cluster import Cluster, Device, DeviceGroup, Level
+from autopar.nouns.errors import UserError
+
+# Figures outside these ranges are slips of a unit, not hardware.
+_PHYSICAL: dict[str, tuple[Quantity, float, float]] = {
+    "bandwidth": ("bandwidth_bytes_per_s", 1e5, 1e14),
+    "latency": ("time_s", 1e-9, 1.0),
+    "memory": ("size_bytes", 1 << 24, 1 << 50),
+    "memory_bandwidth": ("bandwidth_bytes_per_s", 1e8, 1e15),
+    "launch": ("time_s", 1e-9, 1e-1),
+    "peak": ("flops_per_s", 1e8, 1e18),
+}
+_SI = {"bandwidth_bytes_per_s": "B/s", "time_s": "s", "size_bytes": "B", "flops_per_s": "FLOP/s"}
+_EXAMPLES = {
+    "bandwidth": "'450 GB/s' or '400 Gbit/s' (one direction, per port)",
+    "latency": "'5 us'",
+    "memory": "'80 GiB'",
+    "memory_bandwidth": "'3.35 TB/s'",
+    "launch": "'2 us'",
+    "peak": "'989 TFLOP/s'",
+    "device": "H100, a name of the catalogue or of one that you describe under `devices:`",
+}
+
+
+class ClusterFileError(UserError):
+    """A cluster description that cannot be used; the message says what to change."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+MOST_DEVICES = 10_000_000
+"""Beyond any cluster there is; the degrees of more would take long to list."""
+
+
+class _DeviceText(_Strict):
+    kind: Literal["gpu", "tpu", "cpu"]
+    memory: str
+    memory_bandwidth: str
+    peak: dict[str, str] = Field(min_length=1)
+    launch: str = "2 us"
+    family: str = ""
+    power_w: float = Field(default=0.0, ge=0.0)
+    source: str = "cluster file"
+
+
+class _GroupText(_Strict):
+    """``device`` is a name; its figures stand in the catalogue or under `devices:`."""
+
+    device: str
+    count: int = Field(gt=0, le=MOST_DEVICES)
+
+
+class _LevelText(_Strict):
+    name: str
+    span: int = Field(gt=0)
+    bandwidth: str
+    latency: str
+    ports: int | None = Field(default=None, gt=0)
+    topology: Literal["switch", "torus", "bus"] = "switch"
+    oversubscription: float = Field(default=1.0, ge=1.0, le=1000.0)
+    torus_shape: list[int] = []
+    in_network_reduction: bool = False
+    library: Literal["nccl", "gloo", "xla"] = "nccl"
+
+
+class _ClusterText(_Strict):
+    name: str | None = None
+    devices: dict[str, _DeviceText] = {}
+    groups: list[_GroupText] = Field(min_length=1)
+    levels: list[_LevelText] = Field(min_length=1)
+
+
+def load_cluster(path: str | Path) -> Cluster:
+    """The cluster that the YAML file at `path` describes; `"local"` describes this machine.
+
+    Raises:
+        ClusterFileError: no such file, not YAML, unknown keys, wrong units, figures that are zero,
+            negative or out of any physical range, spans that do not divide.
+    """
+    if str(path) == "local":
+        return local_cluster()
+    file = Path(path)
+    if not file.is_file():
+        raise ClusterFileError(
+            f"no cluster file {str(path)!r}; give a YAML file (see examples/clusters/) or 'local'"
+        )
+    try:
+        return cluster_from_text(file.read_text(), default_name=file.stem)
+    except ClusterFileError as error:
+        raise ClusterFileError(f"{path}: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ClusterFileError(f"{path}: cannot be read as text: {error}") from None
+
+
+def cluster_from_text(text: str, default_name: str = "cluster") -> Cluster:
+    """The cluster that YAML `text` describes. Raises `ClusterFileError`."""
+    try:
+        data = unique_yaml(text)
+    except yaml.YAMLError as error:
+        raise ClusterFileError(yaml_sentence(error)) from None
+    if not isinstance(data, dict):
+        raise ClusterFileError("expected `groups:` and `levels:` (see examples/clusters/)")
+    try:
+        parsed = _ClusterText.model_validate(data)
+    except ValidationError as error:
+        found = sentences(error, _ClusterText, _EXAMPLES)
+        raise ClusterFileError("; ".join(found)) from None
+    groups = tuple(
+        DeviceGroup(_device(group.device, parsed.devices, f"groups[{i}]"), group.count)
+        for i, group in enumerate(parsed.groups)
+    )
+    count = sum(group.count for group in groups)
+    return Cluster(parsed.name or default_name, groups, _levels(parsed.levels, count))
+
+
+def _device(name: str, own: dict[str, _DeviceText], where: str) -> Device:
+    if name in own:
+        figures = own[name].model_dump()
+        for key in ("memory", "memory_bandwidth", "launch"):
+            _figure(figures[key], key, f"devices.{name}.{key}")
+        for dtype, flops in figures["peak"].items():
+            _figure(flops, "peak", f"devices.{name}.peak.{dtype}")
+        return device_from_figures(name, figures)
+    try:
+        return find_device(name, own)
+    except UnknownDevice as error:
+        raise ClusterFileError(
+            f"{where}.device: {error}; or describe it under `devices:` with kind, memory, "
+            "memory_bandwidth and peak"
+        ) from None
+
+
+def _levels(texts: list[_LevelText], device_count: int) -> tuple[Level, ...]:
+    levels: list[Level] = []
+    inner = 1
+    for i, text in enumerate(texts):
+        where = f"levels[{i}] ({text.name})"
+        if text.span % inner or (text.span <= inner and inner > 1):
+            raise ClusterFileError(
+                f"{where}.span {text.span} is not a multiple of the span {inner} inside it; "
+                f"try {max(2, round(text.span / inner)) * inner}"
+            )
+        if device_count % text.span:
+            raise ClusterFileError(
+                f"{where}.span {text.span} does not divide the {device_count} devices of `groups:`"
+            )
+        shape = tuple(text.torus_shape)
+        if (text.topology == "torus") != bool(shape):
+            raise ClusterFileError(f"{where}: topology torus and torus_shape go together")
+        if shape and (min(shape) < 1 or _product(shape) * inner != text.span):
+            raise ClusterFileError(
+                f"{where}.torus_shape {'x'.join(map(str, shape))} = {_product(shape)} "
+                f"does not make up the span {text.span} from domains of {inner}"
+            )
+        ports = text.ports or inner
+        if ports > inner:
+            raise ClusterFileError(
+                f"{where}.ports {ports} is more than the {inner} devices that could use them"
+            )
+        levels.append(
+            Level(
+                name=text.name,
+                span=text.span,
+                bandwidth_bytes_per_s=_figure(text.bandwidth, "bandwidth", f"{where}.bandwidth"),
+                latency_s=_figure(text.latency, "latency", f"{where}.latency"),
+                ports=ports,
+                topology=text.topology,
+                oversubscription=text.oversubscription,
+                torus_shape=shape,
+                in_network_reduction=text.in_network_reduction,
+                library=text.library,
+            )
+        )
+        inner = text.span
+    if inner != device_count:
+        raise ClusterFileError(
+            f"the outermost level spans {inner} of {device_count} devices; "
+            f"add a level with span {device_count} that joins them"
+        )
+    return tuple(levels)
+
+
+def _figure(text: object, key: str, where: str) -> float:
+    quantity, low, high = _PHYSICAL[key]
+    try:
+        value = parse_quantity(text, quantity)
+    except UnitError as error:
+        raise ClusterFileError(f"{where}: {error}") from None
+    if not low <= value <= high:
+        raise ClusterFileError(
+            f"{where}: {text!r} is out of any physical range; check the unit "
+            f"({value:.3g} {_SI[quantity]}, allowed {low:.3g} to {high:.3g} {_SI[quantity]})"
+        )
+    return value
+
+
+def _product(sizes: tuple[int, ...]) -> int:
+    product = 1
+    for size in sizes:
+        product *= size
+    return product
+
+
+def local_cluster() -> Cluster:
+    """This machine: its NVIDIA GPUs where `nvidia-smi` knows some, else its CPU cores.
+
+    Figures are the catalogue's or assumed, until `autopar profile` has measured them.
+    """
+    gpus = _local_gpus()
+    if gpus:
+        level = Level("local gpus", len(gpus), 200e9 if len(gpus) > 1 else 1e12, 3e-6)
+        return Cluster("local", (DeviceGroup(gpus[0], len(gpus)),), (level,))
+    count = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    core = find_device("cpu-core")
+    memory_bytes = max(1 << 24, _machine_memory_bytes(count * core.memory_bytes) // count)
+    core = replace(core, memory_bytes=memory_bytes)
+    # Assumed: gloo over the loopback moves about 1 GB/s per process, with 100 us a step.
+    level = Level("loopback", count, 1e9, 1e-4, library="gloo")
+    return Cluster("local", (DeviceGroup(core, count),), (level,))
+
+
+def _machine_memory_bytes(default: int) -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return default
+
+
+def gpu_driver() -> str:
+    """'NVIDIA H100 80GB HBM3, 550.54'; empty without a GPU."""
+    return next(iter(_ask_gpus("name,driver_version")), "")
+
+
+def _ask_gpus(what: str) -> list[str]:
+    """One line for each NVIDIA GPU; empty where `nvidia-smi` is absent or fails."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    query = [tool, f"--query-gpu={what}", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+
+
+def _local_gpus() -> list[Device]:
+    """NVIDIA GPUs that are in the catalogue."""
+    names = [line.removeprefix("NVIDIA ") for line in _ask_gpus("name")]
+    devices = [_catalogue_gpu(name) for name in names if name]
+    return [device for device in devices if device is not None]
+
+
+def _catalogue_gpu(driver_name: str) -> Device | None:
+    """'H100 80GB HBM3' and 'A100-SXM4-80GB' are how the driver spells catalogue devices."""
+    words = driver_name.replace("-", " ").split()
+    sizes = [word for word in words if word.endswith("GB") and word[:-2].isdigit()]
+    for guess in (driver_name, *(f"{words[0]}-{size}" for size in sizes), words[0]):
+        try:
+            return find_device(guess)
+        except UnknownDevice:
+            continue
+    return None

@@ -1,0 +1,180 @@
+"""Megatron-LM: the arguments of a run, from a shell script or as they were printed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from autopar.files.imports.found import Found, NotImported, choices_of, whole
+from autopar.nouns.errors import did_you_mean
+
+LAYOUT = (
+    "tensor-model-parallel-size",
+    "pipeline-model-parallel-size",
+    "pipeline-model-parallel-layout",
+    "pipeline-model-parallel-comm-backend",
+    "num-virtual-stages-per-pipeline-rank",
+    "num-layers-per-virtual-pipeline-stage",
+    "decoder-first-pipeline-num-layers",
+    "decoder-last-pipeline-num-layers",
+    "microbatch-group-size-per-virtual-pipeline-stage",
+    "context-parallel-size",
+    "hierarchical-context-parallel-sizes",
+    "cp-comm-type",
+    "expert-model-parallel-size",
+    "expert-tensor-parallel-size",
+    "sequence-parallel",
+    "micro-batch-size",
+    "global-batch-size",
+    "num-layers",
+    "seq-length",
+    "bf16",
+    "fp16",
+    "use-distributed-optimizer",
+    "num-distributed-optimizer-instances",
+    "use-megatron-fsdp",
+    "use-custom-fsdp",
+    "use-torch-fsdp2",
+    "data-parallel-sharding-strategy",
+    "outer-dp-sharding-strategy",
+    "overlap-grad-reduce",
+    "overlap-param-gather",
+    "recompute-activations",
+    "recompute-granularity",
+    "recompute-method",
+    "recompute-num-layers",
+    "recompute-modules",
+)
+"""Arguments that decide the layout or are close to those."""
+GONE = {
+    "model-parallel-size": "tensor-model-parallel-size",
+    "checkpoint-activations": "recompute-granularity",
+    "DDP-impl": "use-distributed-optimizer",
+    "virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank",
+}
+"""Arguments of versions before 2023 -> what says it now."""
+ABOUT_LAYOUT = ("parallel", "sharding", "recompute", "pipeline", "fsdp", "virtual")
+STRATEGIES = {"no_shard": "0", "optim": "1", "optim_grads": "2", "optim_grads_params": "3"}
+
+
+def read(text: str, name: str) -> Found:
+    """Raises `NotImported`."""
+    given = _arguments(text, name)
+    if not any(argument in LAYOUT for argument in given):
+        raise NotImported(
+            f"{name} has none of Megatron's arguments (--tensor-model-parallel-size and so on); "
+            "give the script that sets them, or what the run printed of them"
+        )
+    for argument in given:
+        _check_known(argument, name)
+
+    def count(argument: str, usual: int = 1) -> int:
+        return whole(f"{name}: --{argument}", given.get(argument, str(usual)))
+
+    pp, tp = count("pipeline-model-parallel-size"), count("tensor-model-parallel-size")
+    ep = count("expert-model-parallel-size")
+    choices = choices_of(
+        dp_replicate=count("num-distributed-optimizer-instances"),
+        tp=tp,
+        cp=count("context-parallel-size"),
+        ep=ep,
+        pp=pp,
+    )
+    if "expert-tensor-parallel-size" in given and ep > 1:
+        choices["etp"] = str(count("expert-tensor-parallel-size"))
+    choices["zero"] = _zero(given)
+    choices["microbatch"] = str(count("micro-batch-size"))
+    if tp > 1 and "sequence-parallel" not in given:
+        choices["sequence_parallel"] = "off"
+    notes: list[str] = []
+    if pp > 1:
+        stages = _interleave(given, pp, name)
+        choices["schedule"] = "interleaved" if stages > 1 else "1f1b"
+        if stages > 1:
+            choices["interleave"] = str(stages)
+    granularity = given.get("recompute-granularity")
+    if granularity or "recompute-activations" in given:
+        choices["recompute"] = granularity or "selective"
+    if "recompute-num-layers" in given and given["recompute-num-layers"] != "1":
+        notes.append("recompute-num-layers: all layers are priced as recomputed")
+    precision = "bf16" if "bf16" in given else "fp16" if "fp16" in given else "fp32"
+    batch = count("global-batch-size") if "global-batch-size" in given else None
+    return Found("megatron", choices, batch, None, precision, tuple(notes))
+
+
+def _arguments(text: str, name: str) -> dict[str, str]:
+    """``--a b`` and ``--a=b`` by name, with the script's own ``NAME=value`` put in."""
+    try:
+        words = shlex.split(text, comments=True)
+    except ValueError as error:
+        raise NotImported(f"{name}: no shell text: {error}") from None
+    variables: dict[str, str] = {}
+    given: dict[str, str] = {}
+    last = ""
+    for word in words:
+        word = re.sub(r"^\w+=\(", "", word.rstrip(")"))
+        if match := re.fullmatch(r"([A-Za-z_]\w*)=([^(]*)", word):
+            variables[match[1]] = _filled(match[2], variables)
+            last = ""
+        elif word.startswith("--"):
+            last, _, value = word[2:].partition("=")
+            given[last] = _filled(value, variables)
+        elif last and not given[last]:
+            given[last] = _filled(word, variables)
+    return given
+
+
+def _filled(text: str, variables: dict[str, str]) -> str:
+    """``$TP``, ``${TP}`` and ``${TP:-2}`` as the script has set them."""
+
+    def value(match: re.Match[str]) -> str:
+        return variables.get(match[1] or match[3], match[2] or match[0])
+
+    return re.sub(r"\$\{(\w+)(?::-([^}]*))?\}|\$(\w+)", value, text)
+
+
+def _check_known(argument: str, name: str) -> None:
+    if argument in LAYOUT:
+        return
+    if argument in GONE:
+        raise NotImported(
+            f"{name}: --{argument} is of an old Megatron; say it with --{GONE[argument]}"
+        )
+    alike = 0.85 if any(part in argument for part in ABOUT_LAYOUT) else 0.93
+    meant = did_you_mean(argument, LAYOUT, alike)
+    if meant:
+        raise NotImported(
+            f"{name}: --{argument} is no argument of Megatron-LM that autopar knows (commit "
+            f"d98e8a64dd). {meant}Leave it out to read the rest"
+        )
+
+
+def _zero(given: dict[str, str]) -> str:
+    if "use-torch-fsdp2" in given:
+        return "3"
+    if "use-megatron-fsdp" in given or "use-custom-fsdp" in given:
+        return STRATEGIES.get(given.get("data-parallel-sharding-strategy", "no_shard"), "3")
+    return "1" if "use-distributed-optimizer" in given else "0"
+
+
+def _interleave(given: dict[str, str], pp: int, name: str) -> int:
+    if "pipeline-model-parallel-layout" in given:
+        stages = given["pipeline-model-parallel-layout"].count("|") + 1
+        if stages % pp:
+            raise NotImported(
+                f"{name}: --pipeline-model-parallel-layout has {stages} stages, which pp {pp} does "
+                "not divide; a layout has pp x virtual stages, parted by |"
+            )
+        return stages // pp
+    if "num-virtual-stages-per-pipeline-rank" in given:
+        argument = "num-virtual-stages-per-pipeline-rank"
+        return whole(f"{name}: --{argument}", given[argument])
+    if "num-layers-per-virtual-pipeline-stage" in given:
+        if "num-layers" not in given:
+            raise NotImported(
+                f"{name}: --num-layers-per-virtual-pipeline-stage needs --num-layers beside it"
+            )
+        layers = whole(f"{name}: --num-layers", given["num-layers"])
+        each = whole(f"{name}: layers of a stage", given["num-layers-per-virtual-pipeline-stage"])
+        return max(1, layers // pp // each)
+    return 1

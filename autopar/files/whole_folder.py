@@ -1,0 +1,55 @@
+"""Folders that are written whole or not at all: everything goes into a neighbour first, which is
+then renamed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from autopar.nouns.errors import UserError
+
+
+class NotWritten(UserError):
+    """A folder that could not be written; what was there is there still."""
+
+
+def replace(folder: str | Path, files: Mapping[str, str]) -> None:
+    """Puts ``files``, relative path -> text, in the place of ``folder``. Raises `NotWritten`."""
+    target = Path(folder).resolve()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise NotWritten(f"cannot write {target}: {error.strerror}") from None
+    try:
+        for name, text in files.items():
+            file = new / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        new.chmod(0o777 & ~_umask())
+        if target.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+            os.rename(target, old / "old")
+            os.rename(new, target)
+            shutil.rmtree(old)
+        else:
+            os.rename(new, target)
+    except OSError as error:
+        raise NotWritten(f"cannot write {target}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def digest(content: bytes) -> str:
+    """SHA-256 of what is in a file, in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

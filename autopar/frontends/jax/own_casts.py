@@ -1,0 +1,137 @@
+"""Casts that a loss asks for itself, which a half precision would take away.
+
+The graph of a loss is that of float32 parameters, where ``x.astype(jnp.float32)`` does nothing and
+leaves no trace. The loss traced for parameters and batch in half precision has it, and the cast
+back; where both traces are one program up to casts, `own_casts` says between which equations.
+Casts that functions of JAX make inside for their own precision are not the user's: the program
+calls these functions, and they do it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+
+from autopar.frontends.jax.derivatives import CUSTOM
+from autopar.frontends.jax.places import frames_of, place_of
+from autopar.frontends.jax.precision import inner_jaxprs
+
+CASTS = frozenset(("astype", "_astype", "convert_element_type", "asarray", "array"))
+"""Functions of JAX by which a user casts; others cast inside, for their own precision."""
+HALF = ("bfloat16", "float16")
+
+Place = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCasts:
+    """at: (``id`` of an equation, operand) or (``id`` of a jaxpr, result) -> the dtypes that the
+    value is cast to before it is read there.
+    lost: places in the user's code of casts to float32 that are in none of these.
+    """
+
+    at: Mapping[Place, tuple[str, ...]] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
+
+
+class _Other(Exception):
+    """The traces are not one program up to casts."""
+
+
+def own_casts(
+    loss: Callable[..., Any], closed: Any, params: Any, batch: Any, precision: str
+) -> OwnCasts:
+    """The casts of ``loss`` in ``precision`` that its jaxpr ``closed`` for float32 lacks."""
+    if precision not in HALF:
+        return OwnCasts()
+
+    def low(leaf: Any) -> Any:
+        dtype = precision if str(leaf.dtype) == "float32" else leaf.dtype
+        return jax.ShapeDtypeStruct(leaf.shape, dtype)
+
+    try:
+        narrow = jax.make_jaxpr(loss)(jax.tree.map(low, params), jax.tree.map(low, batch))
+    except Exception:  # a user's function may well insist on its own dtypes
+        return OwnCasts()
+    found = _Found(precision)
+    try:
+        found.bodies(closed.jaxpr, narrow.jaxpr)
+        at, kept = found.at, found.kept
+    except _Other:
+        at, kept = {}, set()
+    known = {place for place, _ in _user_casts(closed.jaxpr)} | kept
+    lost = [
+        place
+        for place, dtypes in _user_casts(narrow.jaxpr)
+        if dtypes == (precision, "float32") and place not in known
+    ]
+    return OwnCasts({key: dtypes for key, dtypes in at.items() if dtypes}, tuple(lost))
+
+
+class _Found:
+    """Walks two jaxprs side by side. ``kept``: the places of the casts that `at` has."""
+
+    def __init__(self, precision: str) -> None:
+        self.precision = precision
+        self.at: dict[Place, tuple[str, ...]] = {}
+        self.kept: set[str] = set()
+
+    def bodies(self, wide: Any, narrow: Any) -> None:
+        left, right = ([e for e in j.eqns if not _is_cast(e)] for j in (wide, narrow))
+        if [e.primitive for e in left] != [e.primitive for e in right]:
+            raise _Other
+        chains = self._chains(narrow)
+        for x, y in zip(left, right, strict=True):
+            self._note(id(x), y.invars, chains)
+            if x.primitive.name in CUSTOM:
+                continue  # one op with its own derivative
+            for p, q in zip(inner_jaxprs(x), inner_jaxprs(y), strict=True):
+                self.bodies(p, q)
+        self._note(id(wide), narrow.outvars, chains)
+
+    def _note(self, reader: int, atoms: Any, chains: Mapping[Any, list[Any]]) -> None:
+        for place, atom in enumerate(atoms):
+            casts = [] if isinstance(atom, jex.Literal) else chains.get(atom, [])
+            dtypes = tuple(str(e.outvars[0].aval.dtype) for e in casts)
+            if self.at.setdefault((reader, place), dtypes) != dtypes:
+                raise _Other  # a function that is called with one dtype here and another there
+            self.kept.update(map(place_of, casts))
+
+    def _chains(self, jaxpr: Any) -> dict[Any, list[Any]]:
+        """For each result of a cast the user's own casts that lead to it."""
+        found: dict[Any, list[Any]] = {}
+        for eqn in filter(_is_cast, jaxpr.eqns):
+            source = eqn.invars[0]
+            before = [] if isinstance(source, jex.Literal) else found.get(source, [])
+            dtypes = _dtypes(eqn)
+            own = _is_users(eqn) and set(dtypes) == {"float32", self.precision}
+            if own and before and _dtypes(before[-1]) == (self.precision, "float32"):
+                found[eqn.outvars[0]] = before[:-1]  # there and back
+            else:
+                found[eqn.outvars[0]] = [*before, eqn] if own else before
+        return found
+
+
+def _is_cast(eqn: Any) -> bool:
+    return bool(eqn.primitive.name == "convert_element_type")
+
+
+def _dtypes(eqn: Any) -> tuple[str, str]:
+    return str(eqn.invars[0].aval.dtype), str(eqn.outvars[0].aval.dtype)
+
+
+def _is_users(eqn: Any) -> bool:
+    _, called = frames_of(eqn)
+    return called.rpartition(".")[2] in CASTS
+
+
+def _user_casts(jaxpr: Any) -> Iterator[tuple[str, tuple[str, str]]]:
+    for eqn in jaxpr.eqns:
+        if _is_cast(eqn) and _is_users(eqn):
+            yield place_of(eqn), _dtypes(eqn)
+        for inner in inner_jaxprs(eqn):
+            yield from _user_casts(inner)

@@ -1,0 +1,116 @@
+"""The state of one walk over an fx graph: the nodes made, and what each fx node is now.
+
+The functions of `aten` get it: they read operands and emit nodes. `lift` is the walk itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.frontends.pytorch import autocast
+from autopar.frontends.pytorch.errors import UnsupportedOpError
+from autopar.frontends.pytorch.ir import Node, Value
+from autopar.frontends.pytorch.trace import Trace
+from autopar.nouns.graph import DTYPE_BYTES, Source, freeze
+
+
+class Lifter(ABC):
+    """``nodes`` grows; ``source`` is where the op at hand stands in the model.
+
+    env:     what each fx node is, a `Value` or a list of them. views: what each one looks at.
+    version: how often a node's memory was written when its value was read.
+    cast:    what the op at hand reads instead, under autocast; the innermost region is the last.
+    entered: results of an "enter" mark, by the number of their layer's kind.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.nodes: list[Node] = []
+        self.inputs: list[Value] = []
+        self.result: Value | None = None
+        self.values: dict[int, Value] = {}  # of the model's own tensors, by id
+        self.env: dict[fx.Node, Any] = {}
+        self.views: dict[fx.Node, fx.Node] = {}
+        self.version: dict[fx.Node, int] = {}
+        self.written = any(is_inplace(n.target) for n in trace.graph.nodes)
+        self.grad = True
+        self.regions: list[autocast.Region] = [None]
+        self.cast: dict[fx.Node, Value] = {}
+        self.source = Source()
+        self.counters: dict[str, Source] = {}  # owner of a ``num_batches_tracked`` -> where
+        self.entered: dict[fx.Node, int] = {}
+
+    @abstractmethod
+    def lifted(self, node: fx.Node) -> Any:
+        """What an fx node becomes, emitted now."""
+
+    def emit(
+        self,
+        kind: str,
+        inputs: Sequence[Value],
+        shape: Sequence[int],
+        dtype: str,
+        /,
+        **attrs: Any,
+    ) -> Value:
+        """A node with one result of the given shape and dtype."""
+        out = Value(tuple(shape), dtype)
+        return self.emit_many(kind, inputs, [out], **attrs)[0]
+
+    def emit_many(
+        self, kind: str, inputs: Sequence[Value], outputs: list[Value], /, **attrs: Any
+    ) -> list[Value]:
+        for value in outputs:
+            if value.dtype not in DTYPE_BYTES:
+                raise UnsupportedOpError(
+                    f"{self.source}: {kind} makes a {value.dtype} tensor; tensors here are "
+                    f"{', '.join(DTYPE_BYTES)}: write it with real numbers"
+                )
+        node = Node(kind, list(inputs), outputs, freeze(attrs), self.source, self.grad)
+        self.nodes.append(node)
+        return outputs
+
+    def read(self, node: Any) -> Any:
+        """The current value of an fx node: a view is looked up again after its base was written."""
+        if not isinstance(node, fx.Node):
+            return node
+        if node in self.cast:
+            return self.cast[node]
+        base = self.views.get(node)
+        if base is not None and self.written:
+            current = self.version.get(self.root(node), 0)
+            if self.version.get(node, 0) < current:
+                self.env[node] = self.lifted(node)
+                self.version[node] = current
+        return self.env[node]
+
+    def root(self, node: fx.Node) -> fx.Node:
+        while node in self.views:
+            node = self.views[node]
+        return node
+
+
+def is_inplace(target: Any) -> bool:
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return False
+    name = target._opname
+    return name.endswith("_") and not name.endswith("__") and name != "detach_"
+
+
+def viewed(node: fx.Node) -> fx.Node | None:
+    """The operand whose memory the result of ``node`` shares, if any."""
+    first = node.args[0] if node.args else None
+    if not isinstance(first, fx.Node) or is_inplace(node.target):
+        return None
+    made, given = node.meta.get("val"), first.meta.get("val")
+    if isinstance(made, list | tuple):
+        made = made[0] if made else None
+    if not isinstance(made, torch.Tensor) or not isinstance(given, torch.Tensor):
+        return None
+    same = made.untyped_storage()._cdata == given.untyped_storage()._cdata
+    return first if same else None

@@ -1,0 +1,1 @@
+"""From a plan and a graph to every sharding, collective and byte of state."""

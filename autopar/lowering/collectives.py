@@ -1,0 +1,204 @@
+"""Every collective of a training step that a plan implies, as ``collectives.json`` lists them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from autopar.lowering.spread import BATCH_AXES, Lowered, activation_collectives
+from autopar.lowering.stages import StagePart, stage_parts
+from autopar.lowering.state import Stored, piece_bytes, state_collectives, sums
+from autopar.nouns.graph import Graph
+from autopar.nouns.plan import Plan
+from autopar.nouns.sharding import Sharding
+from autopar.pipeline.actions import Schedule
+from autopar.pipeline.of_plan import schedule_of
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """``count`` collectives of one size in a step; ``what`` is for readers.
+
+    ``size_bytes`` is the full-size side on rank 0, as in `autopar.rules.resharding.Collective`; a
+    group over several axes is written ``"dp_replicate+dp_shard"``, outermost first. ``rank``: on
+    which place of ``pp``.
+    """
+
+    kind: str
+    axis: str
+    size_bytes: int
+    count: int
+    what: str = ""
+    rank: int = 0
+
+
+def priced_collectives(
+    lowered: Lowered, plan: Plan, stored_dtypes: Mapping[str, str], clips: bool
+) -> list[Row]:
+    """Activations, parameters, gradients and bookkeeping; sorted, equal rows added up.
+
+    ``stored_dtypes``: the dtype in which each parameter is stored, by full name.
+    """
+    if len(plan.stages) > 1:
+        return pipeline_collectives(lowered, plan, stored_dtypes, clips)
+    found: Counter[_Place] = Counter()
+    (stage,) = plan.stages
+    _add_activations(found, lowered, stage.recompute, plan.microbatches)
+    state = state_collectives(
+        stored_parameters(lowered, stored_dtypes),
+        plan.mesh(stage),
+        stage.zero,
+        plan.microbatches,
+        plan.precision,
+        clips,
+        global_counts(lowered.graph),
+        plan.framework,
+    )
+    for entry in state:
+        moved = entry.collective
+        found[moved.kind, moved.axis, moved.size_bytes, entry.what] += entry.count
+    return _rows(found, 0)
+
+
+_Place = tuple[str, str, int, str]
+
+
+def _add_activations(found: Counter[_Place], lowered: Lowered, recompute: str, times: int) -> None:
+    for priced in activation_collectives(lowered, recompute, times):
+        moved = priced.collective
+        what = f"{priced.key} {priced.direction}"
+        found[moved.kind, moved.axis, moved.size_bytes, what] += priced.count
+
+
+def _rows(found: Counter[_Place], rank: int) -> list[Row]:
+    return [
+        Row(kind, axis, size, count, what, rank)
+        for (kind, axis, size, what), count in sorted(found.items())
+    ]
+
+
+def pipeline_collectives(
+    lowered: Lowered, plan: Plan, stored_dtypes: Mapping[str, str], clips: bool
+) -> list[Row]:
+    """Of every pipeline rank: what its stages issue, what they send and receive, and sums of all.
+
+    Norm and loss are summed over ``pp`` too; the gradients of a tie over the ranks that hold it.
+    """
+    schedule = schedule_of(plan)
+    parts = stage_parts(lowered, plan.stages)
+    run = Counter(schedule.route)
+    passes = {s: run[i] for i, route in enumerate(schedule.routes) for s in route}
+    stored = [list(stored_parameters(part.lowered, stored_dtypes)) for part in parts]
+    ranks = range(len(schedule.lists))
+    found: list[Counter[_Place]] = [Counter() for _ in ranks]
+    for stage, rank in enumerate(schedule.ranks):
+        number = schedule.part[stage]
+        part, own, rows = parts[number], plan.stages[number], found[rank]
+        _add_activations(rows, part.lowered, own.recompute, passes[stage])
+        for entry in state_collectives(
+            stored[number],
+            plan.mesh(own),
+            own.zero,
+            passes[stage],
+            plan.precision,
+            clips=False,
+            counts=global_counts(part.lowered.graph),
+            framework=plan.framework,
+            loss=False,
+        ):
+            moved = entry.collective
+            rows[moved.kind, moved.axis, moved.size_bytes, entry.what] += entry.count
+    for way in ways(parts, schedule):
+        for kind, rank, what in (("send", way.source, "sent"), ("recv", way.target, "received")):
+            found[rank][kind, "pp", way.size_bytes, f"{way.name} {what}"] += passes[way.stage]
+    holders: dict[str, list[int]] = {}
+    bytes_of: dict[str, int] = {}
+    for stage, rank in enumerate(schedule.ranks):
+        own = plan.stages[schedule.part[stage]]
+        for p in (p for p in stored[schedule.part[stage]] if p.trainable):
+            holders.setdefault(p.name, []).append(rank)
+            bytes_of[p.name] = piece_bytes(p, plan.mesh(own), own.zero, plan.framework)
+    for name, held in holders.items():
+        places = sorted(set(held))
+        if len(places) > 1:
+            whole = len(places) == len(ranks)
+            axis = "pp" if whole else f"pp[{','.join(map(str, places))}]"
+            for rank in places:
+                found[rank]["all_reduce", axis, bytes_of[name], f"{name} tie"] += 1
+    mesh = plan.program_mesh
+    everything = [p for one in stored for p in one]
+    zero = max(stage.zero for stage in plan.stages)
+    for rank in ranks:
+        for entry in sums(everything, mesh, zero, clips, plan.framework):
+            moved = entry.collective
+            found[rank][moved.kind, moved.axis, moved.size_bytes, entry.what] += entry.count
+    return [row for rank in ranks for row in _rows(found[rank], rank)]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A tensor that each microbatch of ``stage`` sends from one pipeline rank to another."""
+
+    name: str
+    stage: int
+    source: int
+    target: int
+    size_bytes: int
+
+
+def ways(parts: Sequence[StagePart], schedule: Schedule) -> Iterator[Way]:
+    """Values forward and their gradients back, between stages of different ranks."""
+    for route in schedule.routes:
+        for i, giver in enumerate(route):
+            part = parts[schedule.part[giver]]
+            for reader in route[i + 1 :]:
+                source, target = schedule.ranks[giver], schedule.ranks[reader]
+                if source == target:
+                    continue
+                takes = parts[schedule.part[reader]].takes
+                for name in (n for n in part.gives if n in takes):
+                    found = part.lowered.tensors[name]
+                    size = part.lowered.local_bytes(name)
+                    yield Way(name, giver, source, target, size)
+                    if found.tensor.differentiable:
+                        yield Way(f"d {name}", giver, target, source, size)
+
+
+def stored_parameters(lowered: Lowered, dtypes: Mapping[str, str]) -> Iterator[Stored]:
+    """Each parameter of the unfolded model once, with its unit."""
+    yield from _stored(lowered, dtypes, "", "")
+    for name, body in lowered.blocks.items():
+        block = lowered.graph.blocks[name]
+        for instance in dict.fromkeys(block.instances):
+            unit = instance if instance in block.units else ""
+            yield from _stored(body, dtypes, f"{instance}.", unit)
+
+
+def _stored(
+    lowered: Lowered, dtypes: Mapping[str, str], prefix: str, unit: str
+) -> Iterator[Stored]:
+    for name, found in lowered.tensors.items():
+        if found.tensor.role != "parameter":
+            continue
+        model = tuple((a, p) for a, p in found.produced.placements if a not in BATCH_AXES)
+        yield Stored(
+            name=prefix + name,
+            shape=found.tensor.shape,
+            dtype=dtypes.get(prefix + name, found.tensor.dtype),
+            sharding=Sharding(model),
+            trainable=found.tensor.differentiable,
+            unit=unit,
+        )
+
+
+def global_counts(graph: Graph) -> int:
+    """Losses that are means over the labelled tokens of the batch: each asks for one count."""
+    bodies = [block.body for block in graph.blocks.values()]
+    return sum(
+        op.kind == "cross_entropy"
+        and op.attrs.get("reduction", "mean") == "mean"
+        and op.attrs.get("ignore_index", -100) is not None  # else every row counts, by its shape
+        for part in (graph, *bodies)
+        for op in part.ops
+    )

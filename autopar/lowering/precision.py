@@ -1,0 +1,120 @@
+"""The graph as it runs in the plan's precision.
+
+Parameters are cast where they are used and inputs as they come in, so that whatever flows from
+them has the new dtype. What is made from nothing, from buffers or by a cast of integers stays in
+float32 (angles, masks), until it meets the stream; losses stay in float32 too. What a loss casts to
+float32 itself stays so, and so does what is computed from it, until the loss casts back: that is
+how JAX promotes dtypes, and casts are ops of their ``own`` in graphs of JAX alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+from autopar.nouns.graph import Block, Graph, Op
+
+HALF = ("bfloat16", "float16")
+OWN_CASTS = frozenset({"rotary", "attention", "batch_norm", "cross_entropy"})
+"""Kinds of ops that cast for themselves, or want float32. In all others float32 operands take the
+dtype of a half-precision stream that they meet."""
+
+
+State = Literal["stream", "made", "own"]
+"""Of a float32 value: in the plan's precision; float32 until it meets the stream; float32 by a cast
+of the loss's own, which what it meets becomes too."""
+
+
+def at_precision(graph: Graph, precision: str) -> Graph:
+    """The float32 values of the stream in ``precision``; parameters and buffers as stored."""
+    if precision == "float32":
+        return graph
+    entering: dict[str, dict[str, State]] = {name: {} for name in graph.blocks}
+    states = _states(graph, {}, graph, entering)
+    blocks = {
+        name: Block(
+            name,
+            _changed(block.body, _states(block.body, entering[name], graph, {}), precision),
+            block.instances,
+        )
+        for name, block in graph.blocks.items()
+    }
+    return replace(_changed(graph, states, precision), blocks=blocks)
+
+
+def _changed(graph: Graph, states: Mapping[str, State], precision: str) -> Graph:
+    tensors = {
+        name: replace(t, dtype=precision)
+        if t.role not in ("parameter", "buffer") and states.get(name) == "stream"
+        else t
+        for name, t in graph.tensors.items()
+    }
+    return replace(graph, tensors=tensors)
+
+
+def _states(
+    graph: Graph,
+    given: Mapping[str, State],
+    whole: Graph,
+    entering: dict[str, dict[str, State]],
+) -> dict[str, State]:
+    """Of values of float32; a loss is missing, and what is computed from losses alone.
+
+    given:    inputs of a block that are not in the stream.
+    entering: collects that for each block that is called.
+    """
+    found: dict[str, State] = {}
+    for tensor in graph.tensors.values():
+        if tensor.dtype == "float32" and tensor.role in ("input", "parameter", "buffer"):
+            found[tensor.name] = "made" if tensor.role == "buffer" else "stream"
+            found[tensor.name] = given.get(tensor.name, found[tensor.name])
+    for op in graph.ops:
+        if op.kind == "block":
+            found.update(_of_block(graph, op, found, whole, entering))
+            continue
+        states = [found[name] for name in op.inputs if name in found]
+        for name in op.outputs:
+            if graph.tensors[name].dtype != "float32" or op.kind == "cross_entropy":
+                continue
+            if op.attrs.get("own"):
+                found[name] = "own" if op.attrs["dtype"] == "float32" else "stream"
+            elif any(found.get(name) == "own" for name in _promoting(op)):
+                found[name] = "own"
+            elif not states and not any("float32" == graph.tensors[n].dtype for n in op.inputs):
+                found[name] = "made"
+            elif states and op.kind == "batch_norm":
+                found[name] = states[0]
+            elif states:
+                found[name] = "made" if set(states) == {"made"} else "stream"
+    return found
+
+
+def _of_block(
+    graph: Graph,
+    op: Op,
+    found: Mapping[str, State],
+    whole: Graph,
+    entering: dict[str, dict[str, State]],
+) -> dict[str, State]:
+    """Results are in the stream, but for what the block gives on by a cast of its own."""
+    name = op.attrs["block"]
+    body = whole.blocks[name].body
+    pairs = zip(body.inputs, op.inputs, strict=True)
+    given: dict[str, State] = {i: found[o] for i, o in pairs if found.get(o, "stream") != "stream"}
+    entering.setdefault(name, {}).update(given)
+    inside = _states(body, given, whole, {}) if _has_own(body) or "own" in given.values() else {}
+    return {
+        out: "own" if inside.get(inner) == "own" else "stream"
+        for out, inner in zip(op.outputs, body.outputs, strict=True)
+        if graph.tensors[out].dtype == "float32"
+    }
+
+
+def _has_own(graph: Graph) -> bool:
+    return any(op.attrs.get("own") for op in graph.ops)
+
+
+def _promoting(op: Op) -> tuple[str, ...]:
+    """The operands that the result's dtype follows: attention's is that of its values."""
+    return op.inputs[2:3] if op.kind == "attention" else op.inputs

@@ -1,0 +1,333 @@
+"""From decisions to consequences: every sharding and every collective of a spread.
+
+`lower` turns a graph and a spread of a plan into a `Lowered`: for each op the shardings it reads
+and gives, and for each tensor the steps on the way from its producer to its readers. Price, memory
+and the emitted program are all read off this one structure, so what runs is what was priced.
+
+A tensor with several readers has one *shared* copy; a reader that wants another sharding makes it
+from that copy. The global batch is cut into microbatches first, so ``microbatch`` is the outermost
+axis here: local shapes are those of one microbatch on one rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
+from autopar.nouns.mesh import DATA_AXES, Mesh
+from autopar.nouns.plan import Spread, key
+from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding, split
+from autopar.rules.notation import BoundRule
+from autopar.rules.registry import bind
+from autopar.rules.resharding import Collective, Step, collectives, reshard
+from autopar.rules.strategies import Strategy, flows, shardings
+from autopar.rules.work import extents, factor_names
+
+MICROBATCH = "microbatch"
+BATCH_AXES = (MICROBATCH, *DATA_AXES)
+
+
+class LoweringError(ValueError):
+    """A spread whose decisions do not fit its graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredTensor:
+    """``produced`` by its op, then brought by ``steps`` to ``shared``, which readers start from."""
+
+    tensor: Tensor
+    produced: Sharding
+    shared: Sharding
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One operand of an op: the shared copy of ``name``, after ``steps``.
+
+    ``differentiable``: the loss's gradient flows back along this edge.
+    """
+
+    name: str
+    wanted: Sharding
+    steps: tuple[Step, ...]
+    differentiable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredOp:
+    """``bound`` is None for block calls."""
+
+    op: Op
+    bound: BoundRule | None
+    strategy: Strategy
+    operands: tuple[Operand, ...]
+    results: tuple[Sharding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A graph on a mesh (``mesh`` has ``microbatch`` in front). ``blocks`` are lowered bodies."""
+
+    graph: Graph
+    mesh: Mesh
+    block: str | None
+    tensors: Mapping[str, LoweredTensor]
+    ops: tuple[LoweredOp, ...]
+    outputs: tuple[Operand, ...]
+    blocks: Mapping[str, Lowered]
+
+    def local_shape(self, name: str) -> tuple[int, ...]:
+        """Shape of the shared copy of ``name`` on one rank, in one microbatch."""
+        found = self.tensors[name]
+        return found.shared.local_shape(found.tensor.shape, self.mesh)
+
+    def local_bytes(self, name: str) -> int:
+        """Bytes of that."""
+        return math.prod(self.local_shape(name)) * DTYPE_BYTES[self.tensors[name].tensor.dtype]
+
+
+def lower(
+    graph: Graph,
+    spread: Spread,
+    microbatches: int,
+    data_choices: Mapping[str, str],
+    batch_dims: Mapping[str, int],
+    block: str | None = None,
+    inputs: Mapping[str, Sharding] | None = None,
+) -> Lowered:
+    """The consequences of ``spread`` for ``graph``.
+
+    data_choices: for each op key, what data axes do to it (`autopar.rules.batch`).
+    batch_dims:   for each batched graph input, its batch dim.
+    """
+    mesh = Mesh((MICROBATCH, *spread.mesh.axes), (microbatches, *spread.mesh.sizes)).trimmed()
+    blocks: dict[str, Lowered] = {}
+    for name, found in graph.blocks.items():
+        given = {n: Sharding.parse(spread.shared.get(key(name, n), "R")) for n in found.body.inputs}
+        entering = {
+            n: _with_data(given[n], mesh, found.body.tensors[n], data_choices.get(key(name, n), ""))
+            for n in found.body.inputs
+        }
+        blocks[name] = lower(found.body, spread, microbatches, data_choices, {}, name, entering)
+    tensors: dict[str, LoweredTensor] = {}
+    readers = graph.consumers()
+    for name in graph.outputs:
+        readers[name].append((Op("output", (name,), ()), 0))
+
+    def settle(tensor: Tensor, produced: Sharding) -> None:
+        text = spread.shared.get(key(block, tensor.name))
+        shared = produced
+        if text is not None and len(readers[tensor.name]) > 1:
+            model = Sharding.parse(text)
+            shared = Sharding.of(
+                (a, produced.on(a) if a in BATCH_AXES else model.on(a)) for a in mesh.axes
+            )
+        steps = _steps(tensor, produced, shared, mesh, block, tensor.differentiable)
+        tensors[tensor.name] = LoweredTensor(tensor, produced, shared, steps)
+
+    for tensor in graph.tensors.values():
+        if inputs is not None and tensor.name in inputs:
+            tensors[tensor.name] = LoweredTensor(
+                tensor, inputs[tensor.name], inputs[tensor.name], ()
+            )
+        elif tensor.role == "input":
+            dim = batch_dims.get(tensor.name)
+            batch = WHOLE if dim is None else split(dim)
+            settle(tensor, Sharding.of((a, batch if a in BATCH_AXES else WHOLE) for a in mesh.axes))
+        elif tensor.role in ("parameter", "buffer"):
+            stored = Sharding.parse(spread.parameters.get(key(block, tensor.name), "R"))
+            batch = DEFERRED if tensor.differentiable else WHOLE
+            produced = Sharding.of(
+                (a, batch if a in BATCH_AXES else stored.on(a)) for a in mesh.axes
+            )
+            settle(tensor, produced)
+
+    lowered: list[LoweredOp] = []
+    for op in graph.ops:
+        bound: BoundRule | None = None
+        strategy = Strategy()
+        if op.kind == "block":
+            body = blocks[op.attrs["block"]]
+            wants = tuple(body.tensors[n].produced for n in body.graph.inputs)
+            gives = tuple(o.wanted for o in body.outputs)
+            into = tuple(
+                body.graph.tensors[inner].differentiable and graph.tensors[outer].differentiable
+                for inner, outer in zip(body.graph.inputs, op.inputs, strict=True)
+            )
+        else:
+            bound = bind(op, graph.tensors)
+            strategy = _strategy(op, bound, spread, mesh, data_choices, block)
+            into, out = flows(op, graph.tensors)
+            wants, gives = shardings(bound, strategy, mesh, into, out)
+        operands = tuple(
+            Operand(n, w, _steps(graph.tensors[n], tensors[n].shared, w, mesh, block, grad), grad)
+            for n, w, grad in zip(op.inputs, wants, into, strict=True)
+        )
+        for name, produced in zip(op.outputs, gives, strict=True):
+            settle(graph.tensors[name], produced)
+        lowered.append(LoweredOp(op, bound, strategy, operands, gives))
+
+    outputs = []
+    for name in graph.outputs:
+        shared = tensors[name].shared
+        wanted = shared
+        if block is None:  # the loss: model axes agree, the shares of data ranks add up to it
+            wanted = Sharding.of((a, _share(shared.on(a))) for a in mesh.axes if a in BATCH_AXES)
+        grad = graph.tensors[name].differentiable
+        steps = _steps(graph.tensors[name], shared, wanted, mesh, block, grad)
+        outputs.append(Operand(name, wanted, steps, grad))
+    return Lowered(graph, mesh, block, tensors, tuple(lowered), tuple(outputs), blocks)
+
+
+def _share(loss: Placement) -> Placement:
+    """A loss that every data rank has whole is the first one's share; its gradient stays one."""
+    return PARTIAL if loss == WHOLE else loss
+
+
+def _strategy(
+    op: Op,
+    bound: BoundRule,
+    spread: Spread,
+    mesh: Mesh,
+    data_choices: Mapping[str, str],
+    block: str | None,
+) -> Strategy:
+    model = Strategy.parse(spread.ops.get(key(block, op.name), "whole"))
+    data = data_choices[key(block, op.name)]
+    return Strategy(
+        tuple((a, c) for a in mesh.axes if (c := data if a in BATCH_AXES else model.on(a)))
+    )
+
+
+def _with_data(given: Sharding, mesh: Mesh, tensor: Tensor, choice: str) -> Sharding:
+    """``choice`` of a block input is a placement text: ``S0``, ``D`` or nothing."""
+    batch = Placement.parse(choice) if choice else WHOLE
+    if batch == DEFERRED and not tensor.differentiable:
+        batch = WHOLE
+    return Sharding.of((a, batch if a in BATCH_AXES else given.on(a)) for a in mesh.axes)
+
+
+def _steps(
+    tensor: Tensor,
+    source: Sharding,
+    target: Sharding,
+    mesh: Mesh,
+    block: str | None,
+    differentiable: bool,
+) -> tuple[Step, ...]:
+    steps = reshard(source, target, tensor.shape, mesh, differentiable)
+    if steps is None:
+        raise LoweringError(
+            f"{key(block, tensor.name)} {list(tensor.shape)} cannot go "
+            f"from [{source}] to [{target}]"
+        )
+    return steps
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A collective of one step of training: where it is, how often it runs per optimizer step."""
+
+    key: str
+    direction: str
+    collective: Collective
+    count: int
+
+
+def activation_collectives(
+    lowered: Lowered, recompute: str = "none", times: int | None = None
+) -> Iterator[Priced]:
+    """Every collective on activations that one rank takes part in, forward and backward.
+
+    Those of a block stand there once, counted for all of its calls.
+
+    ``times`` is how often the graph runs in a step; by default once per microbatch. Under
+    ``recompute="full"`` blocks run forward again, see `rerun_collectives`.
+    """
+    if times is None:
+        times = lowered.mesh.size(MICROBATCH)
+    called = Counter(op.op.attrs["block"] for op in lowered.ops if op.bound is None)
+    for name, calls in called.items():
+        body = lowered.blocks[name]
+        yield from activation_collectives(body, recompute, times * calls)
+        if recompute == "full":
+            yield from rerun_collectives(body, times * calls)
+    for found in lowered.tensors.values():
+        grad = found.tensor.differentiable  # of a tied parameter there can be a shared copy too
+        yield from _priced(found.tensor, found.steps, grad, lowered, times)
+    for op in lowered.ops:
+        for operand in op.operands:
+            tensor = lowered.graph.tensors[operand.name]
+            yield from _priced(tensor, operand.steps, operand.differentiable, lowered, times)
+        if op.bound is not None:
+            for direction, inside in internal_collectives(op, lowered.mesh):
+                yield Priced(key(lowered.block, op.op.name), direction, inside, times)
+    for operand in lowered.outputs:
+        tensor = lowered.graph.tensors[operand.name]
+        yield from _priced(tensor, operand.steps, operand.differentiable, lowered, times)
+
+
+def rerun_collectives(body: Lowered, times: int = 1) -> Iterator[Priced]:
+    """Forward collectives of a block that is recomputed.
+
+    Recomputation stops at the last op that saves anything: what comes after it is not run again.
+    """
+    savers = [i for i, op in enumerate(body.ops) if _saves(op, body)]
+    for i, op in enumerate(body.ops[: max(savers, default=-1) + 1]):
+        for operand in op.operands:
+            yield from _priced(body.graph.tensors[operand.name], operand.steps, False, body, times)
+        if op.bound is not None:
+            for direction, inside in internal_collectives(op, body.mesh):
+                if direction == "forward":
+                    yield Priced(key(body.block, op.op.name), direction, inside, times)
+        for name in op.op.outputs if i < max(savers) else ():
+            yield from _priced(
+                body.graph.tensors[name], body.tensors[name].steps, False, body, times
+            )
+
+
+def _saves(op: LoweredOp, body: Lowered) -> bool:
+    rule = None if op.bound is None else op.bound.rule
+    grad = any(body.graph.tensors[n].differentiable for n in op.op.outputs)
+    return grad and (rule is None or bool(rule.saves or rule.saves_results or rule.keeps))
+
+
+def internal_collectives(op: LoweredOp, mesh: Mesh) -> Iterator[tuple[str, Collective]]:
+    """(direction, collective) inside the op's own implementation under its strategy."""
+    assert op.bound is not None
+    local = extents(op.bound, op.strategy, mesh)
+    for inside in op.bound.rule.internal:
+        for axis, choice in op.strategy.choices:
+            if choice == inside.factor and mesh.size(axis) > 1:
+                names = factor_names(op.bound, inside.dims)
+                numel = math.prod(local[name] for name in names) * inside.count
+                size = numel * DTYPE_BYTES[inside.dtype]
+                yield inside.direction, Collective(inside.kind, axis, size)
+
+
+def _priced(
+    tensor: Tensor, steps: tuple[Step, ...], differentiable: bool, lowered: Lowered, times: int
+) -> Iterator[Priced]:
+    where = key(lowered.block, tensor.name)
+    for direction in ("forward", "backward") if differentiable else ("forward",):
+        for collective in collectives(steps, tensor.dtype, lowered.mesh, direction):
+            yield Priced(where, direction, collective, times)
+
+
+__all__ = [
+    "BATCH_AXES",
+    "MICROBATCH",
+    "Lowered",
+    "LoweredOp",
+    "LoweredTensor",
+    "LoweringError",
+    "Operand",
+    "Priced",
+    "activation_collectives",
+    "internal_collectives",
+    "lower",
+]

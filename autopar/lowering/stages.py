@@ -1,0 +1,176 @@
+"""The parts of a lowered graph that the stages of a plan run, and what travels between them.
+
+A stage runs the ops of the top level from its first to the next stage's first. What it reads of an
+earlier stage travels to it directly, as the shared copy that readers start from, and its gradient
+back as that copy's. Values that follow from the batch and from constants alone (positions, masks,
+angles) are not sent: every stage that reads them makes them again. A parameter that several stages
+read is a tie: each holds it, and their gradients add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autopar.lowering.spread import Lowered, LoweredOp, LoweredTensor, Operand
+from autopar.nouns.errors import UserError
+from autopar.nouns.graph import Block, Graph
+from autopar.nouns.plan import Stage
+
+RANDOM = frozenset(("dropout", "random"))
+"""Kinds that draw: made again, they would draw again."""
+
+
+class CutError(UserError, ValueError):
+    """Stages that the graph cannot be cut into."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagePart:
+    """What one stage runs.
+
+    lowered: its ops alone; its inputs are batch entries and ``takes``, its outputs ``gives``.
+    takes:   values of earlier stages, in the order in which they are made.
+    gives:   values that later stages read, and the loss where it is made here.
+    """
+
+    lowered: Lowered
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+
+
+def stage_parts(lowered: Lowered, stages: Sequence[Stage]) -> tuple[StagePart, ...]:
+    """The parts of ``stages``, which share the spread that ``lowered`` is of.
+
+    Raises:
+        CutError: a first op that the top level does not have, or that is out of order.
+    """
+    runs = op_runs(lowered.ops, stages)
+    maker = {name: i for i, run in enumerate(runs) for op in run for name in op.op.outputs}
+    by_result = {name: op for op in lowered.ops for name in op.op.outputs}
+    remade = _remade(lowered)
+    final = set(lowered.graph.outputs)
+    needed = [_needed(run, remade, final) for run in runs]
+    own = [(*_again(run, by_result, maker, remade, i), *run) for i, run in enumerate(needed)]
+    takes = [_in_order(lowered, {n for n in _read(ops) if n in maker} - _made(ops)) for ops in own]
+    found = []
+    for i, ops in enumerate(own):
+        wanted = {name for later in takes[i + 1 :] for name in later} | final
+        gives = _in_order(lowered, {n for op in runs[i] for n in op.op.outputs} & wanted)
+        found.append(StagePart(_part(lowered, ops, takes[i], gives), takes[i], gives))
+    return tuple(found)
+
+
+def op_runs(ops: Sequence[LoweredOp], stages: Sequence[Stage]) -> list[tuple[LoweredOp, ...]]:
+    """The ops of every stage, in order. Raises `CutError`."""
+    place = {op.op.name: i for i, op in enumerate(ops)}
+    starts = [0]
+    for number, stage in enumerate(stages[1:], 1):
+        start = place.get(stage.first, -1)
+        if start <= starts[-1]:
+            before = stages[number - 1].first or "the first op"
+            raise CutError(
+                f"stage {number} starts at {stage.first!r}, which is "
+                + ("no op of the top level" if start < 0 else f"not behind {before!r}")
+                + ": plan the model again"
+            )
+        starts.append(start)
+    return [tuple(ops[a:b]) for a, b in zip(starts, [*starts[1:], len(ops)], strict=True)]
+
+
+def _read(ops: Sequence[LoweredOp]) -> set[str]:
+    return {operand.name for op in ops for operand in op.operands}
+
+
+def _made(ops: Sequence[LoweredOp]) -> set[str]:
+    return {name for op in ops for name in op.op.outputs}
+
+
+def _in_order(lowered: Lowered, names: set[str]) -> tuple[str, ...]:
+    return tuple(n for op in lowered.ops for n in op.op.outputs if n in names)
+
+
+def _remade(lowered: Lowered) -> set[str]:
+    """Values that follow from the batch and constants alone, and are the same when made twice."""
+    tensors = lowered.graph.tensors
+    found: set[str] = set()
+    for op in lowered.ops:
+        free = all(not tensors[n].differentiable for n in (*op.op.inputs, *op.op.outputs))
+        known = all(tensors[n].role in ("input", "buffer") or n in found for n in op.op.inputs)
+        if free and known and op.op.kind != "block" and op.op.kind not in RANDOM:
+            found.update(op.op.outputs)
+    return found
+
+
+def _needed(run: Sequence[LoweredOp], remade: set[str], final: set[str]) -> tuple[LoweredOp, ...]:
+    """``run`` without what later stages alone read and make for themselves."""
+    kept: list[LoweredOp] = []
+    read = set(final)
+    for op in reversed(run):
+        if read.intersection(op.op.outputs) or not remade.issuperset(op.op.outputs):
+            kept.append(op)
+            read.update(op.op.inputs)
+    return tuple(reversed(kept))
+
+
+def _again(
+    run: Sequence[LoweredOp],
+    by_result: Mapping[str, LoweredOp],
+    maker: Mapping[str, int],
+    remade: set[str],
+    stage: int,
+) -> tuple[LoweredOp, ...]:
+    """Ops of earlier stages that this one runs too, in the order of the graph."""
+    wanted: dict[str, None] = {}
+    waiting = [*_read(run)]
+    while waiting:
+        name = waiting.pop()
+        if name in remade and maker[name] < stage and name not in wanted:
+            wanted |= dict.fromkeys(by_result[name].op.outputs)
+            waiting += by_result[name].op.inputs
+    return tuple(op for name, op in by_result.items() if name in wanted and op.op.name == name)
+
+
+def _part(
+    lowered: Lowered, ops: Sequence[LoweredOp], takes: Sequence[str], gives: Sequence[str]
+) -> Lowered:
+    """``lowered`` with these ops alone."""
+    graph = lowered.graph
+    read, made = _read(ops), _made(ops)
+    inputs = tuple(n for n in graph.inputs if n in read) + tuple(takes)
+    tensors: dict[str, LoweredTensor] = {}
+    for name, found in lowered.tensors.items():
+        if name in takes:
+            tensor = replace(found.tensor, role="input")
+            tensors[name] = LoweredTensor(tensor, found.shared, found.shared, ())
+        elif name in made or name in read:
+            tensors[name] = found
+    outputs = []
+    for name in gives:
+        final = next((o for o in lowered.outputs if o.name == name), None)
+        found = lowered.tensors[name]
+        outputs.append(final or Operand(name, found.shared, (), found.tensor.differentiable))
+    blocks: dict[str, Block] = {}
+    for name, block in graph.blocks.items():
+        called = [
+            op.op.attrs["instance"]
+            for op in ops
+            if op.op.kind == "block" and op.op.attrs["block"] == name
+        ]
+        if called:
+            blocks[name] = replace(block, instances=tuple(called))
+    part = Graph(
+        {name: found.tensor for name, found in tensors.items()},
+        tuple(op.op for op in ops),
+        inputs,
+        tuple(gives),
+        blocks,
+    )
+    return replace(
+        lowered,
+        graph=part,
+        tensors=tensors,
+        ops=tuple(ops),
+        outputs=tuple(outputs),
+        blocks={name: lowered.blocks[name] for name in blocks},
+    )

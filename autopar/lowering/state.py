@@ -1,0 +1,216 @@
+"""The collectives of a training step for parameters, gradients and bookkeeping, to the byte.
+
+What the runtime issues beside the activations' collectives (`autopar.lowering.spread`), on rank 0:
+
+=============================  ==================================  ================================
+what                           over                                how often in a step
+=============================  ==================================  ================================
+zero 0, or no ``dp_shard``:
+all_reduce of gradients        all data axes as one group          once, in the last microbatch
+zero 1, 2, 3:
+all_gather of a unit           dp_shard                            zero 3: forward and backward of
+                                                                   each microbatch, the root forward
+                                                                   only; zero 1 and 2: once
+reduce_scatter of a unit       dp_shard                            zero 2, 3: each microbatch;
+                                                                   zero 1: once
+all_reduce of the piece        dp_replicate                        once
+always:
+all_reduce of ``D`` gradients  the D axes as one group             once, of the piece after ZeRO
+all_reduce of the norm         axes that cut any trainable tensor  once where gradients are clipped
+all_reduce of the loss         all data axes                       once
+all_reduce of the counts       all data axes                       once where the program has any
+=============================  ==================================  ================================
+
+A unit is a block instance that is called once; all else is the root. Units are gathered in the
+dtype of compute, frozen parameters too, and reduced in the dtype in which they are stored. Where
+``dp_shard`` cuts a tensor is up to the framework. What it leaves out is whole on every rank, and
+its gradient is all-reduced over the data axes (and its D axes) as one group.
+
+=========  ==============================================  ========================
+framework  cut                                             whole
+=========  ==============================================  ========================
+torch      dim 0, padded to a multiple of ``dp_shard``     scalars
+jax        the first dim that ``dp_shard`` divides         tensors without such a dim
+=========  ==============================================  ========================
+
+A large parameter of a JAX program's unit travels by itself, which XLA may join again; the bytes are
+the same. Between steps of ZeRO 1 and 2 every rank of a JAX program holds the stored parameters
+whole, so it gathers them in the dtype in which they are stored, and
+frozen ones not at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from autopar.nouns.graph import DTYPE_BYTES
+from autopar.nouns.mesh import DATA_AXES, Mesh
+from autopar.nouns.sharding import Sharding
+from autopar.rules.resharding import Collective
+
+LOSS_BYTES = NORM_BYTES = 4
+COUNT_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A parameter: global shape, stored dtype, sharding on the model axes, and its unit.
+
+    ``unit`` is the instance path of its block (see `Block.units`), ``""`` for the root. Tied names
+    count once.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    sharding: Sharding
+    trainable: bool = True
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StateCollective:
+    """``count`` times in a step. The axis is ``"dp_replicate+dp_shard"`` for a group over both."""
+
+    what: str
+    collective: Collective
+    count: int
+
+
+def state_collectives(
+    parameters: Iterable[Stored],
+    mesh: Mesh,
+    zero: int,
+    microbatches: int,
+    precision: str,
+    clips: bool,
+    counts: int = 0,
+    framework: str = "torch",
+    loss: bool = True,
+) -> Iterator[StateCollective]:
+    """Everything in the table above, or all but the ``loss``.
+
+    counts: how many numbers the program counts globally.
+    """
+    mesh = mesh.trimmed()
+    stored = list(parameters)
+    data = tuple(a for a in DATA_AXES if a in mesh.axes)
+    shard = mesh.size("dp_shard") if zero > 0 else 1
+    cuts = _Cuts(mesh, shard, framework)
+    if shard > 1:
+        yield from _sharded(stored, cuts, zero, microbatches, precision)
+    else:
+        size = sum(cuts.piece_bytes(p) for p in stored if p.trainable)
+        yield from _all_reduce("gradients", data, size)
+    late: dict[tuple[str, ...], int] = {}
+    for p in stored:
+        if not p.trainable:
+            continue
+        alone = shard > 1 and not cuts.has(p)
+        deferred = tuple(a for a, where in p.sharding.placements if where.kind == "D")
+        axes = tuple(a for a in mesh.axes if a in deferred or (alone and a in data))
+        if axes:
+            late[axes] = late.get(axes, 0) + cuts.piece_bytes(p)
+    for axes, size in late.items():
+        yield from _all_reduce("deferred gradients", axes, size)
+    if loss:
+        yield from sums(stored, mesh, zero, clips, framework)
+    yield from _all_reduce("counts", data, COUNT_BYTES * counts)
+
+
+def sums(
+    stored: Sequence[Stored], mesh: Mesh, zero: int, clips: bool, framework: str
+) -> Iterator[StateCollective]:
+    """Norm and loss of all ranks of ``mesh``, of which ``pp`` cuts every parameter and the loss."""
+    shard = mesh.size("dp_shard") if zero > 0 else 1
+    cuts = _Cuts(mesh, shard, framework)
+    cut = {"pp"}
+    for p in (p for p in stored if p.trainable):
+        cut |= {a for a, where in p.sharding.placements if where.kind == "S"}
+        cut |= {"dp_shard"} if shard > 1 and cuts.has(p) else set()
+    wide = 2 if any(p.dtype == "float64" and p.trainable for p in stored) else 1
+    if clips:
+        axes = tuple(a for a in mesh.axes if a in cut)
+        yield from _all_reduce("gradient norm", axes, NORM_BYTES * wide)
+    across = tuple(a for a in ("pp", *DATA_AXES) if mesh.size(a) > 1)
+    yield from _all_reduce("loss", across, LOSS_BYTES * (wide if "pp" in across else 1))
+
+
+def piece_bytes(p: Stored, mesh: Mesh, zero: int, framework: str) -> int:
+    """Bytes of the piece of the first rank, in the stored dtype."""
+    shard = mesh.size("dp_shard") if zero > 0 else 1
+    return _Cuts(mesh.trimmed(), shard, framework).piece_bytes(p)
+
+
+def even_cut(local_shape: Sequence[int], shard: int) -> int | None:
+    """Where a JAX program cuts a tensor over ``dp_shard``: the first dim of the shape on one model
+    rank that ``shard`` divides, None where there is none."""
+    return next((d for d, size in enumerate(local_shape) if size % shard == 0), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cuts:
+    """Where ``dp_shard``, of ``shard`` ranks, cuts tensors; 1: nowhere."""
+
+    mesh: Mesh
+    shard: int
+    framework: str
+
+    def has(self, p: Stored) -> bool:
+        """Whether ``p`` is cut at all."""
+        if self.shard == 1:
+            return False
+        if self.framework == "jax":
+            return even_cut(p.sharding.local_shape(p.shape, self.mesh), self.shard) is not None
+        return p.shape != ()
+
+    def elements(self, p: Stored) -> int:
+        """Elements of all pieces of a model rank's tensor together, with their padding."""
+        local = p.sharding.local_shape(p.shape, self.mesh)
+        if self.framework == "jax" or not self.has(p):
+            return math.prod(local)
+        rows, *rest = local
+        return -(-rows // self.shard) * self.shard * math.prod(rest)
+
+    def piece_bytes(self, p: Stored) -> int:
+        """Bytes of the piece of rank 0, in the stored dtype."""
+        return self.elements(p) // (self.shard if self.has(p) else 1) * DTYPE_BYTES[p.dtype]
+
+    def gathered_dtype(self, p: Stored, zero: int, precision: str) -> str:
+        """The dtype in which ``p`` is gathered."""
+        held = self.framework == "jax" and zero < 3
+        return precision if p.dtype == "float32" and not held else p.dtype
+
+
+def _sharded(
+    stored: list[Stored], cuts: _Cuts, zero: int, microbatches: int, precision: str
+) -> Iterator[StateCollective]:
+    units: dict[str, list[Stored]] = {}
+    for p in stored:
+        held = cuts.framework == "jax" and zero < 3 and not p.trainable
+        if cuts.has(p) and not held:
+            units.setdefault(p.unit, []).append(p)
+    for unit, members in units.items():
+        where = unit or "root"
+        gathered = sum(
+            cuts.elements(p) * DTYPE_BYTES[cuts.gathered_dtype(p, zero, precision)] for p in members
+        )
+        gather = Collective("all_gather", "dp_shard", gathered)
+        yield StateCollective(f"{where} forward", gather, microbatches if zero == 3 else 1)
+        if zero == 3 and unit:
+            yield StateCollective(f"{where} backward", gather, microbatches)
+        reduced = sum(cuts.elements(p) * DTYPE_BYTES[p.dtype] for p in members if p.trainable)
+        if not reduced:
+            continue
+        scatter = Collective("reduce_scatter", "dp_shard", reduced)
+        yield StateCollective(f"{where} gradients", scatter, microbatches if zero >= 2 else 1)
+        if cuts.mesh.size("dp_replicate") > 1:
+            piece = reduced // cuts.shard
+            yield from _all_reduce(f"{where} gradients", ("dp_replicate",), piece)
+
+
+def _all_reduce(what: str, axes: tuple[str, ...], size: int) -> Iterator[StateCollective]:
+    if axes and size:
+        yield StateCollective(what, Collective("all_reduce", "+".join(axes), size), 1)

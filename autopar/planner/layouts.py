@@ -1,0 +1,196 @@
+"""Layouts of the transformer family priced one after the other: a sweep, and what would fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from autopar.cost_models.family import Arch
+from autopar.cost_models.footprint import Footprint, footprint
+from autopar.cost_models.layout import Layout, illegal, rarely_named
+from autopar.cost_models.rates import rates_of
+from autopar.cost_models.software import Software, default_software
+from autopar.cost_models.step_time import StepTime, step_time
+from autopar.cost_models.work import work_of
+from autopar.nouns.cluster import Cluster
+from autopar.nouns.style import Style
+
+
+def software_for(cluster: Cluster, layout: Layout, style: Style | None = None) -> Software:
+    """What is usual on the cluster's devices, executed in ``style`` where that is given."""
+    device = cluster.device
+    usual = default_software(device.family, device.kind, layout.zero)
+    return usual if style is None else replace(usual, style=style)
+
+
+def time_of(
+    arch: Arch, cluster: Cluster, layout: Layout, software: Software, precision: str
+) -> StepTime:
+    """Seconds of one legal layout, by part."""
+    rates = rates_of(cluster.device, precision, software, arch.dim, layout.schedule)
+    return step_time(work_of(arch, layout, cluster, software, precision), rates)
+
+
+def memory_of(arch: Arch, layout: Layout, software: Software, precision: str) -> Footprint:
+    """Peak memory of one legal layout, as the devices see it."""
+    return footprint(arch, layout, replace(software, memory="device"), precision)
+
+
+def layouts(arch: Arch, cluster: Cluster, global_batch: int) -> Iterator[Layout]:
+    """Every legal layout over the usual degrees, microbatches, recompute and state sharding."""
+    count = cluster.device_count
+    for tp in _divisors(count, 64):
+        for pp in _divisors(count // tp, arch.layers):
+            for cp in _divisors(count // (tp * pp), 16):
+                dp = count // (tp * pp * cp)
+                for ep in _divisors(tp * cp * dp, max(1, arch.experts)):
+                    for microbatch in (1, 2, 4, 8):
+                        yield from _variants(
+                            arch, count, Layout(global_batch, microbatch, 1, dp, tp, cp, ep, pp)
+                        )
+
+
+def _variants(arch: Arch, count: int, layout: Layout) -> Iterator[Layout]:
+    for recompute in ("none", "selective", "full"):
+        for zero in (0, 1, 2, 3):
+            for interleave in (1, 2, 4) if layout.pp > 1 else (1,):
+                one = replace(
+                    layout,
+                    recompute=recompute,
+                    zero=zero,
+                    interleave=interleave,
+                    schedule="interleaved" if interleave > 1 else "1f1b",
+                )
+                if not illegal(arch, one, count):
+                    yield one
+
+
+def _divisors(number: int, limit: int) -> list[int]:
+    return [d for d in range(1, min(number, limit) + 1) if number % d == 0]
+
+
+def price(
+    arch: Arch,
+    cluster: Cluster,
+    layout: Layout,
+    precision: str = "bf16",
+    style: Style | None = None,
+    software: Software | None = None,
+) -> tuple[float, float]:
+    """(step seconds, peak bytes) of one legal layout: the quick form of `estimate`."""
+    software = software or software_for(cluster, layout, style)
+    seconds = float(time_of(arch, cluster, layout, software, precision).total_s)
+    return seconds, memory_of(arch, layout, software, precision).total
+
+
+def sweep(
+    arch: Arch,
+    cluster: Cluster,
+    global_batch: int,
+    precision: str = "bf16",
+    keep: int = 10,
+    style: Style | None = None,
+    software: Software | None = None,
+) -> list[tuple[float, float, Layout]]:
+    """The `keep` fastest layouts that fit: (step seconds, peak bytes, layout), fastest first."""
+    found = []
+    for layout in layouts(arch, cluster, global_batch):
+        seconds, peak = price(arch, cluster, layout, precision, style, software)
+        if peak <= cluster.memory_bytes:
+            found.append((seconds, peak, layout))
+    return sorted(found, key=_least_split)[:keep]
+
+
+def _least_split(row: tuple[float, float, Layout]) -> tuple[float, int, float]:
+    """Fastest first; between equals the one with fewest model ranks."""
+    seconds, peak, x = row
+    return seconds, x.tp * x.cp * x.ep * x.pp, peak
+
+
+def cheapest_change(
+    arch: Arch,
+    cluster: Cluster,
+    layout: Layout,
+    style: Style,
+    precision: str,
+    declared: Software | None,
+) -> str:
+    """The change of one or two choices that fits and costs least time, in `--fix` words."""
+    changes: list[dict[str, Any]] = []
+    if layout.recompute != "full":
+        changes += [{"recompute": "selective"}, {"recompute": "full"}]
+    if layout.microbatch > 1:
+        changes.append({"microbatch": 1})
+    if layout.schedule == "gpipe":
+        changes.append({"schedule": "1f1b"})
+    changes += [{"zero": zero} for zero in range(layout.zero + 1, 4)]
+    for tp in (2, 4, 8):
+        if layout.dp_shard % tp == 0 and layout.tp * tp <= 8:
+            changes.append({"tp": layout.tp * tp, "dp_shard": layout.dp_shard // tp})
+    for pp in (2, 4, 8):
+        if layout.dp_shard % pp == 0:
+            changes.append({"pp": layout.pp * pp, "dp_shard": layout.dp_shard // pp})
+    for cp in (2, 4, 8):
+        if layout.dp_shard % cp == 0:
+            changes.append({"cp": layout.cp * cp, "dp_shard": layout.dp_shard // cp})
+    if arch.is_moe:
+        changes += [{"ep": layout.ep * times} for times in (2, 4, 8)]
+    pairs = [
+        {**a, **b} for i, a in enumerate(changes) for b in changes[i + 1 :] if not set(a) & set(b)
+    ]
+    best: tuple[float, dict[str, Any]] | None = None
+    for group in (changes, pairs):
+        for change in group:
+            other = replace(layout, **change)
+            if illegal(arch, other, cluster.device_count):
+                continue
+            other_software = declared or software_for(cluster, other, style)
+            if memory_of(arch, other, other_software, precision).total > cluster.memory_bytes:
+                continue
+            seconds = float(time_of(arch, cluster, other, other_software, precision).total_s)
+            if best is None or seconds < best[0]:
+                best = seconds, change
+        if best is not None:
+            change_text = ",".join(f"{name}={value}" for name, value in best[1].items())
+            words = typed(replace(layout, **best[1])) + rarely_named(layout)
+            return f"{change_text} fits, at {best[0]:.3g} s a step: --fix {words}"
+    return _fastest_that_fits(arch, cluster, layout.global_batch, precision, style, declared)
+
+
+def _fastest_that_fits(
+    arch: Arch,
+    cluster: Cluster,
+    global_batch: int,
+    precision: str,
+    style: Style,
+    declared: Software | None,
+) -> str:
+    """A layout from anywhere, where none near by fits."""
+    found = sweep(arch, cluster, global_batch, precision, 1, style, declared)
+    if not found:
+        return (
+            f"no layout of {cluster.device_count} devices fits, with full recompute and ZeRO 3 "
+            "either; more devices, or larger ones, are needed"
+        )
+    seconds, _, other = found[0]
+    return (
+        f"no change of one or two choices fits; --fix {typed(other)} does, at "
+        f"{seconds:.3g} s a step"
+    )
+
+
+def typed(layout: Layout) -> str:
+    """What `--fix` takes for this layout: what is usual is left out, but not what depends on the
+    degrees."""
+    usual = Layout(layout.global_batch)
+    names = (
+        *("dp_replicate", "dp_shard", "tp", "cp", "ep", "pp", "zero", "global_batch"),
+        *("microbatch", "schedule", "interleave", "recompute"),
+    )
+    words = [
+        f"{name}={getattr(layout, name)}"
+        for name in names
+        if name in ("zero", "global_batch") or getattr(layout, name) != getattr(usual, name)
+    ]
+    return ",".join([*words, *(["sequence_parallel=off"] if not layout.sequence_parallel else [])])

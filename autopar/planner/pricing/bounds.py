@@ -1,0 +1,69 @@
+"""What physics and arithmetic say of a prediction of any model; checked before it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autopar.cost_models.physics import Bound, band_bounds, memory_bounds, time_bounds
+from autopar.nouns.graph import Graph
+from autopar.nouns.plan import Memory, Prediction
+from autopar.planner.question import Question
+
+
+def state_bytes(graph: Graph) -> tuple[int, int]:
+    """Of all parameters, and of those that are trained."""
+    tensors = [tensor for _, tensor in graph.parameters()]
+    trained = sum(tensor.size_bytes for tensor in tensors if tensor.differentiable)
+    return sum(tensor.size_bytes for tensor in tensors), trained
+
+
+def pipeline_bounds(ranks: Sequence[Memory], each: int, state: tuple[int, int]) -> list[Bound]:
+    """Of the ranks of a pipeline, ``each`` as many devices: together they hold the whole model's
+    ``state`` (`state_bytes`)."""
+    stored, trained = state
+    parameters = each * sum(memory.parameters for memory in ranks)
+    gradients = each * sum(memory.gradients for memory in ranks)
+    return [
+        Bound("parameters of all ranks", parameters, stored, why="at least the model's"),
+        Bound("gradients of all ranks", gradients, trained, why="at least the model's"),
+    ]
+
+
+def prediction_bounds(
+    predicted: Prediction, question: Question, at_peak_s: float, tokens: int | None
+) -> list[Bound]:
+    """Every bound on ``predicted``.
+
+    at_peak_s: seconds of the model's arithmetic on all devices at their peaks.
+    tokens:    of a global batch, None where they are not known.
+    """
+    step_s, memory = predicted.step_time_s, predicted.memory_bytes
+    parts_s = {
+        "compute time": predicted.compute_time_s,
+        "forward time": predicted.forward_time_s,
+        "optimizer time": predicted.optimizer_time_s,
+        "waiting time": predicted.waiting_time_s,
+        "communication that is not hidden": predicted.exposed_communication_s,
+    }
+    parts = {
+        "parameters": memory.parameters,
+        "gradients": memory.gradients,
+        "optimizer state": memory.optimizer,
+        "activations": memory.activations,
+        "buffers": memory.buffers,
+    }
+    devices = question.cluster.device_count
+    least: dict[str, float] = {}
+    if (question.fixed.pp or 1) == 1:  # ranks of a pipeline differ: `pipeline_bounds` has them all
+        stored, trained = state_bytes(question.graph)
+        least = {"parameters": stored / devices, "gradients": trained / devices}
+    found = time_bounds(step_s, parts_s, at_peak_s, predicted.lower_bound_s)
+    found += memory_bounds(memory.total, parts, least)
+    found += band_bounds("the step time", step_s, predicted.time_band_s)
+    found += band_bounds("the memory", memory.total, predicted.memory_band_bytes)
+    found.append(Bound("model FLOP/s utilization", predicted.mfu, 0.0, 1.0, "a share"))
+    found.append(Bound("total memory", memory.total, 0.0, memory.limit, "within the limit"))
+    if predicted.tokens_per_s is not None and tokens is not None:
+        rate = tokens / step_s
+        found.append(Bound("tokens/s", predicted.tokens_per_s, rate, rate, "tokens over step time"))
+    return found

@@ -1,0 +1,124 @@
+"""Memory of one device over a step: model state, activations, buffers, and what frameworks add."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+
+from autopar.nouns.cluster import Device
+from autopar.nouns.graph import DTYPE_BYTES
+from autopar.nouns.plan import Memory
+from autopar.planner.pricing.state import StateSharding
+from autopar.planner.pricing.summary import Summary
+from autopar.planner.pricing.xla_memory import xla_moments
+
+ALLOCATOR_SHARE = 0.04
+"""Fragmentation of a caching allocator, as a share of what is allocated (assumed)."""
+CONTEXT_BYTES = {"gpu": 1_500_000_000, "tpu": 300_000_000, "cpu": 350_000_000}
+"""Driver context, library handles and channels outside the allocator, per process (assumed), where
+no profile says how much a training process of the device holds; on a CPU that is the process."""
+
+
+def step_memory(summary: Summary, state: StateSharding, recompute: str, device: Device) -> Memory:
+    """Predicted peak of the worst moment of a step, bytes."""
+    parameters, gradients, optimizer = _state_bytes(summary, state)
+    if summary.xla is None:
+        activations = summary.lives[recompute].peak + _cast_bytes(summary, state, recompute)
+        gathered = _gathered_bytes(summary, state)
+    else:
+        bodies = [(body.trained, summary.copies[n]) for n, body in summary.bodies.items()]
+        moments = xla_moments(summary.xla, recompute, state, summary.root.trained, bodies)
+        gradients = min(gradients, max(moments.values()))  # not all are there at each of them
+        activations = max(moments.values()) - gradients + summary.xla.batch
+        gathered = 0
+    parts = (parameters, gradients, optimizer, activations)
+    return _with_overhead(parts, gathered, summary.packages, device)
+
+
+def rank_memory(
+    stages: Sequence[tuple[Summary, StateSharding, str]], held_bytes: int, device: Device
+) -> Memory:
+    """The peak on a rank of a pipeline that holds these stages, each with its recompute policy.
+
+    held_bytes: the most that its stages hold for backward at once, over all microbatches. On top
+    of it comes what one pass makes and frees again, of the stage that makes most.
+    """
+    states = [_state_bytes(summary, state) for summary, state, _ in stages]
+    parameters, gradients, optimizer = (sum(part) for part in zip(*states, strict=True))
+    passing = max(
+        summary.lives[recompute].peak - summary.lives[recompute].saved
+        for summary, _, recompute in stages
+    )
+    casts = sum(_cast_bytes(*stage) for stage in stages)
+    gathered = sum(_gathered_bytes(summary, state) for summary, state, _ in stages)
+    packages = frozenset[str]().union(*(summary.packages for summary, _, _ in stages))
+    parts = (parameters, gradients, optimizer, held_bytes + passing + casts)
+    return _with_overhead(parts, gathered, packages, device)
+
+
+def _state_bytes(summary: Summary, state: StateSharding) -> tuple[int, int, int]:
+    """Parameters and buffers, gradients, optimizer state."""
+    parameters, gradients, optimizer = summary.buffer_bytes, 0, 0
+    for unit, copies in summary.owners():
+        for dtype, numel in unit.trained.items():
+            parameters += state.parameter_bytes(numel, dtype) * copies
+            gradients += state.gradient_bytes(numel, dtype) * copies
+            optimizer += state.optimizer_bytes(numel, dtype) * copies
+        for dtype, numel in unit.frozen.items():
+            parameters += state.parameter_bytes(numel, dtype) * copies
+    return parameters, gradients, optimizer
+
+
+def _with_overhead(
+    parts: tuple[int, int, int, int], gathered: int, packages: Set[str], device: Device
+) -> Memory:
+    """With what the allocator loses and libraries hold."""
+    parameters, gradients, optimizer, activations = parts
+    allocated = sum(parts)
+    overhead = int((device.heap_share or ALLOCATOR_SHARE) * (allocated + gathered))
+    overhead += device.process_bytes or CONTEXT_BYTES[device.kind]
+    overhead += sum(size for name, size in device.package_bytes if name in packages)
+    return Memory(
+        total=allocated + gathered + overhead,
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=activations,
+        buffers=gathered + overhead,
+        limit=device.memory_bytes,
+    )
+
+
+def _cast_bytes(summary: Summary, state: StateSharding, recompute: str) -> int:
+    """Copies of parameters in the dtype of compute, trained or not, kept for backward.
+
+    A block that is recomputed makes its own again: one of them has them at a time. Under FSDP2 the
+    gathered parameters are those copies.
+    """
+    if state.precision == "float32" or state.fsdp:
+        return 0
+    blocks = [summary.bodies[name].used_back.get("float32", 0) for name in summary.calls]
+    kept = sum(blocks) if recompute == "none" else max(blocks, default=0)
+    numel = summary.root.used_back.get("float32", 0) + kept
+    return numel * DTYPE_BYTES[state.precision]
+
+
+def _gathered_bytes(summary: Summary, state: StateSharding) -> int:
+    """Parameters made whole for compute: the root and two units under ZeRO 3, all under 1 and 2.
+
+    The largest unit once more as its gather fills a buffer, and twice for its gradients: whole, and
+    in the buffer that they are scattered from, which has the dtype that they are reduced in.
+    """
+    if not state.fsdp:
+        return 0
+
+    def whole(numel: Mapping[str, int]) -> int:
+        return sum(n * DTYPE_BYTES[state.moved_dtype(d)] for d, n in numel.items())
+
+    def reduced(numel: Mapping[str, int]) -> int:
+        return sum(n * DTYPE_BYTES[d] for d, n in numel.items())
+
+    sizes = [(whole(unit.trained), copies) for unit, copies in summary.owners()]
+    largest = max(2 * whole(u.trained) + reduced(u.trained) for u, _ in summary.owners())
+    if state.zero == 3:
+        return largest + sizes[0][0] + 2 * max((size for size, _ in sizes[1:]), default=0)
+    return largest + sum(size * copies for size, copies in sizes)

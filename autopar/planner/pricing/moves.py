@@ -1,0 +1,54 @@
+"""Seconds of a collective on an axis of a mesh."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from autopar.cost_models.collectives import AxisGroup, Kind, measured, price
+from autopar.nouns.cluster import Cluster
+from autopar.nouns.mesh import Mesh
+
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
+"""Of DistributedDataParallel, unless it is told otherwise."""
+
+_HELD = {
+    True: {"all_gather": "unit_gather", "reduce_scatter": "unit_reduce"},
+    False: {"all_reduce": "bucket_reduce"},
+}
+"""What FSDP2 (True) and DDP (False) make of a collective, as profiles call it."""
+
+
+def state_time_s(
+    cluster: Cluster, mesh: Mesh, fsdp: bool, kind: str, axis: str, size_bytes: float
+) -> float:
+    """A collective of parameters or gradients over a data axis, with the framework's copies where
+    a profile has measured them."""
+    group = AxisGroup(mesh.size(axis), mesh.stride(axis))
+    known = measured(cluster, _HELD[fsdp].get(kind, kind), group)
+    if known is not None:
+        return known.time_s(size_bytes)
+    return move_time_s(cluster, mesh, kind, axis, size_bytes)
+
+
+def bucket_time_s(
+    cluster: Cluster, mesh: Mesh, axis: str, before_bytes: float, size_bytes: float
+) -> float:
+    """DDP's reduction of ``size_bytes`` of gradients when ``before_bytes`` have gone already."""
+    group = AxisGroup(mesh.size(axis), mesh.stride(axis))
+    known = measured(cluster, "bucket_reduce", group)
+    if known is not None:
+        return known.time_s(before_bytes + size_bytes) - known.time_s(before_bytes)
+    full, rest = divmod(size_bytes, BUCKET_BYTES)
+    one, last = (move_time_s(cluster, mesh, "all_reduce", axis, b) for b in (BUCKET_BYTES, rest))
+    return full * one + last
+
+
+def send_time_s(cluster: Cluster, ranks: int, apart: int, size_bytes: float) -> float:
+    """From every device of a stage to its like in the next; stages are ``apart`` devices apart."""
+    return price(cluster, "p2p", AxisGroup(ranks, apart)).time_s(size_bytes)
+
+
+def move_time_s(cluster: Cluster, mesh: Mesh, kind: str, axis: str, size_bytes: float) -> float:
+    """One collective over every group of ``axis`` at once; ``size_bytes`` is its full-size side."""
+    group = AxisGroup(mesh.size(axis), mesh.stride(axis))
+    return price(cluster, cast(Kind, kind), group).time_s(size_bytes)

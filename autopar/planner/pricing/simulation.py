@@ -1,0 +1,291 @@
+"""One training step, played on a compute stream and a communication stream.
+
+Units are the pieces that state sharding moves whole: what lies outside the blocks (the root), and
+each call of a block. Model-axis collectives stand in line with compute. Data-axis traffic runs on
+the communication stream: a unit's parameters are gathered while the unit before it computes, its
+gradients are reduced as soon as its backward is done, or where nothing is sharded as soon as they
+fill a bucket. What compute cannot cover is exposed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from autopar.cost_models.compute import update_time_s
+from autopar.nouns.cluster import Cluster
+from autopar.planner.pricing.moves import (
+    BUCKET_BYTES,
+    FIRST_BUCKET_BYTES,
+    bucket_time_s,
+    move_time_s,
+    state_time_s,
+)
+from autopar.planner.pricing.state import StateSharding
+from autopar.planner.pricing.summary import Summary, Unit
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of one optimizer step and where they go."""
+
+    total_s: float
+    forward_s: float
+    """Forward passes, with what moves in them."""
+    compute_s: float
+    model_communication_s: float
+    data_communication_s: float
+    exposed_s: float
+    """Data-axis communication that nothing hid."""
+    waiting_s: float
+    """For the slowest rank, wherever ranks meet."""
+    optimizer_s: float
+
+    @property
+    def exposed_share(self) -> float:
+        """How much of the data-axis traffic could not be hidden."""
+        if self.data_communication_s <= 0:
+            return 0.0
+        return min(1.0, self.exposed_s / self.data_communication_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    forward_s: float
+    backward_s: float
+    gather_s: float
+    regather_s: float
+    reduce_s: float
+    reduce_last_s: float
+
+
+def simulate(summary: Summary, state: StateSharding, cluster: Cluster, recompute: str) -> StepTime:
+    """Plays one step of a plan under a state sharding."""
+    bodies = {
+        name: _piece(unit, state, cluster, recompute, root=False)
+        for name, unit in summary.bodies.items()
+    }
+    pieces = [_piece(summary.root, state, cluster, "none", root=True)]
+    pieces += [bodies[name] for name in summary.calls]
+    units = [summary.root, *(summary.bodies[name] for name in summary.calls)]
+    if not state.fsdp:
+        reduced = _buckets_s(units, state, cluster)
+        pieces = [replace(p, reduce_last_s=s) for p, s in zip(pieces, reduced, strict=True)]
+    microbatches = summary.microbatches
+    busy = sum(p.forward_s + p.backward_s for p in pieces)
+    inline = sum(u.moved_forward_s + u.moved_backward_s for u in units) * microbatches
+    optimizer = _optimizer_s(summary, state, cluster)
+    late = _late_reduction_s(summary, state, cluster)
+    each_gathers = state.fsdp and state.zero == 3
+    forward, total = _play(pieces, gather=state.fsdp, last=microbatches == 1)
+    if microbatches > 1:
+        middle = _play(pieces, gather=each_gathers, last=False)
+        end = _play(pieces, gather=each_gathers, last=True)
+        forward += middle[0] * (microbatches - 2) + end[0]
+        total += middle[1] * (microbatches - 2) + end[1]
+    gathers = microbatches if each_gathers else 1
+    gathered = sum(p.gather_s for p in pieces) * gathers
+    data = gathered + sum(
+        p.regather_s * gathers + p.reduce_s * microbatches + p.reduce_last_s for p in pieces
+    )
+    # What is hidden is not free: the collective works on the same cores and memory.
+    outermost = cluster.levels[-1]
+    # FSDP2 hides its collectives by streams of a GPU; on gloo it waits for each of them.
+    waits = state.fsdp and outermost.library == "gloo"
+    contention = 1.0 if waits else outermost.contention
+    computed = sum(p.forward_s for p in pieces) * microbatches
+    total += contention * max(0.0, data - (total - busy * microbatches))
+    forward += contention * max(0.0, gathered - (forward - computed))
+    counted = _counts_s(summary, state, cluster)
+    forward += counted
+    total += counted
+    jitter_sqrt_s = cluster.device.jitter_sqrt_s
+    waiting = _waiting_s(units, pieces, microbatches, gathers, state.fsdp, jitter_sqrt_s)
+    return StepTime(
+        total_s=total + sum(waiting) + optimizer + late,
+        forward_s=forward + waiting[0],
+        compute_s=busy * microbatches - inline,
+        model_communication_s=inline + late,
+        data_communication_s=data,
+        exposed_s=max(0.0, total - busy * microbatches),
+        waiting_s=sum(waiting),
+        optimizer_s=optimizer,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Seconds of one stage: a forward and a backward of one microbatch, then once a step.
+
+    weights_s: of the backward, gradients of parameters alone.
+    reduce_s:  its gradients over the data axes, after its last backward.
+    update_s:  its optimizer, and late sums of gradients over model axes.
+    """
+
+    forward_s: float
+    backward_s: float
+    weights_s: float
+    reduce_s: float
+    update_s: float
+
+
+def stage_time(
+    summary: Summary, state: StateSharding, cluster: Cluster, recompute: str
+) -> StageTime:
+    """What the actions of one stage of a pipeline take; ``summary`` is of that stage alone."""
+    bodies = {
+        name: _piece(unit, state, cluster, recompute, root=False)
+        for name, unit in summary.bodies.items()
+    }
+    units = [summary.root, *(summary.bodies[name] for name in summary.calls)]
+    pieces = [_piece(summary.root, state, cluster, "none", root=True)]
+    pieces += [bodies[name] for name in summary.calls]
+    each_gathers = state.fsdp and state.zero == 3
+    forward, total = _play(pieces, gather=each_gathers, last=False)
+    if state.fsdp:
+        reduce_s = sum(p.reduce_last_s for p in pieces)
+    else:
+        reduce_s = sum(_buckets_s(units, state, cluster))
+    late = _late_reduction_s(summary, state, cluster)
+    return StageTime(
+        forward_s=forward,
+        backward_s=total - forward,
+        weights_s=sum(unit.weights_s for unit in units),
+        reduce_s=reduce_s,
+        update_s=_optimizer_s(summary, state, cluster) + late,
+    )
+
+
+def _play(units: list[_Piece], gather: bool, last: bool) -> tuple[float, float]:
+    """Seconds of one microbatch's forward, and of all of it.
+
+    Unit 0 is the root, gathered first and reduced last.
+    """
+    compute = communication = 0.0
+    ready: list[float] = []
+    starts: list[float] = []
+    for i, unit in enumerate(units):
+        # The gather of unit i is issued when unit i-1 starts to compute.
+        issued = starts[i - 1] if i else 0.0
+        if gather:
+            communication = max(communication, issued) + unit.gather_s
+        ready.append(communication if gather else 0.0)
+        starts.append(max(compute, ready[i]))
+        compute = starts[i] + unit.forward_s
+    forward = issued = compute
+    for unit in reversed(units):
+        arrived = 0.0
+        if gather and unit.regather_s:
+            communication = max(communication, issued) + unit.regather_s
+            arrived = communication
+        start = max(compute, arrived)
+        issued = start
+        compute = start + unit.backward_s
+        reduce_s = unit.reduce_s + (unit.reduce_last_s if last else 0.0)
+        if reduce_s:
+            communication = max(communication, compute) + reduce_s
+    return forward, max(compute, communication)
+
+
+def _piece(
+    unit: Unit, state: StateSharding, cluster: Cluster, recompute: str, root: bool
+) -> _Piece:
+    spent = dict.fromkeys(("gather_forward", "gather_backward", "reduce", "reduce_last"), 0.0)
+    for dtype, count in unit.trained.items() if state.fsdp else ():
+        for phase, moved, _ in state.traffic(count, dtype):
+            spent[phase] += state_time_s(
+                cluster, state.mesh, True, moved.kind, moved.axis, moved.size_bytes
+            )
+    again = unit.forward_s if recompute != "none" else 0.0
+    if recompute == "full":
+        again += unit.moved_again_s
+    return _Piece(
+        forward_s=unit.forward_s + unit.moved_forward_s,
+        backward_s=unit.backward_s + unit.moved_backward_s + again,
+        gather_s=spent["gather_forward"],
+        regather_s=0.0 if root else spent["gather_backward"],  # FSDP keeps the root whole
+        reduce_s=spent["reduce"],
+        reduce_last_s=spent["reduce_last"],
+    )
+
+
+def _waiting_s(
+    units: list[Unit],
+    pieces: list[_Piece],
+    microbatches: int,
+    gathers: int,
+    fsdp: bool,
+    jitter_sqrt_s: float,
+) -> tuple[float, float]:
+    """Seconds that ranks wait for the slowest, (forward, backward).
+
+    With n meetings in T seconds of compute they come apart by `jitter * sqrt(T / n)` n times.
+    """
+    forward_meetings = microbatches * sum(u.meetings[0] for u in units)
+    forward_meetings += gathers * sum(p.gather_s > 0 for p in pieces)
+    backward_meetings = microbatches * sum(u.meetings[1] for u in units)
+    backward_meetings += gathers * sum(p.regather_s > 0 for p in pieces)
+    backward_meetings += microbatches * sum(p.reduce_s > 0 for p in pieces)
+    last = sum(p.reduce_last_s > 0 for p in pieces)
+    backward_meetings += last if fsdp else min(1, last)  # buckets are waited for once, at the end
+    computed = zip(units, pieces, strict=True)
+    spent = [
+        (p.forward_s - u.moved_forward_s, p.backward_s - u.moved_backward_s) for u, p in computed
+    ]
+    forward_s, backward_s = (microbatches * sum(way) for way in zip(*spent, strict=True))
+    return (
+        jitter_sqrt_s * math.sqrt(forward_meetings * forward_s),
+        jitter_sqrt_s * math.sqrt(backward_meetings * max(0.0, backward_s)),
+    )
+
+
+def _buckets_s(units: list[Unit], state: StateSharding, cluster: Cluster) -> list[float]:
+    """For each unit, the seconds of the buckets that its gradients fill in the last backward.
+
+    Buckets are filled from the last unit to the first, as DistributedDataParallel does.
+    """
+    found = [0.0] * len(units)
+    sent: dict[str, float] = {}
+    waiting: dict[str, float] = {}
+    room = FIRST_BUCKET_BYTES
+    for i, unit in reversed(list(enumerate(units))):
+        for dtype, count in unit.trained.items():
+            for _, moved, _ in state.traffic(count, dtype):
+                waiting[moved.axis] = waiting.get(moved.axis, 0.0) + moved.size_bytes
+        if max(waiting.values(), default=0.0) < room and i:
+            continue
+        room = BUCKET_BYTES
+        for axis, size in waiting.items():
+            before = sent.get(axis, 0.0)
+            found[i] += bucket_time_s(cluster, state.mesh, axis, before, size)
+            sent[axis] = before + size
+        waiting = {}
+    return found
+
+
+def _counts_s(summary: Summary, state: StateSharding, cluster: Cluster) -> float:
+    """Means over the batch ask for its counts before the first forward; nothing hides that."""
+    if not summary.counts:
+        return 0.0
+    sizes = [a for a in ("dp_shard", "dp_replicate") if state.mesh.size(a) > 1]
+    return sum(move_time_s(cluster, state.mesh, "all_reduce", axis, 8.0) for axis in sizes)
+
+
+def _late_reduction_s(summary: Summary, state: StateSharding, cluster: Cluster) -> float:
+    """Gradients that are partial sums over model axes, reduced once a step in buckets."""
+    sizes: dict[str, int] = {}
+    for unit, copies in summary.owners():
+        for axis, size in unit.deferred.items():
+            sizes[axis] = sizes.get(axis, 0) + size * copies
+    return sum(
+        move_time_s(cluster, state.mesh, "all_reduce", axis, size) for axis, size in sizes.items()
+    )
+
+
+def _optimizer_s(summary: Summary, state: StateSharding, cluster: Cluster) -> float:
+    moved = sum(
+        state.update_bytes(numel, dtype) * copies
+        for unit, copies in summary.owners()
+        for dtype, numel in unit.trained.items()
+    )
+    return update_time_s(cluster.device, moved, state.optimizer)

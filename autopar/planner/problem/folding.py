@@ -1,0 +1,376 @@
+"""A stage as a `Problem` on the folded graph.
+
+Nodes are ops (their strategies), tensors with several readers and block inputs (the sharding of
+the copy that they share), and parameters with several readers (how they are stored). A block's
+ops stand once and count as often as the block is called; an edge as often as it occurs between
+calls. So the optimum of the folded problem is the optimum among plans that treat equal layers
+equally, and its objective is exactly that of the lifted plan (`autopar.planner.pricing.repricing`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from autopar.lowering.spread import BATCH_AXES, MICROBATCH
+from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import key
+from autopar.nouns.sharding import DEFERRED, WHOLE, Placement, Sharding
+from autopar.planner.pricing.prices import Prices
+from autopar.planner.pricing.state_prices import StatePrices
+from autopar.planner.problem.bindings import Bindings
+from autopar.planner.problem.codes import PARTIAL_DIGIT, WHOLE_DIGIT, Codes, Ints
+from autopar.planner.problem.ledger import Ledger
+from autopar.planner.problem.legal import Legal
+from autopar.planner.problem.move_prices import MovePrices
+from autopar.planner.problem.nodes import OWNED, Folded, Node
+from autopar.planner.problem.op_tables import OpTable, op_table
+from autopar.rules.strategies import flows
+
+Scope = str | None
+Readers = Mapping[str, list[tuple[Op, int]]]
+
+
+def fold(
+    graph: Graph,
+    mesh: Mesh,
+    data_choices: Mapping[str, str],
+    batch_dims: Mapping[str, int],
+    prices: Prices,
+    state: StatePrices,
+    bindings: Bindings,
+    usage_limit: int | None = None,
+    must_split: bool = False,
+    even: bool = False,
+    recompute: bool = False,
+) -> Folded:
+    """Builds the folded problem on ``mesh`` (with its ``microbatch`` axis in front, trimmed).
+
+    ``must_split``, ``even``: see `Legal`. ``recompute``: of a block's activations only the inputs
+    outlive a call.
+
+    Raises `NoStrategy` where the batch cannot be cut as the data axes ask.
+    """
+    legal = Legal(mesh, data_choices, bindings, must_split, even)
+    codes = Codes(mesh)
+    ledger = Ledger(MovePrices(codes, prices), mesh.size(MICROBATCH))
+    _Folding(graph, legal, batch_dims, state, ledger, recompute).run()
+    return Folded(ledger.problem(usage_limit), ledger.nodes, codes)
+
+
+class _Folding:
+    """One pass over the graph, bodies of blocks first."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        legal: Legal,
+        batch_dims: Mapping[str, int],
+        state: StatePrices,
+        ledger: Ledger,
+        recompute: bool,
+    ) -> None:
+        self.graph = graph
+        self.legal = legal
+        self.codes = ledger.moves.codes
+        self.mesh = self.codes.mesh
+        self.data_choices = legal.data_choices
+        self.batch_dims = batch_dims
+        self.state = state
+        self.ledger = ledger
+        self.fusion = ledger.moves.prices.fusion
+        self.recompute = recompute
+        self.calls = dict.fromkeys(graph.blocks, 0)
+        # Where each tensor comes from: a node and the name that it has there, or a fixed sharding.
+        self.source: dict[tuple[Scope, str], tuple[int, str]] = {}
+        self.fixed: dict[tuple[Scope, str], int] = {}
+        self.tables: dict[tuple[Scope, str], OpTable] = {}
+
+    def run(self) -> None:
+        for op in self.graph.ops:
+            if op.kind == "block":
+                self.calls[op.attrs["block"]] += 1
+        for name, block in self.graph.blocks.items():
+            copies = len(dict.fromkeys(block.instances))
+            self._scope(name, block.body, self.calls[name], copies)
+        self._scope(None, self.graph, 1, 1)
+
+    def _scope(self, scope: Scope, graph: Graph, calls: int, copies: int) -> None:
+        readers = graph.consumers()
+        outputs = set(graph.outputs)
+        many = {
+            n
+            for n, uses in readers.items()
+            if len(uses) + (n in outputs) > 1
+            or (graph.tensors[n].role == "parameter" and any(o.kind == "block" for o, _ in uses))
+        }
+        for tensor in graph.tensors.values():
+            if tensor.role in ("parameter", "buffer"):
+                if tensor.role == "parameter" and tensor.name in many:
+                    self._parameter_node(scope, graph, tensor, readers[tensor.name], copies)
+                elif tensor.role == "buffer" and not self._updated(tensor.name, readers):
+                    self.fixed[scope, tensor.name] = self.codes.of(Sharding())
+            elif tensor.name in graph.inputs:
+                if scope is None:
+                    self._given(scope, graph, tensor, readers, many)
+                else:
+                    self._entry(scope, graph, tensor, readers)
+        for op in graph.ops:
+            if op.kind == "block":
+                self._call(graph, op, many, readers)
+                continue
+            index = self._op_node(scope, graph, op, many, calls, copies)
+            for name in op.outputs:
+                self._publish(scope, graph, name, index, many, readers, calls)
+        if scope is None:
+            for name in graph.outputs:
+                self._to_output(graph, name)
+
+    # -- nodes -----------------------------------------------------------------------------------
+
+    def _op_node(
+        self, scope: Scope, graph: Graph, op: Op, many: set[str], calls: int, copies: int
+    ) -> int:
+        table = self._table(scope, graph, op)
+        into, _ = flows(op, graph.tensors)
+        node = Node(
+            key(scope, op.name),
+            "op",
+            table.strategies,
+            table.cost * (calls * self.ledger.microbatches),
+            table.saved * (1 if self.recompute else calls),
+            calls,
+            dict(zip(op.outputs, table.gives, strict=True)),
+        )
+        index = self.ledger.add(node)
+        for position, name in enumerate(op.inputs):
+            tensor = graph.tensors[name]
+            if self._owned(scope, tensor, many):
+                self._own_parameter(scope, node, tensor, table.wants[position], copies)
+            elif (scope, name) in self.fixed:
+                given, wants = self.fixed[scope, name], table.wants[position]
+                taken = self.fusion.takes(scope, op, position)
+                self.ledger.unary(node, tensor, given, wants, calls, into[position], taken)
+            else:
+                source, wants = self.source[scope, name], table.wants[position]
+                taken = self.fusion.takes(scope, op, position)
+                self.ledger.edge(source, index, tensor, wants, calls, into[position], taken)
+        return index
+
+    def _table(self, scope: Scope, graph: Graph, op: Op) -> OpTable:
+        found = self.tables.get((scope, op.name))
+        if found is None:
+            bound, legal = self.legal.of(scope, graph, op)
+            saved = self.legal.bindings.saved_by(scope, op, graph)
+            prices = self.ledger.moves.prices
+            found = op_table(op, bound, legal, graph.tensors, self.codes, prices, saved, scope)
+            self.tables[scope, op.name] = found
+        return found
+
+    def _updated(self, name: str, readers: Readers) -> bool:
+        """A buffer that its one reader writes (running statistics)."""
+        uses = readers[name]
+        return len(uses) == 1 and bool(uses[0][0].attrs.get("updates_buffers"))
+
+    def _owned(self, scope: Scope, tensor: Tensor, many: set[str]) -> bool:
+        """Stored as its one reader wants it: each rank has, and updates, the piece that it uses."""
+        if tensor.role == "buffer":
+            return (scope, tensor.name) not in self.fixed
+        return tensor.role == "parameter" and tensor.name not in many
+
+    def _own_parameter(
+        self, scope: Scope, node: Node, tensor: Tensor, wants: Ints, copies: int
+    ) -> None:
+        """A parameter with one reader is stored as its reader wants it.
+
+        One that joins a partial sum is stored whole and counts on the first rank alone.
+        """
+        digits = self.codes.digits(self.codes.model_part(wants))
+        stored = self.codes.pack(np.where(digits == PARTIAL_DIGIT, WHOLE_DIGIT, digits))
+        shardings, option_of = self._distinct(stored)
+        node.costs = node.costs + self._state_prices(tensor, shardings, copies)[option_of]
+        node.usages = node.usages + self._state_bytes(tensor, shardings, copies)[option_of]
+        node.results[OWNED + key(scope, tensor.name)] = stored
+
+    def _state_prices(self, tensor: Tensor, stored: list[Sharding], copies: int) -> Ints:
+        return np.array([self.state.price(tensor, s) * copies for s in stored], np.int64)
+
+    def _state_bytes(self, tensor: Tensor, stored: list[Sharding], copies: int) -> Ints:
+        return np.array([self.state.bytes(tensor, s) * copies for s in stored], np.int64)
+
+    def _distinct(self, codes: Ints) -> tuple[list[Sharding], Ints]:
+        """The different shardings among ``codes``, and which of them each is."""
+        found, option_of = np.unique(codes, return_inverse=True)
+        return [self.codes.sharding(c) for c in found.tolist()], option_of
+
+    def _parameter_node(
+        self,
+        scope: Scope,
+        graph: Graph,
+        tensor: Tensor,
+        uses: list[tuple[Op, int]],
+        copies: int,
+    ) -> None:
+        grad = DEFERRED if tensor.differentiable else WHOLE
+        found = [self.codes.of(Sharding.of((a, grad) for a in self.legal.model_axes)), 0]
+        for op, position in uses:
+            if op.kind != "block":
+                found += self._table(scope, graph, op).wants[position].tolist()
+        options = self.codes.model_part(np.unique(np.array(found, np.int64)))
+        ordered = self._ordered(options)
+        stored = [self.codes.sharding(c) for c in ordered.tolist()]
+        node = Node(
+            key(scope, tensor.name),
+            "parameter",
+            stored,
+            self._state_prices(tensor, stored, copies),
+            self._state_bytes(tensor, stored, copies),
+            copies,
+        )
+        node.results[tensor.name] = ordered + self._on_data_axes(grad)
+        self.source[scope, tensor.name] = (self.ledger.add(node), tensor.name)
+
+    def _ordered(self, options: Ints) -> Ints:
+        """Different options without partial sums on model axes, in the order of their texts."""
+        different = np.unique(options[~self.codes.has_model(options, PARTIAL_DIGIT)])
+        texts = [str(self.codes.sharding(c)) for c in different.tolist()]
+        return different[sorted(range(len(texts)), key=texts.__getitem__)]
+
+    def _on_data_axes(self, placement: Placement) -> int:
+        """The code of a sharding that has ``placement`` on the data axes, whole on the others."""
+        axes = (a for a in self.mesh.axes if a in BATCH_AXES)
+        return self.codes.of(Sharding.of((a, placement) for a in axes))
+
+    def _given(
+        self,
+        scope: Scope,
+        graph: Graph,
+        tensor: Tensor,
+        readers: Readers,
+        many: set[str],
+    ) -> None:
+        """A batch input: whole on the model axes, cut by the data axes."""
+        dim = self.batch_dims.get(tensor.name)
+        batch = WHOLE if dim is None else Placement("S", dim)
+        produced = self._on_data_axes(batch)
+        if tensor.name in many:
+            index = self._shared_node(scope, graph, tensor, np.array([produced]), readers, 1)
+            node = self.ledger.nodes[index]
+            wants = node.results[tensor.name]
+            self.ledger.unary(node, tensor, produced, wants, 1, tensor.differentiable)
+        else:
+            self.fixed[scope, tensor.name] = produced
+
+    def _entry(
+        self,
+        scope: str,
+        graph: Graph,
+        tensor: Tensor,
+        readers: Readers,
+    ) -> None:
+        choice = self.data_choices.get(key(scope, tensor.name), "")
+        batch = Placement.parse(choice) if choice else WHOLE
+        if batch == DEFERRED and not tensor.differentiable:
+            batch = WHOLE
+        produced = self._on_data_axes(batch)
+        index = self._shared_node(scope, graph, tensor, np.array([produced]), readers, 1)
+        if self.recompute and tensor.differentiable:
+            node = self.ledger.nodes[index]
+            local = [
+                math.prod(self.codes.sharding(c).local_shape(tensor.shape, self.mesh))
+                for c in node.results[tensor.name].tolist()
+            ]
+            each = DTYPE_BYTES[tensor.dtype] * self.calls[scope]
+            node.usages = node.usages + np.array(local, np.int64) * each
+
+    def _shared_node(
+        self,
+        scope: Scope,
+        graph: Graph,
+        tensor: Tensor,
+        produced: Ints,
+        readers: Readers,
+        calls: int,
+    ) -> int:
+        """The copy that several readers share: any sharding that its producer or a reader uses."""
+        found = [produced, np.zeros(1, np.int64)]
+        for op, position in readers[tensor.name]:
+            if op.kind == "block":
+                block = self.graph.blocks[op.attrs["block"]]
+                entry, inner = self.source[block.name, block.body.inputs[position]]
+                found.append(self.ledger.nodes[entry].results[inner])
+            else:
+                found.append(self._table(scope, graph, op).wants[position])
+        data = self.codes.batch_part(produced[:1])
+        ordered = self._ordered(self.codes.model_part(np.concatenate(found)) + data)
+        none = np.zeros(len(ordered), np.int64)
+        shared = [self.codes.sharding(c) for c in ordered.tolist()]
+        node = Node(key(scope, tensor.name), "shared", shared, none, none, calls)
+        node.results[tensor.name] = ordered
+        index = self.ledger.add(node)
+        self.source[scope, tensor.name] = (index, tensor.name)
+        return index
+
+    def _publish(
+        self,
+        scope: Scope,
+        graph: Graph,
+        name: str,
+        index: int,
+        many: set[str],
+        readers: Readers,
+        calls: int,
+    ) -> None:
+        """Makes node ``index``, or the shared copy after it, the source of tensor ``name``."""
+        produced = self.ledger.nodes[index].results[name]
+        if name in many:
+            shared = self._shared_node(scope, graph, graph.tensors[name], produced, readers, calls)
+            wants = self.ledger.nodes[shared].results[name]
+            tensor = graph.tensors[name]
+            handed = key(scope, name) in self.fusion.handed
+            self.ledger.edge(
+                (index, name), shared, tensor, wants, calls, tensor.differentiable, handed
+            )
+        else:
+            self.source[scope, name] = (index, name)
+
+    def _call(
+        self,
+        graph: Graph,
+        op: Op,
+        many: set[str],
+        readers: Readers,
+    ) -> None:
+        block = self.graph.blocks[op.attrs["block"]]
+        for inner, outer in zip(block.body.inputs, op.inputs, strict=True):
+            tensor = graph.tensors[outer]
+            entry, _ = self.source[block.name, inner]
+            wants = self.ledger.nodes[entry].results[inner]
+            grad = tensor.differentiable and block.body.tensors[inner].differentiable
+            if (None, outer) in self.fixed:
+                self.ledger.unary(
+                    self.ledger.nodes[entry], tensor, self.fixed[None, outer], wants, 1, grad
+                )
+            else:
+                self.ledger.edge(self.source[None, outer], entry, tensor, wants, 1, grad)
+        for inner, outer in zip(block.body.outputs, op.outputs, strict=True):
+            source = self.source[block.name, inner]
+            self.source[None, outer] = source
+            if outer in many:
+                produced = self.ledger.nodes[source[0]].results[source[1]]
+                tensor = graph.tensors[outer]
+                shared = self._shared_node(None, graph, tensor, produced, readers, 1)
+                wants = self.ledger.nodes[shared].results[outer]
+                self.ledger.edge(source, shared, tensor, wants, 1, tensor.differentiable)
+
+    def _to_output(self, graph: Graph, name: str) -> None:
+        """The loss is whole on the model axes, a share of the sum on each data rank."""
+        tensor = graph.tensors[name]
+        index, inner = self.source[None, name]
+        gives = self.ledger.nodes[index].results[inner]
+        wants = self.codes.batch_part(gives)
+        node = self.ledger.nodes[index]
+        self.ledger.leave(node, tensor, gives, wants, tensor.differentiable)

@@ -1,0 +1,74 @@
+"""The strategies that an op may have in a plan: the rule's, cut down by what the mesh means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from autopar.lowering.spread import BATCH_AXES
+from autopar.nouns.graph import Graph, Op
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import key
+from autopar.planner.problem.bindings import Bindings
+from autopar.rules.notation import BoundRule
+from autopar.rules.strategies import Strategy, flows, strategies
+from autopar.rules.work import PRODUCTS
+
+
+class NoStrategy(ValueError):
+    """An op has no legal strategy on the mesh."""
+
+
+@dataclass(slots=True)
+class Legal:
+    """Strategies by op on one mesh.
+
+    Data axes do what the batch's flow says. Where there are any, the batch is theirs: model axes
+    split everything else. (A batch split over ``tp`` is data parallelism without state sharding,
+    which the data axes do better.) ``must_split``: products that a model axis can split are split.
+    ``even``: all ranks get pieces of one size.
+    """
+
+    mesh: Mesh
+    data_choices: Mapping[str, str]
+    bindings: Bindings
+    must_split: bool = False
+    even: bool = False
+    _found: dict[tuple[str | None, str], tuple[BoundRule, list[Strategy]]] = field(
+        default_factory=dict
+    )
+
+    @property
+    def model_axes(self) -> list[str]:
+        return [a for a in self.mesh.axes if a not in BATCH_AXES]
+
+    def of(self, block: str | None, graph: Graph, op: Op) -> tuple[BoundRule, list[Strategy]]:
+        """The bound rule of ``op`` and its strategies. Raises `NoStrategy`."""
+        found = self._found.get((block, op.name))
+        if found is None:
+            found = self._found[block, op.name] = self._find(block, graph, op)
+        return found
+
+    def _find(self, block: str | None, graph: Graph, op: Op) -> tuple[BoundRule, list[Strategy]]:
+        bound = self.bindings.of(block, op, graph)
+        data = self.data_choices[key(block, op.name)]
+        pinned = {a: data for a in self.mesh.axes if a in BATCH_AXES}
+        legal = strategies(bound, self.mesh, any(flows(op, graph.tensors)[1]), pinned)
+        if not legal:
+            raise NoStrategy(
+                f"op {op.kind} at {op.source} cannot be cut by {self.mesh} (rule {bound})"
+            )
+        if data in bound.factors:
+            legal = [s for s in legal if all(s.on(a) != data for a in self.model_axes)]
+        if self.even:
+            legal = [s for s in legal if self._is_even(s, bound)]
+        if self.must_split and bound.rule.cost in PRODUCTS:
+            split = [s for s in legal if any(s.on(a) in bound.factors for a in self.model_axes)]
+            legal = split or legal
+        return bound, legal
+
+    def _is_even(self, strategy: Strategy, bound: BoundRule) -> bool:
+        ways: dict[str, int] = {}
+        for axis, choice in strategy.choices:
+            ways[choice] = ways.get(choice, 1) * self.mesh.size(axis)
+        return all(f.size % ways.get(name, 1) == 0 for name, f in bound.factors.items())

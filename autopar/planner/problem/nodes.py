@@ -1,0 +1,88 @@
+"""The nodes of a folded problem, what they mean, and the way back to decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from autopar.lowering.spread import BATCH_AXES, MICROBATCH
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import Spread
+from autopar.nouns.problem import Problem
+from autopar.nouns.sharding import Sharding
+from autopar.planner.problem.codes import Codes, Ints
+from autopar.rules.strategies import Strategy
+
+OWNED = "parameter:"
+"""Prefix of the results of an op's node that say how the op's own parameters are stored."""
+
+
+@dataclass(slots=True)
+class Node:
+    """One node of the problem: its options, what they cost, and what they give."""
+
+    key: str
+    kind: str  # op | shared | parameter
+    decisions: Sequence[Strategy] | Sequence[Sharding]
+    """An op's strategies, or the shardings of a shared copy or parameter; data axes included."""
+    costs: Ints
+    usages: Ints
+    count: int
+    results: dict[str, Ints] = field(default_factory=dict)
+    """For each tensor that the node gives: the code of its sharding under each option."""
+
+    def option(self, picked: int) -> str:
+        """What a plan says of the node under an option: its decisions on the model axes."""
+        decision = self.decisions[picked]
+        if isinstance(decision, Strategy):
+            chosen = tuple((a, c) for a, c in decision.choices if a not in BATCH_AXES)
+            return str(Strategy(chosen))
+        return model_text(decision)
+
+    @property
+    def options(self) -> list[str]:
+        """All of them."""
+        return [self.option(picked) for picked in range(len(self.decisions))]
+
+    def labels(self) -> list[list[str]]:
+        """The decisions that each option consists of, such as ``["tp:h"]``."""
+        pairs = [d.choices if isinstance(d, Strategy) else d.placements for d in self.decisions]
+        return [[f"{a}:{c}" for a, c in found if a not in BATCH_AXES] for found in pairs]
+
+
+@dataclass(slots=True)
+class Folded:
+    """The problem and what its nodes mean."""
+
+    problem: Problem
+    nodes: list[Node]
+    codes: Codes
+
+    def spread(self, choice: Iterable[int]) -> Spread:
+        """The decisions of one answer."""
+        ops: dict[str, str] = {}
+        shared: dict[str, str] = {}
+        parameters: dict[str, str] = {}
+        for node, picked in zip(self.nodes, choice, strict=True):
+            option = node.option(picked)
+            if node.kind == "op":
+                if option != "whole":
+                    ops[node.key] = option
+                for name, stored in node.results.items():
+                    if name.startswith(OWNED):
+                        text = model_text(self.codes.sharding(int(stored[picked])))
+                        if text != "R":
+                            parameters[name.removeprefix(OWNED)] = text
+            elif node.kind == "shared":
+                shared[node.key] = option
+            elif option != "R":
+                parameters[node.key] = option
+        mesh = self.codes.mesh
+        kept = [(a, s) for a, s in zip(mesh.axes, mesh.sizes, strict=True) if a != MICROBATCH]
+        mesh = Mesh(tuple(a for a, _ in kept), tuple(s for _, s in kept))
+        return Spread(mesh, ops, shared, parameters)
+
+
+def model_text(sharding: Sharding) -> str:
+    """What ``sharding`` says of the model axes."""
+    return str(Sharding(tuple((a, p) for a, p in sharding.placements if a not in BATCH_AXES)))

@@ -1,0 +1,136 @@
+"""All strategies of an op at once: what each asks, gives, costs and keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.lowering.spread import LoweredOp, Operand
+from autopar.nouns.graph import Op, Tensor
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.sharding import Placement
+from autopar.planner.pricing.prices import Prices
+from autopar.planner.problem.codes import Codes, Ints, digit
+from autopar.planner.problem.saved import saved_bytes
+from autopar.rules.notation import BoundRule
+from autopar.rules.strategies import (
+    NOTHING,
+    Strategy,
+    flows,
+    operand_placement,
+    result_placement,
+    shardings,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpTable:
+    """One row a strategy; shapes are (strategies,).
+
+    wants:  for each operand the codes of its shardings.
+    gives:  for each result likewise.
+    cost:   picoseconds of one run, both ways.
+    saved:  bytes kept for backward.
+    """
+
+    strategies: Sequence[Strategy]
+    wants: tuple[Ints, ...]
+    gives: tuple[Ints, ...]
+    cost: Ints
+    saved: Ints
+
+
+def op_table(
+    op: Op,
+    bound: BoundRule,
+    legal: Sequence[Strategy],
+    tensors: Mapping[str, Tensor],
+    codes: Codes,
+    prices: Prices,
+    saved: Sequence[str],
+    scope: str | None = None,
+) -> OpTable:
+    """The table of ``op``; ``saved`` names the tensors that it is the first to keep.
+
+    ``scope``: the block whose body it lies in.
+    """
+    mesh = codes.mesh
+    names = list(dict.fromkeys([NOTHING, *(c for s in legal for _, c in s.choices)]))
+    number = {name: k for k, name in enumerate(names)}
+    chosen = np.array([[number[s.on(a)] for a in mesh.axes] for s in legal], np.int64).reshape(
+        len(legal), len(mesh.axes)
+    )
+    into, out = flows(op, tensors)
+    wants = tuple(
+        codes.pack(_digits([operand_placement(bound, k, c, grad) for c in names])[chosen])
+        for k, grad in enumerate(into)
+    )
+    gives = tuple(
+        codes.pack(_digits([result_placement(bound, term, c, grad) for c in names])[chosen])
+        for term, grad in zip(bound.results, out, strict=True)
+    )
+    alike, first = _alike(bound, names, chosen, mesh)
+    cost, kept = [], []
+    for row in first:
+        lowered = _lowered(op, bound, legal[row], mesh, into, out)
+        cost.append(prices.op(lowered, tensors, scope))
+        kept.append(saved_bytes(lowered, tensors, mesh, saved))
+    return OpTable(
+        legal, wants, gives, np.array(cost, np.int64)[alike], np.array(kept, np.int64)[alike]
+    )
+
+
+def _digits(placements: Sequence[Placement]) -> Ints:
+    return np.array([digit(p) for p in placements], np.int64)
+
+
+def _alike(
+    bound: BoundRule, names: Sequence[str], chosen: Ints, mesh: Mesh
+) -> tuple[list[int], list[int]]:
+    """Groups of strategies that cost the same: each strategy's group, each group's first member.
+
+    What a rank computes and keeps depends on the local extents of the factors alone; what moves
+    inside the op, on which axes split which of the factors that have collectives of their own.
+    """
+    columns = []
+    inside = {moved.factor for moved in bound.rule.internal}
+    for k, name in enumerate(names):
+        factor = bound.factors.get(name)
+        if factor is None:
+            continue
+        local = np.full(len(chosen), factor.size, np.int64)
+        for i, ways in enumerate(mesh.sizes):
+            local = np.where(chosen[:, i] == k, -(-local // ways), local)
+        columns.append(local)
+        if name in inside:
+            columns.append((chosen == k) @ (1 << np.arange(len(mesh.sizes), dtype=np.int64)))
+    if not columns:
+        return [0] * len(chosen), [0]
+    groups: dict[tuple[int, ...], int] = {}
+    first: list[int] = []
+    alike = []
+    for row, signature in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+        group = groups.setdefault(signature, len(groups))
+        if group == len(first):
+            first.append(row)
+        alike.append(group)
+    return alike, first
+
+
+def _lowered(
+    op: Op,
+    bound: BoundRule,
+    strategy: Strategy,
+    mesh: Mesh,
+    into: tuple[bool, ...],
+    out: tuple[bool, ...],
+) -> LoweredOp:
+    """``op`` under one strategy, operands taken as they are wanted."""
+    wants, gives = shardings(bound, strategy, mesh, into, out)
+    operands = tuple(
+        Operand(name, want, (), grad)
+        for name, want, grad in zip(op.inputs, wants, into, strict=True)
+    )
+    return LoweredOp(op, bound, strategy, operands, gives)

@@ -1,0 +1,112 @@
+"""The best sharding of all ops for one candidate mesh: one problem, posed and solved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from autopar.lowering.spread import MICROBATCH, Lowered, lower
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import Spread
+from autopar.nouns.problem import NoFeasibleAnswer, Solution
+from autopar.planner.candidates import Candidate, Layout
+from autopar.planner.pricing.prices import PICOSECONDS, Prices
+from autopar.planner.pricing.state import StateSharding
+from autopar.planner.pricing.state_prices import StatePrices
+from autopar.planner.pricing.summary import Summary, summarise
+from autopar.planner.problem.folding import fold
+from autopar.planner.problem.legal import NoStrategy
+from autopar.planner.problem.nodes import Folded
+from autopar.planner.problem.solving import Solver
+from autopar.planner.question import Question
+from autopar.rules.strategies import DEFER, PASS_PARTIAL, Strategy
+
+
+@dataclass(slots=True)
+class Solved:
+    """A candidate's optimum with hidden traffic."""
+
+    candidate: Candidate
+    folded: Folded
+    solution: Solution
+    spread: Spread
+    lowered: Lowered
+    summary: Summary
+
+    @property
+    def bound_s(self) -> float:
+        return max(self.solution.lower_bound, 0.0) / PICOSECONDS
+
+    @property
+    def repeats(self) -> bool:
+        """The model is too small for this many tensor-parallel ranks: all do the same work."""
+        return self.candidate.tp > 1 and not splits_tp(self.spread)
+
+
+def solve(
+    question: Question,
+    candidate: Candidate,
+    solver: Solver,
+    layout: Layout | None = None,
+    exposed: float = 0.0,
+    usage_limit: int | None = None,
+    must_split: bool = False,
+) -> Solved | None:
+    """The best sharding of all ops for a candidate; None where the model cannot be cut so.
+
+    A model so small that tensor parallelism costs more than it saves would leave the tp ranks with
+    the same work; such an answer is replaced by the best one that splits the products.
+    """
+    chosen = layout or Layout(1, candidate.data, 1 if candidate.data > 1 else 0, "none")
+    mesh = chosen.mesh(candidate.tp)
+    full = Mesh((MICROBATCH, *mesh.axes), (candidate.microbatches, *mesh.sizes)).trimmed()
+    prices = Prices(question.cluster, full, question.precision, question.fusion)
+    state = StatePrices(question.cluster, state_of(question, chosen, candidate), exposed)
+    try:
+        folded = fold(
+            question.graph,
+            full,
+            question.data_choices,
+            question.batch_dims,
+            prices,
+            state,
+            solver.bindings,
+            usage_limit,
+            must_split,
+            not question.uneven,
+            chosen.recompute != "none",
+        )
+        solution = solver(folded.problem, candidate.name, limited=usage_limit is not None)
+    except (NoStrategy, NoFeasibleAnswer):
+        return None
+    spread = replace(folded.spread(solution.choice.tolist()), mesh=mesh)
+    if candidate.tp > 1 and not must_split and not splits_tp(spread):
+        return solve(question, candidate, solver, layout, exposed, usage_limit, True)
+    lowered = lowered_of(question, spread, candidate)
+    summary = summarise(lowered, prices, question.framework)
+    return Solved(candidate, folded, solution, spread, lowered, summary)
+
+
+def lowered_of(question: Question, spread: Spread, candidate: Candidate) -> Lowered:
+    return lower(
+        question.graph,
+        spread,
+        candidate.microbatches,
+        question.data_choices,
+        question.batch_dims,
+    )
+
+
+def state_of(question: Question, layout: Layout, candidate: Candidate) -> StateSharding:
+    return StateSharding(
+        layout.zero,
+        layout.mesh(candidate.tp),
+        candidate.microbatches,
+        question.precision,
+        question.optimizer,
+    )
+
+
+def splits_tp(spread: Spread) -> bool:
+    """The tensor-parallel ranks split some op (``tp:D`` and ``tp:P`` split nothing)."""
+    choices = (Strategy.parse(text).on("tp") for text in spread.ops.values())
+    return any(choice not in ("", DEFER, PASS_PARTIAL) for choice in choices)

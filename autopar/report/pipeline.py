@@ -1,0 +1,137 @@
+"""Why a pipeline is cut and ordered as it is: its stages, its ranks, and cuts one unit off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from autopar.planner.pricing.pipeline import Ends, PricedPipeline, runs_of
+from autopar.report.render import indented, table
+from autopar.report.units import duration, size
+
+
+def explain_pipeline(found: PricedPipeline) -> list[RenderableType]:
+    """Stages with what they take; ranks with bubble and memory; what other cuts would take."""
+    prices, timeline = found.prices, found.timeline
+    stages = table(
+        "stage",
+        "rank",
+        "from",
+        "units",
+        "forward",
+        "backward",
+        "sends",
+        "keeps",
+        right=("stage", "rank", "units", "forward", "backward", "sends", "keeps"),
+    )
+    for stage, (first, end) in enumerate(found.runs):
+        time = prices.time(first, end)
+        part = prices.model.part(first, end)
+        summary = prices.model.stage_summary(first, end)
+        stages.add_row(
+            str(stage),
+            str(found.schedule.ranks[stage]),
+            prices.model.units[first],
+            str(end - first),
+            duration(time.forward_s),
+            duration(time.backward_s),
+            duration(prices.send_s(part, part.gives) if part.gives else 0.0),
+            size(summary.lives[prices.recompute].saved),
+        )
+    ranks = table(
+        "rank", "computes", "idle", "memory", right=("rank", "computes", "idle", "memory")
+    )
+    memories = prices.memory(found.runs, found.schedule)
+    for rank, (busy_s, memory) in enumerate(zip(timeline.busy_s, memories, strict=True)):
+        idle = 1 - busy_s / timeline.step_s
+        ranks.add_row(str(rank), duration(busy_s), f"{idle:.1%}", size(memory.total))
+    parts: list[RenderableType] = [
+        Text(f"Stages under {found.schedule.name}, times of one microbatch", style="bold"),
+        indented(stages),
+        Text(f"\nRanks in a step of {duration(timeline.step_s)}", style="bold"),
+        indented(ranks),
+    ]
+    rows = other_cuts(found)
+    if rows:
+        others = table("cut", "one unit", "step", right=("step",))
+        for row in rows:
+            others.add_row(row["cut"], row["moved"], row["says"])
+        parts += [Text("\nCuts one unit off", style="bold"), indented(others)]
+    return [*parts, Text("")]
+
+
+def other_cuts(found: PricedPipeline) -> list[dict[str, Any]]:
+    """The step with each cut one unit earlier or later, and whether it fits."""
+    rows = []
+    units = found.prices.model.units
+    for i in range(len(found.ends) - 1):
+        for step, word in ((-1, "earlier"), (1, "later")):
+            ends = _moved(found.ends, i, step)
+            if ends is None:
+                continue
+            runs = runs_of(ends, found.schedule)
+            again = found.prices.play(runs, found.schedule)
+            over = max(m.total - m.limit for m in found.prices.memory(runs, found.schedule))
+            more_s = again.step_s - found.timeline.step_s
+            says = f"{duration(abs(more_s))} {'more' if more_s >= 0 else 'less'}"
+            if over > 0:
+                says += f", does not fit by {size(over)}"
+            rows.append(
+                {
+                    "cut": f"before {units[found.ends[i]]}",
+                    "moved": word,
+                    "more_s": more_s,
+                    "fits": over <= 0,
+                    "says": says,
+                }
+            )
+    return rows
+
+
+def _moved(ends: Ends, i: int, step: int) -> Ends | None:
+    before = ends[i - 1] if i else 0
+    if not before < ends[i] + step < ends[i + 1]:
+        return None
+    return (*ends[:i], ends[i] + step, *ends[i + 1 :])
+
+
+def pipeline_object(found: PricedPipeline) -> dict[str, Any]:
+    """The same as JSON-like values."""
+    memories = found.prices.memory(found.runs, found.schedule)
+    return {
+        "schedule": found.schedule.name,
+        "step_time_s": found.timeline.step_s,
+        "bubble": found.timeline.bubble,
+        "stages": [
+            {
+                "rank": found.schedule.ranks[stage],
+                "first": found.prices.model.units[first],
+                "units": end - first,
+                "forward_s": found.prices.time(first, end).forward_s,
+                "backward_s": found.prices.time(first, end).backward_s,
+            }
+            for stage, (first, end) in enumerate(found.runs)
+        ],
+        "ranks": [
+            {"busy_s": busy_s, "memory_bytes": memory.total}
+            for busy_s, memory in zip(found.timeline.busy_s, memories, strict=True)
+        ],
+        "cuts": [
+            {k: row[k] for k in ("cut", "moved", "more_s", "fits")} for row in other_cuts(found)
+        ],
+    }
+
+
+def trace_of(found: PricedPipeline) -> str:
+    """The timeline for Perfetto."""
+    from autopar.pipeline.trace import chrome_trace
+
+    recompute = found.prices.recompute
+    saved = [found.prices.model.stage_summary(*run).lives[recompute].saved for run in found.runs]
+    memories = found.prices.memory(found.runs, found.schedule)
+    state = [m.parameters + m.gradients + m.optimizer for m in memories]
+    return chrome_trace(
+        found.timeline, found.schedule, lambda stage: saved[stage], lambda rank: state[rank]
+    )

@@ -1,0 +1,82 @@
+"""Pipelines verified against one device: every schedule, alone and with tensor or data parallelism.
+
+In float64, with the messages and collectives of every rank compared with what was priced.
+
+    python -m benchmarks.pipelines [--models examples/02_gpt.py,llama,t5,examples/06_unet.py]
+                                   [--ranks 4] [--keep DIR] [--json]
+
+With ``--ranks 8`` every schedule runs over four pipeline ranks times two of tensor or data
+parallelism. A schedule that a model or batch cannot have is a row with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from autopar.pipeline.schedules.table import SCHEDULES
+from benchmarks.figures import Target, show
+from benchmarks.zoo import LIMIT, check, right
+
+MODELS = ("examples/02_gpt.py", "llama", "t5", "examples/06_unet.py")
+CLUSTER = Path("examples/clusters/cpu_4.yaml")
+STATE: Mapping[str, Mapping[str, str]] = {
+    "1f1b x shard, ZeRO 1": {"schedule": "1f1b", "dp_shard": "2", "zero": "1"},
+    "1f1b x shard, ZeRO 2": {"schedule": "1f1b", "dp_shard": "2", "zero": "2"},
+    "1f1b x shard, ZeRO 3": {"schedule": "1f1b", "dp_shard": "2", "zero": "3"},
+    "zb-h1 x shard, ZeRO 3": {"schedule": "zb-h1", "dp_shard": "2", "zero": "3"},
+    "1f1b x tp, recompute full": {"schedule": "1f1b", "tp": "2", "recompute": "full"},
+    "zb-v x tp, recompute compute": {"schedule": "zb-v", "tp": "2", "recompute": "compute"},
+}
+
+
+def plans(ranks: int) -> dict[str, dict[str, str]]:
+    """Layouts by name."""
+    pp = 4
+    small = {"pp": str(ranks // 2)}
+    if ranks == 4:
+        found = {name: {"pp": "4", "schedule": name} for name in SCHEDULES}
+    else:
+        found = {
+            f"{name} x {axis}": {"pp": str(pp), "schedule": name, axis: "2"}
+            for name in SCHEDULES
+            for axis in ("tp", "dp_replicate")
+        }
+    return found | {name: {**small, **fix} for name, fix in STATE.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--ranks", type=int, default=4, choices=(4, 8))
+    parser.add_argument("--keep", type=Path, help="where plans and programs stay")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        home = given.keep or Path(scratch)
+        home.mkdir(parents=True, exist_ok=True)
+        cluster = home / "cluster.yaml"
+        text = CLUSTER.read_text()
+        for word in ("{} processes", "count: {}", "span: {}"):
+            text = text.replace(word.format(4), word.format(given.ranks))
+        cluster.write_text(text)
+        for model in given.models.split(","):
+            for row in check(model, home / Path(model).stem, plans(given.ranks), str(cluster)):
+                rows.append(row)
+                said = "right" if right(row) else row["reason"] or "WRONG"
+                print(f"{row['family']}: {row['plan']}: {said}", flush=True)
+    made = [row for row in rows if "loss" in row]
+    wrong = [row for row in made if not right(row)]
+    worst = max((max(r["loss"], r["gradient"], r["weight"]) for r in made), default=0.0)
+    targets = [
+        Target("plans that are not right", len(wrong), 0),
+        Target("largest relative error in float64", worst, LIMIT),
+    ]
+    show(rows, targets, given.json)
+
+
+if __name__ == "__main__":
+    main()

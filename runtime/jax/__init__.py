@@ -1,0 +1,1 @@
+"""What emitted JAX programs import, and the trainer of their plans."""

@@ -1,0 +1,172 @@
+"""Where every parameter of an emitted JAX program lies, and how it gets there from the user's tree.
+
+State is a dict from the key of a parameter to one array; the key is its name, and ``block/name``
+for the stacked layers of a block. Over ``dp_shard`` the first dim that divides is cut, from the
+level of ZeRO on that the plan has; a parameter without such a dim stays whole there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import ModuleType
+from typing import Any
+
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from autopar.lowering.state import even_cut
+from autopar.nouns.mesh import DATA_AXES
+from autopar.runtime.jax.program import Block, Parameter
+from autopar.runtime.settings import ProgramError, Settings
+
+Spec = Any  # PartitionSpec; jax is not type-checked here
+OPTIMIZER, GRADIENTS, PARAMETERS = 1, 2, 3
+"""From which level of ZeRO on ``dp_shard`` cuts what."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of the state. ``layers`` are the module paths stacked along dim 0, () for none;
+    ``cut`` is the dim of one layer that ``dp_shard`` cuts, None for none."""
+
+    key: str
+    name: str
+    parameter: Parameter
+    layers: tuple[str, ...]
+    cut: int | None
+
+    @property
+    def dim(self) -> int | None:
+        """The dim of the stored array that ``dp_shard`` cuts."""
+        return None if self.cut is None else self.cut + bool(self.layers)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Full names of the parameters in this array."""
+        return tuple(f"{layer}.{self.name}" for layer in self.layers) or (self.name,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.layers), *self.parameter.shape) if self.layers else self.parameter.shape
+
+    def axes(self, dim: int) -> tuple[str, ...]:
+        """The model axes on ``dim`` of one layer, outermost first."""
+        entry = self.parameter.spec[dim] if dim < len(self.parameter.spec) else None
+        return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The leaves of a program with the mesh and settings that place them."""
+
+    mesh: Mapping[str, int]
+    settings: Settings
+    leaves: Mapping[str, Leaf]
+
+    @staticmethod
+    def of(program: ModuleType) -> Layout:
+        """The layout of an emitted module, from its tables."""
+        mesh, settings = program.MESH, program.SETTINGS
+        rows: list[tuple[str, str, Parameter, tuple[str, ...]]] = [
+            (name, name, parameter, ()) for name, parameter in program.PARAMETERS.items()
+        ]
+        blocks: Mapping[str, Block] = program.BLOCKS
+        for block, found in blocks.items():
+            rows += [(f"{block}/{n}", n, p, found.layers) for n, p in found.parameters.items()]
+        shard = mesh.get("dp_shard", 1) if settings.zero else 1
+        leaves = {k: Leaf(k, n, p, ls, _cut(p, mesh, shard)) for k, n, p, ls in rows}
+        return Layout(mesh, settings, leaves)
+
+    @property
+    def shards(self) -> bool:
+        """Whether ``dp_shard`` cuts state at all."""
+        return self.settings.zero > 0 and self.mesh.get("dp_shard", 1) > 1
+
+    @cached_property
+    def data_axes(self) -> tuple[str, ...]:
+        return tuple(a for a in DATA_AXES if self.mesh.get(a, 1) > 1)
+
+    def specs(self, level: int) -> dict[str, Spec]:
+        """How each array lies; ``level``: what it is (`OPTIMIZER`, `GRADIENTS`, `PARAMETERS`)."""
+        return {key: self.spec(leaf, level) for key, leaf in self.trained.items()}
+
+    @cached_property
+    def trained(self) -> Mapping[str, Leaf]:
+        """The leaves that have gradients."""
+        return {k: leaf for k, leaf in self.leaves.items() if not leaf.parameter.frozen}
+
+    @cached_property
+    def frozen(self) -> Mapping[str, Leaf]:
+        """The leaves of arrays that the loss closes over."""
+        return {k: leaf for k, leaf in self.leaves.items() if leaf.parameter.frozen}
+
+    def spec(self, leaf: Leaf, level: int) -> Spec:
+        dims: list[Any] = [leaf.axes(d) for d in range(len(leaf.parameter.shape))]
+        if self.settings.zero >= level and leaf.cut is not None:
+            dims[leaf.cut] = (*dims[leaf.cut], "dp_shard")
+        entries = [None if not axes else axes[0] if len(axes) == 1 else axes for axes in dims]
+        lead = (None,) if leaf.layers else ()
+        return PartitionSpec(*lead, *entries)
+
+    def cutting_axes(self, leaf: Leaf) -> tuple[str, ...]:
+        """Axes on which the ranks hold different pieces of the leaf's reduced gradient."""
+        model = [a for d in range(len(leaf.parameter.shape)) for a in leaf.axes(d)]
+        return (*model, *(() if leaf.cut is None else ("dp_shard",)))
+
+    def gather_names(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        """State arrays of what is trained from parameters by full name: layers are stacked."""
+        return self._gathered(self.trained, named)
+
+    def gather_frozen(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        """The same of arrays that the loss closes over."""
+        return self._gathered(self.frozen, named)
+
+    def _gathered(self, leaves: Mapping[str, Leaf], named: Mapping[str, Any]) -> dict[str, Any]:
+        missing = [n for leaf in leaves.values() for n in leaf.names if n not in named]
+        if missing:
+            raise ProgramError(
+                f"the program needs {missing[0]} and {len(missing) - 1} more that the model's "
+                "parameters do not have: plan the model again"
+            )
+        return {
+            key: jnp.stack([named[n] for n in leaf.names]) if leaf.layers else named[leaf.name]
+            for key, leaf in leaves.items()
+        }
+
+    def names(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The inverse: parameters by full name."""
+        found: dict[str, Any] = {}
+        for key, leaf in self.trained.items():
+            array = state[key]
+            pieces = [array[i] for i in range(len(leaf.layers))] if leaf.layers else [array]
+            found.update(zip(leaf.names, pieces, strict=True))
+        return found
+
+
+def by_name(
+    leaves: Iterable[tuple[str, Any]], stacks: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    """Parameters under the names of the graph, from (path, array) pairs of the user's tree.
+
+    ``stacks``: for paths that hold the layers of a scan, the names of the slices.
+    """
+    found: dict[str, Any] = {}
+    for path, leaf in leaves:
+        if path in stacks:
+            found.update((name, leaf[i]) for i, name in enumerate(stacks[path]))
+        else:
+            found[path] = leaf
+    return found
+
+
+def _cut(parameter: Parameter, mesh: Mapping[str, int], shard: int) -> int | None:
+    """The dim that ``dp_shard`` cuts after the model axes have cut the parameter."""
+    if shard == 1 or parameter.buffer:
+        return None
+    leaf = Leaf("", "", parameter, (), None)
+    degrees = (math.prod(mesh[a] for a in leaf.axes(d)) for d in range(len(parameter.shape)))
+    local = [size // degree for size, degree in zip(parameter.shape, degrees, strict=True)]
+    return even_cut(local, shard)

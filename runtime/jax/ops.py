@@ -1,0 +1,123 @@
+"""The ops of emitted JAX programs that are more than one jnp call, on the pieces of one rank."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from autopar.runtime.jax.collectives import Axes
+
+Array = Any
+
+
+def wide(x: Array) -> Array:
+    """``x`` in at least float32."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def linear(x: Array, weight: Array) -> Array:
+    """x [..., k], weight [n, k] -> [..., n]."""
+    return jnp.einsum("...k,nk->...n", x, weight)
+
+
+def layer_norm(
+    x: Array, weight: Array = None, bias: Array = None, dims: int = 1, eps: float = 1e-5
+) -> Array:
+    """``(x - mean) / sqrt(variance + eps) * weight + bias`` over the last ``dims`` dims."""
+    over = tuple(range(-dims, 0))
+    y = wide(x)
+    y = y - y.mean(over, keepdims=True)
+    y = y * lax.rsqrt(jnp.square(y).mean(over, keepdims=True) + eps)
+    y = y if weight is None else y * weight
+    return (y if bias is None else y + bias).astype(x.dtype)
+
+
+def rms_norm(
+    x: Array, weight: Array = None, eps: float = 1e-6, upcast: bool = False, scale_offset: int = 0
+) -> Array:
+    """``x / sqrt(mean(x^2) + eps) * (scale_offset + weight)`` over the last dim."""
+    y = wide(x) if upcast else x
+    y = (y * lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + eps)).astype(x.dtype)
+    return y if weight is None else y * (weight + scale_offset)
+
+
+def embedding(ids: Array, weight: Array, axis: Axes | None = None) -> Array:
+    """Rows of ``weight``. With ``axis`` each rank holds a piece of the rows: a partial sum, zero
+    where another rank has the row. Negative ids count from the end, as in jnp."""
+    if axis is None:
+        return weight[ids]
+    rows = weight.shape[0]
+    ids = jnp.where(ids < 0, ids + rows * lax.axis_size(axis), ids)
+    place = ids - lax.axis_index(axis) * rows
+    mine = (place >= 0) & (place < rows)
+    found = weight[jnp.where(mine, place, 0)]
+    return jnp.where(mine[..., None], found, jnp.zeros_like(found))
+
+
+def cross_entropy(
+    logits: Array, labels: Array, count: float = 1, axis: Axes | None = None
+) -> Array:
+    """The sum of the cross-entropies of this rank's rows over ``count``, the rows of the batch.
+
+    logits [t, v] (with ``axis`` this rank's piece of v), labels [t] -> scalar. The shares of all
+    ranks that split t add up to the mean. Computed in at least float32; the logits are all that
+    backward reads, and one array like them all that it makes.
+    """
+    columns = logits.shape[-1]
+    first: Any = 0 if axis is None else lax.axis_index(axis) * columns
+    ranks = 1 if axis is None else lax.axis_size(axis)
+    place = jnp.where(labels < 0, labels + columns * ranks, labels) - first
+    return _entropy(axis, logits, place) / count
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _entropy(axis: Axes | None, logits: Array, place: Array) -> Array:
+    return _entropy_forward(axis, logits, place)[0]
+
+
+def _entropy_forward(axis: Axes | None, logits: Array, place: Array) -> tuple[Array, Any]:
+    """The sum over rows of log(sum(exp(logits))) less the logit at ``place``, where this rank has
+    it; kept: logits, places, the logarithms."""
+    columns = logits.shape[-1]
+    largest = wide(logits.max(-1))
+    if axis is not None:
+        largest = lax.pmax(largest, axis)
+    mine = (place >= 0) & (place < columns)
+    picked = jnp.take_along_axis(logits, jnp.where(mine, place, 0)[:, None], axis=-1)[:, 0]
+    parts = jnp.stack(
+        [
+            jnp.exp(wide(logits) - largest[:, None]).sum(-1),
+            jnp.where(mine, wide(picked) - largest, 0.0),
+        ]
+    )
+    total, label = parts if axis is None else lax.psum(parts, axis)
+    return (jnp.log(total) - label).sum(), (logits, place, jnp.log(total) + largest)
+
+
+def _entropy_backward(axis: Axes | None, kept: Any, g: Array) -> tuple[Array, None]:
+    logits, place, logarithm = kept
+    hit = place[:, None] == jnp.arange(logits.shape[-1])
+    found = ((jnp.exp(wide(logits) - logarithm[:, None]) - hit) * g).astype(logits.dtype)
+    # else XLA makes it once for each product that reads it
+    return lax.optimization_barrier(found), None
+
+
+_entropy.defvjp(_entropy_forward, _entropy_backward)
+
+
+def conv(
+    x: Array, weight: Array, stride: Any, padding: Any, dilation: Any, groups: int = 1
+) -> Array:
+    """x [b, c, *s], weight [o, c/groups, *k] -> [b, o, *s]."""
+    return lax.conv_general_dilated(
+        x, weight, stride, padding, rhs_dilation=dilation, feature_group_count=groups
+    )
+
+
+def clamp(x: Array, least: float, most: float) -> Array:
+    """``x`` between two numbers, with the gradient of `lax.clamp`: none at the bounds."""
+    return lax.clamp(jnp.asarray(least, x.dtype), x, jnp.asarray(most, x.dtype))

@@ -1,0 +1,290 @@
+"""One training step of an emitted JAX program: gradients, their reductions, the update.
+
+Everything runs on the pieces of one device inside one `jax.shard_map`, so the collectives of a step
+are those that are written here, in the program and nowhere else. What is reduced when is the table
+of `autopar.lowering.state`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from autopar.nouns.workload import Workload
+from autopar.runtime.jax.collectives import join, own_piece, scatter
+from autopar.runtime.jax.layout import GRADIENTS, OPTIMIZER, PARAMETERS, Layout, Leaf
+from autopar.runtime.jax.optimizer import SLOTS, update
+from autopar.runtime.jax.program import Stack
+from autopar.runtime.jax.units import gathered, scattered
+
+Array = Any
+Arrays = Mapping[str, Array]
+State = dict[str, Any]
+"""``params`` and one dict of arrays for each slot of the optimizer, and the number of ``step``s."""
+
+# XLA drops barriers on CPUs before it merges equal ops, so a layer outside of a loop would keep for
+# its backward pass what it is to gather or compute again; a barrier itself costs nothing there
+_COMPILER_OPTIONS = {"cpu": {"xla_disable_hlo_passes": "cse_barrier_expander"}}
+
+
+class Step:
+    """The jitted functions of a program.
+
+    ``step(state, batch)`` gives the next state, the loss, and the norm of the gradient (0 where
+    nothing is clipped); ``watched(state, batch, given)`` gives the reduced gradients in the norm's
+    place, leaves the old state alone and steps on the gradients that are ``given``. A batch has the
+    microbatches as its first dim: [m, samples, ...]; see `Step.cut`.
+    """
+
+    def __init__(self, program: ModuleType, workload: Workload) -> None:
+        self.program = program
+        self.workload = workload
+        self.layout = Layout.of(program)
+        mesh = self.layout.mesh or {"dp_shard": 1}
+        self.mesh = jax.make_mesh(
+            tuple(mesh.values()), tuple(mesh), axis_types=(AxisType.Auto,) * len(mesh)
+        )
+        slots = SLOTS[workload.optimizer]
+        self.state_specs: dict[str, Any] = {
+            "params": self.layout.specs(PARAMETERS),
+            "frozen": {k: self.layout.spec(f, PARAMETERS) for k, f in self.layout.frozen.items()},
+            **{slot: self.layout.specs(OPTIMIZER) for slot in slots},
+            "step": PartitionSpec(),
+        }
+        reduced = self.layout.specs(OPTIMIZER)
+        plain = PartitionSpec()
+        batch = dict(program.BATCH)
+        given, state = (self.state_specs, batch), self.state_specs
+        self.step = self._jit(self._step, given, (state, plain, plain), donate=(0,))
+        self.watched = self._jit(self._watched, (*given, reduced), (state, plain, reduced))
+
+    def _jit(self, function: Any, given: Any, made: Any, donate: tuple[int, ...] = ()) -> Any:
+        local = jax.shard_map(
+            function, mesh=self.mesh, in_specs=given, out_specs=made, check_vma=False
+        )
+        return jax.jit(
+            local,
+            in_shardings=placed(self.mesh, given),
+            out_shardings=placed(self.mesh, made),
+            donate_argnums=donate,
+            compiler_options=_COMPILER_OPTIONS.get(self.mesh.devices.flat[0].platform),
+        )
+
+    def initial(
+        self, parameters: Callable[[], Arrays], constants: Arrays = MappingProxyType({})
+    ) -> State:
+        """The state before the first step, every piece made on the device that holds it.
+
+        ``parameters`` gives the arrays of `Layout.gather_names`; ``constants`` are by full name.
+        """
+
+        def make() -> State:
+            params = dict(parameters())
+            zeros = {k: jnp.zeros_like(p) for k, p in params.items()}
+            slots = {slot: zeros for slot in SLOTS[self.workload.optimizer]}
+            return {"params": params, **slots, "step": jnp.zeros((), jnp.int32)}
+
+        specs = placed(self.mesh, self.state_specs)
+        frozen = jax.device_put(self.layout.gather_frozen(constants), specs.pop("frozen"))
+        return {**jax.jit(make, out_shardings=specs)(), "frozen": frozen}
+
+    def cut(self, batch: Mapping[str, Any]) -> dict[str, Array]:
+        """A global batch with its microbatches apart, each entry where its readers are."""
+        found = {}
+        for name, spec in self.program.BATCH.items():
+            array = jnp.asarray(batch[name])
+            shape = self._cut_shape(name, array)
+            whole = len(shape) > array.ndim and shape[1:] == array.shape
+            array = jnp.broadcast_to(array, shape) if whole else array.reshape(shape)
+            found[name] = jax.device_put(array, NamedSharding(self.mesh, spec))
+        return found
+
+    def shapes(self, batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What `step` and `watched` take, as shapes: of the state, and of a global batch."""
+        params = {
+            key: jax.ShapeDtypeStruct(leaf.shape, leaf.parameter.dtype)
+            for key, leaf in self.layout.trained.items()
+        }
+        state: dict[str, Any] = dict.fromkeys(self.state_specs, params)
+        state["frozen"] = {
+            key: jax.ShapeDtypeStruct(leaf.shape, leaf.parameter.dtype)
+            for key, leaf in self.layout.frozen.items()
+        }
+        state["step"] = jax.ShapeDtypeStruct((), jnp.int32)
+        cut = {
+            name: jax.ShapeDtypeStruct(self._cut_shape(name, batch[name]), batch[name].dtype)
+            for name in self.program.BATCH
+        }
+        return state, cut
+
+    def _cut_shape(self, name: str, array: Any) -> tuple[int, ...]:
+        count = self.layout.settings.microbatches
+        if name in self.layout.settings.whole_inputs or not array.shape:
+            return (count, *array.shape)
+        return (count, array.shape[0] // count, *array.shape[1:])
+
+    # -- on the pieces of one device -------------------------------------------------------------
+
+    def _step(self, state: State, batch: Arrays) -> tuple[State, Array, Array]:
+        loss, gradients = self._gradients(state["params"], state["frozen"], batch)
+        state, norm = self._updated(state, gradients)
+        return state, loss, norm.astype(loss.dtype)
+
+    def _watched(self, state: State, batch: Arrays, given: Arrays) -> tuple[State, Array, Arrays]:
+        loss, gradients = self._gradients(state["params"], state["frozen"], batch)
+        return self._updated(state, given)[0], loss, gradients
+
+    def _updated(self, state: State, gradients: Arrays) -> tuple[State, Array]:
+        norm = jnp.zeros(())
+        if self.workload.clip_norm is not None:
+            norm = self._norm(gradients)
+            scale = jnp.minimum(1.0, self.workload.clip_norm / (norm + 1e-6))
+            gradients = {k: g * scale.astype(g.dtype) for k, g in gradients.items()}
+        own = {k: self._own(k, p) for k, p in state["params"].items()}
+        slots = {slot: state[slot] for slot in SLOTS[self.workload.optimizer]}
+        new, slots = update(self.workload, state["step"] + 1, own, gradients, slots)
+        params = {k: self._joined(k, p) for k, p in new.items()}
+        new_state = {"params": params, "frozen": state["frozen"], **slots}
+        return {**new_state, "step": state["step"] + 1}, norm
+
+    def _gradients(self, params: Arrays, frozen: Arrays, batch: Arrays) -> tuple[Array, Arrays]:
+        """The loss of the global batch, and this device's piece of the reduced gradients."""
+        first = {n: a[0] for n, a in batch.items()}
+        if self.layout.settings.microbatches == 1:
+            loss, gradients = self._micro(params, frozen, first)
+        else:
+            shapes = jax.eval_shape(partial(self._micro, params, frozen), first)
+            zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+            def add(total: Any, micro: Arrays) -> tuple[Any, None]:
+                return jax.tree.map(jnp.add, total, self._micro(params, frozen, micro)), None
+
+            (loss, gradients), _ = lax.scan(add, zero, dict(batch))
+        axes = self.layout.data_axes
+        if axes:
+            loss = lax.psum(loss, axes)
+        return loss, {k: self._reduced(k, g) for k, g in gradients.items()}
+
+    def _micro(
+        self, params: Arrays, frozen: Arrays, batch: Arrays
+    ) -> tuple[Array, dict[str, Array]]:
+        """Loss share and gradients of one microbatch; with ZeRO 2 every layer's are cut at once."""
+
+        if self.layout.settings.zero == PARAMETERS:
+            # else XLA gathers once before the loop over microbatches, and keeps what it gathered
+            params, frozen, batch = lax.optimization_barrier((params, frozen, batch))
+
+        def share(own: Arrays) -> Array:
+            given = params if self.layout.settings.zero == GRADIENTS else {}
+            return self.program.loss(
+                self._given({**own, **frozen}, given), **self._computing(batch)
+            )
+
+        own = params
+        if self.layout.settings.zero == GRADIENTS:
+            own = {k: self._own(k, p) for k, p in params.items()}
+        loss, gradients = jax.value_and_grad(share)(own)
+        return loss.astype(jnp.promote_types(loss.dtype, jnp.float32)), dict(gradients)
+
+    def _given(self, own: Arrays, whole: Arrays) -> dict[str, Any]:
+        """What the program's ``loss`` reads: parameters by name, and a `Stack` for each block.
+
+        ``own`` are the arrays that gradients are of; where those are pieces of parameters that the
+        device holds ``whole``, these are read.
+        """
+        leaves = self.layout.leaves
+        pairs = {
+            k: (p, whole[k]) if k in whole and leaves[k].cut is not None else p
+            for k, p in own.items()
+        }
+        root = {k: leaf for k, leaf in leaves.items() if not leaf.layers}
+        found: dict[str, Any] = self._prepared(root, {k: pairs[k] for k in root})
+        for block in self.program.BLOCKS:
+            here = {leaf.name: leaf for k, leaf in leaves.items() if k.startswith(f"{block}/")}
+            found[block] = Stack(
+                {name: pairs[leaf.key] for name, leaf in here.items()},
+                partial(self._prepared, here),
+                recompute=self.layout.settings.recompute,
+            )
+        return found
+
+    def _prepared(self, leaves: Mapping[str, Leaf], arrays: Mapping[str, Any]) -> dict[str, Array]:
+        """A unit's parameters whole over ``dp_shard``, in the dtype of compute."""
+        if self.layout.settings.zero == PARAMETERS:
+            dtypes = {name: self._dtype(a.dtype, leaves[name]) for name, a in arrays.items()}
+            cuts = {name: leaf.cut for name, leaf in leaves.items()}
+            frozen = [name for name, leaf in leaves.items() if leaf.parameter.frozen]
+            return gathered(arrays, cuts, dtypes, frozen)
+        found = {}
+        for name, given in arrays.items():
+            piece, whole = given if isinstance(given, tuple) else (None, given)
+            x = whole if piece is None else scattered(whole, piece, leaves[name].cut or 0)
+            found[name] = x.astype(self._dtype(whole.dtype, leaves[name]))
+        return found
+
+    def _dtype(self, dtype: Any, leaf: Leaf | None = None) -> Any:
+        precision = self.layout.settings.precision
+        narrow = precision in ("bfloat16", "float16") and dtype == jnp.float32
+        narrow &= leaf is None or not leaf.parameter.buffer
+        return jnp.dtype(precision) if narrow else dtype
+
+    def _computing(self, batch: Arrays) -> dict[str, Array]:
+        return {n: a.astype(self._dtype(a.dtype)) for n, a in batch.items()}
+
+    def _scattered(self, key: str, g: Array) -> Array:
+        dim = self.layout.leaves[key].dim
+        return g if dim is None else scatter(g, dim, "dp_shard")
+
+    def _reduced(self, key: str, g: Array) -> Array:
+        """A gradient summed over all axes on which ranks have parts of it."""
+        leaf = self.layout.leaves[key]
+        axes = self.layout.data_axes
+        deferred = leaf.parameter.deferred
+        if self.layout.shards and leaf.cut is None:  # one group, as it is small
+            return lax.psum(g, tuple(a for a in self.layout.mesh if a in (*axes, *deferred)))
+        if leaf.cut is not None:
+            if self.layout.settings.zero == OPTIMIZER:
+                g = self._scattered(key, g)
+            axes = tuple(a for a in axes if a != "dp_shard")
+        if axes:
+            g = lax.psum(g, axes)
+        return lax.psum(g, deferred) if deferred else g
+
+    def _norm(self, gradients: Arrays) -> Array:
+        """The norm of the whole gradient, from the pieces, in at least float32."""
+        cutting = {k: self.layout.cutting_axes(self.layout.leaves[k]) for k in gradients}
+        axes = tuple(a for a in self.layout.mesh if any(a in c for c in cutting.values()))
+        total = sum(
+            jnp.square(g.astype(jnp.promote_types(g.dtype, jnp.float32))).sum()
+            / math.prod(self.layout.mesh[a] for a in axes if a not in cutting[k])
+            for k, g in gradients.items()
+        )
+        return jnp.sqrt(lax.psum(total, axes) if axes else total)
+
+    def _own(self, key: str, p: Array) -> Array:
+        """The piece of a parameter that this device updates."""
+        dim = self.layout.leaves[key].dim
+        held = self.layout.settings.zero == PARAMETERS
+        return p if dim is None or held else own_piece(p, dim, "dp_shard")
+
+    def _joined(self, key: str, p: Array) -> Array:
+        dim = self.layout.leaves[key].dim
+        held = self.layout.settings.zero == PARAMETERS
+        return p if dim is None or held else join(p, dim, "dp_shard")
+
+
+def placed(mesh: Mesh, specs: Any) -> Any:
+    """Shardings on ``mesh`` for a tree of partition specs."""
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec),
+        specs,
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )

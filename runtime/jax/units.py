@@ -1,0 +1,112 @@
+"""Parameters that ``dp_shard`` cuts, gathered and their gradients reduced a unit at a time.
+
+A unit is one layer of a block, or all parameters outside of blocks. A large parameter travels by
+itself, which costs no copy of it; the small ones of a unit travel as one flat array for each dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from autopar.runtime.jax.collectives import join, scatter
+
+Array = Any
+Arrays = Mapping[str, Array]
+SMALL_BYTES = 1 << 20
+"""Of a whole parameter: copying it costs less than a collective of its own."""
+
+
+def gathered(
+    pieces: Arrays,
+    cuts: Mapping[str, int | None],
+    dtypes: Arrays,
+    frozen: Collection[str] = (),
+) -> dict[str, Array]:
+    """Whole parameters in ``dtypes`` from pieces along ``cuts``; None: the piece is the whole.
+
+    Their gradients come back as pieces, summed over ``dp_shard`` in the dtype of the piece.
+    Those that are ``frozen`` have none, and travel apart from those that have.
+    """
+    found = {n: p.astype(dtypes[n]) for n, p in pieces.items() if cuts[n] is None}
+    groups: dict[tuple[str, str, bool], list[str]] = {}
+    for name, p in pieces.items():
+        dim = cuts[name]
+        if dim is not None and p.nbytes * lax.axis_size("dp_shard") > SMALL_BYTES:
+            found[name] = _alone(p, dim, dtypes[name])
+        elif dim is not None:
+            groups.setdefault((str(p.dtype), str(dtypes[name]), name in frozen), []).append(name)
+    for (stored, moved, _), names in groups.items():
+        dims = [cuts[n] or 0 for n in names]
+        found.update(
+            zip(names, _unit([pieces[n] for n in names], dims, stored, moved), strict=True)
+        )
+    return found
+
+
+def scattered(whole: Array, piece: Array, dim: int) -> Array:
+    """``whole``, whose gradient goes to ``piece``, this rank's part of ``dim``, summed over
+    ``dp_shard``. Nothing reads what ``piece`` holds."""
+
+    @jax.custom_vjp  # type: ignore[untyped-decorator]
+    def function(whole: Array, piece: Array) -> Array:
+        return whole
+
+    def backward(_: None, g: Array) -> tuple[None, Array]:
+        return None, scatter(g.astype(piece.dtype), dim, "dp_shard")
+
+    function.defvjp(lambda whole, piece: (whole, None), backward)
+    result: Array = function(whole, piece)
+    return result
+
+
+def _alone(piece: Array, dim: int, moved: Any) -> Array:
+    @jax.custom_vjp  # type: ignore[untyped-decorator]
+    def function(piece: Array) -> Array:
+        return join(piece.astype(moved), dim, "dp_shard")
+
+    def backward(_: None, g: Array) -> tuple[Array]:
+        return (scatter(g.astype(piece.dtype), dim, "dp_shard"),)
+
+    function.defvjp(lambda piece: (function(piece), None), backward)
+    result: Array = function(piece)
+    return result
+
+
+def _unit(pieces: list[Array], dims: list[int], stored: str, moved: str) -> list[Array]:
+    shapes = [jnp.moveaxis(p, d, 0).shape for p, d in zip(pieces, dims, strict=True)]
+
+    def forward(pieces: list[Array]) -> list[Array]:
+        flat = [
+            jnp.moveaxis(p.astype(moved), d, 0).reshape(-1)
+            for p, d in zip(pieces, dims, strict=True)
+        ]
+        whole = join(jnp.concatenate(flat), 0, "dp_shard").reshape(-1, sum(map(jnp.size, flat)))
+        found, start = [], 0
+        for shape, part, dim in zip(shapes, flat, dims, strict=True):
+            rows = whole[:, start : start + part.size].reshape(-1, *shape[1:])
+            found.append(jnp.moveaxis(rows, 0, dim))
+            start += part.size
+        return found
+
+    def backward(_: None, gradients: list[Array]) -> tuple[list[Array]]:
+        rows = [
+            jnp.moveaxis(g.astype(stored), d, 0).reshape(g.shape[d] // s[0], -1)
+            for g, d, s in zip(gradients, dims, shapes, strict=True)
+        ]
+        own = scatter(jnp.concatenate(rows, axis=1).reshape(-1), 0, "dp_shard")
+        found, start = [], 0
+        for shape, row, dim in zip(shapes, rows, dims, strict=True):
+            piece = own[start : start + row.shape[1]].reshape(shape)
+            found.append(jnp.moveaxis(piece, 0, dim))
+            start += row.shape[1]
+        return (found,)
+
+    function = jax.custom_vjp(forward)
+    function.defvjp(lambda pieces: (forward(pieces), None), backward)
+    result: list[Array] = function(pieces)
+    return result

@@ -1,0 +1,1 @@
+"""Starting jobs on this machine, and telling how they ended."""

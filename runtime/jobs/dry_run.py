@@ -1,0 +1,166 @@
+"""Runs a program once where nothing has memory: what does not parse, import or run is told.
+
+One rank of the mesh is taken, on the meta device: every op checks its operands' shapes and dtypes,
+and so do the collectives, which need no other rank there. A class of which there are several
+instances runs once for operands of one kind, so that the depth of a model costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from autopar.nouns.batch import BatchEntry
+from autopar.nouns.mesh import DATA_AXES, Mesh
+from autopar.runtime.jobs.imported import failed, imported
+from autopar.runtime.pytorch import ranks
+from autopar.runtime.pytorch.parameters import computing, declared_in
+from autopar.runtime.pytorch.pipeline.records import Stage, Value
+from autopar.runtime.settings import Settings
+
+
+def dry_run(text: str, file: str, batch: Iterable[BatchEntry]) -> None:
+    """One forward and backward of the first rank's first microbatch of a global ``batch``.
+
+    Raises `BrokenProgram` with the line that fails.
+    """
+    module = imported(text, file)
+    try:
+        _step(module, batch)
+    except Exception as error:  # whatever a line of the program can raise
+        raise failed(error, text, file) from error
+
+
+def _step(module: ModuleType, batch: Iterable[BatchEntry]) -> None:
+    settings: Settings = module.SETTINGS
+    mesh = Mesh(tuple(module.MESH), tuple(module.MESH.values())).trimmed()
+    dtype = getattr(torch, settings.precision)
+    dtype = None if dtype is torch.float32 else dtype
+    pieces = {e.name: _piece(e, mesh, settings, dtype) for e in batch}
+    with ranks.using(_first_of(mesh)), computing(dtype), _draws_given_back():
+        if hasattr(module, "STAGES"):
+            _stages(module, pieces)
+            return
+        model = _model(module.Model, module)
+        extra: dict[str, Any] = {}
+        if hasattr(model, "counts"):
+            extra["counts"] = cast(Any, model).counts(pieces)
+        torch.autograd.backward(model(**pieces, **extra))
+
+
+def _model(make: Callable[[], nn.Module], module: ModuleType) -> nn.Module:
+    model = make()
+    declared_in(model)
+    _once_a_class(model, module)
+    vars(module).update(recompute=_called)  # what ran once gives nothing to run again
+    return model
+
+
+def _stages(module: ModuleType, pieces: Mapping[str, torch.Tensor]) -> None:
+    """Each stage forward and backward by itself, from values as ``VALUES`` declares them."""
+    stages: tuple[Stage, ...] = module.STAGES
+    values: Mapping[str, Value] = module.VALUES
+    for stage in stages:
+        model = _model(stage.module, module)
+        given: list[Any] = []
+        for name in stage.takes:
+            if name == "counts":
+                counts = cast(Any, model).counts
+                given.append(counts(pieces))
+            elif name in values:
+                given.append(_declared(values[name]))
+            else:
+                given.append(pieces[name])
+        made = model(*given)
+        several = made if isinstance(made, tuple) else (made,)
+        for name, one in zip(stage.gives, several, strict=True):
+            if name in values and tuple(one.shape) != values[name].shape:
+                raise ValueError(
+                    f"{name} is {list(one.shape)}, and VALUES declares {list(values[name].shape)}"
+                )
+        torch.autograd.backward(
+            [one for one in several if one.requires_grad],
+            [torch.empty_like(one) for one in several if one.requires_grad],
+        )
+
+
+def _declared(value: Value) -> torch.Tensor:
+    dtype = getattr(torch, value.dtype)
+    return torch.empty(value.shape, dtype=dtype, device="meta", requires_grad=value.gradient)
+
+
+def _piece(
+    entry: BatchEntry, mesh: Mesh, settings: Settings, dtype: torch.dtype | None
+) -> torch.Tensor:
+    shape = entry.shape
+    kind = getattr(torch, entry.dtype)
+    if entry.name not in settings.whole_inputs and entry.batch_dim is not None:
+        ways = settings.microbatches
+        for axis in DATA_AXES:
+            ways *= mesh.size(axis)
+        shape = (shape[0] // ways, *shape[1:])
+    if dtype is not None and kind is torch.float32:
+        kind = dtype
+    return torch.empty(shape, dtype=kind, device="meta")
+
+
+def _first_of(mesh: Mesh) -> ranks.Ranks:
+    """Rank 0 of a mesh, without processes: what a program asks of `Ranks`."""
+    here = SimpleNamespace(
+        mesh=mesh,
+        device=torch.device("meta"),
+        rank=0,
+        coordinates=dict.fromkeys(mesh.axes, 0),
+        index=lambda *axes: 0,
+        group=lambda *axes: SimpleNamespace(group_name="dry run"),
+    )
+    return cast(ranks.Ranks, here)
+
+
+def _once_a_class(model: nn.Module, module: ModuleType) -> None:
+    """Instances of one class share what its forward gave for operands of one kind."""
+    own = [m for m in model.modules() if type(m) in vars(module).values()]
+    several = {kind for kind, count in Counter(type(m) for m in own).items() if count > 1}
+    given: dict[Any, Any] = {}
+    for instance in own:
+        if type(instance) in several:
+            instance.forward = _remembered(instance, given)
+
+
+def _called(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return function(*args)
+
+
+def _remembered(instance: nn.Module, given: dict[Any, Any]) -> Any:
+    plain = instance.forward
+
+    def forward(*operands: Any) -> Any:
+        key = (type(instance), *map(_kind, operands))
+        if key not in given:
+            given[key] = plain(*operands)
+        return given[key]
+
+    return forward
+
+
+def _kind(operand: Any) -> Any:
+    """What decides about the result's shape."""
+    if isinstance(operand, torch.Tensor):
+        return operand.shape, operand.dtype
+    return tuple(operand) if isinstance(operand, Mapping) else operand
+
+
+@contextmanager
+def _draws_given_back() -> Iterator[None]:
+    """Random numbers drawn inside leave no trace."""
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)

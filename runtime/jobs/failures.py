@@ -1,0 +1,89 @@
+"""An error inside a job: told in one line with its place, its traceback in a file.
+
+A process writes `report`; whoever started it turns that into what the user reads.
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from autopar.files import plan_folder
+from autopar.nouns.errors import UserError
+
+LONGEST = 400  # characters of a message; the file has the rest
+
+_OWN = tuple(
+    str(folder) + os.sep
+    for folder in (
+        Path(plan_folder.__file__).parents[1],
+        Path(__file__).resolve().parents[1],
+        *(Path(sysconfig.get_paths()[name]) for name in ("purelib", "platlib", "stdlib")),
+    )
+)
+
+
+class RankFailed(UserError):
+    """A process of the job stopped; the text is its own error, and the others stopped with it."""
+
+
+def report(error: BaseException, rank: int, where: str, folder: str) -> dict[str, Any]:
+    """What a process says of the error that it stops with, as JSON-like values.
+
+    where:  ``in step 3``.
+    folder: the plan that was being run.
+    """
+    return {
+        "time": time.time(),
+        "rank": rank,
+        "where": where,
+        "folder": folder,
+        "error": type(error).__name__,
+        "message": str(error),
+        "place": place(error),
+        "user": isinstance(error, UserError),
+        "exit_code": getattr(error, "exit_code", 1),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+
+
+def place(error: BaseException) -> str:
+    """``file:line in function`` of the innermost frame of the program or of the user's files.
+
+    Empty where libraries and this package alone are to be seen.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith((*_OWN, "<"))]
+    return f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}" if own else ""
+
+
+def failure(found: Mapping[str, Any], who: str) -> UserError:
+    """The error of a report. ``who`` failed: ``rank 1 of 4``.
+
+    A user's error is raised again as it was; of any other the traceback goes to the plan folder.
+    """
+    if found["user"]:
+
+        class Raised(UserError):
+            exit_code: ClassVar[int] = found["exit_code"]
+
+        Raised.__name__ = found["error"]
+        return Raised(found["message"])
+    at = f" at {found['place']}" if found["place"] else ""
+    message = " ".join(found["message"].split())
+    message = message if len(message) <= LONGEST else message[:LONGEST] + " ..."
+    head = f"{who} failed {found['where']}{at}: {found['error']}: {message}"
+    file = Path(found["folder"]) / plan_folder.FAILURE
+    try:
+        file.write_text(found["traceback"])
+    except OSError as error:
+        return RankFailed(
+            f"{head}\n{file} cannot be written ({error.strerror}), so here it is:\n"
+            f"{found['traceback'].rstrip()}"
+        )
+    return RankFailed(f"{head}. The whole traceback is in {file}")

@@ -1,0 +1,56 @@
+"""Starting the process of a JAX job, which sees all devices of its plan.
+
+Where jax has no accelerator, the devices are virtual ones of the CPU. Importing this module needs
+no jax.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autopar.runtime.jobs.failures import RankFailed, failure
+
+COUNT = "--xla_force_host_platform_device_count"
+DEVICES = {"cpu": "cpu", "cuda": "cuda"}
+
+
+def launch(job: str, options: Mapping[str, Any], devices: int, device: str = "cpu") -> Any:
+    """Runs a job of `autopar.runtime.jobs.jax_worker` where jax sees ``devices`` devices.
+
+    Raises `RankFailed`, or the `UserError` of the process, as one of the same exit code.
+    """
+    with tempfile.TemporaryDirectory(prefix="autopar-") as results:
+        file = Path(results) / "result.json"
+        command = [sys.executable, "-m", "autopar.runtime.jobs.jax_worker"]
+        sys.stdout.flush()
+        done = subprocess.run(
+            [*command, job, json.dumps(options), str(file)],
+            env=_environment(devices, device),
+            check=False,
+        )
+        if not file.exists():
+            why = f"was killed by signal {-done.returncode}" if done.returncode < 0 else "stopped"
+            raise RankFailed(
+                f"the JAX process {why} without a result (exit code {done.returncode})"
+            )
+        found = json.loads(file.read_text())
+    if "error" in found:
+        raise failure(found, "the JAX process")
+    return found["result"]
+
+
+def _environment(devices: int, device: str) -> dict[str, str]:
+    environment = dict(os.environ)
+    flags = re.sub(rf"{COUNT}=\d+", "", environment.get("XLA_FLAGS", ""))
+    environment["XLA_FLAGS"] = f"{flags} {COUNT}={devices}".strip()
+    if device in DEVICES:
+        environment["JAX_PLATFORMS"] = DEVICES[device]
+    return environment

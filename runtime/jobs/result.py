@@ -1,0 +1,30 @@
+"""What a run of a plan measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from autopar.nouns.style import Style
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """``losses`` of the steps that were run; times in seconds, ``step_time_s`` their median.
+
+    ``peak_memory_bytes`` is that of the fullest process; 0 where it was not measured. It is what
+    ``memory_is`` says; ``memory_compares``: the prediction is of the same. ``phases_s``
+    are medians on the first rank, by `autopar.runtime.jobs.phases`; empty where not told apart.
+    ``style``: how the program was executed.
+    """
+
+    losses: tuple[float, ...]
+    step_time_s: float
+    predicted_step_time_s: float
+    ranks: int
+    step: int
+    peak_memory_bytes: int = 0
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    memory_is: str = ""
+    memory_compares: bool = True
+    style: Style = "eager"

@@ -1,0 +1,385 @@
+"""What each process of `autopar profile` runs: every measurement is one JSON line of rank 0.
+
+    python -m autopar.runtime.profile.worker 'file of what is known already'
+
+All processes run the same call at the same time, since they share the machine's memory and, on a
+CPU, its caches. Which of them is slowest changes within a step, so an op takes the mean over ranks;
+that the others wait where they meet is measured apart, and a collective is what it adds to the
+slowest. A figure is the median over repeats.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autopar.runtime.jobs.host_memory import forget_peak, resident_bytes
+from autopar.runtime.profile.collectives import Overlap, exchanges, units
+from autopar.runtime.profile.ops import CHAIN_BYTES, Case, Chain, Update, cases
+from autopar.runtime.pytorch.load import start
+
+ENOUGH_S = 0.25
+FEWEST, MOST = 5, 20
+SETTLED_S, SETTLED = 2.0, 8
+"""The same where memory is taken and given back: a heap needs some steps to reach its size."""
+LEAST_S = 1e-9
+"""No call is as short: a profile refuses such a figure."""
+WAITS = 5
+"""Figures of `Bench.waited`, each the mean of many calls: delays are rare and long."""
+SEGMENTS_S = (5e-3, 20e-3, 80e-3)
+"""Compute between two meetings of ranks, from a layer's part to several layers."""
+PAUSE_S = 1.5e-3
+"""Compute between collectives: about what lies between two of a tensor-parallel layer."""
+
+
+class Bench:
+    """Times calls on every rank at once; rank 0 prints the result."""
+
+    def __init__(
+        self,
+        known: set[tuple[str, str, float, float]],
+        enough_s: float = ENOUGH_S,
+        fewest: int = FEWEST,
+    ) -> None:
+        """``known`` is not measured again; repeats take ``enough_s`` where they are short, and are
+        more than ``fewest``."""
+        self.enough_s, self.fewest = enough_s, fewest
+        self.device = start("auto")
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.known = known
+
+    def wants(self, subject: str, key: str, size_bytes: float, flops: float) -> bool:
+        return (subject, key, float(size_bytes), float(flops)) not in self.known
+
+    def slowest(self, *calls: Callable[[], Any], settles: bool = False) -> list[list[float]]:
+        """Seconds of the slowest rank for each of ``calls``: one figure a repeat.
+
+        ``settles``: the calls get faster for a while, so their first half is left out.
+        """
+        return self._times(calls, settles).amax(0).T.tolist()
+
+    def mean(self, *calls: Callable[[], Any]) -> list[list[float]]:
+        """Seconds of the mean over ranks for each of ``calls``: one figure a repeat."""
+        return self._times(calls).mean(0).T.tolist()
+
+    def waited(self, call: Callable[[], Any]) -> list[float]:
+        """Seconds by which the slowest rank falls behind the mean, each the mean of some calls."""
+        taken = torch.cat([self._times([call]) for _ in range(WAITS)], dim=1)[..., 0]
+        return [float(part.mean()) for part in (taken.amax(0) - taken.mean(0)).chunk(WAITS)]
+
+    def _times(self, calls: Sequence[Callable[[], Any]], settles: bool = False) -> torch.Tensor:
+        """[ranks, repeats, calls]; the calls are run in turns."""
+        least_s, fewest = (SETTLED_S, SETTLED) if settles else (self.enough_s, self.fewest)
+        rows: list[list[float]] = []
+        enough = torch.zeros((), device=self.device)
+        began = time.perf_counter()
+        while not enough.item():
+            row = []
+            for call in calls:
+                dist.barrier()
+                before = time.perf_counter()
+                call()
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize()
+                row.append(time.perf_counter() - before)
+            rows.append(row)
+            late = time.perf_counter() - began > least_s
+            enough.fill_(float(len(rows) >= MOST or (late and len(rows) > fewest)))
+            dist.broadcast(enough, 0)
+        own = torch.tensor(
+            rows[len(rows) // 2 if settles else 1 :], dtype=torch.float64, device=self.device
+        )
+        every = [torch.empty_like(own) for _ in range(self.world)]
+        dist.all_gather(every, own)
+        return torch.stack(every)
+
+    def write(
+        self, subject: str, key: str, size_bytes: float, flops: float, times: list[float]
+    ) -> None:
+        """Prints one measurement; ``spread`` is (p90 - p10) / median.
+
+        What adds no time to the compute beside it was lost in noise: that is said, and measured
+        again next time.
+        """
+        if self.rank:
+            return
+        ordered = sorted(times)
+        middle = ordered[len(ordered) // 2]
+        if middle <= LEAST_S:
+            lost = {"left_out": subject, "key": key, "size_bytes": size_bytes, "seconds": middle}
+            print(json.dumps(lost), flush=True)
+            return
+        tenths = quantiles(ordered, n=10)
+        line = {
+            "subject": subject,
+            "key": key,
+            "size_bytes": float(size_bytes),
+            "flops": float(flops),
+            "seconds": middle,
+            "spread": (tenths[-1] - tenths[0]) / middle,
+            "repeats": len(ordered),
+        }
+        print(json.dumps(line), flush=True)
+
+
+def measure_process(bench: Bench) -> None:
+    """Memory that a training process holds before its model, and how long it takes to get there.
+
+    That is the interpreter, torch, the process groups, and what checking the plan against the
+    model needs; the fullest process counts.
+    """
+    if any(subject == "process" for subject, *_ in bench.known):
+        return
+    began = time.perf_counter()
+    _train_something(bench.device)
+    took = time.perf_counter() - began
+    held = torch.tensor(resident_bytes(), dtype=torch.int64, device=bench.device)
+    dist.all_reduce(held, op=dist.ReduceOp.MAX)
+    bench.write("process", "start", float(held), 0.0, [took] * 2)
+    if bench.device.type == "cpu":
+        before, began = resident_bytes(), time.perf_counter()
+        if _import_models():
+            took = time.perf_counter() - began
+            added = torch.tensor(resident_bytes() - before, dtype=torch.int64)
+            dist.all_reduce(added, op=dist.ReduceOp.MAX)
+            bench.write("process", "transformers", max(1.0, float(added)), 0.0, [took] * 2)
+        before, began = resident_bytes(), time.perf_counter()
+        forget_peak()
+        lived = _train_known()
+        took = time.perf_counter() - began
+        grown = torch.tensor(resident_bytes(peak=True) - before, dtype=torch.int64)
+        dist.all_reduce(grown, op=dist.ReduceOp.MAX)
+        bench.write("process", "grown", float(grown), 0.0, [took] * 2)
+        bench.write("process", "lived", float(lived), 0.0, [took] * 2)
+
+
+def _import_models() -> bool:
+    """Imports what models of the Hugging Face library need; False where it is not installed."""
+    try:
+        from transformers import LlamaConfig, LlamaForCausalLM
+    except ImportError:
+        return False
+    with torch.device("meta"):
+        LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, hidden_size=64, vocab_size=64))
+    return True
+
+
+def _train_known() -> int:
+    """Trains layers of known sizes; returns the bytes that live at the worst moment of a step."""
+    width, layers, rows = 1024, 8, 512
+    model = torch.nn.Sequential(
+        *(m for _ in range(layers) for m in (torch.nn.Linear(width, width), torch.nn.ReLU()))
+    )
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for _ in range(4):
+        optimizer.zero_grad()
+        wrapped(torch.rand(rows, width)).square().mean().backward()
+        optimizer.step()
+    held = sum(p.numel() for p in model.parameters())
+    # Parameters, gradients and two slots; what the products and the loss save; two gradients.
+    return 4 * (4 * held + (layers + 4) * rows * width)
+
+
+def _train_something(device: torch.device) -> None:
+    """Captures and trains a model of a few numbers: loads all that a training process loads."""
+    from autopar.frontends.dispatch import capture
+    from autopar.nouns.workload import Workload
+
+    class Line(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = torch.nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.line(x)
+            return y.square().mean()
+
+    capture(Workload(model=Line, batch=lambda: {"x": torch.zeros(4, 8)}))
+    model = Line().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    for _ in range(2):
+        wrapped(torch.zeros(4, 8, device=device)).backward()
+        optimizer.step()
+
+
+def measure_ops(bench: Bench) -> None:
+    """Forward and backward of every case; float32 whole, other dtypes by one kind of each class."""
+    scale = 8 if bench.device.type == "cuda" else 1
+    half = torch.bfloat16
+    for dtype in (torch.float32, half):
+        name = {torch.float32: "fp32", half: "bf16"}[dtype]
+        for case in cases(scale):
+            if dtype is half and case.kind not in ("linear", "attention", "add", "layer_norm"):
+                continue
+            measure_case(bench, case, dtype, name)
+
+
+def measure_case(
+    bench: Bench,
+    case: Case,
+    dtype: torch.dtype,
+    name: str,
+    chain_bytes: float = CHAIN_BYTES,
+) -> None:
+    """Forward and backward of one case; ``name`` is the catalogue's of ``dtype``."""
+    work = case.work(str(dtype).removeprefix("torch."))
+    keys = [f"{work.cost} {work.kind} {way} {name} {case.name}" for way in WAYS]
+    forward = ("op", keys[0], work.forward_bytes, work.forward_flops)
+    backward = ("op", keys[1], work.backward_bytes, work.backward_flops)
+    if not bench.wants(*forward) and not bench.wants(*backward):
+        return
+    chain = Chain(case, dtype, bench.device, chain_bytes)
+    chain.forward()
+    chain.backward()
+    found = bench.mean(chain.clear, chain.forward, chain.backward)
+    bench.write(*forward, [t / chain.calls for t in found[1]])
+    bench.write(*backward, [t / chain.calls for t in found[2]])
+
+
+WAYS = ("forward", "backward")
+
+
+def measure_updates(bench: Bench, sizes: Sequence[int] = (1 << 18, 1 << 21, 1 << 23)) -> None:
+    """The optimizer's step by the bytes that it reads and writes; ``sizes`` in elements."""
+    for elements in sizes:
+        moved = 7.0 * 4 * elements  # parameter and two slots both ways, the gradient once
+        key = f"update {Update.kind} forward fp32 {elements}"
+        if bench.wants("op", key, moved, 0.0):
+            update = Update(elements, bench.device)
+            update.step()
+            bench.write("op", key, moved, 0.0, bench.mean(update.step)[0])
+
+
+def measure_collectives(
+    bench: Bench, kinds: Sequence[str] | None = None, sizes: Sequence[int] | None = None
+) -> None:
+    """Each collective's time is what it adds to the compute that it follows.
+
+    ``kinds`` and ``sizes`` (bytes) are those to measure; None: all.
+    """
+    x = torch.rand(256, 256, device=bench.device)
+    weight = torch.rand(768, 256, device=bench.device)
+
+    def layer() -> None:
+        torch.nn.functional.silu(torch.nn.functional.linear(x, weight))
+
+    layers = _calls_of(layer, PAUSE_S, bench)
+
+    def pause() -> None:
+        for _ in range(layers):
+            layer()
+
+    for exchange in exchanges(bench.world, bench.device):
+        if not bench.wants("collective", exchange.key, exchange.size_bytes, 0.0):
+            continue
+        if exchange.kind not in (kinds or [exchange.kind]):
+            continue
+        if exchange.size_bytes not in (sizes or [exchange.size_bytes]):
+            continue
+        rounds = 4 if exchange.size_bytes < 1 << 20 else 1
+
+        def alone(rounds: int = rounds) -> None:
+            for _ in range(rounds):
+                pause()
+
+        def beside(rounds: int = rounds, call: Callable[[], Any] = exchange.call) -> None:
+            for _ in range(rounds):
+                pause()
+                call()
+
+        without, together = bench.slowest(alone, beside)
+        added = [(b - a) / rounds for a, b in zip(without, together, strict=True)]
+        bench.write("collective", exchange.key, exchange.size_bytes, 0.0, added)
+
+
+def _calls_of(call: Callable[[], Any], seconds: float, bench: Bench) -> int:
+    """How many calls take ``seconds``, the same on every rank."""
+    found = bench.mean(lambda: [call() for _ in range(8)])[0]
+    return max(1, round(8 * seconds / sorted(found)[len(found) // 2]))
+
+
+def measure_units(bench: Bench) -> None:
+    """What DDP and FSDP2 take to move the parameters of a unit and their gradients."""
+    for group, size_bytes, make in units(bench.world, bench.device):
+        keys = {kind: f"{kind} {group}" for kind in ("unit_gather", "unit_reduce", "bucket_reduce")}
+        if not any(bench.wants("collective", key, size_bytes, 0.0) for key in keys.values()):
+            continue
+        unit = make()
+        calls = (unit.plain, unit.gather, unit.reduce, unit.sharded, unit.replicated)
+        columns = bench.slowest(*calls, settles=True)
+        rows = list(zip(*columns, strict=True))
+        added = {
+            "unit_gather": [gather for _, gather, *_ in rows],
+            # Noise may hide a difference, but a reduction never takes less than the plain one, and
+            # FSDP2's never moves less than its gather.
+            "unit_reduce": [max(gather, s - gather - plain) for plain, gather, _, s, _ in rows],
+            "bucket_reduce": [max(reduce, r - plain) for plain, _, reduce, _, r in rows],
+        }
+        for kind, times in added.items():
+            bench.write("collective", keys[kind], size_bytes, 0.0, times)
+
+
+def measure_waiting(bench: Bench, segments_s: Sequence[float] = SEGMENTS_S) -> None:
+    """How far the slowest rank falls behind while all compute; where they meet, the others wait."""
+    x = torch.rand(256, 256, device=bench.device)
+    weight = torch.rand(768, 256, device=bench.device)
+    stream = torch.rand(2048, 256, device=bench.device)
+
+    def layer() -> None:
+        torch.nn.functional.silu(torch.nn.functional.linear(x, weight))
+        torch.mul(stream, 0.5)
+
+    for seconds in segments_s if bench.world > 1 else ():
+        key = f"{1e3 * seconds:g} ms"
+        if bench.wants("waiting", key, 0.0, 0.0):
+            calls = _calls_of(layer, seconds, bench)
+            bench.write("waiting", key, 0.0, 0.0, bench.waited(partial(_repeat, layer, calls)))
+
+
+def _repeat(call: Callable[[], Any], times: int) -> None:
+    for _ in range(times):
+        call()
+
+
+def measure_overlap(bench: Bench) -> None:
+    """Compute alone, a collective alone, and both at once."""
+    if not bench.wants("overlap", "both", 0.0, 0.0):
+        return
+    overlap = Overlap(bench.world, bench.device)
+    names = ("compute", "collective", "both")
+    times = bench.slowest(overlap.compute, overlap.collective, overlap.both)
+    for name, found in zip(names, times, strict=True):
+        bench.write("overlap", name, 0.0, 0.0, found)
+
+
+def main() -> None:
+    known = {tuple(row) for row in json.loads(Path(sys.argv[1]).read_text())}
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    torch.manual_seed(0)
+    bench = Bench(known)
+    measure_process(bench)
+    measure_ops(bench)
+    measure_updates(bench)
+    measure_collectives(bench)
+    measure_units(bench)
+    measure_waiting(bench)
+    measure_overlap(bench)
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # as a training process ends: without waiting for gloo's threads
+
+
+if __name__ == "__main__":
+    main()

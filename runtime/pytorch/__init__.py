@@ -1,0 +1,1 @@
+"""What emitted PyTorch programs import, and the trainer of their plans."""

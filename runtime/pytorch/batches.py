@@ -1,0 +1,138 @@
+"""From a global batch to the local microbatches of this rank."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autopar.nouns.errors import UserError
+from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.settings import ProgramError, Settings
+from autopar.runtime.verify.pytorch.counting import not_counted
+
+Batch = Mapping[str, Any]
+
+
+def cut_batch(batch: Batch, ranks: Ranks, settings: Settings) -> list[dict[str, Any]]:
+    """This rank's microbatches, in order.
+
+    Dim 0 of every tensor is cut into microbatches first, then over ``dp_replicate``, then over
+    ``dp_shard``. Raises `ProgramError` where it does not divide.
+    """
+    micro, width = settings.microbatches, ranks.size(*ranks.data_axes)
+    place = ranks.index(*ranks.data_axes)
+    found: list[dict[str, Any]] = [{} for _ in range(micro)]
+    for name, value in batch.items():
+        if not isinstance(value, torch.Tensor) or name in settings.whole_inputs:
+            for piece in found:
+                piece[name] = _moved(value, ranks)
+            continue
+        if value.dim() == 0 or value.shape[0] % (micro * width):
+            raise ProgramError(
+                f"batch[{name!r}] has shape {list(value.shape)}; dim 0 must divide by "
+                f"{micro} microbatches x {width} data ranks = {micro * width}: give a global batch "
+                "of the size that was planned for, or plan for this one"
+            )
+        rows = value.shape[0] // (micro * width)
+        for i, piece in enumerate(found):
+            start = (i * width + place) * rows
+            piece[name] = _moved(value[start : start + rows], ranks)
+    return found
+
+
+class BatchesDiffer(UserError):
+    """The ranks of one job were given different global batches."""
+
+
+def check_batches(batch: Batch) -> None:
+    """Raises `BatchesDiffer` on every rank unless all have the same global batch.
+
+    A collective call that reads the whole batch, and names what differs; `compare_batches` tells
+    only that something does.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    own = {name: _digest(value) for name, value in batch.items()}
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    for rank, other in enumerate(found):
+        names = [n for n in (*found[0], *other) if found[0].get(n) != other.get(n)]
+        if names:
+            raise BatchesDiffer(
+                f"batch[{names[0]!r}] of rank {rank} is not that of rank 0: every rank passes the "
+                "same global batch and computes on its own part; seed what is random in it by the "
+                "number of the step"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The digests of all ranks' batches on their way to every rank, while a step computes."""
+
+    batch: Batch
+    found: torch.Tensor
+    work: Any
+
+    def finish(self) -> None:
+        """Raises `BatchesDiffer` on every rank unless all have the same batch."""
+        self.work.wait()
+        largest, least = (int(n) for n in self.found)
+        if largest != -least:
+            check_batches(self.batch)
+            raise BatchesDiffer(
+                "the global batches of the ranks differ: every rank passes the same one, in the "
+                "same order of names"
+            )
+
+
+def compare_batches(batch: Batch, elsewhere: bool = False) -> Comparison:
+    """Starts to compare the global batches of all ranks, 16 bytes from each, see `Comparison`.
+
+    elsewhere: also entries that lie on an accelerator, whose reading waits for what it computes.
+    """
+    own = 0
+    for name, value in batch.items():
+        own = zlib.crc32(name.encode(), own)
+        if not isinstance(value, torch.Tensor):
+            own = zlib.crc32(repr(value).encode(), own)
+        elif value.device.type == "cpu" or elsewhere:
+            flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            own = zlib.crc32(flat.numpy().data, own)
+    cpu = "gloo" in str(dist.get_backend_config()) or dist.get_backend() == "fake"
+    device = "cpu" if cpu else torch.device("cuda", torch.cuda.current_device())
+    found = torch.tensor([own, -own], dtype=torch.int64, device=device)
+    with not_counted():
+        work = dist.all_reduce(found, op=dist.ReduceOp.MAX, async_op=True)
+    return Comparison(batch, found, work)
+
+
+def _digest(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    text = f"{value.dtype} {list(value.shape)} "
+    return text + hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+
+
+def _moved(value: Any, ranks: Ranks) -> Any:
+    if isinstance(value, torch.Tensor) and value.device != ranks.device:
+        return value.to(ranks.device, non_blocking=True)
+    return value
+
+
+def in_compute_dtype(piece: dict[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:
+    """``piece`` with float32 tensors in the dtype of compute, as parameters are."""
+    if dtype is None:
+        return piece
+    return {
+        name: value.to(dtype)
+        if isinstance(value, torch.Tensor) and value.dtype is torch.float32
+        else value
+        for name, value in piece.items()
+    }

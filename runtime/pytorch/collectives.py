@@ -1,0 +1,242 @@
+"""Resharding an activation along one mesh axis: the functions that emitted programs call.
+
+Each function states one step of `autopar.rules.resharding`, forward and backward:
+
+=================================================  ==================  ==================
+call                                               forward             backward
+=================================================  ==================  ==================
+``all_reduce(x, axis)``                            all_reduce          nothing
+``copy_to(x, axis)``                               nothing             all_reduce
+``reduce_scatter(x, dim, axis)``                   reduce_scatter      all_gather
+``gather(x, dim, axis, backward="slice")``         all_gather          keep the own piece
+``gather(x, dim, axis, backward="reduce_scatter")``  all_gather        reduce_scatter
+``shard(x, dim, axis, backward="all_gather")``     keep the own piece  all_gather
+``shard(x, dim, axis, backward="pad")``            keep the own piece  pad with zeros
+``all_to_all(x, split, concat, axis)``             all_to_all          all_to_all
+``pad(x, dim, size, axis)``                        zeros around        keep the own piece
+``keep_first(x, axis)``                            zeros past rank 0   nothing
+``keep_first(x, axis, backward="keep_first")``     zeros past rank 0   zeros past rank 0
+``whole(x, axis)``                                 nothing             zeros past rank 0
+=================================================  ==================  ==================
+
+``pad`` and ``shard(..., backward="pad")`` take uneven pieces too; the others need a dim that the
+axis divides. Every collective is waited for where it is issued.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from autopar.runtime.pytorch import transport
+
+
+def all_reduce(x: Tensor, axis: str) -> Tensor:
+    """The sum of ``x`` over ``axis``; its gradient is whole on every rank already."""
+    if x.dtype is torch.bool:  # one rank has the value, the others False
+        return all_reduce(x.to(torch.uint8), axis).bool()
+    return _apply(_AllReduce, x, axis)
+
+
+def copy_to(x: Tensor, axis: str) -> Tensor:
+    """``x`` itself; each rank's gradient is a part of it, and backward sums the parts."""
+    return _apply(_CopyTo, x, axis)
+
+
+def reduce_scatter(x: Tensor, dim: int, axis: str) -> Tensor:
+    """The sum of ``x`` over ``axis``, of which each rank keeps its piece of ``dim``."""
+    if x.dtype is torch.bool:
+        return reduce_scatter(x.to(torch.uint8), dim, axis).bool()
+    return _apply(_ReduceScatter, x, dim, axis)
+
+
+def gather(x: Tensor, dim: int, axis: str, backward: str = "none") -> Tensor:
+    """The pieces of ``dim`` put together. ``backward`` is ``slice`` where the gradient is whole on
+    every rank, ``reduce_scatter`` where each rank has a part of it, ``none`` without gradient."""
+    return _apply(_GatherPart if backward == "reduce_scatter" else _Gather, x, dim, axis)
+
+
+def shard(x: Tensor, dim: int, axis: str, backward: str = "none") -> Tensor:
+    """This rank's piece of ``dim``. ``backward`` is ``all_gather`` where every rank wants the whole
+    gradient, ``pad`` where a partial sum of it is enough, ``none`` without gradient."""
+    if backward == "all_gather":
+        return _apply(_Shard, x, dim, axis)
+    return own_piece(x, dim, axis)
+
+
+def all_to_all(x: Tensor, split: int, concat: int, axis: str) -> Tensor:
+    """``x`` is split along ``concat`` on entry and along ``split`` on exit."""
+    return _apply(_AllToAll, x, split, concat, axis)
+
+
+def pad(x: Tensor, dim: int, size: int, axis: str) -> Tensor:
+    """This rank's piece of ``dim`` with zeros where the others' are: a partial sum of ``size``."""
+    start, stop = piece(size, axis)
+    around = (x.dim() - 1 - dim) * (0, 0)
+    return F.pad(x, (*around, start, size - stop))
+
+
+def keep_first(x: Tensor, axis: str, backward: str = "none") -> Tensor:
+    """``x`` on the first rank of ``axis`` and zeros on the others: a sum that is made of ``x``.
+
+    ``backward`` is ``keep_first`` where the gradient, too, is to become a partial sum.
+    """
+    return _apply(_KeepFirst, x, axis, backward == "keep_first")
+
+
+def whole(x: Tensor, axis: str) -> Tensor:
+    """``x`` itself; of its gradient, whole on every rank, only the first rank's counts."""
+    return _apply(_Whole, x, axis)
+
+
+def own_piece(x: Tensor, dim: int, axis: str) -> Tensor:
+    """A view of this rank's piece of ``dim``; sizes as `torch.chunk` has them."""
+    start, stop = piece(x.shape[dim], axis)
+    return x.narrow(dim, start, stop - start)
+
+
+def piece(size: int, *axes: str) -> tuple[int, int]:
+    """(start, stop) of this rank's piece of a dim of ``size``, cut by the first axis first."""
+    start, stop = 0, size
+    for axis in axes:
+        step = -(-(stop - start) // transport.size(axis))
+        start, stop = start + transport.index(axis) * step, stop
+        start, stop = min(start, stop), min(start + step, stop)
+    return start, stop
+
+
+def all_gather_dim(x: Tensor, dim: int, axis: str) -> Tensor:
+    ways = transport.size(axis)
+    stacked = transport.all_gather(x, axis)
+    if math.prod(x.shape[:dim]) == 1:  # the pieces lie in memory as the whole does
+        return stacked.view(*x.shape[:dim], ways * x.shape[dim], *x.shape[dim + 1 :])
+    return torch.cat(stacked.chunk(ways), dim)
+
+
+def reduce_scatter_dim(x: Tensor, dim: int, axis: str) -> Tensor:
+    if math.prod(x.shape[:dim]) == 1:
+        shape = (*x.shape[:dim], x.shape[dim] // transport.size(axis), *x.shape[dim + 1 :])
+        return transport.reduce_scatter(x.flatten(0, dim), axis).view(shape)
+    return transport.reduce_scatter(torch.cat(x.chunk(transport.size(axis), dim)), axis)
+
+
+def all_to_all_dims(x: Tensor, split: int, concat: int, axis: str) -> Tensor:
+    ways = transport.size(axis)
+    if math.prod(x.shape[:split]) != 1:
+        x = torch.cat(x.chunk(ways, split))
+        pieces = transport.all_to_all(x, axis).chunk(ways)
+    else:
+        shape = (*x.shape[:split], x.shape[split] // ways, *x.shape[split + 1 :])
+        pieces = transport.all_to_all(x.flatten(0, split), axis).chunk(ways)
+        pieces = tuple(p.reshape(shape) for p in pieces)
+    return torch.cat(pieces, concat)
+
+
+def apply(function: type[Function], *args: Any) -> Any:
+    """``function.apply``, which torch leaves untyped."""
+    return function.apply(*args)  # type: ignore[no-untyped-call]
+
+
+def _apply(function: type[Function], *args: Any) -> Tensor:
+    result: Tensor = apply(function, *args)
+    return result
+
+
+# Each class: one row of the table. ``ctx`` keeps dims and axis only, never a tensor.
+
+
+class _AllReduce(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: str) -> Tensor:
+        return transport.all_reduce(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, None
+
+
+class _CopyTo(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: str) -> Tensor:
+        ctx.axis = axis
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return transport.all_reduce(grad, ctx.axis), None
+
+
+class _ReduceScatter(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, axis: str) -> Tensor:
+        ctx.where = (dim, axis)
+        return reduce_scatter_dim(x, dim, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return all_gather_dim(grad, *ctx.where), None, None
+
+
+class _Gather(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, axis: str) -> Tensor:
+        ctx.where = (dim, axis)
+        return all_gather_dim(x, dim, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return own_piece(grad, *ctx.where), None, None
+
+
+class _GatherPart(_Gather):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return reduce_scatter_dim(grad, *ctx.where), None, None
+
+
+class _Shard(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, axis: str) -> Tensor:
+        ctx.where = (dim, axis)
+        return own_piece(x, dim, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return all_gather_dim(grad, *ctx.where), None, None
+
+
+class _AllToAll(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, split: int, concat: int, axis: str) -> Tensor:
+        ctx.where = (concat, split, axis)
+        return all_to_all_dims(x, split, concat, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return all_to_all_dims(grad, *ctx.where), None, None, None
+
+
+class _KeepFirst(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: str, both: bool) -> Tensor:
+        ctx.axis = axis if both else None
+        return _on_first(x, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad if ctx.axis is None else _on_first(grad, ctx.axis), None, None
+
+
+class _Whole(_CopyTo):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _on_first(grad, ctx.axis), None
+
+
+def _on_first(x: Tensor, axis: str) -> Tensor:
+    return x.view_as(x) if transport.index(axis) == 0 else torch.zeros_like(x)

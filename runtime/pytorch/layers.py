@@ -1,0 +1,64 @@
+"""What emitted programs call beside torch: holders of parameters, and idioms in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autopar.runtime.pytorch import ranks
+from autopar.runtime.pytorch.dropout import drawn_apart
+from autopar.runtime.pytorch.parameters import local
+
+
+def device() -> torch.device:
+    """Where this process computes."""
+    return ranks.current().device
+
+
+class Weights(nn.Module):
+    """The parameters and buffers of one layer under their own names; the caller computes."""
+
+    def __init__(self, **tensors: nn.Parameter | nn.Buffer | None) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            setattr(self, name, tensor)
+
+    def local(self) -> dict[str, Tensor]:
+        """This rank's pieces by name: parameters in the dtype of compute, buffers as they are."""
+        pieces = {name: local(parameter) for name, parameter in self.named_parameters()}
+        return {**pieces, **dict(self.named_buffers())}
+
+
+def repeat_heads(x: Tensor, repeats: int) -> Tensor:
+    """[b, g, t, d] -> [b, g * repeats, t, d], each head ``repeats`` times in a row."""
+    b, g, t, d = x.shape
+    return x[:, :, None].expand(b, g, repeats, t, d).reshape(b, g * repeats, t, d)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    axis: str | Sequence[str] = (),
+) -> Tensor:
+    """``softmax(q k^T * scale + mask) v``: q [b, h, s, d], k and v [b, g, t, d], h = g * r.
+
+    A boolean mask is true where a query may look, a float one is added; ``scale`` is by default
+    ``1 / sqrt(d)``. Ranks along ``axis`` have pieces, and drop scores of their own.
+    """
+    if mask is not None and mask.dtype is not torch.bool:
+        mask = mask.to(q.dtype)
+    attend = partial(
+        F.scaled_dot_product_attention, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+    if dropout and axis:
+        return drawn_apart(axis, attend, q, k, v, mask, dropout, causal)
+    return attend(q, k, v, mask, dropout, causal)

@@ -1,0 +1,149 @@
+"""From a plan folder to a trainer on this process's place in the mesh, with everything checked."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+
+from autopar.files import plan_folder
+from autopar.frontends.loading import load_workload
+from autopar.nouns.errors import UserError
+from autopar.nouns.plan import Plan
+from autopar.nouns.workload import Workload
+from autopar.pipeline.of_plan import lists_of
+from autopar.runtime.program_module import run_program
+from autopar.runtime.pytorch.initialize import initialize
+from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.pytorch.trainer import Program, Trainer
+from autopar.runtime.settings import check_settings, check_workload, tell_changes
+from autopar.runtime.stale import changed_batch, check_fingerprint, check_tool
+
+TIMEOUT_S = 300.0
+"""How long a collective waits for ranks that neither come nor die."""
+
+
+class PlansDiffer(UserError):
+    """The ranks of one job were given different plans."""
+
+
+def load(folder: str | Path, device: str = "auto", check_model: bool = True) -> Trainer:
+    """The trainer of the plan in ``folder``, with the initial weights of the original model.
+
+    Called by every process of a torchrun job (or by a plain process where the plan has one rank);
+    starts the process group if that has not happened. ``device`` is ``cpu``, ``cuda`` or ``auto``.
+
+    Raises:
+        PlansDiffer: the ranks do not run the same plan and program.
+        StalePlan: the model is not the one that was planned (``check_model``: capture it again).
+        ProgramError: the number of processes is not the plan's.
+    """
+    plan = plan_folder.read_plan(folder)
+    place = start(device)
+    check_same(plan, folder)
+    workload = load_workload(plan_folder.workload_of(folder, plan))
+    if check_model:
+        check_model_of(plan, workload, folder)
+    assert workload.model is not None
+    program = Program.of(read_program(folder), lists_of(plan))
+    make = workload.model
+    notes: list[str | None] = []
+    trainer = Trainer(
+        program,
+        workload,
+        lambda targets: notes.append(initialize(make, workload.seed, targets)),
+        Ranks(program.mesh, place),
+        planned=plan_folder.read_batch(folder),
+    )
+    if notes[0] is not None and trainer.ranks.rank == 0:
+        print(
+            f"autopar: the whole model was built in memory for its initial weights ({notes[0]})",
+            file=sys.stderr,
+        )
+    return trainer
+
+
+def start(device: str = "auto", timeout_s: float = TIMEOUT_S) -> torch.device:
+    """Joins the process group that torchrun's environment names; returns this process's device.
+
+    NCCL (and gloo for what lies on the CPU) where there is a GPU for every local process, gloo
+    otherwise. Without that environment the process stays alone.
+    """
+    local, count = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if device == "auto":
+        device = "cuda" if torch.cuda.device_count() >= count else "cpu"
+    place = torch.device("cpu")
+    if device == "cuda":
+        if torch.cuda.device_count() < count:
+            raise UserError(
+                f"device cuda: {torch.cuda.device_count()} GPUs for {count} processes on this "
+                "machine; use --device cpu, or plan for fewer devices"
+            )
+        place = torch.device("cuda", local)
+        torch.cuda.set_device(place)
+    if not dist.is_initialized() and "RANK" in os.environ:
+        backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    return place
+
+
+def check_same(plan: Plan, folder: str | Path) -> None:
+    """Raises `PlansDiffer` on every rank unless all have the same plan and program."""
+    if not dist.is_initialized():
+        return
+    own = (plan.fingerprint(), _program_hash(folder), str(Path(folder).resolve()))
+    found: list[tuple[str, str, str]] = [own] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    if len({(plan_hash, program) for plan_hash, program, _ in found}) > 1:
+        shown = "; ".join(
+            f"rank {rank}: plan {plan_hash}, program {program} from {where}"
+            for rank, (plan_hash, program, where) in enumerate(found)
+        )
+        raise PlansDiffer(
+            f"the ranks run different plans. {shown}. Copy one plan folder to every machine"
+        )
+
+
+def _program_hash(folder: str | Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted((Path(folder) / plan_folder.PROGRAM).rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def check_model_of(plan: Plan, workload: Workload, folder: str | Path) -> None:
+    """Captures the model again on rank 0 and compares its fingerprint with the plan's.
+
+    Raises `StalePlan` where the model, or the tool that planned it, is another one now. A changed
+    learning rate and the like is told, and used.
+    """
+    check_tool(plan)
+    check_workload(plan, workload)
+    answer = ["", ""]
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        from autopar.frontends.pytorch import capture
+
+        try:
+            captured = capture(workload)
+            answer = [captured.fingerprint(), changed_batch(folder, captured.batch)]
+        except UserError as error:
+            answer = [f"none, it cannot be captured any more: {error}", ""]
+        if answer[0] == plan.fingerprints.model:
+            tell_changes(plan, workload)
+    if dist.is_initialized():
+        dist.broadcast_object_list(answer, src=0)
+    check_fingerprint(plan, *answer)
+
+
+def read_program(folder: str | Path) -> ModuleType:
+    """Runs ``program/model.py`` of a plan folder. Raises `PlanFolderError`, `ProgramError`."""
+    file = plan_folder.code_of(folder, "torch")
+    module = run_program(file.read_text(), str(file))
+    check_settings(plan_folder.read_plan(folder), module.MESH, module.SETTINGS)
+    return module

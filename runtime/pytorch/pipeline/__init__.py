@@ -1,0 +1,1 @@
+"""Playing a plan's actions on one rank of a pipeline."""

@@ -1,0 +1,164 @@
+"""One stage on its rank: what each kind of action does with one microbatch.
+
+Inputs are leaves of their own graph. Of outputs, the graph is kept and not the data, which may be
+freed once they are sent. What a microbatch holds goes with its backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from autopar.runtime.pytorch.own_functions import gradients_scaled
+from autopar.runtime.pytorch.pipeline.records import LOSS, Stage, Value
+from autopar.runtime.pytorch.pipeline.split_backward import Later, backward_input
+from autopar.runtime.pytorch.storage import Storage
+from autopar.runtime.settings import ProgramError
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What a microbatch leaves for its backward."""
+
+    inputs: dict[str, Tensor]
+    roots: dict[str, GradientEdge]
+    loss: Tensor | None
+    later: Later | None = None
+
+
+class StageRun:
+    """Plays the actions of one stage; ``wire``: dtype of each value that it gives."""
+
+    def __init__(
+        self,
+        number: int,
+        stage: Stage,
+        values: Mapping[str, Value],
+        wire: Mapping[str, torch.dtype],
+        storage: Storage,
+    ) -> None:
+        self.number = number
+        self.stage = stage
+        self.values = values
+        self.wire = wire
+        self.storage = storage
+        settings = storage.settings
+        self.whole_backward = settings.recompute != "none" or settings.zero == 3
+        """I does all of the backward and W nothing: where the forward would run again in both, or
+        parameters would be gathered for both."""
+        self._kept: dict[int, _Kept] = {}
+
+    @property
+    def held(self) -> int:
+        """Microbatches that are between their F and the end of their backward."""
+        return len(self._kept)
+
+    def forward(
+        self, i: int, inputs: Mapping[str, object]
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Values of microbatch ``i`` without graph, contiguous, and the loss if it has one.
+
+        ``inputs``: what the stage takes; a value that wants a gradient is a leaf of its own.
+        """
+        made = self.storage.call(*(inputs[name] for name in self.stage.takes))
+        results = (made,) if isinstance(made, Tensor) else tuple(made)
+        if len(results) != len(self.stage.gives):
+            raise ProgramError(
+                f"stage {self.number} returns {len(results)} tensors and gives "
+                f"{', '.join(self.stage.gives)}: return one for each, in that order"
+            )
+        given: dict[str, Tensor] = {}
+        roots: dict[str, GradientEdge] = {}
+        loss: Tensor | None = None
+        for name, result in zip(self.stage.gives, results, strict=True):
+            if result.requires_grad:
+                roots[name] = get_gradient_edge(result)
+            if name == LOSS:
+                loss = result.detach()
+                continue
+            self._check(name, result)
+            given[name] = result.detach().contiguous()
+        leaves = {
+            name: x
+            for name, x in inputs.items()
+            if isinstance(x, Tensor) and x.requires_grad and name in self.values
+        }
+        self._kept[i] = _Kept(leaves, roots, loss)
+        return given, loss
+
+    def _check(self, name: str, result: Tensor) -> None:
+        value = self.values[name]
+        if tuple(result.shape) != value.shape or result.dtype is not self.wire[name]:
+            raise ProgramError(
+                f"stage {self.number} gives {name} as {result.dtype} {list(result.shape)}, and "
+                f"VALUES says {self.wire[name]} {list(value.shape)}"
+            )
+        if result.requires_grad and not value.gradient:
+            raise ProgramError(
+                f"stage {self.number} gives {name}, which needs a gradient, and VALUES says that "
+                "none comes back"
+            )
+
+    def backward(self, i: int, gradients: Tensors, last: bool) -> dict[str, Tensor]:
+        """B: gradients of the values that the stage took; those of its weights are added up.
+
+        ``last``: of the stage in this step; then data axes reduce them.
+        """
+        kept = self._kept.pop(i)
+        edges, given = self._roots(kept, gradients)
+        with self.storage.microbatch(last), gradients_scaled(self.storage.grad_scale):
+            if edges:
+                torch.autograd.backward(edges, given)
+        return _of_inputs(kept)
+
+    def backward_input(self, i: int, gradients: Tensors, last: bool) -> dict[str, Tensor]:
+        """I: as `backward`, without the weights. ``last``: the W that follows is the last."""
+        if self.whole_backward:
+            return self.backward(i, gradients, last)
+        kept = self._kept[i]
+        edges, given = self._roots(kept, gradients)
+        with self.storage.part(), gradients_scaled(self.storage.grad_scale):
+            kept.later = backward_input(
+                edges, given, list(kept.inputs.values()), self.storage.model.parameters()
+            )
+        found = _of_inputs(kept)
+        kept.inputs, kept.roots = {}, {}
+        return found
+
+    def backward_weight(self, i: int, last: bool) -> None:
+        """W: what I left."""
+        if self.whole_backward:
+            return
+        later = self._kept.pop(i).later
+        assert later is not None, f"{self.number}W{i} stands before its I"
+        with self.storage.microbatch(last), gradients_scaled(self.storage.grad_scale):
+            later.run()
+            self.storage.weights()
+
+    def _roots(self, kept: _Kept, gradients: Tensors) -> tuple[list[GradientEdge], list[Tensor]]:
+        edges: list[GradientEdge] = []
+        given: list[Tensor] = []
+        for name, edge in kept.roots.items():
+            if name == LOSS:
+                assert kept.loss is not None
+                edges.append(edge)
+                given.append(torch.full_like(kept.loss, self.storage.grad_scale))
+            elif name in gradients:
+                edges.append(edge)
+                given.append(gradients[name])
+        return edges, given
+
+
+def _of_inputs(kept: _Kept) -> dict[str, Tensor]:
+    """The gradients of the inputs; zeros where the outputs do not depend on one."""
+    found: dict[str, Tensor] = {}
+    for name, x in kept.inputs.items():
+        found[name] = torch.zeros_like(x) if x.grad is None else x.grad.contiguous()
+        x.grad = None
+    return found

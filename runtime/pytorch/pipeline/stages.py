@@ -1,0 +1,208 @@
+"""The stages of one rank: their modules with memory behind them, and a step through them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autopar.pipeline.actions import Lists
+from autopar.runtime.jobs.phases import Stopwatch
+from autopar.runtime.pytorch.gradients import Summing, start_sum
+from autopar.runtime.pytorch.parameters import Declared, Region
+from autopar.runtime.pytorch.pipeline.edges import edges_of
+from autopar.runtime.pytorch.pipeline.interpreter import Interpreter
+from autopar.runtime.pytorch.pipeline.log import Played
+from autopar.runtime.pytorch.pipeline.mail import Mail
+from autopar.runtime.pytorch.pipeline.messages import Traffic
+from autopar.runtime.pytorch.pipeline.records import Stage, Value
+from autopar.runtime.pytorch.pipeline.seeds import Seeds
+from autopar.runtime.pytorch.pipeline.stage_run import StageRun
+from autopar.runtime.pytorch.pipeline.ties import Holding, Ties, holders
+from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.pytorch.recomputing import RUNNING
+from autopar.runtime.pytorch.storage import Held, Storage, has_units, store
+from autopar.runtime.settings import ProgramError, Settings
+
+
+class Stages:
+    """Every rank makes one, with the mesh in use and the same arguments.
+
+    ``lift`` replaces the floating dtypes of values. ``traffic``: the messages of a step, of all
+    ranks.
+    """
+
+    grad_scale = 1.0
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        values: Mapping[str, Value],
+        ties: Mapping[str, str],
+        lists: Lists,
+        settings: Settings,
+        ranks: Ranks,
+        lift: torch.dtype | None = None,
+    ) -> None:
+        self.ranks, self.settings = ranks, settings
+        self._check(stages, lists)
+        here = ranks.index("pp")
+        wire = {name: _wire(value, lift) for name, value in values.items()}
+        self.runs = {
+            n: StageRun(n, stage, values, wire, _stored(stage, ranks, settings))
+            for n, stage in enumerate(stages)
+            if stage.rank == here
+        }
+        self.model = nn.ModuleDict({str(n): run.storage.model for n, run in self.runs.items()})
+        self._pending: list[Summing] = []
+        self._own_parameters(ties)
+        self._own_buffers(ties)
+        edges = edges_of(stages, values)
+        gradients = tuple(
+            values[e.value].gradient and wire[e.value].is_floating_point for e in edges
+        )
+        self.seeds = Seeds(settings.microbatches, ranks.device)
+        self.traffic = Traffic(tuple(s.rank for s in stages), edges, gradients, lists)
+        self.mail = Mail(self.traffic, ranks, values, wire)
+        self.interpreter = Interpreter(
+            lists[here], self.runs, edges, gradients, self.mail, self.seeds, self._ended
+        )
+
+    @property
+    def log(self) -> list[Played]:
+        """What this rank did in the last step."""
+        return self.interpreter.log
+
+    def _check(self, stages: Sequence[Stage], lists: Lists) -> None:
+        count = self.ranks.size("pp")
+        if len(lists) != count:
+            raise ProgramError(
+                f"the schedule is for {len(lists)} ranks, and the mesh has pp={count}"
+            )
+        for rank, actions in enumerate(lists):
+            for action in actions:
+                if action.stage >= len(stages) or stages[action.stage].rank != rank:
+                    raise ProgramError(
+                        f"the schedule has {action} on rank {rank}; STAGES has "
+                        f"{len(stages)} stages, on ranks {[s.rank for s in stages]}"
+                    )
+        microbatches = 1 + max((a.microbatch for actions in lists for a in actions), default=-1)
+        if microbatches != self.settings.microbatches:
+            raise ProgramError(
+                f"the schedule has {microbatches} microbatches, and SETTINGS "
+                f"{self.settings.microbatches}"
+            )
+
+    def _own_parameters(self, ties: Mapping[str, str]) -> None:
+        held: dict[str, list[Held]] = {}
+        own: list[Holding] = []
+        here, along = self.ranks.index("pp"), self.ranks.size("pp") > 1
+        for n, run in self.runs.items():
+            for h in run.storage.held.values():
+                h.name = ties.get(h.name, h.name)
+                h.split = ("pp", *h.split) if along else h.split
+                held.setdefault(h.name, []).append(h)
+                own.append(Holding(h.name, n, here, h.declared.shape, h.region))
+        found = holders(own, self.ranks)
+        for n, run in self.runs.items():
+            for h in run.storage.held.values():
+                h.counted = found[h.name][0].stage == n
+        self.held = {name: first for name, (first, *_) in held.items()}
+        self.every_held = [h for copies in held.values() for h in copies]
+        self.ties = Ties(found, held, self.ranks)
+
+    def _own_buffers(self, ties: Mapping[str, str]) -> None:
+        self.declared_buffers: dict[str, Declared] = {}
+        self._buffers: dict[str, list[tuple[Tensor, Region]]] = {}
+        own: list[Holding] = []
+        here = self.ranks.index("pp")
+        for n, run in self.runs.items():
+            for name, tensor, region in run.storage.buffers():
+                declared = run.storage.declared_buffers[name]
+                name = ties.get(name, name)
+                self.declared_buffers[name] = declared
+                self._buffers.setdefault(name, []).append((tensor, region))
+                own.append(Holding(name, n, here, declared.shape, region))
+        found = holders(own, self.ranks)
+        for name, copies in found.items():
+            if len(copies) > 1 and name.rpartition(".")[2] in RUNNING:
+                raise ProgramError(
+                    f"{name} is held by stages {', '.join(str(c.stage) for c in copies)}, and each "
+                    "would go on from its own microbatches alone: choose a schedule that has each "
+                    "part of the model once (not chimera)"
+                )
+
+    def buffers(self) -> Iterator[tuple[str, Tensor, Region]]:
+        """(name, local tensor, region) of every buffer, each name once."""
+        for name, ((tensor, region), *_) in self._buffers.items():
+            yield name, tensor, region
+
+    @torch.no_grad()
+    def copy_twins(self, more: Callable[[Held], list[Tensor]] = lambda held: []) -> None:
+        """Behind a change of what `held` and `buffers` give: the other copies on this rank, with
+        ``more`` that goes with a parameter."""
+        self.ties.copy(more)
+        for (first, _), *others in self._buffers.values():
+            for other, _ in others:
+                other.copy_(first)
+
+    def zero_grad(self) -> None:
+        for run in self.runs.values():
+            run.storage.zero_grad()
+
+    def play(self, ready: Callable[[int], Mapping[str, Any]], watch: Stopwatch) -> Tensor:
+        """A step's actions; the sum of the losses of this rank's stages. ``ready``: a microbatch.
+
+        Afterwards `collect` makes the gradients of this rank's stages complete.
+        """
+        loss = torch.zeros((), device=self.ranks.device)
+        with self.seeds:
+            return self.interpreter.play(ready, loss, watch)
+
+    def _ended(self, stage: int) -> None:
+        """Starts the sums over data axes of a stage that holds its parameters plain."""
+        storage = self.runs[stage].storage
+        axes = self.ranks.data_axes
+        if type(storage) is Storage and axes:
+            members = [h for h in storage.held.values() if h.leaf.requires_grad and h.leaf.numel()]
+            if members:
+                self._pending.append(start_sum(members, self.ranks.group(*axes)))
+
+    def collect(self) -> None:
+        """Every ``leaf.grad`` is the stage's gradient, reduced as its storage says."""
+        for pending in self._pending:
+            pending.finish()
+        self._pending.clear()
+        for run in self.runs.values():
+            run.storage.collect()
+
+    def compile(self) -> None:
+        """`torch.compile` of every stage; its I then does the whole backward."""
+        for run in self.runs.values():
+            run.storage.compile()
+            run.whole_backward = True
+        self.interpreter.settle()
+
+
+def _stored(stage: Stage, ranks: Ranks, settings: Settings) -> Storage:
+    module = stage.module()
+    own = replace(
+        settings,
+        zero=settings.zero if stage.zero is None else stage.zero,
+        recompute=settings.recompute if stage.recompute is None else stage.recompute,
+        units=stage.units
+        if stage.units is not None
+        else tuple(p for p in settings.units if has_units(module, p)),
+    )
+    # nothing here writes to a stage's outputs, of which views are as good as others
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
+    return store(module, ranks, own, replicas_plain=True)
+
+
+def _wire(value: Value, lift: torch.dtype | None) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, value.dtype)
+    return lift if lift is not None and dtype.is_floating_point else dtype

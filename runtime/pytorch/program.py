@@ -1,0 +1,46 @@
+"""Everything that emitted programs import.
+
+``FP32`` is the dtype of what the model computes in float32 whatever its own dtype is;
+`autopar.runtime.verify.pytorch.verify` replaces it before it loads a program.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from autopar.runtime.pytorch.batch_norm import batch_norm
+from autopar.runtime.pytorch.collectives import (
+    all_reduce,
+    all_to_all,
+    copy_to,
+    gather,
+    keep_first,
+    pad,
+    reduce_scatter,
+    shard,
+    whole,
+)
+from autopar.runtime.pytorch.dropout import dropout
+from autopar.runtime.pytorch.layers import (
+    Weights,
+    attention,
+    device,
+    repeat_heads,
+)
+from autopar.runtime.pytorch.norms import rms_norm, rotary
+from autopar.runtime.pytorch.own_functions import own_function
+from autopar.runtime.pytorch.parameters import Buffer, Parameter, local
+from autopar.runtime.pytorch.pipeline.records import Stage, Value
+from autopar.runtime.pytorch.recomputing import recompute
+from autopar.runtime.pytorch.vocabulary import cross_entropy, embedding
+from autopar.runtime.settings import Settings
+from autopar.runtime.verify.pytorch.probe import probe
+
+FP32 = torch.float32
+
+__all__ = [
+    "FP32", "Buffer", "Parameter", "Settings", "Stage", "Value", "Weights", "all_reduce",
+    "all_to_all", "attention", "batch_norm", "copy_to", "cross_entropy", "device", "dropout",
+    "embedding", "gather", "keep_first", "local", "own_function", "pad", "probe", "recompute",
+    "reduce_scatter", "repeat_heads", "rms_norm", "rotary", "shard", "whole",
+]  # fmt: skip

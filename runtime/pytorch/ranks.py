@@ -1,0 +1,177 @@
+"""Where this process stands in the device mesh, and its process groups by axis."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from autopar.nouns.mesh import DATA_AXES, Mesh
+from autopar.runtime.settings import ProgramError
+
+
+class Ranks:
+    """One process of a mesh. Axes of size 1 are dropped: they have no group and index 0.
+
+    Every rank must ask for the same groups in the same order, since making one is collective.
+    """
+
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        device: torch.device | None = None,
+        alone: bool = False,
+    ) -> None:
+        """``sizes``: ranks by axis, outermost first; ``alone``: this process is a mesh of its own.
+
+        Raises `ProgramError` where the number of processes is another one.
+        """
+        self.mesh = Mesh(tuple(sizes), tuple(sizes.values())).trimmed()
+        self.device = device or torch.device("cpu")
+        world = dist.get_world_size() if dist.is_initialized() and not alone else 1
+        if world != self.mesh.device_count:
+            raise ProgramError(
+                f"the plan's mesh {self.mesh} has {self.mesh.device_count} ranks and {world} "
+                f"processes run: start it with torchrun --nproc-per-node {self.mesh.device_count}"
+            )
+        self.rank = dist.get_rank() if world > 1 else 0
+        self.coordinates = {a: self._coordinate(self.rank, a) for a in self.mesh.axes}
+        if "pp" in self.mesh.axes[1:]:
+            raise ProgramError(
+                f"the mesh {self.mesh}: pp is the outermost axis, write it first in MESH"
+            )
+        self._groups: dict[tuple[str, ...], dist.ProcessGroup] = {}
+        self._along_pipeline: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        self._device_mesh: DeviceMesh | None = None
+        for axis in self.mesh.axes:
+            self.group(axis)
+
+    def _coordinate(self, rank: int, axis: str) -> int:
+        return rank // self.mesh.stride(axis) % self.mesh.size(axis)
+
+    @property
+    def world(self) -> int:
+        return self.mesh.device_count
+
+    def size(self, *axes: str) -> int:
+        """Ranks along all of ``axes`` together."""
+        total = 1
+        for axis in axes:
+            total *= self.mesh.size(axis)
+        return total
+
+    def index(self, *axes: str) -> int:
+        """This rank's place along ``axes``, the first axis varying slowest."""
+        place = 0
+        for axis in axes:
+            place = place * self.mesh.size(axis) + self.coordinates.get(axis, 0)
+        return place
+
+    @property
+    def data_axes(self) -> tuple[str, ...]:
+        return tuple(a for a in DATA_AXES if a in self.mesh.axes)
+
+    @property
+    def model_axes(self) -> tuple[str, ...]:
+        return tuple(a for a in self.mesh.axes if a not in (*DATA_AXES, "pp"))
+
+    def group(self, *axes: str) -> dist.ProcessGroup | None:
+        """The ranks that differ from this one along ``axes`` only; None where there is just one."""
+        key = tuple(a for a in self.mesh.axes if a in axes)
+        if not key:
+            return None
+        if key not in self._groups:
+            if key == self.mesh.axes and dist.group.WORLD is not None:
+                self._groups[key] = dist.group.WORLD
+            else:
+                own, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
+                    self.members(*key)
+                )
+                self._groups[key] = own
+        return self._groups[key]
+
+    def pipeline_group(self, places: tuple[int, ...]) -> dist.ProcessGroup | None:
+        """Those of the ranks along ``pp`` that stand at ``places``; None for one place, or where
+        this rank stands at none of them. Every rank of the mesh must ask for it."""
+        if len(places) == 1:
+            return None
+        if len(places) == self.size("pp"):
+            return self.group("pp")
+        if places not in self._along_pipeline:
+            own, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
+                [[ranks[i] for i in places] for ranks in self.members("pp")]
+            )
+            self._along_pipeline[places] = own
+        return self._along_pipeline[places]
+
+    def axes_of(self, group: dist.ProcessGroup) -> str:
+        """The axes of a group that this mesh made, as ``"dp_replicate+dp_shard"``; of some places
+        of a pipeline ``"pp[0,3]"``."""
+        for places, part in self._along_pipeline.items():
+            if part is not None and part.group_name == group.group_name:
+                return f"pp[{','.join(map(str, places))}]"
+        for key, known in self._groups.items():
+            if known.group_name == group.group_name:
+                return "+".join(key)
+        members = dist.get_process_group_ranks(group)
+        if len(members) == self.world:
+            return "+".join(self.mesh.axes)
+        return f"ranks {members}"
+
+    def members(self, *axes: str) -> list[list[int]]:
+        """All groups of ranks along ``axes``, each in order of its place."""
+        rest = [a for a in self.mesh.axes if a not in axes]
+        groups = []
+        for fixed in itertools.product(*(range(self.mesh.size(a)) for a in rest)):
+            base = sum(i * self.mesh.stride(a) for a, i in zip(rest, fixed, strict=True))
+            moving = itertools.product(*(range(self.mesh.size(a)) for a in axes))
+            groups.append(
+                [
+                    base + sum(i * self.mesh.stride(a) for a, i in zip(axes, m, strict=True))
+                    for m in moving
+                ]
+            )
+        return groups
+
+    def device_mesh(self, axes: Sequence[str]) -> DeviceMesh:
+        """A `DeviceMesh` of ``axes`` (in mesh order) on this rank's own groups."""
+        groups = [self.group(a) for a in axes]
+        ranks = torch.tensor(self._own_ranks(axes)).reshape([self.mesh.size(a) for a in axes])
+        known = [g for g in groups if g is not None]
+        single = len(known) == 1
+        return DeviceMesh.from_group(
+            known[0] if single else known,
+            self.device.type,
+            mesh=ranks if not single else None,
+            mesh_dim_names=tuple(axes),
+        )
+
+    def _own_ranks(self, axes: Sequence[str]) -> list[int]:
+        return next(g for g in self.members(*axes) if self.rank in g)
+
+
+_current: list[Ranks] = []
+
+
+def current() -> Ranks:
+    """The mesh that programs are being built or run on; `ProgramError` outside of a trainer."""
+    if not _current:
+        raise ProgramError(
+            "no mesh is in use: an emitted model is built and called by autopar.load(plan), "
+            "or inside `with using(Ranks(MESH)):`"
+        )
+    return _current[-1]
+
+
+@contextmanager
+def using(ranks: Ranks) -> Iterator[Ranks]:
+    """Makes ``ranks`` the `current` mesh."""
+    _current.append(ranks)
+    try:
+        yield ranks
+    finally:
+        _current.pop()

@@ -1,0 +1,70 @@
+"""Running a block's forward again in backward instead of keeping what it made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from autopar.runtime.pytorch.torch_private import functional_collectives
+
+Context = AbstractContextManager[Any]
+
+RUNNING = ("running_mean", "running_var")
+"""Buffers that a forward changes: running it again must not change them again."""
+
+
+def recompute(function: Callable[..., Any], *args: Any, keep_collectives: bool = False) -> Any:
+    """``function(*args)``, whose forward runs again in backward.
+
+    ``keep_collectives``: what its collectives gave is kept, so that they do not run again.
+    """
+
+    def contexts() -> tuple[Context, Context]:
+        forward: Context = nullcontext()
+        again: Context = nullcontext()
+        if keep_collectives:
+            forward, again = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+        return forward, _unchanged(function, again)
+
+    return checkpoint(function, *args, use_reentrant=False, context_fn=contexts)
+
+
+@contextmanager
+def _unchanged(function: Callable[..., Any], inner: Context) -> Iterator[None]:
+    """``inner``, after which the running statistics of a module are what they were before."""
+    modules = function.modules() if isinstance(function, nn.Module) else ()
+    held = [m._buffers[name] for m in modules for name in RUNNING if name in m._buffers]
+    before = [(b, b.clone()) for b in held if b is not None]
+    try:
+        with inner:
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
+
+
+_COLLECTIVES = frozenset(
+    getattr(functional_collectives, name).default
+    for name in (
+        "all_reduce",
+        "all_gather_into_tensor",
+        "reduce_scatter_tensor",
+        "all_to_all_single",
+        "wait_tensor",
+    )
+)
+
+
+def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    kept = op in _COLLECTIVES
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

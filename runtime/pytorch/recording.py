@@ -1,0 +1,203 @@
+"""Recording how a model initialises itself, without its memory.
+
+The constructor runs under fake tensors while every op is written down: which storages it reads and
+writes, and which it overwrites whole. `autopar.runtime.pytorch.initialize` replays that list.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopar.runtime.pytorch.torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    TorchDispatchMode,
+    tree_map_only,
+    without_modes,
+)
+
+
+class Untrusted(Exception):
+    """The constructor did something that a replay might not repeat exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor as a window into a storage."""
+
+    storage: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+    @property
+    def span_bytes(self) -> int:
+        """Bytes of the storage up to the last element that the view sees."""
+        steps = zip(self.size, self.stride, strict=True)
+        last = 0 if 0 in self.size else 1 + sum((n - 1) * s for n, s in steps)
+        return (self.offset + last) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One op: ``args`` and ``kwargs`` hold a `View` where a tensor stood.
+
+    whole: the storage that it overwrites without having read it, if any.
+    made:  a `View` for every tensor that it returns, those in a storage of their own included.
+    """
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    touches: frozenset[int]
+    whole: int | None
+    made: tuple[View, ...]
+
+
+@dataclass(slots=True)
+class Record:
+    """``values``: name -> where the parameter or buffer of the finished model lies, or itself."""
+
+    calls: list[Call] = field(default_factory=list)
+    constants: dict[int, torch.Tensor] = field(default_factory=dict)
+    values: dict[str, View | torch.Tensor] = field(default_factory=dict)
+
+
+_OVERWRITING = frozenset(
+    {"uniform_", "normal_", "zero_", "fill_", "copy_", "random_", "bernoulli_", "exponential_"}
+)
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.record = Record()
+        self._alive: list[torch.Tensor] = []  # storages keep their identity while they live
+        self._bytes: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(kwargs.get("generator"), torch.Generator):
+            raise Untrusted("it draws from a random generator of its own")
+        before = {a.storage for a in _views((args, kwargs), self.view)}
+        call_args, call_kwargs = tree_map_only(torch.Tensor, self.view, (args, kwargs))
+        result = func(*args, **kwargs)
+        made = tuple(_views(result, self.view))
+        fresh = any(v.storage not in before for v in made)
+        if fresh or func._schema.is_mutable:  # else it made another view, which views know
+            self._note(func, call_args, call_kwargs, before, made)
+        return result
+
+    def stub(self, function: Callable[..., Any], tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+        """Writes down a Python function that fills ``tensor``, as if it were an op."""
+        target = self.view(tensor)
+        whole = target.storage if self._covers(target) else None
+        touches = frozenset({target.storage})
+        self.record.calls.append(Call(function, (target, *args), {}, touches, whole, (target,)))
+        return tensor
+
+    def view(self, tensor: torch.Tensor) -> View:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._bytes:
+            self._bytes[key] = storage.nbytes()
+            self._alive.append(tensor)
+            if not isinstance(tensor, FakeTensor):
+                with without_modes():
+                    flat = torch.empty(0, dtype=tensor.dtype).set_(storage)
+                    self.record.constants[key] = flat.clone()
+        size, stride = tuple(tensor.size()), tuple(tensor.stride())
+        return View(key, size, stride, int(tensor.storage_offset()), tensor.dtype)
+
+    def _note(
+        self, func: Any, args: Any, kwargs: Any, before: set[int], made: tuple[View, ...]
+    ) -> None:
+        whole: int | None = None
+        name = func._schema.name.partition("::")[2]
+        if name in _OVERWRITING and isinstance(args[0], View):
+            target = args[0]
+            others = {v.storage for v in _views((args[1:], kwargs), lambda v: v)}
+            if target.storage not in others and self._covers(target):
+                whole = target.storage
+        touches = frozenset({*before, *(v.storage for v in made)})
+        self.record.calls.append(Call(func, tuple(args), kwargs, touches, whole, made))
+
+    def _covers(self, view: View) -> bool:
+        numel = 1
+        for n in view.size:
+            numel *= n
+        return view.offset == 0 and numel * view.dtype.itemsize == self._bytes[view.storage]
+
+
+def _views(tree: Any, view: Callable[[Any], View]) -> list[View]:
+    found: list[View] = []
+    tree_map_only((torch.Tensor, View), lambda t: found.append(view(t)), tree)
+    return found
+
+
+def record(make: Callable[[], nn.Module]) -> Record:
+    """Runs ``make`` without memory and returns what it did.
+
+    Raises `Untrusted`, or whatever ``make`` raises under fake tensors (reading values fails).
+    """
+    recorder = _Recorder()
+    state = torch.random.get_rng_state()
+    with warnings.catch_warnings():
+        # copying a module asks whether its tensors have memory
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+        with FakeTensorMode(allow_non_fake_inputs=True), recorder, _watched(recorder):
+            model = make()
+    if not torch.equal(state, torch.random.get_rng_state()):
+        raise Untrusted("it sets the state of the random generator")
+    found = recorder.record
+    for name, tensor in named_tensors(model):
+        real = not isinstance(tensor, FakeTensor)
+        found.values[name] = tensor.detach().clone() if real else recorder.view(tensor)
+    return found
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, buffers and plain tensor attributes under all of their names, in this order."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor):
+                yield f"{path}.{name}" if path else name, value
+
+
+@contextmanager
+def _watched(recorder: _Recorder) -> Iterator[None]:
+    """Inside, seeding is refused and the one initialiser that reads its values is written down.
+
+    `trunc_normal_` draws again until every value is in range, which fake tensors cannot tell.
+    """
+    init: Any = nn.init
+    truncated, seeds = init._no_grad_trunc_normal_, (torch.manual_seed, torch.set_rng_state)
+
+    def trunc_normal(
+        tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None
+    ) -> torch.Tensor:
+        if generator is not None:
+            raise Untrusted("it draws from a random generator of its own")
+        return recorder.stub(truncated, tensor, mean, std, a, b)
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise Untrusted("it sets the state of the random generator")
+
+    # transformers keeps its own table of nn.init's functions; all of them call this one by name
+    init._no_grad_trunc_normal_ = trunc_normal
+    torch.manual_seed = torch.set_rng_state = refuse
+    try:
+        yield
+    finally:
+        init._no_grad_trunc_normal_ = truncated
+        torch.manual_seed, torch.set_rng_state = seeds

@@ -1,0 +1,294 @@
+"""Holding a program's parameters: plain, under DDP, or under FSDP2.
+
+=====================  =========================================================================
+mesh and zero          how the local pieces are held
+=====================  =========================================================================
+no data axes           plain tensors
+zero 0 or no dp_shard  plain tensors under DistributedDataParallel over all data axes
+zero 3                 FSDP2: gathered for forward and again for backward, dropped in between
+zero 2                 FSDP2: gathered once a step, gradients reduce-scattered every microbatch
+zero 1                 FSDP2: gathered once a step, gradients reduce-scattered once a step
+=====================  =========================================================================
+
+Splits over the model axes are ours alone: FSDP2 and DDP see plain local pieces and the data axes.
+Whatever must know the whole tensor (norms, checkpoints, initial values) goes by `Held.region`.
+Gradients are sums over the data ranks, never means: the loss of a rank is a share of the loss.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from autopar.runtime.pytorch.parameters import Declared, Region, cut, declared_in, region_shape
+from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.pytorch.torch_private import fsdp_post_backward
+from autopar.runtime.settings import ProgramError, Settings
+
+
+@dataclass(slots=True)
+class Held:
+    """One parameter as this rank holds it.
+
+    leaf:   plain tensor of the piece; what the optimizer updates. Shares memory with the module's.
+    region: which piece of the global tensor it is, over all axes.
+    split:  the mesh axes that cut it; over all others it is replicated.
+    reduce: axes over which its gradient is still a partial sum when backward ends.
+    counted: whether it counts in norms; of a parameter that several stages hold, one does.
+    """
+
+    name: str
+    declared: Declared
+    leaf: nn.Parameter
+    region: Region
+    split: tuple[str, ...]
+    reduce: tuple[str, ...]
+    counted: bool = True
+
+
+class Storage:
+    """A program's model with memory behind its parameters; the base class holds them plain."""
+
+    grad_scale = 1.0
+    """What the loss share is multiplied with before backward."""
+
+    def __init__(self, model: nn.Module, ranks: Ranks, settings: Settings) -> None:
+        self.model = model
+        self.ranks = ranks
+        self.settings = settings
+        self.declared, self.declared_buffers = declared_in(model)
+        self.call: Callable[..., torch.Tensor] = model
+        self._materialise_buffers()
+        self._wrap()
+        self.held = {name: self._hold(name, p) for name, p in self.model.named_parameters()}
+
+    def _wrap(self) -> None:
+        materialise(self.model, self.ranks.device)
+
+    def _materialise_buffers(self) -> None:
+        for module in self.model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.is_meta:
+                    module._buffers[name] = torch.empty_like(buffer, device=self.ranks.device)
+
+    def _hold(self, name: str, parameter: nn.Parameter) -> Held:
+        declared = self.declared[name]
+        region = declared.region(self.ranks.mesh, self.ranks.coordinates)
+        return Held(name, declared, parameter, region, self._split(declared), self._late(declared))
+
+    def _split(self, declared: Declared) -> tuple[str, ...]:
+        mesh = self.ranks.mesh
+        return tuple(a for a in mesh.axes if declared.sharding.on(a).kind == "S")
+
+    def _late(self, declared: Declared) -> tuple[str, ...]:
+        return tuple(a for a in declared.deferred_axes() if self.ranks.mesh.size(a) > 1)
+
+    def microbatch(self, last: bool) -> AbstractContextManager[None]:
+        """Around forward and backward of one microbatch."""
+        return nullcontext()
+
+    def part(self) -> AbstractContextManager[None]:
+        """Around a backward that leaves weights out: nothing is reduced."""
+        return nullcontext()
+
+    def weights(self) -> None:
+        """Behind the rest of such a backward, inside of `microbatch`."""
+
+    def collect(self) -> None:
+        """After the last backward: every ``leaf.grad`` is this rank's (so far reduced) gradient."""
+
+    def zero_grad(self) -> None:
+        for held in self.held.values():
+            held.leaf.grad = None
+
+    def buffers(self) -> Iterator[tuple[str, torch.Tensor, Region]]:
+        """(name, local tensor, region) of every buffer."""
+        for name, buffer in self.model.named_buffers():
+            declared = self.declared_buffers[name]
+            yield name, buffer, declared.region(self.ranks.mesh, self.ranks.coordinates)
+
+    def compile(self) -> None:
+        """`torch.compile` of the whole forward."""
+        self.model.compile()
+
+
+class Replicated(Storage):
+    """DistributedDataParallel over the data axes; gradients are reduced in the last microbatch."""
+
+    def _wrap(self) -> None:
+        super()._wrap()
+        axes = self.ranks.data_axes
+        # DDP divides by the number of ranks; the gradient wanted is the sum.
+        self.grad_scale = float(self.ranks.size(*axes))
+        self._ddp = DistributedDataParallel(
+            self.model,
+            process_group=self.ranks.group(*axes),
+            forward_sync_buffers=False,
+            init_sync=False,
+            gradient_as_bucket_view=True,
+        )
+        self.call = self._ddp
+
+    def microbatch(self, last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if last else self._ddp.no_sync()
+
+
+class Sharded(Storage):
+    """FSDP2 over ``dp_shard``, and over ``dp_replicate`` too where the mesh has it."""
+
+    def _wrap(self) -> None:
+        ranks, settings = self.ranks, self.settings
+        mesh = ranks.device_mesh(ranks.data_axes)
+        self._apart = {n for n, p in self.model.named_parameters() if _is_apart(p)}
+        groups = [*unit_modules(self.model, settings.units), self.model]
+        for module in groups:
+            materialise(module, ranks.device)  # one unit at a time has its whole piece in memory
+            fully_shard(
+                module,
+                mesh=mesh,
+                reshard_after_forward=settings.zero == 3 and module is not self.model,
+                mp_policy=self._policy(module),
+                ignored_params={p for p in self.model.parameters() if _is_apart(p)},
+            )
+        self.groups: list[FSDPModule] = [m for m in groups if isinstance(m, FSDPModule)]
+        for group in self.groups:
+            group.set_gradient_divide_factor(1.0)
+            group.set_force_sum_reduction_for_comms(True)
+
+    def _policy(self, module: nn.Module) -> MixedPrecisionPolicy:
+        here = [p for p in module.parameters() if not isinstance(p, DTensor) and not _is_apart(p)]
+        own = {p.dtype for p in here}
+        if len(own) > 1:
+            raise ProgramError(
+                f"parameters of {type(module).__name__} have dtypes {sorted(map(str, own))}: FSDP2 "
+                "gathers one dtype per unit; declare them alike, or plan with --fix zero=0"
+            )
+        stored = next(iter(own), torch.float32)
+        compute = getattr(torch, self.settings.precision)
+        lower = compute if stored is torch.float32 and compute is not stored else None
+        return MixedPrecisionPolicy(
+            param_dtype=lower,
+            reduce_dtype=stored if lower is not None else None,
+            cast_forward_inputs=False,
+        )
+
+    def _hold(self, name: str, parameter: nn.Parameter) -> Held:
+        held = super()._hold(name, parameter)
+        if name in self._apart:
+            held.reduce = (*self.ranks.data_axes, *held.reduce)
+            return held
+        with torch.no_grad():
+            piece = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        here, count = self.ranks.index("dp_shard"), self.ranks.size("dp_shard")
+        held.region = cut(held.region, 0, count, here)
+        held.leaf = nn.Parameter(piece.detach(), requires_grad=parameter.requires_grad)
+        held.split = tuple(a for a in self.ranks.mesh.axes if a in ("dp_shard", *held.split))
+        assert tuple(piece.shape) == region_shape(held.region), name
+        return held
+
+    @contextmanager
+    def microbatch(self, last: bool) -> Iterator[None]:
+        zero = self.settings.zero
+        for group in self.groups:
+            group.set_requires_gradient_sync(last or zero >= 2, recurse=False)
+            group.set_requires_all_reduce(last, recurse=False)
+            # Zero 1 and 2 have whole parameters: between microbatches nothing is dropped.
+            group.set_reshard_after_backward(last or zero == 3, recurse=False)
+        yield
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        for group in self.groups:
+            group.set_requires_gradient_sync(False, recurse=False)
+            group.set_reshard_after_backward(False, recurse=False)
+        yield
+
+    def weights(self) -> None:
+        fsdp_post_backward(self.groups[-1])
+
+    def collect(self) -> None:
+        parameters = dict(self.model.named_parameters())
+        with torch.no_grad():
+            for name, held in self.held.items():
+                grad = parameters[name].grad
+                if grad is not None and name not in self._apart:
+                    held.leaf.grad = grad.to_local() if isinstance(grad, DTensor) else grad
+
+    def zero_grad(self) -> None:
+        super().zero_grad()
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+    def compile(self) -> None:
+        # FSDP2's hooks sit around the units: what lies between them is compiled.
+        for group in self.groups[:-1] or self.groups:
+            assert isinstance(group, nn.Module)
+            group.compile()
+
+
+def _is_apart(parameter: nn.Parameter) -> bool:
+    """Whether FSDP2 leaves it as it is: no dim to cut, or no element to gather and to reduce."""
+    return parameter.dim() == 0 or parameter.numel() == 0
+
+
+def store(
+    model: nn.Module, ranks: Ranks, settings: Settings, replicas_plain: bool = False
+) -> Storage:
+    """Puts memory (not yet filled) behind the parameters of a freshly built program.
+
+    ``replicas_plain``: not DDP; gradients are reduced over the data axes elsewhere.
+    """
+    if ranks.size("dp_shard") > 1 and settings.zero > 0:
+        return Sharded(model, ranks, settings)
+    trainable = any(p.requires_grad for p in model.parameters())
+    if ranks.data_axes and trainable and not replicas_plain:
+        return Replicated(model, ranks, settings)
+    return Storage(model, ranks, settings)
+
+
+def unit_modules(model: nn.Module, patterns: Iterable[str]) -> list[nn.Module]:
+    """The modules whose path matches a pattern, inner ones first; ``*`` is one path component."""
+    wanted = [p.split(".") for p in patterns]
+    found = [
+        (path, module)
+        for path, module in model.named_modules()
+        if any(_matches(path.split("."), pattern) for pattern in wanted)
+    ]
+    missing = [
+        ".".join(p) for p in wanted if not any(_matches(path.split("."), p) for path, _ in found)
+    ]
+    if missing:
+        raise ProgramError(f"SETTINGS.units names {missing}, and the model has no such module")
+    return [module for _, module in sorted(found, key=lambda f: -f[0].count("."))]
+
+
+def has_units(model: nn.Module, pattern: str) -> bool:
+    """Whether a module's path matches ``pattern``."""
+    wanted = pattern.split(".")
+    return any(_matches(path.split("."), wanted) for path, _ in model.named_modules())
+
+
+def _matches(path: list[str], pattern: list[str]) -> bool:
+    return len(path) == len(pattern) and all(
+        fnmatch.fnmatchcase(part, want) for part, want in zip(path, pattern, strict=True)
+    )
+
+
+def materialise(module: nn.Module, device: torch.device) -> None:
+    """Gives every parameter of ``module`` that is still on meta memory of its own; ties stay."""
+    made: dict[int, nn.Parameter] = {}
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                if id(parameter) not in made:
+                    empty = torch.empty_like(parameter, device=device)
+                    made[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
+                part._parameters[name] = made[id(parameter)]

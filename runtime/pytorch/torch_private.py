@@ -1,0 +1,35 @@
+"""Every import of a private torch module, in one place: what a new torch may move stands here.
+
+One import a line, with the reason. Tests import this module alone, so that a move names itself.
+"""
+
+import torch
+import torch._dynamo  # fake tensors and optimizers import it at first use; here before ranks fork
+import torch.distributed._functional_collectives  # registers the ops named at the end
+from torch._export.utils import _compiling_state_context
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException as DataDependentOutputException,
+)
+from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
+from torch._subclasses.fake_tensor import (
+    FakeTensor as FakeTensor,
+)  # a tensor with a device and no memory
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode  # ops on fake tensors
+from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
+from torch.distributed.fsdp import FSDPModule
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # sees every op
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only as tree_map_only  # tensors in nested arguments
+
+functional_collectives = torch.ops._c10d_functional  # collectives that compile, seen by modes
+without_modes = _disable_current_modes  # real ops inside of a mode
+resolve_group = _resolve_process_group  # a process group by its name
+causal_check = (torch.nn.modules.transformer, "_detect_is_causal_mask")  # reads a mask's values
+exporting = _compiling_state_context  # the state that torch.export runs a model in
+without_torch_function = torch._C.DisableTorchFunction  # no function mode sees what is inside
+
+
+def fsdp_post_backward(root: FSDPModule) -> None:
+    """What FSDP2 does when a backward has ended (reduce, reshard, wait), as its flags say now: a
+    backward in two parts has no end that its hooks see."""
+    root._get_fsdp_state()._root_post_backward_final_callback()

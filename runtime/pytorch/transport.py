@@ -1,0 +1,63 @@
+"""The four collectives by mesh axis, on plain tensors, without gradients.
+
+These are functional collectives: they compile, and a dispatch mode sees them. All of them work on
+dim 0 and return a new tensor that is ready.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from autopar.runtime.pytorch import ranks
+from autopar.runtime.pytorch.torch_private import functional_collectives
+
+
+def size(axis: str) -> int:
+    """Ranks along ``axis``; 1 where the mesh in use does not have it."""
+    return ranks.current().mesh.size(axis)
+
+
+def index(axis: str) -> int:
+    """This rank's place along ``axis``."""
+    return ranks.current().coordinates.get(axis, 0)
+
+
+def all_reduce(x: Tensor, axis: str, op: str = "sum") -> Tensor:
+    """``op`` is ``sum`` or ``max``; the shape stays."""
+    out = functional_collectives.all_reduce(x.contiguous(), op, _group(axis))
+    return _wait(out)
+
+
+def all_gather(x: Tensor, axis: str) -> Tensor:
+    """[n, ...] on each of w ranks -> [w * n, ...]."""
+    return _wait(
+        functional_collectives.all_gather_into_tensor(x.contiguous(), size(axis), _group(axis))
+    )
+
+
+def reduce_scatter(x: Tensor, axis: str) -> Tensor:
+    """[w * n, ...] on each of w ranks -> [n, ...]."""
+    return _wait(
+        functional_collectives.reduce_scatter_tensor(
+            x.contiguous(), "sum", size(axis), _group(axis)
+        )
+    )
+
+
+def all_to_all(x: Tensor, axis: str) -> Tensor:
+    """[w * n, ...]: piece i goes to rank i, and the pieces received come in rank order."""
+    sizes = [x.shape[0] // size(axis)] * size(axis)
+    return _wait(
+        functional_collectives.all_to_all_single(x.contiguous(), sizes, sizes, _group(axis))
+    )
+
+
+def _wait(x: Tensor) -> Tensor:
+    ready: Tensor = functional_collectives.wait_tensor(x)
+    return ready
+
+
+def _group(axis: str) -> str:
+    group = ranks.current().group(axis)
+    assert group is not None, f"a collective on {axis}, which has one rank"
+    return str(group.group_name)

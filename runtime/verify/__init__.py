@@ -1,0 +1,1 @@
+"""A plan against the model that it was made from."""

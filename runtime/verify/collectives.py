@@ -1,0 +1,50 @@
+"""The collectives that were priced beside those that a step issues, in either framework.
+
+The table is the one of ``collectives.json``::
+
+    {"format": 1, "rows": [{"kind": "all_gather", "axis": "dp_shard", "size_bytes": 4096,
+                            "count": 6, "what": "model.layers.0 forward"}, ...]}
+
+Frameworks cut their work into buckets and join it, so tables are compared by the bytes per kind and
+axis.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from autopar.files import plan_folder
+from autopar.lowering.collectives import Row
+
+
+def compare_priced(folder: str | Path, issued: Iterable[Row]) -> tuple[bool | None, list[str]]:
+    """Whether a step issues what a plan folder says, and `differences`; None without a table."""
+    if not (Path(folder) / plan_folder.COLLECTIVES).exists():
+        return None, []
+    priced = [Row(**row) for row in plan_folder.read_collectives(folder)]
+    lines = differences(priced, issued)
+    return not lines, lines
+
+
+def differences(priced: Iterable[Row], issued: Iterable[Row]) -> list[str]:
+    """One line for every kind and axis whose bytes a step differ; empty where the tables agree."""
+    wanted, found = _totals(priced), _totals(issued)
+    places = sorted(wanted | found)
+    several = len({rank for rank, _, _ in places}) > 1
+    return [
+        f"{f'pp {place[0]}: ' if several else ''}{place[1]} over {place[2]}: priced "
+        f"{wanted[place]} bytes a step, issued {found[place]}"
+        for place in places
+        if wanted[place] != found[place]
+    ]
+
+
+def _totals(rows: Iterable[Row]) -> Counter[tuple[int, str, str]]:
+    """Bytes by place of ``pp``, kind and axis; rows without bytes are left out."""
+    totals: Counter[tuple[int, str, str]] = Counter()
+    for row in rows:
+        if row.size_bytes:
+            totals[row.rank, row.kind, row.axis] += row.size_bytes * row.count
+    return totals

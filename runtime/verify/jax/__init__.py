@@ -1,0 +1,1 @@
+"""JAX plans against the user's own loss function."""

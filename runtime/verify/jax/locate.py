@@ -1,0 +1,85 @@
+"""Which result of a JAX plan differs first from what one device computes.
+
+The program as it stands, and one for a single device, run with probes forward and backward on one
+batch in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from autopar.emit.marks import instrumented
+from autopar.files import plan_folder
+from autopar.frontends.jax import Captured
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import Plan, Spread, Stage
+from autopar.nouns.workload import Workload
+from autopar.runtime.jax.load import run_program
+from autopar.runtime.jax.step import Step
+from autopar.runtime.verify.differences import Seen, describe_first, places_of
+from autopar.runtime.verify.edits import edits_of, program_of
+from autopar.runtime.verify.jax.probe import recording
+
+PROBE = "autopar.runtime.verify.jax.probe.probe"
+
+
+def locate(
+    folder: str | Path,
+    plan: Plan,
+    captured: Captured,
+    workload: Workload,
+    parameters: Mapping[str, Any],
+    batch: Mapping[str, Any],
+) -> str:
+    """One sentence on the first result that differs. ``parameters`` by full name, and ``batch``, in
+    float64; called with 64-bit types enabled."""
+    changed = edits_of(folder, plan, captured)
+    own = plan_folder.code_of(folder, "jax").read_text()
+    return compared(own, plan, captured, workload, parameters, batch, changed)
+
+
+def compared(
+    own: str,
+    plan: Plan,
+    captured: Captured,
+    workload: Workload,
+    parameters: Mapping[str, Any],
+    batch: Mapping[str, Any],
+    changed: str = "",
+) -> str:
+    """`locate` for the program ``own``."""
+    spread = instrumented(own, program_of(plan, captured, marks=True), PROBE)
+    alone = replace(
+        plan,
+        spreads=(Spread(Mesh((), ())),),
+        stages=(Stage(),),
+        microbatches=1,
+        precision="float32",
+    )
+    marked = program_of(alone, captured, probes=True)
+    single = instrumented(marked, marked, PROBE)
+    right = _record(single, workload, parameters, batch, 1)
+    found = _record(spread, workload, parameters, batch, plan.microbatches)
+    mesh = plan.spreads[0].mesh.trimmed()
+    return describe_first(right, found, mesh, plan.microbatches, places_of(captured.graph), changed)
+
+
+def _record(
+    text: str,
+    workload: Workload,
+    parameters: Mapping[str, Any],
+    batch: Mapping[str, Any],
+    microbatches: int,
+) -> list[list[Seen]]:
+    step = Step(run_program(text, lift="float64"), workload)
+    state = step.initial(lambda: step.layout.gather_names(parameters), parameters)
+    any_gradients = step.layout.gather_names(parameters)  # of a step that nobody looks at
+    with recording(step.mesh.axis_names, step.mesh.size) as found:
+        jax.block_until_ready(step.watched(state, step.cut(batch), any_gradients))
+        jax.effects_barrier()
+    return found.ranks(microbatches)

@@ -1,0 +1,299 @@
+"""A JAX plan against the loss function that it was made from, on the plan's own devices.
+
+The reference is the user's own function on one device, differentiated by JAX (`jax_reference`),
+with an optimizer written down again here. Both start from the workload's own initial parameters,
+and both step on the gradients of the reference: `autopar.runtime.verify.verified` has the argument.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from autopar.files import plan_folder
+from autopar.frontends.jax import Captured, paths_of
+from autopar.frontends.jax.capture import capture_workload
+from autopar.frontends.loading import load_workload
+from autopar.lowering.collectives import Row
+from autopar.nouns.workload import Workload
+from autopar.runtime.jax.layout import by_name
+from autopar.runtime.jax.load import check_model_of, read_program
+from autopar.runtime.jax.step import Step
+from autopar.runtime.jobs.steps import batch_of
+from autopar.runtime.verify.collectives import compare_priced
+from autopar.runtime.verify.edits import edits_of, known_edits, raise_edited
+from autopar.runtime.verify.jax import counting
+from autopar.runtime.verify.jax.locate import locate
+from autopar.runtime.verify.jax.reference import reference_of
+from autopar.runtime.verify.verified import (
+    NEGLIGIBLE,
+    SMALLEST,
+    TOLERANCE,
+    Errors,
+    VerifyResult,
+    gradient_scale,
+    narrowest,
+    rounding_of,
+    weight_scale,
+)
+
+STEPS = 2
+MEASUREMENTS = 2
+"""How often rounding is measured: that of a single number may be small by chance."""
+Named = dict[str, np.ndarray]
+
+
+@dataclass(slots=True)
+class Record:
+    """What a run gave: loss and gradients of each step, weights after the last.
+
+    moved, noise: of the reference, norms by name as in `verify.pytorch.reference.Reference`.
+    unchecked:    what comparing with it cannot see.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    gradients: list[Named] = field(default_factory=list)
+    weights: Named = field(default_factory=dict)
+    moved: dict[str, float] = field(default_factory=dict)
+    noise: list[dict[str, float]] = field(default_factory=list)
+    unchecked: tuple[str, ...] = ()
+
+
+def verify(folder: str | Path) -> dict[str, Any]:
+    """Verifies the plan in ``folder``: a `VerifyResult` as `dataclasses.asdict` gives it."""
+    begin = time.perf_counter()
+    plan = plan_folder.read_plan(folder)
+    workload = load_workload(plan_folder.workload_of(folder, plan))
+    captured = capture_workload(workload)
+    check_model_of(plan, captured, workload, folder)
+    assert workload.init is not None
+    tree = jax.tree.map(np.asarray, workload.init(jax.random.key(workload.seed)))
+    batches = [dict(batch_of(workload, i)) for i in range(STEPS)]
+    with jax.enable_x64(True):
+        wide = jax.tree.map(_float64, tree)
+        wide_batches = [{n: _float64(np.asarray(a)) for n, a in b.items()} for b in batches]
+        right = reference(workload, tree, batches, captured.stacks)
+        named = by_name(paths_of(wide), captured.stacks) | wide_constants(captured)
+    try:
+        with jax.enable_x64(True):
+            lifted = Step(read_program(folder, lift="float64"), workload)
+            exact = run(lifted, named, wide_batches, right)
+        program = Step(read_program(folder), workload)
+        own_parameters = by_name(paths_of(tree), captured.stacks) | dict(captured.constants)
+        own = run(program, own_parameters, batches, right)
+        issued = issued_collectives(program, batches[0])
+    except Exception as error:  # of an edited program, maybe
+        raise_edited(error, known_edits(folder, plan, lambda: captured))
+        raise
+    precision = narrowest(plan_folder.read_graph(folder), plan.precision)
+    rounding = rounding_of(precision)
+    match, lines = compare_priced(folder, issued)
+    result = VerifyResult(
+        plan=str(folder),
+        ranks=plan.device_count,
+        exact=errors(exact, right),
+        own=errors(own, right, precision, rounding),
+        precision=precision,
+        collectives_match=match,
+        collective_differences=tuple(lines),
+        issued=tuple(asdict(row) for row in issued),
+        time_s=time.perf_counter() - begin,
+        unchecked=right.unchecked,
+    )
+    if result.passed:
+        return asdict(result)
+    if result.exact.largest > TOLERANCE:
+        with jax.enable_x64(True):
+            where = locate(folder, plan, captured, workload, named, wide_batches[0])
+    else:
+        where = edits_of(folder, plan, captured)
+    return asdict(replace(result, first_difference=where))
+
+
+def run(
+    step: Step,
+    parameters: Mapping[str, Any],
+    batches: list[dict[str, Any]],
+    right: Record,
+    function: Callable[..., Any] | None = None,
+) -> Record:
+    """Steps of a program on the gradients that are ``right``, from parameters by full name;
+    ``function`` is ``step.watched``."""
+    found = Record()
+    layout = step.layout
+    state = step.initial(lambda: layout.gather_names(parameters), parameters)
+    for batch, given in zip(batches, right.gradients, strict=True):
+        arrays = layout.gather_names(given)
+        arrays = {key: a.astype(state["params"][key].dtype) for key, a in arrays.items()}
+        state, loss, gradients = (function or step.watched)(state, step.cut(batch), arrays)
+        found.losses.append(float(loss))
+        found.gradients.append(_numpy(layout.names(gradients)))
+    found.weights = _numpy(layout.names(state["params"]))
+    return found
+
+
+def reference(
+    workload: Workload,
+    params: Any,
+    batches: list[dict[str, Any]],
+    stacks: Mapping[str, tuple[str, ...]],
+) -> Record:
+    """Steps of the user's own function on one device, in float64; ``params`` and ``batches`` in the
+    dtypes that the user gives them, 64-bit types enabled."""
+    assert workload.loss is not None
+    given = reference_of(workload.loss, params, batches[0])
+    function = jax.jit(given.function)
+    found = Record(unchecked=given.unchecked)
+    params = jax.tree.map(lambda a: _float64(np.asarray(a)), params)
+    batches = [{n: _float64(np.asarray(a)) for n, a in b.items()} for b in batches]
+    before = _numpy(by_name(paths_of(params), stacks))
+    slots: dict[str, Named] = {"m": {}, "v": {}}
+    structure = jax.tree.structure(params)
+    paths = [path for path, _ in paths_of(params)]
+    for number, batch in enumerate(batches, 1):
+        loss, gradients = function(params, batch)
+        found.losses.append(float(loss))
+        flat = {path: np.asarray(g) for path, g in paths_of(gradients)}
+        found.gradients.append(_numpy(by_name(flat.items(), stacks)))
+        found.noise.append(_noise(function, params, batch, found.gradients[-1], stacks))
+        if workload.clip_norm is not None:
+            norm = math.sqrt(sum(float(np.square(g).sum()) for g in flat.values()))
+            factor = min(1.0, workload.clip_norm / (norm + 1e-6))
+            flat = {path: g * factor for path, g in flat.items()}
+        weights = {path: np.asarray(p) for path, p in paths_of(params)}
+        for path, weight in weights.items():
+            weights[path] = _updated(workload, number, path, weight, flat[path], slots)
+        params = jax.tree.unflatten(structure, [jnp.asarray(weights[p]) for p in paths])
+    found.weights = _numpy(by_name(paths_of(params), stacks))
+    found.moved = {n: float(np.linalg.norm(found.weights[n] - p)) for n, p in before.items()}
+    return found
+
+
+def _noise(
+    function: Callable[..., Any],
+    params: Any,
+    batch: Mapping[str, Any],
+    gradients: Named,
+    stacks: Mapping[str, tuple[str, ...]],
+) -> dict[str, float]:
+    """Norm of what rounding changes of the gradients that are small beside the whole one: weights
+    and batch are off by one unit in their last place."""
+    norms = {n: float(np.linalg.norm(g)) for n, g in gradients.items()}
+    least = NEGLIGIBLE * _norm_of_all(gradients)
+    found = {n: 0.0 for n, norm in norms.items() if 0 < norm < least}
+    draws = np.random.default_rng(0)
+
+    def moved(a: Any) -> Any:
+        if a.dtype != np.float64:
+            return a
+        return a * (1 + np.finfo(np.float64).eps * draws.choice((-1.0, 1.0), a.shape))
+
+    for _ in range(MEASUREMENTS if found else 0):
+        _, changed = function(jax.tree.map(moved, params), {n: moved(a) for n, a in batch.items()})
+        named = _numpy(by_name(paths_of(changed), stacks))
+        for name in found:
+            found[name] = max(found[name], float(np.linalg.norm(named[name] - gradients[name])))
+    return found
+
+
+def _updated(
+    workload: Workload,
+    number: int,
+    path: str,
+    weight: np.ndarray,
+    gradient: np.ndarray,
+    slots: dict[str, Named],
+) -> np.ndarray:
+    rate, decay = workload.learning_rate, workload.weight_decay
+    if workload.optimizer == "sgd":
+        return np.asarray(weight - rate * (gradient + decay * weight))
+    first, second = workload.betas
+    m = slots["m"].get(path, 0.0) * first + gradient * (1 - first)
+    v = slots["v"].get(path, 0.0) * second + np.square(gradient) * (1 - second)
+    slots["m"][path], slots["v"][path] = m, v
+    direction = (m / (1 - first**number)) / (np.sqrt(v / (1 - second**number)) + workload.eps)
+    return np.asarray(weight - rate * decay * weight - rate * direction)
+
+
+def errors(
+    found: Record, right: Record, precision: str = "float64", tolerance: float = TOLERANCE
+) -> Errors:
+    """Largest errors of a run in ``precision``, whose errors are held against ``tolerance``."""
+    exact = precision == "float64"
+    share = NEGLIGIBLE if exact else rounding_of(precision)
+    loss = max(
+        abs(a - b) / max(abs(b), SMALLEST) if math.isfinite(a) else math.inf
+        for a, b in zip(found.losses, right.losses, strict=True)
+    )
+    worst, worst_weight = (0.0, ""), (0.0, "")
+    for ours, theirs, noise in zip(found.gradients, right.gradients, right.noise, strict=True):
+        whole = _norm_of_all(theirs)
+        for name, g in theirs.items():
+            measured = noise.get(name, 0.0) if exact else 0.0
+            scale = gradient_scale(float(np.linalg.norm(g)), whole, share, measured)
+            worst = max(worst, (_distance(ours[name], g) / scale, name))
+    for name, w in right.weights.items():
+        scale = weight_scale(float(np.linalg.norm(w)), right.moved[name], precision, tolerance)
+        worst_weight = max(worst_weight, (_distance(found.weights[name], w) / scale, name))
+    return Errors(loss, worst[0], worst_weight[0], worst[1], worst_weight[1])
+
+
+def _distance(ours: np.ndarray, theirs: np.ndarray) -> float:
+    found = float(np.linalg.norm(ours.astype(np.float64) - theirs))
+    return found if math.isfinite(found) else math.inf
+
+
+def issued_collectives(step: Step, batch: Mapping[str, Any]) -> list[Row]:
+    """What XLA compiled into one step."""
+    return counting.collectives(compiled(step, step.step, batch).as_text(), step.layout.mesh)
+
+
+def compiled(step: Step, function: Any, batch: Mapping[str, Any], wide: bool = False) -> Any:
+    """``step.step`` or ``step.watched`` compiled for a batch; ``wide``: parameters are float64."""
+    cut = step.cut(batch)
+    params = {
+        key: jax.ShapeDtypeStruct(leaf.shape, "float64" if wide else leaf.parameter.dtype)
+        for key, leaf in step.layout.trained.items()
+    }
+    state: dict[str, Any] = dict.fromkeys(step.state_specs, params)
+    state["frozen"] = {
+        key: jax.ShapeDtypeStruct(
+            leaf.shape, _wide(leaf.parameter.dtype) if wide else leaf.parameter.dtype
+        )
+        for key, leaf in step.layout.frozen.items()
+    }
+    state["step"] = jax.ShapeDtypeStruct((), jnp.int32)
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), cut)
+    gradients = (params,) if function is step.watched else ()
+    lowered = function.lower(state, shapes, *gradients)
+    counting.mark_asked_dtypes(lowered.compiler_ir("stablehlo").operation)
+    return lowered.compile()
+
+
+def _norm_of_all(named: Named) -> float:
+    return math.sqrt(sum(float(np.square(a.astype(np.float64)).sum()) for a in named.values()))
+
+
+def wide_constants(captured: Captured) -> dict[str, Any]:
+    """The arrays that the loss closes over, floats in float64."""
+    return {name: _float64(np.asarray(a)) for name, a in captured.constants.items()}
+
+
+def _wide(dtype: str) -> str:
+    return "float64" if "float" in dtype else dtype
+
+
+def _numpy(named: Mapping[str, Any]) -> Named:
+    return {name: np.asarray(a) for name, a in named.items()}
+
+
+def _float64(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64) if "float" in str(array.dtype) else array

@@ -1,0 +1,1 @@
+"""PyTorch plans against the original model, on the plan's own ranks."""

@@ -1,0 +1,93 @@
+"""Torch function modes in which model and program are compared: nothing is drawn, all is wide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from autopar.runtime.verify.pytorch.dropping import dropped_fixed
+from autopar.runtime.verify.pytorch.grouped_product import NAMES, grouped_product
+from autopar.runtime.verify.pytorch.stand_ins import drawn_fixed
+
+
+class FixedDraws(TorchFunctionMode):
+    """Inside, dropout multiplies by one number (`dropping`) and random numbers are fixed ones
+    (`stand_ins`): what is drawn cannot agree between layouts."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "").partition(".")[0]  # aten ops name their overload
+        if name == "backward":
+            with self._in_backward():
+                return func(*args, **kwargs)
+        for fixed in (dropped_fixed, drawn_fixed):
+            found = fixed(name, func, args, kwargs)
+            if found is not None:
+                return found
+        return func(*args, **kwargs)
+
+    @contextmanager
+    def _in_backward(self) -> Iterator[None]:
+        """``backward`` is a function that a mode handles, so the mode is off while it runs; what is
+        recomputed there needs it all the same."""
+        autograd: Any = torch.autograd
+        engine = autograd._engine_run_backward
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return engine(*args, **kwargs)
+
+        autograd._engine_run_backward = run
+        try:
+            yield
+        finally:
+            autograd._engine_run_backward = engine
+
+
+class Exact(FixedDraws):
+    """Inside, every floating dtype that is asked for means float64 as well.
+
+    Models cast to float32 on purpose (norms, softmax, rotary embedding, loss), and programs to the
+    plan's precision; in a float64 run that would lose what a comparison needs.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("float", "half", "bfloat16"):
+            return args[0].double()
+        args = tuple(map(_widened, args))
+        kwargs = {key: _widened(value) for key, value in (kwargs or {}).items()}
+        if func is F.rms_norm and kwargs.get("eps", args[3] if len(args) > 3 else None) is None:
+            # torch's own is the smallest step of the dtype that it computes in: that of float32
+            args, kwargs["eps"] = args[:3], torch.finfo(torch.float32).eps
+        if _in_groups(func, args):
+            return grouped_product(*args, **kwargs)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _in_groups(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether this is a product of groups that torch has no kernel for."""
+    if getattr(func, "__name__", "") not in NAMES or len(args) < 2:
+        return False
+    return args[0].dtype is torch.float64 and (args[0].dim(), args[1].dim()) == (2, 3)
+
+
+def _widened(value: Any) -> Any:
+    floats = (torch.float32, torch.bfloat16, torch.float16)
+    return torch.float64 if isinstance(value, torch.dtype) and value in floats else value
+
+
+@contextmanager
+def exact() -> Iterator[None]:
+    """`Exact`, with float64 as the default dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with Exact():
+            yield
+    finally:
+        torch.set_default_dtype(before)

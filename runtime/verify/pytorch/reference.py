@@ -1,0 +1,222 @@
+"""The original model on one device in float64: what every plan is compared with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopar.frontends.losses import find_loss
+from autopar.nouns.errors import UserError
+from autopar.nouns.workload import Workload
+from autopar.runtime.pytorch.batches import Batch
+from autopar.runtime.pytorch.recording import named_tensors
+from autopar.runtime.verify.pytorch.modes import exact
+from autopar.runtime.verify.verified import NEGLIGIBLE
+
+STEPS = 2
+MEASUREMENTS = 2
+"""How often rounding is measured: that of a single number may be small by chance."""
+
+
+class VerifyError(UserError):
+    """Something that keeps a plan from being compared with its model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """``STEPS`` steps from the initial weights on one batch.
+
+    gradients: by step and name, before clipping; only what has one.
+    weights:   parameters, floating buffers and tensor attributes after the last step.
+    alias:     every name of a tensor -> the name that it has here.
+    moved:     norm of what the steps changed of each parameter.
+    noise:     by step, norm of what rounding changes of a gradient, where it was measured.
+    """
+
+    batch: dict[str, Any]
+    losses: tuple[float, ...]
+    gradients: tuple[dict[str, torch.Tensor], ...]
+    weights: dict[str, torch.Tensor]
+    alias: dict[str, str]
+    moved: dict[str, float]
+    noise: tuple[dict[str, float], ...]
+
+    def weights_norm(self) -> float:
+        return _norm(self.weights)
+
+    def gradients_norm(self, step: int) -> float:
+        return _norm(self.gradients[step])
+
+
+def _norm(tensors: Mapping[str, torch.Tensor]) -> float:
+    return float(torch.stack([t.norm() for t in tensors.values()]).norm()) if tensors else 0.0
+
+
+def reference(workload: Workload, batch: Batch, device: torch.device) -> Reference:
+    """Trains the original model for `STEPS` steps on ``batch``, whose floats must be float64.
+
+    Raises `VerifyError` where the model's result is no loss.
+    """
+    model = _built(workload).to(device)
+    optimizer = plain_optimizer(workload, model)
+    losses: list[float] = []
+    gradients: list[dict[str, torch.Tensor]] = []
+    noise: list[dict[str, float]] = []
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    given = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in batch.items()}
+    for _ in range(STEPS):
+        model.zero_grad(set_to_none=True)
+        with exact():
+            loss = loss_of(model(**given))
+            loss.backward()  # type: ignore[no-untyped-call]
+        losses.append(float(loss.detach()))
+        if not math.isfinite(losses[-1]):
+            raise VerifyError(
+                f"the model's own loss on one device is {losses[-1]} in step {len(losses) - 1}, so "
+                "there is nothing to compare with. Verification draws a random batch with the "
+                "range, mean and spread of batch(): give one whose values are like real data"
+            )
+        gradients.append(_gradients_of(model))
+        noise.append(_noise(workload, model, given, gradients[-1]))
+        if workload.clip_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), workload.clip_norm)
+        optimizer.step()
+    weights = {n: p.detach() for n, p in model.named_parameters()}
+    weights |= {n: b for n, b in model.named_buffers() if b.is_floating_point()}
+    moved = {n: float((weights[n] - p).norm()) for n, p in before.items()}
+    return Reference(
+        dict(batch), tuple(losses), tuple(gradients), weights, aliases(model), moved, tuple(noise)
+    )
+
+
+def _gradients_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return {n: g.detach().clone() for n, g in found.items()}
+
+
+def _noise(
+    workload: Workload, model: nn.Module, batch: Batch, gradients: Mapping[str, torch.Tensor]
+) -> dict[str, float]:
+    """Norm of what rounding changes of the gradients that are small beside the whole one.
+
+    Measured on a second model, whose weights and batch are off by one unit in their last place.
+    """
+    least = NEGLIGIBLE * _norm(gradients)
+    small = [n for n, g in gradients.items() if 0 < float(g.norm()) < least]
+    if not small:
+        return {}
+    generator = torch.Generator().manual_seed(workload.seed)
+    found = dict.fromkeys(small, 0.0)
+    for _ in range(MEASUREMENTS):
+        other = _built(workload).to(next(iter(gradients.values())).device)
+        with torch.no_grad():
+            for (_, to), (_, now) in zip(named_tensors(other), named_tensors(model), strict=True):
+                to.copy_(_moved(now, generator))
+        near = {
+            n: _moved(v, generator) if isinstance(v, torch.Tensor) else v for n, v in batch.items()
+        }
+        with exact():
+            loss_of(other(**near)).backward()  # type: ignore[no-untyped-call]
+        changed = _gradients_of(other)
+        for name in small:
+            found[name] = max(found[name], float((changed[name] - gradients[name]).norm()))
+    return found
+
+
+def _moved(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Every number of a floating tensor one unit in its last place up or down."""
+    if not tensor.is_floating_point():
+        return tensor
+    up = torch.randint(2, tensor.shape, generator=generator).to(tensor.device)
+    return tensor.detach() * (1 + torch.finfo(tensor.dtype).eps * (2 * up - 1).to(tensor.dtype))
+
+
+def _built(workload: Workload) -> nn.Module:
+    """The model with its initial weights in float64."""
+    assert workload.model is not None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(workload.seed)
+        model: nn.Module = workload.model()
+        return model.double()
+
+
+def plain_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
+    """The workload's optimizer over a whole model, as one would write it by hand."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if workload.optimizer == "adamw":
+        return torch.optim.AdamW(
+            parameters,
+            lr=workload.learning_rate,
+            betas=workload.betas,
+            eps=workload.eps,
+            weight_decay=workload.weight_decay,
+        )
+    return torch.optim.SGD(
+        parameters, lr=workload.learning_rate, weight_decay=workload.weight_decay
+    )
+
+
+def aliases(model: nn.Module) -> dict[str, str]:
+    """Every name of a tensor of ``model`` -> its first name."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(t), name) for name, t in named_tensors(model)}
+
+
+def loss_of(result: Any) -> torch.Tensor:
+    """The loss in what a forward returned, see `find_loss`."""
+    found = find_loss(result)
+    if found is None or found.numel() != 1:
+        raise VerifyError(f"the model's forward returned a {type(result).__name__} without a loss")
+    return found
+
+
+def random_batch(workload: Workload, seed: int = 1) -> dict[str, Any]:
+    """A batch shaped like the workload's, of distinct random tensors.
+
+    Distinct, since a batch that passes one tensor twice hides a program that mixes them up. Ids are
+    drawn from the range that the real batch shows at their place in a sample, or anywhere where
+    they do not vary there, and negative ones (ignored labels) stay in number; masks, flags and
+    floats that are never negative are permuted over the samples; other floats get the real mean and
+    spread, in float64. Inputs without a batch dim stay as they are.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        real = workload.batch()
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[str, Any] = {}
+    for name, value in real.items():
+        if not isinstance(value, torch.Tensor):
+            found[name] = value
+            continue
+        value = value.detach().cpu()
+        wide = value.double() if value.is_floating_point() else value
+        keep = name in workload.whole_inputs or value.dim() == 0 or not value.numel()
+        found[name] = wide.clone() if keep else _random_like(wide, generator)
+    return found
+
+
+def _random_like(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    mixed = value[torch.randperm(value.shape[0], generator=generator)]
+    low, high = value[value >= 0].min() if bool((value >= 0).any()) else 0, value.max()
+    if value.is_floating_point():
+        if 0 <= value.min() < high:  # logarithms and roots may be taken of it
+            return mixed
+        noise = torch.randn(value.shape, dtype=value.dtype, generator=generator)
+        spread = value.std() if value.numel() > 1 else torch.zeros(())
+        return noise * (spread if spread > 0 else 1.0) + value.mean()
+    if value.dtype is torch.bool or high <= 1:
+        return mixed
+    # A place in the sample may have ids of its own, such as those of one table of many.
+    least = torch.where(value < 0, high, value).amin(0)
+    most = value.amax(0)
+    least, most = (
+        torch.where(least < most, own, all_) for own, all_ in ((least, low), (most, high))
+    )
+    share = torch.rand(value.shape, dtype=torch.float64, generator=generator)
+    drawn = least + (share * (most - least + 1)).floor().to(value.dtype)
+    return torch.where(mixed < 0, mixed, drawn)

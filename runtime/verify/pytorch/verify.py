@@ -1,0 +1,282 @@
+"""A plan against the model that it was made from, on the plan's own ranks.
+
+Every rank runs the plan; rank 0 also runs the original model, gathers the pieces of gradients and
+weights, and compares each with its region of the whole. A piece that several ranks hold is compared
+on each of them. Once its own gradients are compared, the program's optimizer steps on those of the
+model, for which `autopar.runtime.verify.verified` has the argument.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from autopar.files import plan_folder
+from autopar.frontends.loading import load_workload
+from autopar.frontends.pytorch import capture
+from autopar.lowering.collectives import Row
+from autopar.nouns.errors import UserError
+from autopar.nouns.workload import Workload
+from autopar.pipeline.of_plan import lists_of
+from autopar.runtime.pytorch import program
+from autopar.runtime.pytorch.initialize import initialize
+from autopar.runtime.pytorch.load import check_model_of, check_same, read_program, start
+from autopar.runtime.pytorch.parameters import Region, region_shape
+from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.pytorch.trainer import Program, Trainer
+from autopar.runtime.verify.collectives import compare_priced
+from autopar.runtime.verify.edits import known_edits, raise_edited
+from autopar.runtime.verify.pytorch.comparison import Comparison, Piece
+from autopar.runtime.verify.pytorch.counting import Counting
+from autopar.runtime.verify.pytorch.locate import locate, probed
+from autopar.runtime.verify.pytorch.modes import FixedDraws, exact
+from autopar.runtime.verify.pytorch.reference import (
+    STEPS,
+    Reference,
+    random_batch,
+    reference,
+)
+from autopar.runtime.verify.verified import TOLERANCE, Errors, VerifyResult, narrowest, rounding_of
+
+_references: dict[str, Reference] = {}
+_checked: set[tuple[str, str]] = set()
+
+
+def verify(folder: str | Path) -> dict[str, Any]:
+    """Verifies the plan in ``folder``; all its ranks call it. Rank 0's answer is a `VerifyResult`
+    as `dataclasses.asdict` gives it, the others' is empty."""
+    begin = time.perf_counter()
+    plan = plan_folder.read_plan(folder)
+    place = start()
+    check_same(plan, folder)
+    target = plan_folder.workload_of(folder, plan)
+    workload = load_workload(target)
+    if (target, plan.fingerprints.model) not in _checked:
+        check_model_of(plan, workload, folder)
+        _checked.add((target, plan.fingerprints.model))
+    first = not dist.is_initialized() or dist.get_rank() == 0
+    if first and target not in _references:
+        cpu = torch.device("cpu")
+        _references[target] = reference(workload, random_batch(workload), cpu)
+    wanted = _references.get(target)
+    batch = _broadcast(wanted.batch if wanted is not None else {})
+    try:
+        lifted = _run(folder, workload, batch, place, wanted, torch.float64)
+        precision = narrowest(plan_folder.read_graph(folder), plan.precision)
+        rounding = rounding_of(precision)
+        own = _run(folder, workload, batch, place, wanted, None, precision, rounding)
+    except Exception as error:  # of an edited program, maybe
+        # Every rank finds that out for itself: the others may wait for this one in a collective.
+        raise_edited(error, known_edits(folder, plan, partial(capture, workload)))
+        raise
+    failed = lifted.errors is not None and lifted.errors.largest > TOLERANCE
+    where = _locate(folder, workload, batch, place, failed)
+    if not first:
+        return {}
+    assert lifted.errors is not None
+    assert own.errors is not None
+    match, lines = compare_priced(folder, own.issued)
+    if match is False and not where:
+        where = known_edits(folder, plan, partial(capture, workload))
+    result = VerifyResult(
+        plan=str(folder),
+        ranks=plan.device_count,
+        exact=lifted.errors,
+        own=own.errors,
+        precision=precision,
+        collectives_match=match,
+        collective_differences=tuple(lines),
+        issued=tuple(asdict(row) for row in own.issued),
+        time_s=time.perf_counter() - begin,
+        first_difference=where,
+    )
+    return asdict(result)
+
+
+def _broadcast(value: Any) -> Any:
+    """``value`` of rank 0, on every rank."""
+    box = [value]
+    if dist.is_initialized():
+        dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def _locate(
+    folder: str | Path,
+    workload: Workload,
+    batch: Mapping[str, Any],
+    device: torch.device,
+    failed: bool,
+) -> str:
+    """What rank 0 says of the first difference, if it ``failed``; all ranks call this."""
+    texts: Any = ""
+    if failed:
+        try:
+            texts = probed(folder, workload)
+        except UserError as error:
+            texts = f"the first difference cannot be named, the model is not to be had: {error}"
+    texts = _broadcast(texts)
+    if isinstance(texts, str):
+        return texts
+    return locate(texts, workload, batch, device)
+
+
+@dataclass(slots=True)
+class _Run:
+    errors: Errors | None = None
+    issued: list[Row] = field(default_factory=list)
+
+
+def _run(
+    folder: str | Path,
+    workload: Workload,
+    batch: Mapping[str, Any],
+    device: torch.device,
+    wanted: Reference | None,
+    lift: torch.dtype | None,
+    precision: str = "float64",
+    tolerance: float = TOLERANCE,
+) -> _Run:
+    """`STEPS` steps; without ``lift`` one more, whose collectives are counted."""
+    trainer = make_trainer(folder, workload, device, lift)
+    quiet: Callable[[], AbstractContextManager[Any]] = exact if lift else FixedDraws
+    given = dict(batch) if lift is not None else _in_float32(batch)
+    comparison = Comparison(wanted, precision, tolerance)
+    compared_steps(trainer, given, wanted, comparison, quiet)
+    result = _Run(comparison.errors() if wanted is not None else None)
+    if lift is None:
+        # DDP settles its buckets in the first steps; this one is like all later ones.
+        with FixedDraws(), Counting(trainer.ranks) as counted:
+            trainer.step(given)
+        result.issued = _of_every_place(counted.rows(), trainer.ranks)
+    return result
+
+
+def _of_every_place(own: list[Row], ranks: Ranks) -> list[Row]:
+    """On rank 0 the rows of the first rank of every place on ``pp``; a collective call."""
+    group = ranks.group("pp")
+    if group is None:
+        return own
+    found: list[list[Row]] = [[] for _ in range(ranks.size("pp"))]
+    dist.all_gather_object(found, own, group=group)
+    return [row for rows in found for row in rows]
+
+
+def compared_steps(
+    trainer: Trainer,
+    batch: Mapping[str, Any],
+    wanted: Reference | None,
+    comparison: Comparison,
+    quiet: Callable[[], AbstractContextManager[Any]],
+) -> list[torch.Tensor | None]:
+    """`STEPS` steps, each on the reference's gradients once the program's own are compared; the
+    norms that `Trainer.update` gives. All ranks call it, ``wanted`` is None on all but rank 0."""
+    norms = []
+    for step in range(STEPS):
+        with quiet():
+            loss = trainer.backward(batch)
+        comparison.loss(step, float(loss))
+        graded = [(h.name, h.region, h.leaf.grad) for h in trainer.held]
+        pieces = [(name, region, grad) for name, region, grad in graded if grad is not None]
+        _gather(pieces, partial(comparison.gradients, step))
+        _give(trainer, wanted, step)
+        norms.append(trainer.update())
+    held: list[Piece] = [(h.name, h.region, h.leaf.detach()) for h in trainer.held]
+    held += [(n, r, t) for n, t, r in trainer.storage.buffers() if t.is_floating_point()]
+    _gather(held, comparison.weights)
+    return norms
+
+
+def _give(trainer: Trainer, wanted: Reference | None, step: int) -> None:
+    """Overwrites the program's gradients with the reference's. Where the program has none, it
+    stays without: then it has been told, or the weights will tell."""
+    named = wanted.gradients[step] if wanted is not None else {}
+    known = {name: tuple(g.shape) for name, g in named.items()}
+    known, alias = _broadcast((known, wanted.alias if wanted is not None else {}))
+    sizes = {name: math.prod(shape) for name, shape in known.items()}
+    flat = torch.empty(sum(sizes.values()), dtype=torch.float64)
+    if named:
+        torch.cat([g.detach().reshape(-1).cpu() for g in named.values()], out=flat)
+    if dist.is_initialized():
+        dist.broadcast(flat, src=0)
+    parts = dict(zip(known, torch.split(flat, list(sizes.values())), strict=True))
+    for held in trainer.held:
+        name, grad = alias.get(held.name, held.name), held.leaf.grad
+        if grad is not None and name in parts:
+            whole = parts[name].view(known[name])
+            if whole[held.region].shape == grad.shape:
+                grad.copy_(whole[held.region])
+
+
+def make_trainer(
+    folder: str | Path, workload: Workload, device: torch.device, lift: torch.dtype | None
+) -> Trainer:
+    """The plan's trainer with the original initial weights; ``lift`` replaces float32 in it."""
+    assert workload.model is not None
+    make = workload.model
+    before = program.FP32
+    program.FP32 = lift or before  # emitted code takes the name when it is imported
+    try:
+        plan = plan_folder.read_plan(folder)
+        found = Program.of(read_program(folder), lists_of(plan))
+    finally:
+        program.FP32 = before
+    return Trainer(
+        found,
+        workload,
+        lambda targets: initialize(make, workload.seed, targets),
+        Ranks(found.mesh, device),
+        lift=lift,
+    )
+
+
+def _in_float32(batch: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        n: v.float() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
+        for n, v in batch.items()
+    }
+
+
+def _gather(pieces: list[Piece], compare: Callable[[list[Piece]], None]) -> None:
+    """Hands the pieces of all ranks, in float64 on the CPU, to ``compare`` on rank 0."""
+    flats = [t.detach().reshape(-1).to("cpu", torch.float64) for _, _, t in pieces]
+    flat = torch.cat([*flats, torch.empty(0, dtype=torch.float64)])
+    if not dist.is_initialized():
+        compare(_pieces([(name, region) for name, region, _ in pieces], flat))
+        return
+    rank, world = dist.get_rank(), dist.get_world_size()
+    index: list[Any] | None = [None] * world if rank == 0 else None
+    own = [(name, [(s.start, s.stop) for s in region]) for name, region, _ in pieces]
+    dist.gather_object(own, index, dst=0)
+    longest = torch.tensor(flat.numel())
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    padded = nn.functional.pad(flat, (0, int(longest) - flat.numel()))
+    into = [torch.empty_like(padded) for _ in range(world)] if rank == 0 else None
+    dist.gather(padded, into, dst=0)
+    if index is not None and into is not None:
+        found: list[Piece] = []
+        for named, values in zip(index, into, strict=True):
+            regions = [(name, tuple(slice(*ends) for ends in region)) for name, region in named]
+            found += _pieces(regions, values)
+        compare(found)
+
+
+def _pieces(named: list[tuple[str, Region]], flat: torch.Tensor) -> list[Piece]:
+    found: list[Piece] = []
+    start = 0
+    for name, region in named:
+        shape = region_shape(region)
+        count = math.prod(shape)
+        found.append((name, region, flat[start : start + count].view(shape)))
+        start += count
+    return found

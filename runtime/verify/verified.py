@@ -1,0 +1,184 @@
+"""What verifying a plan found, and what an error is relative to. Needs no torch, so that the
+command line can read it.
+
+A step is judged in two parts, each on equal inputs.
+
+*Gradients* are the program's own, each relative to its own norm. Where that norm is under a
+millionth of the whole gradient's, it is either small or zero in theory: the bias of a key that
+softmax takes out again, or one in front of a normalisation, has a gradient whose terms cancel, and
+what is left is rounding, 1e-17 against 1e-17. Which of the two it is, the reference measures: it
+runs again with every weight and number of the batch moved by one unit in its last place. A small
+gradient stays as it is, and is judged relative to its own norm, so that one which is missing or
+wrong shows, however small it is. One that is rounding changes as much as it is large; it is judged
+relative to that rounding.
+
+*The optimizer* is given the reference's gradients, cut to each rank's pieces, in place of the
+program's: AdamW divides a gradient by its own size, and would make steps out of rounding that
+cannot agree. On equal gradients every weight must move alike, those without a gradient in theory
+too, so weights are judged relative to how far they moved. A wrong rate, decay, clip or correction,
+a step that a rank does not take, or takes on the wrong piece, moves them otherwise. So the two
+steps of program and reference start from equal weights, and the second one's gradients are judged
+on these. What was taken away from the program, its own gradients, has been judged already.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autopar.nouns.graph import Graph
+
+TOLERANCE = 1e-9
+NEGLIGIBLE = 1e-6
+"""A gradient below this share of the whole gradient's norm is rounding around zero, in float64."""
+ROUNDING = 1e-3
+"""The share of the whole gradient's norm that such a gradient is measured against: what is left of
+sums that cancel is some hundred times the machine epsilon of what was summed. Only where it cannot
+be measured, or where that allows less than the measurement."""
+MARGIN = 1e3
+"""How much larger the rounding of another order of sums may be than what was measured of it."""
+STORED = 8
+"""Roundings of a weight in two steps: product with the decay, and sum, on either side."""
+SMALLEST = 1e-300
+"""Nothing is relative to zero."""
+
+_EPSILON = {"float64": 2**-52, "float32": 2**-23, "bfloat16": 2**-7, "float16": 2**-10}
+"""Relative distance from 1 to the next number, by dtype."""
+
+
+def rounding_of(precision: str) -> float:
+    """The root of a precision's machine epsilon: errors beyond are not what rounding does to a
+    model that is well behaved."""
+    return math.sqrt(_EPSILON[precision])
+
+
+def narrowest(graph: Graph, precision: str) -> str:
+    """The narrowest float that a plan of ``precision`` computes in: a model may cast by itself."""
+    parts = (graph, *(block.body for block in graph.blocks.values()))
+    found = {t.dtype for part in parts for t in part.tensors.values() if t.dtype in _EPSILON}
+    return max((precision, *sorted(found)), key=_EPSILON.__getitem__)
+
+
+def gradient_scale(norm: float, whole: float, share: float, noise: float = 0.0) -> float:
+    """What the error of a gradient of this norm is relative to.
+
+    whole: the norm of the whole gradient.
+    share: `NEGLIGIBLE`, or what stands for it in the plan's own precision.
+    noise: norm of what rounding changes of this gradient; 0 where that was not measured.
+    """
+    if norm >= share * whole:
+        return max(norm, SMALLEST)
+    coarse = max(share, ROUNDING) * whole
+    fine = max(norm, MARGIN * noise / TOLERANCE) if noise else coarse
+    return max(min(fine, coarse), SMALLEST)
+
+
+def weight_scale(norm: float, moved: float, precision: str, tolerance: float) -> float:
+    """What the error of a weight of this norm is relative to: how far the steps ``moved`` it.
+
+    Not less than lets ``tolerance`` of it be what storing a weight in ``precision`` rounds off.
+    """
+    return max(moved, STORED * _EPSILON[precision] / tolerance * norm, SMALLEST)
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Largest errors of a run against the reference: of a gradient relative to its own norm, of a
+    weight to how far it moved on equal gradients; see this module and `gradient_scale`.
+
+    A buffer under a millionth of the norm of all weights, such as the running mean behind a bias
+    that has no effect, is measured against that norm. In a plan's own precision the root of its
+    machine epsilon stands for the millionth.
+    """
+
+    loss: float
+    gradient: float
+    weight: float
+    worst_gradient: str
+    worst_weight: str
+
+    @property
+    def largest(self) -> float:
+        return max(self.loss, self.gradient, self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """A plan against its model: two optimizer steps in float64 from one seed, dropout and
+    random numbers fixed.
+
+    own:                    the same as the program is, against the float64 reference.
+    precision:              the narrowest float that it computes in then, see `narrowest`.
+    collectives_match:      whether a step issues the bytes that were priced, by kind and axis;
+                            None where the folder has no ``collectives.json``.
+    collective_differences: one line for each kind and axis that differs.
+    issued:                 the collectives of one step, as rows of ``collectives.json``.
+    first_difference:       where `exact` is beyond `TOLERANCE`: the first result that differs.
+    unchecked:              what the comparison cannot see, one sentence each.
+    """
+
+    plan: str
+    ranks: int
+    exact: Errors
+    own: Errors
+    precision: str
+    collectives_match: bool | None
+    collective_differences: tuple[str, ...]
+    issued: tuple[dict[str, Any], ...]
+    time_s: float
+    first_difference: str = ""
+    unchecked: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Within `TOLERANCE`, and the collectives are the priced ones."""
+        return self.exact.largest <= TOLERANCE and self.collectives_match is not False
+
+    @property
+    def own_within_rounding(self) -> bool:
+        """Whether the errors in the program's own precision are within `rounding_of` it. It is no
+        failure where they are not: a model may well magnify rounding, on one device too."""
+        return self.own.largest <= rounding_of(self.precision)
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``autopar verify --json`` prints."""
+        return {
+            "plan": self.plan,
+            "passed": self.passed,
+            "loss_rel_err": self.exact.loss,
+            "max_grad_rel_err": self.exact.gradient,
+            "max_weight_rel_err": self.exact.weight,
+            "worst_grad": self.exact.worst_gradient,
+            "worst_weight": self.exact.worst_weight,
+            "tolerance": TOLERANCE,
+            "collectives_match": self.collectives_match,
+            "collective_differences": list(self.collective_differences),
+            "collectives": list(self.issued),
+            "ranks": self.ranks,
+            "dropout": "fixed",
+            "random_numbers": "fixed",
+            "own_precision": {
+                "precision": self.precision,
+                **asdict(self.own),
+                "rounding": rounding_of(self.precision),
+                "within_rounding": self.own_within_rounding,
+            },
+            "first_difference": self.first_difference,
+            "unchecked": list(self.unchecked),
+            "time_s": self.time_s,
+        }
+
+    @staticmethod
+    def read(data: dict[str, Any]) -> VerifyResult:
+        """From `dataclasses.asdict` of one, after JSON."""
+        return VerifyResult(
+            **{
+                **data,
+                "exact": Errors(**data["exact"]),
+                "own": Errors(**data["own"]),
+                "collective_differences": tuple(data["collective_differences"]),
+                "issued": tuple(data["issued"]),
+                "unchecked": tuple(data["unchecked"]),
+            }
+        )

@@ -1,0 +1,91 @@
+"""What a run measured goes into a profile, and the next plan's prices take it up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autopar.cli.profile import driver, libraries, processor, remember
+from autopar.cost_models.calibrate import calibrate
+from autopar.cost_models.profile_db import Machine, Measurement, ProfileDb
+from autopar.files import plan_folder
+from autopar.files.cluster_file import load_cluster
+from autopar.nouns.cluster import Cluster, MeasuredRate
+from autopar.nouns.plan import to_json
+from autopar.planner.planning import Options, _measured
+from autopar.runtime.jobs.result import RunResult
+from tests import plans
+
+PHASES = {"forward": 0.06, "backward": 0.09, "exchange": 0.01, "optimizer": 0.01}
+RUN = RunResult((5.0, 4.0), 0.17, 0.1, ranks=4, step=2, phases_s=PHASES)
+
+
+def folder(where: Path, cluster: Cluster) -> Path:
+    said = replace(
+        plans.plan().prediction, step_time_s=0.1, forward_time_s=0.03, optimizer_time_s=0.02
+    )
+    made_for = replace(plans.plan().fingerprints, cluster=cluster.fingerprint)
+    plan = to_json(replace(plans.plan(), prediction=said, fingerprints=made_for))
+    plan_folder.write(where, {"plan.json": plan, "cluster.json": cluster.to_json()})
+    return where
+
+
+def test_the_next_plan_is_priced_by_what_the_run_took(tmp_path: Path) -> None:
+    plain = load_cluster("examples/clusters/cpu_4.yaml")
+    said = remember(folder(tmp_path / "plan", plain), RUN, tmp_path / "p.db", lambda _: None)
+    assert "forward 2.00, backward 2.00, optimizer 0.50" in said
+    learnt = calibrate(plain, tmp_path / "p.db").device
+    assert learnt.slower("forward") == pytest.approx(2.0)
+    assert learnt.slower("backward") == pytest.approx(2.0)
+    assert learnt.slower("optimizer") == pytest.approx(0.5)
+
+
+def test_a_corrected_plan_does_not_correct_twice(tmp_path: Path) -> None:
+    plain = load_cluster("examples/clusters/cpu_4.yaml")
+    device = replace(plain.device, fitted=(("forward", 2.0),))
+    corrected = replace(plain, groups=(replace(plain.groups[0], device=device),))
+    right = replace(RUN, phases_s={**PHASES, "forward": 0.03})
+    remember(folder(tmp_path / "plan", corrected), right, tmp_path / "p.db", lambda _: None)
+    assert calibrate(plain, tmp_path / "p.db").device.slower("forward") == pytest.approx(2.0)
+
+
+def test_runs_of_measured_plans_do_not_correct_built_in_prices(tmp_path: Path) -> None:
+    plain = load_cluster("examples/clusters/cpu_4.yaml")
+    device = replace(plain.device, rates=(MeasuredRate("matmul", "fp32", 0.0, 1e-11, 0.0),))
+    measured = replace(plain, groups=(replace(plain.groups[0], device=device),))
+    said = remember(folder(tmp_path / "plan", measured), RUN, tmp_path / "p.db", lambda _: None)
+    assert "No plan will use them: this one was made with another profile" in said
+    assert calibrate(plain, tmp_path / "p.db").device.fitted == ()
+    told: list[str] = []
+    given = Options(profile=str(tmp_path / "p.db"))
+    assert _measured(plain, given, "eager", told.append) is plain
+    assert "is not used" in told[0]
+
+
+def test_runs_of_built_in_prices_do_not_correct_measured_ones(tmp_path: Path) -> None:
+    plain, database = load_cluster("examples/clusters/cpu_4.yaml"), tmp_path / "p.db"
+    made = folder(tmp_path / "plan", plain)
+    assert "No plan will" not in remember(made, RUN, database, lambda _: None)
+    machine = Machine(plain.device.name, driver(), libraries() or "", processor())
+    with ProfileDb(database) as db:
+        op = "matmul linear forward fp32 4x4,4x4"
+        db.add(machine, Measurement("op", op, 192.0, 128.0, 1e-5, 0.0, 1, "2026-01-01"))
+    assert "made with built-in figures" in remember(made, RUN, database, lambda _: None)
+
+
+def test_a_run_in_another_style_changes_nothing(tmp_path: Path) -> None:
+    plain = load_cluster("examples/clusters/cpu_4.yaml")
+    found = replace(RUN, style="compiled")
+    said = remember(folder(tmp_path / "plan", plain), found, tmp_path / "p.db", lambda _: None)
+    assert "planned for eager execution and the run was compiled" in said
+    assert not (tmp_path / "p.db").exists()
+
+
+def test_a_run_without_phases_changes_nothing(tmp_path: Path) -> None:
+    plain = load_cluster("examples/clusters/cpu_4.yaml")
+    found = replace(RUN, phases_s={})
+    said = remember(folder(tmp_path / "plan", plain), found, tmp_path / "p.db", lambda _: None)
+    assert "were not told apart" in said
+    assert not (tmp_path / "p.db").exists()

@@ -1,0 +1,109 @@
+"""What an export writes, an import reads back: the same layout, wherever the target carries it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import assume, given, settings
+
+from autopar.cli.exports import of_layout
+from autopar.cli.imports import layout_of
+from autopar.cost_models.family import Arch
+from autopar.cost_models.layout import Layout, illegal
+from autopar.emit.exports.targets import TARGETS
+from autopar.emit.exports.text import Refused
+from autopar.files.cluster_file import load_cluster
+from autopar.files.imports.readers import READERS
+
+ROOT = Path(__file__).parents[3]
+ARCH = Arch("mixture", 16, 1024, 16, 8, 2048, 32000, 4096, experts=8, top_k=2)
+CLUSTER = load_cluster(ROOT / "examples/clusters/h100_8x8.yaml")
+POWERS = st.sampled_from([1, 2, 4])
+
+
+@st.composite
+def layouts(draw: st.DrawFn, target: str) -> Layout:
+    """Legal layouts of any number of devices, as trainers name them: ZeRO 0 has replicas alone.
+
+    What ``target`` refuses in any case is not drawn.
+    """
+    zero = draw(st.sampled_from([0, 1, 2, 3]))
+    pp = draw(POWERS) if target in ("torchtitan", "megatron") else 1
+    interleave = draw(st.sampled_from([1, 2])) if pp > 1 else 1
+    schedules = ["interleaved", "zero_bubble"] if interleave > 1 else ["1f1b", "gpipe"]
+    shard = 1 if zero == 0 else draw(st.sampled_from([2, 4]))
+    replicate = 1 if target == "deepspeed" and zero else draw(POWERS)
+    microbatch, microbatches = draw(POWERS), draw(st.sampled_from([4, 8]))
+    ep = 1 if target == "accelerate" else draw(POWERS)
+    tp = draw(POWERS)
+    cp = 1 if target == "deepspeed" and tp > 1 else draw(st.sampled_from([1, 2]))
+    layout = Layout(
+        global_batch=shard * replicate * microbatch * microbatches,
+        microbatch=microbatch,
+        dp_replicate=replicate,
+        dp_shard=shard,
+        tp=tp,
+        cp=cp,
+        ep=ep,
+        pp=pp,
+        zero=zero,
+        schedule=draw(st.sampled_from(schedules)) if pp > 1 else "1f1b",
+        interleave=interleave,
+        recompute=draw(st.sampled_from(["none", "selective", "full"])),
+        sequence_parallel=draw(st.booleans()) if tp > 1 else True,
+        etp=1 if ep > 1 else 0,
+    )
+    assume(not illegal(ARCH, layout, layout.device_count))
+    return layout
+
+
+def carried(layout: Layout, target: str) -> Layout:
+    """What is left of a layout that ``target`` was told; what is missing, its comments say."""
+    changes: dict[str, Any] = {}
+    if target in ("torchtitan", "accelerate") and layout.zero == 1:
+        changes["zero"] = 2
+    if target == "torchtitan":
+        changes["etp"] = 0
+        if layout.zero == 0 and layout.cp > 1:
+            changes["zero"] = 2
+    if target == "megatron" and layout.ep > 1 and layout.tp > 1:
+        changes["sequence_parallel"] = True
+    if target == "deepspeed":
+        changes["recompute"] = "none"
+        changes["sequence_parallel"] = layout.tp == 1
+        changes["etp"] = 0
+    if target == "accelerate":
+        changes["sequence_parallel"] = True
+        shards = layout.zero > 0
+        if layout.recompute == "selective" or not shards:
+            changes["recompute"] = "full" if shards and layout.recompute != "none" else "none"
+    return replace(layout, **changes)
+
+
+@pytest.mark.parametrize("target", READERS)
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_the_layout_comes_back(target: str, data: st.DataObject) -> None:
+    layout = data.draw(layouts(target))
+    setup = of_layout("any", ARCH, layout, CLUSTER, "bf16")
+    try:
+        made = TARGETS[target](setup)
+    except Refused:
+        assume(False)
+        raise
+    name, text = next(iter(made.files.items()))
+    found = READERS[target](text, name)
+    assert found.precision == "bf16"
+    batch = layout.global_batch if target == "accelerate" else None
+    back = layout_of(found, layout.device_count, batch)
+    if target == "accelerate":  # the script loads the microbatch
+        back = replace(back, microbatch=layout.microbatch)
+    assert replace(back, global_batch=layout.global_batch) == carried(layout, target)
+    told = target in ("torchtitan", "megatron")
+    assert found.global_batch == (layout.global_batch if told else None)
+    if target == "deepspeed":
+        assert back.global_batch == layout.global_batch

@@ -1,0 +1,201 @@
+"""Pipelines as planned: cuts against all cuts, memory, timelines as traces, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+
+from autopar.cost_models.physics import Impossible, check
+from autopar.lowering.stages import CutError, stage_parts
+from autopar.nouns.errors import DoesNotFit
+from autopar.nouns.plan import Stage
+from autopar.pipeline.of_plan import schedule_of
+from autopar.planner.fixed import Fixed, FixError
+from autopar.planner.pricing.bounds import pipeline_bounds, state_bytes
+from autopar.planner.pricing.pipeline import PricedPipeline, price_pipeline, runs_of
+from autopar.planner.pricing.prices import Prices
+from autopar.planner.pricing.summary import summarise
+from autopar.planner.question import Answer, Question
+from autopar.planner.search import search_plan
+from autopar.report.pipeline import other_cuts, trace_of
+from autopar.report.render import to_text
+from tests import plans
+from tests.planner.graphs import gpt
+from tests.planner.test_search import LARGE, NODE, question
+
+
+def asked(fix: dict[str, str], layers: int = 6, samples: int = 16) -> Question:
+    sizes = {**LARGE, "b": samples}
+    return question(gpt(layers=layers, **sizes), samples, NODE, fix)
+
+
+def priced(of: Question, best: Answer) -> PricedPipeline:
+    plan = plans.plan(
+        spreads=(best.spread,),
+        stages=best.stages,
+        microbatches=best.candidate.microbatches,
+        schedule=best.schedule,
+    )
+    prices = Prices(of.cluster, best.lowered.mesh, of.precision, of.fusion)
+    summary = summarise(best.lowered, prices)
+    return price_pipeline(plan, best.lowered, summary, prices, of.cluster)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "interleaved-1f1b", "zb-v"])
+@pytest.mark.parametrize("pp", [2, 4])
+def test_no_cut_is_faster(name: str, pp: int) -> None:
+    """Every way to cut, played under the schedule, is the referee."""
+    of = asked({"pp": str(pp), "schedule": name, "tp": str(8 // pp), "microbatch": "2"})
+    best = search_plan(of).best
+    found = priced(of, best)
+    units = len(found.prices.model.units)
+    every = [
+        found.prices.play(runs_of((*ends, units), found.schedule), found.schedule).step_s
+        for ends in combinations(range(1, units), len(found.ends) - 1)
+    ]
+    assert found.timeline.step_s <= min(every) * (1 + 1e-9)
+    assert best.time.total_s >= found.timeline.step_s
+    assert all(row["more_s"] >= -1e-12 for row in other_cuts(found))
+
+
+def test_ends_hold_fewer_layers_where_the_vocabulary_is_large() -> None:
+    of = asked({"pp": "4", "schedule": "1f1b", "tp": "2", "microbatch": "2"}, layers=10)
+    found = priced(of, search_plan(of).best)
+    units = found.prices.model.units
+    layers = [sum("layers." in name for name in units[slice(*run)]) for run in found.runs]
+    assert sum(layers) == 10
+    assert layers[-1] < max(layers)  # the head counts for what it costs
+
+
+def test_memory_decides_the_cut_or_recomputation() -> None:
+    free = asked({"pp": "2", "tp": "4", "microbatch": "1", "schedule": "gpipe"})
+    roomy = search_plan(free).best
+    limit = int(roomy.memory.total * 0.9)
+    device = replace(free.cluster.groups[0].device, memory_bytes=limit)
+    group = replace(free.cluster.groups[0], device=device)
+    tight = replace(free, cluster=replace(free.cluster, groups=(group,)))
+    found = search_plan(tight).best
+    assert found.memory.total <= limit
+    assert found.layout.recompute != "none"
+    assert found.time.total_s > roomy.time.total_s
+    nothing = replace(device, memory_bytes=limit // 1000)
+    group = replace(group, device=nothing)
+    with pytest.raises(DoesNotFit):
+        search_plan(replace(free, cluster=replace(free.cluster, groups=(group,))))
+
+
+def test_more_microbatches_shrink_the_bubble() -> None:
+    def bubble(samples: str) -> float:
+        of = asked({"pp": "4", "tp": "2", "microbatch": samples, "schedule": "1f1b"}, layers=8)
+        return priced(of, search_plan(of).best).timeline.bubble
+
+    assert bubble("1") < bubble("2") < bubble("4")
+
+
+def test_a_trace_that_opens() -> None:
+    of = asked({"pp": "4", "tp": "2", "microbatch": "2", "schedule": "zb-v"})
+    found = priced(of, search_plan(of).best)
+    events = json.loads(trace_of(found))["traceEvents"]
+    done = [e for e in events if e["ph"] == "X" and e["tid"] == 0]
+    assert len(done) == sum(map(len, found.schedule.lists))
+    assert max(e["ts"] + e["dur"] for e in events if e["ph"] == "X") == pytest.approx(
+        found.timeline.step_s * 1e6
+    )
+    starts = {e["id"]: e for e in events if e["ph"] == "s"}
+    ends = {e["id"]: e for e in events if e["ph"] == "f"}
+    assert starts.keys() == ends.keys()
+    assert starts
+    assert all(
+        starts[i]["ts"] <= ends[i]["ts"] and starts[i]["pid"] != ends[i]["pid"] for i in ends
+    )
+    held = [e["args"] for e in events if e["ph"] == "C"]
+    assert all(h["for backward"] >= 0 for h in held)
+    last = {e["pid"]: e["args"]["for backward"] for e in events if e["ph"] == "C"}
+    assert set(last.values()) == {0}
+
+
+def test_values_from_constants_are_made_again() -> None:
+    """A mask or positions are not sent: each stage that reads them makes them."""
+    of = asked({"pp": "2", "tp": "4", "microbatch": "2", "schedule": "1f1b"})
+    best = search_plan(of).best
+    first, second = stage_parts(best.lowered, best.stages)
+    tensors = best.lowered.graph.tensors
+    assert all(tensors[name].differentiable for name in second.takes)
+    assert first.gives == second.takes
+    names = [op.op.name for part in (first, second) for op in part.lowered.ops]
+    assert {op.op.name for op in best.lowered.ops} == set(names)
+
+
+def test_stages_that_differ_are_not_priced_as_if_they_did_not() -> None:
+    of = asked({"pp": "2", "tp": "4", "microbatch": "2", "schedule": "1f1b"})
+    best = search_plan(of).best
+    first, second = best.stages
+    with pytest.raises(CutError, match="differ in spread, zero or recompute"):
+        priced(of, replace(best, stages=(first, replace(second, recompute="full"))))
+
+
+def test_ranks_that_lack_a_part_of_the_model_are_told() -> None:
+    of = asked({"pp": "8", "microbatch": "2", "schedule": "1f1b"})
+    found = priced(of, search_plan(of).best)
+    ranks = found.prices.memory(found.runs, found.schedule)
+    stored, trained = state_bytes(of.graph)
+    assert sum(memory.parameters for memory in ranks) == stored
+    assert sum(memory.gradients for memory in ranks) == trained
+    check(pipeline_bounds(ranks, 1, (stored, trained)))
+    with pytest.raises(Impossible, match="parameters of all ranks"):
+        check(pipeline_bounds(ranks[:-1], 1, (stored, trained)))
+
+
+def test_stages_that_no_graph_has() -> None:
+    of = asked({"pp": "2", "tp": "4", "microbatch": "2", "schedule": "1f1b"})
+    lowered = search_plan(of).best.lowered
+    with pytest.raises(CutError, match="no op of the top level"):
+        stage_parts(lowered, (Stage(), Stage(first="nowhere")))
+    later, earlier = lowered.ops[3].op.name, lowered.ops[1].op.name
+    with pytest.raises(CutError, match="not behind"):
+        stage_parts(lowered, (Stage(), Stage(first=later), Stage(first=earlier)))
+
+
+def test_a_batch_that_is_not_to_be_cut() -> None:
+    of = replace(asked({"pp": "2"}), obstacles=("batch_norm sees the whole batch",))
+    with pytest.raises(FixError, match=r"pp=2 cuts the batch .* batch_norm sees"):
+        search_plan(of)
+
+
+def test_actions_by_hand_are_the_schedule() -> None:
+    plan = plans.plan(
+        stages=(Stage(), Stage(first="x", device=4)),
+        microbatches=2,
+        schedule="mine",
+        actions=("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"),
+    )
+    assert [len(actions) for actions in schedule_of(plan).lists] == [4, 4]
+    assert schedule_of(plan).name == "mine"
+
+
+def test_the_choice_of_schedule_and_microbatches_is_free() -> None:
+    of = asked({"pp": "4", "tp": "2"}, layers=8)
+    best = search_plan(of).best
+    assert best.schedule != "none"
+    assert Fixed.parse({"pp": "4", "schedule": "zb-v"}, 8).schedule == "zb-v"
+    for name in ("1f1b", "zb-h1"):
+        pinned = search_plan(replace(of, fixed=replace(of.fixed, schedule=name))).best
+        assert best.time.total_s <= pinned.time.total_s * (1 + 1e-12)
+
+
+def test_explanation_names_stages_ranks_and_other_cuts() -> None:
+    from autopar.report.pipeline import explain_pipeline
+
+    of = asked({"pp": "2", "tp": "4", "microbatch": "2", "schedule": "1f1b"})
+    text = to_text(explain_pipeline(priced(of, search_plan(of).best)))
+    for word in (
+        "Stages under 1f1b",
+        "Ranks in a step of",
+        "Cuts one unit off",
+        "earlier",
+        "later",
+    ):
+        assert word in text

@@ -1,0 +1,112 @@
+"""Programs of several stages on four real processes, started once.
+
+The comparison is the original model on one device in float64, within 1e-9 of each tensor's norm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.pipeline.check import held
+from autopar.pipeline.schedules.table import SCHEDULES, schedule
+from autopar.runtime.jobs.pytorch_launch import local_launcher
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.gloo
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("pipelines")
+    command = local_launcher(4, folder / "exit_codes.json")
+    done = subprocess.run(
+        [*command, "-m", "tests.runtime.pipeline_checks", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    results: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    for name, result in results.items():
+        if isinstance(result, dict) and "failed" in result:
+            pytest.fail(f"{name}:\n{result['failed']}")
+    return results
+
+
+def right(result: dict[str, Any]) -> None:
+    assert result["loss"] < 1e-12
+    assert result["gradient"] < 1e-9
+    assert result["weight"] < 1e-9
+    assert result["norm"] < 1e-12
+    assert result["played"]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("model", ["gpt", "unet"])
+def test_two_steps_equal_one_device(found: dict[str, Any], model: str, name: str) -> None:
+    result = found[f"{model}: {name}"]
+    right(result)
+    interleave = 2 if name in ("interleaved-1f1b", "breadth-first", "zb-interleaved") else 1
+    assert result["most_held"] == list(held(schedule(name, 4, 8, interleave)))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-v", "chimera"])
+@pytest.mark.parametrize("inside", ["tp", "zero 0", "zero 1", "zero 2", "zero 3"])
+def test_stages_of_two_ranks(found: dict[str, Any], inside: str, name: str) -> None:
+    right(found[f"inside: {inside}, {name}"])
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-v", "zb-h2"])
+def test_some_stages_recompute(found: dict[str, Any], name: str) -> None:
+    right(found[f"recomputes: {name}"])
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-v"])
+def test_memory_is_that_of_the_lists(found: dict[str, Any], name: str) -> None:
+    """Tracked bytes of what a step makes: with four times the microbatches not one byte more, but
+    for GPipe, which holds them all."""
+    result = found[f"memory: {name}"]
+    assert result["held"] == result["planned"]
+    few, many = (result["bytes"][str(m)] for m in (8, 32))
+    if name == "gpipe":
+        assert all(3 < b / a < 4 for a, b in zip(few, many, strict=True))
+    else:
+        assert few == many
+
+
+@pytest.mark.parametrize("name", [n for n in SCHEDULES if n != "chimera"])
+def test_gradients_are_those_of_torchs_runtime(found: dict[str, Any], name: str) -> None:
+    assert found[f"torch: {name}"] < 1e-14
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "four stages",
+        "eight stages",
+        "chimera",
+        "two stages, zero 3",
+        "one stage, zero 1",
+        "from one stage",
+        "plain",
+    ],
+)
+def test_checkpoint_goes_on_under_another_plan(found: dict[str, Any], layout: str) -> None:
+    assert found["checkpoints"][layout] < 1e-12
+
+
+def test_dropout_depends_on_stage_and_microbatch_alone(found: dict[str, Any]) -> None:
+    norms = found["dropped"]
+    assert norms["gpipe"] == pytest.approx(norms["1f1b"], rel=1e-12)
+    assert norms["zb-h2"] == pytest.approx(norms["1f1b"], rel=1e-12)
+    assert norms["recomputes"] == pytest.approx(norms["1f1b"], rel=1e-12)
+    assert abs(norms["again"] - norms["1f1b"]) > 1e-3 * norms["1f1b"]
