@@ -59,7 +59,6 @@ def losses(*command: str) -> list[float]:
     ids=["fsdp", "hsdp", "ddp"],
 )
 def test_accelerate(tmp_path: Path, fix: dict[str, str]) -> None:
-    pytest.importorskip("accelerate", reason="needs `pip install autopar[doors]`")
     ours = planned(tmp_path / "plan", {**fix, "microbatch": "4"})
     setup = of_folder(tmp_path / "plan")
     if fix["zero"] == "0":  # on CPU, where it only replicates
