@@ -148,6 +148,35 @@ def test_one_module_called_often_is_one_block() -> None:
     assert block.instances == ("layers.0",) * 4
 
 
+class Towers(nn.Module):
+    """One encoder, called for each of ``cuts`` of the batch."""
+
+    def __init__(self, cuts: tuple[slice, ...]) -> None:
+        super().__init__()
+        self.encoder = Layer()
+        self.head = nn.Linear(D, D)
+        self.cuts = cuts
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss = x.new_zeros(())
+        for cut in self.cuts:
+            loss = loss + self.head(self.encoder(x[:, cut])).square().mean()
+        return loss
+
+
+def test_an_encoder_of_two_inputs_is_one_block() -> None:
+    found = compare(workload(partial(Towers, (slice(0, 3), slice(3, 6)))))
+    assert found.worst <= 1e-12
+    (block,) = found.captured.graph.blocks.values()
+    assert block.instances == ("encoder", "encoder")
+
+
+def test_an_encoder_of_inputs_of_two_sizes_is_no_block() -> None:
+    found = compare(workload(partial(Towers, (slice(0, 2), slice(2, 6), slice(0, 2)))))
+    assert found.worst <= 1e-12
+    assert not found.captured.graph.blocks
+
+
 def test_a_parameter_that_all_layers_share_is_an_operand() -> None:
     def model() -> nn.Module:
         shared = nn.Parameter(torch.ones(D))

@@ -1,5 +1,8 @@
 """Repeated layers, found before anything is traced: which submodules are built alike.
 
+A module by itself may repeat too, where a forward calls it again and again (a cell in a loop over
+time, an encoder of two inputs): it is a group of one.
+
 Two members of a container are alike when their signatures are equal: class tree, parameters and
 buffers by shape and dtype, sharing, and every other attribute but integers that only count the
 members (``layer_idx``). That their tensors correspond is what folding needs of it; the rest spares
@@ -53,6 +56,9 @@ def find_repeats(model: nn.Module) -> dict[int, Member]:
             kept = tuple(sorted((k, v) for k, v in ints.items() if k not in counting))
             group = groups.setdefault((shape, kept), len(groups))
             found.append((module, group, _names(model, shared)))
+    for module in _singles(model, {id(m) for m, _, _ in found}):
+        found.append((module, len(groups), _names(model, _shared([module], owners))))
+        groups[id(module)] = len(groups)
     sizes = Tally(group for _, group, _ in found)
     return {
         id(m): Member(paths[id(m)], m, group, sizes[group] == 1, common)
@@ -75,10 +81,25 @@ def _runs(model: nn.Module) -> Iterator[list[nn.Module]]:
         if not isinstance(parent, nn.ModuleList):
             classes = Tally(type(c) for c in children)
             children = [c for c in children if classes[type(c)] > 1]
-        children = [c for c in children if not isinstance(c, nn.ModuleList | nn.ModuleDict)]
+        children = [c for c in children if not _holds(c)]
         seen.update(map(id, children))
         if children:
             yield children
+
+
+def _singles(model: nn.Module, members: set[int]) -> Iterator[nn.Module]:
+    """Modules around and beside the members that stand for more than one op."""
+    inside = {id(c) for m in model.modules() if id(m) in members for c in m.modules()}
+    for module in model.modules():
+        if module is model or id(module) in inside or _holds(module):
+            continue
+        if isinstance(module, nn.RNNCellBase) or any(module.children()):
+            yield module
+
+
+def _holds(module: nn.Module) -> bool:
+    """A list or a table of modules, which is not called itself."""
+    return isinstance(module, nn.ModuleList | nn.ModuleDict)
 
 
 def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
