@@ -94,11 +94,12 @@ def fits(text: str, indent: int) -> bool:
 def wrap(text: str, indent: int) -> list[str]:
     """A statement broken as the formatter does; it stays the same statement.
 
-    Its last brackets are opened, with the content on one line where it fits, else one item a line.
-    An operation or a chain of methods is put in parentheses instead.
+    The last brackets that leave its head short enough are opened, with the content on one line
+    where it fits, else one item a line. An operation or a chain of methods is put in parentheses
+    instead.
     """
     pad = " " * indent
-    opening = _last_bracket(text)
+    opening = _last_bracket(text, COLUMNS - indent)
     if opening is None:
         return [pad + text]
     target, _, value = text.partition(" = ")
@@ -159,10 +160,12 @@ def _is_chain(text: str) -> bool:
     return " " in outside or ")." in outside
 
 
-def _last_bracket(text: str) -> int | None:
-    """Where the bracket opens that closes last in ``text``."""
+def _last_bracket(text: str, columns: int) -> int | None:
+    """Where the bracket opens that closes last in ``text``; an earlier one where the text before
+    it is longer than ``columns``."""
     found = [i for i, char, depth in _code(text) if char in "([{" and not depth]
-    return found[-1] if found else None
+    short = [i for i in found if i < columns]
+    return short[-1] if short else found[-1] if found else None
 
 
 def _closing(text: str, opening: int) -> int:

@@ -119,8 +119,10 @@ class Block:
         """Instances whose parameters are gathered and reduced by themselves, each once.
 
         None where one is called twice: what is dropped after a call would be gathered for the next.
-        Their parameters then travel with the root's.
+        Their parameters then travel with the root's, as those do that every call is handed.
         """
+        if not any(t.role == "parameter" for t in self.body.tensors.values()):
+            return ()
         once = tuple(dict.fromkeys(self.instances))
         return once if len(once) == len(self.instances) else ()
 

@@ -171,10 +171,70 @@ def test_an_encoder_of_two_inputs_is_one_block() -> None:
     assert block.instances == ("encoder", "encoder")
 
 
-def test_an_encoder_of_inputs_of_two_sizes_is_no_block() -> None:
+def test_calls_of_another_size_are_apart_and_the_others_are_handed_the_layer_s_tensors() -> None:
     found = compare(workload(partial(Towers, (slice(0, 2), slice(2, 6), slice(0, 2)))))
     assert found.worst <= 1e-12
-    assert not found.captured.graph.blocks
+    (block,) = found.captured.graph.blocks.values()
+    assert block.instances == ("encoder.step", "encoder.step")
+    assert {"norm.weight", "up.bias"} < {*block.body.inputs}
+    assert block.units == ()
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(D, D)
+        self.encoder = nn.Sequential(*(Layer(i) for i in range(3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return (self.encoder(x) * self.encoder(x * 2)).mean()
+
+
+def test_layers_of_a_module_that_is_called_twice_fold_by_themselves() -> None:
+    found = compare(workload(Deep))
+    assert found.worst <= 1e-12
+    (block,) = found.captured.graph.blocks.values()
+    assert len(block.instances) == 6
+
+
+class Cell(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.given, self.kept = nn.Linear(D, 4 * D), nn.Linear(D, 4 * D)
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        h, c = state
+        i, f, g, o = (self.given(x) + self.kept(h)).chunk(4, -1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        return o.sigmoid() * c.tanh(), c
+
+
+class Recurrent(nn.Module):
+    """Cells over time: the first call has a state without gradients, the last one's is not read."""
+
+    def __init__(self, unbind: bool) -> None:
+        super().__init__()
+        self.unbind = unbind
+        self.cells = nn.ModuleList(Cell() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for cell in self.cells:
+            state = (x.new_zeros(B, D), x.new_zeros(B, D))
+            made = []
+            for part in x.unbind(1) if self.unbind else (x[:, t] for t in range(x.shape[1])):
+                state = cell(part, state)
+                made.append(state[0])
+            x = torch.stack(made, 1)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("unbind", [False, True])
+def test_a_loop_over_time_folds(unbind: bool) -> None:
+    found = compare(workload(partial(Recurrent, unbind)))
+    assert found.worst <= 1e-12
+    several = [b.instances for b in found.captured.graph.blocks.values() if len(b.instances) > 1]
+    assert several == [(f"cells.{i}.step_1",) * (S - 2) for i in range(2)]
 
 
 def test_a_parameter_that_all_layers_share_is_an_operand() -> None:

@@ -13,12 +13,12 @@ from dataclasses import replace
 from autopar.emit.names import identifier, preferred
 from autopar.emit.pytorch.bias import FUSED
 from autopar.emit.pytorch.expressions import expression
-from autopar.emit.pytorch.loops import Loop, find_loops, single
+from autopar.emit.pytorch.loops import MANY, Loop, find_loops, single
 from autopar.emit.pytorch.reading import count_uses, interface
 from autopar.emit.pytorch.rounds import print_calls
 from autopar.emit.pytorch.scopes import Scope
 from autopar.emit.pytorch.site import HEAVY, LIGHT, Site
-from autopar.emit.pytorch.values import SPELLED, Surroundings, Values
+from autopar.emit.pytorch.values import SPELLED, Surroundings, Values, bound
 from autopar.emit.text import ATOM, COLUMNS, Expr, literal, variable
 from autopar.lowering.precision import OWN_CASTS
 from autopar.lowering.spread import LoweredOp, Operand
@@ -204,7 +204,7 @@ class Forward(Values):
         if name in self.pending:
             return self.pending[name]
         if name in self.bound:
-            return variable(self.bound[name])
+            return bound(self.bound[name])
         text = self.around.attribute(name)
         return Expr(text if self.tensor(name).tensor.role == "buffer" else f"local({text})")
 
@@ -228,6 +228,9 @@ class Forward(Values):
             self.pending[names[0]] = found
             self.variables.hold(found.reads, f"pending {names[0]}")
             return
+        if len(names) > MANY and not self.around.probes:
+            self._members(names, found)
+            return
         picked = []
         for name in names:
             unread = not self.uses.get(name)
@@ -245,6 +248,22 @@ class Forward(Values):
         self.mark(names)
         self.assign(target, found.text, shown)
         self._after(names)
+
+    def _members(self, names: Sequence[str], found: Expr) -> None:
+        """Many results are members of one variable."""
+        first = next(iter(found.reads), "x")
+        var = self.variables.pick([f"{first}s"], self.token())
+        self.mark(names)
+        self.assign(var, found.text)
+        for place, name in enumerate(names):
+            if self.uses.get(name):
+                self.named(name, f"{var}[{place}]")
+                self.variables.hold((var,), name)
+            if self.tensor(name).steps and self.uses.get(name):
+                member = self.variables.pick([var.removesuffix("s"), "x", "h"], name)
+                self.assign(member, f"{var}[{place}]")
+                self.named(name, member)
+                self._after([name])
 
     def _after(self, names: Sequence[str]) -> None:
         """Probes and shared copies of results that just got their variables."""

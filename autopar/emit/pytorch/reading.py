@@ -27,9 +27,12 @@ def reads(item: Item, lowered: Lowered) -> list[str]:
     if isinstance(item, Loop):
         found = []
         for i, call in enumerate(item.calls):
-            for operand, result in zip(call.operands, item.carried, strict=True):
-                if i == 0 or result is None:
+            for operand, result, slice_ in zip(
+                call.operands, item.carried, item.slices, strict=True
+            ):
+                if not (slice_ and slice_.alone) and (i == 0 or result is None):
                     found.append(operand.name)
+        found += [s.op.op.inputs[0] for s in item.slices if s and s.alone]
         return [n for n in found if is_value(lowered, n)]
     if isinstance(item, Scope):
         made = {n for op in item.ops() for n in op.op.outputs}

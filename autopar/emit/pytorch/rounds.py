@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.emit.pytorch.loops import Loop
+from autopar.emit.pytorch.loops import Loop, Slice
 from autopar.emit.pytorch.values import Values
 from autopar.emit.text import Expr, Lines, variable
 from autopar.lowering.spread import Operand
@@ -23,12 +23,16 @@ class Rounds:
         self.first, self.last = loop.calls[0], loop.calls[-1]
         self.names: list[str] = []
         self.tokens: list[str] = []
+        self.counter = ""  # the variable that counts the rounds, where slices are read
 
     def run(self) -> None:
         forward = self.forward
-        for operand in self.first.operands:
-            if operand.name in forward.pending:
-                forward.flush(operand.name)
+        for operand, cut in zip(self.first.operands, self.loop.slices, strict=True):
+            name = cut.op.op.inputs[0] if cut and cut.alone else operand.name
+            if name in forward.pending:
+                forward.flush(name)
+        if any(self.loop.slices):
+            self.counter = forward.variables.pick(["t", "i", "t"], forward.token())
         for place, operand in enumerate(self.first.operands):
             self._enter(place, operand)
         outside = forward.lines
@@ -36,21 +40,45 @@ class Rounds:
         arguments = [self._argument(place) for place in range(len(self.names))]
         call = self._call(arguments)
         forward.end_statement()
-        forward.assign(", ".join(self._targets()), call)
+        targets = self._targets()
+        forward.assign(", ".join(targets), call)
         for name in self.last.op.outputs:
             steps = forward.tensor(name).steps
             if steps and name in forward.bound:
                 forward.reshard_in_place(name, steps, forward.tensor(name).produced)
+        pick, token = forward.variables.pick, forward.token()
+        lists = [pick([f"{targets[i]}s"], token) for i in self.loop.listed]
+        for i, name in zip(self.loop.listed, lists, strict=True):
+            forward.lines.add(f"{name}.append({targets[i]})")
         body, forward.lines = forward.lines, outside
+        for name in lists:
+            outside.add(f"{name} = []")
         if not self.single:
             outside.add(self._header())
             forward.forget_last()
         outside.lines += body.lines
+        self._list(lists)
+
+    def _list(self, lists: list[str]) -> None:
+        """Results of every call are members of a list."""
+        calls = self.loop.calls
+        for i, var in zip(self.loop.listed, lists, strict=True):
+            for place, call in enumerate(calls):
+                index = place if call is not self.last else -1
+                name = call.op.outputs[i]
+                self.forward.bind(name, f"{var}[{index}]")
+                if self.forward.uses.get(name):
+                    self.forward.variables.hold((var,), name)
 
     def _enter(self, place: int, operand: Operand) -> None:
         """The variable of an operand before the first round, with the steps only that one has."""
         forward, name = self.forward, operand.name
         token = forward.token()
+        cut = self.loop.slices[place]
+        if cut is not None:
+            self.names.append(self._slice(cut, [c.operands[place].name for c in self.loop.calls]))
+            self.tokens.append(token)
+            return
         found = forward.source(name, token)
         carried = self.loop.carried[place] is not None
         if not carried and name in forward.uses:  # no parameter or buffer, which every call reads
@@ -66,6 +94,15 @@ class Rounds:
             found = variable(fresh)
         self.names.append(found.text)
         self.tokens.append(token)
+
+    def _slice(self, cut: Slice, names: list[str]) -> str:
+        """``x[:, t]``; ``xs[t]`` of results that are ``xs[0]``, ``xs[1]`` and so on."""
+        token = self.forward.token()
+        if cut.alone:
+            whole = self.forward.source(cut.op.op.inputs[0], token).text
+            return f"{whole}[{':, ' * cut.op.op.attrs['dim']}{self.counter}]"
+        parts = [self.forward.source(name, token).text for name in names]
+        return f"{parts[0].rpartition('[')[0]}[{self.counter}]"
 
     def _argument(self, place: int) -> str:
         """The operand of a round after the steps of every round."""
@@ -114,7 +151,8 @@ class Rounds:
             elif forward.uses.get(name):
                 given = forward.around.given.get(self.last.op.attrs["block"], ())
                 hint = given[i] if i < len(given) and given[i] not in ("x", "h") else ""
-                var = forward.variables.pick([hint, *self.names[:1], "x", "h", hint or "h"], name)
+                given_name = [n for n in self.names[:1] if n.isidentifier()]
+                var = forward.variables.pick([hint, *given_name, "x", "h", hint or "h"], name)
                 forward.named(name, var)
                 found.append(var)
             else:
@@ -123,6 +161,12 @@ class Rounds:
 
     def _header(self) -> str:
         instances = self.loop.instances
+        start = next((s.index for s in self.loop.slices if s is not None), 0)
+        numbers = f"{start}, {start + len(instances)}" if start else f"{len(instances)}"
         if len(set(instances)) == 1:
-            return f"for _ in range({len(instances)}):"
+            return f"for {self.counter or '_'} in range({numbers}):"
+        if self.counter:
+            members = self.forward.around.iterable(instances)
+            after = f", {start}" if start else ""
+            return f"for {self.counter}, layer in enumerate({members}{after}):"
         return f"for layer in {self.forward.around.iterable(instances)}:"

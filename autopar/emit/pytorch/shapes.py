@@ -121,13 +121,28 @@ def _split(site: Site) -> Expr:
 
 
 def _join(site: Site) -> Expr:
-    parts = tuple_text_of([a.text for a in site.args])
+    parts = tuple_text_of(whole_lists([a.text for a in site.args]))
     dim = site.attrs.get("dim", 0)
     given = [parts] if dim == 0 else [parts, str(dim)]
     return Expr(call(f"torch.{site.kind}", given), weight=LIGHT)
 
 
+def whole_lists(texts: list[str]) -> list[str]:
+    """``*hs`` for ``hs[0]``, ``hs[1]``, and so on up to ``hs[-1]``."""
+    made: list[str] = []
+    for text in texts:
+        head, bracket, index = text.rpartition("[")
+        start = made.index(f"{head}[0]") if bracket and f"{head}[0]" in made else len(made)
+        if index == "-1]" and made[start:] == [f"{head}[{i}]" for i in range(len(made) - start)]:
+            made[start:] = [f"*{head}"]
+        else:
+            made.append(text)
+    return made
+
+
 def tuple_text_of(texts: list[str]) -> str:
+    if len(texts) == 1 and texts[0].startswith("*"):
+        return texts[0][1:]
     return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"
 
 

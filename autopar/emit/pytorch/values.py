@@ -127,7 +127,7 @@ class Values:
         """The shared copy of a tensor."""
         tensor = self.lowered.graph.tensors[name]
         if name in self.bound:
-            expr = variable(self.bound[name])
+            expr = bound(self.bound[name])
             self.variables.hold(expr.reads, token)
             self.read(name)
             return expr
@@ -215,6 +215,11 @@ class Values:
         found = self.tensor(name)
         shape = found.produced.local_shape(found.tensor.shape, self.lowered.mesh)
         return shape_comment(shape, found.produced)
+
+
+def bound(text: str) -> Expr:
+    """A variable, or a member of one: ``xs[3]``."""
+    return Expr(text, reads=frozenset((text.partition("[")[0],)))
 
 
 def shape_comment(shape: Sequence[int], sharding: Sharding) -> str:

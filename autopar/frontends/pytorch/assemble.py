@@ -12,6 +12,9 @@ from autopar.frontends.pytorch.program import Body, Program
 from autopar.frontends.pytorch.public_calls import with_public
 from autopar.nouns.graph import Block, Graph, Op, Tensor
 
+STEP = "step"
+"""Where the block of a layer stands whose tensors are handed to each call, below the layer."""
+
 
 def assemble(program: Program, gradients: Gradients, unread: Sequence[Value] = ()) -> Graph:
     """The graph: one block per variant of a body, named after the layer's class.
@@ -20,10 +23,15 @@ def assemble(program: Program, gradients: Gradients, unread: Sequence[Value] = (
     """
     names = _block_names(program, gradients)
     blocks: dict[str, Block] = {}
+    steps = _fresh()
     rest = {v.name: v for v in unread}
     for variant, name in names.items():
         body = program.bodies[variant[0]]
         calls = [c for c in program.nodes if gradients.of_call.get(c) == variant]
+        if _is_lent(body):
+            step = steps(f"{body.path}.{STEP}")
+            for call in calls:
+                call.attrs["instance"] = step
         instances = tuple(c.attrs["instance"] for c in calls)
         own = _below(instances, rest)
         graph = _body(body, gradients.variants[variant], own)
@@ -49,6 +57,11 @@ def assemble(program: Program, gradients: Gradients, unread: Sequence[Value] = (
         outputs=(scope.names[program.result],),
         blocks=blocks,
     )
+
+
+def _is_lent(body: Body) -> bool:
+    """Whether tensors of the layer are handed to each call, held by what is around it."""
+    return any(name.startswith(f"{body.path}.") for name in body.names)
 
 
 def _below(instances: Sequence[str], unread: dict[str, Value]) -> list[Value]:
@@ -80,7 +93,7 @@ def _body(body: Body, differentiable: set[Value], unread: Sequence[Value]) -> Gr
     for value in unread:
         scope.declare(value, value.name, value.role)
     for value, name in zip(body.entries, body.names, strict=True):
-        scope.declare(value, name, "input")
+        scope.declare(value, name.removeprefix(f"{body.path}."), "input")
     ops = tuple(scope.op(node) for node in body.nodes)
     for value in body.exits:
         scope.rename_role(value, "output")

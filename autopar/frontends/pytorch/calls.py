@@ -42,20 +42,32 @@ from autopar.frontends.pytorch.structure import (
 )
 from autopar.runtime.pytorch.torch_private import FakeTensor, without_modes, without_torch_function
 
+CELLS = 4
+"""Calls from which on a cell of one op is a block."""
+
 Place = tuple[str, int]  # a call in the trace: module path, how many calls it had before
 
 
 class NotAlike(Exception):
     """Internal: the trace has to be taken again with the layers of ``group`` told apart.
 
-    first: only this call is told apart from those before it.
+    repeated: the only layer of the group is called several times.
+    first:    only this call is told apart from those before it.
+    several:  its calls are alike, but not of one block.
     """
 
     def __init__(
-        self, group: int, why: str, *, repeated: bool = False, first: Place | None = None
+        self,
+        group: int,
+        why: str,
+        *,
+        repeated: bool = False,
+        first: Place | None = None,
+        several: bool = False,
     ) -> None:
         super().__init__(why)
-        self.group, self.why, self.repeated, self.first = group, why, repeated, first
+        self.group, self.why, self.first = group, why, first
+        self.repeated, self.several = repeated, several
 
 
 @dataclass(slots=True)
@@ -149,7 +161,7 @@ Note = Callable[[FrameType | None], None]
 class Calls:
     """Patches the forward of repeated layers; ``kinds`` is what it met.
 
-    apart:    groups whose members are not to be taken as alike.
+    members:  layers that may be taken as alike.
     repeated: groups of one member that turned out to be called several times.
     firsts:   calls that turned out to differ from those before them.
     named:    the model's tensors by ``id`` of what stands for them.
@@ -161,20 +173,19 @@ class Calls:
 
     def __init__(
         self,
-        members: Mapping[int, Member],
-        apart: set[int],
+        members: list[Member],
         repeated: set[int],
         firsts: set[Place],
         note: Note,
     ) -> None:
-        self.members = [m for m in members.values() if m.group not in apart]
+        self.members = members
         self.repeated, self.firsts, self.note = repeated, firsts, note
         self.kinds: list[Kind] = []
         self.named: Mapping[int, Origin] = {}
         self.current: Recorder | Replayer | None = None
         self.failure: NotAlike | None = None
         self._by_key: dict[Hashable, list[Kind]] = {}
-        self._seen: set[Hashable] = set()
+        self._seen: dict[Hashable, int] = {}
         self._counts: dict[str, int] = {}
 
     @contextmanager
@@ -202,9 +213,9 @@ class Calls:
             tensors, structure = take_apart((args, kwargs))
             key = (member.group, structure, tuple(map(_shape, tensors)), _modes())
             if member.alone and member.group not in self.repeated:
-                if key in self._seen:
+                self._seen[key] = self._seen.get(key, 0) + 1
+                if self._seen[key] == (2 if any(member.module.children()) else CELLS):
                     self._fail(NotAlike(member.group, "called more than once", repeated=True))
-                self._seen.add(key)
                 return forward(*args, **kwargs)
             place = (member.path, self._counts.get(member.path, 0))
             self._counts[member.path] = place[1] + 1

@@ -139,7 +139,8 @@ def check_owners(program: Program, gradients: Gradients, kinds: Sequence[Kind]) 
         for name in own:
             full = f"{call.attrs['instance']}{name.removeprefix(body.path)}"
             if held.setdefault(full, variant) != variant:
-                raise NotAlike(kinds[body.number].group, "a layer is part of two blocks")
+                group = kinds[body.number].group
+                raise NotAlike(group, "a layer is part of two blocks", several=True)
 
 
 def unreached(program: Program, gradients: Gradients, trainable: Iterable[str]) -> list[str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -24,6 +24,8 @@ from torch import nn
 
 _INTERNAL = frozenset(vars(nn.Module()))
 _HOOKS = tuple(n for n in _INTERNAL if n.endswith("_hooks"))
+HANDED = 16
+"""Tensors that a call may be handed beside what it computes with."""
 _DEPTH = 4  # how deep plain objects in attributes are compared by value
 
 
@@ -66,6 +68,18 @@ def find_repeats(model: nn.Module) -> dict[int, Member]:
     }
 
 
+def can_be_lent(member: Member) -> bool:
+    """Whether a call that is handed all of its tensors still reads well."""
+    return sum(1 for m in member.module.modules() for _ in _tensors(m)) <= HANDED
+
+
+def lent(member: Member, group: int, model: nn.Module) -> Member:
+    """``member`` as the only one of ``group``, with no tensors of its own: each call is handed
+    them."""
+    inside = {id(t) for m in member.module.modules() for t in _tensors(m)}
+    return replace(member, group=group, alone=True, shared=_names(model, inside))
+
+
 def _names(model: nn.Module, tensors: set[int]) -> frozenset[str]:
     if not tensors:
         return frozenset()
@@ -88,12 +102,13 @@ def _runs(model: nn.Module) -> Iterator[list[nn.Module]]:
 
 
 def _singles(model: nn.Module, members: set[int]) -> Iterator[nn.Module]:
-    """Modules around and beside the members that stand for more than one op."""
+    """Modules that stand for more than one op, with no members inside, which fold better alone."""
     inside = {id(c) for m in model.modules() if id(m) in members for c in m.modules()}
     for module in model.modules():
         if module is model or id(module) in inside or _holds(module):
             continue
-        if isinstance(module, nn.RNNCellBase) or any(module.children()):
+        several = isinstance(module, nn.RNNCellBase) or any(module.children())
+        if several and not any(id(m) in members for m in module.modules()):
             yield module
 
 
