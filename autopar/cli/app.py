@@ -321,6 +321,30 @@ def explain(
 
 
 @app.command()
+def show(
+    source: Annotated[
+        str, typer.Argument(metavar="MODEL.PY[:NAME]|PLAN/", help="A model, or a plan of one.")
+    ],
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="graph|plan|lowered",
+            help="Of a plan: the model's graph, the decisions, or all that follows from both: "
+            "shardings and collectives, op by op. Else the last two.",
+        ),
+    ] = None,
+    stage: Annotated[
+        int | None, typer.Option("--stage", min=0, help="What one stage of a pipeline runs.")
+    ] = None,
+) -> None:
+    """A model or a plan op by op as text: result, kind, operands, shape, sharding, source."""
+    from autopar.cli.show import text_of
+
+    print(text_of(source, form, stage))
+
+
+@app.command()
 def diff(
     a: Annotated[Path, typer.Argument(metavar="A/", help="A plan.")],
     b: Annotated[Path, typer.Argument(metavar="B/", help="Another plan.")],

@@ -16,8 +16,8 @@ from autopar.files import plan_folder, whole_folder
 from autopar.files.sources import relative_sources
 from autopar.nouns import batch
 from autopar.nouns.errors import UserError
-from autopar.nouns.graph import to_text as graph_text
 from autopar.nouns.plan import to_json
+from autopar.nouns.text.graph import to_text as graph_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -114,7 +114,7 @@ def _known(table: str, given: Iterable[str], names: Collection[str]) -> None:
             last = name.rpartition("/")[2]
             near = sorted(other for other in names if other.endswith(last))[:3]
             has = f"; it has {', '.join(near)}" if near else ""
-            raise BadPlan(f"{table} names {name!r}, which graph.json does not have{has}")
+            raise BadPlan(f"{table} names {name!r}, which graph.txt does not have{has}")
 
 
 def _mesh(where: str, text: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     plan.json      every decision                  collectives.json  what the program will move
     cluster.json   the cluster it is for           program/          the code
-    graph.json     the model as it was captured    report.txt        the summary, as printed
+    graph.txt      the model as it was captured    report.txt        the summary, as printed
     batch.json     its batch                       failure.log       traceback of a run that failed
 
 The workload is named from the folder and sources from the workload's file: a folder moves with its
@@ -23,17 +23,17 @@ from typing import Any, TypeVar
 
 from autopar.files import whole_folder
 from autopar.files.plan_checks import BadPlan, check_cluster, check_names, from_json
-from autopar.nouns import graph as graphs
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.batch import from_json as batch_from_json
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Plan
+from autopar.nouns.text import graph as graph_text
 
 PLAN = "plan.json"
 CLUSTER = "cluster.json"
-GRAPH = "graph.json"
+GRAPH = "graph.txt"
 BATCH = "batch.json"
 COLLECTIVES = "collectives.json"
 COLLECTIVES_FORMAT = 1
@@ -43,6 +43,8 @@ FAILURE = "failure.log"
 CODE = {"torch": "model.py", "jax": "train.py"}
 """The program's own file, by framework."""
 OWN = frozenset({PLAN, CLUSTER, GRAPH, BATCH, COLLECTIVES, PROGRAM, REPORT, FAILURE, "__pycache__"})
+FORMER = frozenset({"graph.json"})
+"""What plans of before have in their folders."""
 
 Read = TypeVar("Read")
 
@@ -88,7 +90,7 @@ def _foreign(folder: Path) -> list[str]:
     code = (*CODE.values(), "__pycache__")
     program = folder / PROGRAM
     inside = sorted(e.name for e in program.iterdir()) if program.is_dir() else []
-    found = [name for name in there if name not in OWN]
+    found = [name for name in there if name not in OWN | FORMER]
     return found + [f"{PROGRAM}/{name}" for name in inside if name not in code]
 
 
@@ -196,7 +198,7 @@ def read_cluster(folder: str | Path) -> Cluster:
 
 def read_graph(folder: str | Path) -> Graph:
     """The model as it was when the plan was made. Raises `PlanFolderError`."""
-    return _read(folder, GRAPH, graphs.from_text)
+    return _read(folder, GRAPH, graph_text.from_text)
 
 
 def read_batch(folder: str | Path) -> tuple[BatchEntry, ...]:

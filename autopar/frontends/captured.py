@@ -11,6 +11,7 @@ import numpy as np
 
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Graph
+from autopar.nouns.text.graph import fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Captured:
 
     def fingerprint(self) -> str:
         """SHA-256 of graph, tensors and batch: changes when the model's structure does."""
-        lines = [self.graph.fingerprint(), *sorted(map(repr, self.tensors.values()))]
+        lines = [fingerprint(self.graph), *sorted(map(repr, self.tensors.values()))]
         lines += map(repr, self.batch)
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 

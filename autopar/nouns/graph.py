@@ -7,12 +7,12 @@ JAX frontends produce the same op kinds; what a backend needs to emit an op agai
 Names are keys. A tensor is named after the op that makes it, ``<module path>/<kind>``, relative to
 its block, so that plans stay valid when unrelated lines of the model change. A parameter is named
 by its path: the full one at top level, relative to the instance inside a block.
+
+`autopar.nouns.text.graph` is the text of a graph.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -160,11 +160,6 @@ class Graph:
                 uses[name].append((op, position))
         return uses
 
-    def fingerprint(self) -> str:
-        """SHA-256 of the text form without sources: moving a file does not change the model."""
-        text = to_text(without_sources(self))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
 
 def without_sources(graph: Graph) -> Graph:
     """The graph as it would be if its source were unknown."""
@@ -175,51 +170,6 @@ def without_sources(graph: Graph) -> Graph:
             name: replace(block, body=without_sources(block.body))
             for name, block in graph.blocks.items()
         },
-    )
-
-
-def to_text(graph: Graph) -> str:
-    """The graph as JSON text, one line per tensor and op; `from_text` reads it back."""
-    return json.dumps(_to_data(graph), indent=None, separators=(",", ":"), sort_keys=True)
-
-
-def from_text(text: str) -> Graph:
-    """The inverse of `to_text`. Lists come back as tuples, so equality holds."""
-    return _from_data(json.loads(text))
-
-
-def _to_data(graph: Graph) -> dict[str, Any]:
-    return {
-        "tensors": [
-            [t.name, list(t.shape), t.dtype, t.role, t.differentiable]
-            for t in graph.tensors.values()
-        ],
-        "ops": [
-            [
-                op.kind,
-                op.inputs,
-                op.outputs,
-                dict(op.attrs),
-                [op.source.module, op.source.file, op.source.line, op.source.owner],
-            ]
-            for op in graph.ops
-        ],
-        "inputs": graph.inputs,
-        "outputs": graph.outputs,
-        "blocks": [[b.name, _to_data(b.body), b.instances] for b in graph.blocks.values()],
-    }
-
-
-def _from_data(data: Mapping[str, Any]) -> Graph:
-    tensors = [Tensor(n, tuple(s), d, r, g) for n, s, d, r, g in data["tensors"]]
-    ops = tuple(Op(k, tuple(i), tuple(o), freeze(a), Source(*s)) for k, i, o, a, s in data["ops"])
-    blocks = [Block(n, _from_data(b), tuple(i)) for n, b, i in data["blocks"]]
-    return Graph(
-        tensors={t.name: t for t in tensors},
-        ops=ops,
-        inputs=tuple(data["inputs"]),
-        outputs=tuple(data["outputs"]),
-        blocks={b.name: b for b in blocks},
     )
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autopar.files import plan_folder
-from autopar.lowering.precision import at_precision
 from autopar.lowering.spread import MICROBATCH, Lowered, LoweringError, lower
 from autopar.lowering.stages import CutError
 from autopar.nouns.cluster import Cluster
@@ -26,11 +25,10 @@ from autopar.planner.problem.folding import fold
 from autopar.planner.problem.legal import NoStrategy
 from autopar.planner.problem.nodes import Folded, Node
 from autopar.planner.solved import splits_tp
-from autopar.report.decisions import wrong_decision
+from autopar.report.opened import opened, refuse
 from autopar.report.units import duration, size
 from autopar.rules.batch import data_choices
 from autopar.rules.fusion import ALONE, fusion
-from autopar.rules.kept_whole import keep_whole
 from autopar.searchers import search
 
 SPLITS_NOTHING = "tp would split no op, so its ranks would all do the same work"
@@ -93,19 +91,12 @@ def open_folder(folder: str | Path) -> Revisited:
 
     Raises `PlanFolderError`.
     """
-    plan = plan_folder.read_plan(folder)
-    graph = keep_whole(plan_folder.read_graph(folder), plan.replicated_ops)
-    graph = at_precision(graph, plan.precision)
-    dims = {e.name: e.batch_dim for e in plan_folder.read_batch(folder) if e.batch_dim is not None}
-    wrong = wrong_decision(plan, graph)
-    if not wrong:
-        try:
-            return revisit(plan, plan_folder.read_cluster(folder), graph, dims)
-        except (CutError, LoweringError, NoStrategy) as error:
-            wrong = str(error)
-    raise plan_folder.PlanFolderError(
-        f"{Path(folder) / plan_folder.PLAN}: {wrong}. Put it right, or plan the model again"
-    )
+    found = opened(folder)
+    try:
+        cluster = plan_folder.read_cluster(folder)
+        return revisit(found.plan, cluster, found.graph, found.batch_dims)
+    except (CutError, LoweringError, NoStrategy) as error:
+        refuse(folder, str(error))
 
 
 def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str, int]) -> Revisited:

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from autopar.frontends.pytorch import capture
+from autopar.nouns.text.graph import from_text, to_text
 from autopar.rules.table import TABLE
 from benchmarks.zoo_models import ZOO
 from tests.frontends.torch_referee import compare
@@ -21,6 +22,7 @@ def test_graph_equals_model(family: str) -> None:
     found = compare(ZOO[family]())
     assert found.worst <= 1e-12
     graph = found.captured.graph
+    assert from_text(to_text(graph)) == graph
     bodies = [graph, *(b.body for b in graph.blocks.values())]
     calls = {op.kind for g in bodies for op in g.ops if "::" in op.kind}
     assert bool(calls) == (family in BY_INDEX)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autopar.frontends.pytorch import capture
-from autopar.nouns.graph import from_text, to_text
+from autopar.nouns.text.graph import from_text, to_text
 from autopar.nouns.workload import Workload
 from tests.frontends.torch_referee import compare
 

@@ -13,10 +13,11 @@ import pytest
 
 from autopar.frontends.jax import capture
 from autopar.frontends.jax.interpret import flat_parameters
-from autopar.nouns.graph import Graph, from_text, to_text
+from autopar.nouns.graph import Graph
+from autopar.nouns.text.graph import from_text, to_text
 from autopar.rules.registry import bind
 from autopar.runtime.verify.jax.reference import reference_of
-from tests.jax import models
+from tests.jax import families, models
 from tests.jax.interpreter import interpret
 
 LOSS = 1e-12
@@ -56,6 +57,13 @@ def test_graph_equals_loss_function(name: str) -> None:
     assert not [k for k in kinds(graph) if k.startswith("jax::")]
     assert from_text(to_text(graph)) == graph
     assert all(op.source.file.endswith("models.py") and op.source.line for op in graph.ops)
+
+
+@pytest.mark.parametrize("family", [families.resnet, families.t5])
+def test_graph_of_a_family_equals_its_loss_function(family: Callable[[], models.Model]) -> None:
+    model = family()
+    graph = equal(model.loss, model.params, model.batch)
+    assert from_text(to_text(graph)) == graph
 
 
 def test_gpt_is_made_of_idioms() -> None:

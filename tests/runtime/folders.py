@@ -13,10 +13,10 @@ from autopar.frontends.captured import Captured
 from autopar.frontends.loading import load_workload
 from autopar.nouns import batch
 from autopar.nouns import plan as plans
-from autopar.nouns.graph import to_text
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Fingerprints, Spread, Stage
 from autopar.nouns.style import Style
+from autopar.nouns.text.graph import to_text
 from tests.plans import cluster, plan, prediction
 
 HERE = Path(__file__).parent

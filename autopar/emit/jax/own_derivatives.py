@@ -14,10 +14,11 @@ from autopar.emit.jax.functions import body, shown
 from autopar.emit.names import identifier
 from autopar.emit.text import tuple_text
 from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered, LoweredOp, lower
-from autopar.nouns.graph import Graph, from_text
+from autopar.nouns.graph import Graph
 from autopar.nouns.kinds import OWN_DERIVATIVE
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key
+from autopar.nouns.text.graph import from_text
 from autopar.rules.composite import Indices, indices_of, localised
 
 SUFFIX = "_backward"

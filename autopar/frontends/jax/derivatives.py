@@ -24,7 +24,8 @@ from autopar.frontends.jax.errors import RuleFailed
 from autopar.frontends.jax.finish import graph_of
 from autopar.frontends.jax.interpret import results_of
 from autopar.frontends.jax.simplify import simplified
-from autopar.nouns.graph import Graph, to_text, without_sources
+from autopar.nouns.graph import Graph, without_sources
+from autopar.nouns.text.graph import to_text
 from autopar.rules.composite import Indices, indices_of, localised
 from autopar.rules.kept_whole import keep_whole
 from autopar.rules.own_functions import LINEAR

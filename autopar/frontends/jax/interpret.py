@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from autopar.frontends.jax.draft import NARROW
-from autopar.nouns.graph import Graph, Op, from_text, to_text
+from autopar.nouns.graph import Graph, Op
 from autopar.nouns.kinds import OWN_DERIVATIVE
+from autopar.nouns.text.graph import from_text, to_text
 from autopar.rules.advice import unwritable
 
 Arrays = Mapping[str, Any]

@@ -1,0 +1,28 @@
+"""The one way from a plan and its graph to all that is lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from autopar.lowering.precision import at_precision
+from autopar.lowering.spread import Lowered, lower
+from autopar.nouns.batch import BatchEntry
+from autopar.nouns.graph import Graph
+from autopar.nouns.plan import Plan
+from autopar.rules.batch import data_choices
+from autopar.rules.kept_whole import keep_whole
+
+
+def planned_graph(plan: Plan, captured: Graph) -> Graph:
+    """The graph that the plan is of: in its precision, with what it keeps whole."""
+    return at_precision(keep_whole(captured, plan.replicated_ops), plan.precision)
+
+
+def batch_dims(batch: Iterable[BatchEntry]) -> dict[str, int]:
+    """The batch dim of every entry that is split."""
+    return {entry.name: entry.batch_dim for entry in batch if entry.batch_dim is not None}
+
+
+def lowered_plan(plan: Plan, graph: Graph, dims: dict[str, int]) -> Lowered:
+    """What follows from ``plan`` for a `planned_graph`. Raises `LoweringError`."""
+    return lower(graph, plan.spreads[0], plan.microbatches, data_choices(graph, dims), dims)

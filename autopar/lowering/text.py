@@ -1,0 +1,259 @@
+"""A `Lowered` as text, and back: its graph (`autopar.nouns.text.graph`) and what a spread adds::
+
+    lowered tokens, targets -> cross_entropy
+      on dp_shard=2 x tp=2
+      parameter up.weight : float32[512, 128] grad dp_shard:D tp:S0
+      up/linear = linear(norm, up.weight) : float32[16, 128, 512] grad dp_shard:S0 tp:S2
+          by dp_shard:b tp:n [b s k+, n k+ -> b s n] @ up (Linear) model.py:78
+        reads norm as dp_shard:S0 tp:D grad: tp R->D none/all_reduce [8, 128, 128]
+      ...
+      returns cross_entropy as dp_shard:P grad
+
+(An op is one line; that one is broken for the page.) Shapes are those of the whole, and behind a
+type stands how the value is split where it is made. ``by`` gives the op's strategy, and its rule,
+whose letters the strategy names. Below an op stand the operands that it reads otherwise than they
+are shared among readers; below a value how it is shared where that is not how it is made. A step
+is ``axis from->to forward/backward``, with the shape on one rank before it.
+
+A rule is not read from its text: it is the one that is registered, whose text must be the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from autopar.lowering.spread import Lowered, LoweredOp, LoweredTensor, Operand
+from autopar.nouns.errors import UserError
+from autopar.nouns.graph import Graph, Op
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.sharding import Placement, Sharding
+from autopar.nouns.text.lines import Cursor, Line, name, shape
+from autopar.nouns.text.reading import SHARDING, Choice, Read, read
+from autopar.nouns.text.writing import Notes, written
+from autopar.rules.notation import BoundRule
+from autopar.rules.registry import bind
+from autopar.rules.resharding import Step
+from autopar.rules.strategies import Strategy, flows
+
+_PLACEMENT = re.compile(r"[RDP]|S\d+")
+_WORD = re.compile(r"\w+")
+
+
+def to_text(lowered: Lowered) -> str:
+    """The graph and what follows from its spread; `from_text` reads it back."""
+    return written(lowered.graph, "lowered", _Spread(lowered))
+
+
+@dataclass(frozen=True, slots=True)
+class _Spread(Notes):
+    """What the text says of a graph that is lowered."""
+
+    lowered: Lowered
+    inside: bool = False
+
+    def first(self) -> list[str]:
+        if self.inside:
+            return []
+        block = [] if self.lowered.block is None else [f"in {name(self.lowered.block)}"]
+        return [f"on {self.lowered.mesh}", *block]
+
+    def type(self, tensor: str) -> str:
+        return str(self.lowered.tensors[tensor].produced)
+
+    def op(self, place: int) -> str:
+        op = self.lowered.ops[place]
+        return "" if op.bound is None else f"by {op.strategy} [{op.bound}]"
+
+    def below(self, tensor: str) -> list[str]:
+        value = self.lowered.tensors[tensor]
+        if value.shared == value.produced and not value.steps:
+            return []
+        return [f"shares {name(tensor)} as {value.shared}{_steps(value.steps)}"]
+
+    def below_op(self, place: int) -> list[str]:
+        op, whole = self.lowered.ops[place], self.lowered
+        shared = as_shared(op.op, whole.graph, whole.tensors, whole.blocks)
+        return [
+            f"reads {_which(op.op, i)} {_wanted(operand)}"
+            for i, operand in enumerate(op.operands)
+            if operand != shared[i]
+        ]
+
+    def last(self) -> list[str]:
+        return [f"returns {name(o.name)} {_wanted(o)}" for o in self.lowered.outputs]
+
+    def block(self, name: str) -> Notes:
+        return _Spread(self.lowered.blocks[name], inside=True)
+
+
+def _which(op: Op, place: int) -> str:
+    """An operand by name, and by place where it is read twice."""
+    operand = op.inputs[place]
+    return name(operand) + (f" #{place}" if op.inputs.count(operand) > 1 else "")
+
+
+def _wanted(operand: Operand) -> str:
+    grad = " grad" if operand.differentiable else ""
+    return f"as {operand.wanted}{grad}{_steps(operand.steps)}"
+
+
+def _steps(steps: Sequence[Step]) -> str:
+    texts = (
+        f"{s.axis} {s.source}->{s.target} {s.forward}/{s.backward} {shape(s.local_shape)}"
+        for s in steps
+    )
+    return f": {', '.join(texts)}" if steps else ""
+
+
+def as_shared(
+    op: Op, graph: Graph, tensors: Mapping[str, LoweredTensor], blocks: Mapping[str, Lowered]
+) -> list[Operand]:
+    """The operands of ``op`` where it reads each as it is shared."""
+    if op.kind == "block":
+        body = blocks[op.attrs["block"]].graph
+        into = tuple(
+            body.tensors[inner].differentiable and graph.tensors[outer].differentiable
+            for inner, outer in zip(body.inputs, op.inputs, strict=True)
+        )
+    else:
+        into, _ = flows(op, graph.tensors)
+    return [Operand(n, tensors[n].shared, (), g) for n, g in zip(op.inputs, into, strict=True)]
+
+
+def from_text(text: str) -> Lowered:
+    """The inverse of `to_text`. Raises `TextError`, also where a rule is another one by now."""
+    found = read(text, "lowered", notes=True)
+    first = {line.text.split(" ")[0]: line for _, line in found.below[:2]}
+    if "on" not in first:
+        found.head.fail("'on' and a mesh in the line below", len(found.head.text))
+    block = None
+    if "in" in first:
+        cursor = Cursor(first["in"], len("in "))
+        block = cursor.name("a block")
+        cursor.end()
+    return _lowered(found, _mesh(first["on"]), block)
+
+
+def _mesh(line: Line) -> Mesh:
+    try:
+        return Mesh.parse(line.text.removeprefix("on "))
+    except ValueError:
+        line.fail("a mesh as in dp_shard=2 x tp=2, or 1", len("on "))
+
+
+def _lowered(found: Read, mesh: Mesh, block: str | None) -> Lowered:
+    """``found`` with what is said of it."""
+    graph = found.graph
+    blocks = {n: _lowered(body, mesh, n) for n, body in found.blocks.items()}
+    notes = _Notes(found, mesh)
+    for place, line in found.below:
+        notes.line(Cursor(line), place)
+    tensors = {
+        n: LoweredTensor(t, notes.produced(n), *notes.shared.get(n, (notes.produced(n), ())))
+        for n, t in graph.tensors.items()
+    }
+    ops = []
+    for place, op in enumerate(graph.ops):
+        operands = as_shared(op, graph, tensors, blocks)
+        for i, operand in notes.operands.get(place, {}).items():
+            operands[i] = operand
+        bound, strategy = _choice(op, graph, found.choices.get(place), found.head)
+        results = tuple(tensors[n].produced for n in op.outputs)
+        ops.append(LoweredOp(op, bound, strategy, tuple(operands), results))
+    return Lowered(graph, mesh, block, tensors, tuple(ops), tuple(notes.outputs), blocks)
+
+
+def _choice(
+    op: Op, graph: Graph, choice: Choice | None, head: Line
+) -> tuple[BoundRule | None, Strategy]:
+    if op.kind == "block":
+        return None, Strategy()
+    if choice is None:
+        head.fail(f"'by strategy [rule]' behind the type of every op, also of {op.name}")
+    try:
+        bound = bind(op, graph.tensors)
+    except UserError as error:
+        choice.line.fail(f"an op whose rule is known ({error})")
+    if str(bound) != choice.rule:
+        at = choice.line.text.find(choice.rule)
+        choice.line.fail(f"the rule of {op.kind}, which is {bound}", at)
+    try:
+        return bound, Strategy.parse(choice.strategy)
+    except ValueError:
+        at = choice.line.text.find(choice.strategy)
+        choice.line.fail("a strategy as in tp:n, or whole", at)
+
+
+@dataclass(slots=True)
+class _Notes:
+    """What the lines below values and ops say.
+
+    shared:   of a value, and the steps to there.
+    operands: by the op's place and their own.
+    """
+
+    found: Read
+    mesh: Mesh
+    shared: dict[str, tuple[Sharding, tuple[Step, ...]]] = field(default_factory=dict)
+    operands: dict[int, dict[int, Operand]] = field(default_factory=dict)
+    outputs: list[Operand] = field(default_factory=list)
+
+    def produced(self, tensor: str) -> Sharding:
+        return Sharding.parse(self.found.shardings[tensor])
+
+    def line(self, cursor: Cursor, place: int | None) -> None:
+        verb = cursor.name("shares, reads or returns")
+        if verb in ("on", "in") and place is None:
+            return
+        if verb == "shares":
+            tensor = self._value(cursor)
+            cursor.expect("as")
+            self.shared[tensor] = (self._sharding(cursor), self._steps(cursor))
+        elif verb == "returns" and place is None:
+            self.outputs.append(self._wanted(cursor, self._value(cursor)))
+        elif verb == "reads" and place is not None:
+            inputs = self.found.graph.ops[place].inputs
+            tensor = self._value(cursor)
+            if tensor not in inputs:
+                cursor.line.fail(f"an operand of the op above, {', '.join(map(name, inputs))}")
+            i = cursor.number("an operand's place") if cursor.take("#") else inputs.index(tensor)
+            self.operands.setdefault(place, {})[i] = self._wanted(cursor, tensor)
+        else:
+            cursor.line.fail("shares, or reads below an op, or returns at the end")
+        cursor.end()
+
+    def _value(self, cursor: Cursor) -> str:
+        start = cursor.at
+        tensor = cursor.name("a value")
+        if tensor not in self.found.graph.tensors:
+            cursor.line.fail("a value of this graph", start)
+        return tensor
+
+    def _wanted(self, cursor: Cursor, tensor: str) -> Operand:
+        cursor.expect("as")
+        sharding, grad = self._sharding(cursor), cursor.word("grad")
+        return Operand(tensor, sharding, self._steps(cursor), grad)
+
+    def _sharding(self, cursor: Cursor) -> Sharding:
+        return Sharding.parse(cursor.matching(SHARDING, "a sharding as in tp:S0, or R"))
+
+    def _steps(self, cursor: Cursor) -> tuple[Step, ...]:
+        return cursor.listed(lambda: self._step(cursor)) if cursor.take(":") else ()
+
+    def _step(self, cursor: Cursor) -> Step:
+        start = cursor.at
+        axis = cursor.name("an axis")
+        if axis not in self.mesh.axes:
+            cursor.line.fail(f"an axis of {self.mesh}", start)
+        source = self._placement(cursor)
+        cursor.expect("->")
+        target = self._placement(cursor)
+        forward = cursor.matching(_WORD, "what moves forward, or none")
+        cursor.expect("/")
+        backward = cursor.matching(_WORD, "what moves backward, or none")
+        return Step(axis, source, target, forward, backward, cursor.shape())
+
+    def _placement(self, cursor: Cursor) -> Placement:
+        return Placement.parse(cursor.matching(_PLACEMENT, "one of R, D, P, S<dim>"))

@@ -1,0 +1,72 @@
+"""What is printed is read back as it was: ``from_text(to_text(x)) == x``."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from autopar.files import plan_text
+from autopar.lowering import text as lowered_text
+from autopar.lowering.spread import Lowered, lower
+from autopar.lowering.stages import stage_parts
+from autopar.nouns.graph import Graph
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import Plan, Stage
+from autopar.nouns.text import graph as graph_text
+from autopar.rules.batch import batch_flow
+from tests.emit.random_stage import random_stage
+from tests.emit.test_numbers import CASES, MESHES, captured
+from tests.planner.graphs import gpt
+from tests.text import drawn, golden
+
+
+@given(graph=drawn.graphs())
+@settings(max_examples=100, deadline=None)
+def test_any_graph(graph: Graph) -> None:
+    text = graph_text.to_text(graph)
+    assert graph_text.from_text(text) == graph
+    assert graph_text.to_text(graph_text.from_text(text)) == text
+
+
+@given(plan=drawn.any_plan())
+@settings(deadline=None)
+def test_any_plan(plan: Plan) -> None:
+    assert plan_text.from_text(plan_text.to_text(plan)) == plan
+
+
+@given(lowered=drawn.any_lowered())
+@settings(max_examples=30, deadline=None)
+def test_any_lowered(lowered: Lowered) -> None:
+    assert lowered_text.from_text(lowered_text.to_text(lowered)) == lowered
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_lowered_by_random_decisions(case: str) -> None:
+    model = captured(case)
+    dims = {e.name: e.batch_dim for e in model.batch if e.batch_dim is not None}
+    choices = batch_flow(model.graph, dims).choices
+    for seed, mesh in enumerate(MESHES):
+        spread = random_stage(model, Mesh.parse(mesh), 1, seed)
+        lowered = lower(model.graph, spread, 1, choices, dims)
+        assert lowered_text.from_text(lowered_text.to_text(lowered)) == lowered
+
+
+def test_what_a_stage_runs() -> None:
+    _, lowered = golden.planned("gpt_torch")
+    stages = (Stage(), Stage(first="blocks.1/block", device=4), Stage(first="norm/layer_norm"))
+    for part in stage_parts(lowered, stages):
+        assert lowered_text.from_text(lowered_text.to_text(part.lowered)) == part.lowered
+
+
+def test_the_body_of_a_block_alone() -> None:
+    _, lowered = golden.planned("gpt_torch")
+    body = lowered.blocks["Block"]
+    assert lowered_text.from_text(lowered_text.to_text(body)) == body
+
+
+def test_depth_does_not_lengthen_the_text() -> None:
+    shallow, deep = (graph_text.to_text(gpt(layers=n)) for n in (3, 126))
+    assert len(deep.split("\n")) == len(shallow.split("\n"))
+    assert "x 126, layers.{0..125}: " in deep
+    assert "for i in 1..125" in deep
+    assert graph_text.from_text(deep) == gpt(layers=126)
