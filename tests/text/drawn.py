@@ -176,3 +176,24 @@ def _any(draw: st.DrawFn, whole: Lowered) -> Lowered:
     ops = tuple(map(op, whole.ops))
     outputs = tuple(map(operand, whole.outputs))
     return replace(whole, tensors=tensors, ops=ops, outputs=outputs, blocks=blocks)
+
+
+@st.composite
+def repeating(draw: st.DrawFn) -> Graph:
+    """Calls in a row that read what was made before, with numbers that mostly grow by one."""
+    tensor = Tensor("x.0", (2, 0, 10), "float32", "input", True)
+    tensors, ops = {tensor.name: tensor}, []
+    number = draw(st.integers(0, 12))
+    others = draw(st.integers(0, 2))
+    for _ in range(draw(st.integers(1, 9))):
+        number += draw(st.sampled_from([1, 1, 1, 1, 2]))
+        for i in range(others + 1):
+            kind = "block" if i == others else "relu"
+            attrs = {"block": "B", "instance": draw(st.sampled_from(["b", f"b.{number - 1}"]))}
+            read = list(tensors)[-draw(st.sampled_from([1, 1, 1, 2])) :][0]
+            made = replace(tensor, name=f"x{i}.{number}", role="activation")
+            ops.append(Op(kind, (read, "x.0"), (made.name,), attrs if kind == "block" else {}))
+            tensors[made.name] = made
+    instances = tuple(op.attrs["instance"] for op in ops if op.kind == "block")
+    blocks = {"B": Block("B", Graph({"x.0": tensor}, (), ("x.0",), ("x.0",)), instances)}
+    return Graph(tensors, tuple(ops), ("x.0",), (), blocks)

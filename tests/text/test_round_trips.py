@@ -14,7 +14,9 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan, Stage
 from autopar.nouns.text import graph as graph_text
 from autopar.rules.batch import batch_flow
+from tests.emit.harness import capture_of
 from tests.emit.random_stage import random_stage
+from tests.emit.test_loops_over_time import Tagger, batch
 from tests.emit.test_numbers import CASES, MESHES, captured
 from tests.planner.graphs import gpt
 from tests.text import drawn, golden
@@ -26,6 +28,12 @@ def test_any_graph(graph: Graph) -> None:
     text = graph_text.to_text(graph)
     assert graph_text.from_text(text) == graph
     assert graph_text.to_text(graph_text.from_text(text)) == text
+
+
+@given(graph=drawn.repeating())
+@settings(deadline=None)
+def test_calls_that_repeat(graph: Graph) -> None:
+    assert graph_text.from_text(graph_text.to_text(graph)) == graph
 
 
 @given(plan=drawn.any_plan())
@@ -62,6 +70,15 @@ def test_the_body_of_a_block_alone() -> None:
     _, lowered = golden.planned("gpt_torch")
     body = lowered.blocks["Block"]
     assert lowered_text.from_text(lowered_text.to_text(body)) == body
+
+
+def test_a_loop_over_time_stands_once() -> None:
+    """Each step's slice with its call; the cells are called seven times each."""
+    graph = capture_of(lambda: Tagger("select"), batch).graph
+    text = graph_text.to_text(graph)
+    assert graph_text.from_text(text) == graph
+    assert "  block Cell x 7, lower.step * 7: " in text
+    assert text.count("\n    select_{i} = select(") == text.count("\n  for i in ") == 2
 
 
 def test_depth_does_not_lengthen_the_text() -> None:

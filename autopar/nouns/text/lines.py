@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 from autopar.nouns.errors import UserError
@@ -50,11 +50,6 @@ class Line:
         base = self.below[0].indent if self.below else 0
         return "\n".join(" " * (line.indent - base) + line.text for line in _flat(self.below))
 
-    def filled(self, values: Mapping[str, str]) -> Line:
-        """The line and those below, as `filled` does."""
-        inside = [line.filled(values) for line in self.below]
-        return replace(self, text=filled(self.text, values), below=inside)
-
 
 def tree(text: str) -> list[Line]:
     """The lines of ``text`` that are not indented, each with those below it. Raises `TextError`."""
@@ -72,13 +67,6 @@ def tree(text: str) -> list[Line]:
         (open_lines[-1].below if open_lines else top).append(line)
         open_lines.append(line)
     return top
-
-
-def filled(text: str, values: Mapping[str, str]) -> str:
-    """``text`` with every key of ``values`` written out."""
-    for mark, written in values.items():
-        text = text.replace(mark, written)
-    return text
 
 
 def is_literal(text: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from autopar.nouns.graph import Graph, Source, Tensor
 from autopar.nouns.text.lines import INDENT, is_literal, name, shape, value
-from autopar.nouns.text.repeats import Call, folded, names
+from autopar.nouns.text.repeats import Entry, folded, names
 
 ORIGINAL = "torch"
 """The attr that is an original call, which stands at the end of a line."""
@@ -66,23 +66,18 @@ def _body(graph: Graph, notes: Notes) -> Iterator[str]:
         where = f"x {len(block.instances)}, {names(block.instances)}"
         yield f"block {name(block.name)} {where}: {_signature(block.body)}"
         yield from _deeper(_body(block.body, notes.block(block.name)))
-    declared = _declared(graph)
-    calls: list[Call] = []
-    for place, op in enumerate(graph.ops):
-        if declared[place] or op.kind != "block":
-            yield from folded(calls)
-            calls = []
-        for tensor in declared[place]:
-            yield from _declaration(tensor, notes)
-        lines = tuple(_op(graph, place, notes))
-        if op.kind == "block":
-            calls.append(Call(op.attrs["instance"], lines))
-        else:
-            yield from lines
-    yield from folded(calls)
-    for tensor in declared[-1]:
-        yield from _declaration(tensor, notes)
+    yield from folded(list(_entries(graph, notes)))
     yield from notes.last()
+
+
+def _entries(graph: Graph, notes: Notes) -> Iterator[Entry]:
+    declared = _declared(graph)
+    for place, op in enumerate(graph.ops):
+        for tensor in declared[place]:
+            yield Entry(tuple(_declaration(tensor, notes)))
+        yield Entry(tuple(_op(graph, place, notes)), op.kind == "block")
+    for tensor in declared[-1]:
+        yield Entry(tuple(_declaration(tensor, notes)))
 
 
 def _declared(graph: Graph) -> list[list[Tensor]]:
