@@ -58,6 +58,12 @@ def _hooked_weight(m: Any, h: Tensor) -> Tensor:
     return h.mean()
 
 
+def _hooked_node(m: Any, h: Tensor) -> Tensor:
+    assert h.grad_fn is not None
+    h.grad_fn.register_hook(lambda made, given: None)
+    return h.mean()
+
+
 def _packed(m: Any, h: Tensor) -> Tensor:
     with torch.autograd.graph.saved_tensors_hooks(torch.round, lambda t: t):
         return h.square().mean()
@@ -68,6 +74,7 @@ def _packed(m: Any, h: Tensor) -> Tensor:
     [
         (_hooked, id, "Tensor.register_hook inside the forward"),
         (_hooked_weight, id, "Tensor.register_hook inside the forward"),
+        (_hooked_node, id, "grad_fn.register_hook inside the forward"),
         (_packed, id, "saved_tensors_hooks inside the forward"),
         (mean, lambda m: m.linear.weight.register_hook(torch.neg), "parameter linear.weight"),
         (
@@ -83,6 +90,15 @@ def test_hooks_on_gradients(body: Body, prepare: Callable[[Any], object], words:
     with pytest.raises(errors.UnsupportedOpError, match="would train without it") as caught:
         captured(body, prepare)
     assert words in str(caught.value)
+
+
+def test_a_hook_of_every_module() -> None:
+    handle = nn.modules.module.register_module_full_backward_hook(lambda m, made, given: None)
+    try:
+        with pytest.raises(errors.UnsupportedOpError, match="every module has a backward hook"):
+            captured(mean)
+    finally:
+        handle.remove()
 
 
 def test_hooks_are_possible_again_afterwards() -> None:

@@ -23,6 +23,13 @@ _OF_TENSORS = ("register_hook", "register_post_accumulate_grad_hook")
 
 def check_hooks(model: nn.Module) -> None:
     """Raises `UnsupportedOpError` naming a hook on a gradient that ``model`` comes with."""
+    every: Any = nn.modules.module
+    for table in (every._global_backward_hooks, every._global_backward_pre_hooks):
+        if table:
+            raise UnsupportedOpError(
+                f"every module has a backward hook ({_named(table)}, as "
+                f"register_module_full_backward_hook gives one): {_INSTEAD}"
+            )
     for path, module in model.named_modules():
         for table in (module._backward_hooks, module._backward_pre_hooks):
             if table:
@@ -42,6 +49,33 @@ def check_hooks(model: nn.Module) -> None:
 def _named(table: Any) -> str:
     hook = next(iter(table.values()))
     return str(getattr(hook, "__qualname__", type(hook).__name__))
+
+
+class GradFn:
+    """What ``tensor.grad_fn`` gives inside a forward: a node of autograd that takes no hooks."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("register_hook", "register_prehook"):
+            place = caller(sys._getframe(1), is_internal)
+            raise UnsupportedOpError(f"{place}: grad_fn.{name} inside the forward: {_INSTEAD}")
+        return getattr(self._node, name)
+
+
+class _AskGradFn:
+    """``Tensor.grad_fn.__get__``, one object, so that two layers that ask for it agree."""
+
+    __self__ = torch.Tensor.grad_fn
+    __name__ = "__get__"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        node = torch.Tensor.grad_fn.__get__(*args, **kwargs)
+        return None if node is None else GradFn(node)
+
+
+ASK_GRAD_FN = _AskGradFn()
 
 
 @contextmanager
