@@ -11,6 +11,7 @@ import multiprocessing
 import random
 import re
 import sys
+import textwrap
 import time
 import traceback
 from collections import Counter
@@ -270,17 +271,19 @@ def is_causal(row: Row) -> bool:
 def by_cause(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """How many types of each outcome and cause, the most frequent first."""
     counted = Counter((row.outcome, row.cause) for row in rows)
-    return [
-        {
-            "outcome": outcome,
-            "cause": cause,
-            "types": count,
-            "such as": ", ".join(
-                [r.name for r in rows if (r.outcome, r.cause) == (outcome, cause)][:4]
-            ),
-        }
-        for (outcome, cause), count in counted.most_common()
-    ]
+    made = []
+    for (outcome, cause), _ in counted.most_common():
+        here = [row for row in rows if (row.outcome, row.cause) == (outcome, cause)]
+        made.append(
+            {
+                "outcome": outcome,
+                "causal": sum(map(is_causal, here)),
+                "others": sum(not is_causal(row) for row in here),
+                "cause": textwrap.shorten(cause, 70, placeholder="..."),
+                "such as": textwrap.shorten(", ".join(r.name for r in here), 30, placeholder=""),
+            }
+        )
+    return made
 
 
 def as_object(row: Row) -> dict[str, Any]:

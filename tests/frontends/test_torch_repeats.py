@@ -188,7 +188,8 @@ class Deep(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
-        return (self.encoder(x) * self.encoder(x * 2)).mean()
+        loss: Tensor = (self.encoder(x) * self.encoder(x * 2)).mean()
+        return loss
 
 
 def test_layers_of_a_module_that_is_called_twice_fold_by_themselves() -> None:

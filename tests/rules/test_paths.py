@@ -22,6 +22,8 @@ CASES = [
     ((12, 12, 5), (2, 3, 2), False),
     ((64, 4, 1, 96), (8, 4, 2), True),
 ]
+DRAWN = 300
+"""Pairs of a large table: `reshard` takes some 15 ms for each."""
 Move = tuple[str, Placement, Placement]
 
 
@@ -53,8 +55,8 @@ def test_tables_take_the_steps_of_reshard(
     every = frozenset(range(len(shape)))
     table = paths(Terrain.of(shape, sizes, (1,) * len(shape), every, differentiable))
     pairs = list(itertools.product(range(table.states), repeat=2))
-    if len(pairs) > 800:
-        drawn = np.random.default_rng(0).choice(len(pairs), 800, replace=False)
+    if len(pairs) > DRAWN:
+        drawn = np.random.default_rng(0).choice(len(pairs), DRAWN, replace=False)
         pairs = [pairs[k] for k in drawn]
     for start, goal in pairs:
         source, target = (sharding(table, s, mesh) for s in (start, goal))

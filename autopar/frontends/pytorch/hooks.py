@@ -18,6 +18,7 @@ _INSTEAD = (
     "a program would train without it. Change the gradient in a torch.autograd.Function, or bound "
     "it by Workload(clip_norm=...)"
 )
+_GRAD_FN: Any = torch.Tensor.grad_fn
 _OF_TENSORS = ("register_hook", "register_post_accumulate_grad_hook")
 
 
@@ -67,14 +68,15 @@ class GradFn:
 class _AskGradFn:
     """``Tensor.grad_fn.__get__``, one object, so that two layers that ask for it agree."""
 
-    __self__ = torch.Tensor.grad_fn
+    __self__ = _GRAD_FN
     __name__ = "__get__"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        node = torch.Tensor.grad_fn.__get__(*args, **kwargs)
+        node = _GRAD_FN.__get__(*args, **kwargs)
         return None if node is None else GradFn(node)
 
 
+GET_GRAD_FN = _GRAD_FN.__get__
 ASK_GRAD_FN = _AskGradFn()
 
 

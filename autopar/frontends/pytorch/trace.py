@@ -41,7 +41,7 @@ from autopar.frontends.pytorch.errors import (
 )
 from autopar.frontends.pytorch.functions import Called, kept_functions
 from autopar.frontends.pytorch.guards import passing, passing_number
-from autopar.frontends.pytorch.hooks import ASK_GRAD_FN, check_hooks, hooks_refused
+from autopar.frontends.pytorch.hooks import ASK_GRAD_FN, GET_GRAD_FN, check_hooks, hooks_refused
 from autopar.frontends.pytorch.left_behind import Numbers, check_tensors, numbers_of
 from autopar.frontends.pytorch.recording import Replayer
 from autopar.frontends.pytorch.repeats import can_be_lent, find_repeats, lent
@@ -179,7 +179,7 @@ class _Noting(TorchFunctionMode):
             frame = sys._getframe(1)
             ask = partial(self.value, func=func, frame=frame)
             func = _Value(frame.f_code, frame.f_lasti, func.__name__, ask)
-        elif func == torch.Tensor.grad_fn.__get__:
+        elif func == GET_GRAD_FN:
             func = ASK_GRAD_FN
         layer = self.calls.current
         if isinstance(layer, Replayer):

@@ -1,7 +1,7 @@
 """Two steps of the Llama example in another trainer, one loss a line: a job of `test_two_steps`.
 
 accelerate launch --config_file accelerate.yaml door_scripts.py accelerate
-torchrun door_scripts.py transformers FOLDER_OF_THE_EXPORT FOLDER_OF_THE_WEIGHTS
+torchrun door_scripts.py transformers FOLDER_OF_THE_WEIGHTS FOLDERS_OF_EXPORTS
 """
 
 from __future__ import annotations
@@ -67,14 +67,15 @@ def of_accelerate(workload: Any) -> list[float]:
     return losses
 
 
-def of_transformers(workload: Any, export: str, weights: str) -> list[float]:
+def of_transformers(workload: Any, weights: str, *exports: str) -> list[float]:
+    dist.init_process_group("gloo")
+    return [loss for export in exports for loss in _of_export(workload, weights, export)]
+
+
+def _of_export(workload: Any, weights: str, export: str) -> list[float]:
     from transformers import AutoModelForCausalLM
 
-    sys.path.insert(0, export)
-    from autopar_distributed import distributed_config  # type: ignore[import-not-found]
-
-    dist.init_process_group("gloo")
-    config = distributed_config()
+    config = runpy.run_path(f"{export}/autopar_distributed.py")["distributed_config"]()
     model = AutoModelForCausalLM.from_pretrained(weights, distributed_config=config)
     model.train()
     optimizer = optimizer_of(model, workload)
