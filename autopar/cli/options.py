@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from autopar.nouns.errors import UserError
+
+if TYPE_CHECKING:
+    from autopar.nouns.style import Style
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL.PY[:NAME]", help="The file that holds the model.")
@@ -74,3 +80,28 @@ Precision = Annotated[
     str | None,
     typer.Option("--precision", help="With --arch: dtype of the matrix products (bf16)."),
 ]
+
+
+class OptionError(UserError):
+    """An option whose value makes no sense; the text says which and what would."""
+
+
+def parse_style(text: str | None) -> Style | None:
+    """Raises `OptionError`."""
+    from autopar.nouns.style import STYLES
+
+    for style in STYLES:
+        if text == style:
+            return style
+    if text is None:
+        return None
+    raise OptionError(f"--style {text}: choose {' or '.join(STYLES)}")
+
+
+def only_of_arch(arch: str | None, given: Mapping[str, object]) -> None:
+    """Raises `OptionError` for options that only ``--arch`` reads."""
+    unread = [name for name, value in given.items() if value is not None]
+    if arch is None and unread:
+        raise OptionError(
+            f"{unread[0]} is for --arch; the batch and precision of a model stand in its file"
+        )

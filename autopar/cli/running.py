@@ -1,0 +1,107 @@
+"""The commands that start processes: ``run``, ``verify`` and ``profile``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autopar.cli.options import ClusterFile, Device, Json, PlanFolder
+from autopar.cli.printing import results_only, show
+from autopar.cli.progress import progress
+
+
+def run(
+    folder: PlanFolder,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to train.")],
+    compile: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile/--eager",
+            help="Use torch.compile, or not; else as the plan says. JAX always compiles.",
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="A checkpoint to go on from, of any plan.")
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option("--save", help="Where a checkpoint goes at the end.")
+    ] = None,
+    save_every: Annotated[
+        int, typer.Option("--save-every", min=0, help="Also after every so many steps.")
+    ] = 0,
+    device: Device = "auto",
+    profile: Annotated[
+        Path | None, typer.Option("--profile", help="Where what was measured goes, by phase.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Train with a plan on this machine; predicted time stands beside measured."""
+    from dataclasses import asdict
+
+    from autopar.cli.commands import check_cluster_file
+    from autopar.files.plan_folder import check_whole, read_plan
+    from autopar.report.runs import phases, run_summary
+    from autopar.runtime.jobs import launch
+
+    made = read_plan(folder)
+    check_whole(folder, made)
+    check_cluster_file(folder, made)
+    predicted = made.prediction
+    if profile is not None:
+        from autopar.cost_models.profile_file import check_target
+
+        check_target(profile)
+    with results_only(json):
+        found = launch.run(
+            folder,
+            steps,
+            compile=compile,
+            resume=resume,
+            save=save,
+            save_every=save_every,
+            device=device,
+        )
+    foreseen = {phase: seconds for phase, _, seconds in phases(found, predicted)}
+    memory = predicted.memory_bytes.total
+    data = {**asdict(found), "predicted_memory_bytes": memory, "predicted_phases_s": foreseen}
+    show(run_summary(found, predicted, made.style), data, json)
+    if profile is not None:
+        from autopar.cli.profile import remember
+
+        progress(remember(folder, found, profile, progress))
+
+
+def verify(folder: PlanFolder, device: Device = "cpu", json: Json = False) -> None:
+    """Check that a plan computes what the single-device model computes, in float64."""
+    from autopar.cli.commands import check_cluster_file
+    from autopar.files.plan_folder import check_whole, read_plan
+    from autopar.report.runs import verify_summary
+    from autopar.runtime.jobs import launch
+
+    made = read_plan(folder)
+    check_whole(folder, made)
+    check_cluster_file(folder, made)
+    progress(f"running {folder} and its model side by side")
+    with results_only(json):
+        found = launch.verify(folder, device)
+    show(verify_summary(found), found.to_json(), json)
+    if not found.passed:
+        raise typer.Exit(1)
+
+
+def profile(
+    cluster: ClusterFile,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The database.")] = Path(
+        "profile.db"
+    ),
+    json: Json = False,
+) -> None:
+    """Measure ops and collectives on the devices at hand, for `plan --profile`."""
+    from autopar.cli.profile import profile_cluster
+    from autopar.cost_models.profile_file import check_target
+
+    check_target(output)
+    summary = profile_cluster(cluster, output, progress)
+    show([summary], {"profile": str(output), "measured": summary}, json)
