@@ -18,6 +18,7 @@ from autopar.cost_models.family import Arch
 from autopar.cost_models.layout import Layout
 from autopar.cost_models.precision import is_narrow, stream_bytes
 from autopar.cost_models.software import Software
+from autopar.nouns.zero import ZERO, over
 
 # Bytes a parameter: (weights, gradients, optimizer state).
 STATE_BYTES = {
@@ -124,8 +125,9 @@ def stage_footprint(
         (again + grad_working, "backward of a layer"), (logits, "the loss"), key=lambda w: w[0]
     )
     # One layer's gradients before they are scattered.
-    gathered = 4.0 * layer_local if x.zero >= 2 and x.dp_shard > 1 else 0.0
-    if x.zero == 3 and x.dp_shard > 1:
+    split = over(x.zero, x.dp_shard)
+    gathered = 4.0 * layer_local if split.gradients else 0.0
+    if split.parameters:
         # Two layers' parameters, and an embedding or a head.
         gathered += min(2.0, layers) * element * layer_local
         gathered += element * min(ends, arch.vocab * arch.hidden) / x.tp
@@ -157,13 +159,14 @@ def _states(
     wide = stream_bytes(precision)
     if wide > 2:  # no copy in 16 bits beside the one that is trained
         weight, gradient, rest = wide, wide, 2 * wide
-    held = shard if x.zero == 3 else whole
+    split = ZERO[x.zero]
+    held = shard if split.parameters else whole
     parameters = weight * held
-    if software.states == "fsdp" and wide == 2 and x.zero < 3:
+    if software.states == "fsdp" and wide == 2 and not split.parameters:
         # Products read a 16-bit copy; with zero 2 that alone is whole, gathered once a step.
-        parameters = 2 * whole + weight * (shard if x.zero == 2 else whole)
-    gradients = gradient * (shard if x.zero >= 2 else whole)
-    optimizer = rest * (shard if x.zero >= 1 else whole)
+        parameters = 2 * whole + weight * (shard if split.gradients else whole)
+    gradients = gradient * (shard if split.gradients else whole)
+    optimizer = rest * (shard if split.optimizer else whole)
     if x.offload_optimizer:
         parameters, optimizer = 2 * held, 0.0
         gradients /= 2

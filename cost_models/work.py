@@ -21,6 +21,7 @@ from autopar.cost_models.precision import is_narrow, stream_bytes
 from autopar.cost_models.recompute import Traffic, run_again
 from autopar.cost_models.software import Software
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.zero import ZERO
 
 # Bytes of one element of a reduced gradient, by how the software holds its states.
 GRADIENT_BYTES = {
@@ -172,7 +173,8 @@ def work_of(
     gradient_bytes = max(wire, software.gradient_bytes or GRADIENT_BYTES[software.states])
     scatter_layer_s = 0.0
     reduce_s = gather_s = 0.0
-    if x.zero >= 3:
+    split = ZERO[x.zero]
+    if split.parameters:
         gather_layer_s = comm.layer("all_gather", outside_local, routed_local, wire)
         scatter_layer_s = comm.layer("reduce_scatter", outside_local, routed_local, gradient_bytes)
         if x.dp_replicate > 1:
@@ -183,9 +185,9 @@ def work_of(
             routed_local * layers,
             gradient_bytes,
         )
-    if x.zero == 2:  # gradients that are kept in parts are reduced in every microbatch
-        scatter_layer_s, reduce_s = reduce_s / layers, 0.0
-    states = rank_parameters / (x.dp_shard * x.cp if x.zero >= 1 else 1)
+        if split.gradients:  # what is kept in parts is reduced in every microbatch
+            scatter_layer_s, reduce_s = reduce_s / layers, 0.0
+    states = rank_parameters / (x.dp_shard * x.cp if split.optimizer else 1)
     return Work(
         layers=layers,
         microbatches=x.microbatches,

@@ -18,9 +18,10 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import AXES, Mesh
-from autopar.nouns.plan import FORMAT, RECOMPUTE, ZERO_LEVELS, Plan, key
+from autopar.nouns.plan import FORMAT, RECOMPUTE, Plan, key
 from autopar.nouns.style import STYLES
 from autopar.nouns.workload import OPTIMIZERS, PRECISIONS
+from autopar.nouns.zero import ZERO_LEVELS
 
 _ONE = TypeAdapter(tuple[Plan], config=ConfigDict(extra="forbid"))
 """A tuple, because a dataclass takes the settings of pydantic from what it lies in."""

@@ -5,14 +5,12 @@ What the runtime issues beside the activations' collectives (`autopar.lowering.s
 =============================  ==================================  ================================
 what                           over                                how often in a step
 =============================  ==================================  ================================
-zero 0, or no ``dp_shard``:
+where ZeRO splits nothing:
 all_reduce of gradients        all data axes as one group          once, in the last microbatch
-zero 1, 2, 3:
-all_gather of a unit           dp_shard                            zero 3: forward and backward of
-                                                                   each microbatch, the root forward
-                                                                   only; zero 1 and 2: once
-reduce_scatter of a unit       dp_shard                            zero 2, 3: each microbatch;
-                                                                   zero 1: once
+where it splits anything:
+all_gather of a unit           dp_shard                            as `autopar.nouns.zero` says; of
+                                                                   the root not for backward
+reduce_scatter of a unit       dp_shard                            as that says
 all_reduce of the piece        dp_replicate                        once
 always:
 all_reduce of ``D`` gradients  the D axes as one group             once, of the piece after ZeRO
@@ -48,6 +46,7 @@ from dataclasses import dataclass
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import DATA_AXES, Mesh
 from autopar.nouns.sharding import Sharding
+from autopar.nouns.zero import Zero, over
 from autopar.rules.resharding import Collective
 
 LOSS_BYTES = NORM_BYTES = 4
@@ -97,10 +96,9 @@ def state_collectives(
     mesh = mesh.trimmed()
     stored = list(parameters)
     data = tuple(a for a in DATA_AXES if a in mesh.axes)
-    shard = mesh.size("dp_shard") if zero > 0 else 1
-    cuts = _Cuts(mesh, shard, framework)
-    if shard > 1:
-        yield from _sharded(stored, cuts, zero, microbatches, precision)
+    cuts = _cuts(mesh, zero, framework)
+    if cuts.split.optimizer:
+        yield from _sharded(stored, cuts, microbatches, precision)
     else:
         size = sum(cuts.piece_bytes(p) for p in stored if p.trainable)
         yield from _all_reduce("gradients", data, size)
@@ -108,7 +106,7 @@ def state_collectives(
     for p in stored:
         if not p.trainable:
             continue
-        alone = shard > 1 and not cuts.has(p)
+        alone = cuts.split.optimizer and not cuts.has(p)
         deferred = tuple(a for a, where in p.sharding.placements if where.kind == "D")
         axes = tuple(a for a in mesh.axes if a in deferred or (alone and a in data))
         if axes:
@@ -124,12 +122,11 @@ def sums(
     stored: Sequence[Stored], mesh: Mesh, zero: int, clips: bool, framework: str
 ) -> Iterator[StateCollective]:
     """Norm and loss of all ranks of ``mesh``, of which ``pp`` cuts every parameter and the loss."""
-    shard = mesh.size("dp_shard") if zero > 0 else 1
-    cuts = _Cuts(mesh, shard, framework)
+    cuts = _cuts(mesh, zero, framework)
     cut = {"pp"}
     for p in (p for p in stored if p.trainable):
         cut |= {a for a, where in p.sharding.placements if where.kind == "S"}
-        cut |= {"dp_shard"} if shard > 1 and cuts.has(p) else set()
+        cut |= {"dp_shard"} if cuts.has(p) else set()
     wide = 2 if any(p.dtype == "float64" and p.trainable for p in stored) else 1
     if clips:
         axes = tuple(a for a in mesh.axes if a in cut)
@@ -140,8 +137,7 @@ def sums(
 
 def piece_bytes(p: Stored, mesh: Mesh, zero: int, framework: str) -> int:
     """Bytes of the piece of the first rank, in the stored dtype."""
-    shard = mesh.size("dp_shard") if zero > 0 else 1
-    return _Cuts(mesh.trimmed(), shard, framework).piece_bytes(p)
+    return _cuts(mesh.trimmed(), zero, framework).piece_bytes(p)
 
 
 def even_cut(local_shape: Sequence[int], shard: int) -> int | None:
@@ -152,15 +148,19 @@ def even_cut(local_shape: Sequence[int], shard: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Cuts:
-    """Where ``dp_shard``, of ``shard`` ranks, cuts tensors; 1: nowhere."""
+    """Where ``dp_shard`` cuts tensors, of which ``split`` says what is split at all."""
 
     mesh: Mesh
-    shard: int
+    split: Zero
     framework: str
+
+    @property
+    def shard(self) -> int:
+        return self.mesh.size("dp_shard")
 
     def has(self, p: Stored) -> bool:
         """Whether ``p`` is cut at all."""
-        if self.shard == 1:
+        if not self.split.optimizer:
             return False
         if self.framework == "jax":
             return even_cut(p.sharding.local_shape(p.shape, self.mesh), self.shard) is not None
@@ -178,34 +178,43 @@ class _Cuts:
         """Bytes of the piece of rank 0, in the stored dtype."""
         return self.elements(p) // (self.shard if self.has(p) else 1) * DTYPE_BYTES[p.dtype]
 
-    def gathered_dtype(self, p: Stored, zero: int, precision: str) -> str:
+    @property
+    def holds_whole(self) -> bool:
+        """Whether every rank has all parameters between steps, as stored (JAX)."""
+        return self.framework == "jax" and not self.split.parameters
+
+    def gathered_dtype(self, p: Stored, precision: str) -> str:
         """The dtype in which ``p`` is gathered."""
-        held = self.framework == "jax" and zero < 3
-        return precision if p.dtype == "float32" and not held else p.dtype
+        return precision if p.dtype == "float32" and not self.holds_whole else p.dtype
+
+
+def _cuts(mesh: Mesh, zero: int, framework: str) -> _Cuts:
+    return _Cuts(mesh, over(zero, mesh.size("dp_shard")), framework)
 
 
 def _sharded(
-    stored: list[Stored], cuts: _Cuts, zero: int, microbatches: int, precision: str
+    stored: list[Stored], cuts: _Cuts, microbatches: int, precision: str
 ) -> Iterator[StateCollective]:
     units: dict[str, list[Stored]] = {}
     for p in stored:
-        held = cuts.framework == "jax" and zero < 3 and not p.trainable
-        if cuts.has(p) and not held:
+        if cuts.has(p) and (p.trainable or not cuts.holds_whole):
             units.setdefault(p.unit, []).append(p)
     for unit, members in units.items():
         where = unit or "root"
         gathered = sum(
-            cuts.elements(p) * DTYPE_BYTES[cuts.gathered_dtype(p, zero, precision)] for p in members
+            cuts.elements(p) * DTYPE_BYTES[cuts.gathered_dtype(p, precision)] for p in members
         )
         gather = Collective("all_gather", "dp_shard", gathered)
-        yield StateCollective(f"{where} forward", gather, microbatches if zero == 3 else 1)
-        if zero == 3 and unit:
-            yield StateCollective(f"{where} backward", gather, microbatches)
+        gathers = cuts.split.gathers(microbatches)
+        yield StateCollective(f"{where} forward", gather, gathers)
+        if cuts.split.parameters and unit:
+            yield StateCollective(f"{where} backward", gather, gathers)
         reduced = sum(cuts.elements(p) * DTYPE_BYTES[p.dtype] for p in members if p.trainable)
         if not reduced:
             continue
         scatter = Collective("reduce_scatter", "dp_shard", reduced)
-        yield StateCollective(f"{where} gradients", scatter, microbatches if zero >= 2 else 1)
+        reductions = cuts.split.reductions(microbatches)
+        yield StateCollective(f"{where} gradients", scatter, reductions)
         if cuts.mesh.size("dp_replicate") > 1:
             piece = reduced // cuts.shard
             yield from _all_reduce(f"{where} gradients", ("dp_replicate",), piece)

@@ -19,7 +19,6 @@ from autopar.nouns.style import Style
 
 FORMAT = 5
 
-ZERO_LEVELS = (0, 1, 2, 3)
 RECOMPUTE = ("none", "compute", "full")
 """What `Stage.recompute` may be, from the most memory to the least."""
 
@@ -56,7 +55,7 @@ class Stage:
     device:    the first of its devices; it has as many as its mesh, with numbers that follow.
                Stages of equal devices take turns there: interleaving, or a V.
     spread:    place in `Plan.spreads`.
-    zero:      what ``dp_shard`` splits: 0 nothing, 1 optimizer, 2 + gradients, 3 + parameters.
+    zero:      what ``dp_shard`` splits, see `autopar.nouns.zero`.
     recompute: ``none``; ``full``: each block's forward runs again in backward; ``compute``: so it
                does, but what its collectives gave is kept.
     """

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import RECOMPUTE, ZERO_LEVELS
+from autopar.nouns.plan import RECOMPUTE
+from autopar.nouns.zero import ZERO_LEVELS
 from autopar.planner.fixed import Fixed, FixError, alternatives, divisors
 
 

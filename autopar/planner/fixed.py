@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from autopar.nouns.errors import UserError, did_you_mean
-from autopar.nouns.plan import RECOMPUTE, ZERO_LEVELS
+from autopar.nouns.plan import RECOMPUTE
+from autopar.nouns.zero import ZERO_LEVELS
 from autopar.pipeline.schedules.table import SCHEDULES
 
 DEGREES = ("dp_replicate", "dp_shard", "tp")

@@ -13,6 +13,7 @@ from autopar.cost_models.provenance import collective_origins, op_origins
 from autopar.cost_models.provenance import summary as counted
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Plan, RunnerUp
+from autopar.nouns.zero import ZERO
 from autopar.report.render import indented, table
 from autopar.report.units import count, degrees, duration, percent, size
 
@@ -107,9 +108,8 @@ def _decisions(plan: Plan, cluster: Cluster) -> RenderableType:
 
 
 def _zero(plan: Plan) -> str:
-    what = ("nothing", "optimizer state", "optimizer state and gradients", "everything")
     levels = sorted({stage.zero for stage in plan.stages})
-    return "; ".join(f"ZeRO {zero}: {what[zero]} split over dp_shard" for zero in levels)
+    return "; ".join(f"ZeRO {zero}: {ZERO[zero]} split over dp_shard" for zero in levels)
 
 
 def _times(plan: Plan, cluster: Cluster) -> RenderableType:

@@ -119,6 +119,6 @@ def _gathered_bytes(summary: Summary, state: StateSharding) -> int:
 
     sizes = [(whole(unit.trained), copies) for unit, copies in summary.owners()]
     largest = max(2 * whole(u.trained) + reduced(u.trained) for u, _ in summary.owners())
-    if state.zero == 3:
+    if state.split.parameters:
         return largest + sizes[0][0] + 2 * max((size for size, _ in sizes[1:]), default=0)
     return largest + sum(size * copies for size, copies in sizes)

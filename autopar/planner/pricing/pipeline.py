@@ -121,7 +121,7 @@ class PipelinePrices:
     def splits_backward(self) -> bool:
         """Whether I leaves the gradients of weights to W. Where a stage recomputes, or gathers its
         parameters for each pass, I does all of backward: in two parts it would do that twice."""
-        return self.recompute == "none" and not (self.state.fsdp and self.state.zero == 3)
+        return self.recompute == "none" and not self.state.split.parameters
 
     def time(self, first: int, end: int) -> StageTime:
         key = self.model.signature(first, end)

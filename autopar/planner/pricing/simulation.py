@@ -76,14 +76,14 @@ def simulate(summary: Summary, state: StateSharding, cluster: Cluster, recompute
     inline = sum(u.moved_forward_s + u.moved_backward_s for u in units) * microbatches
     optimizer = _optimizer_s(summary, state, cluster)
     late = _late_reduction_s(summary, state, cluster)
-    each_gathers = state.fsdp and state.zero == 3
+    each_gathers = state.split.parameters
     forward, total = _play(pieces, gather=state.fsdp, last=microbatches == 1)
     if microbatches > 1:
         middle = _play(pieces, gather=each_gathers, last=False)
         end = _play(pieces, gather=each_gathers, last=True)
         forward += middle[0] * (microbatches - 2) + end[0]
         total += middle[1] * (microbatches - 2) + end[1]
-    gathers = microbatches if each_gathers else 1
+    gathers = state.split.gathers(microbatches)
     gathered = sum(p.gather_s for p in pieces) * gathers
     data = gathered + sum(
         p.regather_s * gathers + p.reduce_s * microbatches + p.reduce_last_s for p in pieces
@@ -140,7 +140,7 @@ def stage_time(
     units = [summary.root, *(summary.bodies[name] for name in summary.calls)]
     pieces = [_piece(summary.root, state, cluster, "none", root=True)]
     pieces += [bodies[name] for name in summary.calls]
-    each_gathers = state.fsdp and state.zero == 3
+    each_gathers = state.split.parameters
     forward, total = _play(pieces, gather=each_gathers, last=False)
     if state.fsdp:
         reduce_s = sum(p.reduce_last_s for p in pieces)

@@ -1,19 +1,7 @@
 """Model state over the data axes: what each parameter costs to keep, gather, reduce and update.
 
-ZeRO over ``dp_shard`` (Rajbhandari et al. 2020, section 5), replication over ``dp_replicate``:
-
-====  ==========================  =======================================  ===================
-zero  split over dp_shard         gradients                                parameters
-====  ==========================  =======================================  ===================
-0     nothing                     all_reduce, once a step                  stay
-1     optimizer state             reduce_scatter, once a step              gathered once a step
-2     + gradients                 reduce_scatter, each microbatch          gathered once a step
-3     + parameters                reduce_scatter, each microbatch          gathered twice a
-                                                                           microbatch
-====  ==========================  =======================================  ===================
-
-Over ``dp_replicate`` the (sharded) gradient is then all-reduced, once a step. Parameters move in
-the dtype of compute, gradients in the dtype that they are reduced in.
+What ZeRO splits and moves is `autopar.nouns.zero`'s table. Parameters move in the dtype of compute,
+gradients in the dtype that they are reduced in.
 """
 
 from __future__ import annotations
@@ -23,6 +11,7 @@ from dataclasses import dataclass
 
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import Mesh
+from autopar.nouns.zero import Zero, over
 from autopar.rules.resharding import Collective
 
 OPTIMIZER_SLOTS = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}
@@ -51,25 +40,31 @@ class StateSharding:
         return self.precision if self.fsdp and dtype == "float32" else dtype
 
     @property
+    def split(self) -> Zero:
+        """What is split over ``dp_shard``."""
+        return over(self.zero, self.shard)
+
+    @property
     def fsdp(self) -> bool:
-        return self.zero > 0 and self.shard > 1
+        return self.split.optimizer
 
     def parameter_bytes(self, numel: int, dtype: str) -> int:
-        return self._split(numel, 3) * DTYPE_BYTES[dtype]
+        return self._held(numel, self.split.parameters) * DTYPE_BYTES[dtype]
 
     def gradient_bytes(self, numel: int, dtype: str) -> int:
-        return self._split(numel, 2) * DTYPE_BYTES[dtype]
+        return self._held(numel, self.split.gradients) * DTYPE_BYTES[dtype]
 
     def optimizer_bytes(self, numel: int, dtype: str) -> int:
-        return self._split(numel, 1) * DTYPE_BYTES[dtype] * OPTIMIZER_SLOTS[self.optimizer]
+        held = self._held(numel, self.split.optimizer)
+        return held * DTYPE_BYTES[dtype] * OPTIMIZER_SLOTS[self.optimizer]
 
     def update_bytes(self, numel: int, dtype: str) -> int:
         """Memory traffic of the optimizer: parameter and slots read and written, gradient read."""
         touched = 3 + 2 * OPTIMIZER_SLOTS[self.optimizer]
-        return self._split(numel, 1) * DTYPE_BYTES[dtype] * touched
+        return self._held(numel, self.split.optimizer) * DTYPE_BYTES[dtype] * touched
 
-    def _split(self, numel: int, level: int) -> int:
-        return -(-numel // self.shard) if self.zero >= level and self.shard > 1 else numel
+    def _held(self, numel: int, split: bool) -> int:
+        return -(-numel // self.shard) if split else numel
 
     def traffic(self, numel: int, dtype: str) -> Iterator[tuple[str, Collective, int]]:
         """(phase, collective, times a step) for ``numel`` elements that one model rank holds.
@@ -79,18 +74,19 @@ class StateSharding:
         """
         size = numel * DTYPE_BYTES[self.moved_dtype(dtype)]
         gradient = numel * DTYPE_BYTES[dtype]
-        if not self.fsdp:
+        split = self.split
+        if not split.optimizer:
             for axis in ("dp_shard", "dp_replicate"):
                 if self.mesh.size(axis) > 1:
                     yield "reduce_last", Collective("all_reduce", axis, gradient), 1
             return
-        every = self.microbatches if self.zero == 3 else 1
-        yield "gather_forward", Collective("all_gather", "dp_shard", size), every
-        if self.zero == 3:
-            yield "gather_backward", Collective("all_gather", "dp_shard", size), every
-        times = self.microbatches if self.zero >= 2 else 1
-        phase = "reduce" if self.zero >= 2 else "reduce_last"
-        yield phase, Collective("reduce_scatter", "dp_shard", gradient), times
+        gathers = split.gathers(self.microbatches)
+        yield "gather_forward", Collective("all_gather", "dp_shard", size), gathers
+        if split.parameters:
+            yield "gather_backward", Collective("all_gather", "dp_shard", size), gathers
+        phase = "reduce" if split.gradients else "reduce_last"
+        reductions = split.reductions(self.microbatches)
+        yield phase, Collective("reduce_scatter", "dp_shard", gradient), reductions
         if self.replicate > 1:
             shard = -(-gradient // self.shard)
             yield "reduce_last", Collective("all_reduce", "dp_replicate", shard), 1

@@ -196,7 +196,7 @@ def xla_moments(
     accumulated = gradients if state.microbatches > 1 else 0
     # weights that are no arguments: gathered, or in another dtype. Else a layer's are cut off the
     # stack when they are read, one at a time
-    made = (state.fsdp and state.zero == 3) or state.precision != "float32"
+    made = state.split.parameters or state.precision != "float32"
     numels = [numel for numel, _ in layers]
     weights = max((_computed(n, state) for n in numels), default=0) if made else 0
     head = _computed(lives.products, state) if made else 0
@@ -218,7 +218,7 @@ def _update(every: Sequence[tuple[Numels, int]], state: StateSharding, gradients
     rank updates, before and after."""
     if not state.fsdp:
         return 2 * gradients if state.shard * state.replicate > 1 else gradients
-    if state.zero == 3:
+    if state.split.parameters:
         return gradients
     pieces = sum(
         -(-n // state.shard) * DTYPE_BYTES[dtype] * times
