@@ -10,7 +10,9 @@ import math
 from dataclasses import dataclass
 
 DATA_AXES = ("dp_replicate", "dp_shard")
-AXES = ("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")
+MODEL_AXES = ("cp", "ep", "tp")
+"""They split ops of the model; data axes split its batch, and ``pp`` its depth."""
+AXES = ("pp", *DATA_AXES, *MODEL_AXES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,11 @@ class Mesh:
     def stride(self, axis: str) -> int:
         """Distance in linear rank order between neighbours along ``axis``."""
         return math.prod(self.sizes[self.axes.index(axis) + 1 :])
+
+    @property
+    def model_axes(self) -> tuple[str, ...]:
+        """Those of more than one rank."""
+        return tuple(a for a in self.axes if a in MODEL_AXES and self.size(a) > 1)
 
     def trimmed(self) -> Mesh:
         """The same mesh without its axes of size 1."""

@@ -18,7 +18,7 @@ from autopar.planner.problem.legal import NoStrategy
 from autopar.planner.problem.nodes import Folded
 from autopar.planner.problem.solving import Solver
 from autopar.planner.question import Question
-from autopar.rules.strategies import DEFER, PASS_PARTIAL, Strategy
+from autopar.rules.strategies import DEFER, NOTHING, PASS_PARTIAL, Strategy
 
 
 @dataclass(slots=True)
@@ -38,8 +38,8 @@ class Solved:
 
     @property
     def repeats(self) -> bool:
-        """The model is too small for this many tensor-parallel ranks: all do the same work."""
-        return self.candidate.tp > 1 and not splits_tp(self.spread)
+        """The model is too small for ranks of a model axis: all do the same work."""
+        return bool(idle_axes(self.spread))
 
 
 def solve(
@@ -79,7 +79,7 @@ def solve(
     except (NoStrategy, NoFeasibleAnswer):
         return None
     spread = replace(folded.spread(solution.choice.tolist()), mesh=mesh)
-    if candidate.tp > 1 and not must_split and not splits_tp(spread):
+    if idle_axes(spread) and not must_split:
         return solve(question, candidate, solver, layout, exposed, usage_limit, True)
     lowered = lowered_of(question, spread, candidate)
     summary = summarise(lowered, prices, question.framework)
@@ -106,7 +106,11 @@ def state_of(question: Question, layout: Layout, candidate: Candidate) -> StateS
     )
 
 
-def splits_tp(spread: Spread) -> bool:
-    """The tensor-parallel ranks split some op (``tp:D`` and ``tp:P`` split nothing)."""
-    choices = (Strategy.parse(text).on("tp") for text in spread.ops.values())
-    return any(choice not in ("", DEFER, PASS_PARTIAL) for choice in choices)
+def idle_axes(spread: Spread) -> tuple[str, ...]:
+    """The model axes that split no op (``tp:D`` and ``tp:P`` split nothing)."""
+    strategies = [Strategy.parse(text) for text in spread.ops.values()]
+    return tuple(
+        axis
+        for axis in spread.mesh.model_axes
+        if all(chosen.on(axis) in (NOTHING, DEFER, PASS_PARTIAL) for chosen in strategies)
+    )

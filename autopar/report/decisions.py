@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autopar.nouns.graph import Graph
+from autopar.nouns.mesh import MODEL_AXES, Mesh
 from autopar.nouns.plan import Plan, key
 from autopar.rules.registry import bind
 from autopar.rules.strategies import choices
@@ -13,22 +14,27 @@ from autopar.rules.strategies import choices
 def wrong_decision(plan: Plan, graph: Graph) -> str:
     """The first that is not, with what is allowed in its place; empty: all are."""
     for i, spread in enumerate(plan.spreads):
-        for table, name, allowed in _allowed(graph, spread.mesh.size("tp")):
-            given = getattr(spread, table).get(name, allowed[0])
-            if given not in allowed:
-                return f"spreads[{i}].{table}[{name!r}] is {given!r}; allowed: {', '.join(allowed)}"
+        for table, name, nothing, could in _allowed(graph, spread.mesh):
+            given = getattr(spread, table).get(name, nothing)
+            allowed = [f"{axis}:{choice}" for axis, choices in could.items() for choice in choices]
+            if given != nothing and not set(allowed).issuperset(given.split(" ")):
+                every = ", ".join((nothing, *allowed))
+                return f"spreads[{i}].{table}[{name!r}] is {given!r}; allowed: {every}"
     return ""
 
 
-def _allowed(graph: Graph, ways: int) -> Iterator[tuple[str, str, list[str]]]:
-    """(table of the plan, key, values), the value of what is not named first."""
+def _allowed(graph: Graph, mesh: Mesh) -> Iterator[tuple[str, str, str, dict[str, list[str]]]]:
+    """(table of the plan, key, value of what is not named, choices on each model axis)."""
+    axes = [axis for axis in mesh.axes if axis in MODEL_AXES]
     bodies = [(None, graph), *((name, block.body) for name, block in graph.blocks.items())]
     for block, body in bodies:
         for op in body.ops:
             if op.kind != "block":
-                could = choices(bind(op, body.tensors), ways, differentiable=True)
-                yield "ops", key(block, op.name), ["whole", *(f"tp:{c}" for c in could if c)]
+                bound = bind(op, body.tensors)
+                could = {a: choices(bound, mesh.size(a), differentiable=True) for a in axes}
+                named = {a: [choice for choice in found if choice] for a, found in could.items()}
+                yield "ops", key(block, op.name), "whole", named
         for name, tensor in body.tensors.items():
-            splits = [f"tp:S{dim}" for dim in range(len(tensor.shape))]
+            placements = ["D", "P", *(f"S{dim}" for dim in range(len(tensor.shape)))]
             for table in ("shared", "parameters"):
-                yield table, key(block, name), ["R", "tp:D", "tp:P", *splits]
+                yield table, key(block, name), "R", dict.fromkeys(axes, placements)

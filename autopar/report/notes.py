@@ -13,7 +13,6 @@ from autopar.planner.fixed import divisors
 from autopar.report.units import count, duration, size
 from autopar.rules.work import PRODUCTS
 
-AXIS = "tp"
 LOST_BITS = {"bfloat16": 8, "float16": 11}
 """Half of the last place of 1 is two to the minus this."""
 NAMED = 3
@@ -36,7 +35,8 @@ def notes(
     fewer:     a part of the cluster that would be as fast.
     """
     found = [_enough(fewer, plan, cluster)] if fewer is not None else []
-    found += [*_whole(lowered), *_uneven(lowered)] if plan.degrees[AXIS] > 1 else []
+    for axis in lowered.mesh.model_axes:
+        found += [*_whole(lowered, axis), *_uneven(lowered, axis)]
     found += [*_batch(plan.device_count, samples), *obstacles]
     return [*found, *_narrow(lowered, plan), *_mixed(cluster)]
 
@@ -51,36 +51,36 @@ def _enough(fewer: Fewer, plan: Plan, cluster: Cluster) -> str:
     )
 
 
-def _whole(lowered: Lowered) -> Iterator[str]:
+def _whole(lowered: Lowered, axis: str) -> Iterator[str]:
     products = [
-        (name, op.bound is not None and op.strategy.on(AXIS) in op.bound.factors)
+        (name, op.bound is not None and op.strategy.on(axis) in op.bound.factors)
         for name, op in _ops(lowered)
         if op.bound is not None and op.bound.rule.cost in PRODUCTS
     ]
     left = [name for name, is_split in products if not is_split]
     if left:
-        yield f"{AXIS} leaves {len(left)} of {len(products)} products whole: {_named(left)}."
-    stored = list(_parameters(lowered))
+        yield f"{axis} leaves {len(left)} of {len(products)} products whole: {_named(left)}."
+    stored = list(_parameters(lowered, axis))
     whole = sorted((-held, name) for name, held, is_split in stored if not is_split)
     if whole:
         held = sum(-least for least, _ in whole)
         yield (
-            f"Every {AXIS} rank holds {len(whole)} of {len(stored)} kinds of parameters whole, "
+            f"Every {axis} rank holds {len(whole)} of {len(stored)} kinds of parameters whole, "
             f"{size(held)}, largest first: {_named(name for _, name in whole)}."
         )
 
 
-def _uneven(lowered: Lowered) -> Iterator[str]:
+def _uneven(lowered: Lowered, axis: str) -> Iterator[str]:
     """Indices whose pieces differ in size, one sentence for each size."""
-    ways = lowered.mesh.size(AXIS)
+    ways = lowered.mesh.size(axis)
     groups: dict[int, list[str]] = {}
     for name, op in _ops(lowered):
         assert op.bound is not None
-        factor = op.bound.factors.get(op.strategy.on(AXIS))
+        factor = op.bound.factors.get(op.strategy.on(axis))
         if factor is not None and factor.size % ways:
             groups.setdefault(factor.size, []).append(name)
     for extent, names in groups.items():
-        cut = f"{extent} is cut unevenly over {AXIS} {ways}, {_pieces(extent, ways)}"
+        cut = f"{extent} is cut unevenly over {axis} {ways}, {_pieces(extent, ways)}"
         yield f"{cut}: {_named(names)}."
 
 
@@ -148,13 +148,13 @@ def _ops(lowered: Lowered) -> Iterator[tuple[str, LoweredOp]]:
                 yield key(body.block, op.op.name), op
 
 
-def _parameters(lowered: Lowered) -> Iterator[tuple[str, int, bool]]:
+def _parameters(lowered: Lowered, axis: str) -> Iterator[tuple[str, int, bool]]:
     """(key, bytes of all its copies, whether the axis splits it)"""
     for body in (*lowered.blocks.values(), lowered):
         block, copies = body.block, _copies(lowered, body.block)
         for name, found in body.tensors.items():
             if found.tensor.role == "parameter":
-                is_split = found.produced.on(AXIS).kind == "S"
+                is_split = found.produced.on(axis).kind == "S"
                 yield key(block, name), found.tensor.size_bytes * copies, is_split
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,14 +24,12 @@ from autopar.planner.problem.bindings import Bindings
 from autopar.planner.problem.folding import fold
 from autopar.planner.problem.legal import NoStrategy
 from autopar.planner.problem.nodes import Folded, Node
-from autopar.planner.solved import splits_tp
+from autopar.planner.solved import idle_axes
 from autopar.report.opened import opened, refuse
 from autopar.report.units import duration, size
 from autopar.rules.batch import data_choices
 from autopar.rules.fusion import ALONE, fusion
 from autopar.searchers import search
-
-SPLITS_NOTHING = "tp would split no op, so its ranks would all do the same work"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +60,8 @@ class Revisited:
         """What speaks against an answer that the additive prices put below the plan."""
         plan = self.plan
         spread = replace(self.folded.spread(choice), mesh=plan.spreads[0].mesh)
-        if plan.degrees["tp"] > 1 and not splits_tp(spread):
-            return f"not allowed: {SPLITS_NOTHING}"
+        if idle := idle_axes(spread):
+            return f"not allowed: {splits_nothing(idle)}"
         lowered = self._lowered(spread)
         summary = summarise(lowered, self.prices, plan.framework)
         memory, time = _priced(plan, lowered, summary, self.prices, self.sharding, self.cluster)
@@ -143,18 +141,24 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
             f"its decisions are not all among those that the mesh {spread.mesh} leaves open"
         )
     forbidden: tuple[Forbidden, ...] = ()
-    if plan.degrees["tp"] > 1:
+    if spread.mesh.model_axes:
         best = search(free.problem, searcher="elimination")
-        if not splits_tp(free.spread(best.choice.tolist())):
+        if idle := idle_axes(free.spread(best.choice.tolist())):
             split = folded(must_split=True)
             chosen = _choice(split, plan)
             if chosen is not None:
                 extra_s = (best.cost - free.problem.total(own)) / PICOSECONDS
-                forbidden = (Forbidden(SPLITS_NOTHING, extra_s),)
+                forbidden = (Forbidden(splits_nothing(idle), extra_s),)
                 free, own = split, chosen
     return Revisited(
         plan, graph, cluster, batch_dims, lowered, prices, sharding, time, free, own, forbidden
     )
+
+
+def splits_nothing(axes: Sequence[str]) -> str:
+    """Why the planner has no plan whose ``axes`` are idle."""
+    named = " and ".join(axes)
+    return f"{named} would split no op, so the ranks along it would all do the same work"
 
 
 def _priced(

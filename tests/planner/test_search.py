@@ -18,7 +18,7 @@ from autopar.planner.fewer import fewer
 from autopar.planner.fixed import Fixed, FixError
 from autopar.planner.question import Outcome, Question
 from autopar.planner.search import search_plan
-from autopar.planner.solved import splits_tp
+from autopar.planner.solved import idle_axes
 from autopar.planner.standings import NothingFits, Standings
 from autopar.rules.batch import batch_flow
 from tests.planner.graphs import gpt
@@ -100,7 +100,7 @@ def test_ranks_that_repeat_one_another_do_not_win_and_fewer_are_told() -> None:
     asked = question(gpt(layers=2, heads=8), 8, many)
     found = search_plan(asked)
     assert found.best.candidate.tp < many.device_count
-    assert splits_tp(found.best.spread)
+    assert not idle_axes(found.best.spread)
     alone = fewer(asked, found)
     assert alone is not None
     assert (alone.devices, alone.domain) == (1, "")

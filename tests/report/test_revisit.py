@@ -12,7 +12,7 @@ from autopar.planner.search import search_plan
 from autopar.report.alternatives import alternatives
 from autopar.report.explain import Alternative, explain
 from autopar.report.render import to_text
-from autopar.report.revisit import SPLITS_NOTHING, Revisited, revisit
+from autopar.report.revisit import Revisited, revisit, splits_nothing
 from tests import plans
 from tests.planner.graphs import gpt
 from tests.planner.test_search import BATCH, LARGE, NODE, memory_limited, question
@@ -43,14 +43,14 @@ def others(again: Revisited) -> list[Alternative]:
 def test_where_tp_must_split_the_alternatives_split_too() -> None:
     again = planned_again({"heads": 8}, 8, NODE, {"tp": "8"})
     (rule,) = again.forbidden
-    assert rule.rule == SPLITS_NOTHING
+    assert rule.rule == splits_nothing(["tp"])
     assert rule.extra_s < 0
     found = others(again)
     assert found
     assert all(other.extra_s >= 0 for other in found)
     text = to_text(explain([], {}, 1.0, (), again.forbidden))
     assert "Not allowed, though" in text
-    assert SPLITS_NOTHING in text
+    assert splits_nothing(["tp"]) in text
 
 
 def test_a_plan_that_memory_forced_says_what_its_alternatives_lack() -> None:
