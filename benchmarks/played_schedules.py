@@ -64,8 +64,8 @@ def measure(schedule: str, folder: Path, rounds: int) -> dict[str, Any] | None:
     from benchmarks.gpt import batch
 
     torch.set_num_threads(1)
-    trainer = autopar.load(folder)
-    stages: Any = trainer.storage
+    trainer: Any = autopar.load(folder)
+    stages = trainer.storage
     sides = sides_of(schedule, trainer)
     names = list(sides)
     wall: dict[str, list[float]] = {name: [] for name in sides}
