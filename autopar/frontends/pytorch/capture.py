@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from autopar.frontends.captured import Captured, ModelTensor
 from autopar.frontends.kept_state import KeptState
+from autopar.frontends.pytorch.alike import Repeats
 from autopar.frontends.pytorch.assemble import assemble
 from autopar.frontends.pytorch.build import Built, build, check_batch, without_values
 from autopar.frontends.pytorch.calls import NotAlike
@@ -16,12 +17,13 @@ from autopar.frontends.pytorch.gradients import (
     stop_gradients,
     unreached,
 )
+from autopar.frontends.pytorch.held import Named
 from autopar.frontends.pytorch.ir import Value, dtype_name
 from autopar.frontends.pytorch.left_behind import check_counts
 from autopar.frontends.pytorch.lift import lift
 from autopar.frontends.pytorch.program import Program, cut, prune
 from autopar.frontends.pytorch.rewrite import rewrite
-from autopar.frontends.pytorch.trace import Named, Repeats, Trace, take_trace
+from autopar.frontends.pytorch.trace import Trace, take_trace
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.workload import Workload
 

@@ -18,6 +18,8 @@ from autopar.frontends.pytorch.build import is_internal
 
 _SAID = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Pass)
 """Statements that may stand before a raise: what they do is over when it raises."""
+_OUTSIDE = ("frontends/pytorch/trace.py", "frontends/pytorch/noting.py")
+"""Files of ours that call the user's code."""
 _CHECKS = ("_check", "_check_value", "_check_index", "_check_type", "_check_tensor_all")
 
 
@@ -192,7 +194,7 @@ def _callers(frame: FrameType) -> Iterator[FrameType]:
     found: FrameType | None = frame
     while found is not None:
         file = found.f_code.co_filename
-        if file.endswith("frontends/pytorch/trace.py"):
+        if file.endswith(_OUTSIDE):
             return
         if found is frame or not is_internal(file):
             yield found

@@ -1,0 +1,159 @@
+"""What is noted of every call to torch while a forward runs: the module and line that it came from.
+
+A forward that asks for a tensor's truth or number is answered here, where it only checks it.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.overrides import TorchFunctionMode
+
+from autopar.frontends.pytorch.build import is_internal
+from autopar.frontends.pytorch.calls import Calls
+from autopar.frontends.pytorch.errors import DataDependentError
+from autopar.frontends.pytorch.forward_errors import NEEDS_VALUES
+from autopar.frontends.pytorch.guards import passing, passing_number
+from autopar.frontends.pytorch.hooks import ASK_GRAD_FN, GET_GRAD_FN
+from autopar.frontends.pytorch.recording import Replayer
+from autopar.nouns.graph import Source
+
+_VALUES = ("__bool__", "item")
+_DRAWN = (
+    "{}:{} decides by a random number that the forward draws, as LayerDrop does: which layers run "
+    "changes from step to step, and a program is the same at every step. Set the probability to 0 "
+    "(layerdrop, encoder_layerdrop, decoder_layerdrop), or multiply by a mask of 0 and 1"
+)
+
+
+class Sources:
+    """Which module and line an op came from, by its place in the trace."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._paths = {id(m): path for path, m in model.named_modules()}
+        self._stack = [("", type(model).__name__)]  # path and class of the modules that run
+        self.checks: list[str] = []  # where the forward only checks values
+        self._starts: list[int] = []
+        self._sources: list[Source] = []
+
+    @property
+    def module(self) -> str:
+        """The module that runs, or that was running when the forward failed."""
+        return self._stack[-1][0]
+
+    def at(self, place: int) -> Source:
+        found = bisect_right(self._starts, place) - 1
+        return self._sources[found] if found >= 0 else Source()
+
+    def note(self, frame: FrameType | None) -> None:
+        mode = get_proxy_mode()
+        if mode is None:
+            return
+        while frame is not None and is_internal(frame.f_code.co_filename):
+            frame = frame.f_back
+        file, line = (frame.f_code.co_filename, frame.f_lineno) if frame else ("", 0)
+        self._starts.append(len(mode.tracer.graph.nodes))
+        module, owner = self._stack[-1]
+        self._sources.append(Source(module, file, line, owner))
+
+    @contextmanager
+    def recording(self, calls: Calls) -> Iterator[None]:
+        def enter(module: nn.Module, args: Any) -> None:
+            path = self._paths.get(id(module))
+            own = self._stack[-1] if path is None else (path, type(module).__name__)
+            self._stack.append(own)
+
+        def leave(module: nn.Module, args: Any, result: Any) -> None:
+            self._stack.pop()
+
+        hooks = (register_module_forward_pre_hook(enter), register_module_forward_hook(leave))
+        try:
+            with _Noting(self, calls):
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """The question for a tensor's truth or number, another one at every place of the code."""
+
+    code: CodeType
+    place: int
+    name: str
+    ask: Callable[[torch.Tensor], Any] = field(compare=False)
+
+    def __call__(self, tensor: torch.Tensor) -> Any:
+        return self.ask(tensor)
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+
+class _Noting(TorchFunctionMode):
+    """Sees every call to torch: notes where it came from, and hands those of layers on."""
+
+    def __init__(self, sources: Sources, calls: Calls) -> None:
+        super().__init__()
+        self.sources, self.calls = sources, calls
+        self.checks = sources.checks
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ in _VALUES:
+            frame = sys._getframe(1)
+            ask = partial(self.value, func=func, frame=frame)
+            func = _Value(frame.f_code, frame.f_lasti, func.__name__, ask)
+        elif func == GET_GRAD_FN:
+            func = ASK_GRAD_FN
+        layer = self.calls.current
+        if isinstance(layer, Replayer):
+            return layer.call(func, args, kwargs or {})
+        if func.__name__ != "__get__":  # shape, dtype and the like make no op
+            self.sources.note(sys._getframe(1))
+        if layer is not None:
+            return layer.call(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    def value(self, tensor: torch.Tensor, func: Callable[..., Any], frame: FrameType) -> Any:
+        """Of a tensor without values, where the forward only checks it: that the check holds."""
+        try:
+            return func(tensor)
+        except NEEDS_VALUES as error:
+            answer = passing(frame) if func.__name__ == "__bool__" else passing_number(frame)
+            if answer is None and _is_drawn():
+                place = frame.f_code.co_filename, frame.f_lineno
+                raise DataDependentError(_DRAWN.format(*place)) from error
+            if answer is None:
+                raise
+            self.checks.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+            return answer
+
+
+def _is_drawn() -> bool:
+    """Whether the last op of the trace computes from random numbers and constants alone."""
+    mode = get_proxy_mode()
+    last = next(iter(reversed(mode.tracer.graph.nodes)), None) if mode is not None else None
+    waiting, draws = [last] if last is not None else [], False
+    while waiting:
+        node = waiting.pop()
+        if node.op != "call_function":
+            return False
+        draws = draws or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        waiting += node.all_input_nodes
+    return draws
