@@ -114,9 +114,26 @@ def estimate(
     allow_replicated: Replicated = None,
     style: StyleOption = None,
     profile: Profile = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...", help="A table: time, efficiency, memory, cost on each number."
+        ),
+    ] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option("--batch-tokens", help="Tokens in a step, whatever a file says.")
+    ] = None,
+    seq: Annotated[
+        int | None, typer.Option("--seq", help="Tokens of a sequence, whatever a file says.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Predicted time and memory; nothing is written. Exit code 3 where it does not fit."""
+    """Predicted time and memory; nothing is written. Exit code 3 where it does not fit.
+
+    With --arch, --devices, --batch-tokens or --seq the model is priced as a
+    transformer: the layout of --fix, or where that pins nothing the fastest
+    of all that fit.
+    """
     if (model is None) == (arch is None):
         raise OptionError(
             "estimate needs either a model file or --arch; "
@@ -125,7 +142,8 @@ def estimate(
     replicated, how = tuple(allow_replicated or ()), parse_style(style)
     of_a_search = {"--searcher": searcher, "--allow-replicated": replicated, "--profile": profile}
     _check_read(model, of_a_search, {"--global-batch": global_batch, "--precision": precision})
-    if model is not None:
+    varied = {"--devices": devices, "--batch-tokens": batch_tokens, "--seq": seq}
+    if model is not None and all(value is None for value in varied.values()):
         from autopar.cli.commands import search
         from autopar.cost_models.layout import fix_pairs
 
@@ -135,13 +153,23 @@ def estimate(
         found = search(model, cluster, fixed, searcher, replicated, profile, style=how)
         _show_plan(found, None, json)
         return
-    from autopar.planner.estimate import estimate_files
-    from autopar.report.estimates import render, to_json
+    _check_read(None, of_a_search, {})
+    from autopar.cli.estimates import Question, answer
 
-    priced = estimate_files(
-        arch or "", cluster, ",".join(fix or ()), global_batch, precision or "bf16", how
+    question = Question(
+        cluster=cluster,
+        arch=arch,
+        model=model,
+        fix=tuple(fix or ()),
+        devices=devices,
+        global_batch=global_batch,
+        batch_tokens=batch_tokens,
+        seq=seq,
+        precision=precision,
+        style=how,
     )
-    print(to_json(priced) if json else render(priced))
+    priced = answer(question)
+    print(priced.to_json() if json else priced.text)
     if not priced.fits:
         raise typer.Exit(3)
 
@@ -183,7 +211,7 @@ def _check_read(
     given = [name for name, value in unread.items() if value not in (None, ())]
     if given and model is None:
         raise OptionError(
-            f"{given[0]} is for a model file; with --arch the layout of --fix is priced alone, by "
+            f"{given[0]} is for a model file that is planned; a transformer is priced alone, by "
             "constants fitted to published runs"
         )
     if given:

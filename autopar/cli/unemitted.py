@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from autopar.cost_models.footprint import STATE_BYTES
-from autopar.cost_models.layout import DEGREES, Layout, choices_of, layout_from_fix
+from autopar.cost_models.layout import DEGREES, choices_of, layout_from_fix
 from autopar.cost_models.precision import stream_bytes
 from autopar.cost_models.software import Software, States, default_software
 from autopar.files.cluster_file import load_cluster
@@ -101,7 +101,7 @@ def price(
             "own with `autopar estimate --arch`"
         ) from None
     layout = layout_from_fix(pinned, cluster.device_count)
-    software = _software(captured, workload, cluster, layout, style)
+    software = software_of(captured, workload, cluster, style)
     precision = short_dtype(workload.precision)
     found = estimate(derived.arch, cluster, layout, software, precision)
     # The batch stands in the model's file, so --fix of a program does not take it.
@@ -134,8 +134,8 @@ def _parsed(fix: Mapping[str, str], choices: tuple[str, ...]) -> dict[str, int |
     return choices_of(kept)
 
 
-def _software(
-    captured: Captured, workload: Workload, cluster: Cluster, layout: Layout, style: Style | None
+def software_of(
+    captured: Captured, workload: Workload, cluster: Cluster, style: Style | None
 ) -> Software:
     """What is usual on the devices, with the state, dropout and style of the model."""
     device = cluster.device
@@ -145,7 +145,7 @@ def _software(
     stored = numbers.most_common(1)[0][0]
     states: States = "bf16" if stored in ("bfloat16", "float16") else "fsdp"
     return replace(
-        default_software(device.family, device.kind, layout.zero),
+        default_software(device.family, device.kind, zero=1),
         style=style or style_of(workload.framework),
         states=states,
         dropout=_drops(captured.graph),

@@ -6,6 +6,7 @@ cluster, with what would fit where it does not.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,9 +140,14 @@ def estimate_files(
     arch, cluster = load_arch(arch_path), load_cluster(cluster_path)
     choices = parse_fix(fix)
     if global_batch is None and "global_batch" not in choices:
-        degrees = [int(choices.get(name, 1)) for name in ("tp", "cp", "pp")]
-        replicas = max(1, cluster.device_count // (degrees[0] * degrees[1] * degrees[2]))
-        microbatches = int(choices.get("microbatches", 4 * degrees[2]))
-        global_batch = replicas * int(choices.get("microbatch", 1)) * microbatches
+        global_batch = default_batch(choices, cluster.device_count)
     layout = layout_from_fix(choices, cluster.device_count, global_batch)
     return estimate(arch, cluster, layout, precision=precision, style=style)
+
+
+def default_batch(choices: Mapping[str, int | str], devices: int) -> int:
+    """Sequences of a step that nothing says: four microbatches on each device, or as pinned."""
+    tp, cp, pp = (int(choices.get(name, 1)) for name in ("tp", "cp", "pp"))
+    replicas = max(1, devices // (tp * cp * pp))
+    microbatches = int(choices.get("microbatches", 4 * pp))
+    return replicas * int(choices.get("microbatch", 1)) * microbatches

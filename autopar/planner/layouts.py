@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -94,10 +94,26 @@ def sweep(
     software: Software | None = None,
 ) -> list[tuple[float, float, Layout]]:
     """The `keep` fastest layouts that fit: (step seconds, peak bytes, layout), fastest first."""
+    candidates = layouts(arch, cluster, global_batch)
+    return fitting(arch, cluster, candidates, precision, keep, style, software)
+
+
+def fitting(
+    arch: Arch,
+    cluster: Cluster,
+    candidates: Iterable[Layout],
+    precision: str = "bf16",
+    keep: int = 10,
+    style: Style | None = None,
+    software: Software | None = None,
+) -> list[tuple[float, float, Layout]]:
+    """Of legal layouts the `keep` fastest that fit, as `sweep` gives them."""
     found = []
-    for layout in layouts(arch, cluster, global_batch):
-        seconds, peak = price(arch, cluster, layout, precision, style, software)
+    for layout in candidates:
+        held = software or software_for(cluster, layout, style)
+        peak = memory_of(arch, layout, held, precision).total
         if peak <= cluster.memory_bytes:
+            seconds = float(time_of(arch, cluster, layout, held, precision).total_s)
             found.append((seconds, peak, layout))
     return sorted(found, key=_least_split)[:keep]
 

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from autopar.cost_models.catalogue import catalogue
-from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import DoesNotFit
 from autopar.nouns.mesh import Mesh
 from autopar.planner.fixed import Fixed, FixError
 from autopar.planner.pricing.state import StateSharding
 from autopar.planner.pricing.utilization import peak_time_s
 from autopar.planner.question import Answer, Outcome, Question
+from autopar.planner.resized import resized
 from autopar.planner.search import Progress, search_plan
 from autopar.planner.standings import NothingFits, layout_text, size_text
 
@@ -112,13 +112,14 @@ def _more_devices(question: Question) -> Iterator[_Change]:
     """More devices on the outermost level; counts that the model state alone overflows are out."""
     cluster = question.cluster
     for factor in FACTORS:
-        if _least_state(question, factor * cluster.device_count) > cluster.memory_bytes:
+        devices = factor * cluster.device_count
+        if _least_state(question, devices) > cluster.memory_bytes:
             continue
         words = (
-            f"{factor * cluster.device_count} devices in place of {cluster.device_count}, joined "
+            f"{devices} devices in place of {cluster.device_count}, joined "
             f"by {cluster.levels[-1].name} too"
         )
-        yield _Change(words, replace(question, cluster=_grown(cluster, factor)))
+        yield _Change(words, replace(question, cluster=resized(cluster, devices)))
 
 
 def _larger_devices(question: Question, tightest: Answer | None) -> Iterator[_Change]:
@@ -137,21 +138,6 @@ def _larger_devices(question: Question, tightest: Answer | None) -> Iterator[_Ch
         groups = tuple(replace(g, device=device) for g in question.cluster.groups)
         words = f"{question.cluster.device_count} x {device.name} in place of {now.name}"
         yield _Change(words, replace(question, cluster=replace(question.cluster, groups=groups)))
-
-
-def _grown(cluster: Cluster, factor: int) -> Cluster:
-    outer = cluster.levels[-1]
-    shape = outer.torus_shape
-    outer = replace(
-        outer,
-        span=outer.span * factor,
-        torus_shape=(shape[0] * factor, *shape[1:]) if shape else (),
-    )
-    return replace(
-        cluster,
-        groups=tuple(replace(g, count=g.count * factor) for g in cluster.groups),
-        levels=(*cluster.levels[:-1], outer),
-    )
 
 
 def _least_state(question: Question, devices: int) -> int:

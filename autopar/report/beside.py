@@ -8,12 +8,8 @@ from typing import Any
 from autopar.planner.estimate import Estimate
 from autopar.planner.layouts import typed
 from autopar.report.estimates import to_object
+from autopar.report.parts import reasons
 from autopar.report.units import duration, size
-
-SMALL = 0.01
-"""Share of a step below which a part says nothing about the difference."""
-MOST = 3
-"""Parts that are named."""
 
 
 def beside(theirs: Estimate, ours: Estimate | None) -> str:
@@ -26,35 +22,23 @@ def beside(theirs: Estimate, ours: Estimate | None) -> str:
     if ours.layout == theirs.layout:
         return f"{yours}; it is the fastest that fits here"
     said = f"{yours}; this plan: {duration(ours.step_time_s)} and {size(ours.memory.total)}"
-    why = reasons(theirs, ours)
+    why = because(theirs, ours)
     said += f", because {'; '.join(why)}" if why else ", in the same parts"
     return f"{said}\nthis plan is --fix {typed(ours.layout)}"
 
 
-def reasons(theirs: Estimate, ours: Estimate) -> list[str]:
+def because(theirs: Estimate, ours: Estimate) -> list[str]:
     """The parts of time and memory that differ most, the largest first."""
-    one, two = asdict(theirs.parts), asdict(ours.parts)
-    found = _differences(
+    times = [
         {
-            n.removesuffix("_s").replace("_", " "): float(two[n]) - float(one[n])
-            for n in one
-            if n != "total_s"
-        },
-        SMALL * max(theirs.step_time_s, ours.step_time_s),
-    )
-    said = [f"{name} takes {duration(abs(d))} {'more' if d > 0 else 'less'}" for name, d in found]
-    before, after = dict(theirs.memory.parts()), dict(ours.memory.parts())
-    names = dict.fromkeys([*before, *after])
-    sizes = {name: float(after.get(name, 0) - before.get(name, 0)) for name in names}
-    largest = max(theirs.memory.total, ours.memory.total)
-    for name, d in _differences(sizes, 2 * SMALL * largest)[:2]:
-        said.append(f"{size(abs(d))} {'more' if d > 0 else 'less'} of {name}")
-    return said
-
-
-def _differences(parts: dict[str, float], least: float) -> list[tuple[str, float]]:
-    rows = sorted(parts.items(), key=lambda row: -abs(row[1]))
-    return [row for row in rows if abs(row[1]) >= least][:MOST]
+            name.removesuffix("_s").replace("_", " "): float(seconds)
+            for name, seconds in asdict(one.parts).items()
+            if name != "total_s"
+        }
+        for one in (theirs, ours)
+    ]
+    sizes = [dict(one.memory.parts()) for one in (theirs, ours)]
+    return reasons((times[0], times[1]), (sizes[0], sizes[1]))
 
 
 def beside_object(theirs: Estimate, ours: Estimate | None) -> dict[str, Any]:
@@ -62,5 +46,5 @@ def beside_object(theirs: Estimate, ours: Estimate | None) -> dict[str, Any]:
     found: dict[str, Any] = {"yours": to_object(theirs), "ours": None, "because": []}
     if ours is not None:
         found["ours"] = {**to_object(ours), "fix": typed(ours.layout)}
-        found["because"] = reasons(theirs, ours)
+        found["because"] = because(theirs, ours)
     return found

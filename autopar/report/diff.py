@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Plan
+from autopar.report.parts import memory_parts, reasons, time_parts
 from autopar.report.render import indented, table
 from autopar.report.units import count, degrees, duration, percent, size
 
@@ -104,25 +105,33 @@ def strategies(a: Plan, b: Plan) -> list[Change]:
 def costs(a: Plan, b: Plan) -> list[tuple[str, str, str, str]]:
     """(quantity, before, after, change) for every predicted quantity."""
     one, two = a.prediction, b.prediction
-    rows = [
+    rows: list[tuple[str, float | None, float | None, Callable[[float], str]]] = [
         ("step time", one.step_time_s, two.step_time_s, duration),
-        ("compute", one.compute_time_s, two.compute_time_s, duration),
-        (
-            "communication not hidden",
-            one.exposed_communication_s,
-            two.exposed_communication_s,
-            duration,
-        ),
-        ("waiting for ranks", one.waiting_time_s, two.waiting_time_s, duration),
+        *_both(time_parts(one), time_parts(two), duration),
         ("lower bound", one.lower_bound_s, two.lower_bound_s, duration),
         ("tokens/s", one.tokens_per_s, two.tokens_per_s, count),
         ("memory", one.memory_bytes.total, two.memory_bytes.total, size),
+        *_both(memory_parts(one.memory_bytes), memory_parts(two.memory_bytes), size),
     ]
     return [
         (what, show(before), show(after), _relative(before, after))
         for what, before, after, show in rows
         if before is not None and after is not None and (before or after)
     ]
+
+
+def _both(
+    before: Mapping[str, float], after: Mapping[str, float], show: Callable[[float], str]
+) -> Iterator[tuple[str, float, float, Callable[[float], str]]]:
+    for name in dict.fromkeys([*before, *after]):
+        yield f"  {name}", before.get(name, 0), after.get(name, 0), show
+
+
+def gap(a: Plan, b: Plan) -> list[str]:
+    """Why a step of ``b`` takes more or less time and memory than one of ``a``."""
+    one, two = a.prediction, b.prediction
+    sizes = memory_parts(one.memory_bytes), memory_parts(two.memory_bytes)
+    return reasons((time_parts(one), time_parts(two)), sizes)
 
 
 def diff_object(a: Plan, b: Plan, clusters: Clusters = (None, None)) -> dict[str, object]:
@@ -132,7 +141,10 @@ def diff_object(a: Plan, b: Plan, clusters: Clusters = (None, None)) -> dict[str
         "decisions": {c.what: [c.before, c.after] for c in decisions(a, b, clusters)},
         "strategies": {c.what: [c.before, c.after] for c in strategies(a, b)},
         "step_time_s": [one.step_time_s, two.step_time_s],
+        "time_parts_s": [time_parts(one), time_parts(two)],
         "memory_bytes": [one.memory_bytes.total, two.memory_bytes.total],
+        "memory_parts_bytes": [memory_parts(one.memory_bytes), memory_parts(two.memory_bytes)],
+        "because": gap(a, b),
     }
 
 
@@ -156,7 +168,8 @@ def diff(
     rows = table("", *names, "change", right=(*names, "change"))
     for row in costs(a, b):
         rows.add_row(*row)
-    return [*parts, Text("Predicted", style="bold"), indented(rows)]
+    parts += [Text("Predicted", style="bold"), indented(rows)]
+    return [*parts, *(Text(f"  {names[1]}: {why}") for why in gap(a, b))]
 
 
 def _changes(before: Mapping[str, str], after: Mapping[str, str], absent: str) -> Iterator[Change]:

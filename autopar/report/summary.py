@@ -14,10 +14,9 @@ from autopar.cost_models.provenance import summary as counted
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Plan, RunnerUp
 from autopar.nouns.zero import ZERO
+from autopar.report.parts import memory_parts, time_parts
 from autopar.report.render import indented, table
 from autopar.report.units import count, degrees, duration, percent, size
-
-_MEMORY_ROWS = ("parameters", "gradients", "optimizer", "activations", "buffers")
 
 
 def summary_object(
@@ -49,7 +48,7 @@ def summary_object(
         "memory_band_bytes": list(predicted.memory_band_bytes),
         "memory_bytes": {
             "total": memory.total,
-            **{name: getattr(memory, name) for name in _MEMORY_ROWS},
+            **memory_parts(memory),
             "limit": memory.limit,
         },
         "search_time_s": dict(search_time_s),
@@ -120,14 +119,8 @@ def _times(plan: Plan, cluster: Cluster) -> RenderableType:
         "step time",
         f"{duration(predicted.step_time_s)}, band {duration(least)} to {duration(most)}",
     )
-    rows.add_row("  compute", duration(predicted.compute_time_s))
-    rows.add_row("  communication not hidden", duration(predicted.exposed_communication_s))
-    if predicted.waiting_time_s > 0:
-        rows.add_row("  waiting for the slowest rank", duration(predicted.waiting_time_s))
-    rest = predicted.step_time_s - predicted.compute_time_s - predicted.exposed_communication_s
-    rest -= predicted.waiting_time_s
-    if rest > 0:
-        rows.add_row("  optimizer and the rest", duration(rest))
+    for name, seconds in time_parts(predicted).items():
+        rows.add_row(f"  {name}", duration(seconds))
     if predicted.tokens_per_s is not None:
         rows.add_row("throughput", f"{count(predicted.tokens_per_s)} tokens/s")
     rows.add_row("model FLOP/s utilization", percent(predicted.mfu))
@@ -158,8 +151,7 @@ def _covers(band: Band, cluster: Cluster) -> str:
 def _memory(plan: Plan, cluster: Cluster) -> RenderableType:
     memory = plan.prediction.memory_bytes
     rows = table("what", "bytes", "of the limit", right=("bytes", "of the limit"))
-    for name in _MEMORY_ROWS:
-        used = getattr(memory, name)
+    for name, used in memory_parts(memory).items():
         rows.add_row(name, size(used), percent(used / memory.limit))
     rows.add_row("total at the peak", size(memory.total), percent(memory.total / memory.limit))
     rows.add_row("limit", size(memory.limit), "")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import pytest
+
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Fingerprints
-from autopar.report.diff import Change, decisions, diff, diff_object, strategies
+from autopar.report.diff import Change, decisions, diff, diff_object, gap, strategies
+from autopar.report.parts import memory_parts, time_parts
 from autopar.report.render import to_text
 from autopar.report.summary import summary, summary_object
 from tests import plans
@@ -87,7 +90,7 @@ def test_equal_plans_do_not_differ() -> None:
     assert strategies(plans.plan(), plans.plan()) == []
     text = to_text(diff(plans.plan(), plans.plan()))
     assert "Both plans decide the same." in text
-    assert text.count("same") == 7  # and all six predicted quantities
+    assert text.count("same") == 12  # six predicted quantities, five parts of memory
 
 
 def test_diff_names_what_changed_with_both_sides() -> None:
@@ -143,3 +146,27 @@ def test_diff_of_two_models_names_both() -> None:
     other = plans.plan(workload="../other.py:GPT", fingerprints=Fingerprints("n", "c", "p", "t"))
     (only,) = decisions(plans.plan(), other)
     assert only == Change("model", "model.py:GPT (m)", "other.py:GPT (n)")
+
+
+def test_diff_says_which_parts_the_gap_is_made_of() -> None:
+    slow = plans.prediction(step_time_s=0.150, waiting_time_s=0.01)
+    sizes = plans.memory(total=148 * plans.MIB, activations=80 * plans.MIB)
+    fast = plans.prediction(
+        step_time_s=0.110, exposed_communication_s=0.010, waiting_time_s=0.01, memory_bytes=sizes
+    )
+    for predicted in (slow, fast):
+        assert sum(time_parts(predicted).values()) == pytest.approx(predicted.step_time_s)
+        parts = memory_parts(predicted.memory_bytes)
+        assert sum(parts.values()) == predicted.memory_bytes.total
+    one, two = plans.plan(prediction=slow), plans.plan(prediction=fast)
+    because = [
+        "optimizer and the rest takes 20.0 ms less",
+        "communication not hidden takes 20.0 ms less",
+        "20.0 MiB more of activations",
+    ]
+    assert sorted(gap(one, two)) == sorted(because)
+    assert gap(one, one) == []
+    text = to_text(diff(one, two, ("old", "new")))
+    assert text.endswith("".join(f"  new: {why}\n" for why in gap(one, two)))
+    assert re.search(r"  activations +60.0 MiB +80.0 MiB +\+33.3 %", text)
+    assert "waiting" in text

@@ -1,0 +1,53 @@
+"""The same cluster with more or fewer devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autopar.nouns.cluster import Cluster, DeviceGroup, Level
+from autopar.nouns.errors import UserError
+
+
+class NoSuchCluster(UserError):
+    """A number of devices that the cluster's levels cannot have."""
+
+
+def resized(cluster: Cluster, devices: int) -> Cluster:
+    """``cluster`` with so many devices: whole domains of every level but the outermost.
+
+    Groups keep their shares where those are whole numbers, else all devices are of the kind that
+    limits the cluster.
+
+    Raises:
+        NoSuchCluster: a domain would be filled in part.
+    """
+    total, levels = cluster.device_count, cluster.levels
+    if devices < 1:
+        raise NoSuchCluster(f"{devices} devices: give a number from 1")
+    inside = [level for level in levels[:-1] if level.span < devices]
+    outer = levels[len(inside)]
+    for level in inside:
+        if devices % level.span:
+            less = devices // level.span * level.span
+            raise NoSuchCluster(
+                f"{devices} devices of {cluster.name} would fill a domain of {level.name} in part: "
+                f"it has {level.span} devices; give {less} or {less + level.span}"
+            )
+    groups = (DeviceGroup(cluster.device, devices),)
+    if all(group.count * devices % total == 0 for group in cluster.groups):
+        groups = tuple(replace(g, count=g.count * devices // total) for g in cluster.groups)
+    return replace(cluster, groups=groups, levels=(*inside, _spanning(outer, devices)))
+
+
+def _spanning(level: Level, devices: int) -> Level:
+    """Raises `NoSuchCluster` where a torus cannot be that large along its slowest dimension."""
+    shape = level.torus_shape
+    if shape and devices != level.span:
+        longest, left = divmod(shape[0] * devices, level.span)
+        if left:
+            raise NoSuchCluster(
+                f"{devices} devices are no torus with {level.name}'s other dimensions, "
+                f"{' x '.join(map(str, shape[1:])) or '1'}; give a multiple of their product"
+            )
+        shape = (longest, *shape[1:])
+    return replace(level, span=devices, torus_shape=shape)

@@ -1,0 +1,120 @@
+"""What `autopar estimate` prints of layouts that it searched: the next ones, and the table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from autopar.cost_models.layout import Layout
+from autopar.planner.layouts import typed
+from autopar.planner.scaling import BILLION, Asked, Scaled, Scaling, Searched
+from autopar.report.estimates import to_object
+from autopar.report.render import indented, table
+from autopar.report.units import count, duration, percent, size
+
+WIDTH = 200
+"""Columns of these tables: what `--fix` takes stays one word."""
+
+
+def fix_of(layout: Layout) -> str:
+    """What `--fix` takes for it, but for the batch, which all layouts of a table share."""
+    return typed(layout).replace(f",global_batch={layout.global_batch}", "")
+
+
+def others(found: Searched) -> list[RenderableType]:
+    """The layouts that came next."""
+    rows = table("step", "memory", "--fix", right=("step", "memory"))
+    for seconds, peak, layout in found.others:
+        rows.add_row(duration(seconds), size(peak), fix_of(layout))
+    assert found.best is not None
+    title = f"the fastest of {found.count:,} layouts: --fix {fix_of(found.best.layout)}"
+    return [Text(title, style="bold"), *([indented(rows)] if found.others else [])]
+
+
+def others_object(found: Searched) -> list[dict[str, Any]]:
+    """The same for ``--json``."""
+    return [
+        {"step_time_s": seconds, "memory_bytes": peak, "fix": typed(layout)}
+        for seconds, peak, layout in found.others
+    ]
+
+
+def scaling_table(asked: Asked, found: Scaling) -> list[RenderableType]:
+    """A row for each number of devices, then the fewest that fit."""
+    device = asked.cluster.device
+    right = ("devices", "step", "efficiency", "MFU", "memory", "hours")
+    rows = table(*right, "--fix", right=right)
+    for row in found.rows:
+        rows.add_row(str(row.devices), *_figures(found, row))
+    batch = f"{found.global_batch:,} sequences of {asked.arch.seq:,} tokens"
+    parts: list[RenderableType] = [
+        Text(f"{asked.arch.name}: a batch of {batch} on {device.name}", style="bold"),
+        indented(rows),
+        Text("  efficiency: tokens a second and device, against the fewest devices that fit"),
+        Text(f"  hours: of devices, for {count(BILLION)} tokens"),
+    ]
+    limit = size(asked.cluster.memory_bytes)
+    parts.append(Text(f"  memory: of {limit}"))
+    if grown := joined(asked, found.rows):
+        parts.append(Text(f"  rows of more than {asked.cluster.device_count} devices{grown}"))
+    return [*parts, *([Text(said)] if (said := _fewest(asked, found)) else [])]
+
+
+def joined(asked: Asked, rows: Iterable[Scaled]) -> str:
+    """By what devices are joined that the cluster does not have; empty: it has all of them."""
+    if all(row.devices <= asked.cluster.device_count for row in rows):
+        return ""
+    return f", joined by {asked.cluster.levels[-1].name} too"
+
+
+def _figures(found: Scaling, row: Scaled) -> tuple[str, ...]:
+    one = row.estimate
+    if one is None:
+        return ("-", "-", "-", "-", "-", row.why)
+    if not row.fits:
+        return (duration(one.step_time_s), "-", "-", size(one.memory.total), "-", row.why)
+    return (
+        duration(one.step_time_s),
+        percent(found.efficiency(row)),
+        percent(one.mfu),
+        size(one.memory.total),
+        f"{row.device_hours_per_billion_tokens:,.3g}",
+        fix_of(one.layout),
+    )
+
+
+def _fewest(asked: Asked, found: Scaling) -> str:
+    least = found.fewest
+    if least is None:
+        return "" if any(row.fits for row in found.rows) else "none of them fits"
+    assert least.estimate is not None
+    step = duration(least.estimate.step_time_s)
+    return (
+        f"fewest devices that fit: {least.devices}{joined(asked, [least])}, at {step} a step: "
+        f"--fix {fix_of(least.estimate.layout)}"
+    )
+
+
+def scaling_object(found: Scaling) -> dict[str, Any]:
+    """The same for ``--json``."""
+    return {
+        "global_batch": found.global_batch,
+        "rows": [_row(found, row) for row in found.rows],
+        "fewest": None if found.fewest is None else found.fewest.devices,
+    }
+
+
+def _row(found: Scaling, row: Scaled) -> dict[str, Any]:
+    one = row.estimate
+    if one is None:
+        return {"devices": row.devices, "fits": False, "why": row.why}
+    return {
+        "devices": row.devices,
+        **to_object(one),
+        "fix": typed(one.layout),
+        "efficiency": found.efficiency(row) if row.fits else None,
+        "device_hours_per_billion_tokens": row.device_hours_per_billion_tokens,
+    }
