@@ -60,10 +60,6 @@ class Tensor:
     def size_bytes(self) -> int:
         return self.numel * DTYPE_BYTES[self.dtype]
 
-    def __str__(self) -> str:
-        grad = "" if self.differentiable else " const"
-        return f"{self.name}: {self.dtype}{list(self.shape)} {self.role}{grad}"
-
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -96,11 +92,6 @@ class Op:
     def name(self) -> str:
         """The op's key: the name of its first result."""
         return self.outputs[0]
-
-    def __str__(self) -> str:
-        shown = {k: v for k, v in self.attrs.items() if k not in ("torch", "jax")}
-        call = f"{self.kind}({', '.join(self.inputs)})"
-        return f"{', '.join(self.outputs)} = {call} {shown or ''}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)

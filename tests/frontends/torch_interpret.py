@@ -91,11 +91,13 @@ def run_op(
     for tensor, value in zip(results, made, strict=True):
         if tuple(value.shape) != tensor.shape:
             raise ValueError(
-                f"{op} at {op.source} makes {list(value.shape)}, the graph says "
+                f"{op.kind} {op.name} at {op.source} makes {list(value.shape)}, the graph says "
                 f"{list(tensor.shape)}"
             )
         wanted = call.dtype(tensor.dtype)
         floating = value.dtype.is_floating_point and wanted.is_floating_point
         if value.dtype != wanted and not floating:
-            raise ValueError(f"{op} at {op.source} makes {value.dtype}, the graph says {wanted}")
+            raise ValueError(
+                f"{op.kind} {op.name} at {op.source} makes {value.dtype}, the graph says {wanted}"
+            )
     return made

@@ -48,6 +48,12 @@ def test_any_lowered(lowered: Lowered) -> None:
     assert lowered_text.from_text(lowered_text.to_text(lowered)) == lowered
 
 
+@pytest.mark.parametrize("example", ["01_mlp", "03_llama", "06_unet"])
+def test_the_other_examples(example: str) -> None:
+    graph = golden.of_file(f"examples/{example}.py").graph
+    assert graph_text.from_text(graph_text.to_text(graph)) == graph
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_lowered_by_random_decisions(case: str) -> None:
     model = captured(case)
