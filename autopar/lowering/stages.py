@@ -48,10 +48,10 @@ def stage_parts(lowered: Lowered, stages: Sequence[Stage]) -> tuple[StagePart, .
     runs = op_runs(lowered.ops, stages)
     maker = {name: i for i, run in enumerate(runs) for op in run for name in op.op.outputs}
     by_result = {name: op for op in lowered.ops for name in op.op.outputs}
-    remade = _remade(lowered)
+    again = remade(lowered)
     final = set(lowered.graph.outputs)
-    needed = [_needed(run, remade, final) for run in runs]
-    own = [(*_again(run, by_result, maker, remade, i), *run) for i, run in enumerate(needed)]
+    needed = [_needed(run, again, final) for run in runs]
+    own = [(*_again(run, by_result, maker, again, i), *run) for i, run in enumerate(needed)]
     takes = [_in_order(lowered, {n for n in _read(ops) if n in maker} - _made(ops)) for ops in own]
     found = []
     for i, ops in enumerate(own):
@@ -90,7 +90,7 @@ def _in_order(lowered: Lowered, names: set[str]) -> tuple[str, ...]:
     return tuple(n for op in lowered.ops for n in op.op.outputs if n in names)
 
 
-def _remade(lowered: Lowered) -> set[str]:
+def remade(lowered: Lowered) -> set[str]:
     """Values that follow from the batch and constants alone, and are the same when made twice."""
     tensors = lowered.graph.tensors
     found: set[str] = set()

@@ -10,13 +10,12 @@ b on ``busy_s``, a chain of least ``sum fill`` is a shortest path with S edges, 
 programming over (stages, units); the least b that any chain keeps is found by bisection, and b is
 swept upwards from there. With f(b) that least sum, no bound above b can give less than
 f(infinity) + (m - 1) b: the sweep ends where that is not below the best found, so the answer is the
-optimum. Each stage is priced by its place as well, since what it must hold for backward follows
-from that; a stage that does not fit its device has no price.
+optimum. A bound leaves runs of few units, so a program looks at units x the widest of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,18 +24,10 @@ from numpy.typing import NDArray
 from autopar.nouns.errors import DoesNotFit
 
 Table = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
-
-@dataclass(frozen=True, slots=True)
-class StagePrice:
-    """Seconds of one microbatch on one stage: ``busy_s`` its compute, ``fill_s`` with its sends."""
-
-    busy_s: float
-    fill_s: float
-
-
-Price = Callable[[int, int, int], StagePrice | None]
-"""``price(stage, first, end)`` of units ``first`` to ``end - 1``; None where they do not fit."""
+SAME = 1e-9
+"""Share of the largest stage by which sums of times may differ in their last digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,86 +43,106 @@ class NoCuts(DoesNotFit):
     """No way to cut the chain into that many stages fits the devices."""
 
 
-def cut(units: int, stages: int, microbatches: int, price: Price) -> Cuts:
-    """The fastest cut of ``units`` into ``stages``, none of them empty.
+def cut(
+    busy: Table,
+    fill: Table,
+    stages: int,
+    microbatches: int,
+    allowed: Sequence[Mask] | None = None,
+) -> Cuts:
+    """The fastest cut of a chain into ``stages``, none of them empty.
+
+    busy, fill: [units + 1, units + 1] seconds of one microbatch on units ``first`` to ``end - 1``:
+                compute, and that with its sends.
+    allowed:    of every stage which runs fit the device at its place; None: all.
 
     Raises:
-        NoCuts: more stages than units, or no cut whose stages all have a price.
+        NoCuts: more stages than units, or no cut whose stages are all allowed.
     """
+    units = len(busy) - 1
     if stages > units:
         raise NoCuts(
             f"{stages} stages of {units} units that a model can be cut between: take at most "
             f"{units} stages"
         )
-    busy, fill = _tables(units, stages, price)
-    bounds = np.unique(busy[np.isfinite(busy)])
-    free = _least_fill(busy, fill, np.inf)
-    tried = 1
+    chain = _Chain(busy, fill, stages, allowed)
+    free = chain.least_fill(np.inf)
     if free is None:
         raise NoCuts(
             f"no cut of {units} units into {stages} stages fits: for every cut some stage has no "
             "layout that its device holds; take more stages, recompute, or split more state"
         )
-    least_fill = free[0]
+    runs = busy[np.triu_indices(units + 1, 1)]
+    digit = max(float(runs.max()) * SAME, np.finfo(float).tiny)
+    bounds = np.unique(np.ceil(runs / digit)) * digit
     low, high = 0, len(bounds) - 1
     while low < high:  # the least bound that any chain keeps
         middle = (low + high) // 2
-        tried += 1
-        if _least_fill(busy, fill, bounds[middle]) is None:
+        if chain.least_fill(bounds[middle]) is None:
             low = middle + 1
         else:
             high = middle
     best, ends = np.inf, free[1]
     steady = microbatches - 1
     place = low
-    while place < len(bounds) and least_fill + steady * bounds[place] < best:
-        found = _least_fill(busy, fill, bounds[place])
-        tried += 1
+    while place < len(bounds) and free[0] + steady * (bounds[place] - digit) < best:
+        found = chain.least_fill(bounds[place])
         assert found is not None
         total, chosen = found
-        slowest = max(busy[s, a, b] for s, (a, b) in enumerate(_stages(chosen)))
+        slowest = max(busy[a, b] for a, b in zip((0, *chosen), chosen, strict=False))
         if total + steady * slowest < best:
             best, ends = total + steady * slowest, chosen
+        if total <= free[0]:
+            break  # a larger bound gives no less
         place += 1
-    return Cuts(ends, float(best), tried)
+    return Cuts(ends, float(best), chain.tried)
 
 
-def _stages(ends: tuple[int, ...]) -> list[tuple[int, int]]:
-    return list(zip((0, *ends), ends, strict=False))
+class _Chain:
+    """Tables as bands: [end, width - 1] of the run of ``width`` units before ``end``."""
 
+    def __init__(
+        self, busy: Table, fill: Table, stages: int, allowed: Sequence[Mask] | None
+    ) -> None:
+        units = len(busy) - 1
+        self.units, self.stages, self.tried = units, stages, 0
+        widest = units - stages + 1
+        ends = np.arange(units + 1)[:, None]
+        first = ends - np.arange(1, widest + 1)[None, :]
+        self.first = np.maximum(first, 0)
+        there = first >= 0
+        self.busy = np.where(there, busy[self.first, ends], np.inf)
+        self.fill = np.where(there, fill[self.first, ends], np.inf)
+        self.allowed = None
+        if allowed is not None:
+            bands = {id(mask): mask[self.first, ends] for mask in allowed}
+            self.allowed = [bands[id(mask)] for mask in allowed]
 
-def _tables(units: int, stages: int, price: Price) -> tuple[Table, Table]:
-    """busy and fill [stage, first, end]; infinite where a stage does not fit or leaves too few."""
-    busy = np.full((stages, units + 1, units + 1), np.inf)
-    fill = busy.copy()
-    for stage in range(stages):
-        # Every stage before and behind has at least one unit; the ends of the chain are fixed.
-        firsts = [0] if stage == 0 else range(stage, units - (stages - 1 - stage))
-        for first in firsts:
-            last = units - (stages - 1 - stage)
-            ends = [units] if stage == stages - 1 else range(first + 1, last + 1)
-            for end in ends:
-                found = price(stage, first, end)
-                if found is not None:
-                    busy[stage, first, end] = found.busy_s
-                    fill[stage, first, end] = found.fill_s
-    return busy, fill
-
-
-def _least_fill(busy: Table, fill: Table, bound: float) -> tuple[float, tuple[int, ...]] | None:
-    """The chain of least ``sum fill`` among those that keep the bound, and its ends."""
-    stages, size, _ = fill.shape
-    reach = np.full(size, np.inf)
-    reach[0] = 0.0
-    came: list[NDArray[np.intp]] = []
-    for stage in range(stages):
-        through = reach[:, None] + np.where(busy[stage] <= bound, fill[stage], np.inf)
-        came.append(through.argmin(axis=0))
-        reach = through.min(axis=0)
-    if not np.isfinite(reach[-1]):
-        return None
-    ends, at = [], size - 1
-    for stage in reversed(range(stages)):
-        ends.append(at)
-        at = int(came[stage][at])
-    return float(reach[-1]), tuple(reversed(ends))
+    def least_fill(self, bound: float) -> tuple[float, tuple[int, ...]] | None:
+        """The chain of least ``sum fill`` among those that keep the bound, and its ends."""
+        self.tried += 1
+        keeps = self.busy <= bound
+        wide = int(np.flatnonzero(np.any(keeps, axis=0)).max(initial=-1)) + 1
+        if not wide:
+            return None
+        fill = np.where(keeps[:, :wide], self.fill[:, :wide], np.inf)
+        first = self.first[:, :wide]
+        rows = np.arange(self.units + 1)
+        reach = np.full(self.units + 1, np.inf)
+        reach[0] = 0.0
+        came = []
+        for stage in range(self.stages):
+            taken = fill
+            if self.allowed is not None:
+                taken = np.where(self.allowed[stage][:, :wide], fill, np.inf)
+            through = reach[first] + taken
+            chosen = through.argmin(axis=1)
+            came.append(chosen)
+            reach = through[rows, chosen]
+        if not np.isfinite(reach[-1]):
+            return None
+        ends, at = [], self.units
+        for chosen in reversed(came):
+            ends.append(at)
+            at = int(first[at, chosen[at]])
+        return float(reach[-1]), tuple(reversed(ends))

@@ -14,10 +14,7 @@ from autopar.nouns.cluster import Cluster, DeviceGroup
 from autopar.nouns.errors import UserError
 from autopar.planner.pricing.utilization import peak_time_s
 from autopar.planner.question import Outcome, Question
-from autopar.planner.search import search_plan
-
-AS_FAST = 1.01
-"""Step times this close are equal to a reader; the model's own error is larger."""
+from autopar.planner.search import AS_FAST, search_plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,250 +1,300 @@
-"""Plans of several stages: where the model is cut, in which order ranks work, what each recomputes.
+"""The search over plans of several stages, best first.
 
-The sharding of all ops is solved once for each (tensor-parallel degree, microbatches) on the mesh
-of one stage, not for each stage, cut or schedule: stages of equal meshes share a spread. The cut is
-exact under the formula of a one-way pipeline (`autopar.pipeline.cuts`). Where there are few, every
-cut is then played under the schedule itself; else units move from stage to stage as long as the
-timeline gets shorter (the relief of bottlenecks of Aceso, Liu et al. 2024).
+The sharding of all ops depends on the tensor-parallel degree and on how many samples a microbatch
+has on one data rank, not on stages, cuts or schedule; it is solved once for each such pair. What is
+left is searched by lower bounds: a *shape* (pipeline ranks, tensor-parallel degree, samples) opens
+into *cores* (schedule, stages a rank, recomputation); a core is played without data traffic, and
+its step is the next bound; then with the layouts of state (`autopar.planner.cores`). The search
+ends where no bound is below the best plan.
+
+What bounds assume of the cost model: a device is no faster with a part of an op than with all of
+it, per sample no faster with fewer samples, and takes no less for more. Schedules of several stages
+a rank get deeper until that makes the step longer by `RELIEF`; cuts of a core that take so much
+more than the best plan are not looked at again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import combinations, pairwise
-from math import comb
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
 
-from autopar.cost_models.physics import check
-from autopar.nouns.plan import Stage
-from autopar.pipeline.actions import Schedule, ScheduleError
-from autopar.pipeline.check import held
-from autopar.pipeline.cuts import NoCuts, StagePrice, cut
-from autopar.pipeline.play import Timeline
+from autopar.lowering.stages import stage_parts
+from autopar.nouns.plan import RECOMPUTE
+from autopar.pipeline.actions import ScheduleError
 from autopar.pipeline.schedules.table import SCHEDULES, schedule
-from autopar.planner.candidates import Layout, candidates, layouts
-from autopar.planner.fixed import FixError
-from autopar.planner.pricing.bounds import pipeline_bounds, state_bytes
-from autopar.planner.pricing.pipeline import CutModel, Ends, PipelinePrices, runs_of
+from autopar.planner.candidates import Candidate, Layout, candidates, layouts
+from autopar.planner.cores import Core, CoreTrials, Model, Shape, piped
+from autopar.planner.fixed import FixError, splits
+from autopar.planner.pricing.pipeline import CutModel, PipelinePrices
 from autopar.planner.pricing.prices import Prices
+from autopar.planner.pricing.repricing import objective
+from autopar.planner.pricing.sends import Order
+from autopar.planner.pricing.simulation import stage_time
+from autopar.planner.pricing.state import StateSharding
+from autopar.planner.pricing.state_prices import StatePrices
+from autopar.planner.pricing.summary import summarise
+from autopar.planner.pricing.trials import Trial
 from autopar.planner.problem.solving import Solver
-from autopar.planner.question import Answer, Outcome, Question
-from autopar.planner.solved import Solved, solve, state_of
-from autopar.planner.standings import Standings, too_big
-
-Progress = Callable[[str], None]
+from autopar.planner.question import Answer, Question
+from autopar.planner.solved import Solved, lowered_of, solve, state_of
+from autopar.planner.standings import Standings
 
 USUAL = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v")
 """Schedules that are tried where none is pinned: by depth of memory and of bubble."""
-MOVES = 4
-"""Rounds of moving cuts unit by unit."""
-FAR_ACTIONS = 10_000
-"""Actions that may be played in trying every cut, or in a round in which units move to any stage:
-about half a second."""
+DEPTHS = (2, 3, 4, 6, 8, 12, 16)
+"""Stages a rank that are tried, one after the other, where a schedule may have several."""
+RELIEF = 0.1
+"""What moving units between stages is taken to gain at most."""
+WAITED = 0.6
+"""Share of a microbatch's time that no schedule can put off (forward, and gradients of inputs),
+at least, of a model that is not solved yet."""
 
 
-def search_pipelines(question: Question, progress: Progress = lambda _: None) -> Outcome:
-    """The fastest plan of ``question.fixed.pp`` pipeline ranks that fits.
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A core with its best cut without data traffic."""
 
-    Raises:
-        DoesNotFit: none does; says what is short.
-        FixError: the batch, the pins, the schedule and the devices do not go together.
-    """
-    pp = question.fixed.pp or 1
-    solver = Solver(question.searcher, progress, question.verbose)
-    standings = Standings()
-    listed = candidates(question.cluster.device_count // pp, question.batch, question.fixed)
-    if not question.splits_batch or question.obstacles:
-        raise FixError(
-            f"--fix pp={pp} cuts the batch into microbatches, and this one cannot be: "
-            f"{next(iter(question.obstacles), 'no entry of it has a batch dim')}"
-        )
-    schedules = [*_schedules(question, {c.microbatches for c in listed})]
-    tried, short = 0, ""
-    whole = state_bytes(question.graph)
-    bound_s = float("inf")
-    for candidate in listed:
-        fitting = [s for s in schedules if s.microbatches == candidate.microbatches]
-        solved = solve(question, candidate, solver) if fitting else None
-        solver.check()
-        if solved is None:
-            continue
-        tried += 1
-        bound_s = min(bound_s, solved.bound_s / pp)
-        if standings.beats(solved.bound_s / pp):
-            continue
-        prices = Prices(question.cluster, solved.lowered.mesh, question.precision, question.fusion)
-        model = CutModel(solved.lowered, solved.summary, prices, question.framework)
-        for layout in layouts(candidate.data, question.fixed):
-            state = state_of(question, layout, candidate)
-            priced = PipelinePrices(model, question.cluster, state, layout.recompute, pp)
-            pipeline = _Pipeline(solved, layout, priced, whole)
-            for found in fitting:
-                best = standings.best
-                try:
-                    answer = pipeline.answer(found, best.time.total_s if best else float("inf"))
-                except NoCuts as error:
-                    short = str(error)
-                    continue
-                if answer is not None:
-                    standings.offer(answer)
-    if standings.best is None:
-        if standings.tightest is None:
-            raise FixError(
-                f"--fix pp={pp}: {short or 'the model cannot be split so'}"
-                "; take fewer ranks, or less of interleave"
-            )
-        raise too_big(standings, question.cluster, len(listed))
-    best = standings.best
-    return Outcome(
-        best=best,
-        lower_bound_s=min(bound_s, best.time.total_s),
-        runners_up=standings.runners_up(best),
-        tried=tried,
-    )
+    trials: CoreTrials
+    plain: Trial
 
 
-def _schedules(question: Question, microbatches: set[int]) -> Iterator[Schedule]:
-    """Every schedule that the pins leave for these numbers of microbatches.
-
-    Raises `FixError` where there is none, with what one of them asks for.
-    """
-    fixed = question.fixed
-    pp = fixed.pp or 1
-    names = USUAL if fixed.schedule is None else (fixed.schedule,)
-    refused = ""
-    some = False
-    for name in names:
-        depths = [fixed.interleave] if fixed.interleave else [1]
-        if not fixed.interleave and SCHEDULES[name].interleaves:
-            depths = [2] if SCHEDULES[name].stages == 1 else [1]
-        for depth in depths:
-            for count in sorted(microbatches):
-                try:
-                    yield schedule(name, pp, count, depth)
-                    some = True
-                except ScheduleError as error:
-                    refused = str(error)
-    if not some:
-        raise FixError(f"--fix pp={pp}: {refused}")
+Item = Shape | Core | Played
 
 
 @dataclass(slots=True)
-class _Pipeline:
-    """A solved candidate under one layout of state."""
+class Pipelines:
+    """The search. ``tried``: shapes that were opened; ``bound_s``: of all pipelines; ``refused``:
+    why one could not be."""
 
-    solved: Solved
-    layout: Layout
-    prices: PipelinePrices
-    state: tuple[int, int]
-    """Bytes of the whole model's parameters and gradients."""
+    question: Question
+    solver: Solver
+    standings: Standings
+    tried: int = 0
+    bound_s: float = float("inf")
+    refused: str = ""
+    sample_s: float = 0.0
+    """Of forward and backward, at least, on one tensor-parallel rank."""
+    _models: dict[tuple[int, int], Model | None] = field(default_factory=dict)
+    _orders: dict[tuple[str, int, int, int], Order | None] = field(default_factory=dict)
+    _steps: dict[Core, float] = field(default_factory=dict)
 
-    def answer(self, found: Schedule, best_s: float) -> Answer | None:
-        """The best cut for a schedule; None where it takes more than ``best_s``.
-
-        Raises `NoCuts`.
-        """
-        count = len(found.routes[0])
-        ends = self._cut(count, found, limited=True)
-        fits = ends is not None
-        if ends is None:
-            ends = self._cut(count, found, limited=False)
-            assert ends is not None
-        if fits and self._least_s(ends, found) >= best_s:
-            return None
-        timeline = self.prices.play(runs_of(ends, found), found)
-        units, actions = len(self.prices.model.units), sum(map(len, found.lists))
-        every = comb(units - 1, count - 1) * actions <= FAR_ACTIONS
-        far = count * count * actions <= FAR_ACTIONS
-        for _ in range(1 if every else MOVES):
-            before = ends
-            for other in _every(units, count) if every else _moved(ends, far):
-                if self._least_s(other, found) >= timeline.step_s:
+    def search(self, degrees: Sequence[int], known: Sequence[Solved]) -> None:
+        """Offers the standings what may win. ``known``: solved candidates of one stage."""
+        shapes = [*self._shapes(degrees)]
+        if not shapes:
+            return
+        for solved in known:
+            if not solved.repeats:
+                self._know(solved)
+        self._solve_alone(max(shape.samples for shape in shapes))
+        turn = count()
+        heap: list[tuple[float, int, Item]] = [
+            (self._shape_bound(shape), next(turn), shape) for shape in shapes
+        ]
+        heapq.heapify(heap)
+        while heap:
+            bound_s, _, item = heapq.heappop(heap)
+            if isinstance(item, Shape):
+                again_s = self._shape_bound(item)
+                if again_s > bound_s:  # another shape has been solved since
+                    heapq.heappush(heap, (again_s, next(turn), item))
                     continue
-                again = self.prices.play(runs_of(other, found), found)
-                faster = again.step_s < timeline.step_s * (1 - 1e-9)
-                if faster and (not fits or self._fits(other, found)):
-                    ends, timeline = other, again
-            if ends == before:
-                break
-        return self._answer(ends, timeline, found)
+            self.bound_s = min(self.bound_s, bound_s)
+            if self.standings.beats(bound_s):
+                shape = _shape(item)
+                self.standings.beaten_by_bound(shape.candidate, bound_s, shape.pp)
+                return
+            self.solver.check()
+            for next_s, opened in self._open(item):
+                heapq.heappush(heap, (max(bound_s, next_s), next(turn), opened))
 
-    def _cut(self, count: int, found: Schedule, limited: bool) -> Ends | None:
-        """Ends of the stages; None where nothing fits under ``limited``."""
-        depth = held(found)
-        model = self.prices.model
+    def settled(self, best: Answer) -> Answer:
+        """The same decisions, lowered on the winner's own mesh and priced there.
 
-        def price(stage: int, first: int, end: int) -> StagePrice | None:
-            if limited:
-                passes = int(depth[found.ranks[stage]])
-                memory = self.prices.memory_of(first, end, passes)
-                if memory.total > memory.limit:
-                    return None
-            time = self.prices.time(first, end)
-            busy = time.forward_s + time.backward_s
-            part = model.part(first, end)
-            return StagePrice(busy, busy + 2 * self.prices.send_s(part, part.gives))
+        Raises `CutError` where the model cannot be cut so after all.
+        """
+        question, candidate, layout = self.question, best.candidate, best.layout
+        lowered = lowered_of(question, best.spread, candidate)
+        prices = Prices(question.cluster, lowered.mesh, question.precision, question.fusion)
+        summary = summarise(lowered, prices, question.framework)
+        cuts = CutModel(lowered, summary, prices, question.framework)
+        state = state_of(question, layout, candidate)
+        stages = PipelinePrices(cuts, question.cluster, state, layout.recompute, best.pp)
+        places = {name: i for i, name in enumerate(cuts.units)}
+        ends = (*(places[stage.first] for stage in best.stages[1:]), len(cuts.units))
+        depth = len(best.stages) // (best.pp * SCHEDULES[best.schedule].stages)
+        order = self._orders[best.schedule, best.pp, candidate.microbatches, depth]
+        assert order is not None
+        hidden = Layout(1, candidate.data, 1 if candidate.data > 1 else 0, "none")
+        held = StatePrices(question.cluster, state_of(question, hidden, candidate), 0.0)
+        additive = objective(lowered, prices, held)
+        answer = piped(question, best, stages, order, ends)
+        stage_parts(lowered, answer.stages)
+        return replace(answer, lowered=lowered, objective=additive)
 
-        try:
-            return cut(len(model.units), count, found.microbatches, price).ends
-        except NoCuts:
-            if not limited or count > len(model.units):
-                raise
-            return None
+    def _shapes(self, degrees: Sequence[int]) -> Iterator[Shape]:
+        question = self.question
+        for pp in degrees:
+            devices = question.cluster.device_count // pp
+            if not any(question.fixed.allows(split) for split in splits(devices)):
+                continue
+            try:
+                listed = candidates(devices, question.batch, question.fixed)
+            except FixError as error:
+                self.refused = self.refused or str(error)
+                continue
+            for candidate in listed:
+                samples = question.batch // (candidate.data * candidate.microbatches)
+                yield Shape(pp, candidate, samples)
 
-    def _least_s(self, ends: Ends, found: Schedule) -> float:
-        """No timeline is shorter: the busiest rank's work."""
-        passes = found.microbatches / len(found.routes)
-        busy = [0.0] * len(found.lists)
-        for stage, run in enumerate(runs_of(ends, found)):
-            time = self.prices.time(*run)
-            busy[found.ranks[stage]] += (time.forward_s + time.backward_s) * passes
-        return max(busy)
+    def _open(self, item: Item) -> Iterator[tuple[float, Item]]:
+        """What an item comes to next, with its bound; a played core offers its answers."""
+        if isinstance(item, Shape):
+            self.tried += 1
+            model = self._model(item)
+            if model is not None:
+                for core in self._cores(item, model):
+                    yield self._core_bound(core, model), core
+        elif isinstance(item, Core):
+            yield from self._play(item)
+        else:
+            plain, core = item.plain, item.trials.core
+            least_s = self._update_bound(core.shape, item.trials.model)
+            if plain.step_s * (1 - RELIEF) + least_s < self._best_s:
+                plain = item.trials.relieved(plain)
+            if plain.step_s + least_s < self._best_s:
+                for answer in item.trials.answers(plain):
+                    self.standings.offer(answer)
 
-    def _fits(self, ends: Ends, found: Schedule) -> bool:
-        return all(m.total <= m.limit for m in self.prices.memory(runs_of(ends, found), found))
+    @property
+    def _best_s(self) -> float:
+        best = self.standings.best
+        return float("inf") if best is None else best.time.total_s
 
-    def _answer(self, ends: Ends, timeline: Timeline, found: Schedule) -> Answer:
-        mesh = self.layout.mesh(self.solved.candidate.tp)
-        runs = runs_of(ends, found)
-        units = self.prices.model.units
-        stages = tuple(
-            Stage(
-                first=units[runs[stage][0]] if runs[stage][0] else "",
-                device=found.ranks[stage] * mesh.device_count,
-                zero=self.layout.zero,
-                recompute=self.layout.recompute,
+    # Bounds: no plan of a shape or core is faster.
+
+    def _shape_bound(self, shape: Shape) -> float:
+        tp, m = shape.candidate.tp, shape.candidate.microbatches
+        model = self._models.get((tp, shape.samples))
+        if model is not None:
+            waited_s = model.pass_s - model.whole["none"].weights_s
+            return max(m * model.pass_s / shape.pp, waited_s) + self._update_bound(shape, model)
+        pass_s = self.sample_s * shape.samples / tp
+        for (their_tp, samples), other in self._models.items():
+            if their_tp == tp and other is not None:
+                # More samples take no less, fewer of them no less each.
+                pass_s = max(pass_s, other.pass_s * min(1.0, shape.samples / samples))
+        return pass_s * max(m / shape.pp, WAITED)
+
+    def _update_bound(self, shape: Shape, model: Model) -> float:
+        """The optimizer where all ranks share it."""
+        return model.whole["none"].update_s / (shape.pp * shape.candidate.data)
+
+    def _core_bound(self, core: Core, model: Model) -> float:
+        """The most of: the work of the mean rank; what a microbatch waits for; and where each rank
+        has one stage, what it waits for before its first action and, where backward is whole, after
+        its last, for the cut that is best for that."""
+        whole = model.whole[core.recompute]
+        m, p = core.shape.candidate.microbatches, core.shape.pp
+        pass_s = whole.forward_s + whole.backward_s
+        kind = SCHEDULES[core.name]
+        splits_backward = kind.splits and core.recompute == "none"
+        least_s = max(m * pass_s / p, pass_s - (whole.weights_s if splits_backward else 0.0))
+        if kind.stages == 1 and core.depth == 1 and not kind.even_ranks:
+            # With x[r] the share of a pass before rank r: m (x[r+1] - x[r]) + waits x[r] <= step.
+            waits = whole.forward_s / pass_s if splits_backward else 1.0
+            least_s = max(least_s, pass_s * waits / (1 - (1 - waits / m) ** p))
+        return least_s + self._update_bound(core.shape, model)
+
+    # Models: solved shardings.
+
+    def _model(self, shape: Shape) -> Model | None:
+        key = shape.candidate.tp, shape.samples
+        if key not in self._models:
+            self._models[key] = None
+            solved = solve(self.question, shape.candidate, self.solver)
+            if solved is not None and not solved.repeats:
+                self._know(solved)
+        return self._models[key]
+
+    def _know(self, solved: Solved) -> None:
+        question, candidate = self.question, solved.candidate
+        samples = question.batch // (candidate.data * candidate.microbatches)
+        prices = Prices(question.cluster, solved.lowered.mesh, question.precision, question.fusion)
+        mesh = Layout(1, 1, 0, "none").mesh(candidate.tp)
+        alone = StateSharding(0, mesh, 1, question.precision, question.optimizer)
+        cuts = CutModel(solved.lowered, solved.summary, prices, question.framework)
+        whole, stages = {}, {}
+        for recompute in RECOMPUTE:
+            whole[recompute] = stage_time(solved.summary, alone, question.cluster, recompute)
+            stages[recompute] = PipelinePrices(cuts, question.cluster, alone, recompute, 1)
+        self._models[candidate.tp, samples] = Model(solved, cuts, whole, stages)
+
+    def _solve_alone(self, samples: int) -> None:
+        """What a sample takes at least: as much as where one device computes so many at once."""
+        alone = Candidate(1, 1, self.question.batch // samples)
+        model = self._model(Shape(1, alone, samples))
+        if model is not None:
+            self.sample_s = model.pass_s / samples
+
+    # Cores: schedules and recomputation.
+
+    def _cores(self, shape: Shape, model: Model) -> Iterator[Core]:
+        fixed = self.question.fixed
+        for recompute in RECOMPUTE if fixed.recompute is None else (fixed.recompute,):
+            for name in USUAL if fixed.schedule is None else (fixed.schedule,):
+                if name == "zb-h1" and recompute != "none" and fixed.schedule is None:
+                    continue  # backward is whole there, and so this is 1f1b
+                several = SCHEDULES[name].interleaves and SCHEDULES[name].stages == 1
+                yield Core(
+                    shape, name, fixed.interleave or (DEPTHS[0] if several else 1), recompute
+                )
+
+    def _play(self, core: Core) -> Iterator[tuple[float, Item]]:
+        """The core without data traffic, and the next deeper one where that may be faster."""
+        model, order = self._model(core.shape), self._order(core)
+        if model is None or order is None:
+            return
+        shape = core.shape
+        stages, units = len(order.schedule.routes[0]), len(model.cuts.units)
+        if stages > units:
+            self.refused = self.refused or (
+                f"{stages} stages of {units} units that the model can be cut between: take at most "
+                f"{units} stages"
             )
-            for stage in found.routes[0]
-        )
-        ranks = self.prices.memory(runs, found)
-        check(pipeline_bounds(ranks, mesh.device_count, self.state))
-        return Answer(
-            self.solved.candidate,
-            self.layout,
-            replace(self.solved.spread, mesh=mesh),
-            self.solved.lowered,
-            self.prices.step(runs, found, timeline),
-            max(ranks, key=lambda memory: memory.total),
-            self.solved.solution,
-            self.solved.solution.cost,
-            0.0,
-            stages,
-            found.name,
-        )
+            return
+        data, fixed = shape.candidate.data, self.question.fixed
+        listed = [one for one in layouts(data, fixed) if one.recompute == core.recompute]
+        if not listed:
+            return
+        made = CoreTrials(self.question, core, model, order, listed)
+        plain = made.plain()
+        least_s = self._update_bound(shape, model)
+        self._steps[core] = plain.step_s
+        if plain.step_s * (1 - RELIEF) + least_s < self._best_s:
+            yield plain.step_s * (1 - RELIEF) + least_s, Played(made, plain)
+        if fixed.interleave is None and core.depth in DEPTHS[:-1]:
+            place = DEPTHS.index(core.depth)
+            above = [self._steps.get(replace(core, depth=depth)) for depth in DEPTHS[:place]]
+            shortest_s = min((s for s in above if s is not None), default=float("inf"))
+            if plain.step_s * (1 - RELIEF) < shortest_s:
+                deeper = replace(core, depth=DEPTHS[place + 1])
+                yield self._core_bound(deeper, model), deeper
+
+    def _order(self, core: Core) -> Order | None:
+        key = core.name, core.shape.pp, core.shape.candidate.microbatches, core.depth
+        if key not in self._orders:
+            self._orders[key] = None
+            try:
+                self._orders[key] = Order(schedule(*key))
+            except ScheduleError as error:
+                self.refused = self.refused or str(error)
+        return self._orders[key]
 
 
-def _moved(ends: Ends, far: bool) -> Iterator[Ends]:
-    """A unit given to the stage before or behind; ``far``: to any stage, those between shift."""
-    cuts = len(ends) - 1
-    for i in range(cuts):
-        for j in range(i, cuts if far else i + 1):
-            for step in (-1, 1):
-                moved = (*ends[:i], *(end + step for end in ends[i : j + 1]), *ends[j + 1 :])
-                if all(a < b for a, b in pairwise((0, *moved))):
-                    yield moved
-
-
-def _every(units: int, stages: int) -> Iterator[Ends]:
-    """All cuts into stages that are not empty."""
-    for inner in combinations(range(1, units), stages - 1):
-        yield (*inner, units)
+def _shape(item: Item) -> Shape:
+    if isinstance(item, Shape):
+        return item
+    return (item if isinstance(item, Core) else item.trials.core).shape

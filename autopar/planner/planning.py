@@ -301,5 +301,5 @@ def _prediction(
         time_band_s=time_band(seconds, cluster),
         memory_band_bytes=memory_band(best.memory.total),
     )
-    check(prediction_bounds(made, question, at_peak_s, captured.tokens))
+    check(prediction_bounds(made, question, best.pp, at_peak_s, captured.tokens))
     return made

@@ -60,6 +60,11 @@ class Answer:
     """Of a pipeline; none: one stage, as ``layout`` says."""
     schedule: str = "none"
 
+    @property
+    def pp(self) -> int:
+        """Groups of devices that hold stages."""
+        return len({stage.device for stage in self.stages}) or 1
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from autopar.planner.candidates import Candidate, Layout, candidates, layouts
-from autopar.planner.fixed import FixError
-from autopar.planner.pipelines import search_pipelines
+from autopar.planner.fixed import FixError, divisors
+from autopar.planner.pipelines import Pipelines
 from autopar.planner.pricing.memory import step_memory
 from autopar.planner.pricing.simulation import simulate
 from autopar.planner.problem.solving import Solver
@@ -22,6 +22,9 @@ from autopar.planner.question import Answer, Outcome, Question
 from autopar.planner.solved import Solved, lowered_of, solve, state_of
 from autopar.planner.standings import Standings, order, too_big
 
+AS_FAST = 1.01
+"""Step times this close are equal to a reader; the model's own error is larger. Between such, a
+plan of one stage is taken."""
 REFINEMENTS = 3
 """Rounds of search and simulation until the exposed share of traffic settles."""
 AGREED = 0.01
@@ -39,7 +42,7 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
         FixError: the batch, the pinned degrees and the devices do not divide.
     """
     if (question.fixed.pp or 1) > 1:
-        return search_pipelines(question, progress)
+        return _search_pinned(question, progress)
     solver = Solver(question.searcher, progress, question.verbose)
     standings = Standings()
     listed = candidates(question.cluster.device_count, question.batch, question.fixed)
@@ -65,10 +68,24 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
                 tried += _try_family(question, first, family, standings, solver)
             if standings.best is not None:
                 break
-        if standings.best is None:
+        best = _refine(question, standings.best, solver) if standings.best is not None else None
+        lower_bound_s = min(first.bound_s for first in firsts) if firsts else float("inf")
+        degrees = _pipeline_degrees(question)
+        if degrees:
+            standings.best = best
+            pipelines = Pipelines(question, solver, standings)
+            pipelines.search(degrees, firsts)
+            tried += pipelines.tried
+            lower_bound_s = min(lower_bound_s, pipelines.bound_s)
+            if standings.best is not None and standings.best.stages:
+                cut = pipelines.settled(standings.best)
+                if best is None or cut.time.total_s * AS_FAST < best.time.total_s:
+                    best = cut
+                else:
+                    standings.lose(cut)
+        if best is None:
             raise too_big(standings, question.cluster, len(listed))
-        best = _refine(question, standings.best, solver)
-        lower_bound_s = min([*(first.bound_s for first in firsts), best.time.total_s])
+        lower_bound_s = min(lower_bound_s, best.time.total_s)
     except KeyboardInterrupt:
         best = _best_so_far(question, firsts, standings, solver)
         lower_bound_s = 0.0  # what has not been looked at could be anything
@@ -77,6 +94,44 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
         lower_bound_s=lower_bound_s,
         runners_up=standings.runners_up(best),
         tried=tried,
+    )
+
+
+def _pipeline_degrees(question: Question) -> list[int]:
+    """Numbers of pipeline ranks beside 1 that may be tried where none is pinned."""
+    free = question.fixed.pp is None and question.splits_batch and not question.obstacles
+    if not free or question.framework == "jax":
+        return []
+    return divisors(question.cluster.device_count)[1:]
+
+
+def _search_pinned(question: Question, progress: Progress) -> Outcome:
+    """The fastest plan of ``question.fixed.pp`` pipeline ranks."""
+    pp = question.fixed.pp or 1
+    listed = candidates(question.cluster.device_count // pp, question.batch, question.fixed)
+    if not question.splits_batch or question.obstacles:
+        raise FixError(
+            f"--fix pp={pp} cuts the batch into microbatches, and this one cannot be: "
+            f"{next(iter(question.obstacles), 'no entry of it has a batch dim')}"
+        )
+    standings = Standings()
+    pipelines = Pipelines(
+        question, Solver(question.searcher, progress, question.verbose), standings
+    )
+    pipelines.search([pp], [])
+    if standings.best is None:
+        if standings.tightest is None:
+            raise FixError(
+                f"--fix pp={pp}: {pipelines.refused or 'the model cannot be split so'}"
+                "; take fewer ranks, or less of interleave"
+            )
+        raise too_big(standings, question.cluster, len(listed))
+    best = pipelines.settled(standings.best)
+    return Outcome(
+        best=best,
+        lower_bound_s=min(pipelines.bound_s, best.time.total_s),
+        runners_up=standings.runners_up(best),
+        tried=pipelines.tried,
     )
 
 
@@ -91,7 +146,7 @@ def _best_so_far(
     if standings.best is None:
         raise KeyboardInterrupt
     solver.tell("stopped: this is the best layout so far; its lower bound is not known")
-    return _as_layout(question, standings.best)
+    return standings.best if standings.best.stages else _as_layout(question, standings.best)
 
 
 def _by_degree(listed: list[Candidate]) -> dict[int, list[Candidate]]:

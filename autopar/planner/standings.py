@@ -14,8 +14,8 @@ RUNNERS_UP = 6
 NOTABLE = 0.01
 """A difference of memory, as a share, that is worth a word."""
 
-Family = tuple[int, int, str]
-"""(tp, ZeRO level, recompute): of each family the best loser is told."""
+Family = tuple[int, int, int, str]
+"""(pp, tp, ZeRO level, recompute): of each family the best loser is told."""
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Standings:
     tightest: Answer | None = None
     _lost: dict[Family, RunnerUp] = field(default_factory=dict)
     _too_big: dict[Family, RunnerUp] = field(default_factory=dict)
-    _beaten: dict[int, RunnerUp] = field(default_factory=dict)
+    _beaten: dict[tuple[int, int], RunnerUp] = field(default_factory=dict)
 
     def beats(self, bound_s: float) -> bool:
         """The best so far is no slower than anything with this lower bound."""
@@ -41,9 +41,13 @@ class Standings:
         if before is None or order(answer) < order(before):
             self.best, answer = answer, before or answer
         if answer is not self.best:
-            known = self._lost.get(family(answer))
-            if known is None or answer.time.total_s < known.step_time_s:
-                self._lost[family(answer)] = _runner_up(answer, "")
+            self.lose(answer)
+
+    def lose(self, answer: Answer) -> None:
+        """Remembers an answer that fits and is not the best."""
+        known = self._lost.get(family(answer))
+        if known is None or answer.time.total_s < known.step_time_s:
+            self._lost[family(answer)] = _runner_up(answer, "")
 
     def _does_not_fit(self, answer: Answer) -> None:
         if self.tightest is None or answer.memory.total < self.tightest.memory.total:
@@ -55,12 +59,13 @@ class Standings:
                 answer, f"does not fit by {size_text(short)}"
             )
 
-    def beaten_by_bound(self, candidate: Candidate, bound_s: float) -> None:
+    def beaten_by_bound(self, candidate: Candidate, bound_s: float, pp: int = 1) -> None:
         """Remembers a candidate that no layout can save."""
+        piped = {"pp": pp} if pp > 1 else {}
         self._beaten.setdefault(
-            candidate.tp,
+            (pp, candidate.tp),
             RunnerUp(
-                degrees={"dp": candidate.data, "tp": candidate.tp},
+                degrees={"dp": candidate.data, "tp": candidate.tp, **piped},
                 zero=None,
                 recompute=None,
                 microbatches=candidate.microbatches,
@@ -75,21 +80,25 @@ class Standings:
         lost = {f: r for f, r in self._lost.items() if f != family(winner)}
         fits = [replace(r, reason=_behind(r, winner)) for r in lost.values()]
         big = [r for f, r in self._too_big.items() if f not in lost and f != family(winner)]
-        seen = {f[0] for f in (*self._lost, *self._too_big, family(winner))}
-        beaten = [r for tp, r in self._beaten.items() if tp not in seen]
+        seen = {f[:2] for f in (*self._lost, *self._too_big, family(winner))}
+        beaten = [r for degrees, r in self._beaten.items() if degrees not in seen]
         shown = [r for part in (fits, beaten, big) for r in sorted(part, key=_seconds)]
-        return tuple(shown[:RUNNERS_UP])
+        first = shown[:RUNNERS_UP]
+        # Whether the model is cut into stages is told even where others came closer.
+        piped = {"pp" in r.degrees for r in first} | {winner.pp > 1}
+        other = next((r for r in shown[RUNNERS_UP:] if ("pp" in r.degrees) not in piped), None)
+        return tuple(first if other is None else [*first[:-1], other])
 
 
 def family(answer: Answer) -> Family:
-    return answer.candidate.tp, answer.layout.zero, answer.layout.recompute
+    return answer.pp, answer.candidate.tp, answer.layout.zero, answer.layout.recompute
 
 
-def order(answer: Answer) -> tuple[float, int, int, int]:
-    """Fastest first; between equals, the one that shards and recomputes least."""
+def order(answer: Answer) -> tuple[float, int, int, int, int]:
+    """Fastest first; between equals, the one that cuts, shards and recomputes least."""
     layout = answer.layout
     seconds = round(answer.time.total_s, 12)
-    return seconds, RECOMPUTE.index(layout.recompute), layout.zero, layout.dp_shard
+    return seconds, answer.pp, RECOMPUTE.index(layout.recompute), layout.zero, layout.dp_shard
 
 
 def _seconds(lost: RunnerUp) -> float:
@@ -108,6 +117,8 @@ def _slower(lost: RunnerUp, winner: Answer) -> str:
     if slower >= 1e-5:
         return f"{slower:.3%} slower"
     won = winner.layout
+    if "pp" in lost.degrees and winner.pp == 1:
+        return "as fast; is cut into stages"
     if lost.recompute != won.recompute:
         more = f"recomputes {lost.recompute}"
     elif lost.zero != won.zero:
@@ -130,6 +141,7 @@ def _runner_up(answer: Answer, reason: str) -> RunnerUp:
             "dp_replicate": answer.layout.dp_replicate,
             "dp_shard": answer.layout.dp_shard,
             "tp": answer.candidate.tp,
+            **({"pp": answer.pp} if answer.pp > 1 else {}),
         },
         zero=answer.layout.zero,
         recompute=answer.layout.recompute,
@@ -186,5 +198,6 @@ def layout_text(answer: Answer) -> str:
     layout, candidate = answer.layout, answer.candidate
     return (
         f"dp_replicate={layout.dp_replicate}, dp_shard={layout.dp_shard}, tp={candidate.tp}, "
-        f"ZeRO {layout.zero}, {candidate.microbatches} microbatches, recompute={layout.recompute}"
+        + (f"pp={answer.pp}, {answer.schedule}, " if answer.pp > 1 else "")
+        + f"ZeRO {layout.zero}, {candidate.microbatches} microbatches, recompute={layout.recompute}"
     )

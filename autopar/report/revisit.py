@@ -173,7 +173,9 @@ def _priced(
     if len(plan.stages) > 1:
         found = price_pipeline(plan, lowered, summary, prices, cluster)
         ranks = found.prices.memory(found.runs, found.schedule)
-        step = found.prices.step(found.runs, found.schedule, found.timeline)
+        step = found.prices.step(
+            found.runs, found.schedule, found.timeline.step_s, found.timeline.busy_s
+        )
         return max(ranks, key=lambda memory: memory.total), step
     (stage,) = plan.stages
     memory = step_memory(summary, sharding, stage.recompute, cluster.device)

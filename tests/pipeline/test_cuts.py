@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.nouns.errors import DoesNotFit
-from autopar.pipeline.cuts import NoCuts, Price, StagePrice, cut
+from autopar.pipeline.cuts import Cuts, NoCuts, cut
 from autopar.pipeline.play import Costs, play
 from autopar.pipeline.schedules.table import schedule
+
+
+@dataclass(frozen=True)
+class StagePrice:
+    busy_s: float
+    fill_s: float
+
+
+Price = Callable[[int, int, int], StagePrice | None]
+"""``price(stage, first, end)``; None where the run does not fit at that place."""
+
+
+def cut_by(units: int, stages: int, microbatches: int, price: Price, free: Price) -> Cuts:
+    """`cut` with the tables of ``free`` and what ``price`` allows of them."""
+    busy, fill = (np.full((units + 1, units + 1), np.inf) for _ in range(2))
+    allowed = [np.zeros(busy.shape, dtype=bool) for _ in range(stages)]
+    for first, end in itertools.combinations(range(units + 1), 2):
+        found = free(0, first, end)
+        assert found is not None
+        busy[first, end], fill[first, end] = found.busy_s, found.fill_s
+        for stage in range(stages):
+            allowed[stage][first, end] = price(stage, first, end) is not None
+    return cut(busy, fill, stages, microbatches, allowed)
 
 
 def brute_force(units: int, stages: int, microbatches: int, price: Price) -> float | None:
@@ -49,13 +75,14 @@ def test_the_cut_is_the_optimum(data: st.DataObject) -> None:
         data.draw(st.lists(each, min_size=units, max_size=units)) for _ in range(3)
     )
     price = chain(times, sends, data.draw(st.integers(5, 120)), memory, stages)
+    free = chain(times, sends, 10**6, memory, stages)
     m = data.draw(st.integers(1, 20))
     expected = brute_force(units, stages, m, price)
     if expected is None:
         with pytest.raises(DoesNotFit, match="no cut"):
-            cut(units, stages, m, price)
+            cut_by(units, stages, m, price, free)
         return
-    found = cut(units, stages, m, price)
+    found = cut_by(units, stages, m, price, free)
     assert found.step_s == expected
     assert found.ends[-1] == units
     ends = (0, *found.ends)
@@ -70,7 +97,8 @@ def test_the_cut_is_the_optimum(data: st.DataObject) -> None:
 def test_the_objective_is_what_gpipe_takes_and_1f1b_at_most(times: list[int], m: int) -> None:
     """Where sends take nothing and backward is twice forward, one unit a stage."""
     stages = len(times)
-    found = cut(stages, stages, m, chain(times, [0] * stages, 10**6, [1] * stages, stages))
+    price = chain(times, [0] * stages, 10**6, [1] * stages, stages)
+    found = cut_by(stages, stages, m, price, price)
     costs = Costs(lambda a: times[a.stage] * (1 if a.kind == "F" else 2) / 3)
     assert play(schedule("gpipe", stages, m), costs).step_s == pytest.approx(found.step_s)
     assert play(schedule("1f1b", stages, m), costs).step_s <= found.step_s * (1 + 1e-12)
@@ -78,8 +106,9 @@ def test_the_objective_is_what_gpipe_takes_and_1f1b_at_most(times: list[int], m:
 
 def test_embedding_and_head_take_layers_off_the_end_stages() -> None:
     """46 layers on 16 stages: the ends, which have the embedding and the loss, have fewer."""
-    times = [4] + [6] * 46 + [10]
-    found = cut(48, 16, 64, chain(times, [0] * 48, 10**9, [1] * 48, 16))
+    times = [7] + [6] * 46 + [10]
+    price = chain(times, [0] * 48, 10**9, [1] * 48, 16)
+    found = cut_by(48, 16, 64, price, price)
     ends = (0, *found.ends)
     layers = [b - a - (a == 0) - (b == 48) for a, b in itertools.pairwise(ends)]
     assert sum(layers) == 46
@@ -90,4 +119,4 @@ def test_embedding_and_head_take_layers_off_the_end_stages() -> None:
 
 def test_more_stages_than_units_are_refused() -> None:
     with pytest.raises(NoCuts, match="at most 3 stages"):
-        cut(3, 4, 8, chain([1] * 3, [0] * 3, 100, [1] * 3, 4))
+        cut(np.ones((4, 4)), np.ones((4, 4)), 4, 8)

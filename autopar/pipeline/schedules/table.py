@@ -23,6 +23,7 @@ class Kind:
     turns:    microbatches must be a multiple of the ranks.
     least:    microbatches that the schedule needs, by the number of ranks.
     even_ranks: the ranks must be an even number.
+    splits: backward is I and W.
     """
 
     make: Callable[[int, int, int], Schedule]
@@ -31,6 +32,7 @@ class Kind:
     turns: bool = False
     least: Callable[[int], int] = lambda pp: 1
     even_ranks: bool = False
+    splits: bool = False
 
 
 SCHEDULES: Mapping[str, Kind] = {
@@ -39,11 +41,11 @@ SCHEDULES: Mapping[str, Kind] = {
     "eager-1f1b": Kind(eager_one_f_one_b),
     "interleaved-1f1b": Kind(interleaved, interleaves=True, turns=True),
     "breadth-first": Kind(breadth_first, interleaves=True),
-    "zb-h1": Kind(zb_h1),
-    "zb-h2": Kind(zb_h2),
-    "zb-interleaved": Kind(zb_interleaved, interleaves=True, turns=True),
-    "zb-v": Kind(zb_v, stages=2, least=lambda pp: 2 * pp - 1),
-    "dualpipe-v": Kind(dualpipe_v, stages=2, least=lambda pp: 2 * pp),
+    "zb-h1": Kind(zb_h1, splits=True),
+    "zb-h2": Kind(zb_h2, splits=True),
+    "zb-interleaved": Kind(zb_interleaved, interleaves=True, turns=True, splits=True),
+    "zb-v": Kind(zb_v, stages=2, least=lambda pp: 2 * pp - 1, splits=True),
+    "dualpipe-v": Kind(dualpipe_v, stages=2, least=lambda pp: 2 * pp, splits=True),
     "hanayo": Kind(hanayo, stages=2, interleaves=True),
     "chimera": Kind(chimera, least=lambda pp: 2, even_ranks=True),
 }

@@ -30,10 +30,11 @@ def pipeline_bounds(ranks: Sequence[Memory], each: int, state: tuple[int, int]) 
 
 
 def prediction_bounds(
-    predicted: Prediction, question: Question, at_peak_s: float, tokens: int | None
+    predicted: Prediction, question: Question, pp: int, at_peak_s: float, tokens: int | None
 ) -> list[Bound]:
     """Every bound on ``predicted``.
 
+    pp:        pipeline ranks.
     at_peak_s: seconds of the model's arithmetic on all devices at their peaks.
     tokens:    of a global batch, None where they are not known.
     """
@@ -54,7 +55,7 @@ def prediction_bounds(
     }
     devices = question.cluster.device_count
     least: dict[str, float] = {}
-    if (question.fixed.pp or 1) == 1:  # ranks of a pipeline differ: `pipeline_bounds` has them all
+    if pp == 1:  # ranks of a pipeline differ: `pipeline_bounds` has them all
         stored, trained = state_bytes(question.graph)
         least = {"parameters": stored / devices, "gradients": trained / devices}
     found = time_bounds(step_s, parts_s, at_peak_s, predicted.lower_bound_s)

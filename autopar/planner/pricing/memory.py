@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 
 from autopar.nouns.cluster import Device
 from autopar.nouns.graph import DTYPE_BYTES
@@ -34,25 +35,57 @@ def step_memory(summary: Summary, state: StateSharding, recompute: str, device: 
     return _with_overhead(parts, gathered, summary.packages, device)
 
 
-def rank_memory(
-    stages: Sequence[tuple[Summary, StateSharding, str]], held_bytes: int, device: Device
-) -> Memory:
-    """The peak on a rank of a pipeline that holds these stages, each with its recompute policy.
+@dataclass(frozen=True, slots=True)
+class StageBytes:
+    """Of one stage of a pipeline. ``saved``: what it keeps of each microbatch for backward;
+    ``passing``: what one pass makes on top and frees again; ``casts``: copies of parameters."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    saved: int
+    passing: int
+    casts: int
+    gathered: int
+    packages: frozenset[str]
+
+
+def stage_bytes(summary: Summary, state: StateSharding, recompute: str) -> StageBytes:
+    """What a stage holds; ``summary`` is of that stage alone."""
+    life = summary.lives[recompute]
+    return StageBytes(
+        *_state_bytes(summary, state),
+        life.saved,
+        life.peak - life.saved,
+        _cast_bytes(summary, state, recompute),
+        _gathered_bytes(summary, state),
+        summary.packages,
+    )
+
+
+def rank_memory(stages: Sequence[StageBytes], held_bytes: int, device: Device) -> Memory:
+    """The peak on a rank of a pipeline that holds these stages.
 
     held_bytes: the most that its stages hold for backward at once, over all microbatches. On top
     of it comes what one pass makes and frees again, of the stage that makes most.
     """
-    states = [_state_bytes(summary, state) for summary, state, _ in stages]
-    parameters, gradients, optimizer = (sum(part) for part in zip(*states, strict=True))
-    passing = max(
-        summary.lives[recompute].peak - summary.lives[recompute].saved
-        for summary, _, recompute in stages
+    activations = held_bytes + max(s.passing for s in stages) + sum(s.casts for s in stages)
+    parts = (
+        sum(s.parameters for s in stages),
+        sum(s.gradients for s in stages),
+        sum(s.optimizer for s in stages),
+        activations,
     )
-    casts = sum(_cast_bytes(*stage) for stage in stages)
-    gathered = sum(_gathered_bytes(summary, state) for summary, state, _ in stages)
-    packages = frozenset[str]().union(*(summary.packages for summary, _, _ in stages))
-    parts = (parameters, gradients, optimizer, held_bytes + passing + casts)
+    gathered = sum(s.gathered for s in stages)
+    packages = frozenset[str]().union(*(s.packages for s in stages))
     return _with_overhead(parts, gathered, packages, device)
+
+
+def overhead(packages: Set[str], device: Device) -> tuple[float, int]:
+    """What the allocator loses, as a share of what is allocated, and what libraries hold."""
+    held = device.process_bytes or CONTEXT_BYTES[device.kind]
+    held += sum(size for name, size in device.package_bytes if name in packages)
+    return device.heap_share or ALLOCATOR_SHARE, held
 
 
 def _state_bytes(summary: Summary, state: StateSharding) -> tuple[int, int, int]:
@@ -74,16 +107,15 @@ def _with_overhead(
     """With what the allocator loses and libraries hold."""
     parameters, gradients, optimizer, activations = parts
     allocated = sum(parts)
-    overhead = int((device.heap_share or ALLOCATOR_SHARE) * (allocated + gathered))
-    overhead += device.process_bytes or CONTEXT_BYTES[device.kind]
-    overhead += sum(size for name, size in device.package_bytes if name in packages)
+    share, held = overhead(packages, device)
+    lost = int(share * (allocated + gathered)) + held
     return Memory(
-        total=allocated + gathered + overhead,
+        total=allocated + gathered + lost,
         parameters=parameters,
         gradients=gradients,
         optimizer=optimizer,
         activations=activations,
-        buffers=gathered + overhead,
+        buffers=gathered + lost,
         limit=device.memory_bytes,
     )
 

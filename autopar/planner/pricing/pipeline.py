@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import partial
+
+import numpy as np
 
 from autopar.lowering.spread import Lowered
 from autopar.lowering.stages import CutError, StagePart, stage_parts
@@ -15,18 +19,26 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Memory, Plan, Stage
 from autopar.pipeline.actions import Action, Schedule
 from autopar.pipeline.check import held
+from autopar.pipeline.clock import Clock, Pair, Times, first_forwards
 from autopar.pipeline.of_plan import schedule_of
 from autopar.pipeline.play import Costs, Timeline, play
 from autopar.pipeline.schedules.one_way import one_f_one_b
-from autopar.planner.pricing.memory import rank_memory
+from autopar.planner.pricing.memory import StageBytes, rank_memory, stage_bytes
 from autopar.planner.pricing.moves import send_time_s
 from autopar.planner.pricing.prices import Prices
-from autopar.planner.pricing.simulation import StageTime, StepTime, stage_time
+from autopar.planner.pricing.runs import Table, runs_of_kinds
+from autopar.planner.pricing.sends import Ends, Flow, Order, Sends, flows, pairs_of
+from autopar.planner.pricing.simulation import (
+    StageTime,
+    StepTime,
+    apart_s,
+    stage_time,
+)
 from autopar.planner.pricing.state import StateSharding
 from autopar.planner.pricing.summary import Summary, summarise
 
-Ends = tuple[int, ...]
-"""The unit behind the last one of every stage."""
+Signature = tuple[bool, bytes]
+"""Whether a run starts the model, and the kinds of its units."""
 
 
 @dataclass(slots=True)
@@ -34,6 +46,7 @@ class CutModel:
     """A lowered graph as units between which it may be cut; parts and summaries are kept.
 
     units: first ops of the smallest parts that stages are made of.
+    kinds: equal numbers for units of equal ops and equal resharding.
     """
 
     lowered: Lowered
@@ -41,13 +54,17 @@ class CutModel:
     prices: Prices
     framework: str
     units: tuple[str, ...] = ()
+    kinds: tuple[int, ...] = ()
+    flows: tuple[Flow, ...] = ()
+    _kinds: bytes = b""
     _parts: dict[tuple[int, int], StagePart] = field(default_factory=dict)
-    _summaries: dict[tuple[object, ...], Summary] = field(default_factory=dict)
-    _kinds: tuple[object, ...] = ()
+    _summaries: dict[Signature, Summary] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.units = cut_points(self.lowered)
-        self._kinds = _kinds(self.lowered, self.units)
+        self.kinds = _kinds(self.lowered, self.units)
+        self._kinds = np.array(self.kinds, dtype=np.int32).tobytes()
+        self.flows = flows(self.lowered, self.units)
 
     def part(self, first: int, end: int) -> StagePart:
         """Units ``first`` to ``end - 1`` as a stage."""
@@ -57,9 +74,9 @@ class CutModel:
             self._parts[first, end] = stage_parts(self.lowered, stages)[1 if first else 0]
         return self._parts[first, end]
 
-    def signature(self, first: int, end: int) -> tuple[object, ...]:
+    def signature(self, first: int, end: int) -> Signature:
         """Equal for stages that cost the same: calls of equal blocks with equal resharding."""
-        return self._kinds[first:end]
+        return first == 0, self._kinds[4 * first : 4 * end]
 
     def stage_summary(self, first: int, end: int) -> Summary:
         key = self.signature(first, end)
@@ -88,8 +105,8 @@ def cut_points(lowered: Lowered) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _kinds(lowered: Lowered, units: Sequence[str]) -> tuple[object, ...]:
-    """Of each unit, what its ops are and how what they read and give is resharded."""
+def _kinds(lowered: Lowered, units: Sequence[str]) -> tuple[int, ...]:
+    """Of each unit a number for what its ops are and how what they read and give is resharded."""
     starts = {name: i for i, name in enumerate(units)}
     found: list[list[object]] = [[] for _ in units]
     unit = 0
@@ -99,7 +116,24 @@ def _kinds(lowered: Lowered, units: Sequence[str]) -> tuple[object, ...]:
         moved = tuple(operand.steps for operand in op.operands)
         given = tuple(lowered.tensors[name].steps for name in op.op.outputs)
         found[unit].append((called, moved, given))
-    return tuple(map(tuple, found))
+    numbers: dict[tuple[object, ...], int] = {}
+    return tuple(numbers.setdefault(tuple(ops), len(numbers)) for ops in found)
+
+
+class Figure(IntEnum):
+    """Of a stage: seconds of actions and of what comes once a step; bytes that it holds all the
+    time, for each microbatch in flight, and in passing; seconds that its first forward takes more.
+    """
+
+    FORWARD = 0
+    BACKWARD = 1
+    WEIGHTS = 2
+    REDUCE = 3
+    UPDATE = 4
+    STATE = 5
+    SAVED = 6
+    PASSING = 7
+    FIRST = 8
 
 
 @dataclass(slots=True)
@@ -114,8 +148,10 @@ class PipelinePrices:
     state: StateSharding
     recompute: str
     pp: int
-    _times: dict[tuple[object, ...], StageTime] = field(default_factory=dict)
-    _sends: dict[int, float] = field(default_factory=dict)
+    _times: dict[Signature, StageTime] = field(default_factory=dict)
+    _figures: dict[Signature, tuple[float, ...]] = field(default_factory=dict)
+    _value_s: dict[int, float] = field(default_factory=dict)
+    _sends: Sends | None = None
 
     @property
     def splits_backward(self) -> bool:
@@ -132,88 +168,148 @@ class PipelinePrices:
 
     def send_s(self, part: StagePart, names: Sequence[str]) -> float:
         """Of these values of a microbatch, from one stage to the next."""
-        return sum(self._send_s(part.lowered.local_bytes(name)) for name in names)
+        return sum(self.value_s(part.lowered.local_bytes(name)) for name in names)
 
-    def _send_s(self, size_bytes: int) -> float:
-        if size_bytes not in self._sends:
+    def value_s(self, size_bytes: int) -> float:
+        """Of one value."""
+        if size_bytes not in self._value_s:
             apart = self.state.mesh.device_count
-            self._sends[size_bytes] = send_time_s(self.cluster, self.pp, apart, size_bytes)
-        return self._sends[size_bytes]
+            self._value_s[size_bytes] = send_time_s(self.cluster, self.pp, apart, size_bytes)
+        return self._value_s[size_bytes]
+
+    @property
+    def sends(self) -> Sends:
+        if self._sends is None:
+            self._sends = Sends(self.model.flows, len(self.model.units), self.value_s)
+        return self._sends
 
     def play(self, runs: Sequence[tuple[int, int]], schedule: Schedule) -> Timeline:
         """``runs``: units of every stage of the schedule."""
-        parts = [self.model.part(*run) for run in runs]
         times = [self.time(*run) for run in runs]
-        reads = [set(part.takes) for part in parts]
+        part = schedule.part
+        past, sends = self.sends.between([ends_of(runs, schedule)])
+        stages = len(schedule.routes[0])
+        sent = dict(zip(pairs_of(stages, past), sends[:, 0].tolist(), strict=True))
+
+        first = first_forwards(schedule)
 
         def action_s(action: Action) -> float:
             time = times[action.stage]
             if action.kind == "F":
-                return time.forward_s
+                return time.forward_s + (time.first_s if action in first else 0.0)
             weights_s = time.weights_s if self.splits_backward else 0.0
             if action.kind == "W":
                 return weights_s
             return time.backward_s - (weights_s if action.kind == "I" else 0.0)
 
         def send_s(source: int, target: int) -> float:
-            low, high = sorted((source, target))
-            return self.send_s(parts[low], [n for n in parts[low].gives if n in reads[high]])
+            low, high = sorted((part[source], part[target]))
+            return float(sent[low, high])
 
-        skips = [
-            (a, b)
-            for route in schedule.routes
-            for i, a in enumerate(route)
-            for b in route[i + 2 :]
-            if reads[b].intersection(parts[a].gives)
-        ]
+        skips = [(route[a], route[b]) for route in schedule.routes for a, b in past]
         return play(
             schedule,
             Costs(action_s, send_s, reduce_s=lambda stage: times[stage].reduce_s, skips=skips),
         )
 
-    def memory_of(self, first: int, end: int, passes: int) -> Memory:
-        """Of a rank with this stage alone, which holds ``passes`` microbatches for backward."""
-        summary = self.model.stage_summary(first, end)
-        saved = summary.lives[self.recompute].saved * passes
-        return rank_memory([(summary, self.state, self.recompute)], saved, self.cluster.device)
+    def figures(self, first: int, end: int) -> tuple[float, ...]:
+        """What `Figure` numbers, of units ``first`` to ``end - 1``."""
+        key = self.model.signature(first, end)
+        if key not in self._figures:
+            self._figures[key] = self._priced(first, end)
+        return self._figures[key]
+
+    def _priced(self, first: int, end: int) -> tuple[float, ...]:
+        time, held = self.time(first, end), self.bytes_of(first, end)
+        return (
+            time.forward_s,
+            time.backward_s,
+            time.weights_s if self.splits_backward else 0.0,
+            time.reduce_s,
+            time.update_s,
+            held.parameters + held.gradients + held.optimizer + held.casts + held.gathered,
+            held.saved,
+            held.passing,
+            time.first_s,
+        )
+
+    def table(self) -> Table:
+        """[figures, units + 1, units + 1] of every run of units."""
+        return runs_of_kinds(self.model.kinds).table(self.figures, [Figure.PASSING])
+
+    def clocked(self, runs: Sequence[tuple[int, int]], order: Order) -> tuple[float, list[float]]:
+        """Seconds of the timeline and of each rank's compute, as `play` has them."""
+        figures = np.array([self.figures(*run) for run in runs]).T[..., None]
+        skips, sends = self.sends.between([ends_of(runs, order.schedule)])
+        _, times = clocked(order, figures, sends, skips)
+        return float(times.step_s[0]), times.busy_s[:, 0].tolist()
+
+    def bytes_of(self, first: int, end: int) -> StageBytes:
+        return stage_bytes(self.model.stage_summary(first, end), self.state, self.recompute)
 
     def memory(self, runs: Sequence[tuple[int, int]], schedule: Schedule) -> list[Memory]:
         """Of every rank."""
-        summaries = [self.model.stage_summary(*run) for run in runs]
-        peaks = held(schedule, lambda stage: summaries[stage].lives[self.recompute].saved)
-        return [
-            rank_memory(
-                [
-                    (summary, self.state, self.recompute)
-                    for stage, summary in enumerate(summaries)
-                    if schedule.ranks[stage] == rank
-                ],
-                int(peak),
-                self.cluster.device,
-            )
-            for rank, peak in enumerate(peaks)
+        each = [self.bytes_of(*run) for run in runs]
+        peaks = held(schedule, lambda stage: each[stage].saved)
+        own = [
+            [stage for i, stage in enumerate(each) if schedule.ranks[i] == rank]
+            for rank in range(len(peaks))
         ]
+        device = self.cluster.device
+        return [rank_memory(own[rank], int(peak), device) for rank, peak in enumerate(peaks)]
 
     def step(
-        self, runs: Sequence[tuple[int, int]], schedule: Schedule, timeline: Timeline
+        self,
+        runs: Sequence[tuple[int, int]],
+        schedule: Schedule,
+        step_s: float,
+        busy_s: Sequence[float],
     ) -> StepTime:
-        """The timeline, then the slowest rank's optimizer."""
+        """A timeline of ``step_s`` in which ranks compute ``busy_s``, then the slowest optimizer
+        and what ranks wait for one another."""
         own: list[list[StageTime]] = [[] for _ in schedule.lists]
         for stage, run in enumerate(runs):
             own[schedule.ranks[stage]].append(self.time(*run))
         update_s = max(sum(time.update_s for time in times) for times in own)
         passes = schedule.microbatches / len(schedule.routes)
-        busiest_s = max(timeline.busy_s)
+        busiest_s = max(busy_s)
+        ranks = schedule.ranks
+        met = [passes * sum(time.meetings for time in times) for times in own]
+        for stage, around in schedule.around.items():
+            met[ranks[stage]] += passes * sum(
+                other is not None and ranks[other] != ranks[stage] for other in around
+            )
+        waiting_s = max(map(partial(apart_s, self.cluster), met, busy_s))
         return StepTime(
-            total_s=timeline.step_s + update_s,
+            total_s=step_s + update_s + waiting_s,
             forward_s=max(sum(time.forward_s for time in times) * passes for times in own),
             compute_s=busiest_s,
             model_communication_s=0.0,
             data_communication_s=max(sum(time.reduce_s for time in times) for times in own),
-            exposed_s=timeline.step_s - busiest_s,
-            waiting_s=0.0,
+            exposed_s=step_s - busiest_s,
+            waiting_s=waiting_s,
             optimizer_s=update_s,
         )
+
+
+def clocked(
+    order: Order, figures: Table, sends: Table, skips: tuple[Pair, ...] = ()
+) -> tuple[Clock, Times]:
+    """What the schedule takes by ``figures`` [figures, stages, columns] and ``sends``, see
+    `Sends.between`."""
+    clock, part = order.clock(skips), order.schedule.part
+    forward, backward, weights = figures[: Figure.WEIGHTS + 1]
+    every = [forward, backward, backward - weights, weights, forward + figures[Figure.FIRST]]
+    place = {
+        pair: i for i, pair in enumerate(pairs_of(len(part) // len(order.schedule.routes), skips))
+    }
+    rows = [place[part[a], part[b]] for a, b in clock.pairs]
+    return clock, clock.times(np.stack(every, axis=1), sends[rows], figures[Figure.REDUCE])
+
+
+def ends_of(runs: Sequence[tuple[int, int]], schedule: Schedule) -> Ends:
+    """The inverse of `runs_of`."""
+    return tuple(runs[stage][1] for stage in schedule.routes[0])
 
 
 def runs_of(ends: Ends, schedule: Schedule) -> list[tuple[int, int]]:

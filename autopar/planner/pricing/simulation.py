@@ -120,6 +120,8 @@ class StageTime:
     weights_s: of the backward, gradients of parameters alone.
     reduce_s:  its gradients over the data axes, after its last backward.
     update_s:  its optimizer, and late sums of gradients over model axes.
+    meetings:  of the ranks of its mesh, in one microbatch.
+    first_s:   what the first forward of a step takes more, where it gathers for the whole step.
     """
 
     forward_s: float
@@ -127,6 +129,8 @@ class StageTime:
     weights_s: float
     reduce_s: float
     update_s: float
+    meetings: int = 0
+    first_s: float = 0.0
 
 
 def stage_time(
@@ -153,7 +157,14 @@ def stage_time(
         weights_s=sum(unit.weights_s for unit in units),
         reduce_s=reduce_s,
         update_s=_optimizer_s(summary, state, cluster) + late,
+        meetings=sum(sum(unit.meetings) for unit in units),
+        first_s=_play(pieces, gather=True, last=False)[0] - forward if state.fsdp else 0.0,
     )
+
+
+def apart_s(cluster: Cluster, meetings: float, computed_s: float) -> float:
+    """Seconds that a rank waits for others where they meet so often in so much compute."""
+    return cluster.device.jitter_sqrt_s * math.sqrt(meetings * max(0.0, computed_s))
 
 
 def _play(units: list[_Piece], gather: bool, last: bool) -> tuple[float, float]:

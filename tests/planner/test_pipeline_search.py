@@ -1,0 +1,161 @@
+"""Pipelines where none is pinned: against every plan there is, and when they win."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from autopar.files.cluster_file import load_cluster
+from autopar.nouns.plan import RECOMPUTE
+from autopar.pipeline.actions import ScheduleError
+from autopar.pipeline.schedules.table import schedule
+from autopar.planner.candidates import candidates, layouts
+from autopar.planner.pipelines import USUAL
+from autopar.planner.pricing.pipeline import CutModel, Figure, PipelinePrices, runs_of
+from autopar.planner.pricing.prices import Prices
+from autopar.planner.pricing.runs import runs_of_kinds
+from autopar.planner.pricing.state import StateSharding
+from autopar.planner.problem.solving import Solver
+from autopar.planner.question import Question
+from autopar.planner.search import AS_FAST, search_plan
+from autopar.planner.solved import Solved, solve, state_of
+from tests.planner.graphs import gpt
+from tests.planner.test_search import LARGE, NODE, question
+
+FOUR = replace(
+    NODE,
+    groups=(replace(NODE.groups[0], count=4),),
+    levels=(replace(NODE.levels[0], span=4), *NODE.levels[1:]),
+)
+
+
+def small(memory_bytes: int | None = None) -> Question:
+    group = FOUR.groups[0]
+    if memory_bytes is not None:
+        group = replace(group, device=replace(group.device, memory_bytes=memory_bytes))
+    cluster = replace(FOUR, groups=(group,))
+    return question(gpt(layers=2, **{**LARGE, "b": 4}), 4, cluster)
+
+
+def cut_model(of: Question, solved: Solved) -> CutModel:
+    prices = Prices(of.cluster, solved.lowered.mesh, of.precision, of.fusion)
+    return CutModel(solved.lowered, solved.summary, prices, of.framework)
+
+
+def every_pipeline(of: Question) -> Iterator[tuple[float, int]]:
+    """Seconds, and bytes of the fullest rank: sharding solved for each candidate, every cut played
+    action by action under every schedule, recomputation and layout of state."""
+    for pp in (2, 4):
+        for candidate in candidates(4 // pp, of.batch, of.fixed):
+            solved = solve(of, candidate, Solver("portfolio"))
+            assert solved is not None
+            model = cut_model(of, solved)
+            units = len(model.units)
+            for layout in layouts(candidate.data, of.fixed):
+                state = state_of(of, layout, candidate)
+                prices = PipelinePrices(model, of.cluster, state, layout.recompute, pp)
+                for name in USUAL:
+                    for depth in (2, 3) if name == "interleaved-1f1b" else (1,):
+                        try:
+                            made = schedule(name, pp, candidate.microbatches, depth)
+                        except ScheduleError:
+                            continue
+                        count = len(made.routes[0])
+                        for inner in combinations(range(1, units), count - 1):
+                            runs = runs_of((*inner, units), made)
+                            timeline = prices.play(runs, made)
+                            step = prices.step(runs, made, timeline.step_s, timeline.busy_s)
+                            memory = prices.memory(runs, made)
+                            yield step.total_s, max(m.total for m in memory)
+
+
+@pytest.fixture(scope="module")
+def all_pipelines() -> list[tuple[float, int]]:
+    return [*every_pipeline(small())]
+
+
+@pytest.mark.parametrize("share", [None, 0.56, 0.8])
+def test_no_plan_of_any_kind_is_faster(
+    share: float | None, all_pipelines: list[tuple[float, int]]
+) -> None:
+    limit = None if share is None else int(share * np.median([m for _, m in all_pipelines]))
+    of = small(limit)
+    found = search_plan(of)
+    fitting = [s for s, memory in all_pipelines if limit is None or memory <= limit]
+    assert fitting
+    assert found.best.time.total_s <= min(fitting) * AS_FAST * (1 + 1e-9)
+    assert found.lower_bound_s <= min([found.best.time.total_s, *fitting])
+    pinned = replace(of, fixed=replace(of.fixed, pp=found.best.pp))
+    assert search_plan(pinned).best.time.total_s == pytest.approx(found.best.time.total_s)
+    told = {lost.degrees.get("pp", 1) for lost in found.runners_up} | {found.best.pp}
+    assert min(told) == 1 < max(told)
+
+
+def test_a_pipeline_is_taken_where_gradients_would_cross_a_slow_link() -> None:
+    cluster = load_cluster("examples/clusters/ethernet_2x4.yaml")
+    of = question(gpt(layers=4, **{**LARGE, "b": 8}), 8, cluster)
+    found = search_plan(of)
+    one = search_plan(replace(of, fixed=replace(of.fixed, pp=1)))
+    assert found.best.pp > 1
+    assert found.best.time.total_s * AS_FAST < one.best.time.total_s
+    lost = [other for other in found.runners_up if "pp" not in other.degrees]
+    assert min(other.step_time_s for other in lost) == one.best.time.total_s
+    assert all("slower" in other.reason for other in lost)
+
+
+def test_models_without_stages_or_microbatches_have_no_pipelines() -> None:
+    of = small()
+    assert search_plan(of).best.time.total_s > 0
+    for without in (
+        replace(of, framework="jax"),
+        replace(of, obstacles=("batch_norm sees the whole batch",)),
+        replace(of, fixed=replace(of.fixed, pp=1)),
+    ):
+        found = search_plan(without)
+        assert found.best.pp == 1
+        assert all("pp" not in lost.degrees for lost in found.runners_up)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+def test_long_runs_follow_from_short_ones(zero: int, recompute: str) -> None:
+    of = question(gpt(layers=9, **{**LARGE, "b": 8}), 8, NODE, {"tp": "2"})
+    solved = solve(of, candidates(8, 8, of.fixed)[0], Solver("portfolio"))
+    assert solved is not None
+    model = cut_model(of, solved)
+    mesh = solved.spread.mesh
+    state = StateSharding(zero, mesh, 2, "float32")
+    prices = PipelinePrices(model, of.cluster, state, recompute, 2)
+    table = prices.table()
+    units = len(model.units)
+    assert len(runs_of_kinds(model.kinds).priced) < units * (units + 1) / 4
+    for first, end in combinations(range(units + 1), 2):
+        exact = prices.figures(first, end)
+        if zero < 2:
+            assert table[:, first, end] == pytest.approx(exact, rel=1e-6, abs=1e-9)
+        else:  # times bend where traffic outlasts compute
+            assert table[Figure.STATE, first, end] == pytest.approx(exact[Figure.STATE], rel=1e-6)
+            assert table[Figure.BACKWARD, first, end] <= exact[Figure.BACKWARD] * (1 + 1e-9)
+
+
+def test_units_that_do_not_repeat_are_added_up() -> None:
+    took = [1.0, 5.0, 2.0, 7.0, 3.0]
+    shared = 10.0
+
+    def figures(first: int, end: int) -> tuple[float, ...]:
+        """A sum with something that each run has once, and the most of its parts."""
+        return sum(took[first:end]) + shared, max(took[first:end])
+
+    kinds = tuple(range(5))
+    plain = runs_of_kinds(kinds).table(figures, [1])
+    many = runs_of_kinds(tuple(range(20))).table(
+        lambda a, b: (float(b - a) + shared, float(b)), [1]
+    )
+    for first, end in combinations(range(6), 2):
+        assert tuple(plain[:, first, end]) == figures(first, end)
+    for first, end in combinations(range(21), 2):
+        assert tuple(many[:, first, end]) == (end - first + shared, end)
