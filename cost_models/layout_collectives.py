@@ -8,6 +8,7 @@ from autopar.cost_models.collectives import AxisGroup, Kind, collective_time_s
 from autopar.cost_models.layout import Layout
 from autopar.cost_models.software import Software
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.zero import ZERO
 
 
 class LayoutCollectives:
@@ -84,16 +85,16 @@ class LayoutCollectives:
 
     def gradients(self, dense: float, routed: float, element_bytes: float) -> tuple[float, float]:
         """(reducing gradients, gathering parameters) of one step, parameters given as counts."""
-        x = self.layout
+        x, split = self.layout, ZERO[self.layout.zero]
         whole = AxisGroup(x.dp * x.cp, x.tp)
         experts = AxisGroup(x.expert_copies(x.tp * x.cp * x.dp), x.expert_ranks)
         reduce_s = gather_s = 0.0
         for count, group in ((dense, whole), (routed, experts)):
             if count == 0:
                 continue
-            if x.zero == 0 or self.software.gradients == "all_reduce":
+            if not split.optimizer or self.software.gradients == "all_reduce":
                 reduce_s += self.bucketed("all_reduce", count * element_bytes, group)
-                if x.zero > 0:
+                if split.optimizer:
                     gather_s += self.bucketed("all_gather", count * self.wire_bytes, group)
                 continue
             if x.dp_replicate > 1 and group is whole:

@@ -200,24 +200,25 @@ def _sharded(
         if cuts.has(p) and (p.trainable or not cuts.holds_whole):
             units.setdefault(p.unit, []).append(p)
     for unit, members in units.items():
-        where = unit or "root"
         gathered = sum(
             cuts.elements(p) * DTYPE_BYTES[cuts.gathered_dtype(p, precision)] for p in members
         )
-        gather = Collective("all_gather", "dp_shard", gathered)
-        gathers = cuts.split.gathers(microbatches)
-        yield StateCollective(f"{where} forward", gather, gathers)
-        if cuts.split.parameters and unit:
-            yield StateCollective(f"{where} backward", gather, gathers)
         reduced = sum(cuts.elements(p) * DTYPE_BYTES[p.dtype] for p in members if p.trainable)
+        sizes = {
+            "forward": ("forward", gathered),
+            "backward": ("backward", gathered),
+            "gradients": ("gradients", reduced),
+            "replicas": ("gradients", reduced // cuts.shard),
+        }
+        if not unit:  # the root stays whole from forward to backward
+            del sizes["backward"]
         if not reduced:
-            continue
-        scatter = Collective("reduce_scatter", "dp_shard", reduced)
-        reductions = cuts.split.reductions(microbatches)
-        yield StateCollective(f"{where} gradients", scatter, reductions)
-        if cuts.mesh.size("dp_replicate") > 1:
-            piece = reduced // cuts.shard
-            yield from _all_reduce(f"{where} gradients", ("dp_replicate",), piece)
+            del sizes["gradients"], sizes["replicas"]
+        for move in cuts.split.moves(microbatches):
+            if move.what in sizes and cuts.mesh.size(move.axis) > 1:
+                what, size = sizes[move.what]
+                moved = Collective(move.kind, move.axis, size)
+                yield StateCollective(f"{unit or 'root'} {what}", moved, move.count)
 
 
 def _all_reduce(what: str, axes: tuple[str, ...], size: int) -> Iterator[StateCollective]:

@@ -18,7 +18,24 @@ once a step. Lowering, prices, memory and reports read this table.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
+
+What = Literal["forward", "backward", "gradients", "replicas"]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a piece of state costs: ``count`` collectives of a ``kind`` over ``axis`` in a step.
+
+    what: parameters for forward or backward, gradients, or their pieces between replicas.
+    """
+
+    what: What
+    kind: str
+    axis: str
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +48,18 @@ class Zero:
     parameters: bool
 
     def gathers(self, microbatches: int) -> int:
-        """How often in a step parameters are gathered for forward; for backward as often again
-        where they are split themselves."""
+        """How often in a step parameters are gathered for forward."""
         return microbatches if self.parameters else int(self.optimizer)
 
-    def reductions(self, microbatches: int) -> int:
-        """How often in a step gradients are reduced."""
-        return microbatches if self.gradients else 1
+    def moves(self, microbatches: int) -> Iterator[Move]:
+        """Of a level that splits anything, in the order of a step."""
+        gathers = self.gathers(microbatches)
+        yield Move("forward", "all_gather", "dp_shard", gathers)
+        if self.parameters:
+            yield Move("backward", "all_gather", "dp_shard", gathers)
+        reductions = microbatches if self.gradients else 1
+        yield Move("gradients", "reduce_scatter", "dp_shard", reductions)
+        yield Move("replicas", "all_reduce", "dp_replicate", 1)
 
     def __str__(self) -> str:
         """What is split."""

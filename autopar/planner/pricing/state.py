@@ -80,13 +80,13 @@ class StateSharding:
                 if self.mesh.size(axis) > 1:
                     yield "reduce_last", Collective("all_reduce", axis, gradient), 1
             return
-        gathers = split.gathers(self.microbatches)
-        yield "gather_forward", Collective("all_gather", "dp_shard", size), gathers
-        if split.parameters:
-            yield "gather_backward", Collective("all_gather", "dp_shard", size), gathers
-        phase = "reduce" if split.gradients else "reduce_last"
-        reductions = split.reductions(self.microbatches)
-        yield phase, Collective("reduce_scatter", "dp_shard", gradient), reductions
-        if self.replicate > 1:
-            shard = -(-gradient // self.shard)
-            yield "reduce_last", Collective("all_reduce", "dp_replicate", shard), 1
+        sizes = {
+            "forward": ("gather_forward", size),
+            "backward": ("gather_backward", size),
+            "gradients": ("reduce" if split.gradients else "reduce_last", gradient),
+            "replicas": ("reduce_last", -(-gradient // self.shard)),
+        }
+        for move in split.moves(self.microbatches):
+            if self.mesh.size(move.axis) > 1:
+                phase, moved = sizes[move.what]
+                yield phase, Collective(move.kind, move.axis, moved), move.count
