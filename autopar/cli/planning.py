@@ -1,0 +1,194 @@
+"""The commands that search or price: ``plan`` and ``estimate``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autopar.cli.options import (
+    Arch,
+    ClusterFile,
+    Fix,
+    GlobalBatch,
+    Json,
+    Model,
+    OptionError,
+    Precision,
+    Profile,
+    Replicated,
+    Searcher,
+    StyleOption,
+    Verbose,
+    parse_style,
+)
+from autopar.cli.printing import show
+from autopar.cli.progress import progress
+
+if TYPE_CHECKING:
+    from autopar.nouns.style import Style
+    from autopar.planner import PlanResult
+
+
+def plan(
+    model: Model,
+    cluster: ClusterFile,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the plan goes.")] = Path(
+        "plan"
+    ),
+    fix: Fix = None,
+    searcher: Searcher = None,
+    allow_replicated: Replicated = None,
+    style: StyleOption = None,
+    profile: Profile = None,
+    verbose: Verbose = False,
+    json: Json = False,
+) -> None:
+    """Find the fastest plan that fits, and write it with its program.
+
+    How the model is trained stands in its file: autopar.parallelize(...) and
+    autopar.Workload(...) take optimizer, learning_rate, clip_norm (largest
+    gradient norm), precision (dtype of compute) and seed.
+    """
+    from autopar.cli.commands import check_output, plan_files, search
+    from autopar.cost_models.layout import fix_pairs
+    from autopar.files import plan_folder
+
+    replicated = tuple(allow_replicated or ())
+    fixed, how = fix_pairs(fix or ()), parse_style(style)
+    options = {"--searcher": searcher, "--allow-replicated": replicated, "--profile": profile}
+    if _priced_alone(model, cluster, fixed, how, options, json, output):
+        return
+    check_output(output)
+    found = search(model, cluster, fixed, searcher, replicated, profile, verbose, how)
+    files, emit_s = plan_files(found, output)
+    plan_folder.write(output, files)
+    _show_plan(found, emit_s, json)
+    progress(f"written to {output}/; next: autopar run {output}, autopar verify {output}")
+
+
+def estimate(
+    cluster: ClusterFile,
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL.PY[:NAME]", help="The file that holds the model.")
+    ] = None,
+    arch: Arch = None,
+    global_batch: GlobalBatch = None,
+    precision: Precision = None,
+    fix: Fix = None,
+    searcher: Searcher = None,
+    allow_replicated: Replicated = None,
+    style: StyleOption = None,
+    profile: Profile = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...", help="A table: time, efficiency, memory, cost on each number."
+        ),
+    ] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option("--batch-tokens", help="Tokens in a step, whatever a file says.")
+    ] = None,
+    seq: Annotated[
+        int | None, typer.Option("--seq", help="Tokens of a sequence, whatever a file says.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Predicted time and memory; nothing is written. Exit code 3 where it does not fit.
+
+    With --arch, --devices, --batch-tokens or --seq the model is priced as a
+    transformer: the layout of --fix, or where that pins nothing the fastest
+    of all that fit.
+    """
+    if (model is None) == (arch is None):
+        raise OptionError(
+            "estimate needs either a model file or --arch; "
+            f"it got {'neither' if model is None else 'both'}"
+        )
+    replicated, how = tuple(allow_replicated or ()), parse_style(style)
+    of_a_search = {"--searcher": searcher, "--allow-replicated": replicated, "--profile": profile}
+    _check_read(model, of_a_search, {"--global-batch": global_batch, "--precision": precision})
+    varied = {"--devices": devices, "--batch-tokens": batch_tokens, "--seq": seq}
+    if model is not None and all(value is None for value in varied.values()):
+        from autopar.cli.commands import search
+        from autopar.cost_models.layout import fix_pairs
+
+        fixed = fix_pairs(fix or ())
+        if _priced_alone(model, cluster, fixed, how, of_a_search, json):
+            return
+        found = search(model, cluster, fixed, searcher, replicated, profile, style=how)
+        _show_plan(found, None, json)
+        return
+    _check_read(None, of_a_search, {})
+    from autopar.cli.estimates import Question, answer
+
+    question = Question(
+        cluster=cluster,
+        arch=arch,
+        model=model,
+        fix=tuple(fix or ()),
+        devices=devices,
+        global_batch=global_batch,
+        batch_tokens=batch_tokens,
+        seq=seq,
+        precision=precision,
+        style=how,
+    )
+    priced = answer(question)
+    print(priced.to_json() if json else priced.text)
+    if not priced.fits:
+        raise typer.Exit(3)
+
+
+def _priced_alone(
+    model: str,
+    cluster: str,
+    fix: Mapping[str, str],
+    style: Style | None,
+    options: Mapping[str, object],
+    json: bool,
+    output: Path | None = None,
+) -> bool:
+    """Prices a layout that no backend emits and shows it; False where all of ``fix`` is emitted.
+
+    ``options`` are those that only a search reads; ``output`` is told to stay unwritten.
+    """
+    from autopar.cli.commands import price_unemitted
+
+    found = price_unemitted(model, cluster, fix, style, options)
+    if found is None:
+        return False
+    print(found.to_json() if json else found.to_text())
+    if output is not None:
+        progress(f"nothing is written to {output}/: {found.why}")
+    if not found.estimate.fits:
+        raise typer.Exit(3)
+    return True
+
+
+def _check_read(
+    model: str | None, of_a_search: Mapping[str, object], of_an_arch: Mapping[str, object]
+) -> None:
+    """Refuses options of ``estimate`` that this kind of estimate does not read.
+
+    Raises `OptionError`.
+    """
+    unread = of_a_search if model is None else of_an_arch
+    given = [name for name, value in unread.items() if value not in (None, ())]
+    if given and model is None:
+        raise OptionError(
+            f"{given[0]} is for a model file that is planned; a transformer is priced alone, by "
+            "constants fitted to published runs"
+        )
+    if given:
+        raise OptionError(
+            f"{given[0]} is for --arch; the batch and precision of {model} stand in the file"
+        )
+
+
+def _show_plan(found: PlanResult, emit_s: float | None, json: bool) -> None:
+    from autopar.cli.commands import plan_object, plan_summary
+
+    show(plan_summary(found), plan_object(found, emit_s), json)
