@@ -37,8 +37,11 @@ def missing() -> str:
 
 
 @contextmanager
-def hosts() -> Iterator[Launcher]:
-    """The two hosts while the context lasts, as the launcher of jobs on them."""
+def hosts(rate: str = RATE) -> Iterator[Launcher]:
+    """The two hosts while the context lasts, as the launcher of jobs on them.
+
+    rate: of the link, each way, as ``tc`` writes it.
+    """
     names = [f"host{side}{os.getpid()}" for side in "ab"]
     a, b = names
     try:
@@ -49,7 +52,7 @@ def hosts() -> Iterator[Launcher]:
             _ip("-n", name, "addr", "add", f"{_address(name)}/24", "dev", DEVICE)
             _ip("-n", name, "link", "set", DEVICE, "up")
             _ip("-n", name, "link", "set", "lo", "up")
-            queue = ("root", "tbf", "rate", RATE, "burst", "512kb", "latency", "200ms")
+            queue = ("root", "tbf", "rate", rate, "burst", "512kb", "latency", "200ms")
             _ip("netns", "exec", name, "tc", "qdisc", "add", "dev", DEVICE, *queue)
         yield (sys.executable, "-m", "benchmarks.two_hosts", a, b)
     finally:
