@@ -28,7 +28,7 @@ def optimum(m: Model) -> float:
     return min((m.cost(x) for x in choices(m) if m.fits(x)), default=np.inf)
 
 
-@pytest.mark.parametrize(("step", "examples"), [(contract, 1200), (settle, 3000)])
+@pytest.mark.parametrize(("step", "examples"), [(contract, 500), (settle, 1000)])
 def test_steps_keep_the_optimum(step: Step, examples: int) -> None:
     applied = 0
 

@@ -17,7 +17,7 @@ from tests.searchers.problems import tiny_problems
 MANY = settings(
     deadline=None,
     derandomize=True,
-    max_examples=1500,
+    max_examples=500,
     suppress_health_check=[HealthCheck.too_slow],
 )
 NUMBERS = st.sampled_from(
