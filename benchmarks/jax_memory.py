@@ -107,7 +107,7 @@ def compared(case: Case) -> Compared:
     captured = capture_workload(given)
     fix = dict(part.split("=") for part in case.fix.split(","))
     planned = plan_captured(captured, given, roomy(), "benchmarks/jax_models.py:model", fix)
-    text = emit(planned.lowered, planned.plan, captured)["train.py"]
+    text = emit(planned.lowered, planned.plan, captured)["model.py"]
     step = Step(run_program(text), given)
     found = step.step.lower(*step.shapes(given.batch())).compile().memory_analysis()
     made = found.output_size_in_bytes - found.alias_size_in_bytes

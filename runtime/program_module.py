@@ -1,13 +1,15 @@
-"""The text of an emitted program as a module of its own."""
+"""The files of an emitted program as modules of their own."""
 
 from __future__ import annotations
 
 import itertools
 import linecache
 import sys
+from pathlib import Path
 from types import ModuleType
 
-from autopar.runtime.settings import compiled
+from autopar.files import plan_folder
+from autopar.runtime.settings import ProgramError, compiled
 
 _serial = itertools.count()
 
@@ -21,4 +23,17 @@ def run_program(text: str, file: str = "<program>") -> ModuleType:
     # tracebacks and torch.compile show the lines of a text that is in no file
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     exec(compiled(text, file), module.__dict__)
+    return module
+
+
+def read_train(folder: str | Path) -> ModuleType:
+    """Runs ``program/train.py`` of a plan folder. Raises `PlanFolderError`, `ProgramError`."""
+    file = plan_folder.code_of(folder, plan_folder.TRAIN)
+    module = run_program(file.read_text(), str(file))
+    missing = [name for name in ("hold", "backward", "update") if not hasattr(module, name)]
+    if missing:
+        raise ProgramError(
+            f"{file} has no function {missing[0]}, which `autopar run` calls; put it back, or plan "
+            "the model again"
+        )
     return module

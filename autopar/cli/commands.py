@@ -276,10 +276,12 @@ def _program(found: PlanResult) -> dict[str, str]:
         return program
     from autopar.emit.pytorch import emit
     from autopar.runtime.jobs.dry_run import dry_run
+    from autopar.runtime.jobs.imported import imported
 
     program = emit(found.lowered, found.plan, found.captured)
-    for name, text in program.items():
-        dry_run(text, f"{plan_folder.PROGRAM}/{name}", found.captured.batch)
+    model, train = (f"{plan_folder.PROGRAM}/{name}" for name in plan_folder.CODE)
+    dry_run(program[plan_folder.MODEL], model, found.captured.batch)
+    imported(program[plan_folder.TRAIN], train)
     return program
 
 

@@ -63,6 +63,12 @@ def literal(value: object) -> str:
     return repr(value)
 
 
+def docstring(lines: Sequence[str]) -> str:
+    """The quotes of several lines stand on one of their own."""
+    quotes = '"""'
+    return quotes + "\n".join(lines) + ("\n" if len(lines) > 1 else "") + quotes
+
+
 @dataclass(slots=True)
 class Lines:
     """Lines of a function body, wrapped as the formatter would."""

@@ -40,8 +40,9 @@ COLLECTIVES_FORMAT = 1
 PROGRAM = "program"
 REPORT = "report.txt"
 FAILURE = "failure.log"
-CODE = {"torch": "model.py", "jax": "train.py"}
-"""The program's own file, by framework."""
+MODEL, TRAIN = "model.py", "train.py"
+CODE = (MODEL, TRAIN)
+"""The files of the program: what a rank computes forward, and a training step around it."""
 OWN = frozenset({PLAN, CLUSTER, GRAPH, BATCH, COLLECTIVES, PROGRAM, REPORT, FAILURE, "__pycache__"})
 FORMER = frozenset({"graph.json"})
 """What plans of before have in their folders."""
@@ -87,7 +88,7 @@ def _foreign(folder: Path) -> list[str]:
     there = sorted(entry.name for entry in folder.iterdir())
     if there and not _is_plan(folder):
         return there
-    code = (*CODE.values(), "__pycache__")
+    code = (*CODE, "__pycache__")
     program = folder / PROGRAM
     inside = sorted(e.name for e in program.iterdir()) if program.is_dir() else []
     found = [name for name in there if name not in OWN | FORMER]
@@ -147,7 +148,7 @@ def read_plan(folder: str | Path) -> Plan:
 
 def check_whole(folder: str | Path, plan: Plan) -> None:
     """Raises `PlanFolderError` where a file is missing that running or verifying ``plan`` reads."""
-    names = (CLUSTER, GRAPH, BATCH, COLLECTIVES, f"{PROGRAM}/{CODE[plan.framework]}")
+    names = (CLUSTER, GRAPH, BATCH, COLLECTIVES, *(f"{PROGRAM}/{file}" for file in CODE))
     missing = [name for name in names if not (Path(folder) / name).is_file()]
     if missing:
         raise PlanFolderError(
@@ -180,13 +181,12 @@ def workload_of(folder: str | Path, plan: Plan) -> str:
     return f"{file}{colon}{name}"
 
 
-def code_of(folder: str | Path, framework: str) -> Path:
-    """The program of a plan. Raises `PlanFolderError`."""
-    file = (Path(folder) / PROGRAM / CODE[framework]).resolve()
+def code_of(folder: str | Path, name: str) -> Path:
+    """A file of a plan's program, `MODEL` or `TRAIN`. Raises `PlanFolderError`."""
+    file = (Path(folder) / PROGRAM / name).resolve()
     if not file.is_file():
         raise PlanFolderError(
-            f"no program for {framework} in {folder} ({file} is missing); make one with "
-            "`autopar plan`"
+            f"no whole program in {folder} ({file} is missing); make one with `autopar plan`"
         )
     return file
 

@@ -23,8 +23,8 @@ from autopar.runtime.jax.program import Block, Parameter
 from autopar.runtime.settings import ProgramError, Settings
 
 Spec = Any  # PartitionSpec; jax is not type-checked here
-OPTIMIZER, GRADIENTS, PARAMETERS = 1, 2, 3
-"""From which level of ZeRO on ``dp_shard`` cuts what."""
+GRADIENTS, PARAMETERS = 2, 3
+"""From which level of ZeRO on ``dp_shard`` cuts what; the optimizer's state from 1 on."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,15 @@ class Layout:
     def data_axes(self) -> tuple[str, ...]:
         return tuple(a for a in DATA_AXES if self.mesh.get(a, 1) > 1)
 
-    def specs(self, level: int) -> dict[str, Spec]:
-        """How each array lies; ``level``: what it is (`OPTIMIZER`, `GRADIENTS`, `PARAMETERS`)."""
-        return {key: self.spec(leaf, level) for key, leaf in self.trained.items()}
+    def specs(self, cut: bool = False) -> dict[str, Spec]:
+        """How each array that is trained lies; ``cut``: over ``dp_shard`` too, where it divides a
+        dim and the state is sharded at all."""
+        return {key: self.spec(leaf, cut) for key, leaf in self.trained.items()}
+
+    def frozen_specs(self) -> dict[str, Spec]:
+        """How the arrays that the loss closes over lie."""
+        cut = self.settings.zero == PARAMETERS
+        return {key: self.spec(leaf, cut) for key, leaf in self.frozen.items()}
 
     @cached_property
     def trained(self) -> Mapping[str, Leaf]:
@@ -103,9 +109,9 @@ class Layout:
         """The leaves of arrays that the loss closes over."""
         return {k: leaf for k, leaf in self.leaves.items() if leaf.parameter.frozen}
 
-    def spec(self, leaf: Leaf, level: int) -> Spec:
+    def spec(self, leaf: Leaf, cut: bool) -> Spec:
         dims: list[Any] = [leaf.axes(d) for d in range(len(leaf.parameter.shape))]
-        if self.settings.zero >= level and leaf.cut is not None:
+        if cut and leaf.cut is not None:
             dims[leaf.cut] = (*dims[leaf.cut], "dp_shard")
         entries = [None if not axes else axes[0] if len(axes) == 1 else axes for axes in dims]
         lead = (None,) if leaf.layers else ()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,9 +23,10 @@ from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload
 from autopar.runtime import program_module
 from autopar.runtime.jax import program as jax_program
-from autopar.runtime.jax.layout import by_name
+from autopar.runtime.jax.layout import Layout, by_name
 from autopar.runtime.jax.step import Step
 from autopar.runtime.jax.trainer import Trainer
+from autopar.runtime.program_module import read_train
 from autopar.runtime.settings import (
     ProgramError,
     check_settings,
@@ -36,26 +40,51 @@ class TooFewDevices(UserError):
     """The plan is for more devices than jax sees."""
 
 
-def load(folder: str | Path, check_model: bool = True) -> Trainer:
-    """The trainer of the plan in ``folder``, with the initial parameters of the workload.
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A plan's program with what it starts from.
 
-    Raises `StalePlan`, `TooFewDevices`, and what reading the folder raises.
+    model:     ``model.py``.
+    stacks:    the user's arrays that hold several layers, see `by_name`.
+    constants: arrays that the loss closes over, by name.
     """
+
+    model: ModuleType
+    workload: Workload
+    stacks: Mapping[str, Sequence[str]]
+    constants: Mapping[str, Any]
+
+    def parameters(self, layout: Layout) -> Callable[[], Mapping[str, Any]]:
+        """What makes the workload's initial parameters, as `Step.initial` takes it."""
+        init = self.workload.init
+        assert init is not None
+
+        def make() -> Mapping[str, Any]:
+            tree = init(jax.random.key(self.workload.seed))
+            return layout.gather_names(by_name(paths_of(tree), self.stacks))
+
+        return make
+
+
+def read(folder: str | Path, check_model: bool = True) -> Program:
+    """The program of the plan in ``folder``; raises as `load`."""
     plan = plan_folder.read_plan(folder)
     workload = load_workload(plan_folder.workload_of(folder, plan))
     captured = capture_workload(workload)
     if check_model:
         check_model_of(plan, captured, workload, folder)
-    assert workload.init is not None
-    init = workload.init
-    step = Step(read_program(folder), workload)
+    return Program(read_program(folder), workload, captured.stacks, captured.constants)
 
-    def parameters() -> Mapping[str, Any]:
-        tree = init(jax.random.key(workload.seed))
-        return step.layout.gather_names(by_name(paths_of(tree), captured.stacks))
 
-    planned = plan_folder.read_batch(folder)
-    return Trainer(workload, step, step.initial(parameters, captured.constants), planned=planned)
+def load(folder: str | Path, check_model: bool = True) -> Trainer:
+    """The trainer of the plan in ``folder``, with the initial parameters of the workload.
+
+    Raises `StalePlan`, `TooFewDevices`, and what reading the folder raises.
+    """
+    program = read(folder, check_model)
+    step = Step(program.model, program.workload, read_train(folder))
+    state = step.initial(program.parameters(step.layout), program.constants)
+    return Trainer(program.workload, step, state, planned=plan_folder.read_batch(folder))
 
 
 def check_model_of(plan: Plan, captured: Captured, workload: Workload, folder: str | Path) -> None:
@@ -68,11 +97,27 @@ def check_model_of(plan: Plan, captured: Captured, workload: Workload, folder: s
 
 
 def read_program(folder: str | Path, lift: str | None = None) -> ModuleType:
-    """Runs ``program/train.py`` of a plan folder; ``lift`` is for every float that it names."""
-    file = plan_folder.code_of(folder, "jax")
+    """Runs ``program/model.py`` of a plan folder; ``lift`` is for every float that it names."""
+    file = plan_folder.code_of(folder, plan_folder.MODEL)
     module = run_program(file.read_text(), str(file), lift)
     check_settings(plan_folder.read_plan(folder), module.MESH, module.SETTINGS)
     return module
+
+
+@contextmanager
+def messages() -> Iterator[None]:
+    """A user's error ends the process with its message and exit code 2."""
+    try:
+        yield
+    except UserError as error:
+        print(f"autopar: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def cpu_devices(count: int) -> None:
+    """Where jax sees CPUs alone, it sees so many of them; called before it sees any."""
+    if "--xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", count)
 
 
 @contextmanager

@@ -27,14 +27,14 @@ Arrays = Mapping[str, Array]
 SLOTS = {"adamw": ("m", "v"), "sgd": ()}
 
 
-def update(
+def optimizer_step(
     workload: Workload,
     step: Array,
     parameters: Arrays,
     gradients: Arrays,
     slots: Mapping[str, Arrays],
 ) -> tuple[dict[str, Array], dict[str, dict[str, Array]]]:
-    """Parameters and slots after step number ``step`` (from 1)."""
+    """Parameters and slots after step number ``step`` (from 1); ``slots`` may hold more."""
     rate, decay = workload.learning_rate, workload.weight_decay
     found: dict[str, Array] = {}
     new: dict[str, dict[str, Array]] = {slot: {} for slot in SLOTS[workload.optimizer]}

@@ -1,13 +1,12 @@
 """One training step of an emitted JAX program: gradients, their reductions, the update.
 
 Everything runs on the pieces of one device inside one `jax.shard_map`, so the collectives of a step
-are those that are written here, in the program and nowhere else. What is reduced when is the table
-of `autopar.lowering.state`.
+are those that are written in the program (``model.py``, ``train.py``), here and nowhere else. What
+is reduced when is the table of `autopar.lowering.state`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType, ModuleType
@@ -18,12 +17,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from autopar.emit.jax.train import How, train_text
+from autopar.nouns import mesh as meshes
 from autopar.nouns.workload import Workload
-from autopar.runtime.jax.collectives import join, own_piece, scatter
-from autopar.runtime.jax.layout import GRADIENTS, OPTIMIZER, PARAMETERS, Layout, Leaf
-from autopar.runtime.jax.optimizer import SLOTS, update
+from autopar.runtime.jax.gradients import own_part
+from autopar.runtime.jax.layout import GRADIENTS, PARAMETERS, Layout, Leaf
+from autopar.runtime.jax.optimizer import SLOTS
 from autopar.runtime.jax.program import Stack
 from autopar.runtime.jax.units import gathered, scattered
+from autopar.runtime.program_module import run_program
 
 Array = Any
 Arrays = Mapping[str, Array]
@@ -44,22 +46,19 @@ class Step:
     microbatches as its first dim: [m, samples, ...]; see `Step.cut`.
     """
 
-    def __init__(self, program: ModuleType, workload: Workload) -> None:
+    def __init__(
+        self, program: ModuleType, workload: Workload, train: ModuleType | None = None
+    ) -> None:
+        """``program``: model.py; ``train``: the train.py beside it, by default the one that
+        `autopar.emit.jax.train` gives."""
         self.program = program
         self.workload = workload
         self.layout = Layout.of(program)
-        mesh = self.layout.mesh or {"dp_shard": 1}
-        self.mesh = jax.make_mesh(
-            tuple(mesh.values()), tuple(mesh), axis_types=(AxisType.Auto,) * len(mesh)
-        )
-        slots = SLOTS[workload.optimizer]
-        self.state_specs: dict[str, Any] = {
-            "params": self.layout.specs(PARAMETERS),
-            "frozen": {k: self.layout.spec(f, PARAMETERS) for k, f in self.layout.frozen.items()},
-            **{slot: self.layout.specs(OPTIMIZER) for slot in slots},
-            "step": PartitionSpec(),
-        }
-        reduced = self.layout.specs(OPTIMIZER)
+        self._train: Any = train or _train_of(self.layout, workload)
+        self.mesh: Mesh
+        self.mesh, specs = self._train.hold(self.layout)
+        self.state_specs: dict[str, Any] = {"frozen": {}, **specs}
+        reduced = self.layout.specs(cut=True)
         plain = PartitionSpec()
         batch = dict(program.BATCH)
         given, state = (self.state_specs, batch), self.state_specs
@@ -134,50 +133,27 @@ class Step:
     # -- on the pieces of one device -------------------------------------------------------------
 
     def _step(self, state: State, batch: Arrays) -> tuple[State, Array, Array]:
-        loss, gradients = self._gradients(state["params"], state["frozen"], batch)
-        state, norm = self._updated(state, gradients)
+        loss, gradients = self._train.backward(self, state, batch)
+        state, norm = self._train.update(self, state, gradients)
         return state, loss, norm.astype(loss.dtype)
 
     def _watched(self, state: State, batch: Arrays, given: Arrays) -> tuple[State, Array, Arrays]:
-        loss, gradients = self._gradients(state["params"], state["frozen"], batch)
-        return self._updated(state, given)[0], loss, gradients
+        loss, gradients = self._train.backward(self, state, batch)
+        return self._train.update(self, state, given)[0], loss, gradients
 
-    def _updated(self, state: State, gradients: Arrays) -> tuple[State, Array]:
-        norm = jnp.zeros(())
-        if self.workload.clip_norm is not None:
-            norm = self._norm(gradients)
-            scale = jnp.minimum(1.0, self.workload.clip_norm / (norm + 1e-6))
-            gradients = {k: g * scale.astype(g.dtype) for k, g in gradients.items()}
-        own = {k: self._own(k, p) for k, p in state["params"].items()}
-        slots = {slot: state[slot] for slot in SLOTS[self.workload.optimizer]}
-        new, slots = update(self.workload, state["step"] + 1, own, gradients, slots)
-        params = {k: self._joined(k, p) for k, p in new.items()}
-        new_state = {"params": params, "frozen": state["frozen"], **slots}
-        return {**new_state, "step": state["step"] + 1}, norm
+    def zeros(self, state: State, batch: Arrays) -> tuple[Array, dict[str, Array]]:
+        """What `value_and_grad` gives of a microbatch, all zero."""
+        first = {name: entry[0] for name, entry in batch.items()}
+        shapes = jax.eval_shape(partial(self.value_and_grad, state), first)
+        found: tuple[Array, dict[str, Array]] = jax.tree.map(
+            lambda s: jnp.zeros(s.shape, s.dtype), shapes
+        )
+        return found
 
-    def _gradients(self, params: Arrays, frozen: Arrays, batch: Arrays) -> tuple[Array, Arrays]:
-        """The loss of the global batch, and this device's piece of the reduced gradients."""
-        first = {n: a[0] for n, a in batch.items()}
-        if self.layout.settings.microbatches == 1:
-            loss, gradients = self._micro(params, frozen, first)
-        else:
-            shapes = jax.eval_shape(partial(self._micro, params, frozen), first)
-            zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-
-            def add(total: Any, micro: Arrays) -> tuple[Any, None]:
-                return jax.tree.map(jnp.add, total, self._micro(params, frozen, micro)), None
-
-            (loss, gradients), _ = lax.scan(add, zero, dict(batch))
-        axes = self.layout.data_axes
-        if axes:
-            loss = lax.psum(loss, axes)
-        return loss, {k: self._reduced(k, g) for k, g in gradients.items()}
-
-    def _micro(
-        self, params: Arrays, frozen: Arrays, batch: Arrays
-    ) -> tuple[Array, dict[str, Array]]:
-        """Loss share and gradients of one microbatch; with ZeRO 2 every layer's are cut at once."""
-
+    def value_and_grad(self, state: State, batch: Arrays) -> tuple[Array, dict[str, Array]]:
+        """Loss share and gradients of one microbatch; with ZeRO 2 every layer's are cut at once,
+        with ZeRO 3 parameters are gathered layer by layer."""
+        params, frozen = state["params"], state["frozen"]
         if self.layout.settings.zero == PARAMETERS:
             # else XLA gathers once before the loop over microbatches, and keeps what it gathered
             params, frozen, batch = lax.optimization_barrier((params, frozen, batch))
@@ -190,7 +166,7 @@ class Step:
 
         own = params
         if self.layout.settings.zero == GRADIENTS:
-            own = {k: self._own(k, p) for k, p in params.items()}
+            own = {k: own_part(self.layout, k, p) for k, p in params.items()}
         loss, gradients = jax.value_and_grad(share)(own)
         return loss.astype(jnp.promote_types(loss.dtype, jnp.float32)), dict(gradients)
 
@@ -239,46 +215,19 @@ class Step:
     def _computing(self, batch: Arrays) -> dict[str, Array]:
         return {n: a.astype(self._dtype(a.dtype)) for n, a in batch.items()}
 
-    def _scattered(self, key: str, g: Array) -> Array:
-        dim = self.layout.leaves[key].dim
-        return g if dim is None else scatter(g, dim, "dp_shard")
 
-    def _reduced(self, key: str, g: Array) -> Array:
-        """A gradient summed over all axes on which ranks have parts of it."""
-        leaf = self.layout.leaves[key]
-        axes = self.layout.data_axes
-        deferred = leaf.parameter.deferred
-        if self.layout.shards and leaf.cut is None:  # one group, as it is small
-            return lax.psum(g, tuple(a for a in self.layout.mesh if a in (*axes, *deferred)))
-        if leaf.cut is not None:
-            if self.layout.settings.zero == OPTIMIZER:
-                g = self._scattered(key, g)
-            axes = tuple(a for a in axes if a != "dp_shard")
-        if axes:
-            g = lax.psum(g, axes)
-        return lax.psum(g, deferred) if deferred else g
+def make_mesh(**sizes: int) -> Mesh:
+    """The mesh of all devices, axes outermost first."""
+    auto = (AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=auto)
 
-    def _norm(self, gradients: Arrays) -> Array:
-        """The norm of the whole gradient, from the pieces, in at least float32."""
-        cutting = {k: self.layout.cutting_axes(self.layout.leaves[k]) for k in gradients}
-        axes = tuple(a for a in self.layout.mesh if any(a in c for c in cutting.values()))
-        total = sum(
-            jnp.square(g.astype(jnp.promote_types(g.dtype, jnp.float32))).sum()
-            / math.prod(self.layout.mesh[a] for a in axes if a not in cutting[k])
-            for k, g in gradients.items()
-        )
-        return jnp.sqrt(lax.psum(total, axes) if axes else total)
 
-    def _own(self, key: str, p: Array) -> Array:
-        """The piece of a parameter that this device updates."""
-        dim = self.layout.leaves[key].dim
-        held = self.layout.settings.zero == PARAMETERS
-        return p if dim is None or held else own_piece(p, dim, "dp_shard")
-
-    def _joined(self, key: str, p: Array) -> Array:
-        dim = self.layout.leaves[key].dim
-        held = self.layout.settings.zero == PARAMETERS
-        return p if dim is None or held else join(p, dim, "dp_shard")
+def _train_of(layout: Layout, workload: Workload) -> ModuleType:
+    """The ``train.py`` of a program that has none beside it."""
+    mesh = meshes.Mesh(tuple(layout.mesh), tuple(layout.mesh.values()))
+    settings, slots = layout.settings, SLOTS[workload.optimizer]
+    how = How(mesh, settings.zero, settings.microbatches, workload.clip_norm, slots=slots)
+    return run_program(train_text(how), "<train.py>")
 
 
 def placed(mesh: Mesh, specs: Any) -> Any:

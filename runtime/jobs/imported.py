@@ -18,6 +18,7 @@ def imported(text: str, file: str) -> ModuleType:
     Raises `BrokenProgram` with the line that fails.
     """
     module = ModuleType(file.rpartition("/")[2].removesuffix(".py"))
+    module.__file__ = file
     try:
         exec(compile(text, file, "exec"), module.__dict__)
     except SyntaxError as error:

@@ -114,4 +114,4 @@ def verify_many(
 def _check_current(plan: Plan, folder: str | Path) -> None:
     """Refuses, before anything starts, a plan of another version or without a program."""
     check_tool(plan)
-    plan_folder.code_of(folder, plan.framework)
+    plan_folder.code_of(folder, plan_folder.MODEL)

@@ -13,20 +13,19 @@ import os
 import resource
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from autopar.files import plan_folder
-from autopar.nouns.workload import Workload
 from autopar.runtime.jobs.failures import report
 from autopar.runtime.jobs.library_warnings import once_from_rank_0
-from autopar.runtime.jobs.steps import batch_of, take_steps
+from autopar.runtime.jobs.steps import take_steps
 from autopar.runtime.jobs.whereabouts import Whereabouts
-from autopar.runtime.pytorch.batches import Batch
-from autopar.runtime.pytorch.load import load, start
+from autopar.runtime.pytorch.batches import global_batch
+from autopar.runtime.pytorch.load import leave, load, start
 
 MEMORY_IS = {
     "cpu": "resident memory of the fullest process at its peak",
@@ -64,7 +63,7 @@ def train(options: dict[str, Any], results: Path) -> None:
         {**options, "quiet": options["quiet"] or not first},
         _where,
         predicted_s,
-        seeded_batch,
+        global_batch,
         trainer.watch.seconds,
     )
     kind = trainer.ranks.device.type
@@ -89,13 +88,6 @@ def peak_memory_bytes(device: torch.device) -> int:
     if dist.is_initialized():
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     return int(worst)
-
-
-def seeded_batch(workload: Workload, step: int) -> Batch:
-    """`batch_of`, where torch's random numbers depend on the step alone: alike on every rank."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(workload.seed + step)
-        return cast(Batch, batch_of(workload, step))
 
 
 def verify(options: dict[str, Any], results: Path) -> None:
@@ -128,13 +120,7 @@ def main() -> None:
         # At once, without waiting for threads: the others hang until this process is gone.
         sys.stdout.flush()
         os._exit(1)
-    if dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
-    # Tearing the interpreter down under gloo's threads aborts now and then; the work is done.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    leave()
 
 
 if __name__ == "__main__":

@@ -6,12 +6,15 @@ import hashlib
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
 from autopar.nouns.errors import UserError
+from autopar.nouns.workload import Workload
+from autopar.runtime.jobs.steps import batch_of
+from autopar.runtime.pytorch.parameters import as_computed
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.settings import ProgramError, Settings
 from autopar.runtime.verify.pytorch.counting import not_counted
@@ -19,19 +22,29 @@ from autopar.runtime.verify.pytorch.counting import not_counted
 Batch = Mapping[str, Any]
 
 
+def global_batch(workload: Workload, step: int) -> Batch:
+    """The whole batch of a step. torch's random numbers depend on the step alone while it is made,
+    so that every rank makes the same."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(workload.seed + step)
+        return cast(Batch, batch_of(workload, step))
+
+
 def cut_batch(batch: Batch, ranks: Ranks, settings: Settings) -> list[dict[str, Any]]:
     """This rank's microbatches, in order.
 
     Dim 0 of every tensor is cut into microbatches first, then over ``dp_replicate``, then over
-    ``dp_shard``. Raises `ProgramError` where it does not divide.
+    ``dp_shard``. Floats are in the dtype of compute, as parameters are. Raises `ProgramError` where
+    dim 0 does not divide.
     """
     micro, width = settings.microbatches, ranks.size(*ranks.data_axes)
     place = ranks.index(*ranks.data_axes)
     found: list[dict[str, Any]] = [{} for _ in range(micro)]
     for name, value in batch.items():
         if not isinstance(value, torch.Tensor) or name in settings.whole_inputs:
+            whole = as_computed(_moved(value, ranks))
             for piece in found:
-                piece[name] = _moved(value, ranks)
+                piece[name] = whole
             continue
         if value.dim() == 0 or value.shape[0] % (micro * width):
             raise ProgramError(
@@ -42,7 +55,7 @@ def cut_batch(batch: Batch, ranks: Ranks, settings: Settings) -> list[dict[str, 
         rows = value.shape[0] // (micro * width)
         for i, piece in enumerate(found):
             start = (i * width + place) * rows
-            piece[name] = _moved(value[start : start + rows], ranks)
+            piece[name] = as_computed(_moved(value[start : start + rows], ranks))
     return found
 
 
@@ -91,6 +104,13 @@ class Comparison:
             )
 
 
+def check_alike(batch: Batch) -> None:
+    """Raises `BatchesDiffer` on every rank unless all have the same global batch: see
+    `compare_batches`, which does not wait."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        compare_batches(batch, elsewhere=True).finish()
+
+
 def compare_batches(batch: Batch, elsewhere: bool = False) -> Comparison:
     """Starts to compare the global batches of all ranks, 16 bytes from each, see `Comparison`.
 
@@ -124,15 +144,3 @@ def _moved(value: Any, ranks: Ranks) -> Any:
     if isinstance(value, torch.Tensor) and value.device != ranks.device:
         return value.to(ranks.device, non_blocking=True)
     return value
-
-
-def in_compute_dtype(piece: dict[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:
-    """``piece`` with float32 tensors in the dtype of compute, as parameters are."""
-    if dtype is None:
-        return piece
-    return {
-        name: value.to(dtype)
-        if isinstance(value, torch.Tensor) and value.dtype is torch.float32
-        else value
-        for name, value in piece.items()
-    }

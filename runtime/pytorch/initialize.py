@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from autopar.nouns.workload import Workload
 from autopar.runtime.pytorch.parameters import Region
+from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.recording import Call, Record, Untrusted, View, named_tensors, record
 from autopar.runtime.pytorch.torch_private import tree_map_only
 from autopar.runtime.settings import ProgramError
@@ -49,6 +51,12 @@ def initialize(
         torch.manual_seed(seed)
         replay(found, targets)
     return None
+
+
+def seed_draws(workload: Workload, ranks: Ranks) -> None:
+    """Ranks that compute on the same samples draw the same numbers from now on, others draw other
+    ones."""
+    torch.manual_seed(workload.seed + 1 + ranks.index(*ranks.data_axes))
 
 
 def _short(error: Exception) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -18,11 +21,11 @@ from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload
 from autopar.pipeline.of_plan import lists_of
-from autopar.runtime.program_module import run_program
+from autopar.runtime.program_module import read_train, run_program
 from autopar.runtime.pytorch.initialize import initialize
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.trainer import Program, Trainer
-from autopar.runtime.settings import check_settings, check_workload, tell_changes
+from autopar.runtime.settings import ProgramError, check_settings, check_workload, tell_changes
 from autopar.runtime.stale import changed_batch, check_fingerprint, check_tool
 
 TIMEOUT_S = 300.0
@@ -44,14 +47,10 @@ def load(folder: str | Path, device: str = "auto", check_model: bool = True) -> 
         StalePlan: the model is not the one that was planned (``check_model``: capture it again).
         ProgramError: the number of processes is not the plan's.
     """
-    plan = plan_folder.read_plan(folder)
     place = start(device)
-    check_same(plan, folder)
-    workload = load_workload(plan_folder.workload_of(folder, plan))
-    if check_model:
-        check_model_of(plan, workload, folder)
+    program, workload = read(folder, check_model)
+    program = replace(program, train=read_train(folder))
     assert workload.model is not None
-    program = Program.of(read_program(folder), lists_of(plan))
     make = workload.model
     notes: list[str | None] = []
     trainer = Trainer(
@@ -67,6 +66,16 @@ def load(folder: str | Path, device: str = "auto", check_model: bool = True) -> 
             file=sys.stderr,
         )
     return trainer
+
+
+def read(folder: str | Path, check_model: bool = True) -> tuple[Program, Workload]:
+    """The program of a plan and the workload that it was made from; raises as `load`."""
+    plan = plan_folder.read_plan(folder)
+    check_same(plan, folder)
+    workload = load_workload(plan_folder.workload_of(folder, plan))
+    if check_model:
+        check_model_of(plan, workload, folder)
+    return Program.of(read_program(folder), lists_of(plan)), workload
 
 
 def start(device: str = "auto", timeout_s: float = TIMEOUT_S) -> torch.device:
@@ -91,6 +100,29 @@ def start(device: str = "auto", timeout_s: float = TIMEOUT_S) -> torch.device:
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     return place
+
+
+def leave() -> None:
+    """Ends this process once all ranks are here."""
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+    # Tearing the interpreter down under gloo's threads aborts now and then; the work is done.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+@contextmanager
+def rank_of_job(device: str = "auto") -> Iterator[torch.device]:
+    """Inside, this process is a rank of its job, see `start`; behind it the process ends, for a
+    user's error with a message and exit code 2."""
+    try:
+        yield start(device)
+    except UserError as error:
+        print(f"autopar: {error}", file=sys.stderr, flush=True)
+        os._exit(2)
+    leave()
 
 
 def check_same(plan: Plan, folder: str | Path) -> None:
@@ -143,7 +175,9 @@ def check_model_of(plan: Plan, workload: Workload, folder: str | Path) -> None:
 
 def read_program(folder: str | Path) -> ModuleType:
     """Runs ``program/model.py`` of a plan folder. Raises `PlanFolderError`, `ProgramError`."""
-    file = plan_folder.code_of(folder, "torch")
+    file = plan_folder.code_of(folder, plan_folder.MODEL)
     module = run_program(file.read_text(), str(file))
+    if not hasattr(module, "Model") and not hasattr(module, "STAGES"):
+        raise ProgramError(f"{file} is no PyTorch program of autopar: it has no class `Model`")
     check_settings(plan_folder.read_plan(folder), module.MESH, module.SETTINGS)
     return module

@@ -92,12 +92,16 @@ def _declare(shape: tuple[int, ...], sharding: str, dtype: str) -> Declared:
                 f"sharding {sharding!r}: a parameter is S<dim>, R or D on model axes; the data "
                 "axes follow from SETTINGS.zero"
             )
-    kind = getattr(torch, dtype)
-    if _lifted is not None and kind.is_floating_point:
-        kind = _lifted
-    elif _lifted is not None and kind.is_complex:
-        kind = _lifted.to_complex()
-    return Declared(tuple(shape), kind, parsed)
+    return Declared(tuple(shape), lifted_to(getattr(torch, dtype)), parsed)
+
+
+def lifted_to(dtype: torch.dtype) -> torch.dtype:
+    """``dtype`` as it is inside of `lifted`."""
+    if _lifted is not None and dtype.is_floating_point:
+        return _lifted
+    if _lifted is not None and dtype.is_complex:
+        return _lifted.to_complex()
+    return dtype
 
 
 def _piece(declared: Declared) -> torch.Tensor:
@@ -141,6 +145,11 @@ def local(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.to(_compute_dtype)
 
 
+def as_computed(value: object) -> object:
+    """``value`` in the dtype of compute where it is a float32 tensor, as `local` has parameters."""
+    return local(value) if isinstance(value, torch.Tensor) else value
+
+
 @contextmanager
 def computing(dtype: torch.dtype | None) -> Iterator[None]:
     """Inside, `local` replaces float32 by ``dtype`` (None: by nothing)."""
@@ -161,3 +170,14 @@ def lifted(dtype: torch.dtype | None) -> Iterator[None]:
         yield
     finally:
         _lifted = before
+
+
+@contextmanager
+def running(
+    here: ranks.Ranks, precision: str = "float32", lift: torch.dtype | None = None
+) -> Iterator[None]:
+    """Inside, programs are built and run on this rank and compute in ``precision``; with ``lift``
+    they are declared in it, see `lifted`."""
+    dtype = getattr(torch, precision)
+    with ranks.using(here), computing(None if dtype is torch.float32 else dtype), lifted(lift):
+        yield

@@ -4,7 +4,8 @@
 mesh and zero          how the local pieces are held
 =====================  =========================================================================
 no data axes           plain tensors
-zero 0 or no dp_shard  plain tensors under DistributedDataParallel over all data axes
+zero 0 or no dp_shard  plain tensors under DistributedDataParallel over all data axes (plain where
+                       nothing is trained)
 zero 3                 FSDP2: gathered for forward and again for backward, dropped in between
 zero 2                 FSDP2: gathered once a step, gradients reduce-scattered every microbatch
 zero 1                 FSDP2: gathered once a step, gradients reduce-scattered once a step
@@ -18,9 +19,10 @@ Gradients are sums over the data ranks, never means: the loss of a rank is a sha
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,6 +30,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from autopar.runtime.jobs.phases import Stopwatch
+from autopar.runtime.pytorch.initialize import Target
+from autopar.runtime.pytorch.own_functions import gradients_scaled
 from autopar.runtime.pytorch.parameters import Declared, Region, cut, declared_in, region_shape
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.torch_private import fsdp_post_backward
@@ -59,11 +64,14 @@ class Storage:
 
     grad_scale = 1.0
     """What the loss share is multiplied with before backward."""
+    norm_over: None = None
+    """All ranks know the same parameters, so each knows over which axes a norm is summed."""
 
     def __init__(self, model: nn.Module, ranks: Ranks, settings: Settings) -> None:
         self.model = model
         self.ranks = ranks
         self.settings = settings
+        self.watch = Stopwatch(ranks.device)
         self.declared, self.declared_buffers = declared_in(model)
         self.call: Callable[..., torch.Tensor] = model
         self._materialise_buffers()
@@ -91,8 +99,30 @@ class Storage:
     def _late(self, declared: Declared) -> tuple[str, ...]:
         return tuple(a for a in declared.deferred_axes() if self.ranks.mesh.size(a) > 1)
 
+    @property
+    def pieces(self) -> list[Held]:
+        """Every piece that this rank holds."""
+        return list(self.held.values())
+
+    def targets(self) -> dict[str, Target]:
+        """Where the initial values of parameters and buffers go, by name."""
+        return targets(self.held, self.buffers())
+
+    def forward(self, *given: Mapping[str, Any]) -> torch.Tensor:
+        """The model on one microbatch: this rank's share of the loss."""
+        with gradients_scaled(self.grad_scale):
+            share = self.call(**{name: value for part in given for name, value in part.items()})
+        self.watch.lap("forward")
+        return share
+
+    def backward(self, share: torch.Tensor) -> None:
+        """Adds the gradients of ``share`` to those there are."""
+        with gradients_scaled(self.grad_scale):
+            torch.autograd.backward(share, torch.full_like(share, self.grad_scale))
+        self.watch.lap("backward")
+
     def microbatch(self, last: bool) -> AbstractContextManager[None]:
-        """Around forward and backward of one microbatch."""
+        """Around forward and backward of one microbatch of several."""
         return nullcontext()
 
     def part(self) -> AbstractContextManager[None]:
@@ -126,6 +156,9 @@ class Replicated(Storage):
     def _wrap(self) -> None:
         super()._wrap()
         axes = self.ranks.data_axes
+        self._ddp: DistributedDataParallel | None = None
+        if not any(p.requires_grad for p in self.model.parameters()):
+            return  # DDP wants a gradient to reduce
         # DDP divides by the number of ranks; the gradient wanted is the sum.
         self.grad_scale = float(self.ranks.size(*axes))
         self._ddp = DistributedDataParallel(
@@ -138,7 +171,7 @@ class Replicated(Storage):
         self.call = self._ddp
 
     def microbatch(self, last: bool) -> AbstractContextManager[None]:
-        return nullcontext() if last else self._ddp.no_sync()
+        return nullcontext() if last or self._ddp is None else self._ddp.no_sync()
 
 
 class Sharded(Storage):
@@ -239,19 +272,12 @@ def _is_apart(parameter: nn.Parameter) -> bool:
     return parameter.dim() == 0 or parameter.numel() == 0
 
 
-def store(
-    model: nn.Module, ranks: Ranks, settings: Settings, replicas_plain: bool = False
-) -> Storage:
-    """Puts memory (not yet filled) behind the parameters of a freshly built program.
-
-    ``replicas_plain``: not DDP; gradients are reduced over the data axes elsewhere.
-    """
-    if ranks.size("dp_shard") > 1 and settings.zero > 0:
-        return Sharded(model, ranks, settings)
-    trainable = any(p.requires_grad for p in model.parameters())
-    if ranks.data_axes and trainable and not replicas_plain:
-        return Replicated(model, ranks, settings)
-    return Storage(model, ranks, settings)
+def targets(
+    held: Mapping[str, Held], buffers: Iterable[tuple[str, torch.Tensor, Region]]
+) -> dict[str, Target]:
+    """Where initial values go: see `Storage.targets`."""
+    found = {name: Target(h.leaf, h.region) for name, h in held.items()}
+    return found | {name: Target(tensor, region) for name, tensor, region in buffers}
 
 
 def unit_modules(model: nn.Module, patterns: Iterable[str]) -> list[nn.Module]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -13,14 +14,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from autopar.emit.pytorch.train import How, train_text
 from autopar.nouns.batch import BatchEntry
+from autopar.nouns.mesh import Mesh
 from autopar.nouns.workload import Workload
 from autopar.pipeline.actions import Lists
 from autopar.runtime.jobs.phases import Stopwatch
 from autopar.runtime.planned_batch import check_planned
-from autopar.runtime.pytorch import ranks as rank_state
-from autopar.runtime.pytorch.accumulate import accumulate
-from autopar.runtime.pytorch.batches import Batch, compare_batches, cut_batch, in_compute_dtype
+from autopar.runtime.program_module import run_program
+from autopar.runtime.pytorch.batches import Batch, compare_batches
 from autopar.runtime.pytorch.checkpoint import (
     HalfLoaded,
     Piece,
@@ -29,29 +31,28 @@ from autopar.runtime.pytorch.checkpoint import (
     set_steps,
     write,
 )
-from autopar.runtime.pytorch.gradients import NormOver, clip, reduce_late, total_norm
-from autopar.runtime.pytorch.initialize import Target
+from autopar.runtime.pytorch.gradients import total_norm
+from autopar.runtime.pytorch.initialize import Target, seed_draws
 from autopar.runtime.pytorch.optimizer import make_optimizer, trainable
-from autopar.runtime.pytorch.parameters import computing, lifted
+from autopar.runtime.pytorch.parameters import running
 from autopar.runtime.pytorch.pipeline.records import Stage, Value
 from autopar.runtime.pytorch.pipeline.stages import Stages
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.storage import Held, Storage, store
+from autopar.runtime.pytorch.storage import Held, Storage
 from autopar.runtime.settings import Settings
 
 Fill = Callable[[Mapping[str, Target]], object]
 """Writes the initial value of every parameter and buffer, by name, into its target."""
 
 
-Ask = Callable[[Batch], Mapping[str, torch.Tensor]]
-"""``counts`` of a program: what is summed over the global batch, of a part of it."""
 COMPARED_EVERY = 100
 """Steps between comparisons of what lies on an accelerator, which wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What an emitted ``model.py`` defines: ``model``, or ``stages`` and what goes with them."""
+    """What an emitted ``model.py`` defines: ``model``, or ``stages`` and what goes with them; and
+    the ``train.py`` beside it, None for the one that `autopar.emit.pytorch.train` gives."""
 
     mesh: Mapping[str, int]
     settings: Settings
@@ -60,12 +61,13 @@ class Program:
     values: Mapping[str, Value] = field(default_factory=dict)
     ties: Mapping[str, str] = field(default_factory=dict)
     lists: Lists = ()
+    train: ModuleType | None = None
 
     @staticmethod
-    def of(module: ModuleType, lists: Lists = ()) -> Program:
+    def of(module: ModuleType, lists: Lists = (), train: ModuleType | None = None) -> Program:
         """``lists``: the plan's actions, for a program of several stages."""
         if not hasattr(module, "STAGES"):
-            return Program(module.MESH, module.SETTINGS, module.Model)
+            return Program(module.MESH, module.SETTINGS, module.Model, train=train)
         return Program(
             module.MESH,
             module.SETTINGS,
@@ -73,6 +75,7 @@ class Program:
             values=module.VALUES,
             ties=getattr(module, "TIES", {}),
             lists=lists,
+            train=train,
         )
 
 
@@ -113,39 +116,26 @@ class Trainer:
         self._checked = False
         self._broken = ""
         self._tell: Callable[[str], None] = lambda doing: None
-        self.watch = Stopwatch(self.ranks.device)
         self.metrics: Metrics | None = None
-        precision = getattr(torch, self.settings.precision)
-        self._dtype = None if lift is not None or precision is torch.float32 else precision
-        with rank_state.using(self.ranks), lifted(lift):
-            self.storage = self._stored(program, lift)
-        self.held = list(self.storage.held.values())
-        self._norm_over: NormOver | None = None
-        if isinstance(self.storage, Stages):
-            self.held = self.storage.every_held
-            self._norm_over = NormOver.agreed(self.held, self.ranks)
-        fill(
-            {name: Target(h.leaf, h.region) for name, h in self.storage.held.items()}
-            | {name: Target(tensor, region) for name, tensor, region in self.storage.buffers()}
-        )
+        self._lift = lift
+        self.train: Any = program.train or train_of(program, workload)
+        with self._here():
+            self.storage: Storage | Stages = self.train.hold(program, self.ranks)
+        self.held = self.storage.pieces
+        fill(self.storage.targets())
         if isinstance(self.storage, Stages):
             self.storage.copy_twins()
         self.optimizer = make_optimizer(workload, self.held)
-        # Ranks that compute on the same samples draw the same numbers, others draw other ones.
-        torch.manual_seed(workload.seed + 1 + self.ranks.index(*self.ranks.data_axes))
+        seed_draws(workload, self.ranks)
 
-    def _stored(self, program: Program, lift: torch.dtype | None) -> Storage | Stages:
-        if program.model is not None:
-            return store(program.model(), self.ranks, self.settings)
-        return Stages(
-            program.stages,
-            program.values,
-            program.ties,
-            program.lists,
-            self.settings,
-            self.ranks,
-            lift,
-        )
+    def _here(self) -> AbstractContextManager[None]:
+        """Where the program is built and run: on this rank, in its precision."""
+        precision = self.settings.precision if self._lift is None else "float32"
+        return running(self.ranks, precision, self._lift)
+
+    @property
+    def watch(self) -> Stopwatch:
+        return self.storage.watch
 
     @property
     def model(self) -> nn.Module:
@@ -183,68 +173,23 @@ class Trainer:
             compared = compare_batches(batch, everywhere)
         self._checked = True
         self.watch.start()
-        self.storage.zero_grad()
-        pieces = cut_batch(batch, self.ranks, self.settings)
-        extra = self._counts(pieces)
-
-        def ready(i: int) -> dict[str, Any]:
-            return in_compute_dtype(pieces[i], self._dtype) | extra
-
-        with rank_state.using(self.ranks), computing(self._dtype):
-            if isinstance(self.storage, Stages):
-                assert self._norm_over is not None
-                loss = self.storage.play(ready, self.watch).to(self._norm_over.dtype)
-                work = self._sum_over_data(loss, "pp")
-            else:
-                count = len(pieces)
-                loss, work = accumulate(self.storage, ready, count, self.watch, self._sum_over_data)
-        self.storage.collect()
-        reduce_late(self.held, self.ranks)
-        if isinstance(self.storage, Stages):
-            self.storage.ties.sum()
-        if work is not None:
-            work.wait()
+        with self._here():
+            loss: torch.Tensor = self.train.backward(self.storage, batch)
         if compared is not None:
             compared.finish()
         self.watch.lap("exchange")
         return loss
 
     def update(self) -> torch.Tensor | None:
-        """Clips as the workload says, steps the optimizer; returns the norm where it clips."""
-        norm = None
-        if self.workload.clip_norm is not None:
-            norm = clip(self.held, self.ranks, self.workload.clip_norm, self._norm_over)
-        self.optimizer.step()
+        """Clips as the program says, steps the optimizer; returns the norm where it clips."""
+        norm: torch.Tensor | None = self.train.update(self.storage, self.optimizer)
         self.step_number += 1
         self.watch.lap("optimizer")
         return norm
 
     def gradient_norm(self) -> torch.Tensor:
         """The 2-norm of the whole gradient; a collective call."""
-        return total_norm(self.held, self.ranks, self._norm_over)
-
-    def _counts(self, pieces: list[dict[str, Any]]) -> dict[str, Any]:
-        """``{"counts": ...}`` where the program asks for sums over the global batch."""
-        asking: list[Any] = [self.storage.model]
-        if isinstance(self.storage, Stages):
-            asking = list(self.storage.model.children())
-        asks: list[Ask] = [m.counts for m in asking if hasattr(m, "counts")]
-        if not asks:
-            return {}
-        with torch.no_grad(), rank_state.using(self.ranks):
-            found = [{n: c for ask in asks for n, c in ask(piece).items()} for piece in pieces]
-            names = list(found[0])
-            sums = torch.stack(
-                [torch.stack([f[n].to(torch.int64) for f in found]).sum() for n in names]
-            )
-            work = self._sum_over_data(sums)
-            if work is not None:
-                work.wait()
-        return {"counts": dict(zip(names, sums.unbind(), strict=True))}
-
-    def _sum_over_data(self, value: torch.Tensor, *axes: str) -> dist.Work | None:
-        group = self.ranks.group(*axes, *self.ranks.data_axes)
-        return None if group is None else dist.all_reduce(value, group=group, async_op=True)
+        return total_norm(self.held, self.ranks, self.storage.norm_over)
 
     def _state_of(self, held: Held) -> list[torch.Tensor]:
         trained = held.leaf.requires_grad and held.leaf.numel()
@@ -329,3 +274,11 @@ class Trainer:
             state = torch.cuda.get_rng_state(self.ranks.device)
             found[f"rng_cuda.{self.ranks.rank}"] = Piece.whole(state)
         return found
+
+
+def train_of(program: Program, workload: Workload) -> ModuleType:
+    """The ``train.py`` of a program that has none beside it."""
+    mesh = Mesh(tuple(program.mesh), tuple(program.mesh.values())).trimmed()
+    settings = program.settings
+    how = How(mesh, settings.zero, settings.microbatches, workload.clip_norm, program.model is None)
+    return run_program(train_text(how), "<train.py>")

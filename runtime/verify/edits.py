@@ -35,7 +35,14 @@ def raise_edited(error: Exception, changed: str) -> None:
 
 
 def program_of(plan: Plan, captured: Captured, probes: bool = False, marks: bool = False) -> str:
-    """The text that ``plan`` gives. Raises what lowering and emitting raise.
+    """``model.py`` of `files_of`."""
+    return files_of(plan, captured, probes, marks)[plan_folder.MODEL]
+
+
+def files_of(
+    plan: Plan, captured: Captured, probes: bool = False, marks: bool = False
+) -> dict[str, str]:
+    """The program that ``plan`` gives, by file. Raises what lowering and emitting raise.
 
     probes: every result through a probe, one op a line (JAX: marked, one op a line).
     marks:  as `autopar.emit.marks` says.
@@ -44,14 +51,13 @@ def program_of(plan: Plan, captured: Captured, probes: bool = False, marks: bool
     dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
     choices = data_choices(graph, dims)
     lowered = lower(graph, plan.spreads[0], plan.microbatches, choices, dims)
-    name = plan_folder.CODE[plan.framework]
     if plan.framework == "jax":
         from autopar.emit.jax import emit as emit_jax
 
-        return emit_jax(lowered, plan, captured, probes=probes, marks=marks)[name]
+        return emit_jax(lowered, plan, captured, probes=probes, marks=marks)
     from autopar.emit.pytorch import emit
 
-    return emit(lowered, plan, captured, probes=probes, marks=marks)[name]
+    return emit(lowered, plan, captured, probes=probes, marks=marks)
 
 
 def known_edits(folder: str | Path, plan: Plan, capture: Callable[[], Captured]) -> str:
@@ -67,15 +73,16 @@ def edits_of(folder: str | Path, plan: Plan, captured: Captured) -> str:
 
     Empty where nothing does but comments, docstrings and empty lines. Raises as `program_of`.
     """
-    file = Path(folder) / plan_folder.PROGRAM / plan_folder.CODE[plan.framework]
-    found = edits(file.read_text(), program_of(plan, captured))
-    if not found:
-        return ""
-    more = f"; and {len(found) - NAMED} more" if len(found) > NAMED else ""
-    return (
-        f"{file} is not the program of its plan.json, one of the two was edited: "
-        f"{'; '.join(found[:NAMED])}{more}. Put that back, or plan the model again"
-    )
+    for name, given in files_of(plan, captured).items():
+        file = Path(folder) / plan_folder.PROGRAM / name
+        found = edits(file.read_text(), given)
+        if found:
+            more = f"; and {len(found) - NAMED} more" if len(found) > NAMED else ""
+            return (
+                f"{file} is not the program of its plan.json, one of the two was edited: "
+                f"{'; '.join(found[:NAMED])}{more}. Put that back, or plan the model again"
+            )
+    return ""
 
 
 def edits(program: str, given: str) -> list[str]:

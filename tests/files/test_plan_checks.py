@@ -18,6 +18,7 @@ from autopar.files.plan_folder import PlanFolderError, check_whole, read_plan, w
 from autopar.frontends.loading import load_workload
 from autopar.nouns.plan import Stage, to_json
 from autopar.planner import plan
+from autopar.runtime.jax.load import read_program as read_jax_program
 from autopar.runtime.pytorch.load import read_program
 from autopar.runtime.settings import ProgramError
 from tests import plans
@@ -178,7 +179,15 @@ def test_a_key_that_is_gone(copy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["cluster.json", "graph.txt", "batch.json", "collectives.json", "program/model.py"]
+    "name",
+    [
+        "cluster.json",
+        "graph.txt",
+        "batch.json",
+        "collectives.json",
+        "program/model.py",
+        "program/train.py",
+    ],
 )
 def test_part_of_a_folder(copy: Path, name: str) -> None:
     check_whole(copy, read_plan(copy))
@@ -189,8 +198,12 @@ def test_part_of_a_folder(copy: Path, name: str) -> None:
 
 def test_a_plan_of_the_other_framework(copy: Path) -> None:
     edit(copy, framework="jax")
-    with pytest.raises(PlanFolderError, match=r"part of a plan for jax: program/train\.py missing"):
-        check_whole(copy, read_plan(copy))
+    with pytest.raises(ProgramError, match=r"model\.py is no JAX program of autopar"):
+        read_jax_program(copy)
+    file = copy / "program" / "model.py"
+    file.write_text("def loss(params, x):\n    return x\n")
+    with pytest.raises(ProgramError, match=r"model\.py is no PyTorch program of autopar"):
+        read_program(copy)
 
 
 @pytest.mark.parametrize(

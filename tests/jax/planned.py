@@ -116,7 +116,7 @@ def made_of(
     captured = capture_workload(given)
     how = Options(replicated=whole)
     planned = plan_captured(captured, given, cluster(), "models.py:model", fix, how)
-    text = emit(planned.lowered, planned.plan, captured)["train.py"]
+    text = emit(planned.lowered, planned.plan, captured)["model.py"]
     return Made(name, options, given, captured, planned, text)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from autopar.nouns.workload import Workload
-from autopar.runtime.jax.optimizer import SLOTS, update
+from autopar.runtime.jax.optimizer import SLOTS, optimizer_step
 from autopar.runtime.jax.step import Step
 from autopar.runtime.verify.collectives import differences
 from autopar.runtime.verify.jax import verify as jax_verify
@@ -37,7 +37,9 @@ def test_updates_are_those_of_float64_rounded(optimizer: str, dtype: str) -> Non
         wide = jax.tree.map(lambda a: jnp.asarray(a, "float64"), state)
         for step in (1, 2, 1000):
             found, exact = (
-                update(given, jnp.int32(step), s["p"], s["g"], {n: s[n] for n in SLOTS[optimizer]})
+                optimizer_step(
+                    given, jnp.int32(step), s["p"], s["g"], {n: s[n] for n in SLOTS[optimizer]}
+                )
                 for s in (state, wide)
             )
             pairs = zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,6 +89,20 @@ def test_run_save_resume_under_another_plan(model: Path) -> None:
     assert straight.losses[-1] != pytest.approx(straight.losses[0], rel=1e-3)
 
 
+def test_train_py_prints_the_losses_of_a_run(model: Path) -> None:
+    folder = folder_of(model, "plan", {"dp_shard": "4", "tp": "2", "zero": "2", "microbatch": "2"})
+    losses = launch.run(folder, 3, device="cpu", quiet=True).losses
+    file = folder / plan_folder.PROGRAM / plan_folder.TRAIN
+    flags = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    started = subprocess.run(
+        [sys.executable, str(file), "--steps", "3"], capture_output=True, text=True, env=flags
+    )
+    assert started.returncode == 0, started.stderr
+    heads, said = zip(*(line.split("  loss ") for line in started.stdout.splitlines()), strict=True)
+    assert list(heads) == ["step 0", "step 1", "step 2"]
+    assert list(map(float, said)) == pytest.approx(losses, rel=1e-6)
+
+
 def test_verify(model: Path) -> None:
     folder = folder_of(model, "plan", {"tp": "2", "dp_shard": "2", "dp_replicate": "2"})
     found = launch.verify(folder)
@@ -99,7 +116,7 @@ def test_verify(model: Path) -> None:
 
 def test_verify_sees_a_program_that_computes_something_else(model: Path) -> None:
     folder = folder_of(model, "plan", {"tp": "2", "dp_replicate": "4"})
-    file = folder / plan_folder.PROGRAM / "train.py"
+    file = folder / plan_folder.PROGRAM / plan_folder.MODEL
     text = file.read_text()
     wrong = text.replace("jnp.tanh(", "jnp.sin(")
     assert wrong != text

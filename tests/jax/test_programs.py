@@ -119,7 +119,7 @@ def test_breaking_lines_changes_no_statement(monkeypatch: pytest.MonkeyPatch) ->
 
     def text(columns: int) -> str:
         monkeypatch.setattr(layout, "COLUMNS", columns)
-        program = emit(found.planned.lowered, found.plan, found.captured)["train.py"]
+        program = emit(found.planned.lowered, found.plan, found.captured)["model.py"]
         tree = ast.parse(program)
         for node in ast.walk(tree):
             if isinstance(node, (ast.Module, ast.FunctionDef)) and ast.get_docstring(node):

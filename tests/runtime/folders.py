@@ -8,6 +8,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
+from autopar.emit.pytorch.train import How, train_text
 from autopar.files import plan_folder
 from autopar.frontends.captured import Captured
 from autopar.frontends.loading import load_workload
@@ -71,12 +72,16 @@ def write(
         f"units={(units,) if units else ()})"
     )
     text = f"{head}MESH = {mesh}\nSETTINGS = {settings}\n\n{rest}"
+    clips = load_workload(workload).clip_norm
+    axes = Mesh(tuple(mesh), tuple(mesh.values())).trimmed()
+    how = How(axes, zero, microbatches, clips, staged=False)
     files = {
         plan_folder.PLAN: plans.to_json(found),
         plan_folder.BATCH: batch.to_json(captured(workload).batch),
         plan_folder.GRAPH: to_text(captured(workload).graph),
         plan_folder.CLUSTER: place.to_json(),
         "program/model.py": text,
+        "program/train.py": train_text(how),
     }
     if collectives:
         files[plan_folder.COLLECTIVES] = collectives

@@ -86,7 +86,7 @@ def test_every_framework_imports_what_it_wrote() -> None:
 def test_a_broken_program_is_not_among_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
     made = program(MESHES[0])
     broken = made.text.replace("self.norm", "self.1.norm")
-    monkeypatch.setattr(emit_torch, "emit", lambda *_: {"model.py": broken})
+    monkeypatch.setattr(emit_torch, "emit", lambda *_: {"model.py": broken, "train.py": ""})
     plan = SimpleNamespace(framework="torch", workload="model.py", cluster_file="")
     found: Any = SimpleNamespace(plan=plan, lowered=made.lowered, captured=made.captured)
     with pytest.raises(BrokenProgram):

@@ -161,7 +161,7 @@ def test_a_plan_of_another_version_of_the_tool_is_refused(tmp_path: Path) -> Non
 def test_a_folder_without_a_program(tmp_path: Path) -> None:
     plan = folders.write(tmp_path / "plan", {"tp": 1})
     (plan / "program" / "model.py").unlink()
-    with pytest.raises(UserError, match="no program for torch in"):
+    with pytest.raises(UserError, match="no whole program in"):
         run(plan, 1)
     with pytest.raises(UserError, match="autopar plan"):
         run(tmp_path / "nothing", 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from autopar.runtime.pytorch.trainer import Trainer
+from autopar.runtime.pytorch.trainer import Trainer, train_of
 
 
 def _groups(**changes: float) -> Callable[[Trainer], None]:
@@ -27,11 +27,12 @@ def _betas(trainer: Trainer) -> None:
 def _clip(trainer: Trainer) -> None:
     clip_norm = trainer.workload.clip_norm
     assert clip_norm is not None
-    trainer.workload = replace(trainer.workload, clip_norm=clip_norm * (1 + 1e-6))
+    wrong = replace(trainer.workload, clip_norm=clip_norm * (1 + 1e-6))
+    trainer.train = train_of(trainer.program, wrong)
 
 
 def _no_clip(trainer: Trainer) -> None:
-    trainer.workload = replace(trainer.workload, clip_norm=None)
+    trainer.train = train_of(trainer.program, replace(trainer.workload, clip_norm=None))
 
 
 def _local_norm(trainer: Trainer) -> None:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Protocol
 
+from autopar.emit.headings import count_of, state_held, train_heading
+from autopar.emit.jax import train
 from autopar.emit.jax.errors import JaxEmitError
 from autopar.emit.jax.functions import Marks, body, shown
 from autopar.emit.jax.loops import last_alone, last_stack
@@ -18,7 +20,7 @@ from autopar.nouns.mesh import DATA_AXES, Mesh
 from autopar.nouns.plan import Plan
 from autopar.nouns.sharding import Sharding
 
-FILE = "train.py"
+FILE = "model.py"
 OWN = (
     "BF16 FP16 FP32 Block Parameter Settings all_reduce all_to_all attention clamp conv copy_to "
     "cross_entropy derivative embedding gather keep_first layer layer_norm layers linear pad "
@@ -94,7 +96,26 @@ def emit(
         *_batch(captured, mesh),
     ]
     code = "\n".join(tables) + "\n\n\n" + "\n\n\n".join(parts) + "\n"
-    return {FILE: f"{_docstring(lowered, plan, captured)}\n\n{_imports(code)}\n\n{code}"}
+    model = f"{_docstring(lowered, plan, captured)}\n\n{_imports(code)}\n\n{code}"
+    return {FILE: model, train.FILE: train.train_text(_how(plan, captured, code))}
+
+
+def _how(plan: Plan, captured: CapturedModel, code: str) -> train.How:
+    """What the text of a step follows from."""
+    mesh = plan.program_mesh
+    return train.How(
+        mesh=mesh,
+        zero=plan.stages[0].zero,
+        microbatches=plan.microbatches,
+        clip_norm=plan.clip_norm,
+        deferred=", deferred=(" in code,
+        optimizer=plan.optimizer,
+        slots={"adamw": ("m", "v")}.get(plan.optimizer, ()),
+        frozen=", frozen=True)" in code,
+        about=tuple(
+            train_heading(plan, captured.samples, "python", "device", "by SETTINGS of model.py")
+        ),
+    )
 
 
 def _mesh(mesh: Mesh) -> str:
@@ -239,33 +260,20 @@ def _imports(code: str) -> str:
 def _docstring(lowered: Lowered, plan: Plan, captured: CapturedModel) -> str:
     mesh = plan.program_mesh
     size = lowered.mesh.size(MICROBATCH)
-    zero = {
-        0: "every data rank holds all of the state",
-        1: "optimizer state is split over dp_shard",
-        2: "gradients and optimizer state are split over dp_shard",
-        3: "parameters, gradients and optimizer state are split over dp_shard",
-    }[max(stage.zero for stage in plan.stages)]
-    devices = count_of(mesh.device_count, "device", "s")
+    devices = count_of(mesh.device_count, "device")
     return "\n".join(
         [
             f'"""{plan.workload.rpartition("/")[2]} on {devices}: {mesh}.',
             "",
             f"Batch:     {captured.samples} samples in {count_of(size, 'microbatch', 'es')}.",
-            f"State:     {zero}.",
+            f"State:     {state_held(plan)}.",
             f"Precision: {plan.precision}.",
             "",
             "`loss` runs on the pieces of one device, inside one `jax.shard_map`. A comment gives",
             "a result's shape there, for one microbatch, and how the model axes hold it: `tp:S2`",
             "is split along dim 2, `tp:P` a partial sum; all else is whole on every device.",
-            "Collectives are the calls that name an axis. `autopar.runtime.jax.step` makes the",
-            "jitted step of it: gradients, their reduction, the optimizer. The decisions stand in",
-            "../plan.json. To run it:",
-            "",
-            "    autopar run <the folder of plan.json>",
+            "Collectives are the calls that name an axis. train.py beside this file makes training",
+            "steps of it; the decisions stand in ../plan.json.",
             '"""',
         ]
     )
-
-
-def count_of(count: int, noun: str, plural: str) -> str:
-    return f"{count} {noun}{plural if count != 1 else ''}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from autopar.emit.headings import count_of, train_heading
 from autopar.emit.names import FUNCTIONS
+from autopar.emit.pytorch import train
 from autopar.emit.pytorch.bias import fuse_biases
 from autopar.emit.pytorch.classes import (
     Library,
@@ -30,9 +32,10 @@ from autopar.emit.pytorch.top import model_class
 from autopar.emit.pytorch.views import shorter_views
 from autopar.emit.text import Lines, literal
 from autopar.lowering.precision import HALF
-from autopar.lowering.spread import MICROBATCH, Lowered
-from autopar.lowering.stages import stage_parts
+from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered
+from autopar.lowering.stages import StagePart, stage_parts
 from autopar.nouns.plan import Plan
+from autopar.pipeline.of_plan import schedule_of
 
 FILE = "model.py"
 OWN = re.compile(
@@ -74,7 +77,56 @@ def emit(
         scope = scopes(lowered)
         root = module_tree(scope, lowered, "", printing, classes)
         top = f"class Model{model_class(lowered, scope, root, captured, printing)}"
-    return {FILE: _file(lowered, plan, captured, printing, top)}
+    model = _file(lowered, plan, captured, printing, top)
+    return {FILE: model, train.FILE: train.train_text(_how(whole, plan, captured, model, parts))}
+
+
+def _how(
+    lowered: Lowered,
+    plan: Plan,
+    captured: CapturedModel | None,
+    model: str,
+    parts: Sequence[StagePart],
+) -> train.How:
+    """What the text of a step follows from."""
+    zero = max(stage.zero for stage in plan.stages)
+    every = [
+        found
+        for body in (lowered, *lowered.blocks.values())
+        for found in body.tensors.values()
+        if found.tensor.role == "parameter"
+    ]
+    late = any(
+        placement.kind == "D" and axis not in BATCH_AXES
+        for found in every
+        for axis, placement in found.produced.placements
+    )
+    alone = any(not found.tensor.shape or 0 in found.tensor.shape for found in every)
+    mesh = plan.program_mesh
+    start = f"torchrun --nproc-per-node {mesh.device_count}"
+    samples = 0 if captured is None else captured.samples
+    return train.How(
+        mesh=mesh,
+        zero=zero,
+        microbatches=plan.microbatches,
+        clip_norm=plan.clip_norm,
+        staged=len(plan.stages) > 1,
+        counts="def counts(" in model,
+        late=late or (alone and zero > 0 and mesh.size("dp_shard") > 1),
+        tied=_tied(parts, plan),
+        optimizer=plan.optimizer,
+        schedule=plan.schedule,
+        about=tuple(train_heading(plan, samples, start, "rank", "by `recompute` in model.py")),
+    )
+
+
+def _tied(parts: Sequence[StagePart], plan: Plan) -> bool:
+    """Whether a parameter is held by several stages."""
+    if not parts:
+        return False
+    held = [name for part in parts for name, _ in part.lowered.graph.parameters()]
+    again = len(schedule_of(plan).ranks) > len(parts)  # a second pipeline through the same parts
+    return again or len(set(held)) < len(held)
 
 
 def _prepared(lowered: Lowered, probes: bool) -> Lowered:
@@ -186,7 +238,7 @@ def _docstring(lowered: Lowered, plan: Plan, captured: CapturedModel | None, bod
     mesh = plan.program_mesh
     ranks = mesh.device_count
     size = lowered.mesh.size(MICROBATCH)
-    micro = "1 microbatch" if size == 1 else f"{size} microbatches"
+    micro = count_of(size, "microbatch", "es")
     samples = "" if captured is None else f"{captured.samples} samples in "
     model = plan.workload.rpartition("/")[2]
     lines = [
@@ -202,9 +254,8 @@ def _docstring(lowered: Lowered, plan: Plan, captured: CapturedModel | None, bod
         "",
         *legend(body, lowered),
         "",
-        "The decisions stand in ../plan.json. To run it:",
-        "",
-        "    autopar run <the folder of plan.json>",
+        "The decisions stand in ../plan.json; train.py beside this file makes training steps of",
+        "it.",
         '"""',
     ]
     return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from autopar.emit.headings import state_held
 from autopar.emit.pytorch.site import uneven_dims
 from autopar.lowering.spread import BATCH_AXES, Lowered
 from autopar.nouns.plan import Plan
@@ -67,22 +68,17 @@ def legend(body: str, lowered: Lowered) -> list[str]:
 
 
 def state(plan: Plan) -> list[str]:
-    """How the data ranks hold the model's state, and what the runtime moves of it."""
+    """How the data ranks hold the model's state, and what ``train.py`` moves of it."""
     sizes = plan.program_mesh
     zero = max(stage.zero for stage in plan.stages)
     axes = [axis for axis in ("dp_replicate", "dp_shard") if sizes.size(axis) > 1]
-    held = (
-        "every data rank holds all of the state",
-        "optimizer state is split over dp_shard",
-        "gradients and optimizer state are split over dp_shard",
-        "parameters, gradients and optimizer state are split over dp_shard",
-    )[zero]
+    held = state_held(plan)
     if not axes:
         return [f"{held}."]
     moved = "gathers parameters and reduce-scatters gradients (FSDP2)"
     if not zero:
         moved = f"adds up gradients over {' and '.join(axes)} (DDP)"
-    return [f"{held}.", f"Not in this file: the runtime {moved}."]
+    return [f"{held}.", f"train.py {moved}."]
 
 
 def _splits_parameters(lowered: Lowered) -> bool:

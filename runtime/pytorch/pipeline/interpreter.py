@@ -60,10 +60,8 @@ class Interpreter:
             if a.kind in ("BI" if self.runs[a.stage].whole_backward else "BIW")
         }
 
-    def play(
-        self, ready: Callable[[int], Mapping[str, Any]], loss: Tensor, watch: Stopwatch
-    ) -> Tensor:
-        """All actions; ``loss`` and what stages added to it. ``ready``: a local microbatch.
+    def play(self, ready: Sequence[Mapping[str, Any]], loss: Tensor, watch: Stopwatch) -> Tensor:
+        """All actions; ``loss`` and what stages added to it. ``ready``: the local microbatches.
 
         Raises `PipelineStopped` where another rank is gone.
         """
@@ -87,14 +85,14 @@ class Interpreter:
         self,
         number: int,
         action: Action,
-        ready: Callable[[int], Mapping[str, Any]],
+        ready: Sequence[Mapping[str, Any]],
         watch: Stopwatch,
     ) -> Tensor | None:
         start = time.perf_counter()
         self.mail.post(number)
         share: Tensor | None = None
         if action.kind == "F":
-            made, share = self._forward(action, ready(action.microbatch))
+            made, share = self._forward(action, ready[action.microbatch])
             watch.lap("forward")
         else:
             made = self._backward(action, number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 
 from autopar.pipeline.actions import Lists
 from autopar.runtime.jobs.phases import Stopwatch
-from autopar.runtime.pytorch.gradients import Summing, start_sum
-from autopar.runtime.pytorch.parameters import Declared, Region
+from autopar.runtime.pytorch.gradients import NormOver, Summing, start_sum
+from autopar.runtime.pytorch.initialize import Target
+from autopar.runtime.pytorch.parameters import Declared, Region, lifted_to
 from autopar.runtime.pytorch.pipeline.edges import edges_of
 from autopar.runtime.pytorch.pipeline.interpreter import Interpreter
 from autopar.runtime.pytorch.pipeline.log import Played
@@ -25,15 +27,16 @@ from autopar.runtime.pytorch.pipeline.stage_run import StageRun
 from autopar.runtime.pytorch.pipeline.ties import Holding, Ties, holders
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.recomputing import RUNNING
-from autopar.runtime.pytorch.storage import Held, Storage, has_units, store
+from autopar.runtime.pytorch.storage import Held, Sharded, Storage, has_units, targets
 from autopar.runtime.settings import ProgramError, Settings
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Stages:
     """Every rank makes one, with the mesh in use and the same arguments.
 
-    ``lift`` replaces the floating dtypes of values. ``traffic``: the messages of a step, of all
-    ranks.
+    ``traffic``: the messages of a step, of all ranks.
     """
 
     grad_scale = 1.0
@@ -46,12 +49,12 @@ class Stages:
         lists: Lists,
         settings: Settings,
         ranks: Ranks,
-        lift: torch.dtype | None = None,
     ) -> None:
         self.ranks, self.settings = ranks, settings
+        self.watch = Stopwatch(ranks.device)
         self._check(stages, lists)
         here = ranks.index("pp")
-        wire = {name: _wire(value, lift) for name, value in values.items()}
+        wire = {name: _wire(value) for name, value in values.items()}
         self.runs = {
             n: StageRun(n, stage, values, wire, _stored(stage, ranks, settings))
             for n, stage in enumerate(stages)
@@ -60,6 +63,7 @@ class Stages:
         self.model = nn.ModuleDict({str(n): run.storage.model for n, run in self.runs.items()})
         self._pending: list[Summing] = []
         self._own_parameters(ties)
+        self.norm_over = NormOver.agreed(self.pieces, ranks)
         self._own_buffers(ties)
         edges = edges_of(stages, values)
         gradients = tuple(
@@ -112,7 +116,7 @@ class Stages:
             for h in run.storage.held.values():
                 h.counted = found[h.name][0].stage == n
         self.held = {name: first for name, (first, *_) in held.items()}
-        self.every_held = [h for copies in held.values() for h in copies]
+        self.pieces = [h for copies in held.values() for h in copies]
         self.ties = Ties(found, held, self.ranks)
 
     def _own_buffers(self, ties: Mapping[str, str]) -> None:
@@ -136,6 +140,11 @@ class Stages:
                     "part of the model once (not chimera)"
                 )
 
+    def targets(self) -> dict[str, Target]:
+        """Where the initial values of parameters and buffers go, by name, each once; `copy_twins`
+        hands them on."""
+        return targets(self.held, self.buffers())
+
     def buffers(self) -> Iterator[tuple[str, Tensor, Region]]:
         """(name, local tensor, region) of every buffer, each name once."""
         for name, ((tensor, region), *_) in self._buffers.items():
@@ -154,14 +163,19 @@ class Stages:
         for run in self.runs.values():
             run.storage.zero_grad()
 
-    def play(self, ready: Callable[[int], Mapping[str, Any]], watch: Stopwatch) -> Tensor:
-        """A step's actions; the sum of the losses of this rank's stages. ``ready``: a microbatch.
+    def play(
+        self, microbatches: Sequence[Mapping[str, Any]], more: Mapping[str, Any] = NOTHING
+    ) -> Tensor:
+        """A step's actions; the sum of the losses of this rank's stages. ``more``: what every
+        microbatch has beside its own entries.
 
         Afterwards `collect` makes the gradients of this rank's stages complete.
         """
         loss = torch.zeros((), device=self.ranks.device)
+        ready = [{**microbatch, **more} for microbatch in microbatches]
         with self.seeds:
-            return self.interpreter.play(ready, loss, watch)
+            loss = self.interpreter.play(ready, loss, self.watch)
+        return loss.to(self.norm_over.dtype)
 
     def _ended(self, stage: int) -> None:
         """Starts the sums over data axes of a stage that holds its parameters plain."""
@@ -200,9 +214,11 @@ def _stored(stage: Stage, ranks: Ranks, settings: Settings) -> Storage:
     )
     # nothing here writes to a stage's outputs, of which views are as good as others
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-    return store(module, ranks, own, replicas_plain=True)
+    if ranks.size("dp_shard") > 1 and own.zero > 0:
+        return Sharded(module, ranks, own)
+    return Storage(module, ranks, own)
 
 
-def _wire(value: Value, lift: torch.dtype | None) -> torch.dtype:
+def _wire(value: Value) -> torch.dtype:
     dtype: torch.dtype = getattr(torch, value.dtype)
-    return lift if lift is not None and dtype.is_floating_point else dtype
+    return lifted_to(dtype)

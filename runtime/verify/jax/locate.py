@@ -39,7 +39,7 @@ def locate(
     """One sentence on the first result that differs. ``parameters`` by full name, and ``batch``, in
     float64; called with 64-bit types enabled."""
     changed = edits_of(folder, plan, captured)
-    own = plan_folder.code_of(folder, "jax").read_text()
+    own = plan_folder.code_of(folder, plan_folder.MODEL).read_text()
     return compared(own, plan, captured, workload, parameters, batch, changed)
 
 

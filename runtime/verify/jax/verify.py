@@ -28,6 +28,7 @@ from autopar.runtime.jax.layout import by_name
 from autopar.runtime.jax.load import check_model_of, read_program
 from autopar.runtime.jax.step import Step
 from autopar.runtime.jobs.steps import batch_of
+from autopar.runtime.program_module import read_train
 from autopar.runtime.verify.collectives import compare_priced
 from autopar.runtime.verify.edits import edits_of, known_edits, raise_edited
 from autopar.runtime.verify.jax import counting
@@ -84,9 +85,9 @@ def verify(folder: str | Path) -> dict[str, Any]:
         named = by_name(paths_of(wide), captured.stacks) | wide_constants(captured)
     try:
         with jax.enable_x64(True):
-            lifted = Step(read_program(folder, lift="float64"), workload)
+            lifted = Step(read_program(folder, lift="float64"), workload, read_train(folder))
             exact = run(lifted, named, wide_batches, right)
-        program = Step(read_program(folder), workload)
+        program = Step(read_program(folder), workload, read_train(folder))
         own_parameters = by_name(paths_of(tree), captured.stacks) | dict(captured.constants)
         own = run(program, own_parameters, batches, right)
         issued = issued_collectives(program, batches[0])

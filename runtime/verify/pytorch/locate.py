@@ -63,7 +63,7 @@ def probed(folder: str | Path, workload: Workload) -> Probed:
     single_text = program_of(single, captured, probes=True)
     changed = edits_of(folder, plan, captured)
     if changed:
-        own_text = plan_folder.code_of(folder, plan.framework).read_text()
+        own_text = plan_folder.code_of(folder, plan_folder.MODEL).read_text()
         spread_text = instrumented(own_text, program_of(plan, captured, marks=True), PROBE)
     else:
         spread_text = program_of(spread, captured, probes=True)

@@ -28,9 +28,15 @@ from autopar.lowering.collectives import Row
 from autopar.nouns.errors import UserError
 from autopar.nouns.workload import Workload
 from autopar.pipeline.of_plan import lists_of
+from autopar.runtime.program_module import read_train
 from autopar.runtime.pytorch import program
 from autopar.runtime.pytorch.initialize import initialize
-from autopar.runtime.pytorch.load import check_model_of, check_same, read_program, start
+from autopar.runtime.pytorch.load import (
+    check_model_of,
+    check_same,
+    read_program,
+    start,
+)
 from autopar.runtime.pytorch.parameters import Region, region_shape
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.trainer import Program, Trainer
@@ -228,7 +234,7 @@ def make_trainer(
     program.FP32 = lift or before  # emitted code takes the name when it is imported
     try:
         plan = plan_folder.read_plan(folder)
-        found = Program.of(read_program(folder), lists_of(plan))
+        found = Program.of(read_program(folder), lists_of(plan), read_train(folder))
     finally:
         program.FP32 = before
     return Trainer(

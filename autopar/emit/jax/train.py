@@ -1,0 +1,239 @@
+"""``train.py``: one training step around the loss, each thing that happens in it on a line.
+
+`autopar run` and `autopar verify` compile the `hold`, `backward` and `update` that are written
+here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from autopar.emit.text import Lines, docstring, literal, tuple_text
+from autopar.nouns.mesh import DATA_AXES, Mesh
+
+FILE = "train.py"
+RUNTIME = (
+    "Array Arrays Held Layout Leaf State Step clipped cpu_devices global_batch join_pieces "
+    "make_mesh messages norm_of optimizer_step own_pieces read scatter"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """What decides about the text of a step.
+
+    deferred: whether some gradients are partial sums over model axes when backward ends.
+    slots:    what the optimizer keeps of every parameter.
+    frozen:   whether there are parameters without gradients.
+    about:    lines of the docstring.
+    """
+
+    mesh: Mesh
+    zero: int
+    microbatches: int
+    clip_norm: float | None
+    deferred: bool = True
+    optimizer: str = "adamw"
+    slots: tuple[str, ...] = ("m", "v")
+    frozen: bool = True
+    about: tuple[str, ...] = ("One training step.",)
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        return tuple(a for a in DATA_AXES if self.mesh.size(a) > 1)
+
+    @property
+    def shards(self) -> bool:
+        """Whether ``dp_shard`` cuts state at all."""
+        return self.zero > 0 and self.mesh.size("dp_shard") > 1
+
+    @property
+    def joins(self) -> bool:
+        """Whether devices hold whole parameters over ``dp_shard`` and update pieces of them."""
+        return self.shards and self.zero < 3
+
+
+def train_text(how: How) -> str:
+    """The file."""
+    parts = [_hold(how), _backward(how), _reduced(how), _update(how), _main(how)]
+    body = "\n\n\n".join("\n".join(part) for part in parts if part)
+    used = [name for name in RUNTIME if re.search(rf"(?<![\w.\"]){name}\b", body)]
+    head = [docstring(how.about), "", "from __future__ import annotations", ""]
+    head += ["import argparse", "import sys", "from pathlib import Path", ""]
+    code = re.sub(r"#.*", "", body)
+    head += ["import jax"] * bool(re.search(r"\bjax\.", code))
+    head += ["import jax.numpy as jnp"] * ("jnp." in code)
+    head += ["from jax import lax"] * bool(re.search(r"\blax\.", code))
+    head += ["from jax.sharding import PartitionSpec as P", ""]
+    head += ["from autopar.runtime.jax.training import ("]
+    head += [f"    {name}," for name in sorted(used, key=lambda n: (n[0].islower(), n))] + [")"]
+    return "\n".join(head) + "\n\n\n" + body + "\n"
+
+
+def _hold(how: How) -> list[str]:
+    lines = Lines(4)
+    lines.add('"""The mesh, and how each array of the state lies on it (of a batch: BATCH)."""')
+    axes = ", ".join(
+        f"{axis}={size}" for axis, size in zip(how.mesh.axes, how.mesh.sizes, strict=True)
+    )
+    lines.add(f"mesh = make_mesh({axes or 'dp_shard=1'})")
+    model = " and ".join(a for a in how.mesh.axes if a not in DATA_AXES)
+    over = f"over {model} as model.py says" if model else "whole on every device"
+    if not how.shards:
+        lines.add("params = layout.specs()", over)
+        moments = "params"
+    else:
+        whole = f"{over}, whole over dp_shard" if model else "whole on every device"
+        cut = "a dim of each over dp_shard" + (" too" if model else "")
+        if how.joins:
+            lines.add("params = layout.specs()", whole)
+            lines.add("pieces = layout.specs(cut=True)", cut)
+            moments = "pieces"
+        else:
+            lines.add("params = layout.specs(cut=True)", cut)
+            moments = "params"
+    entries = ['"params": params', *(f'"{slot}": {moments}' for slot in how.slots)]
+    entries += ['"frozen": layout.frozen_specs()'] * how.frozen + ['"step": P()']
+    lines.add(f"return mesh, {{{', '.join(entries)}}}")
+    return ["def hold(layout: Layout) -> Held:", *lines.lines]
+
+
+def _backward(how: How) -> list[str]:
+    lines = Lines(4)
+    lines.add('"""On one device: the loss of a global batch, and its pieces of the gradients."""')
+    if how.microbatches == 1:
+        lines.add("microbatch = {name: entry[0] for name, entry in batch.items()}")
+        made = "loss, gradients = step.value_and_grad(state, microbatch)"
+        lines.add(made, _moved(how), above=True)
+    else:
+        lines.blank()
+        lines.add("def add(so_far: Arrays, microbatch: Arrays) -> tuple[Arrays, None]:")
+        inner = Lines(8)
+        inner.add("more = step.value_and_grad(state, microbatch)", _moved(how), above=True)
+        inner.add("return jax.tree.map(jnp.add, so_far, more), None")
+        lines.lines += [*inner.lines, ""]
+        lines.add("(loss, gradients), _ = lax.scan(add, step.zeros(state, batch), batch)")
+    if how.data:
+        lines.add(f"loss = lax.psum(loss, {_names(how.data)})")
+    own = f"lax.psum(g, {_names(how.data)})" if how.data else "g"
+    if _differs(how):
+        lines.add("leaves = step.layout.leaves")
+        own = "reduced(leaves[name], g)"
+    if own != "g":
+        lines.add(f"gradients = {{name: {own} for name, g in gradients.items()}}")
+    lines.add("return loss, gradients")
+    return [
+        "def backward(step: Step, state: State, batch: Arrays) -> tuple[Array, Arrays]:",
+        *lines.lines,
+    ]
+
+
+def _moved(how: How) -> str:
+    """What the derivative of the loss moves over ``dp_shard`` by itself."""
+    if not how.shards or how.zero == 1:
+        return "`loss` of model.py"
+    if how.zero == 2:
+        return "`loss` of model.py; a layer's gradients are reduce-scattered over dp_shard"
+    return "`loss` of model.py, a layer's parameters all-gathered over dp_shard twice"
+
+
+def _names(axes: tuple[str, ...]) -> str:
+    return literal(axes[0]) if len(axes) == 1 else tuple_text(axes)
+
+
+def _differs(how: How) -> bool:
+    """Whether gradients are not all reduced alike."""
+    return how.shards or how.deferred
+
+
+def _reduced(how: How) -> list[str]:
+    if not _differs(how):
+        return []
+    lines = Lines(4)
+    lines.add('"""A gradient, summed over all devices that have parts of it."""')
+    rest = how.data
+    if how.shards:
+        rest = tuple(axis for axis in how.data if axis != "dp_shard")
+        every = _names(how.data)
+        if how.deferred:
+            every = f"({', '.join(map(literal, how.data))}, *leaf.parameter.deferred)"
+        lines.add("if leaf.cut is None:", "no dim that dp_shard divides: whole on every device")
+        lines.lines.append(f"        return lax.psum(gradient, {every})")
+        if how.zero == 1:
+            lines.add('gradient = scatter(gradient, leaf.dim, "dp_shard")', "a reduce-scatter")
+    if rest:
+        lines.add(f"gradient = lax.psum(gradient, {_names(rest)})")
+    if how.deferred:
+        lines.add("if leaf.parameter.deferred:", "model axes whose devices have parts of it")
+        lines.lines.append("        gradient = lax.psum(gradient, leaf.parameter.deferred)")
+    lines.add("return gradient")
+    *before, last, _ = lines.lines
+    if last.startswith("    gradient = "):  # what is returned at once needs no name
+        lines.lines = [*before, last.replace("gradient =", "return", 1)]
+    return ["def reduced(leaf: Leaf, gradient: Array) -> Array:", *lines.lines]
+
+
+def _update(how: How) -> list[str]:
+    name = {"adamw": "AdamW", "sgd": "SGD"}.get(how.optimizer, how.optimizer)
+    lines = Lines(4)
+    done = f"Steps {name}"
+    if how.clip_norm is not None:
+        done = f"Clips by the norm of the whole gradient, and steps {name}"
+    lines.add(f'"""{done}; every device its own pieces."""')
+    if how.clip_norm is not None:
+        lines.add(
+            "norm = norm_of(step.layout, gradients)",
+            "one psum of the sum of squares" if how.mesh.device_count > 1 else "",
+        )
+        lines.add(f"gradients = clipped(gradients, norm, {literal(how.clip_norm)})")
+    given = 'state["params"]'
+    if how.joins:
+        lines.add(f"pieces = own_pieces(step.layout, {given})", "a part of each along dp_shard")
+        given = "pieces"
+    lines.add('number = state["step"] + 1')
+    lines.add(f"params, slots = optimizer_step(step.workload, number, {given}, gradients, state)")
+    if how.joins:
+        lines.add("params = join_pieces(step.layout, params)", "all-gathers over dp_shard")
+    lines.add('state = {**state, **slots, "params": params, "step": number}')
+    lines.add(f"return state, {'norm' if how.clip_norm is not None else 'jnp.zeros(())'}")
+    return [
+        "def update(step: Step, state: State, gradients: Arrays) -> tuple[State, Array]:",
+        *lines.lines,
+    ]
+
+
+def _main(how: How) -> list[str]:
+    lines = Lines(4)
+    lines.add('"""What the one process runs; it sees all devices."""')
+    lines.add("folder = Path(__file__).resolve().parents[1]")
+    lines.add("program = read(folder)", "model.py, and the file that was planned")
+    lines.add(
+        "# jax.jit of jax.shard_map over the mesh: `backward`, then `update`, the state donated"
+    )
+    lines.add("step = Step(program.model, program.workload, sys.modules[__name__])")
+    lines.add(
+        "state = step.initial(program.parameters(step.layout), program.constants)",
+        "each device makes its pieces",
+        above=True,
+    )
+    lines.add("for number in range(steps):")
+    inner = Lines(8)
+    inner.add("batch = global_batch(program.workload, number)")
+    inner.add("state, loss, _ = step.step(state, step.cut(batch))")
+    inner.add('print(f"step {number}  loss {float(loss):.6f}", flush=True)')
+    count = how.mesh.device_count
+    return [
+        "def main(steps: int) -> None:",
+        *lines.lines,
+        *inner.lines,
+        "",
+        "",
+        'if __name__ == "__main__":',
+        "    parser = argparse.ArgumentParser()",
+        '    parser.add_argument("--steps", type=int, default=10)',
+        "    arguments = parser.parse_args()",
+        "    with messages():",
+        f"        cpu_devices({count})  # where there is no accelerator",
+        "        main(arguments.steps)",
+    ]

@@ -1,0 +1,279 @@
+"""``train.py``: one training step around the model, each thing that happens in it on a line.
+
+`autopar run` and `autopar verify` call the `hold`, `backward` and `update` that are written here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.emit.text import Lines, docstring, literal
+from autopar.nouns.mesh import DATA_AXES, Mesh
+
+FILE = "train.py"
+RUNTIME = (
+    "Batch Program Ranks Replicated Sharded Stages Storage all_reduce_async check_alike clip "
+    "cut_batch global_batch initialize make_optimizer rank_of_job read reduce_late running "
+    "seed_draws total_counts"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """What decides about the text of a step.
+
+    staged:    whether the program is a pipeline of several stages.
+    counts:    whether the program divides by what is counted in the whole batch.
+    late:      whether gradients may be partial sums when backward ends: parameters that are
+               ``tp:D``, and scalars, which FSDP2 leaves alone.
+    tied:      whether stages share parameters.
+    optimizer: ``adamw`` or ``sgd``, "" where that is not known.
+    about:     lines of the docstring.
+    """
+
+    mesh: Mesh
+    zero: int
+    microbatches: int
+    clip_norm: float | None
+    staged: bool
+    counts: bool = True
+    late: bool = True
+    tied: bool = True
+    optimizer: str = ""
+    schedule: str = ""
+    about: tuple[str, ...] = ("One training step.",)
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        return tuple(a for a in DATA_AXES if self.mesh.size(a) > 1)
+
+    @property
+    def shards(self) -> bool:
+        """Whether FSDP2 holds the state."""
+        return self.zero > 0 and self.mesh.size("dp_shard") > 1
+
+    @property
+    def holder(self) -> str:
+        """The class of the runtime that holds the state."""
+        if self.staged:
+            return "Stages"
+        return "Sharded" if self.shards else "Replicated" if self.data else "Storage"
+
+    @property
+    def model_axes(self) -> tuple[str, ...]:
+        return tuple(a for a in self.mesh.axes if a not in (*DATA_AXES, "pp"))
+
+
+def train_text(how: How) -> str:
+    """The file."""
+    body = "\n\n\n".join("\n".join(part) for part in (_hold(how), _backward(how), _update(how)))
+    body += "\n\n\n" + "\n".join(_main(how))
+    used = [name for name in RUNTIME if re.search(rf"(?<![\w.]){name}\b", body)]
+    head = [
+        docstring(how.about),
+        "",
+        "from __future__ import annotations",
+        "",
+        "import argparse",
+        "from pathlib import Path",
+        "",
+        "import torch",
+        "from torch import Tensor",
+        "",
+        "from autopar.runtime.pytorch.training import (",
+        *(f"    {name}," for name in sorted(used, key=lambda n: (n[0].islower(), n))),
+        ")",
+    ]
+    return "\n".join(head) + "\n\n\n" + body + "\n"
+
+
+def _hold(how: How) -> list[str]:
+    lines = Lines(4)
+    lines.add(f'"""{_held(how)}"""')
+    given = "program.model(), ranks, program.settings"
+    if how.staged:
+        given = (
+            "program.stages, program.values, program.ties, program.lists, program.settings, ranks"
+        )
+    lines.add(f"return {how.holder}({given})")
+    return [f"def hold(program: Program, ranks: Ranks) -> {how.holder}:", *lines.lines]
+
+
+def _held(how: How) -> str:
+    if how.staged:
+        return "This rank's stages of the pipeline: their parameters, and who sends what to whom."
+    if not how.shards:
+        if how.data:
+            return f"Every rank of {_and(how.data)} holds all that it computes with (DDP)."
+        return "Every parameter stays as it is: no axis splits the batch."
+    return {
+        1: "FSDP2 over dp_shard: gathers all parameters once a step; splits the optimizer's state.",
+        2: "FSDP2 over dp_shard: gathers all parameters once a step; splits gradients and state.",
+        3: "FSDP2 over dp_shard: gathers a layer's parameters for its forward, again for backward.",
+    }[how.zero]
+
+
+def _backward(how: How) -> list[str]:
+    lines = Lines(4)
+    lines.add('"""The loss of a global batch; `grad` of every piece is then the gradient of it."""')
+    lines.add("state.zero_grad()")
+    cut = _and(("microbatch", *how.data) if how.microbatches > 1 else how.data)
+    lines.add(
+        "microbatches = cut_batch(batch, state.ranks, state.settings)",
+        f"dim 0 by {cut}" if cut else "",
+    )
+    given = "microbatch"
+    if how.counts:
+        over = f": an all_reduce over {_and(how.data)}" if how.data else ""
+        lines.add(
+            "counts = total_counts(state, microbatches)",
+            f"labels of the whole batch{over}",
+            above=True,
+        )
+        given += ", counts"
+    if how.staged:
+        _play(how, lines)
+    elif how.microbatches == 1:
+        lines.add("(microbatch,) = microbatches")
+        lines.add(f"share = state.forward({given})", "model.py")
+        if how.data:
+            lines.add(f"loss = {_summed(how, 'share')}")
+        lines.add("state.backward(share)", _reduced(how, "here"))
+    else:
+        _loop(how, lines, given)
+    _late(how, lines)
+    lines.add("return loss.wait()" if how.data or how.staged else "return share.detach()")
+    if not how.data and how.microbatches > 1 and not how.staged:
+        lines.lines[-1] = "    return loss"
+    return [f"def backward(state: {how.holder}, batch: Batch) -> Tensor:", *lines.lines]
+
+
+def _loop(how: How, lines: Lines, given: str) -> None:
+    lines.add("so_far = torch.zeros((), device=state.ranks.device)")
+    lines.add("for i, microbatch in enumerate(microbatches):")
+    inner = Lines(8)
+    inner.add("last = i == len(microbatches) - 1")
+    inner.add("with state.microbatch(last):", _reduced(how, "loop"), above=True)
+    deep = Lines(12)
+    deep.add(f"share = state.forward({given})", "model.py")
+    deep.add("so_far = so_far + share.detach()")
+    if how.data:
+        deep.add("if last:")
+        deep.lines.append(f"                loss = {_summed(how, 'so_far')}")
+    deep.add("state.backward(share)", "adds to the gradients there are")
+    lines.lines += [*inner.lines, *deep.lines]
+    if not how.data:
+        lines.lines = [line.replace("so_far", "loss") for line in lines.lines]
+
+
+def _play(how: How, lines: Lines) -> None:
+    said = f"forwards and backwards as {how.schedule} orders them" if how.schedule else ""
+    given = "microbatches, counts" if how.counts else "microbatches"
+    if said:
+        lines.add(f"# {said}; model.py has what the stages are and send")
+    lines.add(f"share = state.play({given})")
+    lines.add(f"loss = {_summed(how, 'share')}")
+
+
+def _summed(how: How, value: str) -> str:
+    axes = (*(("pp",) if how.staged else ()), *how.data)
+    return f"all_reduce_async({', '.join((value, 'state.ranks', *map(literal, axes)))})"
+
+
+def _reduced(how: How, where: str) -> str:
+    """What happens to gradients over the data axes, meanwhile."""
+    if not how.data:
+        return ""
+    if not how.shards:
+        if where == "here":
+            return f"DDP meanwhile adds gradients up over {_and(how.data)}"
+        return f"DDP adds gradients up over {_and(how.data)} in the last"
+    whole = "dp_replicate" in how.data
+    if where == "here":
+        more = ", then all-reduces over dp_replicate" if whole else ""
+        return f"FSDP2 meanwhile reduce-scatters over dp_shard{more}"
+    often = "the last" if how.zero == 1 else "each"
+    more = ", all-reduces over dp_replicate in the last" if whole else ""
+    return f"FSDP2 reduce-scatters over dp_shard in {often}{more}"
+
+
+def _late(how: How, lines: Lines) -> None:
+    if how.shards or how.staged:
+        lines.add("state.collect()", "from here on `grad` is this rank's piece")
+    if how.late:
+        model = [f"`{axis}:D`" for axis in how.model_axes]
+        what = f"gradients that are partial sums, {_and(model)} in model.py" if model else ""
+        lines.add("reduce_late(state.pieces, state.ranks)", what, above=True)
+    if how.staged and how.tied:
+        lines.add("state.ties.sum()", "parameters that several stages hold")
+
+
+def _update(how: How) -> list[str]:
+    lines = Lines(4)
+    done = "Clips by the norm of the whole gradient, and steps" if how.clip_norm else "Steps"
+    lines.add(f'"""{done}; every rank updates its own pieces."""')
+    if how.clip_norm is not None:
+        over = ", state.norm_over" if how.staged else ""
+        lines.add(
+            f"norm = clip(state.pieces, state.ranks, {literal(how.clip_norm)}{over})",
+            "one all_reduce of the sum of squares" if how.mesh.device_count > 1 else "",
+        )
+    lines.add("optimizer.step()")
+    if how.clip_norm is not None:
+        lines.add("return norm")
+    result = "None" if how.clip_norm is None else "Tensor"
+    head = f"def update(state: {how.holder}, optimizer: torch.optim.Optimizer) -> {result}:"
+    return [head, *lines.lines]
+
+
+def _main(how: How) -> list[str]:
+    name = {"adamw": "AdamW", "sgd": "SGD"}.get(how.optimizer, "the optimizer")
+    start = Lines(4)
+    start.add('"""What every rank runs."""')
+    start.add("folder = Path(__file__).resolve().parents[1]")
+    start.add("program, workload = read(folder)", "model.py, and the file that was planned")
+    start.add("ranks = Ranks(program.mesh, device)", f"this process's place in {_shape(how.mesh)}")
+    start.add("with running(ranks, program.settings.precision):")
+    inner = Lines(8)
+    inner.add("state = hold(program, ranks)")
+    inner.add(
+        "initialize(workload.model, workload.seed, state.targets())",
+        "each rank its pieces of the model's initial weights",
+        above=True,
+    )
+    if how.staged and how.tied:
+        inner.add("state.copy_twins()", "stages of one rank may hold the same parameter")
+    inner.add("optimizer = make_optimizer(workload, state.pieces)", f"{name} of this rank's pieces")
+    inner.add("seed_draws(workload, ranks)", "dropout: others for other samples")
+    inner.add("for step in range(steps):")
+    deep = Lines(12)
+    deep.add("batch = global_batch(workload, step)", "all of it, on every rank")
+    deep.add("check_alike(batch)")
+    deep.add("loss = backward(state, batch)")
+    deep.add("update(state, optimizer)")
+    deep.add("if ranks.rank == 0:")
+    deep.lines.append('                print(f"step {step}  loss {float(loss):.6f}", flush=True)')
+    return [
+        "def main(device: torch.device, steps: int) -> None:",
+        *start.lines,
+        *inner.lines,
+        *deep.lines,
+        "",
+        "",
+        'if __name__ == "__main__":',
+        "    parser = argparse.ArgumentParser()",
+        '    parser.add_argument("--steps", type=int, default=10)',
+        "    arguments = parser.parse_args()",
+        "    with rank_of_job() as device:  # torchrun's process group: NCCL on GPUs, else gloo",
+        "        main(device, arguments.steps)",
+    ]
+
+
+def _shape(mesh: Mesh) -> str:
+    return f"the mesh {mesh}" if mesh.axes else "a mesh of one rank"
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

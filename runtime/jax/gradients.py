@@ -1,0 +1,54 @@
+"""After backward, on one device: the norm of the whole gradient, clipping, and pieces to update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from autopar.runtime.jax.collectives import join, own_piece
+from autopar.runtime.jax.layout import Layout
+
+Array = Any
+Arrays = Mapping[str, Array]
+
+
+def norm_of(layout: Layout, gradients: Arrays) -> Array:
+    """The norm of the whole gradient, from the pieces, in at least float32."""
+    cutting = {k: layout.cutting_axes(layout.leaves[k]) for k in gradients}
+    axes = tuple(a for a in layout.mesh if any(a in c for c in cutting.values()))
+    total = sum(
+        jnp.square(g.astype(jnp.promote_types(g.dtype, jnp.float32))).sum()
+        / math.prod(layout.mesh[a] for a in axes if a not in cutting[k])
+        for k, g in gradients.items()
+    )
+    return jnp.sqrt(lax.psum(total, axes) if axes else total)
+
+
+def clipped(gradients: Arrays, norm: Array, largest: float) -> Arrays:
+    """``gradients``, whose norm is ``norm``, made ``largest`` long where they are longer."""
+    scale = jnp.minimum(1.0, largest / (norm + 1e-6))
+    return {k: g * scale.astype(g.dtype) for k, g in gradients.items()}
+
+
+def own_pieces(layout: Layout, parameters: Arrays) -> dict[str, Array]:
+    """Of parameters that are whole over ``dp_shard``, the pieces that this device updates."""
+    return {k: own_part(layout, k, p) for k, p in parameters.items()}
+
+
+def own_part(layout: Layout, key: str, p: Array) -> Array:
+    """The piece of one parameter along ``dp_shard``; all of it where none is cut."""
+    dim = layout.leaves[key].dim
+    return p if dim is None else own_piece(p, dim, "dp_shard")
+
+
+def join_pieces(layout: Layout, pieces: Arrays) -> dict[str, Array]:
+    """Whole parameters from the pieces of all devices along ``dp_shard``."""
+    return {k: _joined(p, layout.leaves[k].dim) for k, p in pieces.items()}
+
+
+def _joined(piece: Array, dim: int | None) -> Array:
+    return piece if dim is None else join(piece, dim, "dp_shard")

@@ -1,0 +1,24 @@
+"""Everything that the ``train.py`` of emitted programs imports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax.sharding import Mesh
+
+from autopar.runtime.jax.collectives import scatter
+from autopar.runtime.jax.gradients import clipped, join_pieces, norm_of, own_pieces
+from autopar.runtime.jax.layout import Layout, Leaf
+from autopar.runtime.jax.load import cpu_devices, messages, read
+from autopar.runtime.jax.optimizer import optimizer_step
+from autopar.runtime.jax.step import Array, Arrays, State, Step, make_mesh
+from autopar.runtime.jobs.steps import batch_of as global_batch
+
+Held = tuple[Mesh, dict[str, Any]]
+"""The mesh, and a tree of partition specs for the state."""
+
+__all__ = [
+    "Array", "Arrays", "Held", "Layout", "Leaf", "State", "Step", "clipped", "cpu_devices",
+    "global_batch", "join_pieces", "make_mesh", "messages", "norm_of", "optimizer_step",
+    "own_pieces", "read", "scatter",
+]  # fmt: skip

@@ -1,0 +1,61 @@
+"""Sums over the ranks of a step's own numbers: its loss, and what its means divide by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autopar.runtime.pytorch.pipeline.stages import Stages
+from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.pytorch.storage import Storage
+
+Counts = Callable[[Mapping[str, Any]], Mapping[str, torch.Tensor]]
+"""``counts`` of a program: what is summed over the global batch, of a part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """A sum on its way."""
+
+    value: torch.Tensor
+    work: dist.Work | None
+
+    def wait(self) -> torch.Tensor:
+        if self.work is not None:
+            self.work.wait()
+        return self.value
+
+
+def all_reduce_async(value: torch.Tensor, ranks: Ranks, *axes: str) -> Total:
+    """Starts to sum ``value`` over ``axes``, without gradient and in at least float32."""
+    dtype = value.dtype
+    if dtype.is_floating_point:
+        dtype = torch.promote_types(dtype, torch.float32)
+    total = value.detach().to(dtype, copy=True)
+    group = ranks.group(*axes)
+    return Total(
+        total, None if group is None else dist.all_reduce(total, group=group, async_op=True)
+    )
+
+
+def total_counts(
+    state: Storage | Stages, microbatches: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, torch.Tensor]]:
+    """``{"counts": ...}`` of the whole batch where the program divides by them: one all-reduce over
+    the data axes of what its ``counts`` finds in this rank's microbatches."""
+    asking: list[Any] = [state.model]
+    if isinstance(state, Stages):
+        asking = list(state.model.children())
+    asks: list[Counts] = [m.counts for m in asking if hasattr(m, "counts")]
+    if not asks:
+        return {}
+    with torch.no_grad():
+        each = [{n: c for ask in asks for n, c in ask(part).items()} for part in microbatches]
+        names = list(each[0])
+        own = [torch.stack([counts[n].to(torch.int64) for counts in each]).sum() for n in names]
+        total = all_reduce_async(torch.stack(own), state.ranks, *state.ranks.data_axes).wait()
+    return {"counts": dict(zip(names, total.unbind(), strict=True))}
