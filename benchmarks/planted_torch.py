@@ -128,7 +128,7 @@ ERRORS: tuple[Planted, ...] = (
     _emission("label smoothing is not written", "gpt tp",
         "layers:_cross_entropy", 'if site.attrs.get("label_smoothing", 0.0)', "if False"),
     _emission("statistics of the own samples alone", "images zero 3",
-        "layers:_batch_norm", "if axes:", "if False:"),
+        "layers:_statistics_over", "if axes else []", "if False else []"),
     _emission("a copy's gradient is not reduced", "narrow tp",
         "steps:calls", '(f"copy_to({x}, {axis})", "backward: all_reduce")', '(x, "")'),
     _runtime("copy_to sums nothing in backward", "narrow tp",

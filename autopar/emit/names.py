@@ -30,6 +30,8 @@ FUNCTIONS = frozenset(
     " gather keep_first local own_function pad recompute reduce_scatter repeat_heads rms_norm"
     " rotary shard whole".split()
 )
+# Layers of the runtime that hold local pieces.
+LAYERS = frozenset("BatchNorm Conv Embedding GroupNorm LayerNorm Linear RMSNorm".split())
 RESERVED = frozenset(keyword.kwlist) | {"F", "self", "nn", "torch", "local", "counts", "batch"}
 
 

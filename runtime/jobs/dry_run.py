@@ -125,7 +125,7 @@ def _first_of(mesh: Mesh) -> ranks.Ranks:
 
 def _once_a_class(model: nn.Module, module: ModuleType) -> None:
     """Instances of one class share what its forward gave for operands of one kind."""
-    own = [m for m in model.modules() if type(m) in vars(module).values()]
+    own = [m for m in model.modules() if type(m).__module__ == module.__name__]
     several = {kind for kind, count in Counter(type(m) for m in own).items() if count > 1}
     given: dict[Any, Any] = {}
     for instance in own:

@@ -1,4 +1,4 @@
-"""What emitted programs call beside torch: holders of parameters, and idioms in one line."""
+"""What emitted programs call beside torch: idioms in one line, and a holder of parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from autopar.runtime.pytorch import ranks
 from autopar.runtime.pytorch.dropout import drawn_apart
-from autopar.runtime.pytorch.parameters import local
 
 
 def device() -> torch.device:
@@ -26,11 +25,6 @@ class Weights(nn.Module):
         super().__init__()
         for name, tensor in tensors.items():
             setattr(self, name, tensor)
-
-    def local(self) -> dict[str, Tensor]:
-        """This rank's pieces by name: parameters in the dtype of compute, buffers as they are."""
-        pieces = {name: local(parameter) for name, parameter in self.named_parameters()}
-        return {**pieces, **dict(self.named_buffers())}
 
 
 def repeat_heads(x: Tensor, repeats: int) -> Tensor:

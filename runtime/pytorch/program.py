@@ -21,6 +21,15 @@ from autopar.runtime.pytorch.collectives import (
     whole,
 )
 from autopar.runtime.pytorch.dropout import dropout
+from autopar.runtime.pytorch.held_layers import (
+    BatchNorm,
+    Conv,
+    Embedding,
+    GroupNorm,
+    LayerNorm,
+    Linear,
+    RMSNorm,
+)
 from autopar.runtime.pytorch.layers import (
     Weights,
     attention,
@@ -39,8 +48,9 @@ from autopar.runtime.verify.pytorch.probe import probe
 FP32 = torch.float32
 
 __all__ = [
-    "FP32", "Buffer", "Parameter", "Settings", "Stage", "Value", "Weights", "all_reduce",
-    "all_to_all", "attention", "batch_norm", "copy_to", "cross_entropy", "device", "dropout",
-    "embedding", "gather", "keep_first", "local", "own_function", "pad", "probe", "recompute",
-    "reduce_scatter", "repeat_heads", "rms_norm", "rotary", "shard", "whole",
+    "FP32", "BatchNorm", "Buffer", "Conv", "Embedding", "GroupNorm", "LayerNorm", "Linear",
+    "Parameter", "RMSNorm", "Settings", "Stage", "Value", "Weights", "all_reduce", "all_to_all",
+    "attention", "batch_norm", "copy_to", "cross_entropy", "device", "dropout", "embedding",
+    "gather", "keep_first", "local", "own_function", "pad", "probe", "recompute", "reduce_scatter",
+    "repeat_heads", "rms_norm", "rotary", "shard", "whole",
 ]  # fmt: skip

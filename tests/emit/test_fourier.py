@@ -53,10 +53,10 @@ def test_as_a_person_writes_it() -> None:
         lambda: Changed(CHANGES["real part of two dims"]), lambda: {"x": torch.zeros(4, 6, 8)}
     )
     text = emitted(made, Spread(Mesh((), ()))).text
-    assert "torch.view_as_real(torch.fft.fftn(x, dim=(1, 2)))[..., 0]" in text
+    assert "torch.view_as_real(torch.fft.fftn(self.fc(x), dim=(1, 2)))[..., 0]" in text
 
 
 def test_in_half_precision_it_is_computed_in_float32() -> None:
     made = capture_of(lambda: Changed(CHANGES["pairs"]), lambda: {"x": torch.zeros(4, 6, 8)})
     half = emitted(made, Spread(Mesh((), ())), precision="bfloat16")
-    assert "torch.view_as_real(torch.fft.fft(x.float())).bfloat16()" in half.text
+    assert "torch.view_as_real(torch.fft.fft(self.fc(x).float())).bfloat16()" in half.text

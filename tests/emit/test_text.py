@@ -29,26 +29,24 @@ class GatedMLP(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate_proj = Weights(weight=Parameter((32, 16), "tp:S0"))
-        self.up_proj = Weights(weight=Parameter((32, 16), "tp:S0"))
-        self.down_proj = Weights(weight=Parameter((16, 32), "tp:S1"))
+        self.gate_proj = Linear(weight=Parameter((32, 16), "tp:S0"))
+        self.up_proj = Linear(weight=Parameter((32, 16), "tp:S0"))
+        self.down_proj = Linear(weight=Parameter((16, 32), "tp:S1"))
 
     def forward(self, x: Tensor) -> Tensor:
         h = copy_to(x, "tp")  # [4, 8, 16], backward: all_reduce
         x = copy_to(x, "tp")  # [4, 8, 16], backward: all_reduce
-        gate = F.silu(F.linear(h, local(self.gate_proj.weight)))  # [4, 8, 16] tp:S2
-        gate = gate * F.linear(x, local(self.up_proj.weight))  # [4, 8, 16] tp:S2
-        return F.linear(gate, local(self.down_proj.weight))
+        gate = F.silu(self.gate_proj(h))  # [4, 8, 16] tp:S2
+        return self.down_proj(gate * self.up_proj(x))  # [4, 8, 16] tp:P
 '''
 
 LAYER = """\
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        out = self.self_attn(rms_norm(x, local(self.input_layernorm.weight), 1e-06), cos, sin)
+        out = self.self_attn(self.input_layernorm(x), cos, sin)  # [4, 8, 16] tp:P
         x = whole(x, "tp")  # [4, 8, 16], backward: keep on the first rank
         out = all_reduce(out, "tp")  # [4, 8, 16]
         x = x + out
-        h = rms_norm(x, local(self.post_attention_layernorm.weight), 1e-06)  # [4, 8, 16]
-        out = self.mlp(h)  # [4, 8, 16] tp:P
+        out = self.mlp(self.post_attention_layernorm(x))  # [4, 8, 16] tp:P
         out = all_reduce(out, "tp")  # [4, 8, 16]
         return x + out
 """
@@ -75,8 +73,7 @@ LEGEND = """\
     `tp:P`                      a partial sum on each rank of tp
     `Parameter(..., "tp:S0")`   the shape is that of the whole, of which each rank holds a piece
     `Parameter(..., "tp:D")`    whole on every rank; the runtime adds up its gradient over tp
-    `Weights`                   the parameters of one layer under their own names
-    `local(w)`                  this rank's piece of a parameter, in the dtype of compute
+    `Linear(...)`               the layer of that name on this rank's pieces; it moves nothing
     `counts`                    labelled tokens of the whole batch, which means divide by
 """
 
@@ -88,7 +85,7 @@ def test_the_header_explains_what_the_file_has_and_nothing_else() -> None:
     assert LEGEND in header
     alone = emitted(captured("llama"), Spread(Mesh((), ()))).text
     assert "tp:" not in alone
-    assert "`local(w)`" in alone
+    assert "`Linear(...)`" in alone
     for case in CASES:
         for seed in range(3):
             spread = random_stage(captured(case), Mesh.parse("tp=3"), 1, seed)
@@ -273,7 +270,8 @@ def test_buffers_join_the_stream_in_its_precision(precision: str) -> None:
 def test_ties_are_one_object() -> None:
     text = emitted(captured("tied"), Spread(Mesh.parse("tp=2"))).text
     assert "self.lm_head" not in text
-    assert text.count("local(self.embed_tokens.weight)") == 2
+    assert "x = self.embed_tokens(input_ids" in text
+    assert text.count("local(self.embed_tokens.weight)") == 1
 
 
 def test_blocks_of_two_kinds() -> None:

@@ -54,15 +54,15 @@ def test_formatter_and_linter_have_nothing_to_say(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("training", "text"),
     [
-        (torch_training, lambda c: torch_train.train_text(torch_how(*c))),
-        (torch_training, lambda c: torch_train.train_text(torch_how(*c, 2))),
-        (jax_training, lambda c: jax_train.train_text(jax_how(*c))),
+        (torch_training, lambda *c: torch_train.train_text(torch_how(*c))),
+        (torch_training, lambda *c: torch_train.train_text(torch_how(*c, pp=2))),
+        (jax_training, lambda *c: jax_train.train_text(jax_how(*c))),
     ],
     ids=["torch", "pipelines", "jax"],
 )
 def test_what_it_imports_is_there(training: object, text: Callable[..., str]) -> None:
     for choice in CHOICES:
-        for node in ast.walk(ast.parse(text(choice))):
+        for node in ast.walk(ast.parse(text(*choice))):
             if isinstance(node, ast.ImportFrom) and str(node.module).endswith(".training"):
                 assert all(hasattr(training, alias.name) for alias in node.names)
 

@@ -58,10 +58,10 @@ MUTATIONS: Mapping[str, tuple[str, str]] = {
     "a name that is no attribute": ("self.norm", "self.1.norm"),
     "an import that is not there": ("import torch\n", "import torch\nimport nowhere\n"),
     "a name that nothing defines": ("    Parameter,\n", ""),
-    "a module that is not declared": ("self.norm.weight", "self.gone.weight"),
+    "a module that is not declared": ("self.norm(", "self.gone("),
     "another shape": ("Parameter((27, 16))", "Parameter((27, 15))"),
-    "a pair where a tensor is meant": ("rms_norm(x,", "rms_norm((x, x),"),
-    "another dtype": ("F.embedding(input_ids,", "F.embedding(input_ids.float(),"),
+    "a pair where a tensor is meant": ("self.norm(x)", "self.norm((x, x))"),
+    "another dtype": ("self.embed_tokens(input_ids", "self.embed_tokens(input_ids.float()"),
     "a loss that is no number": ('count=counts["loss"]', "count=None"),
     "no way back": ("return cross_entropy(", "return torch.zeros(()).fmod("),
 }

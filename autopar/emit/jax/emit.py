@@ -272,8 +272,8 @@ def _docstring(lowered: Lowered, plan: Plan, captured: CapturedModel) -> str:
             "`loss` runs on the pieces of one device, inside one `jax.shard_map`. A comment gives",
             "a result's shape there, for one microbatch, and how the model axes hold it: `tp:S2`",
             "is split along dim 2, `tp:P` a partial sum; all else is whole on every device.",
-            "Collectives are the calls that name an axis. train.py beside this file makes training",
-            "steps of it; the decisions stand in ../plan.json.",
+            "Collectives are the calls that name an axis. The decisions stand in ../plan.json;",
+            "train.py makes training steps of this.",
             '"""',
         ]
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.emit.marks import unmarked
-from autopar.emit.names import class_name, first_free, identifier
+from autopar.emit.names import LAYERS, class_name, first_free, identifier
 from autopar.emit.pytorch import modules
 from autopar.emit.pytorch.forward import Forward
 from autopar.emit.pytorch.reading import interface, reads
@@ -18,7 +18,7 @@ from autopar.emit.text import Lines, literal, split_items
 from autopar.lowering.spread import Lowered, Operand
 from autopar.nouns.graph import Tensor
 
-TAKEN = frozenset("Model Parameter Buffer Settings Weights Tensor F Module".split())
+TAKEN = LAYERS | frozenset("Model Parameter Buffer Settings Weights Tensor F Module".split())
 HINTS = {("rotary", 1): "cos", ("rotary", 2): "sin", ("attention", 3): "mask"}
 
 
@@ -157,6 +157,7 @@ def surroundings(
         printing.known[block],
         attribute=lambda path: modules.access(root, path[start:]),
         iterable=lambda paths: modules.iterable(root, [p[start:] for p in paths]),
+        layer=lambda path, layer: modules.become(root, path[start:], layer),
         probes=printing.probes,
         marks=printing.marks,
         recompute=printing.recompute,

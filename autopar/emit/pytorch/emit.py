@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autopar.emit.headings import count_of, train_heading
-from autopar.emit.names import FUNCTIONS
+from autopar.emit.names import FUNCTIONS, LAYERS
 from autopar.emit.pytorch import train
 from autopar.emit.pytorch.bias import fuse_biases
 from autopar.emit.pytorch.classes import (
@@ -38,9 +38,8 @@ from autopar.nouns.plan import Plan
 from autopar.pipeline.of_plan import schedule_of
 
 FILE = "model.py"
-OWN = re.compile(
-    rf"(?<![\w.])(FP32|Buffer|Parameter|Settings|Stage|Value|Weights|{'|'.join(sorted(FUNCTIONS))})\("
-)
+_OWN = "FP32 Buffer Parameter Settings Stage Value Weights".split()
+OWN = re.compile(rf"(?<![\w.])({'|'.join(sorted({*_OWN, *FUNCTIONS, *LAYERS}))})\(")
 
 
 def emit(
@@ -254,8 +253,7 @@ def _docstring(lowered: Lowered, plan: Plan, captured: CapturedModel | None, bod
         "",
         *legend(body, lowered),
         "",
-        "The decisions stand in ../plan.json; train.py beside this file makes training steps of",
-        "it.",
+        "The decisions stand in ../plan.json; train.py makes training steps of this.",
         '"""',
     ]
     return "\n".join(lines)

@@ -210,7 +210,8 @@ class Forward(Values):
 
     def _site(self, op: LoweredOp, args: Sequence[Expr], bias: Expr | None) -> Site:
         count = self.around.counts.get(op.op.name, "")
-        return Site(self.lowered, op, tuple(args), bias, count, self.around.half)
+        around = self.around
+        return Site(self.lowered, op, tuple(args), bias, count, around.half, around.layer)
 
     def _size(self, name: str) -> tuple[int, int]:
         return self.pending[name].weight, len(self.pending[name].text)

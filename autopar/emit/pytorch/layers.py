@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autopar.emit.pytorch.site import HEAVY, LIGHT, EmitError, Printer, Site, dtype
+from autopar.emit.pytorch.site import HEAVY, LIGHT, EmitError, Layer, Printer, Site, dtype
 from autopar.emit.text import (
     PRODUCT,
     UNARY,
@@ -19,8 +19,38 @@ from autopar.emit.text import (
 # -- products and lookups ------------------------------------------------------------------------
 
 
+def _called(
+    site: Site,
+    kind: str,
+    held: Mapping[str, Expr | None],
+    given: Sequence[str],
+    options: Sequence[str] = (),
+) -> Expr | None:
+    """A call of the layer that holds an op's parameters under the names of ``held``.
+
+    None where they are no one layer's, or moved or cast before they are computed with.
+    """
+    texts = {name: expr.text for name, expr in held.items() if expr is not None}
+    names = {name: f"local(%.{name})" if "running" not in name else f"%.{name}" for name in texts}
+    first = next(iter(texts), "")
+    layer = texts[first].removeprefix("local(").removesuffix(f".{first})") if first else "self"
+    if layer == "self" or texts != {n: t.replace("%", layer) for n, t in names.items()}:
+        return None
+    operands = site.at.operands[len(site.at.operands) - len(texts) :]
+    path = operands[0].name.rpartition(".")[0]
+    if any(o.steps or o.name.rpartition(".")[0] != path for o in operands):
+        return None
+    if not site.layer(path, Layer(kind, tuple(texts), tuple(options))):
+        return None
+    return Expr(call(layer, given), weight=HEAVY)
+
+
 def _linear(site: Site) -> Expr:
     x, weight = site.args[0].text, site.args[1]
+    if site.kind == "linear":
+        found = _called(site, "Linear", {"weight": weight, "bias": site.bias}, [x])
+        if found is not None:
+            return found
     if site.kind == "linear_t":
         if site.bias is None:
             return Expr(f"{site.args[0].within(PRODUCT)} @ {weight.atom}", PRODUCT, weight=HEAVY)
@@ -42,19 +72,22 @@ def _einsum(site: Site) -> Expr:
 
 def _conv(site: Site) -> Expr:
     spatial = len(site.whole(0)) - 2
-    arguments = [a.text for a in site.args]
-    if site.bias is not None:
-        arguments.append(site.bias.text)
+    options = []
     for name, default in (("stride", 1), ("padding", 0), ("dilation", 1)):
         value = _same(site.attrs.get(name, default))
         if value != default:
-            arguments.append(f"{name}={literal(value)}")
+            options.append(f"{name}={literal(value)}")
     if site.attrs.get("groups", 1) != 1:
         # Channels of this rank over channels of one group: right for split groups too.
         groups = site.operand(0)[1] // site.operand(1)[1]
         if groups != 1:
-            arguments.append(f"groups={groups}")
-    return Expr(call(f"F.conv{spatial}d", arguments), weight=HEAVY)
+            options.append(f"groups={groups}")
+    x, weight = site.args
+    found = _called(site, "Conv", {"weight": weight, "bias": site.bias}, [x.text], options)
+    if found is not None:
+        return found
+    arguments = [x.text, weight.text, *([site.bias.text] if site.bias is not None else [])]
+    return Expr(call(f"F.conv{spatial}d", [*arguments, *options]), weight=HEAVY)
 
 
 def _same(value: Any) -> Any:
@@ -70,10 +103,14 @@ def _embedding(site: Site) -> Expr:
     padding = None if padding is not None and padding < 0 else padding
     given = [f"padding_idx={padding}"] if padding is not None else []
     axes = site.axes_on(1, 0)
-    if not axes:
-        return Expr(call("F.embedding", [ids, weight, *given]), weight=HEAVY)
     rows = f"vocabulary={site.whole(1)[0]}"
     where = axis_argument(axes)
+    more = [rows, where] if axes else []
+    found = _called(site, "Embedding", {"weight": site.args[1]}, [ids, *more], given)
+    if found is not None:
+        return found
+    if not axes:
+        return Expr(call("F.embedding", [ids, weight, *given]), weight=HEAVY)
     return Expr(call("embedding", [ids, weight, rows, where, *given]), weight=HEAVY)
 
 
@@ -126,42 +163,68 @@ def _repeat_heads(site: Site) -> Expr:
 
 def _layer_norm(site: Site) -> Expr:
     trailing = site.operand(0)[-int(site.attrs.get("dims", 1)) :]
-    arguments = [site.args[0].text, tuple_text(trailing), *(a.text for a in site.args[1:])]
     eps = float(site.attrs.get("eps", 1e-5))
+    if len(site.args) > 1 and trailing == site.operand(1):
+        held = dict(zip(("weight", "bias"), site.args[1:], strict=False))
+        options = [f"eps={literal(eps)}"] if eps != 1e-5 else []
+        found = _called(site, "LayerNorm", held, [site.args[0].text], options)
+        if found is not None:
+            return found
+    arguments = [site.args[0].text, tuple_text(trailing), *(a.text for a in site.args[1:])]
     if eps != 1e-5:
         arguments.append(literal(eps) if len(site.args) == 3 else f"eps={literal(eps)}")
     return Expr(call("F.layer_norm", arguments), weight=HEAVY)
 
 
 def _rms_norm(site: Site) -> Expr:
-    weight = site.args[1].text if len(site.args) > 1 else "None"
-    arguments = [site.args[0].text, weight, literal(float(site.attrs["eps"]))]
+    eps, options = literal(float(site.attrs["eps"])), []
     if site.attrs.get("scale_offset"):
-        arguments.append(f"offset={literal(float(site.attrs['scale_offset']))}")
+        options.append(f"offset={literal(float(site.attrs['scale_offset']))}")
+    if len(site.args) > 1:
+        held = {"weight": site.args[1]}
+        found = _called(site, "RMSNorm", held, [site.args[0].text], [f"eps={eps}", *options])
+        if found is not None:
+            return found
+    weight = site.args[1].text if len(site.args) > 1 else "None"
+    arguments = [site.args[0].text, weight, eps, *options]
     return Expr(call("rms_norm", arguments), weight=HEAVY)
 
 
 def _group_norm(site: Site) -> Expr:
     groups = int(site.attrs["groups"]) * site.operand(0)[1] // site.whole(0)[1]
-    arguments = [site.args[0].text, str(groups), *(a.text for a in site.args[1:])]
     eps = float(site.attrs.get("eps", 1e-5))
-    if eps != 1e-5:
-        arguments.append(f"eps={literal(eps)}")
+    options = [f"eps={literal(eps)}"] if eps != 1e-5 else []
+    if len(site.args) == 3:
+        held = {"weight": site.args[1], "bias": site.args[2]}
+        every = [f"groups={groups}", *options]
+        found = _called(site, "GroupNorm", held, [site.args[0].text], every)
+        if found is not None:
+            return found
+    arguments = [site.args[0].text, str(groups), *(a.text for a in site.args[1:]), *options]
     return Expr(call("F.group_norm", arguments), weight=HEAVY)
 
 
 def _batch_norm(site: Site) -> Expr:
-    arguments = [site.args[0].text, *_of_layer(site)]
     training = bool(site.attrs.get("training", True))
     momentum = site.attrs.get("momentum", 0.1)
     eps = float(site.attrs.get("eps", 1e-5))
+    options = []
     if momentum != 0.1 and training:
-        arguments.append(f"momentum={literal(momentum)}")
+        options.append(f"momentum={literal(momentum)}")
     if eps != 1e-5:
-        arguments.append(f"eps={literal(eps)}")
-    if not training:
-        arguments.append("training=False")
-        return Expr(call("batch_norm", arguments), weight=HEAVY)
+        options.append(f"eps={literal(eps)}")
+    more = _statistics_over(site) if training else ["training=False"]
+    held = dict(zip(("weight", "bias", "running_mean", "running_var"), site.args[1:], strict=False))
+    if len(held) == 4:
+        found = _called(site, "BatchNorm", held, [site.args[0].text, *more], options)
+        if found is not None:
+            return found
+    arguments = [*(a.text for a in site.args), *options, *more]
+    return Expr(call("batch_norm", arguments), weight=HEAVY)
+
+
+def _statistics_over(site: Site) -> list[str]:
+    """The axes that split what the statistics of a batch norm go over."""
     if any(o.steps for o in site.at.operands if site.role(o.name) == "buffer"):
         raise EmitError(f"{site.at.op.name}: running statistics must be stored as they are used")
     split = site.at.operands[0].wanted
@@ -170,22 +233,7 @@ def _batch_norm(site: Site) -> Expr:
     ]
     if "microbatch" in axes:
         raise EmitError(f"{site.at.op.name}: batch statistics cannot go over microbatches")
-    if axes:
-        arguments.append(f"axes={tuple_text(axes)}")
-    return Expr(call("batch_norm", arguments), weight=HEAVY)
-
-
-def _of_layer(site: Site) -> list[str]:
-    """The weight, bias and running statistics; all that one layer holds as ``**layer.local()``."""
-    names = ("weight", "bias", "running_mean", "running_var")
-    held = [f"local(%.{name})" if "running" not in name else f"%.{name}" for name in names]
-    texts = [a.text for a in site.args[1:]]
-    path = site.at.op.inputs[-1].rpartition(".")[0]
-    layer = texts[-1].removesuffix(".running_var") if texts else ""
-    whole = {n for n in site.lowered.graph.tensors if n.rpartition(".")[0] == path and path}
-    if texts == [h.replace("%", layer) for h in held] and whole == {f"{path}.{n}" for n in names}:
-        return [f"**{layer}.local()"]
-    return texts
+    return [f"axes={tuple_text(axes)}"] if axes else []
 
 
 def _normalize(site: Site) -> Expr:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from autopar.emit.headings import state_held
+from autopar.emit.names import LAYERS
 from autopar.emit.pytorch.site import uneven_dims
 from autopar.lowering.spread import BATCH_AXES, Lowered
 from autopar.nouns.plan import Plan
@@ -25,6 +26,11 @@ _WORDS = (
         r'Parameter\([^)]*\)[^)]*"\w+:D"',
         'Parameter(..., "tp:D")',
         "whole on every rank; the runtime adds up its gradient over tp",
+    ),
+    (
+        rf"\b({'|'.join(sorted(LAYERS))})\(",
+        "Linear(...)",
+        "the layer of that name on this rank's pieces; it moves nothing",
     ),
     (r"\bWeights\(", "Weights", "the parameters of one layer under their own names"),
     (r"\blocal\(", "local(w)", "this rank's piece of a parameter, in the dtype of compute"),

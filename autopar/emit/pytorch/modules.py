@@ -6,15 +6,17 @@ import keyword
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from autopar.emit.pytorch.site import Layer
 from autopar.emit.text import Lines, literal
 
 
 @dataclass(slots=True)
 class Node:
     """A module. ``built`` is the class that it is an instance of, with its constructor's text, and
-    ``inside`` what that class declares."""
+    ``inside`` what that class declares; ``layer`` the layer of the runtime that it is."""
 
     built: str = ""
+    layer: Layer | None = None
     inside: Node | None = None
     tensors: dict[str, str] = field(default_factory=dict)
     children: dict[str, Node] = field(default_factory=dict)
@@ -108,6 +110,20 @@ def access(root: Node, path: str) -> str:
     return text
 
 
+def become(root: Node, path: str, layer: Layer) -> bool:
+    """Whether the module at ``path`` is ``layer``, from here on: it holds that layer's tensors and
+    nothing else, and is no other layer already."""
+    node = root
+    for part in path.split(".") if path else ():
+        if node.inside is not None or part not in node.children:
+            return False
+        node = node.children[part]
+    if node is root or node.built or node.children or {*node.tensors} != {*layer.held}:
+        return False
+    node.layer = node.layer or layer
+    return node.layer == layer
+
+
 def iterable(root: Node, paths: Sequence[str]) -> str:
     """Text for consecutive members of a list, ``self.layers`` where it is all of them."""
     head, _, first = paths[0].rpartition(".")
@@ -196,7 +212,11 @@ def _members(node: Node, unknown: str) -> str:
 def _weights(node: Node) -> str:
     if not node.tensors:
         return "nn.Module()"
-    return f"Weights({', '.join(f'{n}={t}' for n, t in node.tensors.items())})"
+    names = node.layer.held if node.layer is not None else (*node.tensors,)
+    held = [f"{name}={node.tensors[name]}" for name in names]
+    if node.layer is None:
+        return f"Weights({', '.join(held)})"
+    return f"{node.layer.kind}({', '.join([*held, *node.layer.options])})"
 
 
 def _simple(node: Node) -> str | None:

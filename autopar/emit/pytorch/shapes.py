@@ -34,6 +34,12 @@ def reshaped(x: Expr, old: tuple[int, ...], new: tuple[int, ...]) -> Expr:
             if (first, last) == (0, len(old) - 1):
                 return Expr(f"{x.atom}.flatten()")
             return Expr(f"{x.atom}.flatten({first}, {last})")
+    # One dim that becomes several; the sizes of the batch need not be said.
+    for dim in range(len(old)):
+        after = len(old) - dim - 1
+        kept = new[:dim] + new[len(new) - after :]
+        if len(new) > len(old) and kept == old[:dim] + old[dim + 1 :]:
+            return Expr(f"{x.atom}.unflatten({dim}, {literal(new[dim : len(new) - after])})")
     return Expr(f"{x.atom}.reshape({_numbers(new) or '()'})")
 
 

@@ -23,11 +23,21 @@ class EmitError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer of the runtime that holds parameters: its class, their names, its other arguments."""
+
+    kind: str
+    held: tuple[str, ...]
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Site:
     """``args`` are the operands after their resharding, in order.
 
     ``count`` is the text of the global count that a mean divides by; ``half`` the dtype of compute
-    where it is a half precision.
+    where it is a half precision. ``layer(path, layer)``: whether the module at ``path`` is that
+    layer, from here on.
     """
 
     lowered: Lowered
@@ -36,6 +46,7 @@ class Site:
     bias: Expr | None = None
     count: str = ""
     half: str = ""
+    layer: Callable[[str, Layer], bool] = lambda path, layer: False
 
     @property
     def attrs(self) -> Mapping[str, Any]:

@@ -57,6 +57,12 @@ def top_class(
     loss:  the output that is the model's loss.
     about: the first line of its docstring.
     """
+    around = surroundings(scope, lowered, root, printing)
+    forward = Forward(scope, around, dict(names), lowered.outputs)
+    returned = [
+        _share(text, _copies(output, lowered) if output.name == loss else 1)
+        for text, output in zip(split_items(forward.run()), lowered.outputs, strict=True)
+    ]
     lines = Lines(4)
     lines.add(f'"""{about}"""')
     lines.blank()
@@ -64,12 +70,6 @@ def top_class(
     means = bool(counted(lowered))
     if means:
         _counts(lowered, lines, printing, root)
-    around = surroundings(scope, lowered, root, printing)
-    forward = Forward(scope, around, dict(names), lowered.outputs)
-    returned = [
-        _share(text, _copies(output, lowered) if output.name == loss else 1)
-        for text, output in zip(split_items(forward.run()), lowered.outputs, strict=True)
-    ]
     arguments = ["self", *(f"{names[n]}: Tensor" for n in lowered.graph.inputs)]
     if means:
         arguments.append("counts: dict[str, Tensor]")

@@ -10,7 +10,7 @@ from autopar.emit.marks import RESHARDED, mark
 from autopar.emit.names import identifier
 from autopar.emit.pytorch import steps as step_text
 from autopar.emit.pytorch.roles import Known
-from autopar.emit.pytorch.site import model_part
+from autopar.emit.pytorch.site import Layer, model_part
 from autopar.emit.pytorch.variables import Variables
 from autopar.emit.text import Expr, Lines, variable
 from autopar.lowering.spread import Lowered, LoweredTensor
@@ -29,6 +29,7 @@ class Surroundings:
     known:     what names the values of the graph.
     attribute: text for a tensor or module path of the graph, e.g. ``self.q_proj.weight``.
     iterable:  text for consecutive members of a module list.
+    layer:     see `Site.layer`.
     counts:    for a mean over labelled tokens, by op, the text of its count.
     returned:  what the forward of an inner scope returns, by its path.
     given:     what the forward of a block returns, by its name.
@@ -40,6 +41,7 @@ class Surroundings:
     known: Known
     attribute: Callable[[str], str]
     iterable: Callable[[Sequence[str]], str]
+    layer: Callable[[str, Layer], bool]
     probes: bool = False
     marks: bool = False
     recompute: str = "none"
