@@ -18,6 +18,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.runtime.jax import training as jax_training
 from autopar.runtime.pytorch import training as torch_training
 
+Choice = tuple[str, int, int, float | None]
 MESHES = ("", "tp=2", "dp_replicate=2", "dp_shard=2 x tp=2", "dp_replicate=2 x dp_shard=2 x tp=2")
 CHOICES = list(itertools.product(MESHES, (0, 1, 2, 3), (1, 4), (None, 0.5)))
 
@@ -36,11 +37,23 @@ def jax_how(mesh: str, zero: int, microbatches: int, clip: float | None) -> jax_
     )
 
 
+def torch_text(choice: Choice) -> str:
+    return torch_train.train_text(torch_how(*choice))
+
+
+def pipeline_text(choice: Choice) -> str:
+    return torch_train.train_text(torch_how(*choice, pp=2))
+
+
+def jax_text(choice: Choice) -> str:
+    return jax_train.train_text(jax_how(*choice))
+
+
 def test_formatter_and_linter_have_nothing_to_say(tmp_path: Path) -> None:
     for i, choice in enumerate(CHOICES):
-        (tmp_path / f"torch_{i}.py").write_text(torch_train.train_text(torch_how(*choice)))
-        (tmp_path / f"pp_{i}.py").write_text(torch_train.train_text(torch_how(*choice, 2)))
-        (tmp_path / f"jax_{i}.py").write_text(jax_train.train_text(jax_how(*choice)))
+        (tmp_path / f"torch_{i}.py").write_text(torch_text(choice))
+        (tmp_path / f"pp_{i}.py").write_text(pipeline_text(choice))
+        (tmp_path / f"jax_{i}.py").write_text(jax_text(choice))
     settings = ["--config", str(Path(__file__).parents[2] / "pyproject.toml")]
     for command in (["format", "--check"], ["check"]):
         ran = subprocess.run(
@@ -54,27 +67,25 @@ def test_formatter_and_linter_have_nothing_to_say(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("training", "text"),
     [
-        (torch_training, lambda *c: torch_train.train_text(torch_how(*c))),
-        (torch_training, lambda *c: torch_train.train_text(torch_how(*c, pp=2))),
-        (jax_training, lambda *c: jax_train.train_text(jax_how(*c))),
+        (torch_training, torch_text),
+        (torch_training, pipeline_text),
+        (jax_training, jax_text),
     ],
     ids=["torch", "pipelines", "jax"],
 )
-def test_what_it_imports_is_there(training: object, text: Callable[..., str]) -> None:
+def test_what_it_imports_is_there(training: object, text: Callable[[Choice], str]) -> None:
     for choice in CHOICES:
-        for node in ast.walk(ast.parse(text(*choice))):
+        for node in ast.walk(ast.parse(text(choice))):
             if isinstance(node, ast.ImportFrom) and str(node.module).endswith(".training"):
                 assert all(hasattr(training, alias.name) for alias in node.names)
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_each_line_is_there_for_what_the_plan_does(
-    choice: tuple[str, int, int, float | None],
-) -> None:
+def test_each_line_is_there_for_what_the_plan_does(choice: Choice) -> None:
     mesh, zero, microbatches, clip = choice
     shards = zero > 0 and "dp_shard" in mesh
     data = re.findall(r"dp_\w+", mesh)
-    torch, jax = torch_train.train_text(torch_how(*choice)), jax_train.train_text(jax_how(*choice))
+    torch, jax = torch_text(choice), jax_text(choice)
     holder = "Sharded" if shards else "Replicated" if data else "Storage"
     assert f"return {holder}(program.model()" in torch
     assert ("state.collect()" in torch) == shards
