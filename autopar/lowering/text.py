@@ -7,15 +7,19 @@
           by dp_shard:b tp:n [b s k+, n k+ -> b s n] @ up (Linear) model.py:78
         reads norm as dp_shard:S0 tp:D grad: tp R->D none/all_reduce [8, 128, 128]
       ...
+      cross_entropy = cross_entropy(...) ...
+        runs all_reduce over tp, 4096 bytes, forward
       returns cross_entropy as dp_shard:P grad
 
 (An op is one line; that one is broken for the page.) Shapes are those of the whole, and behind a
 type stands how the value is split where it is made. ``by`` gives the op's strategy, and its rule,
 whose letters the strategy names. Below an op stand the operands that it reads otherwise than they
 are shared among readers; below a value how it is shared where that is not how it is made. A step
-is ``axis from->to forward/backward``, with the shape on one rank before it.
+is ``axis from->to forward/backward``, with the shape on one rank before it. What an op ``runs`` are
+the collectives of its own implementation (vocabulary-parallel losses, norms over all ranks).
 
-A rule is not read from its text: it is the one that is registered, whose text must be the same.
+A rule is not read from its text, nor what it runs: the rule is the one that is registered, from
+which the same must follow.
 """
 
 from __future__ import annotations
@@ -24,7 +28,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autopar.lowering.spread import Lowered, LoweredOp, LoweredTensor, Operand
+from autopar.lowering.spread import (
+    Lowered,
+    LoweredOp,
+    LoweredTensor,
+    Operand,
+    internal_collectives,
+)
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.mesh import Mesh
@@ -75,17 +85,23 @@ class _Spread(Notes):
     def below_op(self, place: int) -> list[str]:
         op, whole = self.lowered.ops[place], self.lowered
         shared = as_shared(op.op, whole.graph, whole.tensors, whole.blocks)
-        return [
+        reads = [
             f"reads {_which(op.op, i)} {_wanted(operand)}"
             for i, operand in enumerate(op.operands)
             if operand != shared[i]
         ]
+        return reads + _runs(op, whole.mesh)
 
     def last(self) -> list[str]:
         return [f"returns {name(o.name)} {_wanted(o)}" for o in self.lowered.outputs]
 
     def block(self, name: str) -> Notes:
         return _Spread(self.lowered.blocks[name], inside=True)
+
+
+def _runs(op: LoweredOp, mesh: Mesh) -> list[str]:
+    found = () if op.bound is None else internal_collectives(op, mesh)
+    return [f"runs {c.kind} over {c.axis}, {c.size_bytes} bytes, {way}" for way, c in found]
 
 
 def _which(op: Op, place: int) -> str:
@@ -162,6 +178,7 @@ def _lowered(found: Read, mesh: Mesh, block: str | None) -> Lowered:
         bound, strategy = _choice(op, graph, found.choices.get(place), found.head)
         results = tuple(tensors[n].produced for n in op.outputs)
         ops.append(LoweredOp(op, bound, strategy, tuple(operands), results))
+        notes.check_runs(place, ops[-1])
     return Lowered(graph, mesh, block, tensors, tuple(ops), tuple(notes.outputs), blocks)
 
 
@@ -192,6 +209,7 @@ class _Notes:
 
     shared:   of a value, and the steps to there.
     operands: by the op's place and their own.
+    runs:     by the op's place.
     """
 
     found: Read
@@ -199,6 +217,7 @@ class _Notes:
     shared: dict[str, tuple[Sharding, tuple[Step, ...]]] = field(default_factory=dict)
     operands: dict[int, dict[int, Operand]] = field(default_factory=dict)
     outputs: list[Operand] = field(default_factory=list)
+    runs: dict[int, list[Line]] = field(default_factory=dict)
 
     def produced(self, tensor: str) -> Sharding:
         return Sharding.parse(self.found.shardings[tensor])
@@ -206,6 +225,9 @@ class _Notes:
     def line(self, cursor: Cursor, place: int | None) -> None:
         verb = cursor.name("shares, reads or returns")
         if verb in ("on", "in") and place is None:
+            return
+        if verb == "runs" and place is not None:
+            self.runs.setdefault(place, []).append(cursor.line)
             return
         if verb == "shares":
             tensor = self._value(cursor)
@@ -221,8 +243,18 @@ class _Notes:
             i = cursor.number("an operand's place") if cursor.take("#") else inputs.index(tensor)
             self.operands.setdefault(place, {})[i] = self._wanted(cursor, tensor)
         else:
-            cursor.line.fail("shares, or reads below an op, or returns at the end")
+            cursor.line.fail("shares, or reads or runs below an op, or returns at the end")
         cursor.end()
+
+    def check_runs(self, place: int, op: LoweredOp) -> None:
+        """Whether the collectives inside of ``op`` are those that the text says."""
+        expected, said = _runs(op, self.mesh), self.runs.get(place, [])
+        for i, line in enumerate(said):
+            if line.text not in expected[i : i + 1]:
+                line.fail(f"{expected[i]!r}" if i < len(expected) else "no more of what it runs")
+        if len(said) < len(expected):
+            line = self.found.choices[place].line
+            line.fail(f"{expected[len(said)]!r} below", len(line.text))
 
     def _value(self, cursor: Cursor) -> str:
         start = cursor.at

@@ -13,6 +13,7 @@ from autopar.nouns.errors import UserError
 from autopar.nouns.text import graph as graph_text
 from autopar.nouns.text.lines import TextError
 from tests import plans
+from tests.text import golden
 
 GRAPH = """\
 graph x -> y
@@ -92,7 +93,7 @@ def test_a_broken_graph(old: str, new: str, line: int, expected: str) -> None:
         ("h = relu", "h = foo", 4, "an op whose rule is known"),
         ("by dp_shard:e0 tp:e1", "by e0", 4, "a strategy as in tp:n, or whole"),
         ("reads x as", "reads h as", 5, "an operand of the op above, x"),
-        ("reads x as", "shows x as", 5, "shares, or reads below an op, or returns"),
+        ("reads x as", "shows x as", 5, "shares, or reads or runs below an op"),
         ("reads x as dp", "reads x dp", 5, "'as'"),
         ("tp R->S1", "cp R->S1", 5, "an axis of dp_shard=2 x tp=2"),
         ("tp R->S1", "tp R->Q1", 5, "one of R, D, P, S<dim>"),
@@ -105,6 +106,26 @@ def test_a_broken_lowered(old: str, new: str, line: int, expected: str) -> None:
     assert LOWERED.count(old) == 1
     with pytest.raises(TextError, match=rf"^line {line}, column \d+: ") as error:
         lowered_text.from_text(LOWERED.replace(old, new))
+    assert f"expected {expected}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (", 4096 bytes", ", 4095 bytes", "'runs all_reduce over tp, 4096 bytes, forward'"),
+        ("    runs all_reduce over tp, 4096 bytes, forward\n", "", "'runs all_reduce over tp, 40"),
+        (
+            "  returns",
+            "    runs all_reduce over tp, 8 bytes, forward\n  returns",
+            "no more of what",
+        ),
+    ],
+)
+def test_collectives_that_the_rule_does_not_give(old: str, new: str, expected: str) -> None:
+    text = (golden.FOLDER / "gpt_torch.lowered.txt").read_text()
+    at = text.rindex(old)
+    with pytest.raises(TextError, match=r"^line \d+, column \d+: ") as error:
+        lowered_text.from_text(text[:at] + new + text[at + len(old) :])
     assert f"expected {expected}" in str(error.value)
 
 
