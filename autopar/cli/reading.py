@@ -1,4 +1,4 @@
-"""The commands that read what there is: ``explain``, ``show`` and ``diff``."""
+"""The commands that read what there is: ``explain``, ``report``, ``show`` and ``diff``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 
 from autopar.cli.options import Json, PlanFolder
 from autopar.cli.printing import show
+from autopar.cli.progress import progress
 
 
 def explain(
@@ -27,6 +28,23 @@ def explain(
 
     parts, data = explanation(folder, what, trace)
     show(parts, data, json)
+
+
+def report(
+    folder: PlanFolder,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file.")] = Path("report.html"),
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run", metavar="FILE", help="What `autopar run --json` printed, to stand beside it."
+        ),
+    ] = None,
+) -> None:
+    """A plan as one HTML file that needs no network."""
+    from autopar.cli.report import write_report
+
+    size_bytes = write_report(folder, output, run)
+    progress(f"written to {output}, {size_bytes / 1000:.0f} kB; open it in a browser")
 
 
 def show_text(

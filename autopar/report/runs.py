@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from autopar.runtime.verify.verified import VerifyResult
 
 
+MEMORY = "memory (fullest)"
 MOST = 100.0
 """Beyond this, measured over predicted says nothing of the model's error."""
 
@@ -31,19 +32,10 @@ def run_summary(
     """
     columns = ("", "measured", "predicted", "measured / predicted")
     rows = table(*columns, right=columns[1:])
-    times = [("step (median)", found.step_time_s, found.predicted_step_time_s)]
-    times += [
-        (f"  {phase}", took, predicted_s) for phase, took, predicted_s in phases(found, predicted)
-    ]
     apart = []
-    for name, took, predicted_s in times:
-        ratio = _ratio(took, predicted_s)
-        rows.add_row(name, duration(took), duration(predicted_s), ratio or "-")
-        apart += [] if ratio else [name.strip()]
-    if found.peak_memory_bytes:
-        peak, foreseen = found.peak_memory_bytes, predicted.memory_bytes.total
-        ratio = f"{peak / foreseen:.2f}" if found.memory_compares else "-"
-        rows.add_row("memory (fullest)", size(peak), size(foreseen), ratio)
+    for name, *cells in measured_rows(found, predicted):
+        rows.add_row(name, *cells)
+        apart += [] if cells[-1] != "-" or name == MEMORY else [name.strip()]
     title = f"{len(found.losses)} steps: loss {found.losses[0]:.4f} -> {found.losses[-1]:.4f}"
     parts: list[RenderableType] = [Text(title, style="bold"), indented(rows)]
     if found.style != style:
@@ -60,6 +52,23 @@ def run_summary(
     if found.peak_memory_bytes and found.memory_is:
         parts.append(Text(f"  measured memory: {found.memory_is}"))
     return parts
+
+
+def measured_rows(found: RunResult, predicted: Prediction) -> list[tuple[str, str, str, str]]:
+    """(what, measured, predicted, the one over the other or ``-``): the step, phases, memory."""
+    times = [("step (median)", found.step_time_s, found.predicted_step_time_s)]
+    times += [
+        (f"  {phase}", took, foreseen_s) for phase, took, foreseen_s in phases(found, predicted)
+    ]
+    rows = [
+        (name, duration(took), duration(foreseen_s), _ratio(took, foreseen_s) or "-")
+        for name, took, foreseen_s in times
+    ]
+    if found.peak_memory_bytes:
+        peak, foreseen = found.peak_memory_bytes, predicted.memory_bytes.total
+        ratio = f"{peak / foreseen:.2f}" if found.memory_compares else "-"
+        rows.append((MEMORY, size(peak), size(foreseen), ratio))
+    return rows
 
 
 def _ratio(measured_s: float, predicted_s: float) -> str:

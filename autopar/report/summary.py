@@ -96,7 +96,7 @@ def _decisions(plan: Plan, cluster: Cluster) -> RenderableType:
     devices = ", ".join(f"{group.count} x {group.device.name}" for group in cluster.groups)
     rows.add_row("devices", f"{plan.device_count} used of {devices}")
     rows.add_row("degrees", degrees(plan.degrees))
-    rows.add_row("state sharding", _zero(plan))
+    rows.add_row("state sharding", zero_text(plan))
     rows.add_row("microbatches", str(plan.microbatches))
     if plan.degrees["pp"] > 1:
         rows.add_row("schedule", plan.schedule)
@@ -106,7 +106,8 @@ def _decisions(plan: Plan, cluster: Cluster) -> RenderableType:
     return rows
 
 
-def _zero(plan: Plan) -> str:
+def zero_text(plan: Plan) -> str:
+    """``ZeRO 1: optimizer state split over dp_shard``."""
     levels = sorted({stage.zero for stage in plan.stages})
     return "; ".join(f"ZeRO {zero}: {ZERO[zero]} split over dp_shard" for zero in levels)
 

@@ -92,7 +92,7 @@ class Sends:
             pair = int(maker[i]), int(reader[i])
             far.setdefault(pair, np.zeros(columns))[column[i]] += seconds[i]
         skips = tuple(sorted(far))
-        return skips, np.stack([*nearest, *(far[pair] for pair in skips)])
+        return skips, np.vstack([nearest, *(far[pair] for pair in skips)])
 
 
 def pairs_of(parts: int, skips: Sequence[Pair]) -> list[Pair]:

@@ -1,0 +1,206 @@
+"""What each rank does and holds over a step: the schedule's timeline with memory under it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from autopar.pipeline.play import Span, memory
+from autopar.pipeline.trace import NAMES
+from autopar.planner.pricing.pipeline import PricedPipeline
+from autopar.report.page.html import Markup, dotted, section, table, tag
+from autopar.report.pipeline import pipeline_object
+from autopar.report.units import duration, percent, size
+
+WIDTH = 10_000
+"""Units that a step is wide."""
+FEW_SPANS, MOST_SPANS = 600, 6_000
+"""Up to the first every action says what it is; beyond the second the first ones are drawn."""
+MOST_CURVES = 8
+MOST_MICROBATCHES = 4
+COLOUR = {"F": "c0", "B": "c1", "I": "c3", "W": "c2"}
+Curve = Sequence[tuple[float, float]]
+"""(seconds, bytes)."""
+
+
+def over_time_section(found: PricedPipeline) -> Markup:
+    if len(found.schedule.lists) > 1:
+        return _pipeline(found)
+    curve, count = stage_curve(found)
+    (held,) = found.prices.memory(found.runs, found.schedule)
+    state = held.total - held.activations
+    limit, end_s = found.prices.cluster.device.memory_bytes, curve[-1][0]
+    microbatches = found.schedule.microbatches
+    said = f"the first {count} of {microbatches} microbatches" if count < microbatches else "a step"
+    note = (
+        f"Memory over {said}: {size(state)} of state and buffers stay; what backward needs grows "
+        f"in forward and goes in backward. Dashed: the device's {size(limit)}."
+    )
+    chart = _curve([(t, state + kept) for t, kept in curve], end_s, limit, "tall")
+    ends = tag("div", tag("span", "0"), tag("span", duration(end_s)), class_="ends")
+    return section("Memory over time", chart, ends, note=note)
+
+
+def stage_curve(found: PricedPipeline) -> tuple[Curve, int]:
+    """What one stage keeps for backward as it goes through its units, and of how many microbatches.
+
+    A unit keeps its own from the end of its forward to that of its backward.
+    """
+    prices = found.prices
+    units = [
+        (
+            prices.time(i, i + 1),
+            prices.model.stage_summary(i, i + 1).lives[prices.recompute].saved,
+        )
+        for i in range(len(prices.model.units))
+    ]
+    count = min(found.schedule.microbatches, MOST_MICROBATCHES)
+    now_s, kept = 0.0, 0.0
+    curve = [(now_s, kept)]
+    for _ in range(count):
+        for time, saved in units:
+            now_s, kept = now_s + time.forward_s, kept + saved
+            curve.append((now_s, kept))
+        for time, saved in reversed(units):
+            now_s, kept = now_s + time.backward_s, kept - saved
+            curve.append((now_s, kept))
+    return curve, count
+
+
+def _pipeline(found: PricedPipeline) -> Markup:
+    spans = [s for s in found.timeline.spans if s.stream == "compute"]
+    drawn, end_s = spans, found.timeline.step_s
+    note = f"{found.schedule.name}: {percent(found.timeline.bubble)} of the ranks' time is idle."
+    if len(spans) > MOST_SPANS:
+        drawn = sorted(spans, key=lambda s: s.start_s)[:MOST_SPANS]
+        end_s = max(s.end_s for s in drawn)
+        note += f" Drawn: the first {duration(end_s)}."
+    saved = [
+        found.prices.model.stage_summary(*run).lives[found.prices.recompute].saved
+        for run in found.runs
+    ]
+    curves = memory(found.timeline, lambda stage: saved[stage], lambda stage: 0.0)
+    held = found.prices.memory(found.runs, found.schedule)
+    limit = found.prices.cluster.device.memory_bytes
+    ranks = len(held)
+    fullest = max(range(ranks), key=lambda rank: held[rank].total)
+    curved = set(range(ranks)) if ranks <= MOST_CURVES else {0, fullest, ranks - 1}
+    rows = []
+    for rank in range(ranks):
+        own = [s for s in drawn if s.rank == rank]
+        peak = max(kept for _, kept in curves[rank])
+        state = held[rank].total - peak
+        parts = [_lane(own, end_s, len(drawn) <= FEW_SPANS)]
+        if rank in curved:
+            curve = [(t, state + kept) for t, kept in curves[rank] if t <= end_s]
+            parts.append(_curve(_stepped(curve, end_s), end_s, limit, "curve"))
+        busy = percent(found.timeline.busy_s[rank] / found.timeline.step_s)
+        said = f"busy {busy}, {size(held[rank].total)}"
+        label = tag("span", f"rank {rank}")
+        rows.append(
+            tag("div", label, tag("div", *parts), tag("span", said, class_="soft"), class_="row")
+        )
+    kinds = {s.action.kind for s in drawn}
+    key = [
+        tag("li", tag("i", class_=f"key {COLOUR[kind]}"), tag("span", NAMES[kind]))
+        for kind in COLOUR
+        if kind in kinds
+    ]
+    note += f" Under each lane: its memory against the device's {size(limit)} (dashed)."
+    return section(
+        "Ranks over time",
+        tag("ul", *key, class_="legend"),
+        *rows,
+        _stages(found),
+        note=note,
+    )
+
+
+def _stages(found: PricedPipeline) -> Markup:
+    rows = [
+        (
+            str(number),
+            str(stage["rank"]),
+            str(stage["units"]),
+            duration(stage["forward_s"]),
+            duration(stage["backward_s"]),
+            dotted(stage["first"]),
+        )
+        for number, stage in enumerate(pipeline_object(found)["stages"])
+    ]
+    columns = ("stage", "rank", "units", "forward", "backward", "from")
+    return table(columns, rows, columns[1:-1])
+
+
+def _lane(spans: Sequence[Span], end_s: float, titled: bool) -> Markup:
+    """A rank's actions; each with its name where there are few."""
+    shapes: list[Markup] = []
+    if titled:
+        for span in spans:
+            x, width = _x(span, end_s)
+            told = f"{span.action}: {duration(span.end_s - span.start_s)}"
+            shade = 0.6 if span.action.microbatch % 2 else None
+            shapes.append(
+                tag(
+                    *("rect", tag("title", told)),
+                    **{"class_": COLOUR[span.action.kind], "fill_opacity": shade},
+                    **{"x": x, "y": 2, "width": width, "height": 20},
+                )
+            )
+    else:
+        for kind, colour in COLOUR.items():
+            for odd in (0, 1):
+                drawn = "".join(
+                    f"M{x} 2h{width}v20h-{width}z"
+                    for span in spans
+                    if span.action.kind == kind and span.action.microbatch % 2 == odd
+                    for x, width in [_x(span, end_s)]
+                )
+                if drawn:
+                    shapes.append(
+                        tag("path", class_=colour, d=drawn, fill_opacity=0.6 if odd else None)
+                    )
+    return _svg("lane", 24, *shapes)
+
+
+def _x(span: Span, end_s: float) -> tuple[int, int]:
+    first, last = (round(WIDTH * s / end_s) for s in (span.start_s, span.end_s))
+    return first, max(1, last - first)
+
+
+def _stepped(curve: Curve, end_s: float) -> list[tuple[float, float]]:
+    """Held from one change to the next."""
+    found: list[tuple[float, float]] = []
+    for time_s, held in curve:
+        if found:
+            found.append((time_s, found[-1][1]))
+        found.append((time_s, held))
+    return [*found, (end_s, found[-1][1])]
+
+
+def _curve(curve: Curve, end_s: float, limit: float, kind: str) -> Markup:
+    """An area under bytes over time, with the limit; the top is a bit above both."""
+    top = 1.08 * max(limit, *(held for _, held in curve))
+
+    def y(held: float) -> str:
+        return f"{100 * (1 - held / top):.1f}"
+
+    points = list(_thinned([(round(WIDTH * t / end_s), y(held)) for t, held in curve]))
+    area = f"M0 100L{' '.join(f'{x} {held}' for x, held in points)} {points[-1][0]} 100z"
+    line = tag("line", class_="limit", x1=0, x2=WIDTH, y1=y(limit), y2=y(limit))
+    return _svg(kind, 100, tag("path", d=area), line)
+
+
+def _thinned(points: Sequence[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """Without those that repeat the one before."""
+    last = None
+    for point in points:
+        if point != last:
+            yield point
+        last = point
+
+
+def _svg(kind: str, height: int, *shapes: Markup) -> Markup:
+    return tag(
+        *("svg", *shapes),
+        **{"class_": kind, "viewBox": f"0 0 {WIDTH} {height}", "preserveAspectRatio": "none"},
+    )
