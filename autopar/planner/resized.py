@@ -33,7 +33,7 @@ def resized(cluster: Cluster, devices: int) -> Cluster:
                 f"{devices} devices of {cluster.name} would fill a domain of {level.name} in part: "
                 f"it has {level.span} devices; give {less} or {less + level.span}"
             )
-    groups = (DeviceGroup(cluster.device, devices),)
+    groups: tuple[DeviceGroup, ...] = (DeviceGroup(cluster.device, devices),)
     if all(group.count * devices % total == 0 for group in cluster.groups):
         groups = tuple(replace(g, count=g.count * devices // total) for g in cluster.groups)
     return replace(cluster, groups=groups, levels=(*inside, _spanning(outer, devices)))

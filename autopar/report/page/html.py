@@ -38,8 +38,8 @@ def joined(children: Iterable[object]) -> Markup:
 
 
 def dotted(name: str) -> Markup:
-    """A dotted name, which may go on in the next line behind its dots and slashes."""
-    parts = re.split(r"(?<=[./:])(?![./:])", name)
+    """A dotted name, which may go on in the next line behind its dots, slashes and underscores."""
+    parts = re.split(r"(?<=[./:_])(?![./:_])", name)
     return tag("code", parts[0], *(x for part in parts[1:] for x in (tag("wbr"), part)))
 
 
