@@ -18,7 +18,7 @@ from autopar.lowering.collectives import priced_collectives
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import RunnerUp, Stage
 from autopar.planner.search import search_plan
-from autopar.report.page.frontier import Point, frontier
+from autopar.report.page.frontier import NEAR, Point, _range, frontier
 from autopar.report.page.html import VOID, Markup, tag
 from autopar.report.page.mesh import level_of, moved
 from autopar.report.page.over_time import stage_curve
@@ -118,7 +118,15 @@ def test_the_outline_of_a_page(flat: Shown) -> None:
     assert not read.open
     outline = "\n".join(line.strip() for line in read.outline)
     assert outline.split("h2 What")[0] == OUTLINE.split("h2 What")[0]
-    for said in ("120 ms", "128 MiB", "17.1k", "150 ms", "1.25", "6 x layers.*", "limit 1.00 GiB"):
+    for said in (
+        "120 ms",
+        "128 MiB",
+        "17.1k",
+        "150 ms",
+        "1.25",
+        "6 x layers.*",
+        "limit 1.00 GiB, far above",
+    ):
         assert any(said in word for word in read.words), said
 
 
@@ -248,3 +256,10 @@ def test_the_command(
         capsys.readouterr()
         assert run("report", str(folder), *wrong, monkeypatch=monkeypatch) == 2
         assert said in capsys.readouterr().err
+
+
+@given(st.lists(st.floats(1, 200), min_size=1, max_size=6))
+def test_all_that_is_plotted_lies_in_the_plot(sizes: list[float]) -> None:
+    low, top = _range(sizes, 100)
+    assert all(low <= size < top for size in sizes)
+    assert (top > 100) == (max(sizes) >= NEAR * 100)

@@ -9,6 +9,9 @@ from autopar.nouns.plan import Plan
 from autopar.report.page.html import Markup, joined, section, table, tag
 from autopar.report.units import degrees, duration, size
 
+NEAR = 0.3
+"""Share of the limit below which a plot leaves the limit out."""
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -65,23 +68,35 @@ def _own(plan: Plan) -> tuple[object, ...]:
     )
 
 
+def _range(sizes: Sequence[float], limit: float) -> tuple[float, float]:
+    """(lowest, highest) of the plot: up to the limit, or where all are far below it around them."""
+    most, least = max(sizes), min(sizes)
+    if most >= NEAR * limit:
+        return 0.0, 1.12 * max(limit, most)
+    margin = 0.25 * (most - least) or 0.1 * most
+    return max(0.0, least - margin), most + margin
+
+
 def _plot(of: Sequence[Point], plan: Plan) -> Markup:
     limit = plan.prediction.memory_bytes.limit
     times = [p.step_time_s for p in of]
     low_s, high_s = min(times), max(times)
     wide_s = (high_s - low_s) or low_s
-    top = 1.12 * max(limit, *(p.memory_bytes for p in of))
+    low, top = _range([p.memory_bytes for p in of], limit)
 
     def x(step_s: float) -> float:
         return 8 + 84 * (step_s - low_s) / wide_s
 
     def y(held: float) -> float:
-        return 100 * (1 - held / top)
+        return 100 * (top - held) / (top - low)
 
     line = " ".join(f"{x(p.step_time_s):.2f} {y(p.memory_bytes):.2f}" for p in frontier(of))
     shapes = [tag("path", d=f"M{line}")] if len(frontier(of)) > 1 else []
-    over = tag("line", class_="limit", x1=0, x2=100, y1=f"{y(limit):.2f}", y2=f"{y(limit):.2f}")
-    drawing = tag("svg", *shapes, over, viewBox="0 0 100 100", preserveAspectRatio="none")
+    far = limit > top
+    if not far:
+        at = f"{y(limit):.2f}"
+        shapes.append(tag("line", class_="limit", x1=0, x2=100, y1=at, y2=at))
+    drawing = tag("svg", *shapes, viewBox="0 0 100 100", preserveAspectRatio="none")
     dots = [
         tag(
             *("span", p.label),
@@ -91,8 +106,12 @@ def _plot(of: Sequence[Point], plan: Plan) -> Markup:
         )
         for p in reversed(of)  # the plan's own above others
     ]
-    said = tag(
-        "span", f"limit {size(limit)}", class_="at", style=f"right:.5rem;top:{y(limit):.2f}%"
-    )
+    place = 0 if far else y(limit)
+    told = f"limit {size(limit)}{', far above' if far else ''}"
+    said = [
+        tag("span", told, class_="at", style=f"right:.5rem;top:{place:.2f}%"),
+        tag("span", size(top), class_="at", style="left:.5rem;top:0"),
+        tag("span", size(low), class_="at", style="left:.5rem;bottom:0"),
+    ]
     ends = tag("div", tag("span", duration(low_s)), tag("span", duration(high_s)), class_="ends")
-    return joined([tag("div", drawing, said, *dots, class_="plot"), ends])
+    return joined([tag("div", drawing, *said, *dots, class_="plot"), ends])

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from autopar.pipeline.play import Span, memory
 from autopar.pipeline.trace import NAMES
 from autopar.planner.pricing.pipeline import PricedPipeline
+from autopar.report.page.frontier import NEAR
 from autopar.report.page.html import Markup, dotted, section, table, tag
 from autopar.report.pipeline import pipeline_object
 from autopar.report.units import duration, percent, size
@@ -33,7 +34,7 @@ def over_time_section(found: PricedPipeline) -> Markup:
     said = f"the first {count} of {microbatches} microbatches" if count < microbatches else "a step"
     note = (
         f"Memory over {said}: {size(state)} of state and buffers stay; what backward needs grows "
-        f"in forward and goes in backward. Dashed: the device's {size(limit)}."
+        f"in forward and goes in backward. The device has {size(limit)} (dashed, where near)."
     )
     chart = _curve([(t, state + kept) for t, kept in curve], end_s, limit, "tall")
     ends = tag("div", tag("span", "0"), tag("span", duration(end_s)), class_="ends")
@@ -105,7 +106,7 @@ def _pipeline(found: PricedPipeline) -> Markup:
         for kind in COLOUR
         if kind in kinds
     ]
-    note += f" Under each lane: its memory against the device's {size(limit)} (dashed)."
+    note += f" Under each lane: its memory against the device's {size(limit)} (dashed, where near)."
     return section(
         "Ranks over time",
         tag("ul", *key, class_="legend"),
@@ -178,16 +179,20 @@ def _stepped(curve: Curve, end_s: float) -> list[tuple[float, float]]:
 
 
 def _curve(curve: Curve, end_s: float, limit: float, kind: str) -> Markup:
-    """An area under bytes over time, with the limit; the top is a bit above both."""
-    top = 1.08 * max(limit, *(held for _, held in curve))
+    """An area under bytes over time, with the limit, if that is not far above."""
+    most = max(held for _, held in curve)
+    far = most < NEAR * limit
+    top = 1.25 * most if far else 1.08 * max(limit, most)
 
     def y(held: float) -> str:
         return f"{100 * (1 - held / top):.1f}"
 
     points = list(_thinned([(round(WIDTH * t / end_s), y(held)) for t, held in curve]))
     area = f"M0 100L{' '.join(f'{x} {held}' for x, held in points)} {points[-1][0]} 100z"
-    line = tag("line", class_="limit", x1=0, x2=WIDTH, y1=y(limit), y2=y(limit))
-    return _svg(kind, 100, tag("path", d=area), line)
+    shapes = [tag("path", d=area)]
+    if not far:
+        shapes.append(tag("line", class_="limit", x1=0, x2=WIDTH, y1=y(limit), y2=y(limit)))
+    return _svg(kind, 100, *shapes)
 
 
 def _thinned(points: Sequence[tuple[int, str]]) -> Iterator[tuple[int, str]]:
