@@ -17,6 +17,7 @@ import numpy as np
 
 from autopar.cost_models.physics import check
 from autopar.nouns.plan import Memory, Stage
+from autopar.pipeline.actions import to_text
 from autopar.pipeline.cuts import Mask, NoCuts, cut
 from autopar.planner.candidates import Candidate, Layout
 from autopar.planner.pricing.bounds import pipeline_bounds, state_bytes
@@ -52,12 +53,25 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """A schedule of a shape. ``depth``: as `Fixed.interleave`."""
+    """A schedule of a shape.
+
+    depth: as `Fixed.interleave`. limit: microbatches that a rank may hold, of a schedule that is
+    found.
+    """
 
     shape: Shape
     name: str
     depth: int
     recompute: str
+    limit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """All of a model as one stage: bytes of its state, seconds of a microbatch."""
+
+    state_bytes: int
+    pass_s: float
 
 
 @dataclass(slots=True)
@@ -71,6 +85,8 @@ class Model:
     cuts: CutModel
     whole: dict[str, StageTime]
     alone: dict[str, PipelinePrices]
+    layouts: dict[tuple[int, str], list[Whole]] = field(default_factory=dict)
+    """All of the model under each layout of state, by data ranks and recomputation."""
     _plain: dict[str, Table] = field(default_factory=dict)
 
     @property
@@ -271,7 +287,14 @@ def piped(
     check(pipeline_bounds(ranks, each, state_bytes(question.graph)))
     time = prices.step(runs, schedule, *prices.clocked(runs, order))
     memory = max(ranks, key=lambda memory: memory.total)
-    return replace(known, time=time, memory=memory, stages=stages, schedule=schedule.name)
+    return replace(
+        known,
+        time=time,
+        memory=memory,
+        stages=stages,
+        schedule=schedule.name,
+        actions=tuple(to_text(schedule.lists).split("\n")) if order.written else (),
+    )
 
 
 def _moves(ends: Ends) -> Iterator[Ends]:

@@ -11,11 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.plan import RECOMPUTE
 from autopar.nouns.zero import ZERO_LEVELS
+from autopar.pipeline.actions import Lists
 from autopar.pipeline.schedules.table import SCHEDULES
+from autopar.pipeline.written import read_schedule
 
 DEGREES = ("dp_replicate", "dp_shard", "tp")
 LATER = ("cp", "ep")
@@ -64,6 +67,8 @@ class Fixed:
     pp: int | None = None
     schedule: str | None = None
     interleave: int | None = None
+    actions: Lists | None = None
+    """Of each pipeline rank, where a file of them is pinned as ``schedule``."""
 
     @staticmethod
     def parse(pairs: Mapping[str, str], devices: int) -> Fixed:
@@ -85,7 +90,8 @@ class Fixed:
             if name == "recompute":
                 _one_of(name, text, RECOMPUTE)
             elif name == "schedule":
-                _one_of(name, text, ("none", *SCHEDULES))
+                if not is_file(text):
+                    _one_of(name, text, ("none", *SCHEDULES, "found"), ", or a file of actions")
             elif name == "sequence_parallel":
                 raise FixError(f"--fix {name}={text}: programs decide it op by op")
             elif name == "zero":
@@ -99,7 +105,22 @@ class Fixed:
                     f"--fix {name}={pairs[name]}: programs are emitted for {name}=1; "
                     "`autopar plan` and `autopar estimate` price others without a program"
                 )
-        pp, named = numbers.get("pp", 1), pairs.get("schedule", "none")
+        named = pairs.get("schedule", "none")
+        actions = None
+        if is_file(named):
+            actions = read_schedule(named).lists
+            if numbers.setdefault("pp", len(actions)) != len(actions):
+                raise FixError(
+                    f"--fix pp={numbers['pp']}: {named} has actions of {len(actions)} pipeline "
+                    f"ranks; leave pp out, or take pp={len(actions)}"
+                )
+            if "interleave" in numbers:
+                raise FixError(
+                    f"--fix interleave={numbers['interleave']}: {named} says which stages a rank "
+                    "has; leave interleave out"
+                )
+            named = Path(named).name
+        pp = numbers.get("pp", 1)
         if devices % pp:
             raise FixError(
                 f"--fix pp={pp} makes equal groups of devices, and there are {devices}: pp may "
@@ -112,12 +133,14 @@ class Fixed:
                     "give --fix pp=2 or more with it"
                 )
         schedule = None if named == "none" else named
-        found = Fixed(recompute=pairs.get("recompute"), schedule=schedule, **numbers)
+        found = Fixed(
+            recompute=pairs.get("recompute"), schedule=schedule, actions=actions, **numbers
+        )
         return found._check(devices // pp)
 
     def pinned(self) -> dict[str, int | str]:
         """The choices that are not free, by the name that ``--fix`` gives them."""
-        every = {name: getattr(self, name) for name in self.__slots__}
+        every = {name: getattr(self, name) for name in self.__slots__ if name != "actions"}
         return {name: value for name, value in every.items() if value is not None}
 
     def __str__(self) -> str:
@@ -165,6 +188,12 @@ class Fixed:
         """The splits that would do if these pins were free."""
         freer = replace(self, **dict.fromkeys(freed))
         return [split for split in splits(devices) if freer.allows(split)]
+
+
+def is_file(schedule: str) -> bool:
+    """Whether ``--fix schedule=`` names a file of actions."""
+    known = ("none", "found", *SCHEDULES)
+    return schedule not in known and ("/" in schedule or "." in schedule)
 
 
 def splits(devices: int) -> Iterator[Split]:

@@ -8,9 +8,10 @@ its step is the next bound; then with the layouts of state (`autopar.planner.cor
 ends where no bound is below the best plan.
 
 What bounds assume of the cost model: a device is no faster with a part of an op than with all of
-it, per sample no faster with fewer samples, and takes no less for more. Schedules of several stages
-a rank get deeper until that makes the step longer by `RELIEF`; cuts of a core that take so much
-more than the best plan are not looked at again.
+it, per sample no faster with fewer samples, and takes no less for more. What is not looked at:
+deeper schedules of several stages a rank once they take `RELIEF` longer; again, cuts that take so
+much more than the best plan; cores whose ranks would need `SPARE` times their memory if all had as
+much of the model.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ from itertools import count
 
 from autopar.lowering.stages import stage_parts
 from autopar.nouns.plan import RECOMPUTE
-from autopar.pipeline.actions import ScheduleError
-from autopar.pipeline.schedules.table import SCHEDULES, schedule
+from autopar.pipeline.actions import Lists, ScheduleError
+from autopar.pipeline.schedules.table import SCHEDULES, kind_of, schedule
+from autopar.pipeline.written import written
 from autopar.planner.candidates import Candidate, Layout, candidates, layouts
-from autopar.planner.cores import Core, CoreTrials, Model, Shape, piped
+from autopar.planner.cores import Core, CoreTrials, Model, Shape, Whole, piped
 from autopar.planner.fixed import FixError, splits
+from autopar.planner.found import FOUND, NAMED, VEE, found_order, limits
+from autopar.planner.pricing.memory import overhead, stage_bytes
 from autopar.planner.pricing.pipeline import CutModel, PipelinePrices
 from autopar.planner.pricing.prices import Prices
 from autopar.planner.pricing.repricing import objective
-from autopar.planner.pricing.sends import Order
+from autopar.planner.pricing.sends import Order, Sends
 from autopar.planner.pricing.simulation import stage_time
 from autopar.planner.pricing.state import StateSharding
 from autopar.planner.pricing.state_prices import StatePrices
@@ -43,8 +47,12 @@ from autopar.planner.standings import Standings
 
 USUAL = ("1f1b", "interleaved-1f1b", "zb-h1", "zb-v")
 """Schedules that are tried where none is pinned: by depth of memory and of bubble."""
-DEPTHS = (2, 3, 4, 6, 8, 12, 16)
+DEPTHS = (2, 3, 4, 8, 16)
 """Stages a rank that are tried, one after the other, where a schedule may have several."""
+KEPT = 24
+"""Schedules that are kept with their clocks."""
+SPARE = 1.05
+"""Of its memory, what a rank may need in a cut into equal parts for the core to be tried."""
 RELIEF = 0.1
 """What moving units between stages is taken to gain at most."""
 WAITED = 0.6
@@ -77,7 +85,9 @@ class Pipelines:
     sample_s: float = 0.0
     """Of forward and backward, at least, on one tensor-parallel rank."""
     _models: dict[tuple[int, int], Model | None] = field(default_factory=dict)
-    _orders: dict[tuple[str, int, int, int], Order | None] = field(default_factory=dict)
+    _orders: dict[tuple[object, ...], Order | None] = field(default_factory=dict)
+    _order_of_best: Order | None = None
+    _tightest: tuple[float, Core] | None = None
     _steps: dict[Core, float] = field(default_factory=dict)
 
     def search(self, degrees: Sequence[int], known: Sequence[Solved]) -> None:
@@ -109,6 +119,10 @@ class Pipelines:
             self.solver.check()
             for next_s, opened in self._open(item):
                 heapq.heappush(heap, (max(bound_s, next_s), next(turn), opened))
+        if self.standings.best is self.standings.tightest is None and self._tightest is not None:
+            for _, played in self._play(self._tightest[1]):
+                for _ in self._open(played):
+                    pass
 
     def settled(self, best: Answer) -> Answer:
         """The same decisions, lowered on the winner's own mesh and priced there.
@@ -124,8 +138,7 @@ class Pipelines:
         stages = PipelinePrices(cuts, question.cluster, state, layout.recompute, best.pp)
         places = {name: i for i, name in enumerate(cuts.units)}
         ends = (*(places[stage.first] for stage in best.stages[1:]), len(cuts.units))
-        depth = len(best.stages) // (best.pp * SCHEDULES[best.schedule].stages)
-        order = self._orders[best.schedule, best.pp, candidate.microbatches, depth]
+        order = self._order_of_best
         assert order is not None
         hidden = Layout(1, candidate.data, 1 if candidate.data > 1 else 0, "none")
         held = StatePrices(question.cluster, state_of(question, hidden, candidate), 0.0)
@@ -153,10 +166,23 @@ class Pipelines:
         """What an item comes to next, with its bound; a played core offers its answers."""
         if isinstance(item, Shape):
             self.tried += 1
+            if item.pp > self._most_units:
+                self.refused = self.refused or (
+                    f"{item.pp} stages of {self._most_units} units that the model can be cut "
+                    f"between: take at most {self._most_units} stages"
+                )
+                return
             model = self._model(item)
             if model is not None:
                 for core in self._cores(item, model):
-                    yield self._core_bound(core, model), core
+                    bound_s = self._core_bound(core, model)
+                    if bound_s >= self._best_s:
+                        continue
+                    needed, work_s = self._fitting(core, model)
+                    if work_s < float("inf"):
+                        yield max(bound_s, work_s), core
+                    elif self._tightest is None or needed < self._tightest[0]:
+                        self._tightest = needed, core
         elif isinstance(item, Core):
             yield from self._play(item)
         else:
@@ -167,6 +193,51 @@ class Pipelines:
             if plain.step_s + least_s < self._best_s:
                 for answer in item.trials.answers(plain):
                     self.standings.offer(answer)
+                    if self.standings.best is answer:
+                        self._order_of_best = item.trials.order
+
+    @property
+    def _most_units(self) -> float:
+        """Between which any sharding of the model can be cut."""
+        known = [len(model.cuts.units) for model in self._models.values() if model is not None]
+        return max(known, default=float("inf"))
+
+    def _fitting(self, core: Core, model: Model) -> tuple[float, float]:
+        """Bytes of the first rank where every rank has as much of the model, in the layout of state
+        that needs least; and seconds of the mean rank's work in the fastest layout that fits then.
+
+        No schedule holds fewer microbatches on the first rank than there are ranks.
+        """
+        question, shape = self.question, core.shape
+        m, pp = shape.candidate.microbatches, shape.pp
+        life = model.solved.summary.lives[core.recompute]
+        share, process = overhead(model.solved.summary.packages, question.cluster.device)
+        saved = min(m, pp) * life.saved / pp + life.peak - life.saved
+        least, work_s = float("inf"), float("inf")
+        for whole in self._wholes(core, model):
+            needed = (1 + share) * (whole.state_bytes / pp + saved) + process
+            least = min(least, needed)
+            if needed <= SPARE * question.cluster.device.memory_bytes:
+                work_s = min(work_s, m * whole.pass_s / pp)
+        return least, work_s
+
+    def _wholes(self, core: Core, model: Model) -> list[Whole]:
+        """All of the model under each layout of state."""
+        question, candidate = self.question, core.shape.candidate
+        key = candidate.data, core.recompute
+        if key not in model.layouts:
+            summary = model.solved.summary
+            model.layouts[key] = []
+            for layout in layouts(candidate.data, question.fixed):
+                if layout.recompute == core.recompute:
+                    state = state_of(question, layout, candidate)
+                    held = stage_bytes(summary, state, core.recompute)
+                    size = held.parameters + held.gradients + held.optimizer
+                    time = model.whole[core.recompute]
+                    if layout.zero > 1:  # moves state with each microbatch
+                        time = stage_time(summary, state, question.cluster, core.recompute)
+                    model.layouts[key].append(Whole(size, time.forward_s + time.backward_s))
+        return model.layouts[key]
 
     @property
     def _best_s(self) -> float:
@@ -199,10 +270,10 @@ class Pipelines:
         whole = model.whole[core.recompute]
         m, p = core.shape.candidate.microbatches, core.shape.pp
         pass_s = whole.forward_s + whole.backward_s
-        kind = SCHEDULES[core.name]
-        splits_backward = kind.splits and core.recompute == "none"
+        kind = SCHEDULES.get(core.name)
+        splits_backward = (kind is None or kind.splits) and core.recompute == "none"
         least_s = max(m * pass_s / p, pass_s - (whole.weights_s if splits_backward else 0.0))
-        if kind.stages == 1 and core.depth == 1 and not kind.even_ranks:
+        if kind is not None and kind.stages == core.depth == 1 and not kind.even_ranks:
             # With x[r] the share of a pass before rank r: m (x[r+1] - x[r]) + waits x[r] <= step.
             waits = whole.forward_s / pass_s if splits_backward else 1.0
             least_s = max(least_s, pass_s * waits / (1 - (1 - waits / m) ** p))
@@ -247,23 +318,38 @@ class Pipelines:
             for name in USUAL if fixed.schedule is None else (fixed.schedule,):
                 if name == "zb-h1" and recompute != "none" and fixed.schedule is None:
                     continue  # backward is whole there, and so this is 1f1b
-                several = SCHEDULES[name].interleaves and SCHEDULES[name].stages == 1
-                yield Core(
-                    shape, name, fixed.interleave or (DEPTHS[0] if several else 1), recompute
-                )
+                if name == FOUND and fixed.actions is None:
+                    depths = (fixed.interleave,) if fixed.interleave else (1, VEE)
+                    yield from (Core(shape, named, 1, recompute) for named in NAMED)
+                    for depth in depths:
+                        for limit in limits(shape.pp, shape.candidate.microbatches):
+                            yield Core(shape, name, depth, recompute, limit)
+                    continue
+                kind = SCHEDULES.get(name)
+                several = kind is not None and kind.interleaves and kind.stages == 1
+                depth = fixed.interleave or (DEPTHS[0] if several else 1)
+                yield Core(shape, name, depth, recompute)
 
     def _play(self, core: Core) -> Iterator[tuple[float, Item]]:
         """The core without data traffic, and the next deeper one where that may be faster."""
-        model, order = self._model(core.shape), self._order(core)
-        if model is None or order is None:
-            return
-        shape = core.shape
-        stages, units = len(order.schedule.routes[0]), len(model.cuts.units)
-        if stages > units:
+        shape, model = core.shape, self._model(core.shape)
+        assert model is not None
+        units, stages = len(model.cuts.units), shape.pp * core.depth
+        if core.name in SCHEDULES:
+            try:
+                kind = kind_of(core.name, shape.pp, shape.candidate.microbatches, core.depth)
+            except ScheduleError as error:
+                self.refused = self.refused or str(error)
+                return
+            stages *= kind.stages
+        if stages > units and self.question.fixed.actions is None:
             self.refused = self.refused or (
                 f"{stages} stages of {units} units that the model can be cut between: take at most "
                 f"{units} stages"
             )
+            return
+        order = self._order(core, model)
+        if order is None:
             return
         data, fixed = shape.candidate.data, self.question.fixed
         listed = [one for one in layouts(data, fixed) if one.recompute == core.recompute]
@@ -275,7 +361,7 @@ class Pipelines:
         self._steps[core] = plain.step_s
         if plain.step_s * (1 - RELIEF) + least_s < self._best_s:
             yield plain.step_s * (1 - RELIEF) + least_s, Played(made, plain)
-        if fixed.interleave is None and core.depth in DEPTHS[:-1]:
+        if fixed.interleave is None and core.depth in DEPTHS[:-1] and not order.written:
             place = DEPTHS.index(core.depth)
             above = [self._steps.get(replace(core, depth=depth)) for depth in DEPTHS[:place]]
             shortest_s = min((s for s in above if s is not None), default=float("inf"))
@@ -283,15 +369,47 @@ class Pipelines:
                 deeper = replace(core, depth=DEPTHS[place + 1])
                 yield self._core_bound(deeper, model), deeper
 
-    def _order(self, core: Core) -> Order | None:
-        key = core.name, core.shape.pp, core.shape.candidate.microbatches, core.depth
+    def _order(self, core: Core, model: Model) -> Order | None:
+        pp, m = core.shape.pp, core.shape.candidate.microbatches
+        lists = self.question.fixed.actions
+        key: tuple[object, ...] = core.name, pp, m, core.depth
+        if core.limit:
+            key = (core,)
         if key not in self._orders:
+            if len(self._orders) == KEPT:
+                del self._orders[next(iter(self._orders))]
             self._orders[key] = None
             try:
-                self._orders[key] = Order(schedule(*key))
+                if lists is not None:
+                    self._orders[key] = self._by_hand(lists, m)
+                elif core.limit:
+                    self._orders[key] = found_order(core, model, self._sends(core, model))
+                else:
+                    made = schedule(core.name, pp, m, core.depth)
+                    found = self.question.fixed.schedule == FOUND
+                    self._orders[key] = Order(replace(made, name=FOUND) if found else made, found)
             except ScheduleError as error:
                 self.refused = self.refused or str(error)
         return self._orders[key]
+
+    def _sends(self, core: Core, model: Model) -> Sends:
+        """Between stages of as many devices as the core's."""
+        candidate, question = core.shape.candidate, self.question
+        layout = next(iter(layouts(candidate.data, question.fixed)))
+        state = state_of(question, layout, candidate)
+        return PipelinePrices(
+            model.cuts, question.cluster, state, core.recompute, core.shape.pp
+        ).sends
+
+    def _by_hand(self, lists: Lists, microbatches: int) -> Order:
+        made = written(self.question.fixed.schedule or "", lists)
+        if made.microbatches != microbatches:
+            raise ScheduleError(
+                f"schedule={made.name} has {made.microbatches} microbatches, which the batch of "
+                f"{self.question.batch} samples is to be cut into: batch = data ranks x microbatch "
+                "x microbatches"
+            )
+        return Order(made, written=True)
 
 
 def _shape(item: Item) -> Shape:

@@ -261,6 +261,7 @@ def _plan(
         precision=workload.precision,
         optimizer=workload.optimizer,
         schedule=best.schedule,
+        actions=best.actions,
         fingerprints=Fingerprints(
             model=captured.fingerprint(),
             cluster=question.cluster.fingerprint,

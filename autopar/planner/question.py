@@ -59,6 +59,8 @@ class Answer:
     stages: tuple[Stage, ...] = ()
     """Of a pipeline; none: one stage, as ``layout`` says."""
     schedule: str = "none"
+    actions: tuple[str, ...] = ()
+    """Of each pipeline rank, where they do not follow from the schedule's name."""
 
     @property
     def pp(self) -> int:

@@ -93,7 +93,10 @@ def _single_pins(question: Question) -> Iterator[_Change]:
     fixed = question.fixed
     if len(fixed.pinned()) > 1:
         for name, value in fixed.pinned().items():
-            freed = replace(fixed, **{name: None})
+            actions = None if name in ("pp", "schedule") else fixed.actions
+            freed = replace(fixed, actions=actions, **{name: None})
+            if actions is None and fixed.actions is not None:
+                freed = replace(freed, pp=None, schedule=None)
             yield _Change(f"without --fix {name}={value}", replace(question, fixed=freed))
 
 

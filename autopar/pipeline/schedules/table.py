@@ -54,6 +54,14 @@ SCHEDULES: Mapping[str, Kind] = {
 def schedule(name: str, pp: int, microbatches: int, interleave: int = 1) -> Schedule:
     """The schedule ``name`` over ``pp`` ranks; ``interleave``: stages a rank, for waves half of it.
 
+    Raises `ScheduleError` as `kind_of` does.
+    """
+    return kind_of(name, pp, microbatches, interleave).make(pp, microbatches, interleave)
+
+
+def kind_of(name: str, pp: int, microbatches: int, interleave: int = 1) -> Kind:
+    """What a schedule is of, where it can have these counts.
+
     Raises:
         ScheduleError: an unknown name, or counts that the schedule cannot have, with those it can.
     """
@@ -86,4 +94,4 @@ def schedule(name: str, pp: int, microbatches: int, interleave: int = 1) -> Sche
             f"schedule={name} runs two pipelines that meet in the middle, and {pp} ranks have "
             f"none: take {pp + 1} or {pp - 1} ranks, or 1f1b"
         )
-    return kind.make(pp, microbatches, interleave)
+    return kind

@@ -102,9 +102,13 @@ def pairs_of(parts: int, skips: Sequence[Pair]) -> list[Pair]:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A schedule with the clocks that play it, by what is sent past the next part."""
+    """A schedule with the clocks that play it, by what is sent past the next part.
+
+    written: its actions do not follow from its name.
+    """
 
     schedule: Schedule
+    written: bool = False
     _clocks: dict[tuple[Pair, ...], Clock] = field(default_factory=dict)
 
     def clock(self, skips: tuple[Pair, ...]) -> Clock:

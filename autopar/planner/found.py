@@ -1,0 +1,79 @@
+"""Schedules made for one model: lists found with its own times, under a memory limit.
+
+The cut is that of a one-way pipeline. Its stages are one a rank, or two in a V. List scheduling
+(`autopar.pipeline.greedy`) gives the lists, refined where they are small
+(`autopar.pipeline.refine`). How many microbatches a rank may hold is tried in a few steps, from
+what 1F1B holds to all; which of them fit is for the price to say. Schedules by name take part too,
+so that what is found is never slower than they are.
+"""
+
+from __future__ import annotations
+
+from autopar.pipeline.actions import Action, Schedule, ScheduleError, one_route
+from autopar.pipeline.cuts import NoCuts, cut
+from autopar.pipeline.greedy import Setting, shortest
+from autopar.pipeline.refine import FEW, refined
+from autopar.planner.cores import Core, Model
+from autopar.planner.pricing.pipeline import Figure, clocked
+from autopar.planner.pricing.sends import Order, Sends, pairs_of
+from autopar.planner.pricing.trials import figures_at
+
+FOUND = "found"
+VEE = 2
+"""Stages a rank that form a V."""
+MOST = 20_000
+"""Actions of a step that lists are found for."""
+NAMED = ("1f1b", "eager-1f1b", "zb-h1", "zb-h2", "zb-v", "dualpipe-v")
+"""Schedules by name that compete with lists that are found."""
+
+
+def limits(pp: int, microbatches: int) -> list[int]:
+    """Microbatches that a rank may hold, to be tried."""
+    return sorted({min(n, microbatches) for n in (pp, pp * 3 // 2, 2 * pp, microbatches)})
+
+
+def found_order(core: Core, model: Model, sends: Sends) -> Order:
+    """Raises `ScheduleError` where there is none, with what stands against it."""
+    pp, m = core.shape.pp, core.shape.candidate.microbatches
+    stages = pp * core.depth
+    split = core.recompute == "none"
+    if (2 + split) * stages * m > MOST:
+        raise ScheduleError(
+            f"schedule=found looks for the order of at most {MOST:,} actions, and {stages} stages "
+            f"with {m} microbatches have {(2 + split) * stages * m:,}: give --fix microbatch= "
+            "with more samples, or take a schedule by name, such as zb-v"
+        )
+    table = model.plain(core.recompute)
+    busy = table[Figure.FORWARD] + table[Figure.BACKWARD]
+    try:
+        ends = cut(busy, busy, stages, m).ends
+    except NoCuts as error:
+        raise ScheduleError(str(error)) from None
+    skips, between = sends.between([ends])
+    sent = dict(zip(pairs_of(stages, skips), between[:, 0].tolist(), strict=True))
+    took = table[:, [0, *ends[:-1]], list(ends)]
+    forward, backward, weights = took[: Figure.WEIGHTS + 1].tolist()
+
+    def time_s(action: Action) -> float:
+        stage, kind = action.stage, action.kind
+        if kind == "F":
+            return float(forward[stage])
+        if kind == "W":
+            return float(weights[stage])
+        return float(backward[stage] - (weights[stage] if kind == "I" else 0.0))
+
+    def send_s(a: int, b: int) -> float:
+        return sent.get((min(a, b), max(a, b)), 0.0)
+
+    def step_s(made: Schedule) -> float:
+        figures = figures_at(table, ends, made)[..., None]
+        return float(clocked(Order(made), figures, between, skips)[1].step_s[0])
+
+    limit = [core.limit * core.depth] * pp
+    once = [*range(pp)]
+    ranks = once + once[::-1] if core.depth == VEE else once * core.depth
+    setting = Setting(ranks, [range(stages)], [0] * m, limit, time_s, split)
+    made = one_route(FOUND, tuple(ranks), shortest(setting), m)
+    if sum(map(len, made.lists)) <= FEW and not skips:
+        made = min(made, refined(made, limit, time_s, send_s), key=step_s)
+    return Order(made, written=True)
