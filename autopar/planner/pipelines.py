@@ -99,6 +99,7 @@ class Pipelines:
             if not solved.repeats:
                 self._know(solved)
         self._solve_alone(max(shape.samples for shape in shapes))
+        self._dive(shapes)
         turn = count()
         heap: list[tuple[float, int, Item]] = [
             (self._shape_bound(shape), next(turn), shape) for shape in shapes
@@ -121,8 +122,26 @@ class Pipelines:
                 heapq.heappush(heap, (max(bound_s, next_s), next(turn), opened))
         if self.standings.best is self.standings.tightest is None and self._tightest is not None:
             for _, played in self._play(self._tightest[1]):
-                for _ in self._open(played):
-                    pass
+                if isinstance(played, Played):
+                    self._offer(played)
+
+    def _dive(self, shapes: Sequence[Shape]) -> None:
+        """Where memory is short, a plan to compare with: fewest samples, full recomputation."""
+        best = self.standings.best
+        if best is not None and best.layout.recompute == "none" and best.layout.zero < 3:
+            return
+        inner = self.question.cluster.levels[0].span
+        for pp in dict.fromkeys(shape.pp for shape in shapes):
+            some = [s for s in shapes if s.pp == pp <= self._most_units and s.candidate.tp <= inner]
+            shape = min(some, key=lambda s: (-s.candidate.tp, s.samples), default=None)
+            model = None if shape is None else self._model(shape)
+            if shape is None or model is None:
+                continue
+            for core in self._cores(shape, model):
+                if core.recompute == RECOMPUTE[-1] and self._fitting(core, model)[1] < self._best_s:
+                    for _, item in self._play(core):
+                        if isinstance(item, Played):
+                            self._offer(item)
 
     def settled(self, best: Answer) -> Answer:
         """The same decisions, lowered on the winner's own mesh and priced there.
@@ -186,15 +205,18 @@ class Pipelines:
         elif isinstance(item, Core):
             yield from self._play(item)
         else:
-            plain, core = item.plain, item.trials.core
-            least_s = self._update_bound(core.shape, item.trials.model)
-            if plain.step_s * (1 - RELIEF) + least_s < self._best_s:
-                plain = item.trials.relieved(plain)
-            if plain.step_s + least_s < self._best_s:
-                for answer in item.trials.answers(plain):
-                    self.standings.offer(answer)
-                    if self.standings.best is answer:
-                        self._order_of_best = item.trials.order
+            self._offer(item)
+
+    def _offer(self, item: Played) -> None:
+        plain, core = item.plain, item.trials.core
+        least_s = self._update_bound(core.shape, item.trials.model)
+        if plain.step_s * (1 - RELIEF) + least_s < self._best_s:
+            plain = item.trials.relieved(plain)
+        if plain.step_s + least_s < self._best_s:
+            for answer in item.trials.answers(plain):
+                self.standings.offer(answer)
+                if self.standings.best is answer:
+                    self._order_of_best = item.trials.order
 
     @property
     def _most_units(self) -> float:
