@@ -63,7 +63,7 @@ def found_order(core: Core, model: Model, sends: Sends) -> Order:
         return float(backward[stage] - (weights[stage] if kind == "I" else 0.0))
 
     def send_s(a: int, b: int) -> float:
-        return sent.get((min(a, b), max(a, b)), 0.0)
+        return float(sent.get((min(a, b), max(a, b)), 0.0))
 
     def step_s(made: Schedule) -> float:
         figures = figures_at(table, ends, made)[..., None]
