@@ -137,6 +137,7 @@ def test_a_pipeline_has_lanes_and_stages(stages: Shown) -> None:
     actions = sum(1 for name, _ in read.elements if name == "rect")
     assert actions == len(stages.pipeline.schedule.actions)
     assert "1f1b" in "".join(read.words)
+    assert "of all 2 pipeline ranks together" in "".join(read.words)
 
 
 def test_nothing_is_fetched_and_nothing_runs(flat: Shown, stages: Shown) -> None:

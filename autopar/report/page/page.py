@@ -46,7 +46,7 @@ def fragment(of: Shown) -> str:
         moved_section(moved(plan, cluster, of.collectives), len(plan.stages)),
         frontier_section(plan),
         tree_section(of.lowered, zero_text(plan)),
-        ops_section(of.ops, plan.prediction.step_time_s),
+        ops_section(of.ops, plan.prediction.step_time_s, len(plan.groups)),
     ]
     article = tag("article", joined(parts), class_="autopar")
     return tag("style", Markup(STYLE)) + article

@@ -77,5 +77,5 @@ padding-bottom:.4rem}.autopar table{font-size:.82rem}
 -webkit-print-color-adjust:exact;--ink:#000;--soft:#444;--line:#bbb;--back:#fff;--card:#f4f4f4}
 .autopar details::details-content{content-visibility:visible;block-size:auto}
 .autopar .row,.autopar .plot,.autopar tr,.autopar .leaf{break-inside:avoid}
-.autopar h2{break-after:avoid}}
+.autopar h2{break-after:avoid}.autopar .wide{overflow:visible}}
 """

@@ -122,8 +122,10 @@ def _shape(shape: Sequence[int]) -> str:
     return " x ".join(f"{extent:,}" for extent in shape) or "one number"
 
 
-def ops_section(rows: Sequence[Explained], step_time_s: float) -> Markup:
-    """By block, ops that take time, the longest first."""
+def ops_section(rows: Sequence[Explained], step_time_s: float, ranks: int) -> Markup:
+    """By block, ops that take time, the longest first; shares are of all ``ranks`` of a pipeline,
+    which run different ops at once."""
+    where = f", of all {ranks} pipeline ranks together" if ranks > 1 else ""
     blocks: dict[str, list[Explained]] = {}
     for row in rows:
         if row.compute_s + row.communication_s > 0:
@@ -131,17 +133,17 @@ def ops_section(rows: Sequence[Explained], step_time_s: float) -> Markup:
             blocks.setdefault(block if inside else "", []).append(row)
     return section(
         "What each op does",
-        joined(_block(name, members, step_time_s) for name, members in blocks.items()),
-        note="Times of a step, hidden or not; the letter that each axis splits, as in explain.",
+        joined(_block(name, members, step_time_s * ranks) for name, members in blocks.items()),
+        note=f"Times of a step{where}; the letter that each axis splits, as in explain.",
     )
 
 
-def _block(name: str, members: Sequence[Explained], step_time_s: float) -> Markup:
+def _block(name: str, members: Sequence[Explained], whole_s: float) -> Markup:
     total = sum(row.compute_s + row.communication_s for row in members)
     head = tag(
         "summary",
         tag("code", name) if name else "outside the blocks",
-        tag("span", f"  {duration(total)}, {percent(total / step_time_s)}", class_="soft"),
+        tag("span", f"  {duration(total)}, {percent(total / whole_s)}", class_="soft"),
     )
     listed = [
         (
