@@ -11,6 +11,7 @@ from autopar.nouns.errors import UserError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload, training
+from autopar.nouns.zero import ZERO, ZERO_LEVELS, Zero
 
 
 class ProgramError(UserError):
@@ -21,7 +22,7 @@ class ProgramError(UserError):
 class Settings:
     """``SETTINGS`` of an emitted program.
 
-    zero:         what ``dp_shard`` cuts: 0 nothing, 1 optimizer, 2 + gradients, 3 + parameters.
+    zero:         what ``dp_shard`` cuts, see `autopar.nouns.zero`.
     microbatches: gradient accumulation steps of one step.
     precision:    dtype of compute. ``float32`` computes in the dtypes that the model declares;
                   ``bfloat16`` and ``float16`` replace float32 in parameters where they are used and
@@ -39,8 +40,13 @@ class Settings:
     units: tuple[str, ...] = ()
     whole_inputs: tuple[str, ...] = ()
 
+    @property
+    def split(self) -> Zero:
+        """What ``zero`` splits over ``dp_shard``, where that has more than one rank."""
+        return ZERO[self.zero]
+
     def __post_init__(self) -> None:
-        if self.zero not in (0, 1, 2, 3):
+        if self.zero not in ZERO_LEVELS:
             raise ProgramError(f"zero={self.zero}: state sharding is 0, 1, 2 or 3")
         if self.microbatches < 1:
             raise ProgramError(f"microbatches={self.microbatches}: at least 1 is needed")

@@ -23,8 +23,6 @@ from autopar.runtime.jax.program import Block, Parameter
 from autopar.runtime.settings import ProgramError, Settings
 
 Spec = Any  # PartitionSpec; jax is not type-checked here
-GRADIENTS, PARAMETERS = 2, 3
-"""From which level of ZeRO on ``dp_shard`` cuts what; the optimizer's state from 1 on."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +74,14 @@ class Layout:
         blocks: Mapping[str, Block] = program.BLOCKS
         for block, found in blocks.items():
             rows += [(f"{block}/{n}", n, p, found.layers) for n, p in found.parameters.items()]
-        shard = mesh.get("dp_shard", 1) if settings.zero else 1
+        shard = mesh.get("dp_shard", 1) if settings.split.optimizer else 1
         leaves = {k: Leaf(k, n, p, ls, _cut(p, mesh, shard)) for k, n, p, ls in rows}
         return Layout(mesh, settings, leaves)
 
     @property
     def shards(self) -> bool:
         """Whether ``dp_shard`` cuts state at all."""
-        return self.settings.zero > 0 and self.mesh.get("dp_shard", 1) > 1
+        return self.settings.split.optimizer and self.mesh.get("dp_shard", 1) > 1
 
     @cached_property
     def data_axes(self) -> tuple[str, ...]:
@@ -96,7 +94,7 @@ class Layout:
 
     def frozen_specs(self) -> dict[str, Spec]:
         """How the arrays that the loss closes over lie."""
-        cut = self.settings.zero == PARAMETERS
+        cut = self.settings.split.parameters
         return {key: self.spec(leaf, cut) for key, leaf in self.frozen.items()}
 
     @cached_property

@@ -21,7 +21,7 @@ from autopar.emit.jax.train import How, train_text
 from autopar.nouns import mesh as meshes
 from autopar.nouns.workload import Workload
 from autopar.runtime.jax.gradients import own_part
-from autopar.runtime.jax.layout import GRADIENTS, PARAMETERS, Layout, Leaf
+from autopar.runtime.jax.layout import Layout, Leaf
 from autopar.runtime.jax.optimizer import SLOTS
 from autopar.runtime.jax.program import Stack
 from autopar.runtime.jax.units import gathered, scattered
@@ -154,18 +154,20 @@ class Step:
         """Loss share and gradients of one microbatch; with ZeRO 2 every layer's are cut at once,
         with ZeRO 3 parameters are gathered layer by layer."""
         params, frozen = state["params"], state["frozen"]
-        if self.layout.settings.zero == PARAMETERS:
+        split = self.layout.settings.split
+        pieces = split.gradients and not split.parameters
+        if split.parameters:
             # else XLA gathers once before the loop over microbatches, and keeps what it gathered
             params, frozen, batch = lax.optimization_barrier((params, frozen, batch))
 
         def share(own: Arrays) -> Array:
-            given = params if self.layout.settings.zero == GRADIENTS else {}
+            given = params if pieces else {}
             return self.program.loss(
                 self._given({**own, **frozen}, given), **self._computing(batch)
             )
 
         own = params
-        if self.layout.settings.zero == GRADIENTS:
+        if pieces:
             own = {k: own_part(self.layout, k, p) for k, p in params.items()}
         loss, gradients = jax.value_and_grad(share)(own)
         return loss.astype(jnp.promote_types(loss.dtype, jnp.float32)), dict(gradients)
@@ -194,7 +196,7 @@ class Step:
 
     def _prepared(self, leaves: Mapping[str, Leaf], arrays: Mapping[str, Any]) -> dict[str, Array]:
         """A unit's parameters whole over ``dp_shard``, in the dtype of compute."""
-        if self.layout.settings.zero == PARAMETERS:
+        if self.layout.settings.split.parameters:
             dtypes = {name: self._dtype(a.dtype, leaves[name]) for name, a in arrays.items()}
             cuts = {name: leaf.cut for name, leaf in leaves.items()}
             frozen = [name for name, leaf in leaves.items() if leaf.parameter.frozen]

@@ -187,7 +187,7 @@ class Sharded(Storage):
             fully_shard(
                 module,
                 mesh=mesh,
-                reshard_after_forward=settings.zero == 3 and module is not self.model,
+                reshard_after_forward=settings.split.parameters and module is not self.model,
                 mp_policy=self._policy(module),
                 ignored_params={p for p in self.model.parameters() if _is_apart(p)},
             )
@@ -229,12 +229,12 @@ class Sharded(Storage):
 
     @contextmanager
     def microbatch(self, last: bool) -> Iterator[None]:
-        zero = self.settings.zero
+        split = self.settings.split
         for group in self.groups:
-            group.set_requires_gradient_sync(last or zero >= 2, recurse=False)
+            group.set_requires_gradient_sync(last or split.gradients, recurse=False)
             group.set_requires_all_reduce(last, recurse=False)
             # Zero 1 and 2 have whole parameters: between microbatches nothing is dropped.
-            group.set_reshard_after_backward(last or zero == 3, recurse=False)
+            group.set_reshard_after_backward(last or split.parameters, recurse=False)
         yield
 
     @contextmanager

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from autopar.emit.text import Lines, docstring, literal, tuple_text
 from autopar.nouns.mesh import DATA_AXES, Mesh
+from autopar.nouns.zero import Zero, over
 
 FILE = "train.py"
 RUNTIME = (
@@ -44,14 +45,19 @@ class How:
         return tuple(a for a in DATA_AXES if self.mesh.size(a) > 1)
 
     @property
+    def split(self) -> Zero:
+        """What ``dp_shard`` splits."""
+        return over(self.zero, self.mesh.size("dp_shard"))
+
+    @property
     def shards(self) -> bool:
         """Whether ``dp_shard`` cuts state at all."""
-        return self.zero > 0 and self.mesh.size("dp_shard") > 1
+        return self.split.optimizer
 
     @property
     def joins(self) -> bool:
         """Whether devices hold whole parameters over ``dp_shard`` and update pieces of them."""
-        return self.shards and self.zero < 3
+        return self.shards and not self.split.parameters
 
 
 def train_text(how: How) -> str:
@@ -131,9 +137,9 @@ def _backward(how: How) -> list[str]:
 
 def _moved(how: How) -> str:
     """What the derivative of the loss moves over ``dp_shard`` by itself."""
-    if not how.shards or how.zero == 1:
+    if not how.split.gradients:
         return "`loss` of model.py"
-    if how.zero == 2:
+    if not how.split.parameters:
         return "`loss` of model.py; a layer's gradients are reduce-scattered over dp_shard"
     return "`loss` of model.py, a layer's parameters all-gathered over dp_shard twice"
 
@@ -160,7 +166,7 @@ def _reduced(how: How) -> list[str]:
             every = f"({', '.join(map(literal, how.data))}, *leaf.parameter.deferred)"
         lines.add("if leaf.cut is None:", "no dim that dp_shard divides: whole on every device")
         lines.lines.append(f"        return lax.psum(gradient, {every})")
-        if how.zero == 1:
+        if not how.split.gradients:
             lines.add('gradient = scatter(gradient, leaf.dim, "dp_shard")', "a reduce-scatter")
     if rest:
         lines.add(f"gradient = lax.psum(gradient, {_names(rest)})")

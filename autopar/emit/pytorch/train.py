@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from autopar.emit.text import Lines, docstring, literal
 from autopar.nouns.mesh import DATA_AXES, Mesh
+from autopar.nouns.zero import ZERO, over
 
 FILE = "train.py"
 RUNTIME = (
@@ -52,7 +53,7 @@ class How:
     @property
     def shards(self) -> bool:
         """Whether FSDP2 holds the state."""
-        return self.zero > 0 and self.mesh.size("dp_shard") > 1
+        return over(self.zero, self.mesh.size("dp_shard")).optimizer
 
     @property
     def holder(self) -> str:
@@ -194,7 +195,7 @@ def _reduced(how: How, where: str) -> str:
     if where == "here":
         more = ", then all-reduces over dp_replicate" if whole else ""
         return f"FSDP2 meanwhile reduce-scatters over dp_shard{more}"
-    often = "the last" if how.zero == 1 else "each"
+    often = "each" if ZERO[how.zero].gradients else "the last"
     more = ", all-reduces over dp_replicate in the last" if whole else ""
     return f"FSDP2 reduce-scatters over dp_shard in {often}{more}"
 

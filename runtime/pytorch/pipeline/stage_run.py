@@ -49,7 +49,7 @@ class StageRun:
         self.wire = wire
         self.storage = storage
         settings = storage.settings
-        self.whole_backward = settings.recompute != "none" or settings.zero == 3
+        self.whole_backward = settings.recompute != "none" or settings.split.parameters
         """I does all of the backward and W nothing: where the forward would run again in both, or
         parameters would be gathered for both."""
         self._kept: dict[int, _Kept] = {}

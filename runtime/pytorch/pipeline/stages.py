@@ -214,7 +214,7 @@ def _stored(stage: Stage, ranks: Ranks, settings: Settings) -> Storage:
     )
     # nothing here writes to a stage's outputs, of which views are as good as others
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-    if ranks.size("dp_shard") > 1 and own.zero > 0:
+    if ranks.size("dp_shard") > 1 and own.split.optimizer:
         return Sharded(module, ranks, own)
     return Storage(module, ranks, own)
 
