@@ -185,7 +185,8 @@ class _Levels:
     def made(self) -> tuple[list[_Level], int, int]:
         """Levels, number of links, number of slots."""
         lists = self.schedule.lists
-        done: dict[tuple[int, bool, int], int] = {}
+        many = self.schedule.microbatches
+        done = [-1] * (2 * len(self.schedule.ranks) * many)  # level of each F, then of each B or I
         level_of = [0] * len(lists)
         place = [0] * len(lists)
         levels: list[list[tuple[int, Action]]] = []
@@ -202,11 +203,12 @@ class _Levels:
                     if kind != "W":
                         forward = kind == "F"
                         sources = self._sources(stage, forward)
-                        found = [done.get((s, forward, i), -1) for s in sources]
+                        found = [done[(2 * s + forward) * many + i] for s in sources]
                         if -1 in found:
                             break
-                        level = max([level, *(n + 1 for n in found)])
-                        done[stage, forward, i] = level
+                        for other in found:
+                            level = max(level, other + 1)
+                        done[(2 * stage + forward) * many + i] = level
                     if level == len(levels):
                         levels.append([])
                     levels[level].append((rank, action))

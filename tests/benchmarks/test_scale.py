@@ -1,0 +1,20 @@
+"""The published layouts that very large plans are compared with are layouts of their devices."""
+
+from __future__ import annotations
+
+import pytest
+
+from autopar.files.cluster_file import load_cluster
+from autopar.planner.candidates import candidates
+from autopar.planner.fixed import Fixed
+from benchmarks.scale import CLUSTERS, RUNS, sized
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_published_layouts_fill_their_devices(name: str) -> None:
+    run = RUNS[name]
+    cluster = sized(load_cluster(str(CLUSTERS / run.cluster)), run.devices)
+    assert cluster.device_count == run.devices == cluster.levels[-1].span
+    fixed = Fixed.parse(run.fix, run.devices)
+    assert fixed.pp is not None
+    assert candidates(run.devices // fixed.pp, run.batch, fixed)
