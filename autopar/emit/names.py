@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import keyword
 import re
 from collections.abc import Iterable
@@ -30,6 +31,8 @@ FUNCTIONS = frozenset(
     " gather keep_first local own_function pad recompute reduce_scatter repeat_heads rms_norm"
     " rotary shard whole".split()
 )
+# Python's own functions, which variables do not hide.
+BUILTINS = frozenset(name for name in dir(builtins) if name.islower())
 # Layers of the runtime that hold local pieces.
 LAYERS = frozenset("BatchNorm Conv Embedding GroupNorm LayerNorm Linear RMSNorm".split())
 RESERVED = frozenset(keyword.kwlist) | {"F", "self", "nn", "torch", "local", "counts", "batch"}

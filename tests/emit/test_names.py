@@ -216,3 +216,23 @@ def test_what_a_class_declares_is_reached_from_outside() -> None:
     assert "adapters[1][0](" in made.text
     torch.manual_seed(0)
     check(made, SharedParts(), batch)
+
+
+class Hiding(nn.Module):
+    """Its layers are called as Python's own functions are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input, self.filter = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        input = self.input(x)
+        filter = self.filter(x)
+        loss: Tensor = (input * filter.sigmoid() + input + filter).square().mean()
+        return loss
+
+
+def test_python_s_own_functions_keep_their_names() -> None:
+    text = text_of(Hiding)
+    assert "self.filter(" in text
+    assert not re.search(r"^ +(input|filter) = ", text, re.MULTILINE), text

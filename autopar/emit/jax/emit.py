@@ -12,7 +12,7 @@ from autopar.emit.jax.errors import JaxEmitError
 from autopar.emit.jax.functions import Marks, body, shown
 from autopar.emit.jax.loops import last_alone, last_stack
 from autopar.emit.jax.own_derivatives import own_derivatives
-from autopar.emit.names import identifier
+from autopar.emit.names import BUILTINS, identifier
 from autopar.emit.text import Lines, literal, tuple_text
 from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered
 from autopar.nouns.graph import Block
@@ -26,7 +26,7 @@ OWN = (
     "cross_entropy derivative embedding gather keep_first layer layer_norm layers linear pad "
     "reduce_scatter rms_norm shard whole"
 ).split()
-RESERVED = frozenset((*OWN, "jax", "jnp", "lax", "loss", "P"))
+RESERVED = BUILTINS | frozenset((*OWN, "jax", "jnp", "lax", "loss", "P"))
 
 
 class Entry(Protocol):

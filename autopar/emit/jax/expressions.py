@@ -289,11 +289,17 @@ WRITERS: Mapping[str, Callable[[_Writer], Expr]] = {
     "full": lambda w: w.call(
         "jnp.full", tuple_text(w.result), literal(w.attrs["value"]), w.dtype()
     ),
-    "arange": lambda w: w.call(
-        "jnp.arange", *(literal(w.attrs[n]) for n in ("start", "stop", "step")), w.dtype()
-    ),
+    "arange": lambda w: w.call("jnp.arange", *_range(w.attrs), f"dtype={w.dtype()}"),
     "constant": lambda w: w.call("jnp.array", _nested(w.attrs["value"]), w.dtype()),
 }
+
+
+def _range(attrs: Mapping[str, object]) -> list[str]:
+    """The arguments of a range without those that are what they are by default."""
+    start, stop, step = (attrs[name] for name in ("start", "stop", "step"))
+    if step != 1:
+        return [literal(start), literal(stop), literal(step)]
+    return [literal(start), literal(stop)] if start else [literal(stop)]
 
 
 def _nested(value: object) -> str:

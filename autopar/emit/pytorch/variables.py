@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autopar.emit.names import FUNCTIONS, first_free
+from autopar.emit.names import BUILTINS, FUNCTIONS, first_free
 
 
 class Variables:
@@ -26,6 +26,6 @@ class Variables:
 
     def pick(self, hints: Iterable[str], holder: str) -> str:
         """The first hint that is free, else the last with a number; ``holder`` holds it now."""
-        name = first_free(hints, self._holders.keys() | FUNCTIONS | {"probe"})
+        name = first_free(hints, self._holders.keys() | FUNCTIONS | BUILTINS | {"probe"})
         self.hold((name,), holder)
         return name
