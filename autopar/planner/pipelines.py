@@ -130,7 +130,7 @@ class Pipelines:
         best = self.standings.best
         if best is not None and best.layout.recompute == "none" and best.layout.zero < 3:
             return
-        inner = self.question.cluster.levels[0].span
+        fixed, inner = self.question.fixed, self.question.cluster.levels[0].span
         for pp in dict.fromkeys(shape.pp for shape in shapes):
             some = [s for s in shapes if s.pp == pp <= self._most_units and s.candidate.tp <= inner]
             shape = min(some, key=lambda s: (-s.candidate.tp, s.samples), default=None)
@@ -138,7 +138,8 @@ class Pipelines:
             if shape is None or model is None:
                 continue
             for core in self._cores(shape, model):
-                if core.recompute == RECOMPUTE[-1] and self._fitting(core, model)[1] < self._best_s:
+                least = core.recompute == RECOMPUTE[-1] and core.name in (USUAL[0], fixed.schedule)
+                if least and self._fitting(core, model)[1] < self._best_s:
                     for _, item in self._play(core):
                         if isinstance(item, Played):
                             self._offer(item)
