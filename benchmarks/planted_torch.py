@@ -170,7 +170,7 @@ ERRORS: tuple[Planted, ...] = (
         "storage:Sharded._wrap", "set_gradient_divide_factor(1.0)",
         "set_gradient_divide_factor(2.0)"),
     _runtime("every microbatch is reduced for itself", "gpt zero 1",
-        "storage:Sharded.microbatch", "last or zero >= 2", "True"),
+        "storage:Sharded.microbatch", "last or split.gradients", "True"),
     _runtime("every rank takes the first samples", "gpt replicate",
         "batches:cut_batch", "(i * width + place) * rows", "i * width * rows"),
     _runtime("initial weights of another seed", "gpt tp",
