@@ -151,8 +151,8 @@ class Rounds:
             elif forward.uses.get(name):
                 given = forward.around.given.get(self.last.op.attrs["block"], ())
                 hint = given[i] if i < len(given) and given[i] not in ("x", "h") else ""
-                given_name = [n for n in self.names[:1] if n.isidentifier()]
-                var = forward.variables.pick([hint, *given_name, "x", "h", hint or "h"], name)
+                first_operand = [n for n in self.names[:1] if n.isidentifier()]
+                var = forward.variables.pick([hint, *first_operand, "x", "h", hint or "h"], name)
                 forward.named(name, var)
                 found.append(var)
             else:
