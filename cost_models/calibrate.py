@@ -62,8 +62,8 @@ def calibrate(
     with ProfileDb.reading(profile) as db:
         here = processor if cluster.device.kind == "cpu" else None
         machine = db.for_device(cluster.device.name, libraries, warn, here)
-        found = db.measurements(machine)
-    odd = [m for m in found if not m.is_physical or _beyond(m, cluster.device)]
+        measurements = db.measurements(machine)
+    odd = [m for m in measurements if not m.is_physical or _beyond(m, cluster.device)]
     if odd:
         first = odd[0]
         warn(
@@ -71,11 +71,11 @@ def calibrate(
             f"such as {first.subject} {first.key} of {first.seconds:g} s"
             + _beyond(first, cluster.device)
         )
-        found = [m for m in found if m not in odd]
+        measurements = [m for m in measurements if m not in odd]
     by_subject: dict[str, list[Measurement]] = defaultdict(list)
-    for m in found:
+    for m in measurements:
         by_subject[m.subject].append(m)
-    when = max((m.measured_at for m in found), default="")[:10]
+    when = max((m.measured_at for m in measurements), default="")[:10]
     held = {m.key: m.size_bytes for m in by_subject["process"]}
     grown, lived = held.get("grown", 0.0), held.get("lived", 0.0)
     measured = replace(
@@ -149,13 +149,13 @@ def _level(
     return replace(level, measured=mine, contention=contention)
 
 
-def op_rates(found: Sequence[Measurement]) -> tuple[MeasuredRate, ...]:
+def op_rates(measurements: Sequence[Measurement]) -> tuple[MeasuredRate, ...]:
     """Rates of the kinds among the keys, then of their classes.
 
     Keys are 'class kind direction dtype shapes': 'matmul linear backward fp32 256x256,256x256'.
     """
     rows: dict[tuple[str, str, str, str], list[Measurement]] = defaultdict(list)
-    for m in found:
+    for m in measurements:
         op_class, kind, direction, dtype, _ = _words(m, 5)
         if not (m.flops if op_class in _PRODUCTS else m.size_bytes):
             raise _unreadable(m, "with its FLOPs and bytes")
@@ -219,13 +219,13 @@ def _middle(members: Sequence[MeasuredRate]) -> MeasuredRate:
     )
 
 
-def collective_curves(found: Sequence[Measurement]) -> tuple[MeasuredCollective, ...]:
+def collective_curves(measurements: Sequence[Measurement]) -> tuple[MeasuredCollective, ...]:
     """A curve for each 'kind ranks x stride' among the keys ('all_reduce 4x1').
 
     Where noise let more bytes take less time, neighbours share their mean (isotonic regression).
     """
     kinds: dict[tuple[str, int, int], list[Measurement]] = defaultdict(list)
-    for m in found:
+    for m in measurements:
         name, group = _words(m, 2)
         spelled = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", group)
         if spelled is None:
@@ -240,13 +240,13 @@ def collective_curves(found: Sequence[Measurement]) -> tuple[MeasuredCollective,
     return tuple(curves)
 
 
-def phase_factors(found: Sequence[Measurement], basis: str) -> tuple[tuple[str, float], ...]:
+def phase_factors(measurements: Sequence[Measurement], basis: str) -> tuple[tuple[str, float], ...]:
     """Median of measured over predicted time by phase, of runs whose plans had this basis.
 
     Keys are 'phase measured|predicted basis plan'.
     """
     times: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
-    for m in found:
+    for m in measurements:
         phase, what, prices, plan = _words(m, 4)
         if prices == basis:
             times[phase, plan][what] = m.seconds
@@ -254,17 +254,17 @@ def phase_factors(found: Sequence[Measurement], basis: str) -> tuple[tuple[str, 
     for (phase, _), pair in sorted(times.items()):
         if {"measured", "predicted"} <= set(pair):
             ratios[phase].append(pair["measured"] / pair["predicted"])
-    return tuple((phase, median(found)) for phase, found in sorted(ratios.items()))
+    return tuple((phase, median(factors)) for phase, factors in sorted(ratios.items()))
 
 
-def jitter(found: Sequence[Measurement]) -> float:
+def jitter(measurements: Sequence[Measurement]) -> float:
     """Seconds behind the mean over the root of the seconds computed (keys are '20 ms').
 
     Ranks are held up by chance, again and again, so how far they come apart grows as a sum of
     independent delays does.
     """
     roots = []
-    for m in found:
+    for m in measurements:
         number, unit = _words(m, 2)
         if unit != "ms" or not re.fullmatch(r"[0-9.]+", number) or float(number) <= 0:
             raise _unreadable(m, "milliseconds, as in 20 ms")
@@ -272,12 +272,12 @@ def jitter(found: Sequence[Measurement]) -> float:
     return median(roots) if roots else 0.0
 
 
-def overlap_contention(found: Sequence[Measurement]) -> float:
+def overlap_contention(measurements: Sequence[Measurement]) -> float:
     """What a hidden second of communication adds to the compute that hides it; 0: not measured.
 
     Both at once take `compute + (collective - hidden) + contention * hidden`.
     """
-    seconds = {m.key: m.seconds for m in found}
+    seconds = {m.key: m.seconds for m in measurements}
     if not {"compute", "collective", "both"} <= set(seconds):
         return 0.0
     hidden = min(seconds["compute"], seconds["collective"])

@@ -149,10 +149,10 @@ def op_rate(
     slower = device.slower(direction)
     measured = _measured(device, short_dtype(dtype), op_class, kind, direction)
     if measured is not None:
-        found = measured.times(slower)
+        rate = measured.times(slower)
     else:
         reached = efficiency(device, dtype, op_class, head_dim)
-        found = OpRate(
+        rate = OpRate(
             launch_s=device.launch_overhead_s,
             s_per_flop=1 / (reached.compute * device.peak(dtype)),
             s_per_byte=1 / (reached.memory * device.memory_bandwidth_bytes_per_s),
@@ -161,8 +161,8 @@ def op_rate(
             half_size=reached.half_size,
         ).times(slower)
     if op_class in PRODUCTS:  # whatever runs said: no device is above its own peak
-        return replace(found, s_per_flop=max(found.s_per_flop, 1 / device.peak(dtype)))
-    return found
+        return replace(rate, s_per_flop=max(rate.s_per_flop, 1 / device.peak(dtype)))
+    return rate
 
 
 def update_time_s(device: Device, moved_bytes: float, optimizer: str) -> float:
@@ -210,7 +210,7 @@ def efficiency(device: Device, dtype: str, op_class: OpClass, head_dim: int = 0)
     for key in (device.kind, device.family, device.name):
         for wanted in (op_class, f"{op_class} {name}"):
             entry.update(table.get(key, {}).get(wanted, {}))
-    found = Efficiency(
+    assumed = Efficiency(
         compute=float(entry["compute"]),
         memory=float(entry["memory"]),
         half_s=float(entry["half_s"]),
@@ -218,8 +218,8 @@ def efficiency(device: Device, dtype: str, op_class: OpClass, head_dim: int = 0)
         basis=entry["basis"],
     )
     if device.kind == "cpu" or op_class not in ("matmul", "attention"):
-        return found
-    return _fitted(found, device, op_class, head_dim)
+        return assumed
+    return _fitted(assumed, device, op_class, head_dim)
 
 
 def _fitted(general: Efficiency, device: Device, op_class: OpClass, head_dim: int) -> Efficiency:

@@ -101,10 +101,10 @@ class ProfileDb:
                     f"{path} is damaged ({damaged}); `autopar profile --cluster ... -o {path}` "
                     "sets it aside and goes on with what can be read"
                 )
-            found = cls.__new__(cls)
-            found.path, found.connection = Path(path), connect(copy, Path(path))
-            with found:
-                yield found
+            profile = cls.__new__(cls)
+            profile.path, profile.connection = Path(path), connect(copy, Path(path))
+            with profile:
+                yield profile
 
     def __enter__(self) -> ProfileDb:
         return self

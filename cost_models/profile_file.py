@@ -65,7 +65,7 @@ def check_profile(path: Path, new: bool = False) -> None:
     new: the file is to be written: there may be none yet, or an empty one.
     """
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         if new:
             return
@@ -74,11 +74,11 @@ def check_profile(path: Path, new: bool = False) -> None:
         ) from None
     except OSError as error:
         raise ProfileError(f"{path} cannot be read: {error.strerror}; give another file") from None
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise ProfileError(f"{path} is a folder, no profile; give the name of a file in it")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise ProfileError(f"{path} is no regular file, so no profile; give another file")
-    if not found.st_size:
+    if not status.st_size:
         if new:
             return
         raise ProfileError(
@@ -149,8 +149,8 @@ def copied(path: Path) -> Iterator[Path]:
 
 def _marks(parts: Iterable[Path]) -> list[tuple[int, int] | None]:
     """Size and time of the last change of every file; None: there is none."""
-    found = [part.stat() if part.exists() else None for part in parts]
-    return [None if one is None else (one.st_size, one.st_mtime_ns) for one in found]
+    stats = [part.stat() if part.exists() else None for part in parts]
+    return [None if one is None else (one.st_size, one.st_mtime_ns) for one in stats]
 
 
 def damage(path: Path) -> str:
@@ -210,11 +210,11 @@ def _prepare(connection: sqlite3.Connection, name: Path, empty: bool) -> None:
         )
     known = -1 if version == _WITHOUT_PROCESSOR else None
     for table, columns in _COLUMNS.items():
-        found = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+        present = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
         wanted = columns[:known] if table == "machine" else columns
-        if found != wanted:
+        if present != wanted:
             raise ProfileError(
-                f"{name}: its table {table} has columns {', '.join(found)}, not "
+                f"{name}: its table {table} has columns {', '.join(present)}, not "
                 f"{', '.join(wanted)}; profile again into another file"
             )
     connection.execute("PRAGMA synchronous = NORMAL")
@@ -223,10 +223,10 @@ def _prepare(connection: sqlite3.Connection, name: Path, empty: bool) -> None:
 
 
 def _tables(connection: sqlite3.Connection) -> set[str]:
-    found = connection.execute(
+    rows = connection.execute(
         "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
     )
-    return {name for (name,) in found}
+    return {name for (name,) in rows}
 
 
 def rescue(path: Path, warn: Callable[[str], None]) -> None:

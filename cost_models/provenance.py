@@ -24,30 +24,30 @@ def op_origins(cluster: Cluster, dtype: str) -> list[Origin]:
     """The origin of every class of ops in `dtype` on the cluster's device."""
     device, name = cluster.device, short_dtype(dtype)
     measured = {rate.op_class for rate in device.rates if rate.dtype == name}
-    found = []
+    origins = []
     for op_class in OP_CLASSES:
         if device.fitted:
             basis = "autopar profile" if op_class in measured else "catalogue"
-            found.append(Origin(f"{op_class} {name}", "fitted", f"{basis}, corrected by runs"))
+            origins.append(Origin(f"{op_class} {name}", "fitted", f"{basis}, corrected by runs"))
         elif op_class in measured:
-            found.append(Origin(f"{op_class} {name}", "measured", "autopar profile"))
+            origins.append(Origin(f"{op_class} {name}", "measured", "autopar profile"))
         else:
             entry = efficiency(device, name, op_class)
-            found.append(Origin(f"{op_class} {name}", entry.how, entry.basis))
-    return found
+            origins.append(Origin(f"{op_class} {name}", entry.how, entry.basis))
+    return origins
 
 
 def collective_origins(cluster: Cluster) -> list[Origin]:
     """The origin of the collectives of each level, and of the constants that they share."""
-    found = []
+    origins = []
     for level in cluster.levels:
         if level.measured:
             kinds = ", ".join(sorted({m.kind for m in level.measured}))
-            found.append(Origin(f"{level.name}: {kinds}", "measured", "autopar profile"))
+            origins.append(Origin(f"{level.name}: {kinds}", "measured", "autopar profile"))
         else:
-            found.append(Origin(f"{level.name}: bandwidth, latency", "assumed", "cluster file"))
+            origins.append(Origin(f"{level.name}: bandwidth, latency", "assumed", "cluster file"))
     shared = [c for c in constants().values() if "wire" in c.name or "collective" in c.name]
-    return found + [Origin(c.name, c.how, c.basis) for c in shared]
+    return origins + [Origin(c.name, c.how, c.basis) for c in shared]
 
 
 def family_origins(family: str) -> list[Origin]:

@@ -16,16 +16,16 @@ def covered(level: Level, count: int, spacing: int) -> list[tuple[int, bool, flo
 
     `count` domains of the level below, `spacing` apart in row-major order of `torus_shape`.
     """
-    found = []
+    dims = []
     inner = 1
     for size in reversed(level.torus_shape):
         outer = inner * size
         low, high = max(spacing, inner), min(spacing * count, outer)
         extent = high / low
         if extent > 1:
-            found.append((round(extent + 0.499), extent >= size > 2, low / inner))
+            dims.append((round(extent + 0.499), extent >= size > 2, low / inner))
         inner = outer
-    return found or [(count, False, 1.0)]
+    return dims or [(count, False, 1.0)]
 
 
 def torus_line(

@@ -98,7 +98,7 @@ def read_manifest(source: Path, framework: str) -> Manifest:
             )
         kept = fields.pop("sha256")
         files = {str(name): File(**one) for name, one in fields["files"].items()}
-        found = Manifest(str(fields["framework"]), files)
+        manifest = Manifest(str(fields["framework"]), files)
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}; {again}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -109,12 +109,12 @@ def read_manifest(source: Path, framework: str) -> Manifest:
             f"{file} is damaged: its SHA-256 is {_of_text(fields)[:12]}... and not the "
             f"{kept[:12]!s}... that was written; {again}"
         )
-    if found.framework != framework:
+    if manifest.framework != framework:
         raise CheckpointError(
-            f"{source} is a checkpoint of {found.framework}, the plan is for {framework}; give "
+            f"{source} is a checkpoint of {manifest.framework}, the plan is for {framework}; give "
             f"one that a {framework} plan wrote"
         )
-    return found
+    return manifest
 
 
 def check_names(source: Path, manifest: Manifest) -> None:
@@ -147,15 +147,15 @@ def check_digests(source: Path, manifest: Manifest, names: Sequence[str]) -> Non
     for name in names:
         wanted = manifest.files[name]
         try:
-            found = file_of(source / name)
+            actual = file_of(source / name)
         except OSError as error:
             raise CheckpointError(
                 f"{source / name} cannot be read: {error.strerror}; copy the folder again, or give "
                 "another checkpoint"
             ) from None
-        if found != wanted:
+        if actual != wanted:
             raise CheckpointError(
-                f"{source / name} is damaged: its SHA-256 is {found.sha256[:12]}... and was "
+                f"{source / name} is damaged: its SHA-256 is {actual.sha256[:12]}... and was "
                 f"{wanted.sha256[:12]}... when it was written. Copy the folder again, or give "
                 "another checkpoint"
             )

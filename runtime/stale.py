@@ -26,15 +26,15 @@ def check_tool(plan: Plan) -> None:
         )
 
 
-def check_fingerprint(plan: Plan, found: str, changes: str = "") -> None:
+def check_fingerprint(plan: Plan, fingerprint: str, changes: str = "") -> None:
     """Raises `StalePlan` where the model's fingerprint is another one now: ``found``, in words
     where it has none. ``changes``: what is known to differ."""
-    if found != plan.fingerprints.model:
+    if fingerprint != plan.fingerprints.model:
         named = f"{changes} (" if changes else ""
         raise StalePlan(
             f"{plan.workload} has changed since it was planned: {named}its fingerprint was "
-            f"{plan.fingerprints.model} and is {found}{')' if named else ''}; plan it again with "
-            "`autopar plan`"
+            f"{plan.fingerprints.model} and is {fingerprint}{')' if named else ''}; plan it "
+            "again with `autopar plan`"
         )
 
 

@@ -42,9 +42,9 @@ def priced_collectives(
     """
     if len(plan.stages) > 1:
         return pipeline_collectives(lowered, plan, stored_dtypes, clips)
-    found: Counter[_Place] = Counter()
+    counts: Counter[_Place] = Counter()
     (stage,) = plan.stages
-    _add_activations(found, lowered, stage.recompute, plan.microbatches)
+    _add_activations(counts, lowered, stage.recompute, plan.microbatches)
     state = state_collectives(
         stored_parameters(lowered, stored_dtypes),
         plan.mesh(stage),
@@ -57,24 +57,24 @@ def priced_collectives(
     )
     for entry in state:
         moved = entry.collective
-        found[moved.kind, moved.axis, moved.size_bytes, entry.what] += entry.count
-    return _rows(found, 0)
+        counts[moved.kind, moved.axis, moved.size_bytes, entry.what] += entry.count
+    return _rows(counts, 0)
 
 
 _Place = tuple[str, str, int, str]
 
 
-def _add_activations(found: Counter[_Place], lowered: Lowered, recompute: str, times: int) -> None:
+def _add_activations(counts: Counter[_Place], lowered: Lowered, recompute: str, times: int) -> None:
     for priced in activation_collectives(lowered, recompute, times):
         moved = priced.collective
         what = f"{priced.key} {priced.direction}"
-        found[moved.kind, moved.axis, moved.size_bytes, what] += priced.count
+        counts[moved.kind, moved.axis, moved.size_bytes, what] += priced.count
 
 
-def _rows(found: Counter[_Place], rank: int) -> list[Row]:
+def _rows(counts: Counter[_Place], rank: int) -> list[Row]:
     return [
         Row(kind, axis, size, count, what, rank)
-        for (kind, axis, size, what), count in sorted(found.items())
+        for (kind, axis, size, what), count in sorted(counts.items())
     ]
 
 
@@ -91,10 +91,10 @@ def pipeline_collectives(
     passes = {s: run[i] for i, route in enumerate(schedule.routes) for s in route}
     stored = [list(stored_parameters(part.lowered, stored_dtypes)) for part in parts]
     ranks = range(len(schedule.lists))
-    found: list[Counter[_Place]] = [Counter() for _ in ranks]
+    counts: list[Counter[_Place]] = [Counter() for _ in ranks]
     for stage, rank in enumerate(schedule.ranks):
         number = schedule.part[stage]
-        part, own, rows = parts[number], plan.stages[number], found[rank]
+        part, own, rows = parts[number], plan.stages[number], counts[rank]
         _add_activations(rows, part.lowered, own.recompute, passes[stage])
         for entry in state_collectives(
             stored[number],
@@ -111,7 +111,7 @@ def pipeline_collectives(
             rows[moved.kind, moved.axis, moved.size_bytes, entry.what] += entry.count
     for way in ways(parts, schedule):
         for kind, rank, what in (("send", way.source, "sent"), ("recv", way.target, "received")):
-            found[rank][kind, "pp", way.size_bytes, f"{way.name} {what}"] += passes[way.stage]
+            counts[rank][kind, "pp", way.size_bytes, f"{way.name} {what}"] += passes[way.stage]
     holders: dict[str, list[int]] = {}
     bytes_of: dict[str, int] = {}
     for stage, rank in enumerate(schedule.ranks):
@@ -125,15 +125,15 @@ def pipeline_collectives(
             whole = len(places) == len(ranks)
             axis = "pp" if whole else f"pp[{','.join(map(str, places))}]"
             for rank in places:
-                found[rank]["all_reduce", axis, bytes_of[name], f"{name} tie"] += 1
+                counts[rank]["all_reduce", axis, bytes_of[name], f"{name} tie"] += 1
     mesh = plan.program_mesh
     everything = [p for one in stored for p in one]
     zero = max(stage.zero for stage in plan.stages)
     for rank in ranks:
         for entry in sums(everything, mesh, zero, clips, plan.framework):
             moved = entry.collective
-            found[rank][moved.kind, moved.axis, moved.size_bytes, entry.what] += entry.count
-    return [row for rank in ranks for row in _rows(found[rank], rank)]
+            counts[rank][moved.kind, moved.axis, moved.size_bytes, entry.what] += entry.count
+    return [row for rank in ranks for row in _rows(counts[rank], rank)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +158,10 @@ def ways(parts: Sequence[StagePart], schedule: Schedule) -> Iterator[Way]:
                     continue
                 takes = parts[schedule.part[reader]].takes
                 for name in (n for n in part.gives if n in takes):
-                    found = part.lowered.tensors[name]
+                    value = part.lowered.tensors[name]
                     size = part.lowered.local_bytes(name)
                     yield Way(name, giver, source, target, size)
-                    if found.tensor.differentiable:
+                    if value.tensor.differentiable:
                         yield Way(f"d {name}", giver, target, source, size)
 
 
@@ -178,16 +178,16 @@ def stored_parameters(lowered: Lowered, dtypes: Mapping[str, str]) -> Iterator[S
 def _stored(
     lowered: Lowered, dtypes: Mapping[str, str], prefix: str, unit: str
 ) -> Iterator[Stored]:
-    for name, found in lowered.tensors.items():
-        if found.tensor.role != "parameter":
+    for name, value in lowered.tensors.items():
+        if value.tensor.role != "parameter":
             continue
-        model = tuple((a, p) for a, p in found.produced.placements if a not in BATCH_AXES)
+        model = tuple((a, p) for a, p in value.produced.placements if a not in BATCH_AXES)
         yield Stored(
             name=prefix + name,
-            shape=found.tensor.shape,
-            dtype=dtypes.get(prefix + name, found.tensor.dtype),
+            shape=value.tensor.shape,
+            dtype=dtypes.get(prefix + name, value.tensor.dtype),
             sharding=Sharding(model),
-            trainable=found.tensor.differentiable,
+            trainable=value.tensor.differentiable,
             unit=unit,
         )
 

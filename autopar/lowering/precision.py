@@ -64,36 +64,36 @@ def _states(
     given:    inputs of a block that are not in the stream.
     entering: collects that for each block that is called.
     """
-    found: dict[str, State] = {}
+    state_of: dict[str, State] = {}
     for tensor in graph.tensors.values():
         if tensor.dtype == "float32" and tensor.role in ("input", "parameter", "buffer"):
-            found[tensor.name] = "made" if tensor.role == "buffer" else "stream"
-            found[tensor.name] = given.get(tensor.name, found[tensor.name])
+            state_of[tensor.name] = "made" if tensor.role == "buffer" else "stream"
+            state_of[tensor.name] = given.get(tensor.name, state_of[tensor.name])
     for op in graph.ops:
         if op.kind == "block":
-            found.update(_of_block(graph, op, found, whole, entering))
+            state_of.update(_of_block(graph, op, state_of, whole, entering))
             continue
-        states = [found[name] for name in op.inputs if name in found]
+        states = [state_of[name] for name in op.inputs if name in state_of]
         for name in op.outputs:
             if graph.tensors[name].dtype != "float32" or op.kind == "cross_entropy":
                 continue
             if op.attrs.get("own"):
-                found[name] = "own" if op.attrs["dtype"] == "float32" else "stream"
-            elif any(found.get(name) == "own" for name in _promoting(op)):
-                found[name] = "own"
+                state_of[name] = "own" if op.attrs["dtype"] == "float32" else "stream"
+            elif any(state_of.get(name) == "own" for name in _promoting(op)):
+                state_of[name] = "own"
             elif not states and not any("float32" == graph.tensors[n].dtype for n in op.inputs):
-                found[name] = "made"
+                state_of[name] = "made"
             elif states and op.kind == "batch_norm":
-                found[name] = states[0]
+                state_of[name] = states[0]
             elif states:
-                found[name] = "made" if set(states) == {"made"} else "stream"
-    return found
+                state_of[name] = "made" if set(states) == {"made"} else "stream"
+    return state_of
 
 
 def _of_block(
     graph: Graph,
     op: Op,
-    found: Mapping[str, State],
+    state_of: Mapping[str, State],
     whole: Graph,
     entering: dict[str, dict[str, State]],
 ) -> dict[str, State]:
@@ -101,7 +101,9 @@ def _of_block(
     name = op.attrs["block"]
     body = whole.blocks[name].body
     pairs = zip(body.inputs, op.inputs, strict=True)
-    given: dict[str, State] = {i: found[o] for i, o in pairs if found.get(o, "stream") != "stream"}
+    given: dict[str, State] = {
+        i: state_of[o] for i, o in pairs if state_of.get(o, "stream") != "stream"
+    }
     entering.setdefault(name, {}).update(given)
     inside = _states(body, given, whole, {}) if _has_own(body) or "own" in given.values() else {}
     return {

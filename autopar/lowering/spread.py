@@ -82,8 +82,8 @@ class Lowered:
 
     def local_shape(self, name: str) -> tuple[int, ...]:
         """Shape of the shared copy of ``name`` on one rank, in one microbatch."""
-        found = self.tensors[name]
-        return found.shared.local_shape(found.tensor.shape, self.mesh)
+        value = self.tensors[name]
+        return value.shared.local_shape(value.tensor.shape, self.mesh)
 
     def local_bytes(self, name: str) -> int:
         """Bytes of that."""
@@ -106,13 +106,17 @@ def lower(
     """
     mesh = Mesh((MICROBATCH, *spread.mesh.axes), (microbatches, *spread.mesh.sizes)).trimmed()
     blocks: dict[str, Lowered] = {}
-    for name, found in graph.blocks.items():
-        given = {n: Sharding.parse(spread.shared.get(key(name, n), "R")) for n in found.body.inputs}
-        entering = {
-            n: _with_data(given[n], mesh, found.body.tensors[n], data_choices.get(key(name, n), ""))
-            for n in found.body.inputs
+    for name, repeated in graph.blocks.items():
+        given = {
+            n: Sharding.parse(spread.shared.get(key(name, n), "R")) for n in repeated.body.inputs
         }
-        blocks[name] = lower(found.body, spread, microbatches, data_choices, {}, name, entering)
+        entering = {
+            n: _with_data(
+                given[n], mesh, repeated.body.tensors[n], data_choices.get(key(name, n), "")
+            )
+            for n in repeated.body.inputs
+        }
+        blocks[name] = lower(repeated.body, spread, microbatches, data_choices, {}, name, entering)
     tensors: dict[str, LoweredTensor] = {}
     readers = graph.consumers()
     for name in graph.outputs:
@@ -256,9 +260,9 @@ def activation_collectives(
         yield from activation_collectives(body, recompute, times * calls)
         if recompute == "full":
             yield from rerun_collectives(body, times * calls)
-    for found in lowered.tensors.values():
-        grad = found.tensor.differentiable  # of a tied parameter there can be a shared copy too
-        yield from _priced(found.tensor, found.steps, grad, lowered, times)
+    for value in lowered.tensors.values():
+        grad = value.tensor.differentiable  # of a tied parameter there can be a shared copy too
+        yield from _priced(value.tensor, value.steps, grad, lowered, times)
     for op in lowered.ops:
         for operand in op.operands:
             tensor = lowered.graph.tensors[operand.name]

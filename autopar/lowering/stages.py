@@ -53,12 +53,12 @@ def stage_parts(lowered: Lowered, stages: Sequence[Stage]) -> tuple[StagePart, .
     needed = [_needed(run, again, final) for run in runs]
     own = [(*_again(run, by_result, maker, again, i), *run) for i, run in enumerate(needed)]
     takes = [_in_order(lowered, {n for n in _read(ops) if n in maker} - _made(ops)) for ops in own]
-    found = []
+    parts = []
     for i, ops in enumerate(own):
         wanted = {name for later in takes[i + 1 :] for name in later} | final
         gives = _in_order(lowered, {n for op in runs[i] for n in op.op.outputs} & wanted)
-        found.append(StagePart(_part(lowered, ops, takes[i], gives), takes[i], gives))
-    return tuple(found)
+        parts.append(StagePart(_part(lowered, ops, takes[i], gives), takes[i], gives))
+    return tuple(parts)
 
 
 def op_runs(ops: Sequence[LoweredOp], stages: Sequence[Stage]) -> list[tuple[LoweredOp, ...]]:
@@ -93,13 +93,13 @@ def _in_order(lowered: Lowered, names: set[str]) -> tuple[str, ...]:
 def remade(lowered: Lowered) -> set[str]:
     """Values that follow from the batch and constants alone, and are the same when made twice."""
     tensors = lowered.graph.tensors
-    found: set[str] = set()
+    recomputed: set[str] = set()
     for op in lowered.ops:
         free = all(not tensors[n].differentiable for n in (*op.op.inputs, *op.op.outputs))
-        known = all(tensors[n].role in ("input", "buffer") or n in found for n in op.op.inputs)
+        known = all(tensors[n].role in ("input", "buffer") or n in recomputed for n in op.op.inputs)
         if free and known and op.op.kind != "block" and op.op.kind not in RANDOM:
-            found.update(op.op.outputs)
-    return found
+            recomputed.update(op.op.outputs)
+    return recomputed
 
 
 def _needed(run: Sequence[LoweredOp], remade: set[str], final: set[str]) -> tuple[LoweredOp, ...]:
@@ -139,17 +139,17 @@ def _part(
     read, made = _read(ops), _made(ops)
     inputs = tuple(n for n in graph.inputs if n in read) + tuple(takes)
     tensors: dict[str, LoweredTensor] = {}
-    for name, found in lowered.tensors.items():
+    for name, value in lowered.tensors.items():
         if name in takes:
-            tensor = replace(found.tensor, role="input")
-            tensors[name] = LoweredTensor(tensor, found.shared, found.shared, ())
+            tensor = replace(value.tensor, role="input")
+            tensors[name] = LoweredTensor(tensor, value.shared, value.shared, ())
         elif name in made or name in read:
-            tensors[name] = found
+            tensors[name] = value
     outputs = []
     for name in gives:
         final = next((o for o in lowered.outputs if o.name == name), None)
-        found = lowered.tensors[name]
-        outputs.append(final or Operand(name, found.shared, (), found.tensor.differentiable))
+        value = lowered.tensors[name]
+        outputs.append(final or Operand(name, value.shared, (), value.tensor.differentiable))
     blocks: dict[str, Block] = {}
     for name, block in graph.blocks.items():
         called = [
@@ -160,7 +160,7 @@ def _part(
         if called:
             blocks[name] = replace(block, instances=tuple(called))
     part = Graph(
-        {name: found.tensor for name, found in tensors.items()},
+        {name: value.tensor for name, value in tensors.items()},
         tuple(op.op for op in ops),
         inputs,
         tuple(gives),

@@ -100,8 +100,8 @@ class _Spread(Notes):
 
 
 def _runs(op: LoweredOp, mesh: Mesh) -> list[str]:
-    found = () if op.bound is None else internal_collectives(op, mesh)
-    return [f"runs {c.kind} over {c.axis}, {c.size_bytes} bytes, {way}" for way, c in found]
+    collectives = () if op.bound is None else internal_collectives(op, mesh)
+    return [f"runs {c.kind} over {c.axis}, {c.size_bytes} bytes, {way}" for way, c in collectives]
 
 
 def _which(op: Op, place: int) -> str:
@@ -140,16 +140,16 @@ def as_shared(
 
 def from_text(text: str) -> Lowered:
     """The inverse of `to_text`. Raises `TextError`, also where a rule is another one by now."""
-    found = read(text, "lowered", notes=True)
-    first = {line.text.split(" ")[0]: line for _, line in found.below[:2]}
+    parsed = read(text, "lowered", notes=True)
+    first = {line.text.split(" ")[0]: line for _, line in parsed.below[:2]}
     if "on" not in first:
-        found.head.fail("'on' and a mesh in the line below", len(found.head.text))
+        parsed.head.fail("'on' and a mesh in the line below", len(parsed.head.text))
     block = None
     if "in" in first:
         cursor = Cursor(first["in"], len("in "))
         block = cursor.name("a block")
         cursor.end()
-    return _lowered(found, _mesh(first["on"]), block)
+    return _lowered(parsed, _mesh(first["on"]), block)
 
 
 def _mesh(line: Line) -> Mesh:
@@ -159,12 +159,12 @@ def _mesh(line: Line) -> Mesh:
         line.fail("a mesh as in dp_shard=2 x tp=2, or 1", len("on "))
 
 
-def _lowered(found: Read, mesh: Mesh, block: str | None) -> Lowered:
+def _lowered(parsed: Read, mesh: Mesh, block: str | None) -> Lowered:
     """``found`` with what is said of it."""
-    graph = found.graph
-    blocks = {n: _lowered(body, mesh, n) for n, body in found.blocks.items()}
-    notes = _Notes(found, mesh)
-    for place, line in found.below:
+    graph = parsed.graph
+    blocks = {n: _lowered(body, mesh, n) for n, body in parsed.blocks.items()}
+    notes = _Notes(parsed, mesh)
+    for place, line in parsed.below:
         notes.line(Cursor(line), place)
     tensors = {
         n: LoweredTensor(t, notes.produced(n), *notes.shared.get(n, (notes.produced(n), ())))
@@ -175,7 +175,7 @@ def _lowered(found: Read, mesh: Mesh, block: str | None) -> Lowered:
         operands = as_shared(op, graph, tensors, blocks)
         for i, operand in notes.operands.get(place, {}).items():
             operands[i] = operand
-        bound, strategy = _choice(op, graph, found.choices.get(place), found.head)
+        bound, strategy = _choice(op, graph, parsed.choices.get(place), parsed.head)
         results = tuple(tensors[n].produced for n in op.outputs)
         ops.append(LoweredOp(op, bound, strategy, tuple(operands), results))
         notes.check_runs(place, ops[-1])
@@ -212,7 +212,7 @@ class _Notes:
     runs:     by the op's place.
     """
 
-    found: Read
+    parsed: Read
     mesh: Mesh
     shared: dict[str, tuple[Sharding, tuple[Step, ...]]] = field(default_factory=dict)
     operands: dict[int, dict[int, Operand]] = field(default_factory=dict)
@@ -220,7 +220,7 @@ class _Notes:
     runs: dict[int, list[Line]] = field(default_factory=dict)
 
     def produced(self, tensor: str) -> Sharding:
-        return Sharding.parse(self.found.shardings[tensor])
+        return Sharding.parse(self.parsed.shardings[tensor])
 
     def line(self, cursor: Cursor, place: int | None) -> None:
         verb = cursor.name("shares, reads or returns")
@@ -236,7 +236,7 @@ class _Notes:
         elif verb == "returns" and place is None:
             self.outputs.append(self._wanted(cursor, self._value(cursor)))
         elif verb == "reads" and place is not None:
-            inputs = self.found.graph.ops[place].inputs
+            inputs = self.parsed.graph.ops[place].inputs
             tensor = self._value(cursor)
             if tensor not in inputs:
                 cursor.line.fail(f"an operand of the op above, {', '.join(map(name, inputs))}")
@@ -253,13 +253,13 @@ class _Notes:
             if line.text not in expected[i : i + 1]:
                 line.fail(f"{expected[i]!r}" if i < len(expected) else "no more of what it runs")
         if len(said) < len(expected):
-            line = self.found.choices[place].line
+            line = self.parsed.choices[place].line
             line.fail(f"{expected[len(said)]!r} below", len(line.text))
 
     def _value(self, cursor: Cursor) -> str:
         start = cursor.at
         tensor = cursor.name("a value")
-        if tensor not in self.found.graph.tensors:
+        if tensor not in self.parsed.graph.tensors:
             cursor.line.fail("a value of this graph", start)
         return tensor
 

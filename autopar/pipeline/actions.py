@@ -95,11 +95,11 @@ class Schedule:
     @cached_property
     def around(self) -> Mapping[int, tuple[int | None, int | None]]:
         """For every stage the one before and the one behind it on its route."""
-        found: dict[int, tuple[int | None, int | None]] = {}
+        neighbours: dict[int, tuple[int | None, int | None]] = {}
         for route in self.routes:
             ends = (None, *route, None)
-            found |= {s: (ends[i], ends[i + 2]) for i, s in enumerate(route)}
-        return found
+            neighbours |= {s: (ends[i], ends[i + 2]) for i, s in enumerate(route)}
+        return neighbours
 
     def needs(self, action: Action) -> Iterator[Action]:
         """What must be done before ``action`` can start, on whichever rank."""

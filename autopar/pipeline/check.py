@@ -31,10 +31,10 @@ def order(schedule: Schedule) -> list[Action]:
     for actions in schedule.lists:
         for first, second in pairwise(actions):
             needs[second].append(first)
-    missing = {a: len(found) for a, found in needs.items()}
+    missing = {a: len(needed) for a, needed in needs.items()}
     wanted: dict[Action, list[Action]] = {a: [] for a in needs}
-    for action, found in needs.items():
-        for need in found:
+    for action, needed in needs.items():
+        for need in needed:
             wanted[need].append(action)
     ready = deque(a for actions in schedule.lists for a in actions if not missing[a])
     done: list[Action] = []
@@ -56,7 +56,7 @@ def held(schedule: Schedule, weight: Callable[[int], float] = lambda _: 1) -> tu
     A stage holds ``weight(stage)`` for a microbatch from its F to its B, or W where backward is
     split. A fact of the lists alone: what runs when does not change it.
     """
-    found = []
+    peaks = []
     for actions in schedule.lists:
         now = peak = 0.0
         for action in actions:
@@ -65,8 +65,8 @@ def held(schedule: Schedule, weight: Callable[[int], float] = lambda _: 1) -> tu
                 peak = max(peak, now)
             elif action.kind in "BW":
                 now -= weight(action.stage)
-        found.append(peak)
-    return tuple(found)
+        peaks.append(peak)
+    return tuple(peaks)
 
 
 def _check_complete(schedule: Schedule) -> None:
@@ -93,9 +93,9 @@ def _check_complete(schedule: Schedule) -> None:
     for microbatch, route in enumerate(schedule.route):
         for stage in schedule.routes[route]:
             expected |= {*_of(schedule, stage, microbatch)}
-    for what, found in (("lacks", expected - times.keys()), ("has", times.keys() - expected)):
-        if found:
-            action = min(found, key=lambda a: (a.microbatch, KINDS.index(a.kind), a.stage))
+    for what, wrong in (("lacks", expected - times.keys()), ("has", times.keys() - expected)):
+        if wrong:
+            action = min(wrong, key=lambda a: (a.microbatch, KINDS.index(a.kind), a.stage))
             raise ScheduleError(
                 f"{name}: the schedule {what} {action}; with {schedule.microbatches} microbatches "
                 f"stage {action.stage} runs one F, and one B or one I and one W, for each that "

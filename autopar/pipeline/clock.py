@@ -117,12 +117,12 @@ class Clock:
 
 def first_forwards(schedule: Schedule) -> frozenset[Action]:
     """The first forward of every stage, as the lists have them."""
-    found: dict[int, Action] = {}
+    firsts: dict[int, Action] = {}
     for actions in schedule.lists:
         for action in actions:
             if action.kind == "F":
-                found.setdefault(action.stage, action)
-    return frozenset(found.values())
+                firsts.setdefault(action.stage, action)
+    return frozenset(firsts.values())
 
 
 def _cost(action: Action, first: frozenset[Action]) -> int:
@@ -134,7 +134,7 @@ def _cost(action: Action, first: frozenset[Action]) -> int:
 def _held(actions: Iterable[Action], stages: int) -> NDArray[np.intp]:
     """Which counts of microbatches, by stage, a rank holds at its peaks."""
     now = [0] * stages
-    found: dict[tuple[int, ...], None] = {}
+    counts: dict[tuple[int, ...], None] = {}
     rising = False
     for stage, kind, _ in actions:
         if kind == "F":
@@ -142,19 +142,19 @@ def _held(actions: Iterable[Action], stages: int) -> NDArray[np.intp]:
             rising = True
         elif kind != "I":
             if rising:
-                found[tuple(now)] = None
+                counts[tuple(now)] = None
             now[stage] -= 1
             rising = False
-    return np.array([*found] or [tuple(now)], dtype=np.intp)
+    return np.array([*counts] or [tuple(now)], dtype=np.intp)
 
 
 def _last_backwards(schedule: Schedule) -> list[list[int]]:
     """For every rank its stages in the order in which their last B or W stands."""
-    found = []
+    orders = []
     for actions in schedule.lists:
         last = {stage: i for i, (stage, kind, _) in enumerate(actions) if kind in "BW"}
-        found.append(sorted(last, key=lambda stage: last[stage]))
-    return found
+        orders.append(sorted(last, key=lambda stage: last[stage]))
+    return orders
 
 
 class _Levels:
@@ -203,10 +203,10 @@ class _Levels:
                     if kind != "W":
                         forward = kind == "F"
                         sources = self._sources(stage, forward)
-                        found = [done[(2 * s + forward) * many + i] for s in sources]
-                        if -1 in found:
+                        before = [done[(2 * s + forward) * many + i] for s in sources]
+                        if -1 in before:
                             break
-                        for other in found:
+                        for other in before:
                             level = max(level, other + 1)
                         done[(2 * stage + forward) * many + i] = level
                     if level == len(levels):

@@ -86,9 +86,9 @@ def cut(
     steady = microbatches - 1
     place = low
     while place < len(bounds) and free[0] + steady * (bounds[place] - digit) < best:
-        found = chain.least_fill(bounds[place])
-        assert found is not None
-        total, chosen = found
+        least = chain.least_fill(bounds[place])
+        assert least is not None
+        total, chosen = least
         slowest = max(busy[a, b] for a, b in zip((0, *chosen), chosen, strict=False))
         if total + steady * slowest < best:
             best, ends = total + steady * slowest, chosen

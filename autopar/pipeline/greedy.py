@@ -45,8 +45,8 @@ class Setting:
 def shortest(setting: Setting) -> Lists:
     """The lists that take the least time of all orders. Raises `ScheduleError` for a limit below
     what one microbatch needs."""
-    found = [_Play(setting, interval).run() for interval in (None, *INTERVALS)]
-    return min(found, key=lambda pair: pair[0])[1]
+    plays = [_Play(setting, interval).run() for interval in (None, *INTERVALS)]
+    return min(plays, key=lambda pair: pair[0])[1]
 
 
 class _Play:
@@ -112,7 +112,7 @@ class _Play:
 
     def _ideal(self, interval: float) -> list[dict[tuple[int, bool], float]]:
         """For every microbatch when a stage's forward and backward (True) would begin."""
-        found = []
+        ideal = []
         begin = 0.0
         for microbatch, stages in enumerate(self.stages):
             forward = [self.time_s(Action(s, "F", microbatch)) for s in stages]
@@ -125,8 +125,8 @@ class _Play:
             for stage, took in zip(reversed(stages), reversed(backward), strict=True):
                 times[stage, True] = now
                 now += took
-            found.append(times)
-        return found
+            ideal.append(times)
+        return ideal
 
     def _room(self, rank: int, action: Action) -> bool:
         """Whether the rank is safe with one more stage held for the action's microbatch."""

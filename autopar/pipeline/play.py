@@ -94,14 +94,14 @@ def memory(
         else:
             gone = early if kind == "I" else kept(stage) - early
             changes[span.rank].append((span.end_s, 0, -gone))
-    found = []
+    curves = []
     for rank in changes:
         now, curve = 0.0, [(0.0, 0.0)]
         for time_s, _, change in sorted(rank):  # what ends at a time frees before a start takes
             now += change
             curve.append((time_s, now))
-        found.append(curve)
-    return found
+        curves.append(curve)
+    return curves
 
 
 @dataclass(slots=True)

@@ -88,7 +88,7 @@ def _starts(
     send_s: Callable[[int, int], float],
 ) -> dict[Action, float]:
     """When each action starts, where sends have links of their own."""
-    found: dict[Action, float] = {}
+    starts: dict[Action, float] = {}
     free = [0.0] * len(schedule.lists)
     for action in sequence:
         rank = schedule.ranks[action.stage]
@@ -96,7 +96,7 @@ def _starts(
         for need in schedule.needs(action):
             away = schedule.ranks[need.stage] != rank
             sent = send_s(need.stage, action.stage) if away else 0.0
-            start = max(start, found[need] + time_s(need) + sent)
-        found[action] = start
+            start = max(start, starts[need] + time_s(need) + sent)
+        starts[action] = start
         free[rank] = start + time_s(action)
-    return found
+    return starts

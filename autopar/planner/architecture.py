@@ -112,19 +112,19 @@ def arch_of(graph: Graph, samples: int, name: str) -> Derived:
 
 def _attention(scopes: Iterable[tuple[Products, int]]) -> tuple[_Attention, int]:
     """The one kind of attention that all layers have, and how many there are."""
-    found = Counter[_Attention]()
+    counts = Counter[_Attention]()
     for scope, calls in scopes:
         for op in scope.attentions:
-            found[_one_attention(scope, op)] += calls
-    if not found:
+            counts[_one_attention(scope, op)] += calls
+    if not counts:
         raise NotOfFamily(
             "none of its ops is known as attention (written out of products and a softmax, it is "
             "not, unless the capture knows the form)"
         )
-    if len(found) > 1:
-        kinds = "; ".join(f"{count} x {one}" for one, count in found.items())
+    if len(counts) > 1:
+        kinds = "; ".join(f"{count} x {one}" for one, count in counts.items())
         raise NotOfFamily(f"its attentions differ: {kinds}")
-    return next(iter(found.items()))
+    return next(iter(counts.items()))
 
 
 def _causal(masks: list[tuple[bool, bool]]) -> bool:
@@ -175,17 +175,17 @@ def _feed_forward(
     scopes: Iterable[tuple[Products, int]], hidden: int, layers: int, heads: set[str]
 ) -> dict[str, Any]:
     """What `Arch` says of the feed-forward parts."""
-    found = Counter[_FeedForward]()
+    counts = Counter[_FeedForward]()
     for scope, calls in scopes:
         for one in _feed_forwards(scope, hidden, heads):
-            found[one] += calls
-    experts = [one for one in found if one.count > 1]
-    plain = {one: count for one, count in found.items() if one.count == 1}
-    if not found:
+            counts[one] += calls
+    experts = [one for one in counts if one.count > 1]
+    plain = {one: count for one, count in counts.items() if one.count == 1}
+    if not counts:
         raise NotOfFamily("it has no feed-forward part: no product that comes from products alone")
-    if len({one.up for one in found}) > 1:
+    if len({one.up for one in counts}) > 1:
         raise NotOfFamily("some of its feed-forward parts are gated and others are not")
-    first = next(iter(found))
+    first = next(iter(counts))
     if not experts:
         if len(plain) > 1 or plain[first] != layers:
             parts = ", ".join(f"{count} of width {one.width}" for one, count in plain.items())
@@ -203,7 +203,7 @@ def _feed_forward(
         "gated": one.up == 2,
         "experts": one.count,
         "top_k": one.top_k,
-        **_beside_experts(one, found[one], plain, layers),
+        **_beside_experts(one, counts[one], plain, layers),
     }
 
 

@@ -39,15 +39,15 @@ def candidates(devices: int, batch: int, fixed: Fixed) -> list[Candidate]:
         FixError: none is left; the message says which numbers do not divide, and which would.
     """
     ranks = _data_ranks(devices, fixed)
-    found = [
+    possible = [
         Candidate(data, devices // data, count)
         for data in ranks
         if batch % data == 0
         for count in _microbatches(batch // data, fixed.microbatch)
     ]
-    if not found:
+    if not possible:
         raise FixError(_does_not_divide(devices, batch, fixed, ranks))
-    return found
+    return possible
 
 
 def _data_ranks(devices: int, fixed: Fixed) -> list[int]:

@@ -113,13 +113,13 @@ def estimate(
 def _bounds(made: Estimate, at_peak_s: float) -> list[Bound]:
     """Every bound on a layout's figures; ``at_peak_s``: its arithmetic on all devices at peak."""
     step_s, memory = made.step_time_s, made.memory
-    found = time_bounds(step_s, {}, at_peak_s)
-    found += memory_bounds(memory.total, dict(memory.parts()))
-    found += band_bounds("the step time", step_s, made.time_band_s)
-    found += band_bounds("the memory", memory.total, memory.band)
-    found.append(Bound("model FLOP/s utilization", made.mfu, 0.0, 1.0, "a share"))
+    bounds = time_bounds(step_s, {}, at_peak_s)
+    bounds += memory_bounds(memory.total, dict(memory.parts()))
+    bounds += band_bounds("the step time", step_s, made.time_band_s)
+    bounds += band_bounds("the memory", memory.total, memory.band)
+    bounds.append(Bound("model FLOP/s utilization", made.mfu, 0.0, 1.0, "a share"))
     rate = made.layout.global_batch * made.arch.seq / step_s
-    return [*found, Bound("tokens/s", made.tokens_per_s, rate, rate, "tokens over step time")]
+    return [*bounds, Bound("tokens/s", made.tokens_per_s, rate, rate, "tokens over step time")]
 
 
 def estimate_files(

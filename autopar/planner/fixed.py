@@ -133,10 +133,10 @@ class Fixed:
                     "give --fix pp=2 or more with it"
                 )
         schedule = None if named == "none" else named
-        found = Fixed(
+        fixed = Fixed(
             recompute=pairs.get("recompute"), schedule=schedule, actions=actions, **numbers
         )
-        return found._check(devices // pp)
+        return fixed._check(devices // pp)
 
     def pinned(self) -> dict[str, int | str]:
         """The choices that are not free, by the name that ``--fix`` gives them."""

@@ -108,14 +108,14 @@ def fitting(
     software: Software | None = None,
 ) -> list[tuple[float, float, Layout]]:
     """Of legal layouts the `keep` fastest that fit, as `sweep` gives them."""
-    found = []
+    fits = []
     for layout in candidates:
         held = software or software_for(cluster, layout, style)
         peak = memory_of(arch, layout, held, precision).total
         if peak <= cluster.memory_bytes:
             seconds = float(time_of(arch, cluster, layout, held, precision).total_s)
-            found.append((seconds, peak, layout))
-    return sorted(found, key=_least_split)[:keep]
+            fits.append((seconds, peak, layout))
+    return sorted(fits, key=_least_split)[:keep]
 
 
 def _least_split(row: tuple[float, float, Layout]) -> tuple[float, int, float]:
@@ -183,13 +183,13 @@ def _fastest_that_fits(
     declared: Software | None,
 ) -> str:
     """A layout from anywhere, where none near by fits."""
-    found = sweep(arch, cluster, global_batch, precision, 1, style, declared)
-    if not found:
+    anywhere = sweep(arch, cluster, global_batch, precision, 1, style, declared)
+    if not anywhere:
         return (
             f"no layout of {cluster.device_count} devices fits, with full recompute and ZeRO 3 "
             "either; more devices, or larger ones, are needed"
         )
-    seconds, _, other = found[0]
+    seconds, _, other = anywhere[0]
     return (
         f"no change of one or two choices fits; --fix {typed(other)} does, at "
         f"{seconds:.3g} s a step"

@@ -409,8 +409,10 @@ class Pipelines:
                     self._orders[key] = found_order(core, model, self._sends(core, model))
                 else:
                     made = schedule(core.name, pp, m, core.depth)
-                    found = self.question.fixed.schedule == FOUND
-                    self._orders[key] = Order(replace(made, name=FOUND) if found else made, found)
+                    searched = self.question.fixed.schedule == FOUND
+                    self._orders[key] = Order(
+                        replace(made, name=FOUND) if searched else made, searched
+                    )
             except ScheduleError as error:
                 self.refused = self.refused or str(error)
         return self._orders[key]

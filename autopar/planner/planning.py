@@ -122,8 +122,8 @@ def plan(
         captured = capture(workload)
     progress(f"searching layouts for {cluster.device_count} devices of {cluster.name}")
     with clock.phase("search"):
-        found = plan_captured(captured, workload, cluster, workload_ref, fix, options, progress)
-    made = found.plan
+        result = plan_captured(captured, workload, cluster, workload_ref, fix, options, progress)
+    made = result.plan
     if cluster_ref != "local":
         marks = replace(made.fingerprints, cluster_file=as_read)
         made = replace(made, cluster_file=str(cluster_ref), fingerprints=marks)
@@ -132,12 +132,12 @@ def plan(
         workload=workload,
         cluster=cluster,
         captured=captured,
-        graph=found.graph,
-        lowered=found.lowered,
+        graph=result.graph,
+        lowered=result.lowered,
         search_time_s=clock.spent,
-        unruled_ops=found.unruled_ops,
-        obstacles=found.obstacles,
-        fewer=found.fewer,
+        unruled_ops=result.unruled_ops,
+        obstacles=result.obstacles,
+        fewer=result.fewer,
     )
 
 
@@ -146,18 +146,18 @@ def _measured(cluster: Cluster, options: Options, style: Style, progress: Progre
     from autopar.cost_models.calibrate import calibrate
 
     assert options.profile is not None
-    found = calibrate(
+    calibrated = calibrate(
         cluster, options.profile, options.libraries, progress, options.processor, style
     )
-    device = found.device
-    if not (device.rates or device.fitted or any(level.measured for level in found.levels)):
+    device = calibrated.device
+    if not (device.rates or device.fitted or any(level.measured for level in calibrated.levels)):
         progress(
             f"profile {options.profile} is not used: it holds no measured ops or collectives, and "
             "its runs were of plans made with another profile or for another execution style; "
             "`autopar profile` measures into it"
         )
         return cluster
-    return found
+    return calibrated
 
 
 @dataclass(frozen=True, slots=True)

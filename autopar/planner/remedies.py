@@ -49,9 +49,9 @@ class _Change:
 def _advice(question: Question, tightest: Answer | None) -> str:
     tried: list[str] = []
     for group in (_single_pins(question), _all_pins(question)):
-        found = [pair for pair in (_search(change, tried) for change in group) if pair]
-        if found:
-            words, answer = min(found, key=lambda pair: pair[1].time.total_s)
+        answers = [pair for pair in (_search(change, tried) for change in group) if pair]
+        if answers:
+            words, answer = min(answers, key=lambda pair: pair[1].time.total_s)
             return f"The cheapest change that fits: {_described(words, answer)}."
     free = replace(question, fixed=Fixed())
     changes = []

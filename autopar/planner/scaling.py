@@ -128,18 +128,18 @@ def scaling(
 def _fixed(asked: Asked, choices: Mapping[str, int | str]) -> Scaled:
     devices = asked.cluster.device_count
     try:
-        found = asked.price(layout_from_fix(choices, devices, asked.global_batch))
+        priced = asked.price(layout_from_fix(choices, devices, asked.global_batch))
     except LayoutError as error:
         return Scaled(devices, None, str(error))
-    return Scaled(devices, found, "" if found.fits else "does not fit")
+    return Scaled(devices, priced, "" if priced.fits else "does not fit")
 
 
 def _fastest(asked: Asked) -> Scaled:
-    devices, found = asked.cluster.device_count, searched(asked, keep=1)
-    if found.best is not None:
-        return Scaled(devices, found.best)
-    if found.count:
-        return Scaled(devices, None, f"none of {found.count:,} layouts fits")
+    devices, result = asked.cluster.device_count, searched(asked, keep=1)
+    if result.best is not None:
+        return Scaled(devices, result.best)
+    if result.count:
+        return Scaled(devices, None, f"none of {result.count:,} layouts fits")
     why = f"no layout divides a batch of {asked.global_batch}, the heads and the layers"
     return Scaled(devices, None, why)
 
@@ -150,14 +150,14 @@ def fewest(asked: Asked, rows: Sequence[Scaled]) -> Scaled | None:
     factor = 2
     while enough is None and factor <= MOST:
         part = asked.on(rows[-1].devices * factor)
-        if _may_fit(part) and (found := _fastest(part)).fits:
-            enough = found
+        if _may_fit(part) and (scaled := _fastest(part)).fits:
+            enough = scaled
         factor *= 2
     if enough is None:
         return None
     for part in _sizes(asked, enough.devices):
-        if _may_fit(part) and (found := _fastest(part)).fits:
-            return found
+        if _may_fit(part) and (scaled := _fastest(part)).fits:
+            return scaled
     return enough
 
 

@@ -22,13 +22,13 @@ Found = tuple[Op, Mapping[str, Tensor]]
 
 def unruled(graph: Graph, execute: Execute) -> dict[str, str]:
     """Kinds without a rule, each with what to say of its first occurrence."""
-    found: dict[str, list[Found]] = {}
+    by_kind: dict[str, list[Found]] = {}
     for op, tensors in _ops(graph):
         try:
             rule_for(op, tensors)
         except UnruledOp:
-            found.setdefault(op.kind, []).append((op, tensors))
-    return {kind: _unruled(places, execute) for kind, places in found.items()}
+            by_kind.setdefault(op.kind, []).append((op, tensors))
+    return {kind: _unruled(places, execute) for kind, places in by_kind.items()}
 
 
 def check_registered(graph: Graph, execute: Execute) -> list[str]:

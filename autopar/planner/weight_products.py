@@ -46,8 +46,8 @@ class Products:
     @cached_property
     def tables(self) -> list[Tensor]:
         """Weights whose rows are looked up."""
-        found = (self._weight(op.inputs[1]) for op in self.graph.ops if op.kind == "embedding")
-        return [t for t in dict.fromkeys(found) if t is not None and len(t.shape) == 2]
+        weights = (self._weight(op.inputs[1]) for op in self.graph.ops if op.kind == "embedding")
+        return [t for t in dict.fromkeys(weights) if t is not None and len(t.shape) == 2]
 
     def _weight(self, name: str) -> Tensor | None:
         """The parameter that ``name`` is a view of."""
@@ -81,7 +81,7 @@ class Products:
 
     def sources(self, name: str) -> set[str]:
         """The products that ``name`` is computed from, and `STREAM` where not from them alone."""
-        found: set[str] = set()
+        names: set[str] = set()
         seen, open_names = set(), [name]
         while open_names:
             name = open_names.pop()
@@ -91,28 +91,28 @@ class Products:
             op = self.makers.get(name)
             if op is None:
                 if self.graph.tensors[name].role not in ("parameter", "buffer"):
-                    found.add(STREAM)
+                    names.add(STREAM)
             elif op.name in self.all:
-                found.add(op.name)
+                names.add(op.name)
             elif op.kind in ("attention", "block", "embedding"):
-                found.add(STREAM)
+                names.add(STREAM)
             else:
                 open_names += op.inputs
-        return found
+        return names
 
     def following(self, name: str) -> set[str]:
         """The nearest products, attentions and blocks that ``name`` goes into."""
-        found: set[str] = set()
+        names: set[str] = set()
         seen, open_names = {name}, [name]
         while open_names:
             for op, _ in self.readers.get(open_names.pop(), ()):
                 if self._stops(op):
-                    found.add(op.name)
+                    names.add(op.name)
                     continue
                 fresh = [n for n in op.outputs if n not in seen]
                 seen.update(fresh)
                 open_names += fresh
-        return found
+        return names
 
 
 def _sizes(

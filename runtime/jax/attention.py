@@ -71,10 +71,10 @@ def _has_kernel(q: Array, k: Array) -> bool:
 
 def _by_kernel(q: Array, k: Array, v: Array, causal: bool, scale: Any) -> Array:
     turned = (x.swapaxes(1, 2) for x in (q, k, v))
-    found = jax.nn.dot_product_attention(
+    attended = jax.nn.dot_product_attention(
         *turned, scale=scale, is_causal=causal, implementation="cudnn"
     )
-    return found.swapaxes(1, 2)
+    return attended.swapaxes(1, 2)
 
 
 def _rows(
@@ -123,14 +123,14 @@ def _backward(rows: Callable[..., Array], kept: Any, g: Array) -> tuple[Array, .
             lambda q, k, v, *bias: rows(q, k, v, bias[0] if biased else here, first), *given
         )
         dq, dk, dv, *bias = pull(_cut(g, first, size))
-        found = [
+        updated = [
             lax.dynamic_update_slice_in_dim(so_far[0], dq, first, 2),
             so_far[1] + dk,
             so_far[2] + dv,
         ]
         if biased:
-            found.append(_put_or_add(so_far[3], bias[0], first))
-        return tuple(found)
+            updated.append(_put_or_add(so_far[3], bias[0], first))
+        return tuple(updated)
 
     zeros = [jnp.zeros_like(q)] + [
         jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32))
@@ -156,8 +156,10 @@ def _over_blocks(q: Array, k: Array, block: Callable[..., Any], start: Any) -> A
         first, so_far = state
         return first + size, block(first, size, so_far)
 
-    _, found = lax.while_loop(lambda state: state[0] < s - rest, following, (jnp.int32(0), start))
-    return block(s - rest, rest, found) if rest else found
+    _, full_blocks = lax.while_loop(
+        lambda state: state[0] < s - rest, following, (jnp.int32(0), start)
+    )
+    return block(s - rest, rest, full_blocks) if rest else full_blocks
 
 
 def _cut(x: Array, first: Any, size: int) -> Array:

@@ -59,20 +59,20 @@ def read(folder: str | Path, wanted: Mapping[str, Any]) -> dict[str, np.ndarray[
         with np.load(source / STATE) as stored:
             dtypes = json.loads(str(stored[_DTYPES]))
             _check_same(source, dtypes, wanted)
-            found = {n: stored[n].view(jnp.dtype(dtypes[n])) for n in wanted}
+            arrays = {n: stored[n].view(jnp.dtype(dtypes[n])) for n in wanted}
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise CheckpointError(
             f"{source / STATE} cannot be read ({type(error).__name__}: {error}); give another "
             "checkpoint"
         ) from None
-    for name, array in found.items():
+    for name, array in arrays.items():
         if array.shape != wanted[name].shape:
             raise CheckpointError(
                 f"{name} has shape {list(array.shape)} in {source} and "
                 f"{list(wanted[name].shape)} in the model: the checkpoint was written for another "
                 "model; give one of this model"
             )
-    return found
+    return arrays
 
 
 def _check_same(source: Path, dtypes: Mapping[str, str], wanted: Mapping[str, Any]) -> None:

@@ -72,8 +72,8 @@ class Layout:
             (name, name, parameter, ()) for name, parameter in program.PARAMETERS.items()
         ]
         blocks: Mapping[str, Block] = program.BLOCKS
-        for block, found in blocks.items():
-            rows += [(f"{block}/{n}", n, p, found.layers) for n, p in found.parameters.items()]
+        for block, stack in blocks.items():
+            rows += [(f"{block}/{n}", n, p, stack.layers) for n, p in stack.parameters.items()]
         shard = mesh.get("dp_shard", 1) if settings.split.optimizer else 1
         leaves = {k: Leaf(k, n, p, ls, _cut(p, mesh, shard)) for k, n, p, ls in rows}
         return Layout(mesh, settings, leaves)
@@ -142,12 +142,12 @@ class Layout:
 
     def names(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The inverse: parameters by full name."""
-        found: dict[str, Any] = {}
+        named: dict[str, Any] = {}
         for key, leaf in self.trained.items():
             array = state[key]
             pieces = [array[i] for i in range(len(leaf.layers))] if leaf.layers else [array]
-            found.update(zip(leaf.names, pieces, strict=True))
-        return found
+            named.update(zip(leaf.names, pieces, strict=True))
+        return named
 
 
 def by_name(
@@ -157,13 +157,13 @@ def by_name(
 
     ``stacks``: for paths that hold the layers of a scan, the names of the slices.
     """
-    found: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for path, leaf in leaves:
         if path in stacks:
-            found.update((name, leaf[i]) for i, name in enumerate(stacks[path]))
+            named.update((name, leaf[i]) for i, name in enumerate(stacks[path]))
         else:
-            found[path] = leaf
-    return found
+            named[path] = leaf
+    return named
 
 
 def _cut(parameter: Parameter, mesh: Mapping[str, int], shard: int) -> int | None:

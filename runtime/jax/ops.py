@@ -54,8 +54,8 @@ def embedding(ids: Array, weight: Array, axis: Axes | None = None) -> Array:
     ids = jnp.where(ids < 0, ids + rows * lax.axis_size(axis), ids)
     place = ids - lax.axis_index(axis) * rows
     mine = (place >= 0) & (place < rows)
-    found = weight[jnp.where(mine, place, 0)]
-    return jnp.where(mine[..., None], found, jnp.zeros_like(found))
+    taken = weight[jnp.where(mine, place, 0)]
+    return jnp.where(mine[..., None], taken, jnp.zeros_like(taken))
 
 
 def cross_entropy(
@@ -101,9 +101,9 @@ def _entropy_forward(axis: Axes | None, logits: Array, place: Array) -> tuple[Ar
 def _entropy_backward(axis: Axes | None, kept: Any, g: Array) -> tuple[Array, None]:
     logits, place, logarithm = kept
     hit = place[:, None] == jnp.arange(logits.shape[-1])
-    found = ((jnp.exp(wide(logits) - logarithm[:, None]) - hit) * g).astype(logits.dtype)
+    gradient = ((jnp.exp(wide(logits) - logarithm[:, None]) - hit) * g).astype(logits.dtype)
     # else XLA makes it once for each product that reads it
-    return lax.optimization_barrier(found), None
+    return lax.optimization_barrier(gradient), None
 
 
 _entropy.defvjp(_entropy_forward, _entropy_backward)

@@ -36,12 +36,12 @@ def optimizer_step(
 ) -> tuple[dict[str, Array], dict[str, dict[str, Array]]]:
     """Parameters and slots after step number ``step`` (from 1); ``slots`` may hold more."""
     rate, decay = workload.learning_rate, workload.weight_decay
-    found: dict[str, Array] = {}
+    updated: dict[str, Array] = {}
     new: dict[str, dict[str, Array]] = {slot: {} for slot in SLOTS[workload.optimizer]}
     for key, stored in parameters.items():
         p, g = _wide(stored), _wide(gradients[key])
         if workload.optimizer == "sgd":
-            found[key] = (p - rate * (g + decay * p)).astype(stored.dtype)
+            updated[key] = (p - rate * (g + decay * p)).astype(stored.dtype)
             continue
         first, second = workload.betas
         count = step.astype(p.dtype)
@@ -49,11 +49,11 @@ def optimizer_step(
         v = second * _wide(slots["v"][key]) + (1 - second) * g * g
         scale = jnp.sqrt(v / _corrected(second, count)) + workload.eps
         p = p * (1 - rate * decay) - rate / _corrected(first, count) * m / scale
-        found[key] = p.astype(stored.dtype)
+        updated[key] = p.astype(stored.dtype)
         new["m"][key], new["v"][key] = (
             x.astype(slots[slot][key].dtype) for slot, x in (("m", m), ("v", v))
         )
-    return found, new
+    return updated, new
 
 
 def _corrected(beta: float, count: Array) -> Array:

@@ -126,8 +126,8 @@ def _remembering(block: Callable[..., Any], stack: Stack, in_loop: bool) -> Call
     if not remembers:
         return run
     policy = {"none": _costly, "compute": _only_moved, "full": None}[stack.recompute]
-    found: Callable[..., Any] = jax.checkpoint(run, prevent_cse=not in_loop, policy=policy)
-    return found
+    checkpointed: Callable[..., Any] = jax.checkpoint(run, prevent_cse=not in_loop, policy=policy)
+    return checkpointed
 
 
 def derivative(
@@ -143,9 +143,10 @@ def derivative(
             made = backward(*operands, *(given if isinstance(given, tuple) else (given,)))
             made = made if isinstance(made, tuple) else (made,)
             places = range(len(operands)) if of is None else of
-            found = dict(zip(places, made, strict=True))
+            gradients = dict(zip(places, made, strict=True))
             return tuple(
-                found[i].astype(x.dtype) if i in found else None for i, x in enumerate(operands)
+                gradients[i].astype(x.dtype) if i in gradients else None
+                for i, x in enumerate(operands)
             )
 
         function.defvjp(lambda *operands: (forward(*operands), operands), pull)

@@ -97,14 +97,14 @@ class Step:
 
     def cut(self, batch: Mapping[str, Any]) -> dict[str, Array]:
         """A global batch with its microbatches apart, each entry where its readers are."""
-        found = {}
+        pieces = {}
         for name, spec in self.program.BATCH.items():
             array = jnp.asarray(batch[name])
             shape = self._cut_shape(name, array)
             whole = len(shape) > array.ndim and shape[1:] == array.shape
             array = jnp.broadcast_to(array, shape) if whole else array.reshape(shape)
-            found[name] = jax.device_put(array, NamedSharding(self.mesh, spec))
-        return found
+            pieces[name] = jax.device_put(array, NamedSharding(self.mesh, spec))
+        return pieces
 
     def shapes(self, batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """What `step` and `watched` take, as shapes: of the state, and of a global batch."""
@@ -145,10 +145,10 @@ class Step:
         """What `value_and_grad` gives of a microbatch, all zero."""
         first = {name: entry[0] for name, entry in batch.items()}
         shapes = jax.eval_shape(partial(self.value_and_grad, state), first)
-        found: tuple[Array, dict[str, Array]] = jax.tree.map(
+        zeros: tuple[Array, dict[str, Array]] = jax.tree.map(
             lambda s: jnp.zeros(s.shape, s.dtype), shapes
         )
-        return found
+        return zeros
 
     def value_and_grad(self, state: State, batch: Arrays) -> tuple[Array, dict[str, Array]]:
         """Loss share and gradients of one microbatch; with ZeRO 2 every layer's are cut at once,
@@ -184,15 +184,15 @@ class Step:
             for k, p in own.items()
         }
         root = {k: leaf for k, leaf in leaves.items() if not leaf.layers}
-        found: dict[str, Any] = self._prepared(root, {k: pairs[k] for k in root})
+        parameters: dict[str, Any] = self._prepared(root, {k: pairs[k] for k in root})
         for block in self.program.BLOCKS:
             here = {leaf.name: leaf for k, leaf in leaves.items() if k.startswith(f"{block}/")}
-            found[block] = Stack(
+            parameters[block] = Stack(
                 {name: pairs[leaf.key] for name, leaf in here.items()},
                 partial(self._prepared, here),
                 recompute=self.layout.settings.recompute,
             )
-        return found
+        return parameters
 
     def _prepared(self, leaves: Mapping[str, Leaf], arrays: Mapping[str, Any]) -> dict[str, Array]:
         """A unit's parameters whole over ``dp_shard``, in the dtype of compute."""
@@ -201,12 +201,12 @@ class Step:
             cuts = {name: leaf.cut for name, leaf in leaves.items()}
             frozen = [name for name, leaf in leaves.items() if leaf.parameter.frozen]
             return gathered(arrays, cuts, dtypes, frozen)
-        found = {}
+        prepared = {}
         for name, given in arrays.items():
             piece, whole = given if isinstance(given, tuple) else (None, given)
             x = whole if piece is None else scattered(whole, piece, leaves[name].cut or 0)
-            found[name] = x.astype(self._dtype(whole.dtype, leaves[name]))
-        return found
+            prepared[name] = x.astype(self._dtype(whole.dtype, leaves[name]))
+        return prepared
 
     def _dtype(self, dtype: Any, leaf: Leaf | None = None) -> Any:
         precision = self.layout.settings.precision

@@ -50,10 +50,10 @@ class Trainer:
     def peak_memory_bytes(self) -> int:
         """What XLA asks of one device for a step: its arguments and its temporary arrays. 0 before
         the first step."""
-        found = None if self._run is None else self._run.memory_analysis()
-        if found is None:
+        memory = None if self._run is None else self._run.memory_analysis()
+        if memory is None:
             return 0
-        return int(found.argument_size_in_bytes + found.temp_size_in_bytes)
+        return int(memory.argument_size_in_bytes + memory.temp_size_in_bytes)
 
     def save(self, folder: str | Path) -> None:
         """Writes parameters by full name, and the optimizer's slots, whole: any plan of the model

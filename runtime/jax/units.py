@@ -32,20 +32,20 @@ def gathered(
     Their gradients come back as pieces, summed over ``dp_shard`` in the dtype of the piece.
     Those that are ``frozen`` have none, and travel apart from those that have.
     """
-    found = {n: p.astype(dtypes[n]) for n, p in pieces.items() if cuts[n] is None}
+    whole = {n: p.astype(dtypes[n]) for n, p in pieces.items() if cuts[n] is None}
     groups: dict[tuple[str, str, bool], list[str]] = {}
     for name, p in pieces.items():
         dim = cuts[name]
         if dim is not None and p.nbytes * lax.axis_size("dp_shard") > SMALL_BYTES:
-            found[name] = _alone(p, dim, dtypes[name])
+            whole[name] = _alone(p, dim, dtypes[name])
         elif dim is not None:
             groups.setdefault((str(p.dtype), str(dtypes[name]), name in frozen), []).append(name)
     for (stored, moved, _), names in groups.items():
         dims = [cuts[n] or 0 for n in names]
-        found.update(
+        whole.update(
             zip(names, _unit([pieces[n] for n in names], dims, stored, moved), strict=True)
         )
-    return found
+    return whole
 
 
 def scattered(whole: Array, piece: Array, dim: int) -> Array:
@@ -86,12 +86,12 @@ def _unit(pieces: list[Array], dims: list[int], stored: str, moved: str) -> list
             for p, d in zip(pieces, dims, strict=True)
         ]
         whole = join(jnp.concatenate(flat), 0, "dp_shard").reshape(-1, sum(map(jnp.size, flat)))
-        found, start = [], 0
+        wholes, start = [], 0
         for shape, part, dim in zip(shapes, flat, dims, strict=True):
             rows = whole[:, start : start + part.size].reshape(-1, *shape[1:])
-            found.append(jnp.moveaxis(rows, 0, dim))
+            wholes.append(jnp.moveaxis(rows, 0, dim))
             start += part.size
-        return found
+        return wholes
 
     def backward(_: None, gradients: list[Array]) -> tuple[list[Array]]:
         rows = [
@@ -99,12 +99,12 @@ def _unit(pieces: list[Array], dims: list[int], stored: str, moved: str) -> list
             for g, d, s in zip(gradients, dims, shapes, strict=True)
         ]
         own = scatter(jnp.concatenate(rows, axis=1).reshape(-1), 0, "dp_shard")
-        found, start = [], 0
+        shards, start = [], 0
         for shape, row, dim in zip(shapes, rows, dims, strict=True):
             piece = own[start : start + row.shape[1]].reshape(shape)
-            found.append(jnp.moveaxis(piece, 0, dim))
+            shards.append(jnp.moveaxis(piece, 0, dim))
             start += row.shape[1]
-        return (found,)
+        return (shards,)
 
     function = jax.custom_vjp(forward)
     function.defvjp(lambda pieces: (forward(pieces), None), backward)

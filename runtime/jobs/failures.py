@@ -62,28 +62,28 @@ def place(error: BaseException) -> str:
     return f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}" if own else ""
 
 
-def failure(found: Mapping[str, Any], who: str) -> UserError:
+def failure(record: Mapping[str, Any], who: str) -> UserError:
     """The error of a report. ``who`` failed: ``rank 1 of 4``.
 
     A user's error is raised again as it was; of any other the traceback goes to the plan folder.
     """
-    if found["user"]:
+    if record["user"]:
 
         class Raised(UserError):
-            exit_code: ClassVar[int] = found["exit_code"]
+            exit_code: ClassVar[int] = record["exit_code"]
 
-        Raised.__name__ = found["error"]
-        return Raised(found["message"])
-    at = f" at {found['place']}" if found["place"] else ""
-    message = " ".join(found["message"].split())
+        Raised.__name__ = record["error"]
+        return Raised(record["message"])
+    at = f" at {record['place']}" if record["place"] else ""
+    message = " ".join(record["message"].split())
     message = message if len(message) <= LONGEST else message[:LONGEST] + " ..."
-    head = f"{who} failed {found['where']}{at}: {found['error']}: {message}"
-    file = Path(found["folder"]) / plan_folder.FAILURE
+    head = f"{who} failed {record['where']}{at}: {record['error']}: {message}"
+    file = Path(record["folder"]) / plan_folder.FAILURE
     try:
-        file.write_text(found["traceback"])
+        file.write_text(record["traceback"])
     except OSError as error:
         return RankFailed(
             f"{head}\n{file} cannot be written ({error.strerror}), so here it is:\n"
-            f"{found['traceback'].rstrip()}"
+            f"{record['traceback'].rstrip()}"
         )
     return RankFailed(f"{head}. The whole traceback is in {file}")

@@ -50,5 +50,5 @@ def resident_bytes(peak: bool = False) -> int:
     name = "VmHWM" if peak else "VmRSS"
     if not _STATUS.is_file():
         return 0
-    found = re.search(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
-    return int(found.group(1)) * 1024 if found else 0
+    line = re.search(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
+    return int(line.group(1)) * 1024 if line else 0

@@ -41,10 +41,10 @@ def launch(job: str, options: Mapping[str, Any], devices: int, device: str = "cp
             raise RankFailed(
                 f"the JAX process {why} without a result (exit code {done.returncode})"
             )
-        found = json.loads(file.read_text())
-    if "error" in found:
-        raise failure(found, "the JAX process")
-    return found["result"]
+        answer = json.loads(file.read_text())
+    if "error" in answer:
+        raise failure(answer, "the JAX process")
+    return answer["result"]
 
 
 def _environment(devices: int, device: str) -> dict[str, str]:

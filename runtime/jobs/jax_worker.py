@@ -34,11 +34,11 @@ def main(job: str, options: dict[str, Any]) -> dict[str, Any]:
             return {"result": train(options, where)}
         from autopar.runtime.verify.jax.verify import verify
 
-        found = []
+        results = []
         for folder in options["plans"]:
             where.update(step=f"while verifying {folder}", plan=folder)
-            found.append(verify(folder))
-        return {"result": found}
+            results.append(verify(folder))
+        return {"result": results}
     except Exception as error:  # of a user's function or of jax: the parent prints it
         return report(error, 0, where["step"], where["plan"])
 

@@ -94,10 +94,10 @@ def _rank(rank: int, main: Callable[[], None], argv: list[str], ranks: int, port
 
 def run(ranks: int, codes: Path, module: str, arguments: Sequence[str]) -> int:
     """`start`, with the codes of a failed job in a file; the exit code of this process."""
-    found = start(ranks, module, arguments)
-    if any(found):
-        codes.write_text(json.dumps(found))
-    return int(any(found))
+    exit_codes = start(ranks, module, arguments)
+    if any(exit_codes):
+        codes.write_text(json.dumps(exit_codes))
+    return int(any(exit_codes))
 
 
 if __name__ == "__main__":

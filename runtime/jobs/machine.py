@@ -94,8 +94,8 @@ def available_bytes() -> int:
     """Memory that new processes can have without swapping, within the container's limit."""
     if not _MEMORY.is_file():
         return 0
-    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _MEMORY.read_text(), re.MULTILINE)
-    free = int(found.group(1)) * 1024 if found else 0
+    line = re.search(r"^MemAvailable:\s+(\d+) kB$", _MEMORY.read_text(), re.MULTILINE)
+    free = int(line.group(1)) * 1024 if line else 0
     limit = _LIMIT.read_text().strip() if _LIMIT.is_file() else "max"
     if limit == "max" or not _USED.is_file():
         return free

@@ -101,8 +101,8 @@ def _failure(code: int, codes: Path, results: Path, ranks: int) -> UserError:
     """The first cause: a process that was killed, or the error that came first."""
     if code < 0:
         return RankFailed(f"the process that starts the ranks was killed by {_signal(code)}")
-    found = json.loads(codes.read_text()) if codes.exists() else []
-    for rank, ended in enumerate(found):
+    exit_codes = json.loads(codes.read_text()) if codes.exists() else []
+    for rank, ended in enumerate(exit_codes):
         if ended < 0 and -ended != signal.SIGTERM:
             at = last_said(results, rank)
             return RankFailed(
@@ -111,7 +111,7 @@ def _failure(code: int, codes: Path, results: Path, ranks: int) -> UserError:
             )
     reports = [json.loads(file.read_text()) for file in results.glob("error-*.json")]
     if not reports:
-        ends = ", ".join(f"rank {r}: exit code {c}" for r, c in enumerate(found))
+        ends = ", ".join(f"rank {r}: exit code {c}" for r, c in enumerate(exit_codes))
         return RankFailed(
             f"the job stopped without an error message ({ends or f'exit code {code}'})"
         )

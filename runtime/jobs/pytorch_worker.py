@@ -96,12 +96,12 @@ def verify(options: dict[str, Any], results: Path) -> None:
 
     _where["plan"] = options["plans"][0]
     start(options["device"], options["timeout_s"])
-    found = []
+    verified = []
     for folder in options["plans"]:
         _where.update(step=f"while verifying {folder}", plan=folder)
-        found.append(verification.verify(folder))
+        verified.append(verification.verify(folder))
     if not dist.is_initialized() or dist.get_rank() == 0:
-        (results / "result.json").write_text(json.dumps(found))
+        (results / "result.json").write_text(json.dumps(verified))
 
 
 @record
@@ -113,9 +113,9 @@ def main() -> None:
     try:
         {"run": train, "verify": verify}[job](options, results)
     except Exception as error:  # of any kind: the launcher prints it
-        found = report(error, int(rank), _doing(), _where["plan"])
+        failure = report(error, int(rank), _doing(), _where["plan"])
         written = results / f"{rank}.part"
-        written.write_text(json.dumps(found))
+        written.write_text(json.dumps(failure))
         written.rename(results / f"error-{rank}.json")  # whole, whoever is stopped meanwhile
         # At once, without waiting for threads: the others hang until this process is gone.
         sys.stdout.flush()

@@ -38,13 +38,13 @@ SEGMENTS_S = (20e-3,)
 
 def chosen() -> Iterator[Case]:
     """The middle one of the sizes of each kind of op, two of products."""
-    found: dict[str, list[Case]] = {}
+    by_kind: dict[str, list[Case]] = {}
     for case in cases(1):
         kind = "bias" if case.kind == "add" and len(case.operands[1]) == 1 else case.kind
         elements = max(torch.Size(shape).numel() for shape in case.operands)
         if elements <= LARGEST:
-            found.setdefault(kind, []).append(case)
-    for kind, sizes in found.items():
+            by_kind.setdefault(kind, []).append(case)
+    for kind, sizes in by_kind.items():
         middle = len(sizes) // 2
         yield from sizes[middle : middle + 2] if kind == "linear" else [sizes[middle]]
 

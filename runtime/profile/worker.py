@@ -243,9 +243,9 @@ def measure_case(
     chain = Chain(case, dtype, bench.device, chain_bytes)
     chain.forward()
     chain.backward()
-    found = bench.mean(chain.clear, chain.forward, chain.backward)
-    bench.write(*forward, [t / chain.calls for t in found[1]])
-    bench.write(*backward, [t / chain.calls for t in found[2]])
+    seconds = bench.mean(chain.clear, chain.forward, chain.backward)
+    bench.write(*forward, [t / chain.calls for t in seconds[1]])
+    bench.write(*backward, [t / chain.calls for t in seconds[2]])
 
 
 WAYS = ("forward", "backward")
@@ -306,8 +306,8 @@ def measure_collectives(
 
 def _calls_of(call: Callable[[], Any], seconds: float, bench: Bench) -> int:
     """How many calls take ``seconds``, the same on every rank."""
-    found = bench.mean(lambda: [call() for _ in range(8)])[0]
-    return max(1, round(8 * seconds / sorted(found)[len(found) // 2]))
+    by_rank = bench.mean(lambda: [call() for _ in range(8)])[0]
+    return max(1, round(8 * seconds / sorted(by_rank)[len(by_rank) // 2]))
 
 
 def measure_units(bench: Bench) -> None:
@@ -360,8 +360,8 @@ def measure_overlap(bench: Bench) -> None:
     overlap = Overlap(bench.world, bench.device)
     names = ("compute", "collective", "both")
     times = bench.slowest(overlap.compute, overlap.collective, overlap.both)
-    for name, found in zip(names, times, strict=True):
-        bench.write("overlap", name, 0.0, 0.0, found)
+    for name, seconds in zip(names, times, strict=True):
+        bench.write("overlap", name, 0.0, 0.0, seconds)
 
 
 def main() -> None:

@@ -39,11 +39,11 @@ def cut_batch(batch: Batch, ranks: Ranks, settings: Settings) -> list[dict[str, 
     """
     micro, width = settings.microbatches, ranks.size(*ranks.data_axes)
     place = ranks.index(*ranks.data_axes)
-    found: list[dict[str, Any]] = [{} for _ in range(micro)]
+    pieces: list[dict[str, Any]] = [{} for _ in range(micro)]
     for name, value in batch.items():
         if not isinstance(value, torch.Tensor) or name in settings.whole_inputs:
             whole = as_computed(_moved(value, ranks))
-            for piece in found:
+            for piece in pieces:
                 piece[name] = whole
             continue
         if value.dim() == 0 or value.shape[0] % (micro * width):
@@ -53,10 +53,10 @@ def cut_batch(batch: Batch, ranks: Ranks, settings: Settings) -> list[dict[str, 
                 "of the size that was planned for, or plan for this one"
             )
         rows = value.shape[0] // (micro * width)
-        for i, piece in enumerate(found):
+        for i, piece in enumerate(pieces):
             start = (i * width + place) * rows
             piece[name] = as_computed(_moved(value[start : start + rows], ranks))
-    return found
+    return pieces
 
 
 class BatchesDiffer(UserError):
@@ -72,10 +72,10 @@ def check_batches(batch: Batch) -> None:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     own = {name: _digest(value) for name, value in batch.items()}
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, own)
-    for rank, other in enumerate(found):
-        names = [n for n in (*found[0], *other) if found[0].get(n) != other.get(n)]
+    by_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(by_rank, own)
+    for rank, other in enumerate(by_rank):
+        names = [n for n in (*by_rank[0], *other) if by_rank[0].get(n) != other.get(n)]
         if names:
             raise BatchesDiffer(
                 f"batch[{names[0]!r}] of rank {rank} is not that of rank 0: every rank passes the "
@@ -89,13 +89,13 @@ class Comparison:
     """The digests of all ranks' batches on their way to every rank, while a step computes."""
 
     batch: Batch
-    found: torch.Tensor
+    extremes: torch.Tensor
     work: Any
 
     def finish(self) -> None:
         """Raises `BatchesDiffer` on every rank unless all have the same batch."""
         self.work.wait()
-        largest, least = (int(n) for n in self.found)
+        largest, least = (int(n) for n in self.extremes)
         if largest != -least:
             check_batches(self.batch)
             raise BatchesDiffer(
@@ -126,10 +126,10 @@ def compare_batches(batch: Batch, elsewhere: bool = False) -> Comparison:
             own = zlib.crc32(flat.numpy().data, own)
     cpu = "gloo" in str(dist.get_backend_config()) or dist.get_backend() == "fake"
     device = "cpu" if cpu else torch.device("cuda", torch.cuda.current_device())
-    found = torch.tensor([own, -own], dtype=torch.int64, device=device)
+    extremes = torch.tensor([own, -own], dtype=torch.int64, device=device)
     with not_counted():
-        work = dist.all_reduce(found, op=dist.ReduceOp.MAX, async_op=True)
-    return Comparison(batch, found, work)
+        work = dist.all_reduce(extremes, op=dist.ReduceOp.MAX, async_op=True)
+    return Comparison(batch, extremes, work)
 
 
 def _digest(value: Any) -> str:

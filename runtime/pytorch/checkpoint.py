@@ -367,8 +367,8 @@ def load_plain(
 
 def _stored_under(model: nn.Module, stored: Iterable[str]) -> dict[str, torch.Tensor]:
     known = set(stored)
-    found: dict[int, tuple[str, torch.Tensor]] = {}
+    by_id: dict[int, tuple[str, torch.Tensor]] = {}
     for name, tensor in named_tensors(model):
-        if id(tensor) not in found or f"model.{name}" in known:
-            found[id(tensor)] = (name, tensor)
-    return {n: t for n, t in found.values() if isinstance(t, nn.Parameter) or f"model.{n}" in known}
+        if id(tensor) not in by_id or f"model.{name}" in known:
+            by_id[id(tensor)] = (name, tensor)
+    return {n: t for n, t in by_id.values() if isinstance(t, nn.Parameter) or f"model.{n}" in known}

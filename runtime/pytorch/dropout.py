@@ -41,8 +41,8 @@ def stream(device: torch.device) -> torch.Generator:
     if device.type != "cuda":
         return torch.default_generator
     number = torch.cuda.current_device() if device.index is None else device.index
-    found: torch.Generator = torch.cuda.default_generators[number]
-    return found
+    generator: torch.Generator = torch.cuda.default_generators[number]
+    return generator
 
 
 def drawn_apart(

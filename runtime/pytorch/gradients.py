@@ -55,11 +55,11 @@ def start_sum(held: list[Held], group: dist.ProcessGroup | None) -> Summing:
 
 
 def _by_axes(held: Iterable[Held]) -> dict[tuple[str, ...], list[Held]]:
-    found: dict[tuple[str, ...], list[Held]] = {}
+    by_axes: dict[tuple[str, ...], list[Held]] = {}
     for member in held:
         if member.reduce and member.leaf.requires_grad and member.leaf.numel():
-            found.setdefault(member.reduce, []).append(member)
-    return found
+            by_axes.setdefault(member.reduce, []).append(member)
+    return by_axes
 
 
 def _buckets(members: list[Held]) -> Iterable[list[Held]]:

@@ -41,15 +41,15 @@ def initialize(
     """
     with torch.random.fork_rng(devices=[]):
         try:
-            found = record(make)
+            recorded = record(make)
         except Exception as error:  # whatever a constructor does under fake tensors
             reason = str(error) if isinstance(error, Untrusted) else _short(error)
             torch.manual_seed(seed)
             _fill(dict(named_tensors(make())), targets)
             return reason
-        _check(found.values, targets)
+        _check(recorded.values, targets)
         torch.manual_seed(seed)
-        replay(found, targets)
+        replay(recorded, targets)
     return None
 
 
@@ -90,20 +90,20 @@ def _fill(values: Mapping[str, torch.Tensor], targets: Mapping[str, Target]) -> 
             target.tensor.copy_(values[name][target.region])
 
 
-def replay(found: Record, targets: Mapping[str, Target]) -> None:
+def replay(recorded: Record, targets: Mapping[str, Target]) -> None:
     """Runs the recorded calls for real; the random generator must have been seeded."""
     wanted: dict[int, list[tuple[View, Target]]] = {}
     for name, target in targets.items():
-        value = found.values[name]
+        value = recorded.values[name]
         if isinstance(value, torch.Tensor):
             with torch.no_grad():
                 target.tensor.copy_(value[target.region])
         else:
             wanted.setdefault(value.storage, []).append((value, target))
-    memory = _Memory(found)
-    ends, last = _lives(found.calls)
+    memory = _Memory(recorded)
+    ends, last = _lives(recorded.calls)
     with torch.no_grad():
-        for i, call in enumerate(found.calls):
+        for i, call in enumerate(recorded.calls):
             memory.run(call)
             for storage in ends.get(i, ()):
                 if last[storage] == i:
@@ -132,11 +132,11 @@ def _lives(calls: list[Call]) -> tuple[dict[int, list[int]], dict[int, int]]:
 class _Memory:
     """The storages that are alive, each a flat tensor."""
 
-    def __init__(self, found: Record) -> None:
-        self._flat = dict(found.constants)
+    def __init__(self, recorded: Record) -> None:
+        self._flat = dict(recorded.constants)
         self._bytes: dict[int, int] = {}
-        views = [v for call in found.calls for v in _views((call.args, call.kwargs, call.made))]
-        for view in (*views, *_views(list(found.values.values()))):
+        views = [v for call in recorded.calls for v in _views((call.args, call.kwargs, call.made))]
+        for view in (*views, *_views(list(recorded.values.values()))):
             self._bytes[view.storage] = max(self._bytes.get(view.storage, 0), view.span_bytes)
 
     def tensor(self, view: View) -> torch.Tensor:
@@ -174,6 +174,6 @@ class _Memory:
 
 
 def _views(tree: Any) -> list[View]:
-    found: list[View] = []
-    tree_map_only(View, found.append, tree)
-    return found
+    views: list[View] = []
+    tree_map_only(View, views.append, tree)
+    return views

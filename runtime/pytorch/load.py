@@ -130,12 +130,12 @@ def check_same(plan: Plan, folder: str | Path) -> None:
     if not dist.is_initialized():
         return
     own = (plan.fingerprint(), _program_hash(folder), str(Path(folder).resolve()))
-    found: list[tuple[str, str, str]] = [own] * dist.get_world_size()
-    dist.all_gather_object(found, own)
-    if len({(plan_hash, program) for plan_hash, program, _ in found}) > 1:
+    by_rank: list[tuple[str, str, str]] = [own] * dist.get_world_size()
+    dist.all_gather_object(by_rank, own)
+    if len({(plan_hash, program) for plan_hash, program, _ in by_rank}) > 1:
         shown = "; ".join(
             f"rank {rank}: plan {plan_hash}, program {program} from {where}"
-            for rank, (plan_hash, program, where) in enumerate(found)
+            for rank, (plan_hash, program, where) in enumerate(by_rank)
         )
         raise PlansDiffer(
             f"the ranks run different plans. {shown}. Copy one plan folder to every machine"

@@ -120,7 +120,7 @@ def declared_in(module: nn.Module) -> tuple[dict[str, Declared], dict[str, Decla
 
     Raises `ProgramError` for a tensor that was not made by `Parameter` or `Buffer`.
     """
-    found: list[dict[str, Declared]] = []
+    tables: list[dict[str, Declared]] = []
     for named in (module.named_parameters(), module.named_buffers()):
         table = {}
         for name, tensor in named:
@@ -128,10 +128,10 @@ def declared_in(module: nn.Module) -> tuple[dict[str, Declared], dict[str, Decla
             if kept is None or kept[0] is not tensor:
                 raise ProgramError(f"{name} of the program was not made by Parameter() or Buffer()")
             table[name] = kept[1]
-        found.append(table)
+        tables.append(table)
     for tensor in (*module.parameters(), *module.buffers()):
         _declared.pop(id(tensor), None)
-    return found[0], found[1]
+    return tables[0], tables[1]
 
 
 def local(parameter: torch.Tensor) -> torch.Tensor:

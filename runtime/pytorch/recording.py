@@ -138,9 +138,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _views(tree: Any, view: Callable[[Any], View]) -> list[View]:
-    found: list[View] = []
-    tree_map_only((torch.Tensor, View), lambda t: found.append(view(t)), tree)
-    return found
+    views: list[View] = []
+    tree_map_only((torch.Tensor, View), lambda t: views.append(view(t)), tree)
+    return views
 
 
 def record(make: Callable[[], nn.Module]) -> Record:
@@ -157,11 +157,11 @@ def record(make: Callable[[], nn.Module]) -> Record:
             model = make()
     if not torch.equal(state, torch.random.get_rng_state()):
         raise Untrusted("it sets the state of the random generator")
-    found = recorder.record
+    recorded = recorder.record
     for name, tensor in named_tensors(model):
         real = not isinstance(tensor, FakeTensor)
-        found.values[name] = tensor.detach().clone() if real else recorder.view(tensor)
-    return found
+        recorded.values[name] = tensor.detach().clone() if real else recorder.view(tensor)
+    return recorded
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

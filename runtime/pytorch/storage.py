@@ -276,24 +276,24 @@ def targets(
     held: Mapping[str, Held], buffers: Iterable[tuple[str, torch.Tensor, Region]]
 ) -> dict[str, Target]:
     """Where initial values go: see `Storage.targets`."""
-    found = {name: Target(h.leaf, h.region) for name, h in held.items()}
-    return found | {name: Target(tensor, region) for name, tensor, region in buffers}
+    by_name = {name: Target(h.leaf, h.region) for name, h in held.items()}
+    return by_name | {name: Target(tensor, region) for name, tensor, region in buffers}
 
 
 def unit_modules(model: nn.Module, patterns: Iterable[str]) -> list[nn.Module]:
     """The modules whose path matches a pattern, inner ones first; ``*`` is one path component."""
     wanted = [p.split(".") for p in patterns]
-    found = [
+    modules = [
         (path, module)
         for path, module in model.named_modules()
         if any(_matches(path.split("."), pattern) for pattern in wanted)
     ]
     missing = [
-        ".".join(p) for p in wanted if not any(_matches(path.split("."), p) for path, _ in found)
+        ".".join(p) for p in wanted if not any(_matches(path.split("."), p) for path, _ in modules)
     ]
     if missing:
         raise ProgramError(f"SETTINGS.units names {missing}, and the model has no such module")
-    return [module for _, module in sorted(found, key=lambda f: -f[0].count("."))]
+    return [module for _, module in sorted(modules, key=lambda f: -f[0].count("."))]
 
 
 def has_units(model: nn.Module, pattern: str) -> bool:

@@ -229,7 +229,7 @@ class Trainer:
             return random if same else {}
 
         try:
-            found = read(folder, pieces, unread=self._elsewhere(pieces), more=go_on)
+            loaded = read(folder, pieces, unread=self._elsewhere(pieces), more=go_on)
         except HalfLoaded as error:
             self._broken = str(error)
             raise
@@ -238,7 +238,7 @@ class Trainer:
             self.storage.copy_twins(self._state_of)
         self.step_number = int(step)
         set_steps(self.optimizer, self.step_number)
-        if f"rng.{self.ranks.rank}" in found:
+        if f"rng.{self.ranks.rank}" in loaded:
             torch.set_rng_state(random[f"rng.{self.ranks.rank}"].tensor)
             if self.ranks.device.type == "cuda":
                 state = random[f"rng_cuda.{self.ranks.rank}"].tensor
@@ -269,11 +269,11 @@ class Trainer:
         return {name for part in every for name in part}
 
     def _random_pieces(self) -> dict[str, Piece]:
-        found = {f"rng.{self.ranks.rank}": Piece.whole(torch.get_rng_state())}
+        pieces = {f"rng.{self.ranks.rank}": Piece.whole(torch.get_rng_state())}
         if self.ranks.device.type == "cuda":
             state = torch.cuda.get_rng_state(self.ranks.device)
-            found[f"rng_cuda.{self.ranks.rank}"] = Piece.whole(state)
-        return found
+            pieces[f"rng_cuda.{self.ranks.rank}"] = Piece.whole(state)
+        return pieces
 
 
 def train_of(program: Program, workload: Workload) -> ModuleType:

@@ -36,8 +36,8 @@ def embedding(
         padding_idx -= start
         if not 0 <= padding_idx < rows:
             padding_idx = None
-    found = F.embedding(mine.masked_fill(elsewhere, 0), weight, padding_idx)
-    return found.masked_fill(elsewhere.unsqueeze(-1), 0)
+    taken = F.embedding(mine.masked_fill(elsewhere, 0), weight, padding_idx)
+    return taken.masked_fill(elsewhere.unsqueeze(-1), 0)
 
 
 def cross_entropy(

@@ -30,14 +30,14 @@ def compare_priced(folder: str | Path, issued: Iterable[Row]) -> tuple[bool | No
 
 def differences(priced: Iterable[Row], issued: Iterable[Row]) -> list[str]:
     """One line for every kind and axis whose bytes a step differ; empty where the tables agree."""
-    wanted, found = _totals(priced), _totals(issued)
-    places = sorted(wanted | found)
+    wanted, moved = _totals(priced), _totals(issued)
+    places = sorted(wanted | moved)
     several = len({rank for rank, _, _ in places}) > 1
     return [
         f"{f'pp {place[0]}: ' if several else ''}{place[1]} over {place[2]}: priced "
-        f"{wanted[place]} bytes a step, issued {found[place]}"
+        f"{wanted[place]} bytes a step, issued {moved[place]}"
         for place in places
-        if wanted[place] != found[place]
+        if wanted[place] != moved[place]
     ]
 
 

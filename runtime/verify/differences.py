@@ -53,7 +53,7 @@ def assemble(ranks: Sequence[Sequence[Seen]], mesh: Mesh, microbatches: int) -> 
 
     Raises ValueError where the ranks did not call the same probes.
     """
-    calls = [_by_name(found) for found in ranks]
+    calls = [_by_name(rank) for rank in ranks]
     times = [{name: len(seen) for name, seen in called.items()} for called in calls]
     if any(t != times[0] for t in times[1:]) or any(n % microbatches for n in times[0].values()):
         raise ValueError("the ranks did not call the same probes")
@@ -79,9 +79,9 @@ def assemble(ranks: Sequence[Sequence[Seen]], mesh: Mesh, microbatches: int) -> 
     return wholes
 
 
-def _by_name(found: Sequence[Seen]) -> dict[str, list[Seen]]:
+def _by_name(results: Sequence[Seen]) -> dict[str, list[Seen]]:
     calls: dict[str, list[Seen]] = {}
-    for seen in found:
+    for seen in results:
         calls.setdefault(seen.name, []).append(seen)
     return calls
 
@@ -130,7 +130,7 @@ class Difference:
     direction: str
     index: tuple[int, ...]
     expected: float
-    found: float
+    actual: float
     relative: float
     note: str = ""
 
@@ -141,20 +141,20 @@ class Difference:
         what = "value" if self.direction == "forward" else "gradient"
         return (
             f"first difference: {self.direction}, {self.name}{where}: {what}{list(self.index)} is "
-            f"{self.found:.9g} and should be {self.expected:.9g} "
+            f"{self.actual:.9g} and should be {self.expected:.9g} "
             f"(relative error {self.relative:.1e} of its norm){note}"
         )
 
 
 def first_difference(
-    expected: Sequence[Whole], found: Sequence[Whole], tolerance: float = 1e-9
+    expected: Sequence[Whole], actual: Sequence[Whole], tolerance: float = 1e-9
 ) -> Difference | None:
     """The first result in forward order that differs, else the first gradient in backward order.
 
     A gradient below a millionth of the largest one's norm is measured against that millionth.
     """
     right = {(w.name, w.occurrence): w for w in expected}
-    named = [((w.name.removesuffix(RESHARDED), w.occurrence), w) for w in found]
+    named = [((w.name.removesuffix(RESHARDED), w.occurrence), w) for w in actual]
     pairs = [(right[which], w) for which, w in named if which in right]
     for want, have in pairs:
         difference = _differ(want, have, want.value, have.value, "forward", 0.0, tolerance)
@@ -218,25 +218,25 @@ Places = Mapping[str, Sequence[str]]
 
 
 def place_of(places: Places, difference: Difference) -> str:
-    found = places.get(difference.name.removesuffix(RESHARDED), ())
-    return found[min(difference.occurrence, len(found) - 1)] if found else ""
+    occurrences = places.get(difference.name.removesuffix(RESHARDED), ())
+    return occurrences[min(difference.occurrence, len(occurrences) - 1)] if occurrences else ""
 
 
 def places_of(graph: Graph) -> dict[str, list[str]]:
     """Result name -> module path and source line of its op, by occurrence."""
-    found: dict[str, list[str]] = {}
+    places: dict[str, list[str]] = {}
     for op in graph.ops:
         for name in op.outputs:
-            found[key(None, name)] = [str(op.source)]
+            places[key(None, name)] = [str(op.source)]
     for block in graph.blocks.values():
         for op in block.body.ops:
             for name in op.outputs:
                 inside = op.source.module
-                found[key(block.name, name)] = [
+                places[key(block.name, name)] = [
                     f"{instance}.{inside} ({op.source.file}:{op.source.line})".replace(". (", " (")
                     for instance in block.instances
                 ]
-    return found
+    return places
 
 
 def describe_first(
@@ -253,12 +253,12 @@ def describe_first(
     """
     ending = f". {changed}" if changed else ""
     try:
-        found = assemble(ranks, mesh, microbatches)
+        actual = assemble(ranks, mesh, microbatches)
     except ValueError as error:  # pieces of other shapes, or of other results
         if not changed:
             raise
         return f"the first difference cannot be named, its pieces make no whole ({error}){ending}"
-    difference = first_difference(assemble(single, Mesh((), ()), 1), found)
+    difference = first_difference(assemble(single, Mesh((), ()), 1), actual)
     if difference is not None:
         return difference.text(place_of(places, difference)) + ending
     return (

@@ -75,12 +75,12 @@ def edits_of(folder: str | Path, plan: Plan, captured: Captured) -> str:
     """
     for name, given in files_of(plan, captured).items():
         file = Path(folder) / plan_folder.PROGRAM / name
-        found = edits(file.read_text(), given)
-        if found:
-            more = f"; and {len(found) - NAMED} more" if len(found) > NAMED else ""
+        changes = edits(file.read_text(), given)
+        if changes:
+            more = f"; and {len(changes) - NAMED} more" if len(changes) > NAMED else ""
             return (
                 f"{file} is not the program of its plan.json, one of the two was edited: "
-                f"{'; '.join(found[:NAMED])}{more}. Put that back, or plan the model again"
+                f"{'; '.join(changes[:NAMED])}{more}. Put that back, or plan the model again"
             )
     return ""
 
@@ -88,7 +88,7 @@ def edits_of(folder: str | Path, plan: Plan, captured: Captured) -> str:
 def edits(program: str, given: str) -> list[str]:
     """Every place where ``program`` is not ``given``: its line, and what each of them says."""
     ours, theirs = code_lines(program), code_lines(given)
-    found = []
+    changes = []
     for tag, i, i_end, j, j_end in matcher(theirs, ours).get_opcodes():
         if tag == "equal":
             continue
@@ -96,12 +96,12 @@ def edits(program: str, given: str) -> list[str]:
         right = _shown([text for _, text in theirs[i:i_end]])
         wrong = _shown([text for _, text in ours[j:j_end]])
         if tag == "delete":
-            found.append(f"before line {line}, {right} is missing")
+            changes.append(f"before line {line}, {right} is missing")
         elif tag == "insert":
-            found.append(f"line {line}, {wrong}, is not the plan's")
+            changes.append(f"line {line}, {wrong}, is not the plan's")
         else:
-            found.append(f"line {line} is {wrong}, the plan gives {right}")
-    return found
+            changes.append(f"line {line} is {wrong}, the plan gives {right}")
+    return changes
 
 
 def _shown(lines: list[str]) -> str:

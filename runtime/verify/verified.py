@@ -56,8 +56,8 @@ def rounding_of(precision: str) -> float:
 def narrowest(graph: Graph, precision: str) -> str:
     """The narrowest float that a plan of ``precision`` computes in: a model may cast by itself."""
     parts = (graph, *(block.body for block in graph.blocks.values()))
-    found = {t.dtype for part in parts for t in part.tensors.values() if t.dtype in _EPSILON}
-    return max((precision, *sorted(found)), key=_EPSILON.__getitem__)
+    dtypes = {t.dtype for part in parts for t in part.tensors.values() if t.dtype in _EPSILON}
+    return max((precision, *sorted(dtypes)), key=_EPSILON.__getitem__)
 
 
 def gradient_scale(norm: float, whole: float, share: float, noise: float = 0.0) -> float:

@@ -118,7 +118,7 @@ def test_forward_comes_before_backward_and_backward_runs_backwards() -> None:
     forward = first_difference(right, wholes(off, off))
     assert forward is not None
     assert (forward.direction, forward.occurrence, forward.index) == ("forward", 1, (2,))
-    assert (forward.expected, forward.found) == (1.0, 1.5)
+    assert (forward.expected, forward.actual) == (1.0, 1.5)
     backward = first_difference(right, wholes(ones, off))
     assert backward is not None
     assert (backward.direction, backward.occurrence) == ("backward", 2)

@@ -39,7 +39,7 @@ def activation_lives(
     moved = {name: moved_bytes(body) for name, body in lowered.blocks.items()}
     lives: dict[str, Life] = {}
     for policy in RECOMPUTE:
-        inner = {name: found[policy] for name, found in bodies.items()}
+        inner = {name: by_policy[policy] for name, by_policy in bodies.items()}
         kept_by_call = {
             name: {"none": life.saved, "compute": moved[name], "full": 0}[policy]
             for name, life in inner.items()
@@ -53,7 +53,7 @@ def saved_parameters(lowered: Lowered) -> dict[str, int]:
 
     Where they are used in another dtype than they are stored in, each op keeps a cast of its own.
     """
-    found: dict[str, int] = {}
+    numel_of: dict[str, int] = {}
     root = _roots(lowered)
     for op in lowered.ops:
         if op.bound is None or not any(
@@ -67,16 +67,16 @@ def saved_parameters(lowered: Lowered) -> dict[str, int]:
                     shape = op.operands[i].wanted.local_shape(
                         lowered.graph.tensors[op.op.inputs[i]].shape, lowered.mesh
                     )
-                    found[tensor.dtype] = found.get(tensor.dtype, 0) + math.prod(shape)
-    return found
+                    numel_of[tensor.dtype] = numel_of.get(tensor.dtype, 0) + math.prod(shape)
+    return numel_of
 
 
 def moved_bytes(body: Lowered) -> int:
     """Results of a block's forward collectives on activations."""
     kept = 0
-    for found in body.tensors.values():
-        if moves(found.steps) and found.tensor.differentiable:
-            kept += _bytes(body, found.tensor.name, found.shared)
+    for value in body.tensors.values():
+        if moves(value.steps) and value.tensor.differentiable:
+            kept += _bytes(body, value.tensor.name, value.shared)
     for op in body.ops:
         for operand in op.operands:
             tensor = body.graph.tensors[operand.name]

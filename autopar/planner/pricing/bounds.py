@@ -58,13 +58,15 @@ def prediction_bounds(
     if pp == 1:  # ranks of a pipeline differ: `pipeline_bounds` has them all
         stored, trained = state_bytes(question.graph)
         least = {"parameters": stored / devices, "gradients": trained / devices}
-    found = time_bounds(step_s, parts_s, at_peak_s, predicted.lower_bound_s)
-    found += memory_bounds(memory.total, parts, least)
-    found += band_bounds("the step time", step_s, predicted.time_band_s)
-    found += band_bounds("the memory", memory.total, predicted.memory_band_bytes)
-    found.append(Bound("model FLOP/s utilization", predicted.mfu, 0.0, 1.0, "a share"))
-    found.append(Bound("total memory", memory.total, 0.0, memory.limit, "within the limit"))
+    bounds = time_bounds(step_s, parts_s, at_peak_s, predicted.lower_bound_s)
+    bounds += memory_bounds(memory.total, parts, least)
+    bounds += band_bounds("the step time", step_s, predicted.time_band_s)
+    bounds += band_bounds("the memory", memory.total, predicted.memory_band_bytes)
+    bounds.append(Bound("model FLOP/s utilization", predicted.mfu, 0.0, 1.0, "a share"))
+    bounds.append(Bound("total memory", memory.total, 0.0, memory.limit, "within the limit"))
     if predicted.tokens_per_s is not None and tokens is not None:
         rate = tokens / step_s
-        found.append(Bound("tokens/s", predicted.tokens_per_s, rate, rate, "tokens over step time"))
-    return found
+        bounds.append(
+            Bound("tokens/s", predicted.tokens_per_s, rate, rate, "tokens over step time")
+        )
+    return bounds

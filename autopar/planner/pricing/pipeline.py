@@ -94,30 +94,30 @@ def cut_points(lowered: Lowered) -> tuple[str, ...]:
     Every unit makes something that has a gradient: constants alone are no stage.
     """
     tensors = lowered.graph.tensors
-    found = [lowered.ops[0].op.name]
+    points = [lowered.ops[0].op.name]
     trains = False
     for op in lowered.ops:
         reads = any(tensors[n].role == "parameter" for n in op.op.inputs)
         flows = any(tensors[n].differentiable for n in op.op.outputs)
         if trains and flows and (op.op.kind == "block" or reads):
-            found.append(op.op.name)
+            points.append(op.op.name)
         trains = trains or flows
-    return tuple(found)
+    return tuple(points)
 
 
 def _kinds(lowered: Lowered, units: Sequence[str]) -> tuple[int, ...]:
     """Of each unit a number for what its ops are and how what they read and give is resharded."""
     starts = {name: i for i, name in enumerate(units)}
-    found: list[list[object]] = [[] for _ in units]
+    of_unit: list[list[object]] = [[] for _ in units]
     unit = 0
     for op in lowered.ops:
         unit = starts.get(op.op.name, unit)
         called = op.op.name if op.bound else f"block {op.op.attrs['block']}"
         moved = tuple(operand.steps for operand in op.operands)
         given = tuple(lowered.tensors[name].steps for name in op.op.outputs)
-        found[unit].append((called, moved, given))
+        of_unit[unit].append((called, moved, given))
     numbers: dict[tuple[object, ...], int] = {}
-    return tuple(numbers.setdefault(tuple(ops), len(numbers)) for ops in found)
+    return tuple(numbers.setdefault(tuple(ops), len(numbers)) for ops in of_unit)
 
 
 class Figure(IntEnum):

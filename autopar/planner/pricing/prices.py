@@ -39,11 +39,11 @@ class Prices:
 
     def collective(self, moved: Collective) -> int:
         """Picoseconds of one collective."""
-        found = self._moves.get(moved)
-        if found is None:
+        price = self._moves.get(moved)
+        if price is None:
             seconds = move_time_s(self.cluster, self.mesh, moved.kind, moved.axis, moved.size_bytes)
-            found = self._moves[moved] = round(seconds * PICOSECONDS)
-        return found
+            price = self._moves[moved] = round(seconds * PICOSECONDS)
+        return price
 
     def steps(
         self, steps: tuple[Step, ...], tensor: Tensor, grad: bool, handed: bool = False
@@ -99,12 +99,12 @@ class Prices:
         launches = work.launches[0 if forward else 1]
         shape = (work.thinness, work.head_dim)
         place = (work.dtype, work.kind, forward, flops, moved, launches, shape)
-        found = self._ops.get(place)
-        if found is None:
+        price = self._ops.get(place)
+        if price is None:
             way = "forward" if forward else "backward"
             rate = op_rate(
                 self.cluster.device, work.dtype, work.cost, work.kind, way, work.head_dim
             )
             seconds = rate.time_s(flops, moved, launches, work.thinness)
-            found = self._ops[place] = round(seconds * PICOSECONDS)
-        return found
+            price = self._ops[place] = round(seconds * PICOSECONDS)
+        return price

@@ -25,9 +25,9 @@ def _activations(lowered: Lowered, prices: Prices) -> int:
     tensors = lowered.graph.tensors
     bodies = {name: _activations(body, prices) for name, body in lowered.blocks.items()}
     fusion, scope = prices.fusion, lowered.block
-    for name, found in lowered.tensors.items():
+    for name, value in lowered.tensors.items():
         handed = key(scope, name) in fusion.handed
-        total += sum(prices.steps(found.steps, found.tensor, found.tensor.differentiable, handed))
+        total += sum(prices.steps(value.steps, value.tensor, value.tensor.differentiable, handed))
     for op in lowered.ops:
         for i, operand in enumerate(op.operands):
             tensor, grad = tensors[operand.name], operand.differentiable
@@ -42,12 +42,12 @@ def _activations(lowered: Lowered, prices: Prices) -> int:
 
 def _parameters(lowered: Lowered, state: StatePrices) -> int:
     total = 0
-    for found in lowered.tensors.values():
-        if found.tensor.role == "parameter":
+    for value in lowered.tensors.values():
+        if value.tensor.role == "parameter":
             stored = Sharding(
-                tuple((a, p) for a, p in found.produced.placements if a in _model_axes(lowered))
+                tuple((a, p) for a, p in value.produced.placements if a in _model_axes(lowered))
             )
-            total += state.price(found.tensor, stored)
+            total += state.price(value.tensor, stored)
     for name, body in lowered.blocks.items():
         copies = len(dict.fromkeys(lowered.graph.blocks[name].instances))
         total += _parameters(body, state) * copies

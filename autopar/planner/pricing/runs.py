@@ -54,10 +54,10 @@ class Runs:
         """
         if len(self.priced) > MANY:
             return _grown(figures, len(self.base) - 1, peaks)
-        found = np.array([figures(*run) for run in self.priced])
-        values = found[self.base]
+        priced = np.array([figures(*run) for run in self.priced])
+        values = priced[self.base]
         for fewer, times in zip(self.fewer, self.times, strict=True):
-            values += times[..., None] * (found[self.base] - found[fewer])
+            values += times[..., None] * (priced[self.base] - priced[fewer])
         values[np.tril_indices(len(self.base))] = 0.0
         return np.moveaxis(values, -1, 0)
 
@@ -70,15 +70,15 @@ def _grown(
         first = np.arange(units + 1 - width)
         end = first + width
         if width <= SHORT:
-            found = np.array([figures(int(a), int(b)) for a, b in zip(first, end, strict=True)]).T
+            rows = np.array([figures(int(a), int(b)) for a, b in zip(first, end, strict=True)]).T
             if values is None:
-                values = np.zeros((len(found), units + 1, units + 1))
+                values = np.zeros((len(rows), units + 1, units + 1))
         else:
             assert values is not None
             head, tail = values[:, first, end - 1], values[:, first + 1, end]
-            found = head + tail - values[:, first + 1, end - 1]
-            found[list(peaks)] = np.maximum(head, tail)[list(peaks)]
-        values[:, first, end] = found
+            rows = head + tail - values[:, first + 1, end - 1]
+            rows[list(peaks)] = np.maximum(head, tail)[list(peaks)]
+        values[:, first, end] = rows
     assert values is not None
     return values
 
@@ -122,11 +122,11 @@ def runs_of_kinds(kinds: tuple[int, ...]) -> Runs:
 
 def _equal(text: NDArray[np.int32], period: int) -> list[int]:
     """From each unit on, how many are what stands ``period`` units behind them."""
-    count, found = 0, [0] * len(text)
+    count, lengths = 0, [0] * len(text)
     for i in reversed(range(len(text) - period)):
         count = count + 1 if text[i] == text[i + period] else 0
-        found[i] = count
-    return found
+        lengths[i] = count
+    return lengths
 
 
 def _repeats(equal: list[list[int]], at: int, units: int) -> tuple[int, int]:

@@ -44,19 +44,19 @@ def flows(lowered: Lowered, units: Sequence[str]) -> tuple[Flow, ...]:
                 readers.setdefault(operand.name, {})[unit] = None
         maker |= dict.fromkeys(op.op.outputs, unit)
     return tuple(
-        Flow(lowered.local_bytes(name), maker[name], tuple(found))
-        for name, found in readers.items()
+        Flow(lowered.local_bytes(name), maker[name], tuple(read_by))
+        for name, read_by in readers.items()
     )
 
 
 class Sends:
     """``units``: how many there are; ``value_s``: seconds of a value by its bytes."""
 
-    def __init__(self, found: Sequence[Flow], units: int, value_s: Callable[[int], float]) -> None:
+    def __init__(self, sent: Sequence[Flow], units: int, value_s: Callable[[int], float]) -> None:
         makers, before, readers, seconds = [], [], [], []
         self.crossing_s = np.zeros(units + 1)
         """[units + 1] of all values that pass each cut."""
-        for flow in found:
+        for flow in sent:
             took = value_s(flow.size_bytes)
             self.crossing_s[flow.maker + 1 : flow.readers[-1] + 1] += took
             for last, reader in zip((flow.maker, *flow.readers), flow.readers, strict=False):

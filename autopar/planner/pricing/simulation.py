@@ -255,7 +255,7 @@ def _buckets_s(units: list[Unit], state: StateSharding, cluster: Cluster) -> lis
 
     Buckets are filled from the last unit to the first, as DistributedDataParallel does.
     """
-    found = [0.0] * len(units)
+    seconds = [0.0] * len(units)
     sent: dict[str, float] = {}
     waiting: dict[str, float] = {}
     room = FIRST_BUCKET_BYTES
@@ -268,10 +268,10 @@ def _buckets_s(units: list[Unit], state: StateSharding, cluster: Cluster) -> lis
         room = BUCKET_BYTES
         for axis, size in waiting.items():
             before = sent.get(axis, 0.0)
-            found[i] += bucket_time_s(cluster, state.mesh, axis, before, size)
+            seconds[i] += bucket_time_s(cluster, state.mesh, axis, before, size)
             sent[axis] = before + size
         waiting = {}
-    return found
+    return seconds
 
 
 def _counts_s(summary: Summary, state: StateSharding, cluster: Cluster) -> float:

@@ -78,7 +78,7 @@ class StatePrices:
         )
 
     def _between(self, place: tuple[str, str], time_s: Callable[[float], float]) -> float:
-        found = self._slopes.get(place)
-        if found is None:
-            found = self._slopes[place] = (time_s(2 * _LARGE) - time_s(_LARGE)) / _LARGE
-        return found
+        slope = self._slopes.get(place)
+        if slope is None:
+            slope = self._slopes[place] = (time_s(2 * _LARGE) - time_s(_LARGE)) / _LARGE
+        return slope

@@ -143,17 +143,17 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
     trained: dict[str, int] = {}
     frozen: dict[str, int] = {}
     deferred: dict[str, int] = {}
-    for name, found in lowered.tensors.items():
+    for name, value in lowered.tensors.items():
         handed = key(scope, name) in fusion.handed
-        add(found.steps, found.tensor, found.tensor.differentiable, handed)
-        if found.tensor.role != "parameter":
+        add(value.steps, value.tensor, value.tensor.differentiable, handed)
+        if value.tensor.role != "parameter":
             continue
-        numel = _stored_numel(lowered, found.tensor, found.produced)
-        kind = trained if found.tensor.differentiable else frozen
-        kind[found.tensor.dtype] = kind.get(found.tensor.dtype, 0) + numel
-        for axis, placement in found.produced.placements:
+        numel = _stored_numel(lowered, value.tensor, value.produced)
+        kind = trained if value.tensor.differentiable else frozen
+        kind[value.tensor.dtype] = kind.get(value.tensor.dtype, 0) + numel
+        for axis, placement in value.produced.placements:
             if axis not in BATCH_AXES and placement.kind == "D":
-                size = numel * DTYPE_BYTES[found.tensor.dtype]
+                size = numel * DTYPE_BYTES[value.tensor.dtype]
                 deferred[axis] = deferred.get(axis, 0) + size
     for op in lowered.ops:
         for i, operand in enumerate(op.operands):

@@ -57,4 +57,4 @@ def trials(
     allocated = held + passing + on_rank @ columns[Figure.STATE]
     memory = ((1 + share) * allocated + process).max(axis=0).tolist()
     step_s = (times.step_s + (on_rank @ columns[Figure.UPDATE]).max(axis=0)).tolist()
-    return [Trial(*found) for found in zip(cuts, step_s, memory, strict=True)]
+    return [Trial(*priced) for priced in zip(cuts, step_s, memory, strict=True)]

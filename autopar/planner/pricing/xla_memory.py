@@ -116,8 +116,8 @@ def _kept_bytes(places: Places) -> int:
 
 def _is_moved(lowered: Lowered, place: str) -> bool:
     """Whether a collective gave the tensor at ``place``."""
-    found = lowered.tensors.get(place)
-    return found is None or moves(found.steps)
+    value = lowered.tensors.get(place)
+    return value is None or moves(value.steps)
 
 
 def _is_costly(op: LoweredOp) -> bool:
@@ -146,10 +146,10 @@ def _batch_bytes(lowered: Lowered) -> int:
 
 def _parameters(lowered: Lowered) -> Iterator[tuple[str, str, int]]:
     """Name, dtype and elements on one model rank."""
-    for name, found in lowered.tensors.items():
-        if found.tensor.role == "parameter":
-            local = found.produced.local_shape(found.tensor.shape, lowered.mesh)
-            yield name, found.tensor.dtype, math.prod(local)
+    for name, value in lowered.tensors.items():
+        if value.tensor.role == "parameter":
+            local = value.produced.local_shape(value.tensor.shape, lowered.mesh)
+            yield name, value.tensor.dtype, math.prod(local)
 
 
 def _in_products(lowered: Lowered) -> dict[str, int]:
@@ -159,19 +159,19 @@ def _in_products(lowered: Lowered) -> dict[str, int]:
         if op.bound is not None and _is_costly(op) and op.op.kind != "embedding"
         for n in op.op.inputs
     }
-    found: dict[str, int] = {}
+    numel_of: dict[str, int] = {}
     for name, dtype, numel in _parameters(lowered):
         if name in read:
-            found[dtype] = found.get(dtype, 0) + numel
-    return found
+            numel_of[dtype] = numel_of.get(dtype, 0) + numel
+    return numel_of
 
 
 def _largest(lowered: Lowered) -> dict[str, int]:
-    found: dict[str, int] = {}
+    numel_of: dict[str, int] = {}
     for body in lowered.blocks.values():
         for _, dtype, numel in _parameters(body):
-            found[dtype] = max(found.get(dtype, 0), numel)
-    return found
+            numel_of[dtype] = max(numel_of.get(dtype, 0), numel)
+    return numel_of
 
 
 Numels = Mapping[str, int]
@@ -190,7 +190,7 @@ def xla_moments(
     root and layers: trained parameters on one model rank, outside of blocks and of one layer of
     each block with the number of layers.
     """
-    found = lives.by_policy[recompute]
+    moments = lives.by_policy[recompute]
     every = [(root, 1), *layers]
     gradients = _total(every, state.gradient_bytes)
     accumulated = gradients if state.microbatches > 1 else 0
@@ -201,9 +201,9 @@ def xla_moments(
     weights = max((_computed(n, state) for n in numels), default=0) if made else 0
     head = _computed(lives.products, state) if made else 0
     return {
-        "loss": found.loss + head + _stored(lives.products) + accumulated,
-        "layers": found.kept
-        + found.layer
+        "loss": moments.loss + head + _stored(lives.products) + accumulated,
+        "layers": moments.kept
+        + moments.layer
         + (weights or _stored(lives.largest))
         + max(map(_stored, numels), default=0)
         + _total(layers, state.gradient_bytes)

@@ -17,10 +17,10 @@ class Bindings:
     _saved: dict[str | None, dict[str, tuple[str, ...]]] = field(default_factory=dict)
 
     def of(self, block: str | None, op: Op, graph: Graph) -> BoundRule:
-        found = self._bound.get((block, op.name))
-        if found is None:
-            found = self._bound[block, op.name] = bind(op, graph.tensors)
-        return found
+        bound = self._bound.get((block, op.name))
+        if bound is None:
+            bound = self._bound[block, op.name] = bind(op, graph.tensors)
+        return bound
 
     def saved_by(self, block: str | None, op: Op, graph: Graph) -> tuple[str, ...]:
         """Tensors kept for backward on behalf of ``op``; one that several ops save counts once."""
@@ -30,7 +30,7 @@ class Bindings:
 
     def _savers(self, block: str | None, graph: Graph) -> dict[str, tuple[str, ...]]:
         taken: set[str] = set()
-        found: dict[str, tuple[str, ...]] = {}
+        savers: dict[str, tuple[str, ...]] = {}
         root = _roots(graph, self, block)
         for op in graph.ops:
             if op.kind == "block" or not any(graph.tensors[n].differentiable for n in op.outputs):
@@ -45,8 +45,8 @@ class Bindings:
                     continue
                 taken.add(storage)
                 mine.append(name)
-            found[op.name] = tuple(mine)
-        return found
+            savers[op.name] = tuple(mine)
+        return savers
 
 
 def _roots(graph: Graph, bindings: Bindings, block: str | None) -> dict[str, str]:

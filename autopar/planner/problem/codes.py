@@ -61,12 +61,12 @@ class Codes:
 
     def sharding(self, code: int) -> Sharding:
         """The sharding of a code."""
-        found = self._decoded.get(code)
-        if found is None:
+        sharding = self._decoded.get(code)
+        if sharding is None:
             places = (placement(code // int(w) % BASE) for w in self.weights)
-            found = Sharding.of(zip(self.mesh.axes, places, strict=True))
-            self._decoded[code] = found
-        return found
+            sharding = Sharding.of(zip(self.mesh.axes, places, strict=True))
+            self._decoded[code] = sharding
+        return sharding
 
     def digits(self, codes: Ints) -> Ints:
         """The digits of codes of any shape; the axes come last."""

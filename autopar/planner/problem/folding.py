@@ -161,14 +161,14 @@ class _Folding:
         return index
 
     def _table(self, scope: Scope, graph: Graph, op: Op) -> OpTable:
-        found = self.tables.get((scope, op.name))
-        if found is None:
+        table = self.tables.get((scope, op.name))
+        if table is None:
             bound, legal = self.legal.of(scope, graph, op)
             saved = self.legal.bindings.saved_by(scope, op, graph)
             prices = self.ledger.moves.prices
-            found = op_table(op, bound, legal, graph.tensors, self.codes, prices, saved, scope)
-            self.tables[scope, op.name] = found
-        return found
+            table = op_table(op, bound, legal, graph.tensors, self.codes, prices, saved, scope)
+            self.tables[scope, op.name] = table
+        return table
 
     def _updated(self, name: str, readers: Readers) -> bool:
         """A buffer that its one reader writes (running statistics)."""
@@ -203,8 +203,8 @@ class _Folding:
 
     def _distinct(self, codes: Ints) -> tuple[list[Sharding], Ints]:
         """The different shardings among ``codes``, and which of them each is."""
-        found, option_of = np.unique(codes, return_inverse=True)
-        return [self.codes.sharding(c) for c in found.tolist()], option_of
+        distinct, option_of = np.unique(codes, return_inverse=True)
+        return [self.codes.sharding(c) for c in distinct.tolist()], option_of
 
     def _parameter_node(
         self,
@@ -215,11 +215,11 @@ class _Folding:
         copies: int,
     ) -> None:
         grad = DEFERRED if tensor.differentiable else WHOLE
-        found = [self.codes.of(Sharding.of((a, grad) for a in self.legal.model_axes)), 0]
+        codes = [self.codes.of(Sharding.of((a, grad) for a in self.legal.model_axes)), 0]
         for op, position in uses:
             if op.kind != "block":
-                found += self._table(scope, graph, op).wants[position].tolist()
-        options = self.codes.model_part(np.unique(np.array(found, np.int64)))
+                codes += self._table(scope, graph, op).wants[position].tolist()
+        options = self.codes.model_part(np.unique(np.array(codes, np.int64)))
         ordered = self._ordered(options)
         stored = [self.codes.sharding(c) for c in ordered.tolist()]
         node = Node(
@@ -296,16 +296,16 @@ class _Folding:
         calls: int,
     ) -> int:
         """The copy that several readers share: any sharding that its producer or a reader uses."""
-        found = [produced, np.zeros(1, np.int64)]
+        codes = [produced, np.zeros(1, np.int64)]
         for op, position in readers[tensor.name]:
             if op.kind == "block":
                 block = self.graph.blocks[op.attrs["block"]]
                 entry, inner = self.source[block.name, block.body.inputs[position]]
-                found.append(self.ledger.nodes[entry].results[inner])
+                codes.append(self.ledger.nodes[entry].results[inner])
             else:
-                found.append(self._table(scope, graph, op).wants[position])
+                codes.append(self._table(scope, graph, op).wants[position])
         data = self.codes.batch_part(produced[:1])
-        ordered = self._ordered(self.codes.model_part(np.concatenate(found)) + data)
+        ordered = self._ordered(self.codes.model_part(np.concatenate(codes)) + data)
         none = np.zeros(len(ordered), np.int64)
         shared = [self.codes.sharding(c) for c in ordered.tolist()]
         node = Node(key(scope, tensor.name), "shared", shared, none, none, calls)

@@ -44,10 +44,10 @@ class Legal:
 
     def of(self, block: str | None, graph: Graph, op: Op) -> tuple[BoundRule, list[Strategy]]:
         """The bound rule of ``op`` and its strategies. Raises `NoStrategy`."""
-        found = self._found.get((block, op.name))
-        if found is None:
-            found = self._found[block, op.name] = self._find(block, graph, op)
-        return found
+        legal = self._found.get((block, op.name))
+        if legal is None:
+            legal = self._found[block, op.name] = self._find(block, graph, op)
+        return legal
 
     def _find(self, block: str | None, graph: Graph, op: Op) -> tuple[BoundRule, list[Strategy]]:
         bound = self.bindings.of(block, op, graph)

@@ -67,21 +67,21 @@ class MovePrices:
         self, tensor: Tensor, rows: Ints, columns: Ints, grad: bool, handed: bool
     ) -> Ints:
         targets = columns.tolist()
-        found = [[self._pair(tensor, s, t, grad, handed) for t in targets] for s in rows.tolist()]
-        return np.array(found, np.int64).reshape(len(rows), len(columns))
+        prices = [[self._pair(tensor, s, t, grad, handed) for t in targets] for s in rows.tolist()]
+        return np.array(prices, np.int64).reshape(len(rows), len(columns))
 
     def _pair(self, tensor: Tensor, source: int, target: int, grad: bool, handed: bool) -> int:
         place = (source, target, tensor.shape, tensor.dtype, grad, handed)
-        found = self._pairs.get(place)
-        if found is None:
+        price = self._pairs.get(place)
+        if price is None:
             mesh = self.codes.mesh
             ends = (self.codes.sharding(source), self.codes.sharding(target))
             steps = reshard(*ends, tensor.shape, mesh, grad)
-            found = FORBIDDEN
+            price = FORBIDDEN
             if steps is not None:
-                found = sum(self.prices.steps(steps, tensor, grad, handed))
-            self._pairs[place] = found
-        return found
+                price = sum(self.prices.steps(steps, tensor, grad, handed))
+            self._pairs[place] = price
+        return price
 
     def _all_at_once(
         self, tensor: Tensor, rows: Ints, columns: Ints, grad: bool, handed: bool
@@ -137,7 +137,7 @@ class MovePrices:
         local = table.local_numel(pieces) * DTYPE_BYTES[tensor.dtype]
         sizes, size_of = np.unique(local, return_inverse=True)
         count = len(table.placements)
-        found = np.zeros((table.states, table.axes, count), np.int64)
+        prices = np.zeros((table.states, table.axes, count), np.int64)
         for i in range(table.axes):
             axis = mesh.axes[first + i]
             by_place = np.zeros((count, len(sizes), count), np.int64)
@@ -151,8 +151,8 @@ class MovePrices:
                                 self.prices.move(Collective(kind, axis, size * full), handed)
                                 for size in sizes.tolist()
                             ]
-            found[:, i] = by_place[table.digits[:, i], size_of]
-        return np.append(found.ravel(), 0)
+            prices[:, i] = by_place[table.digits[:, i], size_of]
+        return np.append(prices.ravel(), 0)
 
 
 def _states(table: Paths, digits: Ints) -> Ints:

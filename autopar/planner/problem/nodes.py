@@ -47,7 +47,7 @@ class Node:
     def labels(self) -> list[list[str]]:
         """The decisions that each option consists of, such as ``["tp:h"]``."""
         pairs = [d.choices if isinstance(d, Strategy) else d.placements for d in self.decisions]
-        return [[f"{a}:{c}" for a, c in found if a not in BATCH_AXES] for found in pairs]
+        return [[f"{a}:{c}" for a, c in placed if a not in BATCH_AXES] for placed in pairs]
 
 
 @dataclass(slots=True)

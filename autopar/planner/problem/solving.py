@@ -46,11 +46,11 @@ class Solver:
         Raises `NoFeasibleAnswer`, and KeyboardInterrupt where there is no answer yet.
         """
         line = _Line(self, name)
-        found = solve(problem, self.searcher, self._budget(problem, limited), progress=line)
-        if found.interrupted:
+        solution = solve(problem, self.searcher, self._budget(problem, limited), progress=line)
+        if solution.interrupted:
             self.interrupted = True
-            found = replace(found, found_by=f"{found.found_by}, interrupted")
-        return found
+            solution = replace(solution, found_by=f"{solution.found_by}, interrupted")
+        return solution
 
     def check(self) -> None:
         """Raises KeyboardInterrupt once a search has been interrupted."""
@@ -72,22 +72,22 @@ class _Line:
     name: str
     last: float = field(default_factory=lambda: time.monotonic())
 
-    def __call__(self, found: Found) -> None:
+    def __call__(self, progress: Found) -> None:
         now = time.monotonic()
         if self.solver.verbose or now - self.last >= EVERY_S:
             self.last = now
-            self.solver.tell(f"{self.name}: {_text(found)}")
+            self.solver.tell(f"{self.name}: {_text(progress)}")
 
 
-def _text(found: Found) -> str:
+def _text(progress: Found) -> str:
     parts = []
-    if found.cost is not None:
-        parts.append(f"best {found.cost / PICOSECONDS * 1e3:.6g} ms")
-    if math.isfinite(found.lower_bound):
-        parts.append(f"bound {found.lower_bound / PICOSECONDS * 1e3:.6g} ms")
-    if found.cost and math.isfinite(found.lower_bound):
-        parts.append(f"gap {(found.cost - found.lower_bound) / found.cost:.2%}")
-    parts.append(f"{found.wall_s:.1f} s")
-    if found.note:
-        parts.append(found.note)
+    if progress.cost is not None:
+        parts.append(f"best {progress.cost / PICOSECONDS * 1e3:.6g} ms")
+    if math.isfinite(progress.lower_bound):
+        parts.append(f"bound {progress.lower_bound / PICOSECONDS * 1e3:.6g} ms")
+    if progress.cost and math.isfinite(progress.lower_bound):
+        parts.append(f"gap {(progress.cost - progress.lower_bound) / progress.cost:.2%}")
+    parts.append(f"{progress.wall_s:.1f} s")
+    if progress.note:
+        parts.append(progress.note)
     return ", ".join(parts)

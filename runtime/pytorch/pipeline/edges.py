@@ -23,12 +23,12 @@ def edges_of(stages: Sequence[Stage], values: Mapping[str, Value]) -> tuple[Edge
     A value comes from the last stage before its reader that gives it: two routes through the model
     (Chimera) use the same names. Raises `ProgramError` for a value that nobody gives before.
     """
-    found: list[Edge] = []
+    edges: list[Edge] = []
     given: dict[str, int] = {}
     for reader, stage in enumerate(stages):
         for name in stage.takes:
             if name in given:
-                found.append(Edge(name, given[name], reader))
+                edges.append(Edge(name, given[name], reader))
             elif name in values:
                 raise ProgramError(
                     f"stage {reader} takes {name!r}, which no stage before it gives: stages stand "
@@ -39,4 +39,4 @@ def edges_of(stages: Sequence[Stage], values: Mapping[str, Value]) -> tuple[Edge
                 raise ProgramError(f"stage {reader} gives {name!r}, which VALUES does not have")
             if name != LOSS:
                 given[name] = reader
-    return tuple(found)
+    return tuple(edges)

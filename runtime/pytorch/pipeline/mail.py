@@ -168,5 +168,5 @@ def _twin(ranks: Ranks) -> dist.ProcessGroup:
     own, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
         ranks.members("pp")
     )
-    found: dist.ProcessGroup = own
-    return found
+    twin: dist.ProcessGroup = own
+    return twin

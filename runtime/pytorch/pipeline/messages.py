@@ -51,7 +51,7 @@ class Traffic:
         place: Mapping[Action, int] = {
             action: i for actions in self.lists for i, action in enumerate(actions)
         }
-        found: list[Message] = []
+        messages: list[Message] = []
         for actions in self.lists:
             for made, action in enumerate(actions):
                 for edge, kind in self._made_by(action):
@@ -62,13 +62,13 @@ class Traffic:
                         continue
                     if kind == "value":
                         used = place[Action(way.reader, "F", i)]
-                        found.append(Message(edge, kind, i, giver, reader, made, used))
+                        messages.append(Message(edge, kind, i, giver, reader, made, used))
                     else:
                         whole = Action(way.giver, "B", i)
                         back = whole if whole in place else Action(way.giver, "I", i)
                         used = place[back]
-                        found.append(Message(edge, kind, i, reader, giver, made, used))
-        return tuple(found)
+                        messages.append(Message(edge, kind, i, reader, giver, made, used))
+        return tuple(messages)
 
     def _made_by(self, action: Action) -> list[tuple[int, Kind]]:
         if action.kind == "F":
@@ -79,25 +79,25 @@ class Traffic:
 
     @cached_property
     def _out(self) -> Mapping[int, list[int]]:
-        found: dict[int, list[int]] = defaultdict(list)
+        by_stage: dict[int, list[int]] = defaultdict(list)
         for n, edge in enumerate(self.edges):
-            found[edge.giver].append(n)
-        return found
+            by_stage[edge.giver].append(n)
+        return by_stage
 
     @cached_property
     def _in(self) -> Mapping[int, list[int]]:
-        found: dict[int, list[int]] = defaultdict(list)
+        by_stage: dict[int, list[int]] = defaultdict(list)
         for n, edge in enumerate(self.edges):
-            found[edge.reader].append(n)
-        return found
+            by_stage[edge.reader].append(n)
+        return by_stage
 
     def sends(self, rank: int) -> Mapping[int, list[Message]]:
         """What rank ``rank`` sends behind each of its actions, by the action's number."""
-        found: dict[int, list[Message]] = defaultdict(list)
+        by_action: dict[int, list[Message]] = defaultdict(list)
         for message in self.messages:
             if message.source == rank:
-                found[message.made].append(message)
-        return found
+                by_action[message.made].append(message)
+        return by_action
 
     def receives(self, rank: int, ahead: int = AHEAD) -> Mapping[int, list[Message]]:
         """The receives that rank ``rank`` posts before each of its actions, by its number.

@@ -51,9 +51,9 @@ def backward_input(
     sources = _sources(outputs, nodes, dependent, leaves)
     own: dict[Node | None, list[Tensor]] = {}
     shared: list[Tensor] = []
-    for leaf, found in sources.items():
-        if len(found) == 1:
-            own.setdefault(next(iter(found)), []).append(leaves[leaf])
+    for leaf, of_leaf in sources.items():
+        if len(of_leaf) == 1:
+            own.setdefault(next(iter(of_leaf)), []).append(leaves[leaf])
         else:
             shared.append(leaves[leaf])
     arrived: dict[Node, tuple[Tensor | None, ...]] = {}
@@ -99,18 +99,18 @@ def _reached(roots: Iterable[Node]) -> dict[Node, list[Node]]:
             done.append(cast(Node, stack.pop()))
         elif node not in following:
             functions: Any = node.next_functions
-            following[node] = found = [n for n, _ in functions if n is not None]
+            following[node] = successors = [n for n, _ in functions if n is not None]
             stack += (node, None)
-            stack += found
+            stack += successors
     return {node: following[node] for node in reversed(done)}
 
 
 def _leading_to(ends: set[Node], nodes: dict[Node, list[Node]]) -> set[Node]:
-    found: set[Node] = set()
+    leading: set[Node] = set()
     for node, following in reversed(nodes.items()):
-        if node in ends or any(n in found for n in following):
-            found.add(node)
-    return found
+        if node in ends or any(n in leading for n in following):
+            leading.add(node)
+    return leading
 
 
 def _sources(

@@ -127,9 +127,9 @@ class StageRun:
             kept.later = backward_input(
                 edges, given, list(kept.inputs.values()), self.storage.model.parameters()
             )
-        found = _of_inputs(kept)
+        of_inputs = _of_inputs(kept)
         kept.inputs, kept.roots = {}, {}
-        return found
+        return of_inputs
 
     def backward_weight(self, i: int, last: bool) -> None:
         """W: what I left."""
@@ -157,8 +157,8 @@ class StageRun:
 
 def _of_inputs(kept: _Kept) -> dict[str, Tensor]:
     """The gradients of the inputs; zeros where the outputs do not depend on one."""
-    found: dict[str, Tensor] = {}
+    gradients: dict[str, Tensor] = {}
     for name, x in kept.inputs.items():
-        found[name] = torch.zeros_like(x) if x.grad is None else x.grad.contiguous()
+        gradients[name] = torch.zeros_like(x) if x.grad is None else x.grad.contiguous()
         x.grad = None
-    return found
+    return gradients

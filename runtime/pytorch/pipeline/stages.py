@@ -111,13 +111,13 @@ class Stages:
                 h.split = ("pp", *h.split) if along else h.split
                 held.setdefault(h.name, []).append(h)
                 own.append(Holding(h.name, n, here, h.declared.shape, h.region))
-        found = holders(own, self.ranks)
+        held_by = holders(own, self.ranks)
         for n, run in self.runs.items():
             for h in run.storage.held.values():
-                h.counted = found[h.name][0].stage == n
+                h.counted = held_by[h.name][0].stage == n
         self.held = {name: first for name, (first, *_) in held.items()}
         self.pieces = [h for copies in held.values() for h in copies]
-        self.ties = Ties(found, held, self.ranks)
+        self.ties = Ties(held_by, held, self.ranks)
 
     def _own_buffers(self, ties: Mapping[str, str]) -> None:
         self.declared_buffers: dict[str, Declared] = {}
@@ -131,8 +131,8 @@ class Stages:
                 self.declared_buffers[name] = declared
                 self._buffers.setdefault(name, []).append((tensor, region))
                 own.append(Holding(name, n, here, declared.shape, region))
-        found = holders(own, self.ranks)
-        for name, copies in found.items():
+        held_by = holders(own, self.ranks)
+        for name, copies in held_by.items():
             if len(copies) > 1 and name.rpartition(".")[2] in RUNNING:
                 raise ProgramError(
                     f"{name} is held by stages {', '.join(str(c.stage) for c in copies)}, and each "

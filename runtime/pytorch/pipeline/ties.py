@@ -40,10 +40,10 @@ def holders(own: Iterable[Holding], ranks: Ranks) -> dict[str, list[Holding]]:
     if group is not None:
         every = [[] for _ in range(ranks.size("pp"))]
         dist.all_gather_object(every, mine, group=group)
-    found: dict[str, list[Holding]] = {}
+    by_name: dict[str, list[Holding]] = {}
     for holding in sorted((h for part in every for h in part), key=lambda h: h.stage):
-        found.setdefault(holding.name, []).append(holding)
-    for name, held in found.items():
+        by_name.setdefault(holding.name, []).append(holding)
+    for name, held in by_name.items():
         for other in held[1:]:
             if (other.shape, other.region) != (held[0].shape, held[0].region):
                 raise ProgramError(
@@ -51,7 +51,7 @@ def holders(own: Iterable[Holding], ranks: Ranks) -> dict[str, list[Holding]]:
                     f"{_shown(held[0])} and {_shown(other)}: a tied parameter is cut alike in all "
                     "stages that hold it"
                 )
-    return found
+    return by_name
 
 
 def _shown(holding: Holding) -> str:
@@ -67,13 +67,13 @@ class Ties:
 
     def __init__(
         self,
-        found: Mapping[str, Sequence[Holding]],
+        by_name: Mapping[str, Sequence[Holding]],
         held: Mapping[str, Sequence[Held]],
         ranks: Ranks,
     ) -> None:
         self._twins = [h for h in held.values() if len(h) > 1]
         by_places: dict[tuple[int, ...], list[str]] = {}
-        for name, holdings in sorted(found.items()):
+        for name, holdings in sorted(by_name.items()):
             places = tuple(sorted({h.rank for h in holdings}))
             if len(places) > 1:
                 by_places.setdefault(places, []).append(name)

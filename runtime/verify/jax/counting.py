@@ -77,9 +77,9 @@ def collectives(hlo: str, mesh: Mapping[str, int]) -> list[Row]:
     `UnknownTripCount`.
     """
     computations, entry = _parse(hlo, mesh)
-    found: Counter[tuple[str, str, int]] = Counter()
-    _count(computations, entry, 1, found)
-    return [Row(*what, count) for what, count in sorted(found.items())]
+    counts: Counter[tuple[str, str, int]] = Counter()
+    _count(computations, entry, 1, counts)
+    return [Row(*what, count) for what, count in sorted(counts.items())]
 
 
 def _parse(hlo: str, mesh: Mapping[str, int]) -> tuple[dict[str, _Computation], str]:
@@ -108,17 +108,17 @@ def _count(
     computations: Mapping[str, _Computation],
     name: str,
     times: int,
-    found: Counter[tuple[str, str, int]],
+    counts: Counter[tuple[str, str, int]],
 ) -> bool:
     """Adds what ``name`` runs; says whether there was anything."""
     here = computations.get(name)
     if here is None:
         return False
     for what in here.collectives:
-        found[what] += times
+        counts[what] += times
     some = bool(here.collectives)
     for called, trips in here.calls:
-        inside = _count(computations, called, times * (trips or 1), found)
+        inside = _count(computations, called, times * (trips or 1), counts)
         if inside and trips is None:
             raise UnknownTripCount(f"XLA does not say how often the loop {called} runs")
         some = some or inside
@@ -177,10 +177,10 @@ def _groups_of_axes(mesh: Mapping[str, int]) -> dict[frozenset[int], str]:
     strides, stride = {}, 1
     for axis in reversed(list(mesh)):
         strides[axis], stride = stride, stride * mesh[axis]
-    found = {}
+    axes_of = {}
     for count in range(1, len(names) + 1):
         for axes in itertools.combinations(names, count):
             places = itertools.product(*(range(mesh[a]) for a in axes))
             ids = (sum(p * strides[a] for p, a in zip(ps, axes, strict=True)) for ps in places)
-            found[frozenset(ids)] = "+".join(axes)
-    return found
+            axes_of[frozenset(ids)] = "+".join(axes)
+    return axes_of

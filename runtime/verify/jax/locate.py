@@ -64,9 +64,11 @@ def compared(
     marked = program_of(alone, captured, probes=True)
     single = instrumented(marked, marked, PROBE)
     right = _record(single, workload, parameters, batch, 1)
-    found = _record(spread, workload, parameters, batch, plan.microbatches)
+    actual = _record(spread, workload, parameters, batch, plan.microbatches)
     mesh = plan.spreads[0].mesh.trimmed()
-    return describe_first(right, found, mesh, plan.microbatches, places_of(captured.graph), changed)
+    return describe_first(
+        right, actual, mesh, plan.microbatches, places_of(captured.graph), changed
+    )
 
 
 def _record(
@@ -79,7 +81,7 @@ def _record(
     step = Step(run_program(text, lift="float64"), workload)
     state = step.initial(lambda: step.layout.gather_names(parameters), parameters)
     any_gradients = step.layout.gather_names(parameters)  # of a step that nobody looks at
-    with recording(step.mesh.axis_names, step.mesh.size) as found:
+    with recording(step.mesh.axis_names, step.mesh.size) as recorded:
         jax.block_until_ready(step.watched(state, step.cut(batch), any_gradients))
         jax.effects_barrier()
-    return found.ranks(microbatches)
+    return recorded.ranks(microbatches)

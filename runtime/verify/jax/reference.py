@@ -80,8 +80,8 @@ def reference_of(loss: Callable[..., Any], params: Any, batch: Mapping[str, Any]
     other = None in pairs
     closed = declared if other else exact
     instead = {} if other else _dependent(pairs)
-    found = [_OTHER_PROGRAM] if other else []
-    found += sorted(set(_unseen(closed.jaxpr)))
+    unchecked = [_OTHER_PROGRAM] if other else []
+    unchecked += sorted(set(_unseen(closed.jaxpr)))
 
     def function(params: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         leaves = [
@@ -95,7 +95,7 @@ def reference_of(loss: Callable[..., Any], params: Any, batch: Mapping[str, Any]
         loss, gradients = jax.tree.unflatten(structure, results)
         return loss, gradients
 
-    return Reference(function, tuple(found))
+    return Reference(function, tuple(unchecked))
 
 
 _OTHER_PROGRAM = (
@@ -166,27 +166,27 @@ def _look(eqn: Any) -> tuple[str, tuple[tuple[int, ...], ...]]:
 
 def _bodies(eqn: Any) -> list[Any]:
     """The jaxprs in the parameters of an equation, each closed."""
-    found = []
+    bodies = []
     for _, value in sorted(eqn.params.items()):
         for item in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(item, jex.ClosedJaxpr):
-                found.append(item)
+                bodies.append(item)
             elif isinstance(item, jex.Jaxpr):
-                found.append(jex.ClosedJaxpr(item, ()))
-    return found
+                bodies.append(jex.ClosedJaxpr(item, ()))
+    return bodies
 
 
 def _dependent(pairs: Sequence[Pair | None]) -> dict[int, Any]:
     """By ``id`` of a constant of the wide trace what stands in its place: the declared one, where
     that is not the wide one rounded; an array is data, so always as declared."""
-    found: dict[int, Any] = {}
+    instead: dict[int, Any] = {}
     for pair in pairs:
         assert pair is not None
         own, wide = (p.val if isinstance(p, jex.Literal) else p for p in pair)
         dtype, one = np.asarray(own).dtype, np.ndim(own) == 0
         if str(dtype) in FLOATS and not (one and _is_rounded(np.asarray(own), np.asarray(wide))):
-            found[id(pair[1])] = _widened(own)
-    return found
+            instead[id(pair[1])] = _widened(own)
+    return instead
 
 
 def _is_rounded(own: np.ndarray, wide: np.ndarray) -> bool:

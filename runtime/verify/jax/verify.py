@@ -128,17 +128,17 @@ def run(
 ) -> Record:
     """Steps of a program on the gradients that are ``right``, from parameters by full name;
     ``function`` is ``step.watched``."""
-    found = Record()
+    record = Record()
     layout = step.layout
     state = step.initial(lambda: layout.gather_names(parameters), parameters)
     for batch, given in zip(batches, right.gradients, strict=True):
         arrays = layout.gather_names(given)
         arrays = {key: a.astype(state["params"][key].dtype) for key, a in arrays.items()}
         state, loss, gradients = (function or step.watched)(state, step.cut(batch), arrays)
-        found.losses.append(float(loss))
-        found.gradients.append(_numpy(layout.names(gradients)))
-    found.weights = _numpy(layout.names(state["params"]))
-    return found
+        record.losses.append(float(loss))
+        record.gradients.append(_numpy(layout.names(gradients)))
+    record.weights = _numpy(layout.names(state["params"]))
+    return record
 
 
 def reference(
@@ -152,7 +152,7 @@ def reference(
     assert workload.loss is not None
     given = reference_of(workload.loss, params, batches[0])
     function = jax.jit(given.function)
-    found = Record(unchecked=given.unchecked)
+    record = Record(unchecked=given.unchecked)
     params = jax.tree.map(lambda a: _float64(np.asarray(a)), params)
     batches = [{n: _float64(np.asarray(a)) for n, a in b.items()} for b in batches]
     before = _numpy(by_name(paths_of(params), stacks))
@@ -161,10 +161,10 @@ def reference(
     paths = [path for path, _ in paths_of(params)]
     for number, batch in enumerate(batches, 1):
         loss, gradients = function(params, batch)
-        found.losses.append(float(loss))
+        record.losses.append(float(loss))
         flat = {path: np.asarray(g) for path, g in paths_of(gradients)}
-        found.gradients.append(_numpy(by_name(flat.items(), stacks)))
-        found.noise.append(_noise(function, params, batch, found.gradients[-1], stacks))
+        record.gradients.append(_numpy(by_name(flat.items(), stacks)))
+        record.noise.append(_noise(function, params, batch, record.gradients[-1], stacks))
         if workload.clip_norm is not None:
             norm = math.sqrt(sum(float(np.square(g).sum()) for g in flat.values()))
             factor = min(1.0, workload.clip_norm / (norm + 1e-6))
@@ -173,9 +173,9 @@ def reference(
         for path, weight in weights.items():
             weights[path] = _updated(workload, number, path, weight, flat[path], slots)
         params = jax.tree.unflatten(structure, [jnp.asarray(weights[p]) for p in paths])
-    found.weights = _numpy(by_name(paths_of(params), stacks))
-    found.moved = {n: float(np.linalg.norm(found.weights[n] - p)) for n, p in before.items()}
-    return found
+    record.weights = _numpy(by_name(paths_of(params), stacks))
+    record.moved = {n: float(np.linalg.norm(record.weights[n] - p)) for n, p in before.items()}
+    return record
 
 
 def _noise(
@@ -189,7 +189,7 @@ def _noise(
     and batch are off by one unit in their last place."""
     norms = {n: float(np.linalg.norm(g)) for n, g in gradients.items()}
     least = NEGLIGIBLE * _norm_of_all(gradients)
-    found = {n: 0.0 for n, norm in norms.items() if 0 < norm < least}
+    noise = {n: 0.0 for n, norm in norms.items() if 0 < norm < least}
     draws = np.random.default_rng(0)
 
     def moved(a: Any) -> Any:
@@ -197,12 +197,12 @@ def _noise(
             return a
         return a * (1 + np.finfo(np.float64).eps * draws.choice((-1.0, 1.0), a.shape))
 
-    for _ in range(MEASUREMENTS if found else 0):
+    for _ in range(MEASUREMENTS if noise else 0):
         _, changed = function(jax.tree.map(moved, params), {n: moved(a) for n, a in batch.items()})
         named = _numpy(by_name(paths_of(changed), stacks))
-        for name in found:
-            found[name] = max(found[name], float(np.linalg.norm(named[name] - gradients[name])))
-    return found
+        for name in noise:
+            noise[name] = max(noise[name], float(np.linalg.norm(named[name] - gradients[name])))
+    return noise
 
 
 def _updated(
@@ -225,17 +225,17 @@ def _updated(
 
 
 def errors(
-    found: Record, right: Record, precision: str = "float64", tolerance: float = TOLERANCE
+    actual: Record, right: Record, precision: str = "float64", tolerance: float = TOLERANCE
 ) -> Errors:
     """Largest errors of a run in ``precision``, whose errors are held against ``tolerance``."""
     exact = precision == "float64"
     share = NEGLIGIBLE if exact else rounding_of(precision)
     loss = max(
         abs(a - b) / max(abs(b), SMALLEST) if math.isfinite(a) else math.inf
-        for a, b in zip(found.losses, right.losses, strict=True)
+        for a, b in zip(actual.losses, right.losses, strict=True)
     )
     worst, worst_weight = (0.0, ""), (0.0, "")
-    for ours, theirs, noise in zip(found.gradients, right.gradients, right.noise, strict=True):
+    for ours, theirs, noise in zip(actual.gradients, right.gradients, right.noise, strict=True):
         whole = _norm_of_all(theirs)
         for name, g in theirs.items():
             measured = noise.get(name, 0.0) if exact else 0.0
@@ -243,13 +243,13 @@ def errors(
             worst = max(worst, (_distance(ours[name], g) / scale, name))
     for name, w in right.weights.items():
         scale = weight_scale(float(np.linalg.norm(w)), right.moved[name], precision, tolerance)
-        worst_weight = max(worst_weight, (_distance(found.weights[name], w) / scale, name))
+        worst_weight = max(worst_weight, (_distance(actual.weights[name], w) / scale, name))
     return Errors(loss, worst[0], worst_weight[0], worst[1], worst_weight[1])
 
 
 def _distance(ours: np.ndarray, theirs: np.ndarray) -> float:
-    found = float(np.linalg.norm(ours.astype(np.float64) - theirs))
-    return found if math.isfinite(found) else math.inf
+    distance = float(np.linalg.norm(ours.astype(np.float64) - theirs))
+    return distance if math.isfinite(distance) else math.inf
 
 
 def issued_collectives(step: Step, batch: Mapping[str, Any]) -> list[Row]:

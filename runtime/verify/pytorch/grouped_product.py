@@ -25,5 +25,5 @@ def grouped_product(
         rows[a:b] @ matrices[i] for i, (a, b) in enumerate(zip([0, *ends], ends, strict=False))
     ]
     parts.append(rows.new_zeros(rows.shape[0] - ends[-1], matrices.shape[2]))
-    found = torch.cat(parts)
-    return found if out_dtype is None else found.to(out_dtype)
+    product = torch.cat(parts)
+    return product if out_dtype is None else product.to(out_dtype)

@@ -74,13 +74,13 @@ def probed(folder: str | Path, workload: Workload) -> Probed:
 def locate(texts: Probed, workload: Workload, batch: Batch, device: torch.device) -> str:
     """One sentence on the first result that differs; all ranks call it, rank 0 gets the answer."""
     lists = texts.lists
-    found = _record(texts.spread, workload, batch, device, False, lists)
+    actual = _record(texts.spread, workload, batch, device, False, lists)
     program_ = Program.of(run_program(texts.spread), lists)
     mesh = Mesh(tuple(program_.mesh), tuple(program_.mesh.values())).trimmed()
-    every: list[Any] = [found]
+    every: list[Any] = [actual]
     if dist.is_initialized():
         every = [None] * dist.get_world_size()
-        dist.all_gather_object(every, found)
+        dist.all_gather_object(every, actual)
     if dist.is_initialized() and dist.get_rank() != 0:
         return ""
     alone = _record(texts.single, workload, batch, device, True)
@@ -97,14 +97,14 @@ def _without_pipeline(ranks: Sequence[Sequence[Seen]], mesh: Mesh) -> tuple[list
     if mesh.size("pp") == 1:
         return [list(seen) for seen in ranks], mesh
     inner = Mesh(mesh.axes[1:], mesh.sizes[1:])
-    found: list[list[Seen]] = []
+    results: list[list[Seen]] = []
     for place in range(inner.device_count):
         own: list[Seen] = []
         for seen in ranks[place :: inner.device_count]:
             known = {one.name for one in own}
             own += [one for one in seen if one.name not in known]
-        found.append(own)
-    return found, inner
+        results.append(own)
+    return results, inner
 
 
 def _record(

@@ -26,9 +26,9 @@ class FixedDraws(TorchFunctionMode):
             with self._in_backward():
                 return func(*args, **kwargs)
         for fixed in (dropped_fixed, drawn_fixed):
-            found = fixed(name, func, args, kwargs)
-            if found is not None:
-                return found
+            draw = fixed(name, func, args, kwargs)
+            if draw is not None:
+                return draw
         return func(*args, **kwargs)
 
     @contextmanager

@@ -95,8 +95,8 @@ def reference(workload: Workload, batch: Batch, device: torch.device) -> Referen
 
 
 def _gradients_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    return {n: g.detach().clone() for n, g in found.items()}
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return {n: g.detach().clone() for n, g in gradients.items()}
 
 
 def _noise(
@@ -111,7 +111,7 @@ def _noise(
     if not small:
         return {}
     generator = torch.Generator().manual_seed(workload.seed)
-    found = dict.fromkeys(small, 0.0)
+    noise = dict.fromkeys(small, 0.0)
     for _ in range(MEASUREMENTS):
         other = _built(workload).to(next(iter(gradients.values())).device)
         with torch.no_grad():
@@ -124,8 +124,8 @@ def _noise(
             loss_of(other(**near)).backward()  # type: ignore[no-untyped-call]
         changed = _gradients_of(other)
         for name in small:
-            found[name] = max(found[name], float((changed[name] - gradients[name]).norm()))
-    return found
+            noise[name] = max(noise[name], float((changed[name] - gradients[name]).norm()))
+    return noise
 
 
 def _moved(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -169,10 +169,10 @@ def aliases(model: nn.Module) -> dict[str, str]:
 
 def loss_of(result: Any) -> torch.Tensor:
     """The loss in what a forward returned, see `find_loss`."""
-    found = find_loss(result)
-    if found is None or found.numel() != 1:
+    loss = find_loss(result)
+    if loss is None or loss.numel() != 1:
         raise VerifyError(f"the model's forward returned a {type(result).__name__} without a loss")
-    return found
+    return loss
 
 
 def random_batch(workload: Workload, seed: int = 1) -> dict[str, Any]:
@@ -188,16 +188,16 @@ def random_batch(workload: Workload, seed: int = 1) -> dict[str, Any]:
         torch.manual_seed(seed)
         real = workload.batch()
     generator = torch.Generator().manual_seed(seed)
-    found: dict[str, Any] = {}
+    batch: dict[str, Any] = {}
     for name, value in real.items():
         if not isinstance(value, torch.Tensor):
-            found[name] = value
+            batch[name] = value
             continue
         value = value.detach().cpu()
         wide = value.double() if value.is_floating_point() else value
         keep = name in workload.whole_inputs or value.dim() == 0 or not value.numel()
-        found[name] = wide.clone() if keep else _random_like(wide, generator)
-    return found
+        batch[name] = wide.clone() if keep else _random_like(wide, generator)
+    return batch
 
 
 def _random_like(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -173,9 +173,9 @@ def _of_every_place(own: list[Row], ranks: Ranks) -> list[Row]:
     group = ranks.group("pp")
     if group is None:
         return own
-    found: list[list[Row]] = [[] for _ in range(ranks.size("pp"))]
-    dist.all_gather_object(found, own, group=group)
-    return [row for rows in found for row in rows]
+    by_stage: list[list[Row]] = [[] for _ in range(ranks.size("pp"))]
+    dist.all_gather_object(by_stage, own, group=group)
+    return [row for rows in by_stage for row in rows]
 
 
 def compared_steps(
@@ -234,14 +234,14 @@ def make_trainer(
     program.FP32 = lift or before  # emitted code takes the name when it is imported
     try:
         plan = plan_folder.read_plan(folder)
-        found = Program.of(read_program(folder), lists_of(plan), read_train(folder))
+        emitted = Program.of(read_program(folder), lists_of(plan), read_train(folder))
     finally:
         program.FP32 = before
     return Trainer(
-        found,
+        emitted,
         workload,
         lambda targets: initialize(make, workload.seed, targets),
-        Ranks(found.mesh, device),
+        Ranks(emitted.mesh, device),
         lift=lift,
     )
 
@@ -270,19 +270,19 @@ def _gather(pieces: list[Piece], compare: Callable[[list[Piece]], None]) -> None
     into = [torch.empty_like(padded) for _ in range(world)] if rank == 0 else None
     dist.gather(padded, into, dst=0)
     if index is not None and into is not None:
-        found: list[Piece] = []
+        gathered: list[Piece] = []
         for named, values in zip(index, into, strict=True):
             regions = [(name, tuple(slice(*ends) for ends in region)) for name, region in named]
-            found += _pieces(regions, values)
-        compare(found)
+            gathered += _pieces(regions, values)
+        compare(gathered)
 
 
 def _pieces(named: list[tuple[str, Region]], flat: torch.Tensor) -> list[Piece]:
-    found: list[Piece] = []
+    pieces: list[Piece] = []
     start = 0
     for name, region in named:
         shape = region_shape(region)
         count = math.prod(shape)
-        found.append((name, region, flat[start : start + count].view(shape)))
+        pieces.append((name, region, flat[start : start + count].view(shape)))
         start += count
-    return found
+    return pieces
