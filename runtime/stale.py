@@ -27,8 +27,8 @@ def check_tool(plan: Plan) -> None:
 
 
 def check_fingerprint(plan: Plan, fingerprint: str, changes: str = "") -> None:
-    """Raises `StalePlan` where the model's fingerprint is another one now: ``found``, in words
-    where it has none. ``changes``: what is known to differ."""
+    """Raises `StalePlan` where the model's fingerprint is another one now: ``fingerprint``, in
+    words where it has none. ``changes``: what is known to differ."""
     if fingerprint != plan.fingerprints.model:
         named = f"{changes} (" if changes else ""
         raise StalePlan(

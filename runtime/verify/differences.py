@@ -120,7 +120,7 @@ class Difference:
     """The first result that is not what one device computes.
 
     direction: ``forward`` or ``backward``.
-    expected, found: the elements at ``index``, where they differ most.
+    expected, actual: the elements at ``index``, where they differ most.
     relative:  norm of the difference over the norm of what is expected.
     note:      what else is known, such as ranks that disagree.
     """
