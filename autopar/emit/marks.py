@@ -63,18 +63,18 @@ def _made(program: str, marked: str) -> dict[int, Made]:
         above = lines[number - 2].lstrip() if number > 1 else ""
         if above.startswith(HEAD):
             at[i] = [(key, sharding) for key, sharding in json.loads(above[len(HEAD) :])]
-    found: dict[int, Made] = {}
+    made: dict[int, Made] = {}
     for tag, i, i_end, j, j_end in matcher(base, ours).get_opcodes():
         if tag == "equal":
-            found |= {ours[j + k - i][0]: at[k] for k in range(i, i_end) if k in at}
+            made |= {ours[j + k - i][0]: at[k] for k in range(i, i_end) if k in at}
             continue
         changed = list(range(j, j_end))
         for k in (k for k in range(i, i_end) if k in at):
             same = [n for n in changed if _target(ours[n][1]) == _target(base[k][1])]
             if same:
-                found[ours[same[0]][0]] = at[k]
+                made[ours[same[0]][0]] = at[k]
                 changed = [n for n in changed if n > same[0]]
-    return found
+    return made
 
 
 def _target(line: str) -> str:

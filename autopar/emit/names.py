@@ -40,10 +40,10 @@ RESERVED = frozenset(keyword.kwlist) | {"F", "self", "nn", "torch", "local", "co
 
 def identifier(text: str) -> str:
     """``text`` as a lower-case Python name."""
-    found = re.sub(r"\W+", "_", text).strip("_").lower()
-    if not found or found[0].isdigit():
-        found = f"x{found}"
-    return f"{found}_" if found in RESERVED else found
+    name = re.sub(r"\W+", "_", text).strip("_").lower()
+    if not name or name[0].isdigit():
+        name = f"x{name}"
+    return f"{name}_" if name in RESERVED else name
 
 
 def class_name(path: str) -> str:
@@ -53,8 +53,8 @@ def class_name(path: str) -> str:
     if path.split(".")[-1].isdigit() or path.endswith("*"):
         last = last[:-1] if last.endswith("s") and not last.endswith("ss") else last
         last = "block" if last == "h" else last
-    found = "".join(p[:1].upper() + p[1:] for p in re.split(r"\W|_", last) if p)
-    return found if found and not found[0].isdigit() else f"Module{found}"
+    name = "".join(p[:1].upper() + p[1:] for p in re.split(r"\W|_", last) if p)
+    return name if name and not name[0].isdigit() else f"Module{name}"
 
 
 def preferred(name: str, kind: str) -> str:

@@ -169,9 +169,9 @@ def _is_chain(text: str) -> bool:
 def _last_bracket(text: str, columns: int) -> int | None:
     """Where the bracket opens that closes last in ``text``; an earlier one where the text before
     it is longer than ``columns``."""
-    found = [i for i, char, depth in _code(text) if char in "([{" and not depth]
-    short = [i for i in found if i < columns]
-    return short[-1] if short else found[-1] if found else None
+    brackets = [i for i, char, depth in _code(text) if char in "([{" and not depth]
+    short = [i for i in brackets if i < columns]
+    return short[-1] if short else brackets[-1] if brackets else None
 
 
 def _closing(text: str, opening: int) -> int:

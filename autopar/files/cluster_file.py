@@ -133,8 +133,8 @@ def cluster_from_text(text: str, default_name: str = "cluster") -> Cluster:
     try:
         parsed = _ClusterText.model_validate(data)
     except ValidationError as error:
-        found = sentences(error, _ClusterText, _EXAMPLES)
-        raise ClusterFileError("; ".join(found)) from None
+        errors = sentences(error, _ClusterText, _EXAMPLES)
+        raise ClusterFileError("; ".join(errors)) from None
     groups = tuple(
         DeviceGroup(_device(group.device, parsed.devices, f"groups[{i}]"), group.count)
         for i, group in enumerate(parsed.groups)

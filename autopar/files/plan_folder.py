@@ -91,17 +91,17 @@ def _foreign(folder: Path) -> list[str]:
     code = (*CODE, "__pycache__")
     program = folder / PROGRAM
     inside = sorted(e.name for e in program.iterdir()) if program.is_dir() else []
-    found = [name for name in there if name not in OWN | FORMER]
-    return found + [f"{PROGRAM}/{name}" for name in inside if name not in code]
+    foreign = [name for name in there if name not in OWN | FORMER]
+    return foreign + [f"{PROGRAM}/{name}" for name in inside if name not in code]
 
 
 def _is_plan(folder: Path) -> bool:
     """Whether ``plan.json`` has what every format of it has."""
     try:
-        found = json.loads((folder / PLAN).read_text())
+        plan = json.loads((folder / PLAN).read_text())
     except (OSError, ValueError):
         return False
-    return isinstance(found, dict) and {"format", "workload"} <= found.keys()
+    return isinstance(plan, dict) and {"format", "workload"} <= plan.keys()
 
 
 def _edited(folder: Path) -> list[str]:

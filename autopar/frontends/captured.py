@@ -84,6 +84,6 @@ class Captured:
 def digest(array: Any) -> str:
     """SHA-256 of dtype, shape and numbers, 16 digits."""
     numbers = np.ascontiguousarray(np.asarray(array))
-    found = hashlib.sha256(f"{numbers.dtype}{numbers.shape}".encode())
-    found.update(numbers.tobytes())
-    return found.hexdigest()[:16]
+    hasher = hashlib.sha256(f"{numbers.dtype}{numbers.shape}".encode())
+    hasher.update(numbers.tobytes())
+    return hasher.hexdigest()[:16]

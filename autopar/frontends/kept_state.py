@@ -47,9 +47,9 @@ class KeptState:
         self._emptied: dict[str, None] = {}
 
     def __enter__(self) -> KeptState:
-        found = list(self._reached(self._calls))
-        self._random = _random_states(r.value for r in found)
-        self._empty = {id(r.value): r.value for r in found if self._without_values(r.value)}
+        held = list(self._reached(self._calls))
+        self._random = _random_states(r.value for r in held)
+        self._empty = {id(r.value): r.value for r in held if self._without_values(r.value)}
         self._places = [
             (r, _place(r.value))
             for r in self._reached(self._batch)
@@ -127,23 +127,23 @@ def _fresh(file: bool) -> str:
 
 def _random_states(values: Iterable[Any]) -> list[tuple[Callable[[Any], Any], Any]]:
     """(setter, state) of the random numbers of Python, NumPy and torch, and of ``values``."""
-    found: list[tuple[Callable[[Any], Any], Any]] = [(random.setstate, random.getstate())]
+    states: list[tuple[Callable[[Any], Any], Any]] = [(random.setstate, random.getstate())]
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
-        found.append((numpy.random.set_state, numpy.random.get_state()))
+        states.append((numpy.random.set_state, numpy.random.get_state()))
     if torch is not None:
-        found.append((torch.set_rng_state, torch.get_rng_state()))
+        states.append((torch.set_rng_state, torch.get_rng_state()))
     for value in values:
         if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
-            found.append((value.setstate, value.getstate()))
+            states.append((value.setstate, value.getstate()))
         elif numpy is not None and isinstance(value, numpy.random.Generator):
             bits = value.bit_generator
-            found.append((_setter(bits), bits.state))
+            states.append((_setter(bits), bits.state))
         elif (numpy is not None and isinstance(value, numpy.random.RandomState)) or (
             torch is not None and isinstance(value, torch.Generator)
         ):
-            found.append((value.set_state, value.get_state()))
-    return found
+            states.append((value.set_state, value.get_state()))
+    return states
 
 
 def _setter(bits: Any) -> Callable[[Any], None]:

@@ -27,44 +27,44 @@ def load_workload(target: str) -> Workload:
     """
     path, _, name = target.partition(":")
     module = _run(Path(path))
-    found = _models(module)
+    workloads = _models(module)
     if name:
         value = getattr(module, name, None)
         workload = workload_of(value)
         if workload is None:
-            has = f"it has {_listing(found)}" if found else "it has no model at all"
+            has = f"it has {_listing(workloads)}" if workloads else "it has no model at all"
             what = (
                 "does not exist" if value is None else f"is a {type(value).__name__}, not a model"
             )
             raise LoadError(f"{target}: {name} {what} in {path}; {has}")
         return workload
-    if not found:
+    if not workloads:
         raise LoadError(
             f"{path} has no model: put @autopar.parallelize(batch=...) on an nn.Module class, or "
             "write workload = autopar.Workload(model=..., batch=...)"
         )
-    if len(found) > 1:
-        first = next(iter(found))
+    if len(workloads) > 1:
+        first = next(iter(workloads))
         raise LoadError(
-            f"{path} has {len(found)} models, {_listing(found)}: say which, as in {path}:{first}"
+            f"{path} has {len(workloads)} models, {_listing(workloads)}: say which, as in {path}:{first}"
         )
-    return next(iter(found.values()))
+    return next(iter(workloads.values()))
 
 
 def _models(module: ModuleType) -> dict[str, Workload]:
     """Models that the file itself makes, by name, each once."""
-    found: dict[str, Workload] = {}
+    workloads: dict[str, Workload] = {}
     for name, value in vars(module).items():
         workload = workload_of(value)
         imported = isinstance(value, type) and value.__module__ != module.__name__
-        if workload is None or imported or any(workload is other for other in found.values()):
+        if workload is None or imported or any(workload is other for other in workloads.values()):
             continue
-        found[name] = workload
-    return found
+        workloads[name] = workload
+    return workloads
 
 
-def _listing(found: dict[str, Any]) -> str:
-    return ", ".join(sorted(found))
+def _listing(workloads: dict[str, Any]) -> str:
+    return ", ".join(sorted(workloads))
 
 
 class _Uncached(SourceFileLoader):

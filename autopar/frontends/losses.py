@@ -13,11 +13,11 @@ def find_loss(result: Any) -> torch.Tensor | None:
     if isinstance(result, torch.Tensor):
         return result
     if isinstance(result, Mapping):
-        found = result.get("loss")
-    elif (found := getattr(result, "loss", None)) is None and isinstance(result, tuple | list):
+        loss = result.get("loss")
+    elif (loss := getattr(result, "loss", None)) is None and isinstance(result, tuple | list):
         scalars = scalars_of(result)
-        found = result[scalars[0]] if len(scalars) == 1 else None
-    return found if isinstance(found, torch.Tensor) else None
+        loss = result[scalars[0]] if len(scalars) == 1 else None
+    return loss if isinstance(loss, torch.Tensor) else None
 
 
 def scalars_of(result: tuple[Any, ...] | list[Any]) -> list[int]:

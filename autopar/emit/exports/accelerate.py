@@ -71,7 +71,7 @@ def _shards(setup: Setup) -> bool:
 def _settings(setup: Setup) -> dict[str, Any]:
     cpu = setup.machines.kind == "cpu"  # replicas alone, see `check`
     data_only = "MULTI_CPU" if cpu else "MULTI_GPU"
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP" if _shards(setup) else data_only,
         "mixed_precision": PRECISIONS[setup.precision],
@@ -81,7 +81,7 @@ def _settings(setup: Setup) -> dict[str, Any]:
         "use_cpu": cpu,
     }
     if _shards(setup):
-        found["fsdp_config"] = {
+        settings["fsdp_config"] = {
             "fsdp_version": 2,
             "fsdp_reshard_after_forward": setup.zero == 3,
             "fsdp_activation_checkpointing": recomputes(setup) != "none",
@@ -90,10 +90,10 @@ def _settings(setup: Setup) -> dict[str, Any]:
         }
     if _shards(setup) or setup.tp > 1 or setup.cp > 1:
         sizes = ("dp_replicate", "dp_shard", "tp", "cp")
-        found["parallelism_config"] = {
+        settings["parallelism_config"] = {
             f"parallelism_config_{name}_size": getattr(setup, name) for name in sizes
         }
-    return found
+    return settings
 
 
 def check(setup: Setup, target: str) -> None:

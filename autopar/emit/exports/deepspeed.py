@@ -51,28 +51,28 @@ def export(setup: Setup) -> Export:
 
 
 def _settings(setup: Setup, specs: list[dict[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": setup.microbatch,
         "gradient_accumulation_steps": setup.microbatches,
         "zero_optimization": {"stage": setup.zero if setup.dp_shard * setup.cp > 1 else 0},
     }
     if setup.precision in ("bfloat16", "float16"):
-        found[{"bfloat16": "bf16", "float16": "fp16"}[setup.precision]] = {"enabled": True}
+        settings[{"bfloat16": "bf16", "float16": "fp16"}[setup.precision]] = {"enabled": True}
     if setup.trains:
-        found["gradient_clipping"] = setup.clip_norm or 0.0
-        found["optimizer"] = _optimizer(setup)
+        settings["gradient_clipping"] = setup.clip_norm or 0.0
+        settings["optimizer"] = _optimizer(setup)
     if setup.tp > 1:
         tensor: dict[str, Any] = {"autotp_size": setup.tp}
         if specs:
             tensor["partition_config"] = {"use_default_specs": False, "layer_specs": specs}
-        found["tensor_parallel"] = tensor
+        settings["tensor_parallel"] = tensor
     if setup.cp > 1:
-        found["sequence_parallel_size"] = setup.cp
+        settings["sequence_parallel_size"] = setup.cp
     if setup.ep > 1:
-        found["expert_parallel"] = {"enabled": True, "autoep_size": setup.ep}
+        settings["expert_parallel"] = {"enabled": True, "autoep_size": setup.ep}
         if setup.etp > 1:
-            found["expert_parallel"]["expert_tensor_parallel_size"] = setup.etp
-    return found
+            settings["expert_parallel"]["expert_tensor_parallel_size"] = setup.etp
+    return settings
 
 
 def _optimizer(setup: Setup) -> dict[str, Any]:

@@ -93,12 +93,12 @@ def _same(plan: Plan, choice: str) -> str:
 def _layers(plan: Plan, graph: Graph) -> tuple[int, ...]:
     """Repeated layers that each stage runs."""
     firsts = {stage.first for stage in plan.stages[1:]}
-    found = [0]
+    layers = [0]
     for op in graph.ops:
         if op.name in firsts:
-            found.append(0)
-        found[-1] += op.kind == "block"
-    return tuple(found)
+            layers.append(0)
+        layers[-1] += op.kind == "block"
+    return tuple(layers)
 
 
 def _splits_tokens(text: str) -> bool:
@@ -112,9 +112,9 @@ def _activations(plan: Plan, graph: Graph) -> Iterator[StoredTensor]:
     scopes = [(None, graph), *((block.name, block.body) for block in graph.blocks.values())]
     for block, body in scopes:
         for name, tensor in body.tensors.items():
-            found = shared.get(key(block, name))
-            if found is not None and tensor.role != "parameter":
-                yield StoredTensor(key(block, name), tensor.shape, Sharding.parse(found))
+            text = shared.get(key(block, name))
+            if text is not None and tensor.role != "parameter":
+                yield StoredTensor(key(block, name), tensor.shape, Sharding.parse(text))
 
 
 def _parameters(plan: Plan, graph: Graph) -> Iterator[StoredTensor]:

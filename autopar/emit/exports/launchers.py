@@ -179,8 +179,8 @@ def _command(setup: Setup, job: str, endpoint: str) -> str:
 
 
 def _placeholders(*what: str) -> tuple[str, ...]:
-    found = [f"the training script: {SCRIPT} stands for it, as capitals for all that is yours"]
-    return (*found, *what)
+    lines = [f"the training script: {SCRIPT} stands for it, as capitals for all that is yours"]
+    return (*lines, *what)
 
 
 def _no_tpu(setup: Setup, target: str, why: str) -> None:

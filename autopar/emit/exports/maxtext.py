@@ -71,7 +71,7 @@ def export(setup: Setup) -> Export:
 
 def _mesh(setup: Setup) -> dict[str, Any]:
     """``ici_*`` inside a slice or node, ``dcn_*`` across them; a TPU pod is one slice."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     ways = within_nodes(setup)
     for name, axis in AXES.items():
         inside, across = ways[name]
@@ -85,12 +85,12 @@ def _mesh(setup: Setup) -> dict[str, Any]:
             elif setup.ep > 1:
                 inside, across = _less(inside, across, setup.ep)
         for network, size in (("ici", inside), ("dcn", across)):
-            found[f"{network}_{axis}_parallelism"] = size
+            options[f"{network}_{axis}_parallelism"] = size
     if setup.zero == 1:
-        found |= {"ici_fsdp_parallelism": 1, "shard_optimizer_over_data": True}
+        options |= {"ici_fsdp_parallelism": 1, "shard_optimizer_over_data": True}
     if setup.ep > 1:
-        found["ici_expert_parallelism"] = setup.ep
-    return {n: size for n, size in found.items() if size > 1 or n == "ici_fsdp_parallelism"}
+        options["ici_expert_parallelism"] = setup.ep
+    return {n: size for n, size in options.items() if size > 1 or n == "ici_fsdp_parallelism"}
 
 
 def _less(inside: int, across: int, ep: int) -> tuple[int, int]:
@@ -103,16 +103,16 @@ def _less(inside: int, across: int, ep: int) -> tuple[int, int]:
 
 
 def _batch(setup: Setup) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if setup.pp > 1:
-        found["per_device_batch_size"] = setup.global_batch / setup.devices
-        found["num_pipeline_microbatches"] = setup.microbatches
-        found["num_layers_per_pipeline_stage"] = (setup.layers or 0) // setup.stages
+        options["per_device_batch_size"] = setup.global_batch / setup.devices
+        options["num_pipeline_microbatches"] = setup.microbatches
+        options["num_layers_per_pipeline_stage"] = (setup.layers or 0) // setup.stages
         if setup.interleave > 1:
-            found["num_pipeline_repeats"] = setup.interleave
+            options["num_pipeline_repeats"] = setup.interleave
     else:
-        found["per_device_batch_size"] = setup.global_batch / setup.devices / setup.microbatches
-        found["gradient_accumulation_steps"] = setup.microbatches
+        options["per_device_batch_size"] = setup.global_batch / setup.devices / setup.microbatches
+        options["gradient_accumulation_steps"] = setup.microbatches
     if setup.sequence:
-        found["max_target_length"] = setup.sequence
-    return found
+        options["max_target_length"] = setup.sequence
+    return options

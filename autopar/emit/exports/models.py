@@ -20,9 +20,9 @@ def named(setup: Setup, names: dict[Figures, str], example: str) -> tuple[str, b
     return (example, False) if known is None else (known, True)
 
 
-def stand_in(found: bool, name: str, what: str) -> str:
+def stand_in(present: bool, name: str, what: str) -> str:
     """The sentence for a model that stands in for the user's; empty where the model is known."""
-    if found:
+    if present:
         return ""
     return (
         f"the model: put {what} in the place of {name}; a trainer of its own models runs no other"

@@ -107,10 +107,10 @@ def export(setup: Setup) -> Export:
 
 def _once(parameters: Iterable[StoredTensor]) -> dict[str, StoredTensor]:
     """Parameters of repeated layers once, as ``blocks.*.up.weight``."""
-    found: dict[str, StoredTensor] = {}
+    first_of: dict[str, StoredTensor] = {}
     for p in parameters:
-        found.setdefault(wildcard(p.name), p)
-    return found
+        first_of.setdefault(wildcard(p.name), p)
+    return first_of
 
 
 def _spec(p: StoredTensor, setup: Setup, sharded: bool) -> str:
@@ -132,18 +132,18 @@ def _data(setup: Setup) -> list[str]:
 
 
 def _batch(setup: Setup) -> dict[str, str]:
-    found = {}
+    specs = {}
     for name, (rank, dim) in setup.batch_dims.items():
         axes: list[list[str]] = [[] for _ in range(rank)]
         if dim is not None:
             axes[dim] = _data(setup)
-        found[name] = _text(axes)
-    return found
+        specs[name] = _text(axes)
+    return specs
 
 
 def _activations(setup: Setup) -> dict[str, str]:
     """Values whose first dim is the batch; a partial sum cannot be told to ``jit``."""
-    found = {}
+    specs = {}
     for value in setup.activations:
         if not value.shape or value.shape[0] != setup.global_batch:
             continue
@@ -155,8 +155,8 @@ def _activations(setup: Setup) -> dict[str, str]:
         for axis, placement in placements:
             if placement.kind == "S":
                 axes[placement.dim] = [*axes[placement.dim], axis]
-        found[value.name] = _text(axes)
-    return found
+        specs[value.name] = _text(axes)
+    return specs
 
 
 def _text(axes: list[list[str]]) -> str:

@@ -148,25 +148,25 @@ def within_nodes(setup: Setup, order: tuple[str, ...] = DEGREES) -> dict[str, tu
     ``order`` is outermost first; the innermost degrees fill a node. ep has no ranks of its own.
     """
     room = setup.machines.devices_per_node
-    found: dict[str, tuple[int, int]] = {}
+    degrees: dict[str, tuple[int, int]] = {}
     for name in reversed([n for n in order if n != "ep"]):
         size = int(getattr(setup, name))
         inside = math.gcd(size, room)
-        found[name] = inside, size // inside
+        degrees[name] = inside, size // inside
         room //= inside
-    return found
+    return degrees
 
 
 def fix_of(setup: Setup) -> dict[str, str]:
     """The layout as `--fix` has it; what is 1 or usual is left out, batch sizes are kept."""
     names = ("dp_replicate", "dp_shard", "tp", "cp", "ep", "pp")
-    found = {n: str(getattr(setup, n)) for n in names if getattr(setup, n) > 1}
-    found["zero"] = str(setup.zero)
-    found["microbatch"] = str(setup.microbatch)
+    choices = {n: str(getattr(setup, n)) for n in names if getattr(setup, n) > 1}
+    choices["zero"] = str(setup.zero)
+    choices["microbatch"] = str(setup.microbatch)
     if setup.recompute != "none":
-        found["recompute"] = setup.recompute
+        choices["recompute"] = setup.recompute
     if setup.pp > 1:
-        found["schedule"] = setup.schedule
+        choices["schedule"] = setup.schedule
         if setup.interleave > 1:
-            found["interleave"] = str(setup.interleave)
-    return found
+            choices["interleave"] = str(setup.interleave)
+    return choices

@@ -31,18 +31,18 @@ class Layer:
 
 def layers(parameters: Iterable[StoredTensor]) -> list[Layer]:
     """The linear layers and embeddings of a model, equal ones of repeated layers once."""
-    found: dict[str, tuple[Style, str]] = {}
+    styles: dict[str, tuple[Style, str]] = {}
     for p in parameters:
         name, _, last = p.name.rpartition(".")
         if last == "weight" and len(p.shape) == 2 and p.kind in ("linear", "embedding"):
-            found.setdefault(wildcard(name), (_style(p), p.kind))
+            styles.setdefault(wildcard(name), (_style(p), p.kind))
     groups: dict[str, set[Style]] = {}
-    for pattern, (style, kind) in found.items():
+    for pattern, (style, kind) in styles.items():
         if kind == "linear":
             groups.setdefault(pattern.rpartition(".")[0], set()).add(style)
     return [
         Layer(p, style, groups.get(p.rpartition(".")[0]) == {"column", "row"}, kind)
-        for p, (style, kind) in found.items()
+        for p, (style, kind) in styles.items()
     ]
 
 

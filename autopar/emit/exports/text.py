@@ -54,14 +54,14 @@ def comment(text: str, sign: str = "#") -> str:
 
 def not_carried(setup: Setup, *more: str, per_op: bool = True) -> tuple[str, ...]:
     """What no other trainer takes of this setup, and ``more`` that this one does not."""
-    found = []
+    notes = []
     if setup.recompute == "compute":
-        found.append(
+        notes.append(
             "recompute=compute (all but what collectives gave runs again): full takes its place"
         )
     if per_op and any(p.sharding.on("tp").kind == "S" for p in setup.parameters):
-        found.append("which parameters the plan splits over tp: the trainer has its own rule")
-    return (*found, *(text for text in more if text))
+        notes.append("which parameters the plan splits over tp: the trainer has its own rule")
+    return (*notes, *(text for text in more if text))
 
 
 def recomputes(setup: Setup) -> str:

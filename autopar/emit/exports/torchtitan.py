@@ -113,16 +113,16 @@ def export(setup: Setup) -> Export:
 
 
 def _pipeline(setup: Setup) -> list[str]:
-    found = [f"    p.pipeline_parallel_degree = {setup.pp}"]
+    lines = [f"    p.pipeline_parallel_degree = {setup.pp}"]
     if setup.pp == 1:
-        return found
+        return lines
     stages = [
         [f"*layers[{stage[0]}:{stage[-1] + 1}]"] if stage else [] for stage in stage_layers(setup)
     ]
     stages[0].insert(0, '"tok_embeddings"')
     stages[-1] += ['"norm"', '"lm_head"']
     return [
-        *found,
+        *lines,
         f'    layers = [f"layers.{{n}}" for n in range({setup.layers})]',
         "    p.module_fqns_per_model_part = [",
         *(f"        [{', '.join(stage)}]," for stage in stages),

@@ -99,14 +99,14 @@ def _config(setup: Setup) -> Iterator[str]:
 
 def _tensor_plan(setup: Setup) -> dict[str, str] | str:
     """Each linear layer's style; the model's own plan where no plan of ours says."""
-    found = layers(setup.parameters)
-    if not found:
+    styled = layers(setup.parameters)
+    if not styled:
         return "auto"
     return {
         layer.pattern: "replicate"
         if layer.style == "whole"
         else STYLES[layer.kind, layer.style, layer.paired]
-        for layer in found
+        for layer in styled
     }
 
 

@@ -80,8 +80,8 @@ def emit(
     parts = [
         *definitions,
         *(
-            _block_function(found, lowered.graph.blocks[name], functions, reserved, marked)
-            for name, found in lowered.blocks.items()
+            _block_function(repeated, lowered.graph.blocks[name], functions, reserved, marked)
+            for name, repeated in lowered.blocks.items()
         ),
     ]
     parts.append(_loss_function(lowered, functions, reserved, marked))
@@ -142,11 +142,11 @@ def _parameters(lowered: Lowered) -> list[str]:
 
 def _parameter_rows(lowered: Lowered, indent: int) -> list[str]:
     lines = Lines(indent)
-    for name, found in lowered.tensors.items():
-        tensor = found.tensor
+    for name, value in lowered.tensors.items():
+        tensor = value.tensor
         if tensor.role not in ("parameter", "buffer"):
             continue
-        model = Sharding(tuple((a, p) for a, p in found.produced.placements if a not in BATCH_AXES))
+        model = Sharding(tuple((a, p) for a, p in value.produced.placements if a not in BATCH_AXES))
         arguments = [tuple_text(tensor.shape)]
         split = [model.split_axes(dim) for dim in range(len(tensor.shape))]
         if any(split):
@@ -174,7 +174,7 @@ def _blocks(lowered: Lowered) -> list[str]:
         return ["BLOCKS: dict[str, Block] = {}"]
     lines = ["BLOCKS = {"]
     apart = last_alone(lowered)
-    for name, found in lowered.blocks.items():
+    for name, repeated in lowered.blocks.items():
         instances = tuple(dict.fromkeys(lowered.graph.blocks[name].instances))
         stacks = {name: instances}
         if name in apart:
@@ -183,7 +183,7 @@ def _blocks(lowered: Lowered) -> list[str]:
             lines.append(f'    "{stack}": Block(')
             head = Lines(8)
             head.add(f"layers={_instances(layers)},")
-            lines += [*head.lines, "        parameters={", *_parameter_rows(found, 12)]
+            lines += [*head.lines, "        parameters={", *_parameter_rows(repeated, 12)]
             lines += ["        },", "    ),"]
     return [*lines, "}"]
 

@@ -77,15 +77,15 @@ class _Writer:
             return self.call(CALLS[kind], *self._pair())
         if kind in REDUCTIONS:
             return self._reduction(REDUCTIONS[kind])
-        found = WRITERS.get(kind)
-        if found is None and kind.startswith("jax::"):
+        writer = WRITERS.get(kind)
+        if writer is None and kind.startswith("jax::"):
             return self._primitive(kind.removeprefix("jax::"))
-        if found is None:
+        if writer is None:
             raise JaxEmitError(
                 f"op {kind!r} at {self.op.source} has no JAX form: write it with the ops of "
                 "jnp that autopar knows"
             )
-        return found(self)
+        return writer(self)
 
     def call(self, function: str, *arguments: str) -> Expr:
         return Expr(f"{function}({', '.join(arguments)})", ATOM, weight=self.weight)

@@ -79,10 +79,10 @@ class _Writer:
         self.arguments = [self._argument(name) for name in lowered.graph.inputs]
 
     def run(self) -> list[str]:
-        for found in self.lowered.tensors.values():
-            tensor = found.tensor
-            _check_even(tensor, found.produced, self.lowered)
-            _check_even(tensor, found.shared, self.lowered)
+        for value in self.lowered.tensors.values():
+            tensor = value.tensor
+            _check_even(tensor, value.produced, self.lowered)
+            _check_even(tensor, value.shared, self.lowered)
             if tensor.role in ("parameter", "buffer"):
                 self.held[tensor.name] = _Held(Expr(f'{self.parameters}["{tensor.name}"]'))
                 self._shared(tensor.name)

@@ -33,8 +33,8 @@ def last_alone(lowered: Lowered) -> frozenset[str]:
     """Blocks whose last layer stands apart from the loop over the others, so that its parameters
     are stored apart, too: cutting them off a stack would copy it."""
     every = [lowered, *lowered.blocks.values()]
-    found = (run for graph in every for run in runs(graph).values() if run.parts)
-    return frozenset(str(run.ops[0].op.attrs["block"]) for run in found)
+    partial_runs = (run for graph in every for run in runs(graph).values() if run.parts)
+    return frozenset(str(run.ops[0].op.attrs["block"]) for run in partial_runs)
 
 
 def last_stack(block: str) -> str:
@@ -49,7 +49,7 @@ def place(block: Block, instance: str) -> int:
 
 def runs(lowered: Lowered) -> dict[int, Run]:
     """By the position of their first op, the loops of a graph."""
-    found: dict[int, Run] = {}
+    run_at: dict[int, Run] = {}
     ops = lowered.ops
     index = 0
     while index < len(ops):
@@ -59,11 +59,11 @@ def runs(lowered: Lowered) -> dict[int, Run]:
         if end > index:
             run = _run(lowered, ops[index:end])
             if run is not None:
-                found[index] = run
+                run_at[index] = run
             index = end
         else:
             index += 1
-    return found
+    return run_at
 
 
 def _same_block(first: LoweredOp, other: LoweredOp) -> bool:

@@ -14,7 +14,7 @@ FUSED = "fused_bias"
 
 def fuse_biases(lowered: Lowered) -> Lowered:
     """``lowered`` with `linear`, `linear_t` and `conv` taking their bias as a last operand."""
-    readers = {name: len(found) for name, found in lowered.graph.consumers().items()}
+    readers = {name: len(reads) for name, reads in lowered.graph.consumers().items()}
     for name in lowered.graph.outputs:
         readers[name] += 1
     makers = {name: op for op in lowered.ops for name in op.op.outputs}

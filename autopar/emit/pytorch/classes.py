@@ -36,10 +36,10 @@ class Library:
         number = 1 + (hint in TAKEN)
         while True:
             name = hint if number == 1 else f"{hint}{number}"
-            found = self.texts.setdefault(name, text)
-            if found != text and unmarked(found) == unmarked(text):
-                found = self.texts[name] = text = unmarked(text)
-            if found == text:
+            known = self.texts.setdefault(name, text)
+            if known != text and unmarked(known) == unmarked(text):
+                known = self.texts[name] = text = unmarked(text)
+            if known == text:
                 return name
             number += 1
 
@@ -205,12 +205,12 @@ def module_tree(
 
 def _reading_order(scope: Scope) -> list[str]:
     """Paths of tensors and block instances in the order in which ops come to them."""
-    found = []
+    order = []
     for op in scope.ops():
         if op.op.kind == "block":
-            found.append(op.op.attrs["instance"])
-        found += op.op.inputs
-    return list(dict.fromkeys(found))
+            order.append(op.op.attrs["instance"])
+        order += op.op.inputs
+    return list(dict.fromkeys(order))
 
 
 def _outer_uses(scope: Scope, lowered: Lowered) -> dict[str, int]:
@@ -270,14 +270,14 @@ def docstring(
     mesh = lowered.mesh
 
     def shown(name: str) -> str:
-        found = lowered.tensors[name]
+        value = lowered.tensors[name]
         placed = replace(
-            model_part(found.shared),
+            model_part(value.shared),
             placements=tuple(
-                (a, p) for a, p in model_part(found.shared).placements if p.kind in "SP"
+                (a, p) for a, p in model_part(value.shared).placements if p.kind in "SP"
             ),
         )
-        text = str(list(found.shared.local_shape(found.tensor.shape, mesh)))
+        text = str(list(value.shared.local_shape(value.tensor.shape, mesh)))
         return f"{text} {placed}" if placed.placements else text
 
     left = "".join(f"{n} {shown(t)}, " for n, t in zip(names, inputs, strict=True)).rstrip(", ")

@@ -90,17 +90,17 @@ def _how(
     """What the text of a step follows from."""
     zero = max(stage.zero for stage in plan.stages)
     every = [
-        found
+        value
         for body in (lowered, *lowered.blocks.values())
-        for found in body.tensors.values()
-        if found.tensor.role == "parameter"
+        for value in body.tensors.values()
+        if value.tensor.role == "parameter"
     ]
     late = any(
         placement.kind == "D" and axis not in BATCH_AXES
-        for found in every
-        for axis, placement in found.produced.placements
+        for value in every
+        for axis, placement in value.produced.placements
     )
-    alone = any(not found.tensor.shape or 0 in found.tensor.shape for found in every)
+    alone = any(not value.tensor.shape or 0 in value.tensor.shape for value in every)
     mesh = plan.program_mesh
     start = f"torchrun --nproc-per-node {mesh.device_count}"
     samples = 0 if captured is None else captured.samples
@@ -148,9 +148,9 @@ def _wide(
 def _class_wish(name: str) -> str:
     """Blocks are named after the original class: ``LlamaDecoderLayer``, ``LlamaDecoderLayer_1``."""
     base = re.sub(r"_(\d+)$", "", name)
-    found = re.sub(r"\W", "", base.split(".")[-1])
-    found = found[:1].upper() + found[1:]
-    return found if found and not found[0].isdigit() else "Block"
+    spelled = re.sub(r"\W", "", base.split(".")[-1])
+    spelled = spelled[:1].upper() + spelled[1:]
+    return spelled if spelled and not spelled[0].isdigit() else "Block"
 
 
 def _file(
@@ -224,13 +224,13 @@ def _units(lowered: Lowered) -> tuple[str, ...]:
         parts = name.split(".")
         for i in range(1, len(parts)):
             members.setdefault(".".join(parts[:i]), set()).add(".".join(parts[: i + 1]))
-    found = []
+    units = []
     for block in lowered.graph.blocks.values():
         for instance in block.units:
             head, _, last = instance.rpartition(".")
             every = last.isdigit() and head and members.get(head, set()) <= instances
-            found.append(f"{head}.*" if every else instance)
-    return tuple(dict.fromkeys(found))
+            units.append(f"{head}.*" if every else instance)
+    return tuple(dict.fromkeys(units))
 
 
 def _docstring(lowered: Lowered, plan: Plan, captured: CapturedModel | None, body: str) -> str:

@@ -21,9 +21,9 @@ PRINTERS: Mapping[str, Printer] = {
 def expression(site: Site) -> Expr:
     """The expression for all results of ``site`` (a tuple where there are several)."""
     printer = PRINTERS.get(site.kind)
-    found = printer(site) if printer is not None else generic(site)
-    reads = frozenset().union(*(a.reads for a in site.args), found.reads)
+    expr = printer(site) if printer is not None else generic(site)
+    reads = frozenset().union(*(a.reads for a in site.args), expr.reads)
     if site.bias is not None:
         reads |= site.bias.reads
-    weight = sum(a.weight for a in site.args) + found.weight
-    return Expr(found.text, found.level, reads, weight)
+    weight = sum(a.weight for a in site.args) + expr.weight
+    return Expr(expr.text, expr.level, reads, weight)

@@ -88,9 +88,9 @@ class Forward(Values):
 
     def _enter(self) -> None:
         """Shared copies of what a graph starts from; only the root of a graph has any to make."""
-        for name, found in self.lowered.tensors.items():
-            role = found.tensor.role
-            if not found.steps or not self.uses.get(name) or role not in GIVEN:
+        for name, value in self.lowered.tensors.items():
+            role = value.tensor.role
+            if not value.steps or not self.uses.get(name) or role not in GIVEN:
                 continue
             if role != "input":
                 if name in self.bound:
@@ -99,15 +99,15 @@ class Forward(Values):
                 self.bound[name] = var
                 reading = self.around.attribute(name)
                 self.assign(var, f"local({reading})" if role == "parameter" else reading)
-            self.reshard_in_place(name, found.steps, found.produced)
+            self.reshard_in_place(name, value.steps, value.produced)
 
     def _return(self) -> str:
         waiting = [o.name for o in self.outputs if o.name in self.pending]
         while len(waiting) > 1 and sum(len(self.pending[n].text) for n in waiting) > LONGEST:
             self.flush(waiting.pop())
-        found = [self._operand(o) for o in self.outputs]
-        text = ", ".join(e.text for e in found)
-        if self.last and len(found) == 1 and self.last[0] == text and not self.around.probes:
+        results = [self._operand(o) for o in self.outputs]
+        text = ", ".join(e.text for e in results)
+        if self.last and len(results) == 1 and self.last[0] == text and not self.around.probes:
             # ``x = f(x)`` and ``return x`` are one line.
             var, expr, comment = self.last
             kept = len(self.lines.lines)
@@ -132,13 +132,13 @@ class Forward(Values):
                 self.read(operand.name)
             self._keep_cut(operand, self.cuts[cut])
             return variable(self.cuts[cut])
-        found = self.source(operand.name, token)
+        expr = self.source(operand.name, token)
         if operand.steps:
-            found = self.steps(
-                found, operand.name, operand.steps, self.tensor(operand.name).shared, token
+            expr = self.steps(
+                expr, operand.name, operand.steps, self.tensor(operand.name).shared, token
             )
-            self._keep_cut(operand, found.text)
-        return found
+            self._keep_cut(operand, expr.text)
+        return expr
 
     def _keep_cut(self, operand: Operand, var: str) -> None:
         """A piece without a gradient is cut once for all who want the same."""
@@ -216,21 +216,21 @@ class Forward(Values):
     def _size(self, name: str) -> tuple[int, int]:
         return self.pending[name].weight, len(self.pending[name].text)
 
-    def _result(self, op: LoweredOp, found: Expr, args: Sequence[Expr]) -> None:
+    def _result(self, op: LoweredOp, expr: Expr, args: Sequence[Expr]) -> None:
         names = op.op.outputs
         for name in names:
             self.hints[name] = self._hint(op, name)
         self.end_statement()
-        if len(names) == 1 and found.text in found.reads and not self.around.probes:
-            self.bind(names[0], found.text)  # a view of nothing new: another name
+        if len(names) == 1 and expr.text in expr.reads and not self.around.probes:
+            self.bind(names[0], expr.text)  # a view of nothing new: another name
             self._after(names)
             return
-        if len(names) == 1 and self._can_wait(op, names[0], found):
-            self.pending[names[0]] = found
-            self.variables.hold(found.reads, f"pending {names[0]}")
+        if len(names) == 1 and self._can_wait(op, names[0], expr):
+            self.pending[names[0]] = expr
+            self.variables.hold(expr.reads, f"pending {names[0]}")
             return
         if len(names) > MANY and not self.around.probes:
-            self._members(names, found)
+            self._members(names, expr)
             return
         picked = []
         for name in names:
@@ -238,24 +238,24 @@ class Forward(Values):
             if unread and len(names) > 1 and not self.around.probes:
                 picked.append("_")
                 continue
-            var = self.variables.pick(self.names_for(name, found), name)
+            var = self.variables.pick(self.names_for(name, expr), name)
             self.named(name, var)
             picked.append(var)
             if unread:
                 self.variables.release(name)
         shown = self.shown(names[0]) if op.op.kind in SHOWN and len(names) == 1 else ""
-        shown = "" if SPELLED.search(found.text) else shown
+        shown = "" if SPELLED.search(expr.text) else shown
         target = ", ".join(picked)
         self.mark(names)
-        self.assign(target, found.text, shown)
+        self.assign(target, expr.text, shown)
         self._after(names)
 
-    def _members(self, names: Sequence[str], found: Expr) -> None:
+    def _members(self, names: Sequence[str], expr: Expr) -> None:
         """Many results are members of one variable."""
-        first = next(iter(found.reads), "x")
+        first = next(iter(expr.reads), "x")
         var = self.variables.pick([f"{first}s"], self.token())
         self.mark(names)
-        self.assign(var, found.text)
+        self.assign(var, expr.text)
         for place, name in enumerate(names):
             if self.uses.get(name):
                 self.named(name, f"{var}[{place}]")
@@ -280,10 +280,10 @@ class Forward(Values):
     def _hint(self, op: LoweredOp, name: str) -> str:
         """A name for a result: what its readers see in it, else what the model's source calls it,
         else by kind and module, else that of the value it goes on with."""
-        found = self.around.known.roles.get(name) or self.around.known.assigned.get(name)
-        found = found or preferred(op.op.name, op.op.kind)
-        if found or not op.op.inputs:
-            return found
+        role = self.around.known.roles.get(name) or self.around.known.assigned.get(name)
+        role = role or preferred(op.op.name, op.op.kind)
+        if role or not op.op.inputs:
+            return role
         tensors = self.lowered.graph.tensors
         given = [n for n in op.op.inputs if tensors[n].role not in ("parameter", "buffer")]
         if not given:
@@ -296,7 +296,7 @@ class Forward(Values):
         first = next((w for n in alike if (w := self.hints.get(n))), "")
         return first if op.op.kind in FOLLOWING or len(op.op.inputs) == 1 else ""
 
-    def _can_wait(self, op: LoweredOp, name: str, found: Expr) -> bool:
+    def _can_wait(self, op: LoweredOp, name: str, expr: Expr) -> bool:
         """Whether the result may be written where it is read."""
         if self.around.probes or op.op.kind in STATED or self.tensor(name).steps:
             return False
@@ -305,7 +305,7 @@ class Forward(Values):
         longest = LONGEST
         if op.op.kind in VIEWS:  # a chain may fill the line
             longest = COLUMNS - self.lines.indent - len(f"{self.hints[name] or 'values'}2 = ")
-        return len(found.text) <= longest and found.weight <= LIMIT - LIGHT
+        return len(expr.text) <= longest and expr.weight <= LIMIT - LIGHT
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -321,19 +321,19 @@ class Forward(Values):
         counted = ["counts"] if _needs_counts(scope, self.around) else []
         text = f"{self.around.attribute(scope.path)}({', '.join([a.text for a in args] + counted)})"
         reads_all = frozenset().union(*(a.reads for a in args)) if args else frozenset()
-        found = Expr(text, reads=reads_all, weight=HEAVY + sum(a.weight for a in args))
+        expr = Expr(text, reads=reads_all, weight=HEAVY + sum(a.weight for a in args))
         self.end_statement()
         for name, given in zip(outputs, self.around.returned.get(scope.path, ()), strict=False):
             if given.isidentifier() and given not in ("x", "h"):
                 self.hints[name] = given
         once = len(outputs) == 1 and self.uses.get(outputs[0], 0) == 1
         if once and len(self.outputs) == 1 and len(text) <= LONGEST and not self.around.probes:
-            self.pending[outputs[0]] = found
-            self.variables.hold(found.reads, f"pending {outputs[0]}")
+            self.pending[outputs[0]] = expr
+            self.variables.hold(expr.reads, f"pending {outputs[0]}")
             return
         picked = []
         for name in outputs:
-            var = self.variables.pick(self.names_for(name, found), name)
+            var = self.variables.pick(self.names_for(name, expr), name)
             self.named(name, var)
             picked.append(var)
         self.assign(", ".join(picked), text)

@@ -30,11 +30,11 @@ def _transform(site: Site) -> Expr:
         arguments.append(f"dim={literal(dims if several else dims[0])}")
     if attrs["norm"] is not None:
         arguments.append(f"norm={literal(attrs['norm'])}")
-    found = call(f"torch.fft.{attrs['transform']}", arguments)
+    text = call(f"torch.fft.{attrs['transform']}", arguments)
     if len(site.result(0)) > rank:
         conjugated = not attrs["pairs"] and attrs["transform"].startswith("i")
-        found = call("torch.view_as_real", [f"{found}.resolve_conj()" if conjugated else found])
-    return Expr(f"{found}.{half}()" if half else found, weight=2)
+        text = call("torch.view_as_real", [f"{text}.resolve_conj()" if conjugated else text])
+    return Expr(f"{text}.{half}()" if half else text, weight=2)
 
 
 PRINTERS: Mapping[str, Printer] = {"torch::fft": _transform}

@@ -48,9 +48,9 @@ def _called(
 def _linear(site: Site) -> Expr:
     x, weight = site.args[0].text, site.args[1]
     if site.kind == "linear":
-        found = _called(site, "Linear", {"weight": weight, "bias": site.bias}, [x])
-        if found is not None:
-            return found
+        layer = _called(site, "Linear", {"weight": weight, "bias": site.bias}, [x])
+        if layer is not None:
+            return layer
     if site.kind == "linear_t":
         if site.bias is None:
             return Expr(f"{site.args[0].within(PRODUCT)} @ {weight.atom}", PRODUCT, weight=HEAVY)
@@ -83,9 +83,9 @@ def _conv(site: Site) -> Expr:
         if groups != 1:
             options.append(f"groups={groups}")
     x, weight = site.args
-    found = _called(site, "Conv", {"weight": weight, "bias": site.bias}, [x.text], options)
-    if found is not None:
-        return found
+    layer = _called(site, "Conv", {"weight": weight, "bias": site.bias}, [x.text], options)
+    if layer is not None:
+        return layer
     arguments = [x.text, weight.text, *([site.bias.text] if site.bias is not None else [])]
     return Expr(call(f"F.conv{spatial}d", [*arguments, *options]), weight=HEAVY)
 
@@ -106,9 +106,9 @@ def _embedding(site: Site) -> Expr:
     rows = f"vocabulary={site.whole(1)[0]}"
     where = axis_argument(axes)
     more = [rows, where] if axes else []
-    found = _called(site, "Embedding", {"weight": site.args[1]}, [ids, *more], given)
-    if found is not None:
-        return found
+    layer = _called(site, "Embedding", {"weight": site.args[1]}, [ids, *more], given)
+    if layer is not None:
+        return layer
     if not axes:
         return Expr(call("F.embedding", [ids, weight, *given]), weight=HEAVY)
     return Expr(call("embedding", [ids, weight, rows, where, *given]), weight=HEAVY)
@@ -167,9 +167,9 @@ def _layer_norm(site: Site) -> Expr:
     if len(site.args) > 1 and trailing == site.operand(1):
         held = dict(zip(("weight", "bias"), site.args[1:], strict=False))
         options = [f"eps={literal(eps)}"] if eps != 1e-5 else []
-        found = _called(site, "LayerNorm", held, [site.args[0].text], options)
-        if found is not None:
-            return found
+        layer = _called(site, "LayerNorm", held, [site.args[0].text], options)
+        if layer is not None:
+            return layer
     arguments = [site.args[0].text, tuple_text(trailing), *(a.text for a in site.args[1:])]
     if eps != 1e-5:
         arguments.append(literal(eps) if len(site.args) == 3 else f"eps={literal(eps)}")
@@ -182,9 +182,9 @@ def _rms_norm(site: Site) -> Expr:
         options.append(f"offset={literal(float(site.attrs['scale_offset']))}")
     if len(site.args) > 1:
         held = {"weight": site.args[1]}
-        found = _called(site, "RMSNorm", held, [site.args[0].text], [f"eps={eps}", *options])
-        if found is not None:
-            return found
+        layer = _called(site, "RMSNorm", held, [site.args[0].text], [f"eps={eps}", *options])
+        if layer is not None:
+            return layer
     weight = site.args[1].text if len(site.args) > 1 else "None"
     arguments = [site.args[0].text, weight, eps, *options]
     return Expr(call("rms_norm", arguments), weight=HEAVY)
@@ -197,9 +197,9 @@ def _group_norm(site: Site) -> Expr:
     if len(site.args) == 3:
         held = {"weight": site.args[1], "bias": site.args[2]}
         every = [f"groups={groups}", *options]
-        found = _called(site, "GroupNorm", held, [site.args[0].text], every)
-        if found is not None:
-            return found
+        layer = _called(site, "GroupNorm", held, [site.args[0].text], every)
+        if layer is not None:
+            return layer
     arguments = [site.args[0].text, str(groups), *(a.text for a in site.args[1:]), *options]
     return Expr(call("F.group_norm", arguments), weight=HEAVY)
 
@@ -216,9 +216,9 @@ def _batch_norm(site: Site) -> Expr:
     more = _statistics_over(site) if training else ["training=False"]
     held = dict(zip(("weight", "bias", "running_mean", "running_var"), site.args[1:], strict=False))
     if len(held) == 4:
-        found = _called(site, "BatchNorm", held, [site.args[0].text, *more], options)
-        if found is not None:
-            return found
+        layer = _called(site, "BatchNorm", held, [site.args[0].text, *more], options)
+        if layer is not None:
+            return layer
     arguments = [*(a.text for a in site.args), *options, *more]
     return Expr(call("batch_norm", arguments), weight=HEAVY)
 

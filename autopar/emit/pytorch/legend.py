@@ -91,16 +91,16 @@ def _splits_parameters(lowered: Lowered) -> bool:
     return any(
         placement.kind == "S"
         for body in (lowered, *lowered.blocks.values())
-        for found in body.tensors.values()
-        if found.tensor.role == "parameter"
-        for axis, placement in found.produced.placements
+        for value in body.tensors.values()
+        if value.tensor.role == "parameter"
+        for axis, placement in value.produced.placements
         if axis not in BATCH_AXES
     )
 
 
 def _is_uneven(lowered: Lowered) -> bool:
     return any(
-        uneven_dims(found.shared, found.tensor.shape, body.mesh)
+        uneven_dims(value.shared, value.tensor.shape, body.mesh)
         for body in (lowered, *lowered.blocks.values())
-        for found in body.tensors.values()
+        for value in body.tensors.values()
     )

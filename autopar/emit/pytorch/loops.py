@@ -141,13 +141,13 @@ def _rounds(
             waiting.clear()
             yield _Round(item, own)
             continue
-        found = dict(_slices(item, lowered, readers)) if isinstance(item, LoweredOp) else {}
-        if any(s.alone for s in found.values()):
-            waiting |= found
+        slices = dict(_slices(item, lowered, readers)) if isinstance(item, LoweredOp) else {}
+        if any(s.alone for s in slices.values()):
+            waiting |= slices
             continue
         yield from (s.op for s in waiting.values())
         waiting.clear()
-        parts |= found
+        parts |= slices
         yield item
     yield from (s.op for s in waiting.values())
 
@@ -240,13 +240,13 @@ def _ahead(first: tuple[Step, ...], each: tuple[Step, ...]) -> tuple[Step, ...] 
 
 def _apart(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """``steps`` with a sum for a deferred gradient as the two steps that it is."""
-    found: list[Step] = []
+    parts: list[Step] = []
     for step in steps:
         if (step.source.kind, step.target.kind) == ("P", "D"):
-            found.append(replace(step, target=WHOLE, backward="none"))
+            parts.append(replace(step, target=WHOLE, backward="none"))
             step = replace(step, source=WHOLE, forward="none")
-        found.append(step)
-    return tuple(found)
+        parts.append(step)
+    return tuple(parts)
 
 
 def single(call: LoweredOp) -> Loop:

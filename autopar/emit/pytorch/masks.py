@@ -22,8 +22,8 @@ def as_bands(lowered: Lowered) -> Lowered:
     None where there is no bound.
     """
     links = Links.of(lowered)
-    found = {op.op.name: band for op in lowered.ops if (band := _band(op, links))}
-    lowered = swapped(lowered, found)
+    bands = {op.op.name: band for op in lowered.ops if (band := _band(op, links))}
+    lowered = swapped(lowered, bands)
     links = Links.of(lowered)
     joined: dict[str, LoweredOp] = {}
     for op in lowered.ops:
@@ -93,7 +93,7 @@ def _range(operand: Operand, rank: int, links: Links) -> tuple[int, int] | None:
 def as_bounds(lowered: Lowered) -> Lowered:
     """``minimum`` and ``maximum`` with a tensor that is one number everywhere take the number."""
     links = Links.of(lowered)
-    found: dict[str, LoweredOp] = {}
+    swaps: dict[str, LoweredOp] = {}
     for op in lowered.ops:
         if op.op.kind not in _BOUNDS or len(op.operands) != 2:
             continue
@@ -107,6 +107,6 @@ def as_bounds(lowered: Lowered) -> Lowered:
             if tensors[other.name].shape != tensors[op.op.name].shape:
                 continue  # the number's shape is needed
             attrs = {**op.op.attrs, "other": maker.op.attrs["value"]}
-            found[op.op.name] = remade(op, op.op.kind, (other,), attrs)
+            swaps[op.op.name] = remade(op, op.op.kind, (other,), attrs)
             break
-    return swapped(lowered, found)
+    return swapped(lowered, swaps)

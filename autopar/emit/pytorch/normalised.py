@@ -11,7 +11,7 @@ _NORM = "aten::linalg_vector_norm"
 def as_normalised(lowered: Lowered) -> Lowered:
     """``x / norm(x, keepdim=True).clamp(min=eps)`` as one op ``normalize``."""
     links = Links.of(lowered)
-    found: dict[str, LoweredOp] = {}
+    swaps: dict[str, LoweredOp] = {}
     for op in lowered.ops:
         if op.op.kind != "div" or len(op.operands) != 2:
             continue
@@ -24,8 +24,8 @@ def as_normalised(lowered: Lowered) -> Lowered:
         eps = clamp.op.attrs.get("min")
         alike = norm.operands[0] == x and not x.steps
         if alike and setting is not None and eps and clamp.op.attrs.get("max") is None:
-            found[op.op.name] = remade(op, "normalize", (x,), {"dim": setting, "eps": eps})
-    return swapped(lowered, found)
+            swaps[op.op.name] = remade(op, "normalize", (x,), {"dim": setting, "eps": eps})
+    return swapped(lowered, swaps)
 
 
 def _setting(norm: LoweredOp) -> int | None:

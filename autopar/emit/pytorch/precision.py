@@ -16,20 +16,20 @@ def wide_values(lowered: Lowered, precision: str) -> dict[str, bool]:
     """
     tensors = lowered.graph.tensors
     losses = _losses(lowered)
-    found = {}
+    wide = {}
     for tensor in tensors.values():
         if tensor.role == "parameter" or tensor.dtype == precision:
-            found[tensor.name] = False
+            wide[tensor.name] = False
         elif tensor.dtype == "float32" and tensor.name not in losses:
-            found[tensor.name] = True
-    return found
+            wide[tensor.name] = True
+    return wide
 
 
 def _losses(lowered: Lowered) -> set[str]:
     """Losses, and what is computed from losses alone."""
-    found: set[str] = set()
+    losses: set[str] = set()
     for op in lowered.ops:
         inputs = op.op.inputs
-        if op.op.kind == "cross_entropy" or (inputs and all(name in found for name in inputs)):
-            found.update(op.op.outputs)
-    return found
+        if op.op.kind == "cross_entropy" or (inputs and all(name in losses for name in inputs)):
+            losses.update(op.op.outputs)
+    return losses

@@ -25,15 +25,15 @@ def count_uses(
 def reads(item: Item, lowered: Lowered) -> list[str]:
     """Values that an item reads from its surroundings, once for each time it asks for them."""
     if isinstance(item, Loop):
-        found = []
+        names = []
         for i, call in enumerate(item.calls):
             for operand, result, slice_ in zip(
                 call.operands, item.carried, item.slices, strict=True
             ):
                 if not (slice_ and slice_.alone) and (i == 0 or result is None):
-                    found.append(operand.name)
-        found += [s.op.op.inputs[0] for s in item.slices if s and s.alone]
-        return [n for n in found if is_value(lowered, n)]
+                    names.append(operand.name)
+        names += [s.op.op.inputs[0] for s in item.slices if s and s.alone]
+        return [n for n in names if is_value(lowered, n)]
     if isinstance(item, Scope):
         made = {n for op in item.ops() for n in op.op.outputs}
         wanted = (n for op in item.ops() for n in op.op.inputs)
@@ -43,8 +43,8 @@ def reads(item: Item, lowered: Lowered) -> list[str]:
 
 def is_value(lowered: Lowered, name: str) -> bool:
     """Whether a tensor lives in a variable: no parameter that is read where it is used."""
-    found = lowered.tensors[name]
-    return found.tensor.role not in ("parameter", "buffer") or bool(found.steps)
+    value = lowered.tensors[name]
+    return value.tensor.role not in ("parameter", "buffer") or bool(value.steps)
 
 
 def interface(
@@ -53,5 +53,5 @@ def interface(
     """(tensors that a scope reads from outside, tensors made inside and read outside)."""
     made = [n for op in scope.ops() for n in op.op.outputs]
     inputs = reads(scope, lowered)
-    found = [n for n in made if uses.get(n, 0) > 0]
-    return inputs, found
+    outputs = [n for n in made if uses.get(n, 0) > 0]
+    return inputs, outputs

@@ -45,7 +45,7 @@ def roles(lowered: Lowered) -> dict[str, str]:
     """Role by tensor, of those whose readers all see the same in them."""
     readers = lowered.graph.consumers()
     inside = {name: roles(body) for name, body in lowered.blocks.items()}
-    found: dict[str, str] = {}
+    role_of: dict[str, str] = {}
 
     def seen_by(reader: Op, place: int) -> str:
         if reader.kind == "block":
@@ -58,7 +58,7 @@ def roles(lowered: Lowered) -> dict[str, str]:
         known = _OPERANDS.get(reader.kind, ())
         if place < len(known) and known[place]:
             return known[place]
-        after = found.get(reader.outputs[0], "")
+        after = role_of.get(reader.outputs[0], "")
         scaled = reader.kind in ("mul", "div") and len(reader.inputs) == 1
         joined = reader.kind == "cat" and after == "angles"  # those of both halves
         passed = place == 0 and (reader.kind in _THROUGH or scaled)
@@ -69,5 +69,5 @@ def roles(lowered: Lowered) -> dict[str, str]:
         seen = {seen_by(reader, place) for reader, place in readers[name]}
         given = {seen_by(r, place) for r, place in readers[name] if r.kind == "block"}
         if len(seen) == 1 or (len(given) == 1 and seen == given | {""}):
-            found[name] = max(seen)
-    return found
+            role_of[name] = max(seen)
+    return role_of

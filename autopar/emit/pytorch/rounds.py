@@ -79,7 +79,7 @@ class Rounds:
             self.names.append(self._slice(cut, [c.operands[place].name for c in self.loop.calls]))
             self.tokens.append(token)
             return
-        found = forward.source(name, token)
+        expr = forward.source(name, token)
         carried = self.loop.carried[place] is not None
         if not carried and name in forward.uses:  # no parameter or buffer, which every call reads
             for _ in self.loop.calls[1:]:
@@ -87,12 +87,12 @@ class Rounds:
         ahead = self.loop.ahead[place]
         if ahead:
             shared = forward.tensor(name).shared
-            found = forward.steps(found, name, ahead, shared, token)
+            expr = forward.steps(expr, name, ahead, shared, token)
         elif carried and forward.uses.get(name, 0) > 0:
             fresh = forward.variables.pick(["x", "h"], token)
-            forward.assign(fresh, found.text)
-            found = variable(fresh)
-        self.names.append(found.text)
+            forward.assign(fresh, expr.text)
+            expr = variable(fresh)
+        self.names.append(expr.text)
         self.tokens.append(token)
 
     def _slice(self, cut: Slice, names: list[str]) -> str:
@@ -121,10 +121,10 @@ class Rounds:
         source = forward.tensor(operand.name).shared
         for step in self.loop.ahead[place]:
             source = source.with_placement(forward.lowered.mesh, step.axis, step.target)
-        found = (
+        expr = (
             variable(name) if name.isidentifier() else Expr(name)
         )  # as self.table: not assigned to
-        return forward.steps(found, operand.name, steps, source, token).text
+        return forward.steps(expr, operand.name, steps, source, token).text
 
     def _call(self, arguments: list[str]) -> str:
         around = self.forward.around
@@ -143,21 +143,21 @@ class Rounds:
             for name, result in zip(self.names, self.loop.carried, strict=True)
             if result is not None
         }
-        found = []
+        targets = []
         for i, name in enumerate(self.last.op.outputs):
             if i in carried:
                 forward.bind(name, carried[i])
-                found.append(carried[i])
+                targets.append(carried[i])
             elif forward.uses.get(name):
                 given = forward.around.given.get(self.last.op.attrs["block"], ())
                 hint = given[i] if i < len(given) and given[i] not in ("x", "h") else ""
                 first_operand = [n for n in self.names[:1] if n.isidentifier()]
                 var = forward.variables.pick([hint, *first_operand, "x", "h", hint or "h"], name)
                 forward.named(name, var)
-                found.append(var)
+                targets.append(var)
             else:
-                found.append("_")
-        return found
+                targets.append("_")
+        return targets
 
     def _header(self) -> str:
         instances = self.loop.instances

@@ -83,7 +83,7 @@ def _classes(lowered: Lowered) -> set[str]:
                     owned.setdefault(prefix, set()).add(name.rpartition(".")[0])
                     if not name.startswith(prefix + "."):
                         outside.add(prefix)
-    found = set()
+    paths = set()
     for path, indices in places.items():
         inner = {
             rest.split(".")[0]
@@ -95,8 +95,8 @@ def _classes(lowered: Lowered) -> set[str]:
         large = len(indices) >= (3 if inner else LONG_LEAF)
         holds_blocks = any(under(b, path) or under(path, b) for b in blocks)
         if unbroken and large and not listed and not holds_blocks and path not in outside:
-            found.add(path)
-    return found
+            paths.add(path)
+    return paths
 
 
 def prefixes(path: str) -> Iterator[str]:

@@ -98,8 +98,8 @@ class Site:
 
     def axes_on(self, operand: int, dim: int) -> tuple[str, ...]:
         """Axes that split ``dim`` of an operand, microbatches left out."""
-        found = self.at.operands[operand].wanted.split_axes(dim)
-        return tuple(a for a in found if a != "microbatch")
+        axes = self.at.operands[operand].wanted.split_axes(dim)
+        return tuple(a for a in axes if a != "microbatch")
 
     def drawn_apart(self, result: int = 0, dims: int | None = None) -> tuple[str, ...]:
         """Model axes that split a result, or its first ``dims`` dims: their ranks drop apart."""
@@ -119,14 +119,14 @@ class Site:
 
 def uneven_dims(sharding: Sharding, shape: tuple[int, ...], mesh: Mesh) -> list[int]:
     """The dims whose pieces are not all of one size."""
-    found = []
+    dims = []
     for dim, size in enumerate(shape):
         ways = 1
         for axis in sharding.split_axes(dim):
             ways *= mesh.size(axis)
         if size % ways:
-            found.append(dim)
-    return found
+            dims.append(dim)
+    return dims
 
 
 def model_part(sharding: Sharding) -> Sharding:

@@ -39,7 +39,7 @@ def source_names(lowered: Lowered) -> dict[str, str]:
     """Name by tensor, of what a statement assigns; a value on the way to it has none of its own."""
     readers = lowered.graph.consumers()
     executed = _executions(lowered)
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     ahead: dict[str, int] = {}  # by tensor, the executions that it leads to, a bit for each
     for op in reversed(lowered.graph.ops):
         own = executed[op.name]
@@ -55,21 +55,21 @@ def source_names(lowered: Lowered) -> dict[str, str]:
                 ahead[name] |= leads
                 if own is not None and leads >> own.number & 1:
                     passed = other == own and _goes_on(reader, lowered)
-                    final = final and passed and bool(found.get(reader.name))
+                    final = final and passed and bool(names.get(reader.name))
             if own is not None and (final or named):
                 stream = lowered.graph.tensors[name].differentiable
                 longest = LONGEST if stream else LONGEST_BESIDE
-                found[name] = _short(_target(own.statement, op, result), longest)
-    return found
+                names[name] = _short(_target(own.statement, op, result), longest)
+    return names
 
 
 def statement_names(lowered: Lowered) -> dict[str, str]:
     """Name by tensor, of the one thing that its statement assigns, be it a value on the way."""
     executed = _executions(lowered)
     return {
-        name: _short(found.statement.targets[0], LONGEST)
+        name: _short(execution.statement.targets[0], LONGEST)
         for op in lowered.graph.ops
-        if (found := executed[op.name]) is not None and len(found.statement.targets) == 1
+        if (execution := executed[op.name]) is not None and len(execution.statement.targets) == 1
         for name in op.outputs
     }
 
@@ -84,7 +84,7 @@ class _Execution:
 
 def _executions(lowered: Lowered) -> dict[str, _Execution | None]:
     """For each op what it is part of; what a function returns is part of what it began in."""
-    found: dict[str, _Execution | None] = {}
+    executions: dict[str, _Execution | None] = {}
     now: dict[_Assignment, _Execution] = {}
     # By execution, kind and last part of the module's path, the path: another is the next layer's.
     seen: dict[tuple[int, str, str], str] = {}
@@ -92,9 +92,9 @@ def _executions(lowered: Lowered) -> dict[str, _Execution | None]:
     for op in lowered.graph.ops:
         statement = _statement(op)
         if statement is None:
-            begun = next((found[n] for n in op.inputs if n in found), None)
+            begun = next((executions[n] for n in op.inputs if n in executions), None)
             inherits = begun and len(begun.statement.targets) == 1 and _goes_on(op, lowered)
-            found[op.name] = begun if inherits else None
+            executions[op.name] = begun if inherits else None
             continue
         path = op.source.module
         last = path.rpartition(".")[2]
@@ -103,8 +103,8 @@ def _executions(lowered: Lowered) -> dict[str, _Execution | None]:
             current = now[statement] = _Execution(statement, number)
             number += 1
         seen[current.number, op.kind, last] = path
-        found[op.name] = current
-    return found
+        executions[op.name] = current
+    return executions
 
 
 def _goes_on(reader: Op, lowered: Lowered) -> bool:
@@ -118,20 +118,20 @@ def _statement(op: Op) -> _Assignment | None:
     """The innermost assignment that an op's line belongs to; of several on a line, its own."""
     file, line = op.source.file, op.source.line
     try:
-        found = _around(file, Path(file).stat().st_mtime_ns, line)
+        assignments = _around(file, Path(file).stat().st_mtime_ns, line)
     except (OSError, SyntaxError, ValueError):
         return None
-    if len(found) > 1:
-        found = tuple(a for a in found if any(_mentions(part, op) for part in a.parts))
-    return found[0] if len(found) == 1 else None
+    if len(assignments) > 1:
+        assignments = tuple(a for a in assignments if any(_mentions(part, op) for part in a.parts))
+    return assignments[0] if len(assignments) == 1 else None
 
 
 @lru_cache(maxsize=4096)
 def _around(file: str, changed: int, line: int) -> tuple[_Assignment, ...]:
     """The shortest assignments that ``line`` belongs to."""
-    found = [a for a in _assignments(file, changed) if a.first <= line <= a.last]
-    length = min((a.last - a.first for a in found), default=0)
-    return tuple(a for a in found if a.last - a.first == length)
+    around = [a for a in _assignments(file, changed) if a.first <= line <= a.last]
+    length = min((a.last - a.first for a in around), default=0)
+    return tuple(a for a in around if a.last - a.first == length)
 
 
 def _short(name: str, longest: int) -> str:
@@ -141,14 +141,14 @@ def _short(name: str, longest: int) -> str:
     return identifier(name) if meaningful and len(name) <= longest else ""
 
 
-def _target(found: _Assignment, op: Op, result: int) -> str:
-    if len(found.targets) == len(op.outputs):
-        return found.targets[result]
+def _target(assignment: _Assignment, op: Op, result: int) -> str:
+    if len(assignment.targets) == len(op.outputs):
+        return assignment.targets[result]
     if len(op.outputs) > 1:
         return ""
-    if len(found.parts) != len(found.targets):
+    if len(assignment.parts) != len(assignment.targets):
         return ""
-    named = zip(found.targets, found.parts, strict=True)
+    named = zip(assignment.targets, assignment.parts, strict=True)
     fitting = [target for target, part in named if _mentions(part, op)]
     return fitting[0] if len(fitting) == 1 else ""
 
@@ -169,7 +169,7 @@ def _mentions(part: ast.expr, op: Op) -> bool:
 def _assignments(file: str, changed: int) -> tuple[_Assignment, ...]:
     """``changed``: when; a file that was written again is read again."""
     parsed = ast.parse(Path(file).read_text(encoding="utf-8"))
-    found = []
+    assignments = []
     for node in ast.walk(parsed):
         if isinstance(node, ast.Assign):
             target = node.targets[0]
@@ -187,5 +187,5 @@ def _assignments(file: str, changed: int) -> tuple[_Assignment, ...]:
                 parts = value.elts
         names = tuple(t.id if isinstance(t, ast.Name) else "" for t in targets)
         last = node.end_lineno or node.lineno
-        found.append(_Assignment(node.lineno, last, names, tuple(parts)))
-    return tuple(found)
+        assignments.append(_Assignment(node.lineno, last, names, tuple(parts)))
+    return tuple(assignments)

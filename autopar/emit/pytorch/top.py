@@ -116,11 +116,11 @@ def _exists(root: modules.Node, path: str) -> bool:
 
 def _copies(loss: Operand, lowered: Lowered) -> int:
     """How many data ranks and microbatches hold the same whole loss."""
-    found = 1
+    copies = 1
     for axis in lowered.mesh.axes:
         if axis in BATCH_AXES and loss.wanted.on(axis).kind != "P":
-            found *= lowered.mesh.size(axis)
-    return found
+            copies *= lowered.mesh.size(axis)
+    return copies
 
 
 def _counts(lowered: Lowered, lines: Lines, printing: Printing, root: modules.Node) -> None:
@@ -155,10 +155,10 @@ def _counts(lowered: Lowered, lines: Lines, printing: Printing, root: modules.No
         ignored = op.op.attrs.get("ignore_index", -100)
         key = printing.counts[op.op.name].removeprefix("counts[").removesuffix("]")
         name = labels_of(lowered, op)
-        found = f"({labels[name]} != {ignored}).sum()"
+        count = f"({labels[name]} != {ignored}).sum()"
         for axis in held_whole(part, name):  # labels that the batch does not give
-            found = f'keep_first({found}, "{axis}")'
-        entries.append(f"{key}: {found}")
+            count = f'keep_first({count}, "{axis}")'
+        entries.append(f"{key}: {count}")
     lines.add("@staticmethod")
     lines.add("def counts(batch: dict[str, Tensor]) -> dict[str, Tensor]:")
     lines.add('    """Labelled tokens of one microbatch; the runtime sums them over the batch."""')

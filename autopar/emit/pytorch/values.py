@@ -145,7 +145,7 @@ class Values:
         return Expr(self.around.attribute(name))
 
     def steps(
-        self, found: Expr, name: str, steps: Sequence[Step], source: Sharding, token: str
+        self, expr: Expr, name: str, steps: Sequence[Step], source: Sharding, token: str
     ) -> Expr:
         """``found`` after a resharding, in a variable."""
         tensor = self.lowered.graph.tensors[name]
@@ -154,9 +154,9 @@ class Values:
         elif tensor.role == "buffer":
             hints = [identifier(name.split(".")[-1])]
         else:
-            hints = [found.text] if found.reads == {found.text} else []
+            hints = [expr.text] if expr.reads == {expr.text} else []
             hints += ["x", "h"] if tensor.differentiable else [f"{(hints or ['all'])[0]}_here"]
-        text, var, state = found.text, "", source
+        text, var, state = expr.text, "", source
         for step in steps:
             state = state.with_placement(self.lowered.mesh, step.axis, step.target)
             after = state.local_shape(tensor.shape, self.lowered.mesh)
@@ -171,7 +171,7 @@ class Values:
                     self.mark_resharded(name, state)
                 self.assign(var, call.replace("%", text), shown, above=True)
                 text = var
-        return variable(var) if var else found
+        return variable(var) if var else expr
 
     def reshard_in_place(self, name: str, steps: Sequence[Step], source: Sharding) -> None:
         """After a tensor is made: its shared copy under its variable."""
@@ -214,9 +214,9 @@ class Values:
 
     def shown(self, name: str) -> str:
         """The comment with the local shape of a tensor as produced."""
-        found = self.tensor(name)
-        shape = found.produced.local_shape(found.tensor.shape, self.lowered.mesh)
-        return shape_comment(shape, found.produced)
+        value = self.tensor(name)
+        shape = value.produced.local_shape(value.tensor.shape, self.lowered.mesh)
+        return shape_comment(shape, value.produced)
 
 
 def bound(text: str) -> Expr:

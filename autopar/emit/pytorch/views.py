@@ -43,7 +43,7 @@ def shorter_views(lowered: Lowered) -> Lowered:
 def _spread(lowered: Lowered) -> dict[str, LoweredOp]:
     """Sums and products that spread an operand by themselves, without the `expand` before."""
     links = Links.of(lowered)
-    found: dict[str, LoweredOp] = {}
+    swaps: dict[str, LoweredOp] = {}
     for op in lowered.ops:
         if op.op.kind not in _SPREADING or len(op.operands) != 2:
             continue
@@ -55,9 +55,9 @@ def _spread(lowered: Lowered) -> dict[str, LoweredOp]:
                 continue
             operands = list(op.operands)
             operands[place] = maker.operands[0]
-            found[op.op.name] = remade(op, op.op.kind, tuple(operands), op.op.attrs)
+            swaps[op.op.name] = remade(op, op.op.kind, tuple(operands), op.op.attrs)
             break
-    return found
+    return swaps
 
 
 def _repeats(lowered: Lowered) -> dict[str, LoweredOp]:
@@ -66,7 +66,7 @@ def _repeats(lowered: Lowered) -> dict[str, LoweredOp]:
     Attrs: ``repeats``, ``dim``, and ``cut``, the shape without the dim that was put in.
     """
     links = Links.of(lowered)
-    found: dict[str, LoweredOp] = {}
+    swaps: dict[str, LoweredOp] = {}
     for op in lowered.ops:
         spread = links.feeder(op.operands[0]) if op.op.kind == "reshape" else None
         put = links.feeder(spread.operands[0]) if spread and spread.op.kind == "expand" else None
@@ -82,8 +82,8 @@ def _repeats(lowered: Lowered) -> dict[str, LoweredOp]:
         cut = (*thin[: dim + 1], *thin[dim + 2 :])
         if after == (*cut[:dim], cut[dim] * repeats, *cut[dim + 1 :]):
             attrs = {"repeats": repeats, "dim": dim, "cut": cut}
-            found[op.op.name] = remade(op, "repeat_interleave", put.operands, attrs)
-    return found
+            swaps[op.op.name] = remade(op, "repeat_interleave", put.operands, attrs)
+    return swaps
 
 
 def _unbound(lowered: Lowered) -> Lowered:
@@ -121,7 +121,7 @@ def _dim(select: LoweredOp, shape: Shape) -> int:
 
 def _chains(lowered: Lowered) -> dict[str, LoweredOp]:
     links = Links.of(lowered)
-    found: dict[str, LoweredOp] = {}
+    swaps: dict[str, LoweredOp] = {}
     for op in lowered.ops:
         readers = links.readers.get(op.op.name, ())
         if op.op.kind not in ("reshape", "transpose"):
@@ -134,8 +134,8 @@ def _chains(lowered: Lowered) -> dict[str, LoweredOp]:
         view = _whole_chain(chain, lowered) if len(chain) > 1 else None
         if view is not None and view.calls < _calls(chain, lowered):
             attrs = {"cut": view.cut, "order": view.order, "joined": view.joined}
-            found[op.op.name] = remade(op, "view", chain[0].operands, attrs)
-    return found
+            swaps[op.op.name] = remade(op, "view", chain[0].operands, attrs)
+    return swaps
 
 
 def _is_view(op: LoweredOp) -> bool:

@@ -70,7 +70,7 @@ def read(text: str, name: str) -> Found:
 
 
 def _sizes(data: Mapping[str, Any], name: str) -> dict[str, str]:
-    found: dict[str, int | str] = {}
+    degrees: dict[str, int | str] = {}
     for key, value in (data.get("parallelism_config") or {}).items():
         short = str(key).removeprefix(PREFIX)
         if short in OTHERS:
@@ -81,10 +81,10 @@ def _sizes(data: Mapping[str, Any], name: str) -> dict[str, str]:
                 f"{did_you_mean(short, SIZES)}There are {', '.join(PREFIX + s for s in SIZES)}"
             )
         size = whole(f"{name}: {key}", value)
-        if SIZES[short] not in found or size > 1:
-            found[SIZES[short]] = size
-    shard = found.pop("dp_shard", None)
-    choices = choices_of(**found)
+        if SIZES[short] not in degrees or size > 1:
+            degrees[SIZES[short]] = size
+    shard = degrees.pop("dp_shard", None)
+    choices = choices_of(**degrees)
     if shard is not None:
         choices["dp_shard"] = str(shard)
     return choices
@@ -92,17 +92,17 @@ def _sizes(data: Mapping[str, Any], name: str) -> dict[str, str]:
 
 def _fsdp(config: Mapping[str, Any]) -> dict[str, str]:
     plain = {str(key).removeprefix("fsdp_"): value for key, value in config.items()}
-    found: dict[str, str] = {}
+    choices: dict[str, str] = {}
     if str(plain.get("version", 1)) == "2":
-        found["zero"] = "3" if plain.get("reshard_after_forward", True) else "2"
+        choices["zero"] = "3" if plain.get("reshard_after_forward", True) else "2"
     else:
         asked = str(plain.get("sharding_strategy", "FULL_SHARD"))
         names = list(STRATEGIES)
         asked = names[int(asked) - 1] if asked in ("1", "2", "3", "4", "5") else asked
-        found["zero"] = STRATEGIES.get(asked, "3")
+        choices["zero"] = STRATEGIES.get(asked, "3")
     if plain.get("activation_checkpointing"):
-        found["recompute"] = "full"
-    return found
+        choices["recompute"] = "full"
+    return choices
 
 
 def _deepspeed(config: Mapping[str, Any], name: str) -> dict[str, str]:
@@ -116,10 +116,10 @@ def _deepspeed(config: Mapping[str, Any], name: str) -> dict[str, str]:
 
 def _megatron(config: Mapping[str, Any], name: str) -> dict[str, str]:
     plain = {str(key).removeprefix("megatron_lm_"): value for key, value in config.items()}
-    found = choices_of(
+    choices = choices_of(
         **{ours: whole(f"{name}: {n}", plain.get(n, 1)) for n, ours in MEGATRON.items()}
     )
-    found["zero"] = "1" if plain.get("use_distributed_optimizer") else "0"
+    choices["zero"] = "1" if plain.get("use_distributed_optimizer") else "0"
     if plain.get("recompute_activations"):
-        found["recompute"] = "selective"
-    return found
+        choices["recompute"] = "selective"
+    return choices

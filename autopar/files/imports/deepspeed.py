@@ -85,15 +85,15 @@ def _batch(
 
 
 def _notes(data: Mapping[str, Any], zero: Mapping[str, Any]) -> list[str]:
-    found = ["whether layers are recomputed stands in the model's code: --fix recompute=full"]
+    notes = ["whether layers are recomputed stands in the model's code: --fix recompute=full"]
     for key in ("offload_optimizer", "offload_param"):
         if (zero.get(key) or {}).get("device", "none") != "none":
-            found.append(f"zero_optimization.{key} is not priced")
+            notes.append(f"zero_optimization.{key} is not priced")
     if zero.get("zero_hpz_partition_size", 1) not in (None, 1):
-        found.append("zero_hpz_partition_size (a second copy of parameters) is not priced")
+        notes.append("zero_hpz_partition_size (a second copy of parameters) is not priced")
     if "auto" in (data.get("train_micro_batch_size_per_gpu"), data.get("train_batch_size")):
-        found.append('a batch of "auto" stands in the script: --fix microbatch and --global-batch')
-    return found
+        notes.append('a batch of "auto" stands in the script: --fix microbatch and --global-batch')
+    return notes
 
 
 def _section(data: Mapping[str, Any], key: str, name: str) -> Mapping[str, Any]:

@@ -147,18 +147,18 @@ def _pipeline(p: dict[str, Any], pp: int, name: str) -> dict[str, str]:
     parts = p.get("module_fqns_per_model_part")
     stages = parts if isinstance(parts, int) else len(parts) if parts else 0
     interleave = stages // pp if stages else 2 if schedule in ("interleaved", "zero_bubble") else 1
-    found = {"schedule": schedule}
+    choices = {"schedule": schedule}
     if interleave > 1:
-        found["interleave"] = str(interleave)
-    return found
+        choices["interleave"] = str(interleave)
+    return choices
 
 
 def _toml(text: str, name: str) -> dict[str, dict[str, Any]]:
     try:
-        found = tomllib.loads(text)
+        tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise NotImported(f"{name}: no TOML: {error}") from None
-    return {section: dict(rows) for section, rows in found.items() if isinstance(rows, dict)}
+    return {section: dict(rows) for section, rows in tables.items() if isinstance(rows, dict)}
 
 
 def _python(text: str, name: str) -> dict[str, dict[str, Any]]:
@@ -166,13 +166,13 @@ def _python(text: str, name: str) -> dict[str, dict[str, Any]]:
         tree = ast.parse(text)
     except SyntaxError as error:
         raise NotImported(f"{name}:{error.lineno}: no Python: {error.msg}") from None
-    found: dict[str, dict[str, Any]] = {"parallelism": {}, "training": {}}
+    sections: dict[str, dict[str, Any]] = {"parallelism": {}, "training": {}}
     alias: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             section = _class(node.func)
             if section:
-                found[section] |= {k.arg: _value(k.value) for k in node.keywords if k.arg}
+                sections[section] |= {k.arg: _value(k.value) for k in node.keywords if k.arg}
         if not isinstance(node, ast.Assign):
             continue
         for target, value in _pairs(node):
@@ -186,15 +186,15 @@ def _python(text: str, name: str) -> dict[str, dict[str, Any]]:
             else:
                 section = alias.get(owner.id, "") if isinstance(owner, ast.Name) else ""
             if section in ("parallelism", "training"):
-                found[section][target.attr] = _value(value)
+                sections[section][target.attr] = _value(value)
             elif target.attr == "activation_checkpoint":
-                found["activation_checkpoint"] = {"mode": _checkpointing(value)}
-    if not found["parallelism"] and not found["training"]:
+                sections["activation_checkpoint"] = {"mode": _checkpointing(value)}
+    if not sections["parallelism"] and not sections["training"]:
         raise NotImported(
             f"{name} sets no field of torchtitan's parallelism or training; give the recipe's "
             "file, or a TOML file of 0.2"
         )
-    return found
+    return sections
 
 
 def _pairs(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:

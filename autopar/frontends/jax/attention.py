@@ -49,9 +49,9 @@ def _visit(node: Node, builder: Builder) -> Sequence[Operand] | None:
     if node.kind != "einsum":
         return None
     for position in (0, 1):
-        found = _attention(node, position, builder)
-        if found is not None:
-            return [found]
+        attention = _attention(node, position, builder)
+        if attention is not None:
+            return [attention]
     return None
 
 
@@ -138,7 +138,7 @@ class _Climb:
     def settle(self, dims: Dims, letter_of: dict[int, str]) -> _Logits | None:
         """What the chain does; None where it is not scaling and masking."""
         assert self.product is not None
-        found = _Logits(self.product)
+        scores = _Logits(self.product)
         now: Dims | None = dims
         for node in self.chain:
             assert now is not None
@@ -148,10 +148,10 @@ class _Climb:
                     return None
             elif node.kind in ("mul", "div"):
                 number = node.inputs[1]
-                if not isinstance(number, Uniform) or found.masks or found.causal:
+                if not isinstance(number, Uniform) or scores.masks or scores.causal:
                     return None
-                found.scale *= number.value if node.kind == "mul" else 1 / number.value
-            elif node.kind in ("add", "where") and not self._mask(node, now, found, letter_of):
+                scores.scale *= number.value if node.kind == "mul" else 1 / number.value
+            elif node.kind in ("add", "where") and not self._mask(node, now, scores, letter_of):
                 return None
         assert now is not None
         self.end = now
@@ -159,9 +159,9 @@ class _Climb:
         if not key:
             return None
         self.key_letter = key
-        return found
+        return scores
 
-    def _mask(self, node: Node, dims: Dims, found: _Logits, letters: dict[int, str]) -> bool:
+    def _mask(self, node: Node, dims: Dims, scores: _Logits, letters: dict[int, str]) -> bool:
         if node.kind == "where":
             condition, a, b = node.inputs
             fill, keep = (b, True) if isinstance(b, Uniform) else (a, False)
@@ -172,7 +172,7 @@ class _Climb:
             if chosen is None:
                 if isinstance(bias, Uniform):
                     return False
-                found.masks.append((bias, dims))
+                scores.masks.append((bias, dims))
                 return True
             condition, a, b = chosen.inputs
             zero = b if isinstance(a, Uniform) and a.value < MASKED else a
@@ -181,26 +181,26 @@ class _Climb:
                 return False
         if not isinstance(fill, Uniform) or fill.value > MASKED:
             return False
-        return self._condition(condition, keep, dims, found, letters)
+        return self._condition(condition, keep, dims, scores, letters)
 
     def _condition(
-        self, mask: Operand, keep: bool, dims: Dims, found: _Logits, letters: dict[int, str]
+        self, mask: Operand, keep: bool, dims: Dims, scores: _Logits, letters: dict[int, str]
     ) -> bool:
         """``mask`` says where logits are kept (or, without ``keep``, where they are not)."""
         negated = self.builder.made_by(mask, "not")
         if negated is not None:
-            return self._condition(negated.inputs[0], not keep, dims, found, letters)
+            return self._condition(negated.inputs[0], not keep, dims, scores, letters)
         both = self.builder.made_by(mask, "and") if keep else None
         if both is not None:
-            return all(self._condition(m, True, dims, found, letters) for m in both.inputs)
+            return all(self._condition(m, True, dims, scores, letters) for m in both.inputs)
         if self._is_causal(mask, keep, dims, letters):
-            found.causal = True
+            scores.causal = True
         elif keep:
-            found.masks.append((mask, dims))
+            scores.masks.append((mask, dims))
         else:
             assert isinstance(mask, Value)
             kept = self.builder.op("not", (mask,), mask.shape, "bool")
-            found.masks.append((kept, dims))
+            scores.masks.append((kept, dims))
         return True
 
     def _is_causal(self, mask: Operand, keep: bool, dims: Dims, letters: dict[int, str]) -> bool:

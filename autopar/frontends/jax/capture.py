@@ -166,21 +166,21 @@ def _graph(draft: Draft, constants: Constants) -> tuple[Graph, Stacks]:
 
 
 def _inputs(params: Any, batch: Mapping[str, Any]) -> tuple[Value, ...]:
-    found = [
+    values = [
         Value(tuple(leaf.shape), str(leaf.dtype), "parameter", path)
         for path, leaf in paths_of(params)
     ]
-    found += [
+    values += [
         Value(tuple(leaf.shape), str(leaf.dtype), "input", path) for path, leaf in paths_of(batch)
     ]
     seen: set[str] = set()
-    for value in found:
+    for value in values:
         if value.path in seen:
             raise CaptureError(
                 f"{value.path!r} names two leaves of parameters and batch: rename one of them"
             )
         seen.add(value.path)
-    return tuple(found)
+    return tuple(values)
 
 
 def _jaxpr(loss: Loss, params: Any, batch: Mapping[str, Any]) -> Any:

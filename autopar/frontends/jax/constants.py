@@ -166,13 +166,13 @@ def _held_by(function: Any) -> Iterator[tuple[str, Any]]:
     seen: set[int] = set()
     todo = [function]
     while todo:
-        found = todo.pop()
-        found = getattr(found, "func", None) or inspect.unwrap(found)
-        found = getattr(found, "__func__", found)
-        if id(found) in seen or not isinstance(found, types.FunctionType):
+        callee = todo.pop()
+        callee = getattr(callee, "func", None) or inspect.unwrap(callee)
+        callee = getattr(callee, "__func__", callee)
+        if id(callee) in seen or not isinstance(callee, types.FunctionType):
             continue
-        seen.add(id(found))
-        for name, held in _variables(found).items():
+        seen.add(id(callee))
+        for name, held in _variables(callee).items():
             if isinstance(held, types.FunctionType):
                 todo.append(held)
             elif isinstance(held, (dict, list, tuple)) or hasattr(held, "dtype"):
@@ -187,12 +187,12 @@ def _held_by(function: Any) -> Iterator[tuple[str, Any]]:
 
 def _variables(function: types.FunctionType) -> Mapping[str, Any]:
     """Globals that the code names, and what its cells hold."""
-    found = {n: function.__globals__[n] for n in function.__code__.co_names
+    variables = {n: function.__globals__[n] for n in function.__code__.co_names
              if n in function.__globals__}  # fmt: skip
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     for name, cell in cells:
         try:
-            found[name] = cell.cell_contents
+            variables[name] = cell.cell_contents
         except ValueError:  # a name without a value yet
             continue
-    return found
+    return variables

@@ -110,8 +110,8 @@ def is_float(aval: Any) -> bool:
 
 def name_of(eqn: Any) -> str:
     """The function's name, as an identifier."""
-    found = _function(eqn).partition(" at ")[0]
-    return re.sub(r"\W+", "_", found).strip("_") or "function"
+    name = _function(eqn).partition(" at ")[0]
+    return re.sub(r"\W+", "_", name).strip("_") or "function"
 
 
 def is_library(eqn: Any) -> bool:
@@ -138,11 +138,11 @@ def known_kind(eqn: Any, rules: Rules) -> str:
         return ""
     aval = eqn.invars[0].aval
     for kind, function in KNOWN.items():
-        found = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(aval.shape, aval.dtype)).jaxpr
-        while found.eqns and found.eqns[0].primitive.name == "jit":
-            found = found.eqns[0].params["jaxpr"].jaxpr
-        other = found.eqns[0]
-        if len(found.eqns) == 1 and _looks(eqn) == _looks(other):
+        jaxpr = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(aval.shape, aval.dtype)).jaxpr
+        while jaxpr.eqns and jaxpr.eqns[0].primitive.name == "jit":
+            jaxpr = jaxpr.eqns[0].params["jaxpr"].jaxpr
+        other = jaxpr.eqns[0]
+        if len(jaxpr.eqns) == 1 and _looks(eqn) == _looks(other):
             return kind if str(rules.backward(eqn)) == str(rules.backward(other)) else ""
     return ""
 
@@ -251,14 +251,14 @@ def is_what_it_computes(eqn: Any, made: Function, drafted: Drafted, operands: An
 
 def _ways(made: Function) -> dict[str, int]:
     """Into how many pieces the indices are cut so that dims are small."""
-    found: dict[str, int] = {}
+    ways: dict[str, int] = {}
     for side, graph in (("forward", made.forward), ("backward", made.backward)):
         for tensor in graph.tensors.values():
             for d, size in enumerate(tensor.shape):
                 index = made.indices.of[side, tensor.name, d]
                 if index not in made.indices.whole and size > SMALL:
-                    found[index] = size // SMALL
-    return found
+                    ways[index] = size // SMALL
+    return ways
 
 
 def _small(made: Function) -> Callable[..., Any]:

@@ -86,11 +86,11 @@ class Draft:
 
     def readers(self) -> dict[Value, list[Node]]:
         """For each value the nodes that read it, once each, in order."""
-        found: dict[Value, list[Node]] = {}
+        readers: dict[Value, list[Node]] = {}
         for node in self.nodes:
             for value in dict.fromkeys(node.values):
-                found.setdefault(value, []).append(node)
-        return found
+                readers.setdefault(value, []).append(node)
+        return readers
 
 
 class Builder:

@@ -41,8 +41,8 @@ def execute(
             full = list(given)
             for i, value in zip(floats, moving, strict=True):
                 full[i] = value
-            found = getattr(jax.lax, op.kind.removeprefix(PREFIX))(*full)
-            return tuple(found) if isinstance(found, tuple | list) else (found,)
+            values = getattr(jax.lax, op.kind.removeprefix(PREFIX))(*full)
+            return tuple(values) if isinstance(values, tuple | list) else (values,)
 
         # A primitive raises what it likes on drawn numbers and on other sizes.
         try:

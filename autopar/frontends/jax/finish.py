@@ -172,9 +172,9 @@ class _Finisher:
             if tensors[name].role == "activation":
                 tensors[name] = replace(tensors[name], role="output")
         name = unique(prefix or "layer", self.blocks)
-        found = Block(name, Graph(tensors, tuple(ops), inputs, outputs), instances)
-        self.blocks[name] = found
-        return found
+        block = Block(name, Graph(tensors, tuple(ops), inputs, outputs), instances)
+        self.blocks[name] = block
+        return block
 
     def _tensor(self, value: Value, name: str, role: Role | None = None) -> Tensor:
         shown: Role = role or value.role

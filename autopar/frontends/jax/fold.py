@@ -39,16 +39,16 @@ def folded(draft: Draft) -> Draft:
 
 def _prefixes(draft: Draft) -> list[str]:
     """Paths before an integer that takes at least two values, outermost first."""
-    found: dict[str, set[str]] = {}
+    indices_of: dict[str, set[str]] = {}
     for value in draft.inputs:
         if value.role != "parameter":
             continue
         parts = value.path.split(".")
         for i, part in enumerate(parts[:-1]):
             if part.isdigit():
-                found.setdefault(".".join(parts[:i]), set()).add(part)
+                indices_of.setdefault(".".join(parts[:i]), set()).add(part)
                 break
-    return [prefix for prefix, indices in found.items() if len(indices) > 1]
+    return [prefix for prefix, indices in indices_of.items() if len(indices) > 1]
 
 
 def _fold(draft: Draft, prefix: str) -> Draft:

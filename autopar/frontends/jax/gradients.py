@@ -21,58 +21,60 @@ def is_float(value: Operand) -> bool:
     return "float" in value.dtype
 
 
-def _forward(draft: Draft, found: set[Value]) -> None:
-    found.update(v for v in draft.inputs if v.role == "parameter" and is_float(v) and not v.frozen)
+def _forward(draft: Draft, reached: set[Value]) -> None:
+    reached.update(
+        v for v in draft.inputs if v.role == "parameter" and is_float(v) and not v.frozen
+    )
     for node in draft.nodes:
         if node.kind == "scan":
-            _scan_forward(node, found)
-        elif node.kind not in STOPS and any(v in found for v in node.values):
-            found.update(out for out in node.outputs if is_float(out))
+            _scan_forward(node, reached)
+        elif node.kind not in STOPS and any(v in reached for v in node.values):
+            reached.update(out for out in node.outputs if is_float(out))
 
 
-def _scan_forward(node: Node, found: set[Value]) -> None:
+def _scan_forward(node: Node, reached: set[Value]) -> None:
     body: Draft = node.attrs["body"]
     consts, carries = node.attrs["consts"], node.attrs["carries"]
     for inner, outer in zip(body.inputs, node.inputs, strict=True):
-        if outer in found:
-            found.add(inner)
+        if outer in reached:
+            reached.add(inner)
     while True:  # what a carry depends on after one step, it depends on before the next
-        _forward(body, found)
+        _forward(body, reached)
         carried = zip(body.inputs[consts : consts + carries], body.outputs, strict=True)
-        new = {i for i, o in carried if o in found} - found
+        new = {i for i, o in carried if o in reached} - reached
         if not new:
             break
-        found.update(new)
+        reached.update(new)
     pairs = zip(node.outputs, body.outputs, body.inputs[consts : consts + carries], strict=True)
-    found.update(out for out, o, i in pairs if o in found or i in found)
+    reached.update(out for out, o, i in pairs if o in reached or i in reached)
 
 
-def _backward(draft: Draft, results: set[Value], found: set[Value]) -> None:
-    found.update(v for v in results if is_float(v))
+def _backward(draft: Draft, results: set[Value], reached: set[Value]) -> None:
+    reached.update(v for v in results if is_float(v))
     for node in reversed(draft.nodes):
-        if not any(out in found for out in node.outputs):
+        if not any(out in reached for out in node.outputs):
             continue
         if node.kind == "scan":
-            _scan_backward(node, found)
+            _scan_backward(node, reached)
         elif node.kind not in STOPS:
-            found.update(v for v in node.values if is_float(v))
+            reached.update(v for v in node.values if is_float(v))
 
 
-def _scan_backward(node: Node, found: set[Value]) -> None:
+def _scan_backward(node: Node, reached: set[Value]) -> None:
     body: Draft = node.attrs["body"]
     consts, carries = node.attrs["consts"], node.attrs["carries"]
     wanted = {
         o
         for out, o in zip(node.outputs, body.outputs, strict=True)
-        if out in found and isinstance(o, Value)
+        if out in reached and isinstance(o, Value)
     }
     while True:
-        _backward(body, wanted, found)
+        _backward(body, wanted, reached)
         carried = zip(body.inputs[consts : consts + carries], body.outputs, strict=True)
-        new = {o for i, o in carried if i in found and isinstance(o, Value)} - wanted
+        new = {o for i, o in carried if i in reached and isinstance(o, Value)} - wanted
         if not new:
             break
         wanted |= new
     for inner, outer in zip(body.inputs, node.inputs, strict=True):
-        if inner in found and isinstance(outer, Value):
-            found.add(outer)
+        if inner in reached and isinstance(outer, Value):
+            reached.add(outer)

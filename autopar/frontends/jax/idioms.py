@@ -62,11 +62,11 @@ def _visit(group: Sequence[Idiom], node: Node, builder: Builder) -> Sequence[Ope
             continue
         for form in idiom.forms:
             template = _template(form, tuple(operands))
-            found = Matcher(template, builder.maker).match(node)
-            if found is None:
+            binding = Matcher(template, builder.maker).match(node)
+            if binding is None:
                 continue
             named = zip(_names(form), template.inputs, strict=True)
-            result = idiom.build(node, {n: found[v] for n, v in named if v in found}, builder)
+            result = idiom.build(node, {n: binding[v] for n, v in named if v in binding}, builder)
             if result is not None:
                 return [result]
     return None
@@ -102,8 +102,8 @@ def _like_result(*kinds: str) -> Callable[[Node, Builder], Operands | None]:
 
 def _with_weight(*kinds: str) -> Callable[[Node, Builder], Operands | None]:
     def operands(node: Node, builder: Builder) -> Operands | None:
-        found = _like_result(*kinds)(node, builder)
-        return None if found is None else [*found, (node.out.shape[-1:], node.out.dtype)]
+        alike = _like_result(*kinds)(node, builder)
+        return None if alike is None else [*alike, (node.out.shape[-1:], node.out.dtype)]
 
     return operands
 

@@ -24,9 +24,9 @@ def paths_of(tree: Any) -> list[tuple[str, Any]]:
 def abstract_parameters(params: Any) -> Any:
     """The tree with shapes and dtypes only. Raises `NotFloating` for a leaf without a gradient."""
     for path, leaf in paths_of(params):
-        found = _abstract(leaf)
-        if found is None or not jnp.issubdtype(found.dtype, jnp.floating):
-            what = f"a {type(leaf).__name__}" if found is None else str(found.dtype)
+        array = _abstract(leaf)
+        if array is None or not jnp.issubdtype(array.dtype, jnp.floating):
+            what = f"a {type(leaf).__name__}" if array is None else str(array.dtype)
             raise NotFloating(
                 f"parameter {path!r} is {what}: every leaf of the parameters is trained, and "
                 "jax.grad needs floating-point arrays. Put integers and other constants into the "
@@ -38,11 +38,11 @@ def abstract_parameters(params: Any) -> Any:
 def abstract_batch(batch: Any) -> dict[str, Any]:
     """The batch with shapes and dtypes only. Raises `BatchError` where it is no dict of arrays."""
     if not isinstance(batch, Mapping) or not batch:
-        found = "empty" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
+        kind = "empty" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
         if batch is None:
-            found = "None"
+            kind = "None"
         raise BatchError(
-            f"the batch is {found}, not a dict of arrays: return {{'name': array, ...}}, the names "
+            f"the batch is {kind}, not a dict of arrays: return {{'name': array, ...}}, the names "
             "as the loss reads them"
         )
     made = {}
@@ -63,16 +63,16 @@ def _abstract(leaf: Any) -> Any:
     if isinstance(leaf, bool | int | float | complex):
         leaf = jnp.asarray(leaf)
     try:
-        found = jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
+        array = jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
     except (AttributeError, TypeError):
         return None
-    numbers = jnp.issubdtype(found.dtype, jnp.number) or found.dtype == bool
-    return found if numbers else None
+    numbers = jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool
+    return array if numbers else None
 
 
 def model_tensors(graph: Graph) -> dict[str, ModelTensor]:
     """Every parameter and buffer of the graph."""
-    found = {}
+    named = {}
     tables = [("", graph.tensors.values())]
     for block in graph.blocks.values():
         tables += [(f"{i}.", block.body.tensors.values()) for i in block.instances]
@@ -80,8 +80,8 @@ def model_tensors(graph: Graph) -> dict[str, ModelTensor]:
         for t in tensors:
             if t.role in ("parameter", "buffer"):
                 name = prefix + t.name
-                found[name] = ModelTensor(name, t.shape, t.dtype, t.role, t.differentiable)
-    return found
+                named[name] = ModelTensor(name, t.shape, t.dtype, t.role, t.differentiable)
+    return named
 
 
 def batch_entries(batch: Mapping[str, Any], whole: tuple[str, ...]) -> tuple[BatchEntry, ...]:

@@ -47,14 +47,14 @@ def flat_parameters(tree: Any, stacks: Mapping[str, Sequence[str]]) -> dict[str,
 def widened(graph: Graph) -> Graph:
     """The graph in float64 wherever an op of it asks for a narrower float."""
 
-    def op(found: Op) -> Op:
-        if found.attrs.get("dtype") in NARROW:
-            return replace(found, attrs={**found.attrs, "dtype": "float64"})
-        if found.kind.startswith(OWN_DERIVATIVE):
-            parts = {n: from_text(found.attrs[n]) for n in ("forward", "backward")}
+    def op(declared: Op) -> Op:
+        if declared.attrs.get("dtype") in NARROW:
+            return replace(declared, attrs={**declared.attrs, "dtype": "float64"})
+        if declared.kind.startswith(OWN_DERIVATIVE):
+            parts = {n: from_text(declared.attrs[n]) for n in ("forward", "backward")}
             texts = {n: to_text(widened(part)) for n, part in parts.items()}
-            return replace(found, attrs={**found.attrs, **texts})
-        return found
+            return replace(declared, attrs={**declared.attrs, **texts})
+        return declared
 
     blocks = {n: replace(b, body=widened(b.body)) for n, b in graph.blocks.items()}
     return replace(graph, ops=tuple(map(op, graph.ops)), blocks=blocks)
@@ -90,8 +90,8 @@ def run(graph: Graph, env: dict[str, Any], whole: Graph, params: Arrays) -> None
 
 def _top_k(x: Any, k: int, dim: int) -> list[Any]:
     """Values and places of the ``k`` largest along ``dim``, largest first."""
-    found = jax.lax.top_k(jnp.moveaxis(x, dim, -1), k)
-    return [jnp.moveaxis(one, -1, dim) for one in found]
+    values = jax.lax.top_k(jnp.moveaxis(x, dim, -1), k)
+    return [jnp.moveaxis(one, -1, dim) for one in values]
 
 
 def _own_derivative(attrs: Mapping[str, Any]) -> Any:
@@ -99,8 +99,8 @@ def _own_derivative(attrs: Mapping[str, Any]) -> Any:
     function = jax.custom_vjp(forward)
 
     def pull(x: tuple[Any, ...], g: tuple[Any, ...]) -> tuple[Any, ...]:
-        found = dict(zip(attrs["gradients"], backward(*x, *g), strict=True))
-        return tuple(found.get(i) for i in range(len(x)))
+        gradients = dict(zip(attrs["gradients"], backward(*x, *g), strict=True))
+        return tuple(gradients.get(i) for i in range(len(x)))
 
     function.defvjp(lambda *x: (forward(*x), x), pull)
     return function

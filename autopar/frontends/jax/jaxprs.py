@@ -97,8 +97,8 @@ class _Walker:
 
         def read(atom: Any) -> Operand:
             if isinstance(atom, jex.Literal):
-                found = _literal(atom.val, str(atom.aval.dtype))
-                return replace(found, value=self.exact.get(id(atom), found.value))
+                literal = _literal(atom.val, str(atom.aval.dtype))
+                return replace(literal, value=self.exact.get(id(atom), literal.value))
             return known[atom]
 
         made: dict[tuple[Operand, str], Operand] = {}
@@ -324,8 +324,8 @@ def scope_of(stack: str) -> str:
 
 def _number(value: Any) -> bool | int | float:
     """The Python number that is exactly ``value``, of bfloat16 too."""
-    found = value.item()
-    return found if isinstance(found, bool | int) else float(found)
+    number = value.item()
+    return number if isinstance(number, bool | int) else float(number)
 
 
 def _literal(value: Any, dtype: str) -> Uniform:

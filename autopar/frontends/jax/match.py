@@ -28,42 +28,42 @@ class Matcher:
         assert isinstance(result, Value)
         return self._node(self.template_maker[result], node, {})
 
-    def _operand(self, wanted: Operand, found: Operand, bound: Binding) -> Binding | None:
+    def _operand(self, wanted: Operand, actual: Operand, bound: Binding) -> Binding | None:
         if isinstance(wanted, Uniform):
-            same = isinstance(found, Uniform) and _close(wanted.value, found.value)
+            same = isinstance(actual, Uniform) and _close(wanted.value, actual.value)
             return bound if same else None
         if wanted in bound:
-            return bound if bound[wanted] == found else None
+            return bound if bound[wanted] == actual else None
         if wanted in self.inputs:
-            number = wanted.shape == () and isinstance(found, Uniform)
-            if number or (found.shape, found.dtype) == (wanted.shape, wanted.dtype):
-                return {**bound, wanted: found}
+            number = wanted.shape == () and isinstance(actual, Uniform)
+            if number or (actual.shape, actual.dtype) == (wanted.shape, wanted.dtype):
+                return {**bound, wanted: actual}
             return None
-        if isinstance(found, Uniform) or found not in self.maker:
+        if isinstance(actual, Uniform) or actual not in self.maker:
             return None
-        return self._node(self.template_maker[wanted], self.maker[found], bound)
+        return self._node(self.template_maker[wanted], self.maker[actual], bound)
 
-    def _node(self, wanted: Node, found: Node, bound: Binding) -> Binding | None:
+    def _node(self, wanted: Node, actual: Node, bound: Binding) -> Binding | None:
         if (
-            wanted.kind != found.kind
-            or len(wanted.inputs) != len(found.inputs)
-            or wanted.out.shape != found.out.shape
-            or wanted.out.dtype != found.out.dtype
-            or not _same_attrs(wanted.attrs, found.attrs)
+            wanted.kind != actual.kind
+            or len(wanted.inputs) != len(actual.inputs)
+            or wanted.out.shape != actual.out.shape
+            or wanted.out.dtype != actual.out.dtype
+            or not _same_attrs(wanted.attrs, actual.attrs)
         ):
             return None
-        orders = [found.inputs]
+        orders = [actual.inputs]
         if wanted.kind in COMMUTATIVE:
-            orders.append(found.inputs[::-1])
+            orders.append(actual.inputs[::-1])
         for order in orders:
             result = self._operands(zip(wanted.inputs, order, strict=True), bound)
             if result is not None:
-                return {**result, wanted.out: found.out}
+                return {**result, wanted.out: actual.out}
         return None
 
     def _operands(self, pairs: Iterable[tuple[Operand, Operand]], bound: Binding) -> Binding | None:
-        for wanted, found in pairs:
-            result = self._operand(wanted, found, bound)
+        for wanted, actual in pairs:
+            result = self._operand(wanted, actual, bound)
             if result is None:
                 return None
             bound = result

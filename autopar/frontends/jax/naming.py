@@ -23,20 +23,20 @@ def modules(draft: Draft, prefix: str) -> dict[Node, str]:
         {v: "" for v in draft.inputs if v.role == "activation"},
     )
     below = _reached_down(draft, anchors)
-    found: dict[Node, str] = {}
+    scopes: dict[Node, str] = {}
     for node in draft.nodes:
         own = anchors[node]
         scope = _relative(node.source.module, prefix)
         if own is not None:  # adding to what another module made is neither's own business
             joins = node.kind in BINARY and above[node]
-            found[node] = (_common([own, above[node]]) or "") if joins else own
+            scopes[node] = (_common([own, above[node]]) or "") if joins else own
         elif scope:
-            found[node] = scope
+            scopes[node] = scope
         elif above[node] is None:
-            found[node] = _parent(below[node] or "")
+            scopes[node] = _parent(below[node] or "")
         else:
-            found[node] = _common([above[node], below[node]]) or ""
-    return found
+            scopes[node] = _common([above[node], below[node]]) or ""
+    return scopes
 
 
 def unique(name: str, taken: Iterable[str]) -> str:
@@ -63,26 +63,26 @@ def _reached(
 ) -> dict[Node, str | None]:
     """The common module of what each op is made from; None where that is only constants."""
     at: dict[Value, str | None] = dict(known)
-    found: dict[Node, str | None] = {}
+    module_of: dict[Node, str | None] = {}
     for node in nodes:
-        found[node] = _common([at[v] for v in operands(node) if v in at])
+        module_of[node] = _common([at[v] for v in operands(node) if v in at])
         own = anchors[node]
-        here = "" if node.kind == "scan" else own if own is not None else found[node]
+        here = "" if node.kind == "scan" else own if own is not None else module_of[node]
         at.update((out, here) for out in node.outputs)
-    return found
+    return module_of
 
 
 def _reached_down(draft: Draft, anchors: dict[Node, str | None]) -> dict[Node, str | None]:
     """The common module of what each op leads to."""
     at: dict[Value, list[str | None]] = {v: [""] for v in draft.outputs if isinstance(v, Value)}
-    found: dict[Node, str | None] = {}
+    module_of: dict[Node, str | None] = {}
     for node in reversed(draft.nodes):
-        found[node] = _common([m for out in node.outputs for m in at.get(out, [])])
+        module_of[node] = _common([m for out in node.outputs for m in at.get(out, [])])
         own = anchors[node]
-        here = "" if node.kind == "scan" else own if own is not None else found[node]
+        here = "" if node.kind == "scan" else own if own is not None else module_of[node]
         for value in node.values:
             at.setdefault(value, []).append(here)
-    return found
+    return module_of
 
 
 def _common(paths: Iterable[str | None]) -> str | None:

@@ -17,9 +17,9 @@ def _visit(node: Node, builder: Builder) -> Sequence[Operand] | None:
         return None
     for x, other in (node.inputs, node.inputs[::-1]):
         assert isinstance(x, Value)
-        found = _absorbed(node, x, other, builder)
-        if found is not None:
-            return [found]
+        norm = _absorbed(node, x, other, builder)
+        if norm is not None:
+            return [norm]
     return None
 
 

@@ -57,10 +57,10 @@ def own_casts(
         narrow = jax.make_jaxpr(loss)(jax.tree.map(low, params), jax.tree.map(low, batch))
     except Exception:  # a user's function may well insist on its own dtypes
         return OwnCasts()
-    found = _Found(precision)
+    casts = _Found(precision)
     try:
-        found.bodies(closed.jaxpr, narrow.jaxpr)
-        at, kept = found.at, found.kept
+        casts.bodies(closed.jaxpr, narrow.jaxpr)
+        at, kept = casts.at, casts.kept
     except _Other:
         at, kept = {}, set()
     known = {place for place, _ in _user_casts(closed.jaxpr)} | kept
@@ -103,17 +103,17 @@ class _Found:
 
     def _chains(self, jaxpr: Any) -> dict[Any, list[Any]]:
         """For each result of a cast the user's own casts that lead to it."""
-        found: dict[Any, list[Any]] = {}
+        chains: dict[Any, list[Any]] = {}
         for eqn in filter(_is_cast, jaxpr.eqns):
             source = eqn.invars[0]
-            before = [] if isinstance(source, jex.Literal) else found.get(source, [])
+            before = [] if isinstance(source, jex.Literal) else chains.get(source, [])
             dtypes = _dtypes(eqn)
             own = _is_users(eqn) and set(dtypes) == {"float32", self.precision}
             if own and before and _dtypes(before[-1]) == (self.precision, "float32"):
-                found[eqn.outvars[0]] = before[:-1]  # there and back
+                chains[eqn.outvars[0]] = before[:-1]  # there and back
             else:
-                found[eqn.outvars[0]] = [*before, eqn] if own else before
-        return found
+                chains[eqn.outvars[0]] = [*before, eqn] if own else before
+        return chains
 
 
 def _is_cast(eqn: Any) -> bool:

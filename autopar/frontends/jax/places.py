@@ -17,14 +17,14 @@ def frames_of(eqn: Any) -> tuple[list[tuple[str, int]], str]:
     """(file, line) of the frames of the user's own code, innermost first, and the function of JAX
     that the innermost one calls, "" where nothing is known."""
     traceback = eqn.source_info.traceback
-    found: list[tuple[str, int]] = []
+    frames: list[tuple[str, int]] = []
     called = ""
     for frame in () if traceback is None else traceback.frames:
         if not frame.file_name.startswith(NOT_THE_USERS):
-            found.append((frame.file_name, frame.line_num))
-        elif not found and not frame.function_name.endswith(FORWARDING):
+            frames.append((frame.file_name, frame.line_num))
+        elif not frames and not frame.function_name.endswith(FORWARDING):
             called = frame.function_name
-    return found, called
+    return frames, called
 
 
 def place_of(eqn: Any) -> str:

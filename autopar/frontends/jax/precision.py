@@ -47,7 +47,7 @@ def exact_constants(
         return {}
     if None in pairs:
         return {}
-    found: dict[int, float] = {}
+    constants: dict[int, float] = {}
     for pair in pairs:
         assert pair is not None
         narrow, exact = pair
@@ -55,8 +55,8 @@ def exact_constants(
         if str(exact.aval.dtype) in NARROW:
             continue  # the function casts to it, and rounds the number here too
         if str(kind) in NARROW and _rounds_to(float(exact.val), narrow.val, kind):
-            found[id(narrow)] = float(exact.val)
-    return found
+            constants[id(narrow)] = float(exact.val)
+    return constants
 
 
 def _rounds_to(exact: float, narrow: Any, kind: Any) -> bool:
@@ -104,11 +104,11 @@ def _is_cast(eqn: Any) -> bool:
 
 def inner_jaxprs(eqn: Any) -> list[Any]:
     """The jaxprs in the parameters of an equation."""
-    found = []
+    jaxprs = []
     for _, value in sorted(eqn.params.items()):
         for item in value if isinstance(value, tuple | list) else (value,):
             if isinstance(item, jex.ClosedJaxpr):
-                found.append(item.jaxpr)
+                jaxprs.append(item.jaxpr)
             elif isinstance(item, jex.Jaxpr):
-                found.append(item)
-    return found
+                jaxprs.append(item)
+    return jaxprs

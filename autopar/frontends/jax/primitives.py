@@ -46,8 +46,8 @@ def convert(
         dims = tuple(sorted(int(d) for d in params["axes"]))
         x = _value(inputs[0], builder)
         return [builder.op(REDUCTIONS[name], (x,), *outs[0], dims=dims, keepdim=False)]
-    found = TABLE.get(name)
-    results = found(params, inputs, outs, builder) if found else None
+    converter = TABLE.get(name)
+    results = converter(params, inputs, outs, builder) if converter else None
     return _unknown(name, params, inputs, outs, builder) if results is None else results
 
 

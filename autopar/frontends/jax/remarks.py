@@ -17,8 +17,8 @@ NAMED = 4
 
 def remarks(closed: Any, precision: str, casts: OwnCasts) -> tuple[str, ...]:
     """Sentences on the jaxpr ``closed`` of a loss; ``precision`` is that of the workload."""
-    found = [*_recomputed(closed.jaxpr), *_constrained(closed.jaxpr)]
-    return (*found, *([_lost(precision, casts.lost)] if casts.lost else ()))
+    notes = [*_recomputed(closed.jaxpr), *_constrained(closed.jaxpr)]
+    return (*notes, *([_lost(precision, casts.lost)] if casts.lost else ()))
 
 
 def _recomputed(jaxpr: Any) -> Iterator[str]:

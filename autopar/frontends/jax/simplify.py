@@ -71,9 +71,9 @@ def _size(draft: Draft) -> tuple[Any, ...]:
 
 def _visit(node: Node, builder: Builder) -> Sequence[Operand] | None:
     if node.kind in ELEMENTWISE:
-        found = _folded(node) or _neutral(node, builder) or _mean(node, builder)
-        if found is not None:
-            return [found]
+        simpler = _folded(node) or _neutral(node, builder) or _mean(node, builder)
+        if simpler is not None:
+            return [simpler]
         return _broadcasting(node, builder)
     if node.kind == "expand":
         return _same_shape(node)

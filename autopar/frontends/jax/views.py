@@ -123,14 +123,14 @@ def _leaves(dim: list[Factor]) -> list[int]:
 
 def _permutation(start: Dims, end: Dims) -> tuple[int, ...] | None:
     free = list(range(len(start)))
-    found = []
+    permutation = []
     for dim in end:
         here = next((i for i in free if _leaves(start[i]) == _leaves(dim)), None)
         if here is None:
             return None
         free.remove(here)
-        found.append(here)
-    return tuple(found)
+        permutation.append(here)
+    return tuple(permutation)
 
 
 def _runs(start: Dims, end: Dims) -> list[list[Factor]]:

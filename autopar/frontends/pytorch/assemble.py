@@ -67,14 +67,14 @@ def _is_lent(body: Body) -> bool:
 def _below(instances: Sequence[str], unread: dict[str, Value]) -> list[Value]:
     """Takes the parameters below ``instances`` out of ``unread``; those of the first are given,
     named relative to it. All instances are built alike, and so have the same."""
-    found: list[Value] = []
+    values: list[Value] = []
     for place, instance in enumerate(dict.fromkeys(instances)):
         for name in [n for n in unread if n.startswith(f"{instance}.")]:
             value = unread.pop(name)
             if place == 0:
                 short = name.removeprefix(f"{instance}.")
-                found.append(Value(value.shape, value.dtype, value.role, short))
-    return found
+                values.append(Value(value.shape, value.dtype, value.role, short))
+    return values
 
 
 def _block_names(program: Program, gradients: Gradients) -> dict[Variant, str]:
@@ -174,11 +174,11 @@ def _fresh() -> Callable[[str], str]:
     taken: set[str] = set()
 
     def fresh(name: str) -> str:
-        found, count = name, 0
-        while found in taken:
+        unused, count = name, 0
+        while unused in taken:
             count += 1
-            found = f"{name}_{count}"
-        taken.add(found)
-        return found
+            unused = f"{name}_{count}"
+        taken.add(unused)
+        return unused
 
     return fresh

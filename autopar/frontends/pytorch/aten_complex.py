@@ -82,16 +82,16 @@ def _mul(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     def combined(kind: str, x: Value, y: Value) -> Value:
         return lifter.emit(kind, [x, y], shape, meta.dtype)
 
-    found: list[list[Value]] = []
+    operands: list[list[Value]] = []
     for name, given in zip(("self", "other"), node.args, strict=True):
         if not isinstance(given, fx.Node):
             raise Unliftable
         plain = not any(t.is_complex() for t in _tensors(given))
-        found.append([a[name]] if plain else _parts(lifter, a[name]))
-    left, right = sorted(found, key=len)
+        operands.append([a[name]] if plain else _parts(lifter, a[name]))
+    left, right = sorted(operands, key=len)
     if len(left) == 1:  # a real factor
         return _pair(lifter, *(combined("mul", left[0], part) for part in right))
-    (a_real, a_imaginary), (b_real, b_imaginary) = found
+    (a_real, a_imaginary), (b_real, b_imaginary) = operands
     return _pair(
         lifter,
         combined("sub", combined("mul", a_real, b_real), combined("mul", a_imaginary, b_imaginary)),

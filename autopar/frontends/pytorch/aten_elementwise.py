@@ -159,8 +159,8 @@ def _dims(x: Value, dim: Any) -> tuple[int, ...]:
     """Reduced dims, none of them negative; None and [] stand for all."""
     if dim is None or dim == []:
         return tuple(range(len(x.shape)))
-    found = dim if isinstance(dim, list | tuple) else [dim]
-    return tuple(sorted(d % max(len(x.shape), 1) for d in found))
+    dims = dim if isinstance(dim, list | tuple) else [dim]
+    return tuple(sorted(d % max(len(x.shape), 1) for d in dims))
 
 
 def _reduction(kind: str) -> Lift:
@@ -241,10 +241,10 @@ def _summed(lifter: Lifter, node: fx.Node, kind: str, x: Value, **attrs: Any) ->
     """A sum, which torch makes of integers in int64, in the dtype that the trace saw."""
     meta = ir.like(node.meta["val"])
     own = x.dtype if x.is_float or "complex" in x.dtype else "int64"
-    found = lifter.emit(kind, [x], meta.shape, own, **attrs)
+    total = lifter.emit(kind, [x], meta.shape, own, **attrs)
     if meta.dtype == own:
-        return found
-    return lifter.emit("cast", [found], meta.shape, meta.dtype, dtype=meta.dtype)
+        return total
+    return lifter.emit("cast", [total], meta.shape, meta.dtype, dtype=meta.dtype)
 
 
 def _logsumexp(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:

@@ -139,30 +139,30 @@ def _soft_cross_entropy(lifter: Lifter, a: Arguments) -> Value:
     if smooth := a["label_smoothing"]:
         labels = lifter.emit("mul", [labels], shape, labels.dtype, other=1 - smooth)
         labels = lifter.emit("add", [labels], shape, labels.dtype, other=smooth / shape[1])
-    found = lifter.emit("log_softmax", [logits], shape, dtype, dim=1)
-    found = lifter.emit("mul", [found, labels], shape, dtype)
+    terms = lifter.emit("log_softmax", [logits], shape, dtype, dim=1)
+    terms = lifter.emit("mul", [terms, labels], shape, dtype)
     if a["weight"] is not None:
         wide = (shape[1], *[1] * (len(shape) - 2))
         weight = lifter.emit("reshape", [a["weight"]], wide, a["weight"].dtype, shape=wide)
-        found = lifter.emit("mul", [found, weight], shape, dtype)
-    found = lifter.emit("sum", [found], rows, dtype, dims=(1,), keepdim=False)
-    return _reduced(lifter, lifter.emit("neg", [found], rows, dtype), a["reduction"])
+        terms = lifter.emit("mul", [terms, weight], shape, dtype)
+    terms = lifter.emit("sum", [terms], rows, dtype, dims=(1,), keepdim=False)
+    return _reduced(lifter, lifter.emit("neg", [terms], rows, dtype), a["reduction"])
 
 
 def _nll(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     """After a log_softmax it is the cross-entropy of what went in there."""
-    found = a["self"]
-    if len(found.shape) < 2:
+    log_probabilities = a["self"]
+    if len(log_probabilities.shape) < 2:
         raise Unliftable
-    logits = None if a["weight"] is not None else _logits(lifter, found)
+    logits = None if a["weight"] is not None else _logits(lifter, log_probabilities)
     if logits is None:
         return _likelihood(lifter, a)
     return _cross_entropy(lifter, node, {**a, "self": logits, "label_smoothing": 0.0})
 
 
-def _logits(lifter: Lifter, found: Value) -> Value | None:
+def _logits(lifter: Lifter, log_probabilities: Value) -> Value | None:
     """What ``found`` is the log_softmax of over its dim 1, perhaps with leading dims merged."""
-    maker = _maker(lifter, found)
+    maker = _maker(lifter, log_probabilities)
     views = maker is not None and maker.kind == "reshape"
     inner = _maker(lifter, maker.inputs[0]) if views and maker is not None else maker
     if inner is None or inner.kind != "log_softmax" or "dtype" in inner.attrs:
@@ -170,10 +170,12 @@ def _logits(lifter: Lifter, found: Value) -> Value | None:
     logits = inner.inputs[0]
     if not views:
         return logits if inner.attrs["dim"] == 1 else None
-    rows = len(found.shape) == 2 and found.shape[1] == logits.shape[-1]
+    rows = len(log_probabilities.shape) == 2 and log_probabilities.shape[1] == logits.shape[-1]
     if not rows or inner.attrs["dim"] != len(logits.shape) - 1:
         return None
-    return lifter.emit("reshape", [logits], found.shape, logits.dtype, shape=found.shape)
+    return lifter.emit(
+        "reshape", [logits], log_probabilities.shape, logits.dtype, shape=log_probabilities.shape
+    )
 
 
 def _maker(lifter: Lifter, value: Value) -> ir.Node | None:
@@ -188,9 +190,9 @@ def _likelihood(lifter: Lifter, a: Arguments) -> Value:
     counts = lifter.emit("ne", [labels], shape, "bool", other=int(a["ignore_index"]))
     known = lifter.emit("where", [counts, labels], shape, labels.dtype, b=0)
     index = lifter.emit("reshape", [known], one, known.dtype, shape=one)
-    found = lifter.emit("gather", [x, index], one, dtype, dim=1)
-    found = lifter.emit("reshape", [found], shape, dtype, shape=shape)
-    losses = lifter.emit("neg", [found], shape, dtype)
+    picked = lifter.emit("gather", [x, index], one, dtype, dim=1)
+    picked = lifter.emit("reshape", [picked], shape, dtype, shape=shape)
+    losses = lifter.emit("neg", [picked], shape, dtype)
     weights = lifter.emit("cast", [counts], shape, dtype, dtype=dtype)
     if weight is not None:
         each = lifter.emit("index", [weight, known], shape, weight.dtype, dims=[0])

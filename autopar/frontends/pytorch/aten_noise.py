@@ -25,10 +25,10 @@ def _drawn(lifter: Lifter, like: Value, distribution: str, *given: float) -> Val
     )  # fmt: skip
 
 
-def _numbers(*found: Any) -> tuple[float, ...]:
-    if any(isinstance(v, Value) for v in found):
+def _numbers(*numbers: Any) -> tuple[float, ...]:
+    if any(isinstance(v, Value) for v in numbers):
         raise Unliftable
-    return tuple(map(float, found))
+    return tuple(map(float, numbers))
 
 
 def _plain(distribution: str, *given: float) -> Lift:

@@ -64,8 +64,8 @@ def _with_vector(lifter: Lifter, node: fx.Node, x: Value, y: Value) -> Value:
     if len(y.shape) == 1:
         y = lifter.emit("reshape", [y], column, y.dtype, shape=column)
     kind = "linear_t" if len(y.shape) == 2 else "matmul"
-    found = _product(lifter, node, kind, x, y, "aten.matmul.default")
-    return lifter.emit("reshape", [found], meta.shape, meta.dtype, shape=meta.shape)
+    product = _product(lifter, node, kind, x, y, "aten.matmul.default")
+    return lifter.emit("reshape", [product], meta.shape, meta.dtype, shape=meta.shape)
 
 
 def _dot(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:

@@ -237,14 +237,14 @@ def full_of(lifter: Lifter, shape: tuple[int, ...], value: Any, dtype: str) -> V
 def _filled(value: Any = None) -> Lift:
     def lift(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
         meta = ir.like(node.meta["val"])
-        found = a.get("fill_value", a.get("value", a.get("s"))) if value is None else value
-        if isinstance(found, Value):  # fill with a tensor's value
-            if found.dtype != meta.dtype:
-                found = lifter.emit("cast", [found], found.shape, meta.dtype, dtype=meta.dtype)
-            return lifter.emit("expand", [found], meta.shape, meta.dtype, shape=meta.shape)
+        fill = a.get("fill_value", a.get("value", a.get("s"))) if value is None else value
+        if isinstance(fill, Value):  # fill with a tensor's value
+            if fill.dtype != meta.dtype:
+                fill = lifter.emit("cast", [fill], fill.shape, meta.dtype, dtype=meta.dtype)
+            return lifter.emit("expand", [fill], meta.shape, meta.dtype, shape=meta.shape)
         if meta.dtype == "bool":
-            found = bool(found)
-        return full_of(lifter, meta.shape, found, meta.dtype)
+            fill = bool(fill)
+        return full_of(lifter, meta.shape, fill, meta.dtype)
 
     return lift
 
@@ -280,14 +280,14 @@ def _meshgrid(lifter: Lifter, node: fx.Node, a: Arguments) -> list[Value]:
     """Each vector along its own dim of the shape that all of them span."""
     vectors = a["tensors"]
     swapped = a.get("indexing") == "xy" and len(vectors) > 1
-    found = []
+    grids = []
     for place, x in enumerate(vectors):
         dim = 1 - place if swapped and place < 2 else place
         meta = ir.like(node.meta["val"][place])
         thin = tuple(n if d == dim else 1 for d, n in enumerate(meta.shape))
         x = reshape_to(lifter, x, thin)
-        found.append(lifter.emit("expand", [x], meta.shape, x.dtype, shape=meta.shape))
-    return found
+        grids.append(lifter.emit("expand", [x], meta.shape, x.dtype, shape=meta.shape))
+    return grids
 
 
 def _stacked(dim: int) -> Lift:

@@ -98,9 +98,9 @@ class _Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _run(node: fx.Node, wanted: dict[fx.Node, torch.dtype], region: Region) -> _Casts:
     def value(operand: fx.Node) -> Any:
-        found = operand.meta["val"]
+        tensor = operand.meta["val"]
         dtype = wanted.get(operand)
-        return found if dtype is None else found.to(dtype)
+        return tensor if dtype is None else tensor.to(dtype)
 
     mode = next(v.fake_mode for n in (*node.all_input_nodes, node) if (v := _fake(n)) is not None)
     seen = _Casts()
@@ -113,6 +113,6 @@ def _run(node: fx.Node, wanted: dict[fx.Node, torch.dtype], region: Region) -> _
 
 
 def _fake(node: fx.Node) -> Any:
-    found = node.meta.get("val")
-    found = found[0] if isinstance(found, tuple | list) and found else found
-    return found if hasattr(found, "fake_mode") else None
+    tensor = node.meta.get("val")
+    tensor = tensor[0] if isinstance(tensor, tuple | list) and tensor else tensor
+    return tensor if hasattr(tensor, "fake_mode") else None

@@ -118,9 +118,9 @@ def build_batch(
         again()
         made = _real_batch(workload)  # a batch that reads its own values has to be real
     if not isinstance(made, Mapping) or not made:
-        found = "empty" if isinstance(made, Mapping) else f"a {type(made).__name__}"
+        kind = "empty" if isinstance(made, Mapping) else f"a {type(made).__name__}"
         raise BatchError(
-            f"the batch is {found}, not a dict of tensors: return "
+            f"the batch is {kind}, not a dict of tensors: return "
             "{'argument of forward': tensor, ...}"
         )
     fakes: dict[str, torch.Tensor] = {}

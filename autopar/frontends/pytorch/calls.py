@@ -267,11 +267,11 @@ class Calls:
         if replayer.why:
             return result
         kind = next(k for k in kinds if k.recording is replayer.left[0])
-        found, shape = take_apart(result)
-        if [labels.known(t) for t in found] != kind.labels:
+        outputs, shape = take_apart(result)
+        if [labels.known(t) for t in outputs] != kind.labels:
             self._fail(NotAlike(member.group, "what it returns is another thing", first=place))
             return result
-        if any(map(marked, (*found, *tensors))):
+        if any(map(marked, (*outputs, *tensors))):
             self._fail(NotAlike(member.group, "the forward leaves something behind in a tensor"))
         kind.paths.append(member.path)
         self.note(sys._getframe(2))
@@ -297,8 +297,8 @@ class Calls:
             self.current = None
         if _state(member, structure) != before or take_apart((args, kwargs))[1] != structure:
             recorder.why = "the forward leaves something behind in an object"
-        found, shape = take_apart(result)
-        if any(map(marked, (*found, *given, *tensors))):
+        outputs, shape = take_apart(result)
+        if any(map(marked, (*outputs, *given, *tensors))):
             recorder.why = "the forward leaves something behind in a tensor"
         if torch.is_grad_enabled() != grad:
             recorder.why = "the forward leaves gradients switched on or off"
@@ -306,13 +306,13 @@ class Calls:
             self._fail(NotAlike(member.group, recorder.why))
         place = {id(t): Given(i) for i, t in enumerate(given)}
         new: list[torch.Tensor] = []
-        for tensor in found:
+        for tensor in outputs:
             if id(tensor) in place:
                 kind.slots.append(place[id(tensor)])
             else:
                 kind.slots.append(Made(len(new)))
                 new.append(tensor)
-        kind.labels = [labels.of(t) for t in found]
+        kind.labels = [labels.of(t) for t in outputs]
         kind.recording = recorder.recording
         if new:
             kind.mode = new[0].fake_mode  # type: ignore[attr-defined]

@@ -100,12 +100,12 @@ def _untrained(names: Sequence[str]) -> Iterator[str]:
 
 
 def _unchecked(places: Iterable[str]) -> Iterator[str]:
-    found = list(dict.fromkeys(places))
-    if found:
-        more = f" and {len(found) - NAMED} more" if found[NAMED:] else ""
+    unchecked = list(dict.fromkeys(places))
+    if unchecked:
+        more = f" and {len(unchecked) - NAMED} more" if unchecked[NAMED:] else ""
         yield (
             "The program does not check values where the forward does, and takes them for right: "
-            f"{', '.join(found[:NAMED])}{more}."
+            f"{', '.join(unchecked[:NAMED])}{more}."
         )
 
 

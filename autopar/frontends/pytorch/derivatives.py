@@ -91,8 +91,8 @@ def run(
             incoming = [torch.empty_like(r) for r in made]
             watch.follow(incoming)
             with watch:
-                found = torch.autograd.grad(made, wanted, incoming, allow_unused=True)
-            grads = {id(t): g for t, g in zip(wanted, found, strict=True)}
+                gradients = torch.autograd.grad(made, wanted, incoming, allow_unused=True)
+            grads = {id(t): g for t, g in zip(wanted, gradients, strict=True)}
     reached = tuple(isinstance(a, Tensor) and grads.get(id(a)) is not None for a in given)
     return Seen(results, reached, watch.linear, watch.steps, watch.draws, writes)
 
@@ -221,8 +221,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _key(tensor: Tensor) -> int:
-    found: int = tensor.untyped_storage()._cdata
-    return found
+    key: int = tensor.untyped_storage()._cdata
+    return key
 
 
 def _flat(value: Any) -> list[Tensor]:

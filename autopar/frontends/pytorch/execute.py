@@ -38,7 +38,7 @@ def execute(
             if c is not None and r.requires_grad
         ]
         leaves = [x for x in given if x.requires_grad]
-        found = iter(
+        remaining = iter(
             torch.autograd.grad(
                 [r for r, _ in flowing],
                 leaves,
@@ -51,7 +51,7 @@ def execute(
         )
     except Exception as error:
         raise CannotRun(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
-    gradients = [next(found) if x.requires_grad else None for x in given]
+    gradients = [next(remaining) if x.requires_grad else None for x in given]
     return Ran(
         tuple(map(_array, results)), tuple(None if g is None else _array(g) for g in gradients)
     )
@@ -93,5 +93,5 @@ def call_again(op: Op, operands: Sequence[torch.Tensor], wide: bool) -> list[tor
 
 def _array(value: torch.Tensor) -> Array:
     value = value.detach()
-    found: Array = (value.double() if value.is_floating_point() else value).numpy()
-    return found
+    array: Array = (value.double() if value.is_floating_point() else value).numpy()
+    return array

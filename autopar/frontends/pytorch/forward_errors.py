@@ -87,8 +87,8 @@ def explained(error: Exception, model: nn.Module, path: str) -> Exception:
 
 def _declared(model: type[nn.Module]) -> str:
     """``file:line`` of the forward of a class, or of the class where it has none of its own."""
-    for found in (model.forward, model):
-        place = declared(found, is_internal)
+    for owner in (model.forward, model):
+        place = declared(owner, is_internal)
         if place != UNKNOWN:
             return place
     return model.__name__

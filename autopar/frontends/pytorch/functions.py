@@ -175,13 +175,13 @@ def _same_in_other_sizes(
 
 def _check_found(cls: type, path: str, name: str) -> None:
     try:
-        found = function_at(path)
+        function = function_at(path)
     except MissingFunction as error:
         raise UnsupportedOpError(
             f"{name} (torch.autograd.Function) is called by the program under that name, where it "
             "is not found: define it at the top level of the model's file or of a module"
         ) from error
-    files = {_file(c) for c in (found, cls)}
+    files = {_file(c) for c in (function, cls)}
     if len(files) > 1:
         raise UnsupportedOpError(
             f"{name} (torch.autograd.Function) is another class where a program would look for "
@@ -232,14 +232,14 @@ def _written(
         operands = [tracer.unwrap_proxy(a) for a in args if isinstance(a, Tensor)]
         op = torch.ops.autopar.function.default
         proxy = tracer.create_proxy("call_function", op, (operands, number), {})
-        found = [r for r in _listed(results) if isinstance(r, Tensor)]
+        outputs = [r for r in _listed(results) if isinstance(r, Tensor)]
         made = [
             FakeTensor(
                 mode,
                 torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"),
                 torch.device("cpu"),
             )
-            for t in found
+            for t in outputs
         ]
     with without_torch_function():
         track_tensor_tree(made, proxy, constant=None, tracer=tracer)

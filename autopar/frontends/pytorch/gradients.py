@@ -54,7 +54,7 @@ def _detached(nodes: list[Node], entries: list[Value]) -> list[Node]:
 
 def find_gradients(program: Program) -> Gradients:
     """Raises `LossError` where no gradient flows from the loss at all."""
-    found = Gradients(set())
+    gradients = Gradients(set())
 
     def body_needs(node: Node, needs: set[Value]) -> Flags:
         body = program.bodies[node.attrs["number"]]
@@ -83,18 +83,18 @@ def find_gradients(program: Program) -> Gradients:
             given = tuple(v in needs for v in node.inputs)
             asked = tuple(v in live for v in node.outputs)
             variant = (body.number, given, asked)
-            if variant not in found.variants:
+            if variant not in gradients.variants:
                 entries = [v for v, f in zip(body.entries, given, strict=True) if f]
                 inner = _forward(body.nodes, entries)
                 exits = [v for v, f in zip(body.exits, asked, strict=True) if f]
-                found.variants[variant] = _backward(body.nodes, inner, exits)
-            found.of_call[node] = variant
-            flowing = found.variants[variant]
+                gradients.variants[variant] = _backward(body.nodes, inner, exits)
+            gradients.of_call[node] = variant
+            flowing = gradients.variants[variant]
             live.update(v for v, e in zip(node.inputs, body.entries, strict=True) if e in flowing)
         elif any(v in live for v in node.outputs):
             live.update(v for v in node.inputs if v in needs)
-    found.top = live & needs
-    return found
+    gradients.top = live & needs
+    return gradients
 
 
 def _forward(nodes: Iterable[Node], start: Iterable[Value], call: object = None) -> set[Value]:

@@ -31,7 +31,9 @@ def passing(frame: FrameType) -> bool | None:
     """
     tree = _tree(frame.f_code.co_filename)
     code = list(dis.get_instructions(frame.f_code))
-    here = next((i for i, found in enumerate(code) if found.offset == frame.f_lasti), None)
+    here = next(
+        (i for i, instruction in enumerate(code) if instruction.offset == frame.f_lasti), None
+    )
     span = None if here is None else _span(code[here])
     if tree is None or here is None or span is None:
         return None
@@ -64,7 +66,7 @@ def passing_number(frame: FrameType) -> bool | Compared | None:
     compares it once; None elsewhere. See `passing`."""
     tree = _tree(frame.f_code.co_filename)
     code = dis.get_instructions(frame.f_code)
-    here = next((found for found in code if found.offset == frame.f_lasti), None)
+    here = next((instruction for instruction in code if instruction.offset == frame.f_lasti), None)
     span = None if here is None else _span(here)
     if tree is None or span is None:
         return None
@@ -92,13 +94,13 @@ def _at_jump(path: list[ast.AST], code: list[dis.Instruction], here: int) -> boo
     if_true = "IF_TRUE" in jump.opname
     ends = {if_true: next(i for i in code if i.offset == jump.argval), not if_true: code[here + 1]}
 
-    def raises(found: dis.Instruction) -> bool:
-        span = _span(found)
+    def raises(instruction: dis.Instruction) -> bool:
+        span = _span(instruction)
         inside = span is not None and any(_covers(s, span) for s in raising)
-        return inside or found.opname == "LOAD_ASSERTION_ERROR"
+        return inside or instruction.opname == "LOAD_ASSERTION_ERROR"
 
-    def tests(found: dis.Instruction) -> bool:
-        span = _span(found)
+    def tests(instruction: dis.Instruction) -> bool:
+        span = _span(instruction)
         return span is not None and _covers(statement.test, span)
 
     for truth, end in ends.items():
@@ -120,9 +122,9 @@ def _tree(file: str) -> ast.Module | None:
 Span = tuple[int, int, int, int]  # first line and column, last line and column
 
 
-def _span(found: dis.Instruction) -> Span | None:
+def _span(instruction: dis.Instruction) -> Span | None:
     """Where an instruction stands in the source."""
-    at = found.positions
+    at = instruction.positions
     if at is None or None in (at.lineno, at.col_offset, at.end_lineno, at.end_col_offset):
         return None
     return at.lineno, at.col_offset, at.end_lineno, at.end_col_offset  # type: ignore[return-value]
@@ -191,14 +193,14 @@ def _only_raises(body: list[ast.stmt]) -> bool:
 
 def _callers(frame: FrameType) -> Iterator[FrameType]:
     """``frame`` and those of the user's code that called it."""
-    found: FrameType | None = frame
-    while found is not None:
-        file = found.f_code.co_filename
+    caller: FrameType | None = frame
+    while caller is not None:
+        file = caller.f_code.co_filename
         if file.endswith(_OUTSIDE):
             return
-        if found is frame or not is_internal(file):
-            yield found
-        found = found.f_back
+        if caller is frame or not is_internal(file):
+            yield caller
+        caller = caller.f_back
 
 
 def _is_caught(frame: FrameType) -> bool:

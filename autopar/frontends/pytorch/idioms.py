@@ -134,10 +134,10 @@ def rms_norm(node: Node, links: Links) -> Node | None:
 
     ``weight_first`` says that the weight is applied before the cast back.
     """
-    found = _scaled_norm(node, links)
-    if found is None:
+    norm = _scaled_norm(node, links)
+    if norm is None:
         return None
-    x, weight, attrs = found
+    x, weight, attrs = norm
     return Node("rms_norm", [x, *([weight] if weight is not None else [])], [], attrs)
 
 
@@ -147,18 +147,18 @@ Norm = tuple[Value, Value | None, dict[str, object]]
 def _scaled_norm(node: Node, links: Links) -> Norm | None:
     if node.kind == "cast":  # the weight first, the cast last (olmo2, gemma)
         inner = links.made_by(node.inputs[0], "mul")
-        found = inner and _weighted(inner, links)
-        if inner is None or not found or not links.only(inner.output):
+        norm = inner and _weighted(inner, links)
+        if inner is None or not norm or not links.only(inner.output):
             return None
-        x, weight, attrs = found
+        x, weight, attrs = norm
         return (x, weight, attrs) if node.output.dtype == x.dtype else None
     if node.kind != "mul":
         return None
     reader = links.readers.get(node.output, [])
     if len(reader) == 1 and reader[0].kind == "cast" and _weighted(node, links):
         return None  # the cast after it is part of the idiom
-    found = _weighted(node, links)
-    return found if found and node.output.dtype == found[0].dtype else None
+    norm = _weighted(node, links)
+    return norm if norm and node.output.dtype == norm[0].dtype else None
 
 
 def _weighted(node: Node, links: Links) -> Norm | None:

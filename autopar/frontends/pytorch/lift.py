@@ -208,12 +208,12 @@ class _Walk(Lifter):
             result = self.lifted(node)
         finally:
             self.cast = {}
-        found, meta = result, node.meta.get("val")
-        if isinstance(found, Value) and isinstance(meta, torch.Tensor):
-            if found.dtype != ir.like(meta).dtype:
+        output, meta = result, node.meta.get("val")
+        if isinstance(output, Value) and isinstance(meta, torch.Tensor):
+            if output.dtype != ir.like(meta).dtype:
                 raise UnsupportedOpError(
                     f"{self.source}: {node.target} makes {ir.dtype_name(meta.dtype)} under "
-                    f"torch.autocast and {found.dtype} without: cast by hand"
+                    f"torch.autocast and {output.dtype} without: cast by hand"
                 )
         return result
 

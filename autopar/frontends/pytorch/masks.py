@@ -34,9 +34,9 @@ def _entry_facts(program: Program, body: Body, facts: Facts) -> dict[Value, Fact
     """Facts that hold for an entry in every call."""
     known: dict[Value, Fact] = {}
     for place, entry in enumerate(body.entries):
-        found = {facts.get(call.inputs[place]) for call in program.calls(body.number)}
-        fact = next(iter(found))
-        if len(found) == 1 and fact is not None:
+        entering = {facts.get(call.inputs[place]) for call in program.calls(body.number)}
+        fact = next(iter(entering))
+        if len(entering) == 1 and fact is not None:
             known[entry] = fact
     return known
 
@@ -118,8 +118,8 @@ def _gathered(node: Node, nodes: list[Node]) -> list[Node]:
     ids = emit("reshape", [ids], thin, ids.dtype, shape=thin)
     if thin != spread:
         ids = emit("expand", [ids], spread, ids.dtype, shape=spread)
-    found = emit("gather", [x, ids], spread, node.output.dtype, dim=1)
-    last = Node("reshape", [found], node.outputs, {"shape": node.output.shape}, node.source)
+    gathered = emit("gather", [x, ids], spread, node.output.dtype, dim=1)
+    last = Node("reshape", [gathered], node.outputs, {"shape": node.output.shape}, node.source)
     last.grad = node.grad
     return [*made, last]
 

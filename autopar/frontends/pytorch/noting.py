@@ -56,8 +56,8 @@ class Sources:
         return self._stack[-1][0]
 
     def at(self, place: int) -> Source:
-        found = bisect_right(self._starts, place) - 1
-        return self._sources[found] if found >= 0 else Source()
+        index = bisect_right(self._starts, place) - 1
+        return self._sources[index] if index >= 0 else Source()
 
     def note(self, frame: FrameType | None) -> None:
         mode = get_proxy_mode()

@@ -24,15 +24,17 @@ def bound(lifter: Lifter, node: fx.Node) -> Arguments:
             return [value(x) for x in v]
         return v
 
-    found: Arguments = {}
+    arguments: Arguments = {}
     for place, argument in enumerate(schema):
         if place < len(node.args):
-            found[argument.name] = value(node.args[place])
+            arguments[argument.name] = value(node.args[place])
         elif argument.name in node.kwargs:
-            found[argument.name] = value(node.kwargs[argument.name])
+            arguments[argument.name] = value(node.kwargs[argument.name])
         else:
-            found[argument.name] = argument.default_value if argument.has_default_value() else None
-    return found
+            arguments[argument.name] = (
+                argument.default_value if argument.has_default_value() else None
+            )
+    return arguments
 
 
 def original_call(lifter: Lifter, node: fx.Node, inputs: list[Value]) -> Any:
@@ -52,9 +54,9 @@ def original_call(lifter: Lifter, node: fx.Node, inputs: list[Value]) -> Any:
     def plain(v: Any) -> Any:
         nonlocal strange
         if isinstance(v, fx.Node):
-            found = places.get(lifter.read(v))
-            strange = strange or found is None
-            return f"%{found}"
+            given = places.get(lifter.read(v))
+            strange = strange or given is None
+            return f"%{given}"
         if isinstance(v, list | tuple):
             return [plain(x) for x in v]
         if isinstance(v, torch.dtype | torch.memory_format | torch.layout):
@@ -79,5 +81,5 @@ def _returning(target: Any) -> Any:
         return target
     name = target._opname.removesuffix("_")
     packet = getattr(getattr(torch.ops, target.namespace), name, None)
-    found = getattr(packet, target._overloadname, None)
-    return None if found is None or found._schema.is_mutable else found
+    overload = getattr(packet, target._overloadname, None)
+    return None if overload is None or overload._schema.is_mutable else overload

@@ -49,7 +49,7 @@ def find_repeats(model: nn.Module) -> dict[int, Member]:
     paths = {id(m): path for path, m in model.named_modules()}
     owners = Tally(id(t) for m in model.modules() for t in _tensors(m))
     groups: dict[Hashable, int] = {}
-    found: list[tuple[nn.Module, int, frozenset[str]]] = []
+    members: list[tuple[nn.Module, int, frozenset[str]]] = []
     for siblings in _runs(model):
         shared = _shared(siblings, owners)
         shapes = [_signature(m, shared) for m in siblings]
@@ -57,14 +57,14 @@ def find_repeats(model: nn.Module) -> dict[int, Member]:
         for module, (shape, ints) in zip(siblings, shapes, strict=True):
             kept = tuple(sorted((k, v) for k, v in ints.items() if k not in counting))
             group = groups.setdefault((shape, kept), len(groups))
-            found.append((module, group, _names(model, shared)))
-    for module in _singles(model, {id(m) for m, _, _ in found}):
-        found.append((module, len(groups), _names(model, _shared([module], owners))))
+            members.append((module, group, _names(model, shared)))
+    for module in _singles(model, {id(m) for m, _, _ in members}):
+        members.append((module, len(groups), _names(model, _shared([module], owners))))
         groups[id(module)] = len(groups)
-    sizes = Tally(group for _, group, _ in found)
+    sizes = Tally(group for _, group, _ in members)
     return {
         id(m): Member(paths[id(m)], m, group, sizes[group] == 1, common)
-        for m, group, common in found
+        for m, group, common in members
     }
 
 
