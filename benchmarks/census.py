@@ -184,9 +184,9 @@ def _writer(captured: Any, workload: Any, cluster: Any, model: Path) -> Callable
     from autopar.planner.planning import PlanResult, plan_captured
 
     def writer(folder: Path, fix: Mapping[str, str]) -> str:
-        found = plan_captured(captured, workload, cluster, str(model), fix)
+        planned = plan_captured(captured, workload, cluster, str(model), fix)
         result = PlanResult(
-            found.plan, workload, cluster, captured, found.graph, found.lowered, {}, ()
+            planned.plan, workload, cluster, captured, planned.graph, planned.lowered, {}, ()
         )
         files, _ = plan_files(result, folder)
         write(folder, files)
@@ -215,9 +215,9 @@ def cause_of(text: str) -> str:
     if kinds:
         return f"ops without a rule: {', '.join(kinds)}"
     for pattern, said in _CAUSES:
-        found = re.search(pattern, text)
-        if found:
-            return found.expand(said)[:120]
+        match = re.search(pattern, text)
+        if match:
+            return match.expand(said)[:120]
     first = text.splitlines()[0]
     return re.sub(r"(\S*/)?\w+\.py:\d+", "the model", first)[:120]
 
@@ -244,7 +244,7 @@ def _errors(folders: Sequence[str]) -> dict[str, float]:
     from autopar.runtime.jobs.launch import verify_many
 
     try:
-        found = verify_many(list(folders))
+        results = verify_many(list(folders))
     except UserError as error:
         if len(folders) == 1:
             print(f"{folders[0]}: {_line(error)}", file=sys.stderr, flush=True)
@@ -256,7 +256,7 @@ def _errors(folders: Sequence[str]) -> dict[str, float]:
             return 1.0
         return float(max(result.exact.loss, result.exact.gradient, result.exact.weight))
 
-    return {folder: worst(result) for folder, result in zip(folders, found, strict=True)}
+    return {folder: worst(result) for folder, result in zip(folders, results, strict=True)}
 
 
 def names(only: str | None) -> tuple[str, ...]:
@@ -288,6 +288,6 @@ def by_cause(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def as_object(row: Row) -> dict[str, Any]:
     """The row without what lies on this machine."""
-    found = asdict(row)
-    del found["folders"]
-    return found
+    data = asdict(row)
+    del data["folders"]
+    return data

@@ -79,38 +79,38 @@ def tiny(config: type[Any], own: Mapping[str, Any]) -> Any:
 def _settings(config: type[Any], own: Mapping[str, Any]) -> dict[str, Any]:
     declared = _declared(config)
     default = _defaults(config) or declared
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     special = FIRST_SPECIAL
     for name in _names(config):
         value = default.get(name, declared.get(name))
         if name == "head_dim" and value is None:
-            found[name] = HEAD_DIM
+            settings[name] = HEAD_DIM
         elif name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-            found[name] = ("pad_token_id", "bos_token_id", "eos_token_id").index(name)
+            settings[name] = ("pad_token_id", "bos_token_id", "eos_token_id").index(name)
         elif isinstance(value, bool) or not isinstance(value, int):
             continue
         elif _SPECIAL.fullmatch(name):
             if value >= VOCAB:
-                found[name] = special
+                settings[name] = special
                 special += 1
         elif (size := size_of(name)) is not None and value > size:
-            found[name] = size
-    if found.get("num_key_value_heads") and default.get("num_key_value_heads") == default.get(
+            settings[name] = size
+    if settings.get("num_key_value_heads") and default.get("num_key_value_heads") == default.get(
         "num_attention_heads"
     ):
-        found["num_key_value_heads"] = found.get("num_attention_heads", HEADS)
+        settings["num_key_value_heads"] = settings.get("num_attention_heads", HEADS)
     if "use_cache" in _names(config):
-        found["use_cache"] = False
+        settings["use_cache"] = False
     for name, inner in config.sub_configs.items():
         given = default.get(name)
         inner_own = own.get(name, {})
         if given is None and not inner_own:
             continue
         inner_class: Any = type(given) if dataclasses.is_dataclass(given) else inner
-        found[name] = _settings(inner_class, inner_own)
+        settings[name] = _settings(inner_class, inner_own)
         if "model_type" in vars(inner_class) or hasattr(inner_class, "model_type"):
-            found[name]["model_type"] = inner_class.model_type
-    return found | {name: value for name, value in own.items() if name not in config.sub_configs}
+            settings[name]["model_type"] = inner_class.model_type
+    return settings | {name: value for name, value in own.items() if name not in config.sub_configs}
 
 
 def _names(config: type[Any]) -> list[str]:
@@ -120,10 +120,10 @@ def _names(config: type[Any]) -> list[str]:
 def _defaults(config: type[Any]) -> Mapping[str, Any]:
     """What the class sets by itself, derived numbers too; empty where it needs more."""
     try:
-        found: Mapping[str, Any] = vars(config())
+        defaults: Mapping[str, Any] = vars(config())
     except (TypeError, ValueError, AttributeError):
         return {}
-    return found
+    return defaults
 
 
 def _declared(config: type[Any]) -> Mapping[str, Any]:

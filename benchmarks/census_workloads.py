@@ -74,8 +74,8 @@ def _returning_loss(model: Any) -> Any:
 def _mapping(task: str) -> Mapping[str, str]:
     from transformers.models.auto import modeling_auto
 
-    found: Mapping[str, str] = getattr(modeling_auto, _MAPPINGS[task])
-    return found
+    mapping: Mapping[str, str] = getattr(modeling_auto, _MAPPINGS[task])
+    return mapping
 
 
 def _config(task: str, model: str) -> tuple[Any, Any]:
@@ -110,10 +110,10 @@ def _batch(task: str, config: Any) -> Callable[[], Mapping[str, Any]]:
             return torch.randn(BATCH, *shape, generator=generator)
 
         def labels(*shape: int) -> Any:
-            found = draw(FIRST_SPECIAL, *shape)
-            found[:, :2] = -100
-            found[0, :9] = -100  # unequal counts over the ranks
-            return found
+            drawn = draw(FIRST_SPECIAL, *shape)
+            drawn[:, :2] = -100
+            drawn[0, :9] = -100  # unequal counts over the ranks
+            return drawn
 
         classes = getattr(config, "num_labels", 2) + 2  # draws begin at 3
         size = getattr(config, "image_size", 32)

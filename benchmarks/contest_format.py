@@ -121,8 +121,8 @@ def _member(record: Any, key: str, kind: type, where: str) -> Any:
     if not isinstance(record, dict):
         raise NotAProblem(f"expected an object with the key {key!r}, found {_short(record)}")
     if not isinstance(record.get(key), kind):
-        found = _short(record[key]) if key in record else "nothing"
-        raise NotAProblem(f"{where}{key} must be a JSON {kind.__name__}, found {found}")
+        value = _short(record[key]) if key in record else "nothing"
+        raise NotAProblem(f"{where}{key} must be a JSON {kind.__name__}, found {value}")
     return record[key]
 
 

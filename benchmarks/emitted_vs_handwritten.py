@@ -111,21 +111,21 @@ def measure(layout: str, folder: Path, rounds: int) -> dict[str, Any] | None:
         return None
     row: dict[str, Any] = {"layout": layout}
     for what, times in (("wall_s", wall), ("cpu_s", cpu)):
-        counted = {name: found[WARM_UP:] for name, found in times.items()}
-        row |= {f"{name}_{what}": statistics.median(found) for name, found in counted.items()}
+        counted = {name: seconds[WARM_UP:] for name, seconds in times.items()}
+        row |= {f"{name}_{what}": statistics.median(seconds) for name, seconds in counted.items()}
         rounds_apart = zip(counted["emitted"], counted["by_hand"], strict=True)
         row[f"{what.removesuffix('_s')}_ratio"] = statistics.median(e / h for e, h in rounds_apart)
     return row
 
 
 def targets(rows: list[dict[str, Any]]) -> list[Target]:
-    found = []
+    limits = []
     for row in rows:
         layout = row["layout"]
         wall_limit = LAYOUTS[layout].wall_limit
-        found.append(Target(f"{layout}: wall, emitted / by hand", row["wall_ratio"], wall_limit))
-        found.append(Target(f"{layout}: CPU, emitted / by hand", row["cpu_ratio"], CPU_LIMIT))
-    return found
+        limits.append(Target(f"{layout}: wall, emitted / by hand", row["wall_ratio"], wall_limit))
+        limits.append(Target(f"{layout}: CPU, emitted / by hand", row["cpu_ratio"], CPU_LIMIT))
+    return limits
 
 
 def main() -> None:
@@ -151,10 +151,10 @@ def main() -> None:
 
 def _one_layout(layout: str, scratch: Path, rounds: int) -> dict[str, Any]:
     chosen, folder = LAYOUTS[layout], scratch / "plan"
-    found = plan(MODEL, CLUSTER, chosen.fix)
+    result = plan(MODEL, CLUSTER, chosen.fix)
     if chosen.pins:
-        found = pin(found, chosen.pins)
-    files, _ = plan_files(found, folder)
+        result = pin(result, chosen.pins)
+    files, _ = plan_files(result, folder)
     plan_folder.write(folder, files)
     python, threads = sys.executable, {**os.environ, "OMP_NUM_THREADS": "1"}
     run = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}"]

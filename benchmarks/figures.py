@@ -36,7 +36,7 @@ def machine() -> dict[str, Any]:
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
-        **{name: found for name in packages if (found := _version(name))},
+        **{name: installed for name in packages if (installed := _version(name))},
     }
 
 
@@ -73,7 +73,7 @@ def _version(package: str) -> str | None:
 
 def _cpu_name() -> str:
     try:
-        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+        match = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     except OSError:
-        found = None
-    return found.group(1) if found else platform.machine()
+        match = None
+    return match.group(1) if match else platform.machine()

@@ -225,15 +225,15 @@ def _work(options: argparse.Namespace) -> int:
             spare = 2.0 + 0.04 * float(limit)
             left = float(limit) - spare - (time.perf_counter() - started)
             budget = Budget(wall_s=max(left, 1.0))
-        found = search(problem, options.searcher, budget, int(seed), tell)
+        solution = search(problem, options.searcher, budget, int(seed), tell)
         answer |= {
-            "choice": found.choice.tolist(),
-            "cost": problem.total(found.choice),
-            "bound": found.lower_bound,
-            "gap": found.gap,
-            "found_by": found.found_by,
+            "choice": solution.choice.tolist(),
+            "cost": problem.total(solution.choice),
+            "bound": solution.lower_bound,
+            "gap": solution.gap,
+            "found_by": solution.found_by,
         }
-        if not problem.feasible(found.choice):
+        if not problem.feasible(solution.choice):
             answer["error"] = "infeasible"
     except ProblemError as error:
         answer["error"] = f"{type(error).__name__}: {error}"

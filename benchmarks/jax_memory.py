@@ -109,24 +109,24 @@ def compared(case: Case) -> Compared:
     planned = plan_captured(captured, given, roomy(), "benchmarks/jax_models.py:model", fix)
     text = emit(planned.lowered, planned.plan, captured)["model.py"]
     step = Step(run_program(text), given)
-    found = step.step.lower(*step.shapes(given.batch())).compile().memory_analysis()
-    made = found.output_size_in_bytes - found.alias_size_in_bytes
-    xla = found.argument_size_in_bytes + found.temp_size_in_bytes + made
+    memory = step.step.lower(*step.shapes(given.batch())).compile().memory_analysis()
+    made = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    xla = memory.argument_size_in_bytes + memory.temp_size_in_bytes + made
     predicted = planned.plan.prediction.memory_bytes
     arrays = predicted.total - predicted.buffers
-    return Compared(arrays, xla, found.argument_size_in_bytes)
+    return Compared(arrays, xla, memory.argument_size_in_bytes)
 
 
 def row(case: Case) -> dict[str, Any]:
     """One row of the table."""
-    found = compared(case)
+    figures = compared(case)
     return {
         "model": case.model + (" *" if case.held_out else ""),
         "layout": case.fix,
-        "predicted GB": round(found.predicted / 1e9, 2),
-        "XLA GB": round(found.xla / 1e9, 2),
-        "error": round(found.error, 3),
-        "arguments GB": round(found.arguments / 1e9, 2),
+        "predicted GB": round(figures.predicted / 1e9, 2),
+        "XLA GB": round(figures.xla / 1e9, 2),
+        "error": round(figures.error, 3),
+        "arguments GB": round(figures.arguments / 1e9, 2),
     }
 
 
@@ -134,10 +134,10 @@ def roomy() -> Any:
     """One node of eight devices on which anything fits."""
     from autopar.files.cluster_file import load_cluster
 
-    found = load_cluster(str(CLUSTER))
-    (group,) = found.groups
+    cluster = load_cluster(str(CLUSTER))
+    (group,) = cluster.groups
     device = replace(group.device, memory_bytes=1 << 43)
-    return replace(found, groups=(replace(group, device=device),))
+    return replace(cluster, groups=(replace(group, device=device),))
 
 
 def main() -> int:
@@ -157,7 +157,7 @@ def main() -> int:
             print(rows[-1], file=sys.stderr, flush=True)
     if not rows:
         parser.error(f"no row has {arguments.only!r}")
-    off = [abs(found["error"]) for found in rows]
+    off = [abs(measured["error"]) for measured in rows]
     targets = (
         Target("error at the median", statistics.median(off), MEDIAN),
         Target("largest error", max(off), MOST),

@@ -68,8 +68,8 @@ def make_plans(
     failed: dict[str, str] = {}
     for layout, fix in LAYOUTS.items():
         try:
-            found = search(f"{MODELS}:{name}", cluster, fix, None, (), profile)
-            files, _ = plan_files(found, scratch / f"{name}_{len(made)}")
+            result = search(f"{MODELS}:{name}", cluster, fix, None, (), profile)
+            files, _ = plan_files(result, scratch / f"{name}_{len(made)}")
         except UserError as error:
             say(f"{name}, {layout}: {error}")
             failed[layout] = str(error)
@@ -83,7 +83,7 @@ def measure(
     name: str, plans: Mapping[str, Path], steps: int, rounds: int, launcher: Launcher | None
 ) -> tuple[dict[str, list[RunResult]], dict[str, str]]:
     """What each run of each plan measured, and why a plan did not run."""
-    found: dict[str, list[Measured]] = {layout: [] for layout in plans}
+    runs: dict[str, list[Measured]] = {layout: [] for layout in plans}
     failed: dict[str, str] = {}
     same = _first_alike(plans)
     for turn in range(rounds):
@@ -98,12 +98,12 @@ def measure(
                 say(f"{name}, {layout}: {error}")
                 continue
             others = others_cores(before)
-            found[layout].append((others, result))
+            runs[layout].append((others, result))
             said = f"{result.step_time_s * 1e3:.1f} ms, predicted "
             said += f"{result.predicted_step_time_s * 1e3:.1f} ms"
             said += f", other work on {others:.2f} cores"
             say(f"{name}, {layout}, round {turn + 1} of {rounds}: {said}")
-    return {layout: undisturbed(found[same[layout]]) for layout in plans}, failed
+    return {layout: undisturbed(runs[same[layout]]) for layout in plans}, failed
 
 
 def undisturbed(measured: Sequence[Measured]) -> list[RunResult]:
@@ -140,17 +140,17 @@ def _first_alike(plans: Mapping[str, Path]) -> dict[str, str]:
 
 
 def rows_of(
-    name: str, plans: Mapping[str, Path], found: Mapping[str, list[RunResult]]
+    name: str, plans: Mapping[str, Path], runs: Mapping[str, list[RunResult]]
 ) -> list[dict[str, Any]]:
     from autopar.files.plan_folder import read_plan
 
     rows = []
     for layout, folder in plans.items():
-        if not found[layout]:
+        if not runs[layout]:
             continue
         plan = read_plan(folder)
-        seconds = statistics.median(r.step_time_s for r in found[layout])
-        peak = max(r.peak_memory_bytes for r in found[layout])
+        seconds = statistics.median(r.step_time_s for r in runs[layout])
+        peak = max(r.peak_memory_bytes for r in runs[layout])
         said = plan.prediction
         degrees = " x ".join(f"{a} {n}" for a, n in plan.degrees.items() if n > 1)
         rows.append(
@@ -170,16 +170,16 @@ def rows_of(
 
 
 def phases_of(
-    plans: Mapping[str, Path], found: Mapping[str, list[RunResult]]
+    plans: Mapping[str, Path], runs: Mapping[str, list[RunResult]]
 ) -> dict[str, list[tuple[str, float, float]]]:
     """(phase, measured, predicted) seconds of each layout's last run."""
     from autopar.files.plan_folder import read_plan
     from autopar.report.runs import phases
 
     return {
-        layout: phases(found[layout][-1], read_plan(folder).prediction)
+        layout: phases(runs[layout][-1], read_plan(folder).prediction)
         for layout, folder in plans.items()
-        if found[layout]
+        if runs[layout]
     }
 
 
@@ -233,10 +233,10 @@ def benchmark(given: argparse.Namespace, scratch: Path, launcher: Launcher | Non
     failed: dict[str, str] = {}
     for name in given.models.split(","):
         plans, unplanned = make_plans(name, cluster, profile, scratch)
-        found, broken = measure(name, plans, given.steps, given.rounds, launcher)
-        rows += rows_of(name, plans, found)
+        runs, broken = measure(name, plans, given.steps, given.rounds, launcher)
+        rows += rows_of(name, plans, runs)
         failed |= {f"{name}, {layout}": why for layout, why in {**unplanned, **broken}.items()}
-        phases[name] = phases_of(plans, found)
+        phases[name] = phases_of(plans, runs)
         if given.save is not None:
             kept = {"rows": rows, "phases": phases, "failed": failed}
             given.save.write_text(json.dumps(kept, indent=1))

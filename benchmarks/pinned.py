@@ -16,7 +16,7 @@ from autopar.rules.batch import data_choices
 from autopar.searchers import search
 
 
-def pin(found: PlanResult, pins: Mapping[str, str]) -> PlanResult:
+def pin(result: PlanResult, pins: Mapping[str, str]) -> PlanResult:
     """The best plan on the mesh of ``found`` in which ops have the strategies of ``pins``.
 
     pins: pattern of op keys (``"*attention.q/linear"``) -> strategy (``"tp:n"``). All other ops are
@@ -24,8 +24,8 @@ def pin(found: PlanResult, pins: Mapping[str, str]) -> PlanResult:
 
     Raises ValueError for a pattern without an op, or an op without that strategy.
     """
-    batch_dims = {e.name: e.batch_dim for e in found.captured.batch if e.batch_dim is not None}
-    again = revisit(found.plan, found.cluster, found.graph, batch_dims)
+    batch_dims = {e.name: e.batch_dim for e in result.captured.batch if e.batch_dim is not None}
+    again = revisit(result.plan, result.cluster, result.graph, batch_dims)
     problem = again.folded.problem
     cost = problem.cost.copy()
     for pattern, wanted in pins.items():
@@ -43,8 +43,8 @@ def pin(found: PlanResult, pins: Mapping[str, str]) -> PlanResult:
     solution = search(replace(problem, cost=cost), searcher="elimination")
     if solution.cost >= FORBIDDEN:
         raise ValueError(f"no plan has {dict(pins)}")
-    mesh = found.plan.spreads[0].mesh
+    mesh = result.plan.spreads[0].mesh
     spread = replace(again.folded.spread(solution.choice.tolist()), mesh=mesh)
-    choices = data_choices(found.graph, batch_dims)
-    lowered = lower(found.graph, spread, found.plan.microbatches, choices, batch_dims)
-    return replace(found, plan=replace(found.plan, spreads=(spread,)), lowered=lowered)
+    choices = data_choices(result.graph, batch_dims)
+    lowered = lower(result.graph, spread, result.plan.microbatches, choices, batch_dims)
+    return replace(result, plan=replace(result.plan, spreads=(spread,)), lowered=lowered)

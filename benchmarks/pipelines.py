@@ -37,14 +37,14 @@ def plans(ranks: int) -> dict[str, dict[str, str]]:
     pp = 4
     small = {"pp": str(ranks // 2)}
     if ranks == 4:
-        found = {name: {"pp": "4", "schedule": name} for name in SCHEDULES}
+        fixes = {name: {"pp": "4", "schedule": name} for name in SCHEDULES}
     else:
-        found = {
+        fixes = {
             f"{name} x {axis}": {"pp": str(pp), "schedule": name, axis: "2"}
             for name in SCHEDULES
             for axis in ("tp", "dp_replicate")
         }
-    return found | {name: {**small, **fix} for name, fix in STATE.items()}
+    return fixes | {name: {**small, **fix} for name, fix in STATE.items()}
 
 
 def main() -> None:

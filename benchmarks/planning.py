@@ -50,9 +50,9 @@ def plan_once(size: str) -> dict[str, Any]:
             return {**spent, "phases": {}, "degrees": {}, "step_time_s": None}
         if started.returncode:
             raise SystemExit(f"planning {size} ended with exit code {started.returncode}")
-        found = json.loads(output.read_text())
-    taken = {"phases": found["search_time_s"], "degrees": found["degrees"]}
-    return {**spent, **taken, "step_time_s": found["step_time_s"]}
+        report = json.loads(output.read_text())
+    taken = {"phases": report["search_time_s"], "degrees": report["degrees"]}
+    return {**spent, **taken, "step_time_s": report["step_time_s"]}
 
 
 def row(size: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -78,16 +78,16 @@ def row(size: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def targets(rows: list[dict[str, Any]]) -> list[Target]:
     first, *larger = rows
-    found = [
+    limits = [
         Target(f"{first['model']}: CPU seconds", first["cpu_s"], CPU_LIMIT_S),
         Target(f"{first['model']}: peak GB", first["rss_gb"], RSS_LIMIT_GB),
     ]
     for other in larger:
         if other["step_s"] is None:
-            found.append(Target(f"{other['model']}: plans that fit are missing", 1, 0))
+            limits.append(Target(f"{other['model']}: plans that fit are missing", 1, 0))
         name = f"{other['model']}: CPU, times that of {first['model']}"
-        found.append(Target(name, other["cpu_s"] / first["cpu_s"], LARGER_LIMIT))
-    return found
+        limits.append(Target(name, other["cpu_s"] / first["cpu_s"], LARGER_LIMIT))
+    return limits
 
 
 def main() -> None:
@@ -98,10 +98,10 @@ def main() -> None:
     options = parser.parse_args()
     runs: dict[str, list[dict[str, Any]]] = {size: [] for size in options.sizes.split(",")}
     for _ in range(options.repeats):
-        for size, found in runs.items():
+        for size, reports in runs.items():
             print(f"planning Llama-3-{size.upper()}", file=sys.stderr)
-            found.append(plan_once(size))
-    rows = [row(size, found) for size, found in runs.items()]
+            reports.append(plan_once(size))
+    rows = [row(size, reports) for size, reports in runs.items()]
     show(rows, targets(rows), options.json)
 
 

@@ -67,18 +67,18 @@ def rows(errors: Sequence[Planted], scratch: Path, jobs: int) -> list[dict[str, 
     ]
     about = [{"part": "", "framework": CASES[n].framework} for n in names]
     about += [{"part": e.part, "framework": CASES[e.case].framework} for e in errors]
-    found = [*_all(controls, jobs), *_all(planted, jobs)]
+    verdicts = [*_all(controls, jobs), *_all(planted, jobs)]
     labels = [label for label, _ in (*controls, *planted)]
     return [
         {"error": label, **more, "verdict": row.pop("verdict"), **row}
-        for label, more, row in zip(labels, about, found, strict=True)
+        for label, more, row in zip(labels, about, verdicts, strict=True)
     ]
 
 
-def summary(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def summary(verdicts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One line a framework and part; ``--json`` has every error."""
     lines: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for row in found:
+    for row in verdicts:
         lines.setdefault((row["framework"], row["part"] or "no error"), []).append(row)
     return [
         {
@@ -96,7 +96,7 @@ def summary(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _all(tasks: Sequence[Task], jobs: int) -> list[dict[str, Any]]:
     """`judged` of every task, each in a process, ``jobs`` at a time."""
-    found: list[dict[str, Any]] = [{} for _ in tasks]
+    verdicts: list[dict[str, Any]] = [{} for _ in tasks]
     running: dict[Connection, tuple[int, Any]] = {}
     left = list(enumerate(tasks))
     while left or running:
@@ -111,10 +111,10 @@ def _all(tasks: Sequence[Task], jobs: int) -> list[dict[str, Any]]:
             if connection not in wait(list(running)):
                 continue
             place, process = running.pop(connection)
-            found[place] = connection.recv()
+            verdicts[place] = connection.recv()
             process.join()
-            print(f"{tasks[place][0]}: {found[place]['verdict']}", file=sys.stderr, flush=True)
-    return found
+            print(f"{tasks[place][0]}: {verdicts[place]['verdict']}", file=sys.stderr, flush=True)
+    return verdicts
 
 
 def _send(to: Connection, arguments: tuple[Any, ...]) -> None:
@@ -141,9 +141,9 @@ def main() -> None:
     for framework in dict.fromkeys(CASES[e.case].framework for e in errors):
         ready(framework, [e for e in errors if CASES[e.case].framework == framework])
     with tempfile.TemporaryDirectory() as folder:
-        found = rows(errors, given.keep or Path(folder), given.jobs)
-    controls = [row for row in found if not row["part"]]
-    planted = [row for row in found if row["part"]]
+        verdicts = rows(errors, given.keep or Path(folder), given.jobs)
+    controls = [row for row in verdicts if not row["part"]]
+    planted = [row for row in verdicts if row["part"]]
     wrong = sum(row["verdict"] == "WRONG" for row in planted)
     targets = [
         Target("planted errors that are not called WRONG", len(planted) - wrong, 0),
@@ -152,7 +152,7 @@ def main() -> None:
     ]  # fmt: skip
     if given.framework is None and not given.only:
         targets.append(Target(f"errors below {LEAST}", max(0, LEAST - len(planted)), 0))
-    show(found if given.json else summary(found), targets, given.json)
+    show(verdicts if given.json else summary(verdicts), targets, given.json)
     sys.exit(0 if all(target.met for target in targets) else 1)
 
 

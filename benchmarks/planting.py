@@ -59,10 +59,10 @@ class Case:
     @property
     def devices(self) -> int:
         degrees = ("tp", "dp_shard", "dp_replicate")
-        found = 1
+        count = 1
         for degree in degrees:
-            found *= int(self.fix.get(degree, "1"))
-        return found
+            count *= int(self.fix.get(degree, "1"))
+        return count
 
 
 def plant(error: Planted) -> None:
@@ -78,17 +78,17 @@ def check(error: Planted) -> None:
 
 def _function(error: Planted) -> FunctionType:
     module, _, path = error.where.partition(":")
-    found: Any = importlib.import_module(f"autopar.{module}")
+    target: Any = importlib.import_module(f"autopar.{module}")
     for part in path.split("."):
-        found = inspect.getattr_static(found, part, None)
-        if isinstance(found, staticmethod | classmethod):
-            found = found.__func__
-        if isinstance(found, property):
-            found = found.fget
-    found = inspect.unwrap(found) if callable(found) else found
-    if not isinstance(found, FunctionType):
+        target = inspect.getattr_static(target, part, None)
+        if isinstance(target, staticmethod | classmethod):
+            target = target.__func__
+        if isinstance(target, property):
+            target = target.fget
+    target = inspect.unwrap(target) if callable(target) else target
+    if not isinstance(target, FunctionType):
         raise CannotPlant(f"{error.name}: there is no function {error.where}")
-    return found
+    return target
 
 
 def _replaced(error: Planted, function: FunctionType) -> CodeType:
@@ -128,8 +128,8 @@ def write_plan(case: Case, folder: Path) -> None:
     )
     file = "planted_jax_models.py" if case.framework == "jax" else "planted_models.py"
     model = Path(__file__).with_name(file)
-    found = plan(f"{model}:{case.workload}", str(cluster), dict(case.fix))
-    plan_folder.write(folder, plan_files(found, folder)[0])
+    result = plan(f"{model}:{case.workload}", str(cluster), dict(case.fix))
+    plan_folder.write(folder, plan_files(result, folder)[0])
 
 
 def judged(case: Case, error: Planted | None, folder: Path, scratch: Path) -> dict[str, Any]:
@@ -148,15 +148,15 @@ def judged(case: Case, error: Planted | None, folder: Path, scratch: Path) -> di
     result = scratch / "result.json"
     if not result.exists():
         return {"verdict": f"refused to verify: {failed}"}
-    found = json.loads(result.read_text())
-    return verdict(found if case.framework == "jax" else found[0])
+    results = json.loads(result.read_text())
+    return verdict(results if case.framework == "jax" else results[0])
 
 
-def verdict(found: Mapping[str, Any]) -> dict[str, Any]:
+def verdict(fields: Mapping[str, Any]) -> dict[str, Any]:
     """A row of what `VerifyResult` holds as JSON."""
     from autopar.runtime.verify.verified import TOLERANCE, VerifyResult
 
-    result = VerifyResult.read(dict(found))
+    result = VerifyResult.read(dict(fields))
     off = {name: getattr(result.exact, name) for name in ("loss", "gradient", "weight")}
     told = [name for name, value in off.items() if value > TOLERANCE]
     told += ["collectives"] if result.collectives_match is False else []

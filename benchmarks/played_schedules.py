@@ -71,7 +71,7 @@ def measure(schedule: str, folder: Path, rounds: int) -> dict[str, Any] | None:
     wall: dict[str, list[float]] = {name: [] for name in sides}
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(WARM_UP + rounds):
-        found: dict[str, Any] = {}
+        gradients: dict[str, Any] = {}
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             stages.zero_grad()
             dist.barrier()
@@ -83,9 +83,9 @@ def measure(schedule: str, folder: Path, rounds: int) -> dict[str, Any] | None:
             wall[name].append(time.perf_counter() - wall_start)
             dist.all_reduce(spent)
             cpu[name].append(float(spent))
-            found[name] = _gradients(stages) if turn < WARM_UP else None
+            gradients[name] = _gradients(stages) if turn < WARM_UP else None
         if turn < WARM_UP:
-            _refuse_other_gradients(schedule, found)
+            _refuse_other_gradients(schedule, gradients)
     dist.barrier()
     if dist.get_rank():
         return None
@@ -107,9 +107,9 @@ def _gradients(stages: Any) -> dict[str, Any]:
     }
 
 
-def _refuse_other_gradients(schedule: str, found: Mapping[str, Mapping[str, Any]]) -> None:
-    right = found["interpreter"]
-    for side, gradients in found.items():
+def _refuse_other_gradients(schedule: str, by_side: Mapping[str, Mapping[str, Any]]) -> None:
+    right = by_side["interpreter"]
+    for side, gradients in by_side.items():
         if gradients.keys() != right.keys():
             raise SystemExit(f"{schedule}, {side}: gradients of other parameters")
         for name, gradient in gradients.items():

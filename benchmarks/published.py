@@ -200,7 +200,7 @@ def evaluate(fit: Fit, quick: bool, rows: Mapping[str, Row]) -> dict[str, Any]:
     return {
         "left_out": "nothing (shipped constants)" if quick else "whole sources",
         "classes": {
-            name: {label: errors(fit, found, members) for label, found in left_out.items()}
+            name: {label: errors(fit, constants, members) for label, constants in left_out.items()}
             | {"targets": TARGETS.get(name)}
             for name, members in by(lambda run: run.device_class).items()
         },
@@ -219,7 +219,7 @@ def evaluate(fit: Fit, quick: bool, rows: Mapping[str, Row]) -> dict[str, Any]:
 
 def write_constants(fit: Fit) -> None:
     """Fit on every row and write the table, beside what each constant started from."""
-    found = fit.solve(np.ones(len(fit.runs), bool))
+    logarithms = fit.solve(np.ones(len(fit.runs), bool))
     sources = len({run.source for run in fit.runs})
     lines = [
         "# Constants of the transformer family, from `python -m benchmarks.published CSV --fit`.",
@@ -227,7 +227,7 @@ def write_constants(fit: Fit) -> None:
         "# at once, from the prior and reason beside each;",
         "# those that no published run touches stay at their prior and are assumed.",
     ]
-    for name, value, prior in zip(fit.names, np.exp(found), np.exp(fit.prior), strict=True):
+    for name, value, prior in zip(fit.names, np.exp(logarithms), np.exp(fit.prior), strict=True):
         how = "assumed" if abs(np.log(value / prior)) < 1e-4 else "fitted"
         basis = json.dumps(f"prior {prior:.4g}: {priors()[name][2]}")
         lines.append(f"{name}: {{value: {value:.6g}, how: {how}, basis: {basis}}}")

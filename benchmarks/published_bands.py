@@ -57,18 +57,18 @@ def coverage(ratios: Sequence[Ratio]) -> float:
 
 def report(ratios: Sequence[Ratio]) -> dict[str, dict[str, float]]:
     """For every band: its ends as shipped, and what share of these ratios it covers."""
-    found = {}
+    by_name = {}
     for name, band in bands().items():
         mine = [ratio for ratio in ratios if ratio.name == name]
         if mine:
-            found[name] = {
+            by_name[name] = {
                 "low": band.low,
                 "high": band.high,
                 "count": float(len(mine)),
                 "covers": float(np.mean([band.low <= r.value <= band.high for r in mine])),
                 "covers_source_left_out": coverage(mine),
             }
-    return found
+    return by_name
 
 
 def write_bands(ratios: Sequence[Ratio], target: Path = TARGET) -> None:

@@ -100,8 +100,8 @@ def ranking(fit: Fit, predicted: Array) -> dict[str, float]:
 
 def defying(fit: Fit, predicted: Array) -> list[dict[str, Any]]:
     """Configurations that the model misses by more than 35 %."""
-    found = []
+    runs = []
     for run, p, m in zip(fit.runs, predicted, fit.measured, strict=True):
         if abs(np.log(p / m)) > np.log(1.35):
-            found.append({"id": run.id, "error": float(p / m - 1), "likely": run.likely})
-    return sorted(found, key=lambda row: -abs(row["error"]))
+            runs.append({"id": run.id, "error": float(p / m - 1), "likely": run.likely})
+    return sorted(runs, key=lambda row: -abs(row["error"]))

@@ -74,19 +74,19 @@ class Fit:
 
         first = self.prior if start is None else start
         rounds = 30 if start is None else 12
-        found = least_squares(residuals, first, max_nfev=rounds, ftol=1e-4, xtol=1e-4)
-        return np.asarray(found.x)
+        optimum = least_squares(residuals, first, max_nfev=rounds, ftol=1e-4, xtol=1e-4)
+        return np.asarray(optimum.x)
 
     def left_out(
         self, label: Callable[[Run], str], start: Array, progress: Callable[[str], None]
     ) -> dict[str, Array]:
         """The constants fitted without the runs of each label."""
         labels = np.array([label(run) for run in self.runs])
-        found = {}
+        by_group = {}
         for one in sorted(set(labels.tolist())):
-            found[one] = self.solve(labels != one, start)
+            by_group[one] = self.solve(labels != one, start)
             progress(one)
-        return found
+        return by_group
 
     def predict_left_out(
         self, label: Callable[[Run], str], constants: Mapping[str, Array]

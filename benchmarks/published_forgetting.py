@@ -40,14 +40,14 @@ def _token_share(run: Run) -> float:
 def reread(runs: Sequence[Run], rows: Mapping[str, Row], label: str) -> list[tuple[str, Run]]:
     """(id, run) of the runs that can be read with the knowledge that `label` leaves."""
     alone = rules_of_one_source(rows.values()) if label == "unseen" else {}
-    found = []
+    pairs = []
     for run in runs:
         without = alone.get(run.source, frozenset())
         try:
-            found.append((run.id, read_run(rows[run.id], FORGETTING[label], without)))
+            pairs.append((run.id, read_run(rows[run.id], FORGETTING[label], without)))
         except Unpriceable:
             continue
-    return found
+    return pairs
 
 
 def forgotten_memory(runs: Sequence[Run], rows: Mapping[str, Row], label: str) -> list[Run]:

@@ -102,8 +102,8 @@ def summary(kernels: Iterable[Kernel]) -> list[dict[str, object]]:
         error = predicted_s(kernel) / kernel.measured_s - 1
         groups[DEVICES[kernel.device], kind, kernel.direction].append(error)
     rows: list[dict[str, object]] = []
-    for (device, kind, direction), found in sorted(groups.items()):
-        errors = np.array(found)
+    for (device, kind, direction), values in sorted(groups.items()):
+        errors = np.array(values)
         spread = np.abs((1 + errors) / (1 + np.median(errors)) - 1)
         rows.append(
             {

@@ -354,10 +354,10 @@ def _memory_unit(row: Row) -> float:
 
 
 def _order(notes: str) -> float:
-    found = re.search(r"container=\D*([0-9.]+)", notes)
-    if not found:
+    match = re.search(r"container=\D*([0-9.]+)", notes)
+    if not match:
         return 0.0
-    parts = [float(p) for p in found.group(1).strip(".").split(".")]
+    parts = [float(p) for p in match.group(1).strip(".").split(".")]
     return sum(p / 1000.0**i for i, p in enumerate(parts))
 
 

@@ -207,16 +207,16 @@ def plan_one(run: Run) -> dict[str, Any]:
 
 
 def targets(rows: list[dict[str, Any]]) -> list[Target]:
-    found = []
+    limits = []
     for row in rows:
-        found += [
+        limits += [
             Target(f"{row['model']}: CPU seconds", row["cpu_s"], CPU_LIMIT_S),
             Target(f"{row['model']}: peak GB", row["rss_gb"], RSS_LIMIT_GB),
         ]
         if row["published_s"] is not None:
             name = f"{row['model']}: step, times that of the published layout"
-            found.append(Target(name, row["step_s"] / row["published_s"], 1.0))
-    return found
+            limits.append(Target(name, row["step_s"] / row["published_s"], 1.0))
+    return limits
 
 
 def main() -> None:

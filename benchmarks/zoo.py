@@ -94,12 +94,12 @@ def check(
     made: dict[str, Path] = {}
     for name, fix in plans.items():
         try:
-            found = plan_captured(captured, workload, cluster, str(model), fix)
+            planned = plan_captured(captured, workload, cluster, str(model), fix)
         except UserError as error:
             rows.append({"family": family, "plan": name, "reason": _first_line(error)})
             continue
         result = PlanResult(
-            found.plan, workload, cluster, captured, found.graph, found.lowered, {}, ()
+            planned.plan, workload, cluster, captured, planned.graph, planned.lowered, {}, ()
         )
         made[name] = folder / f"plan_{len(made)}"
         files, _ = plan_files(result, made[name])

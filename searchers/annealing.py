@@ -130,12 +130,12 @@ def improve(
         seconds, evaluations = _part(run, 0.45 if r == 0 else 1.0 / (rounds - r + 0.05))
         hot = (HOT if r == 0 else AGAIN) * warmth
         known = annealer.best_cost
-        found = annealer.round(hot, COLD * warmth, evaluations, seconds)
+        choices = annealer.round(hot, COLD * warmth, evaluations, seconds)
         if annealer.best_cost == known:  # where memory is tight, it blocks most large blocks
             annealer.take_small_blocks()
             warmth = min(1.0, 2.0 * warmth)
         if between is not None:
-            between(annealer, found)
+            between(annealer, choices)
         if run.closed:
             return
         annealer.restart()

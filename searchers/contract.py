@@ -158,12 +158,12 @@ def settle(m: Model) -> tuple[Model, Lift] | None:
         return None
     part, _ = without(part, np.flatnonzero(~narrow))
     part = replace(part, constant=0.0, room=m.room[:0], moment=m.moment[:0])
-    value, found = Elimination(part).minimum(part.unary)
+    value, labels = Elimination(part).minimum(part.unary)
     smaller, kept = without(m, free)
 
     def lift(x: Ints) -> Ints:
         out = np.zeros(m.num_vars, np.int64)
-        out[kept], out[free] = x, found
+        out[kept], out[free] = x, labels
         return out
 
     return replace(smaller, constant=m.constant + value), lift

@@ -71,15 +71,15 @@ def _dominated_labels(
             at_least += excess
     rival, mine = np.nonzero(at_least <= 0)
     rival, mine = rival[rival != mine], mine[rival != mine]
-    found = worst[rival, mine]
+    total = worst[rival, mine]
     for lines in blocks:
         step = max(1, CHUNK // lines.shape[1])
         for lo in range(0, len(rival), step):
             part = slice(lo, lo + step)
             with np.errstate(invalid="ignore"):
-                found[part] += _excess(lines[rival[part]], lines[mine[part]])
+                total[part] += _excess(lines[rival[part]], lines[mine[part]])
     worst = np.full((size, size), np.inf)
-    worst[rival, mine] = found
+    worst[rival, mine] = total
     better = worst <= 0
     # Of a tie the first stays: l goes when k beats it and (k is first or l does not beat k back).
     first = np.tri(size, k=-1, dtype=bool).T

@@ -39,9 +39,9 @@ NODES = 2000  # of branch and bound per solve at most, when the clock does not d
 
 def search(run: Run, seed: int) -> None:
     """Exact when it ends; see the module."""
-    found = shrunk(run)
-    if found is not None:
-        model, lift = found
+    smaller = shrunk(run)
+    if smaller is not None:
+        model, lift = smaller
         tree = first_answer(run, model, lift) if model.start[-1] > LARGE else None
         solve(run, model, lift, hint=None if tree is None else tree.choice, seed=seed)
 
@@ -74,18 +74,18 @@ def solve(
         nodes = None
         if run.budget.wall_s is None:
             nodes = int(min(NODES, 1 + run.remaining_evaluations // max(m.num_vars, 1)))
-        found, x = _solve_once(
+        outcome, x = _solve_once(
             m, np.array(known, np.int64), left, nodes, _gaps(run), seed, hint, run.tick
         )
-        if proves and np.isfinite(found.bound):
-            run.bound(found.bound - 1e-9 * abs(found.bound), "integer program")
-        run.budget_spent |= found.status == "stopped"
-        if found.status == "infeasible":
+        if proves and np.isfinite(outcome.bound):
+            run.bound(outcome.bound - 1e-9 * abs(outcome.bound), "integer program")
+        run.budget_spent |= outcome.status == "stopped"
+        if outcome.status == "infeasible":
             if proves:
                 run.bound(math.inf if run.cost is None else float(run.cost), "integer program")
             return True
         if x is None:
-            run.spend((1 + found.nodes) * m.num_vars)
+            run.spend((1 + outcome.nodes) * m.num_vars)
             return False
         over = m.load(x) - m.room
         fits = bool((over <= 0).all())
@@ -95,9 +95,9 @@ def solve(
             run.offer(lift(fitted), "integer program" if fits else "integer program, repaired")
             if offer is not None:
                 offer(fitted)
-        run.spend((1 + found.nodes) * m.num_vars)
+        run.spend((1 + outcome.nodes) * m.num_vars)
         if fits:
-            return found.status == "optimal"
+            return outcome.status == "optimal"
         new = [r for r in overfull_rows(over) if r not in known]
         if not new or run.closed:
             return False

@@ -32,12 +32,12 @@ class Merge:
         self.best: Ints | None = None
         self._reduced: Floats | None = None
 
-    def __call__(self, annealer: Annealer, found: list[Ints]) -> None:
-        better = self.solve(found, annealer.best)
+    def __call__(self, annealer: Annealer, choices: list[Ints]) -> None:
+        better = self.solve(choices, annealer.best)
         if better is not None:
             annealer.take(better)
 
-    def solve(self, found: list[Ints], known: Ints) -> Ints | None:
+    def solve(self, choices: list[Ints], known: Ints) -> Ints | None:
         """The best choice of the restricted model, if it is better than the one known."""
         m, run = self.dual.model, self.run
         if run.remaining_s < self.shrinking_s:
@@ -45,7 +45,7 @@ class Merge:
         gap = max(m.cost(known) - self.dual.bound, 0.0)
         while True:
             keep = self.reduced() <= self.fraction * gap
-            for x in found:
+            for x in choices:
                 keep[m.start[:-1] + x] = True
             left = np.add.reduceat(keep, m.start[:-1], dtype=np.int64)
             cells = int((left[m.edge[:, 0]] * left[m.edge[:, 1]]).sum())

@@ -107,26 +107,28 @@ def check_output(folder: Path) -> None:
         ) from None
 
 
-def plan_files(found: PlanResult, folder: str | Path) -> tuple[dict[str, str], float]:
+def plan_files(result: PlanResult, folder: str | Path) -> tuple[dict[str, str], float]:
     """Every file of the plan's ``folder`` as text, and the CPU seconds that making them took.
 
     The workload is named from the folder and sources from the workload, so that equal checkouts
     have equal folders.
     """
     start = time.process_time()
-    home = Path(found.plan.workload.partition(":")[0]).resolve().parent
-    workload = plan_folder.relative_workload(folder, found.plan.workload)
-    cluster_file = found.plan.cluster_file and plan_folder.relative(folder, found.plan.cluster_file)
-    program = {f"{plan_folder.PROGRAM}/{name}": text for name, text in _program(found).items()}
+    home = Path(result.plan.workload.partition(":")[0]).resolve().parent
+    workload = plan_folder.relative_workload(folder, result.plan.workload)
+    cluster_file = result.plan.cluster_file and plan_folder.relative(
+        folder, result.plan.cluster_file
+    )
+    program = {f"{plan_folder.PROGRAM}/{name}": text for name, text in _program(result).items()}
     files = {
         plan_folder.PLAN: to_json(
-            replace(found.plan, workload=workload, cluster_file=cluster_file)
+            replace(result.plan, workload=workload, cluster_file=cluster_file)
         ),
-        plan_folder.CLUSTER: found.cluster.to_json() + "\n",
-        plan_folder.GRAPH: graph_text(relative_sources(found.captured.graph, home)) + "\n",
-        plan_folder.BATCH: batch.to_json(found.captured.batch),
-        plan_folder.REPORT: _report(found),
-        plan_folder.COLLECTIVES: _collectives(found, program),
+        plan_folder.CLUSTER: result.cluster.to_json() + "\n",
+        plan_folder.GRAPH: graph_text(relative_sources(result.captured.graph, home)) + "\n",
+        plan_folder.BATCH: batch.to_json(result.captured.batch),
+        plan_folder.REPORT: _report(result),
+        plan_folder.COLLECTIVES: _collectives(result, program),
         **program,
     }
     return files, time.process_time() - start
@@ -173,28 +175,30 @@ def _changed_cluster(folder: Path, plan: Plan) -> str:
     )
 
 
-def plan_summary(found: PlanResult) -> list[RenderableType]:
+def plan_summary(result: PlanResult) -> list[RenderableType]:
     from autopar.report.summary import summary
 
-    return summary(found.plan, found.cluster, _notes(found))
+    return summary(result.plan, result.cluster, _notes(result))
 
 
-def plan_object(found: PlanResult, emit_s: float | None) -> dict[str, Any]:
+def plan_object(result: PlanResult, emit_s: float | None) -> dict[str, Any]:
     """What ``--json`` prints; phases are CPU seconds, ``emit`` that of writing the program."""
     from autopar.report.summary import summary_object
 
-    phases = dict(found.search_time_s)
+    phases = dict(result.search_time_s)
     if emit_s is not None:
         phases["emit"] = emit_s
-    return summary_object(found.plan, phases, found.unruled_ops, _notes(found))
+    return summary_object(result.plan, phases, result.unruled_ops, _notes(result))
 
 
-def _notes(found: PlanResult) -> list[str]:
+def _notes(result: PlanResult) -> list[str]:
     from autopar.report.notes import notes
 
-    samples = found.captured.samples
-    made = notes(found.lowered, found.plan, found.cluster, samples, found.obstacles, found.fewer)
-    return [*found.captured.notes, *made]
+    samples = result.captured.samples
+    made = notes(
+        result.lowered, result.plan, result.cluster, samples, result.obstacles, result.fewer
+    )
+    return [*result.captured.notes, *made]
 
 
 def explanation(
@@ -264,13 +268,13 @@ def _cluster_of(folder: Path) -> Cluster | None:
     return plan_folder.read_cluster(folder) if there else None
 
 
-def _program(found: PlanResult) -> dict[str, str]:
+def _program(result: PlanResult) -> dict[str, str]:
     """The program, tried. Raises `UserError` where it could not run."""
-    if found.plan.framework == "jax":
+    if result.plan.framework == "jax":
         from autopar.emit.jax import emit as emit_jax
         from autopar.runtime.jobs.imported import imported
 
-        program = emit_jax(found.lowered, found.plan, found.captured)
+        program = emit_jax(result.lowered, result.plan, result.captured)
         for name, text in program.items():
             imported(text, f"{plan_folder.PROGRAM}/{name}")
         return program
@@ -278,28 +282,28 @@ def _program(found: PlanResult) -> dict[str, str]:
     from autopar.runtime.jobs.dry_run import dry_run
     from autopar.runtime.jobs.imported import imported
 
-    program = emit(found.lowered, found.plan, found.captured)
+    program = emit(result.lowered, result.plan, result.captured)
     model, train = (f"{plan_folder.PROGRAM}/{name}" for name in plan_folder.CODE)
-    dry_run(program[plan_folder.MODEL], model, found.captured.batch)
+    dry_run(program[plan_folder.MODEL], model, result.captured.batch)
     imported(program[plan_folder.TRAIN], train)
     return program
 
 
-def _collectives(found: PlanResult, program: Mapping[str, str]) -> str:
+def _collectives(result: PlanResult, program: Mapping[str, str]) -> str:
     from autopar.lowering.collectives import priced_collectives
 
-    stored = {name: tensor.dtype for name, tensor in found.captured.tensors.items()}
-    clips = found.workload.clip_norm is not None
-    rows = [asdict(row) for row in priced_collectives(found.lowered, found.plan, stored, clips)]
+    stored = {name: tensor.dtype for name, tensor in result.captured.tensors.items()}
+    clips = result.workload.clip_norm is not None
+    rows = [asdict(row) for row in priced_collectives(result.lowered, result.plan, stored, clips)]
     digests = {name: whole_folder.digest(text.encode()) for name, text in program.items()}
     made = {"format": plan_folder.COLLECTIVES_FORMAT, "program": digests, "rows": rows}
     return json.dumps(made, indent=1) + "\n"
 
 
-def _report(found: PlanResult) -> str:
+def _report(result: PlanResult) -> str:
     from autopar.report.render import to_text
 
-    return to_text(plan_summary(found))
+    return to_text(plan_summary(result))
 
 
 def _known(searcher: str) -> str:

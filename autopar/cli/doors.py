@@ -103,14 +103,14 @@ def import_layout(
         raise OptionError("import prices a model or --arch, not both")
     if model is not None:
         only_of_arch(arch, {"--global-batch": global_batch, "--precision": precision})
-    found = imports.imported(
+    imported = imports.imported(
         imports.Asked(file, trainer, model, arch, cluster, global_batch, precision)
     )
-    for note in found.found.notes:
+    for note in imported.settings.notes:
         progress(f"note: {note}")
     if json:
         import json as text
 
-        print(text.dumps(found.to_object()))
+        print(text.dumps(imported.to_object()))
         return
-    print(found.to_text())
+    print(imported.to_text())

@@ -84,11 +84,11 @@ def answer(question: Question) -> Answer:
     if batch is None:
         batch = default_batch(pinned, max(counts, default=cluster.device_count))
     asked = scaling.Asked(sizes.arch, cluster, batch, sizes.precision, sizes.style, sizes.software)
-    found = _answer(asked, counts, pinned)
+    priced = _answer(asked, counts, pinned)
     if not sizes.notes:
-        return found
-    text = "\n".join([found.text, *(f"note: {note}" for note in sizes.notes)])
-    return replace(found, text=text, data={**found.data, "notes": list(sizes.notes)})
+        return priced
+    text = "\n".join([priced.text, *(f"note: {note}" for note in sizes.notes)])
+    return replace(priced, text=text, data={**priced.data, "notes": list(sizes.notes)})
 
 
 def _answer(asked: scaling.Asked, counts: list[int], pinned: Mapping[str, int | str]) -> Answer:
@@ -102,11 +102,15 @@ def _answer(asked: scaling.Asked, counts: list[int], pinned: Mapping[str, int | 
         one = asked.price(layout)
         return Answer(render(one), to_object(one), one.fits)
     progress(f"searching the layouts of {asked.cluster.device_count} devices")
-    found = scaling.searched(asked)
-    if found.best is None:
-        raise DoesNotFit(_nothing(asked, found.count))
-    text = "\n".join([render(found.best), "", to_text(others(found), WIDTH).rstrip()])
-    data = {**to_object(found.best), "layouts": found.count, "others": others_object(found)}
+    searched = scaling.searched(asked)
+    if searched.best is None:
+        raise DoesNotFit(_nothing(asked, searched.count))
+    text = "\n".join([render(searched.best), "", to_text(others(searched), WIDTH).rstrip()])
+    data = {
+        **to_object(searched.best),
+        "layouts": searched.count,
+        "others": others_object(searched),
+    }
     return Answer(text, data, True)
 
 

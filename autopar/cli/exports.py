@@ -85,8 +85,10 @@ def setup(asked: Asked) -> Setup:
 
     precision = asked.precision or "bf16"
     fix = ",".join(asked.fix)
-    found = estimate_files(asked.arch or "", asked.cluster, fix, asked.global_batch, precision)
-    return of_layout(Path(asked.arch or "").name, found.arch, found.layout, cluster, precision)
+    estimate = estimate_files(asked.arch or "", asked.cluster, fix, asked.global_batch, precision)
+    return of_layout(
+        Path(asked.arch or "").name, estimate.arch, estimate.layout, cluster, precision
+    )
 
 
 def of_folder(folder: str | Path) -> Setup:
@@ -107,13 +109,13 @@ def _of_model(model: str, cluster_ref: str, cluster: Cluster, fix: Mapping[str, 
             f"programs can run all of --fix {','.join(f'{n}={v}' for n, v in fix.items())}: plan "
             f"{model} with it (`autopar plan`) and export the folder"
         )
-    found = price(model, cluster_ref, fix).estimate
+    estimate = price(model, cluster_ref, fix).estimate
     return of_layout(
         Path(model).name,
-        found.arch,
-        found.layout,
+        estimate.arch,
+        estimate.layout,
         cluster,
-        found.precision,
+        estimate.precision,
         load_workload(model),
     )
 

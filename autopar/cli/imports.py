@@ -9,8 +9,8 @@ from typing import Any
 from autopar.cli.progress import progress
 from autopar.cost_models.family import Arch
 from autopar.cost_models.layout import Layout, LayoutError, choices_of, layout_from_fix
-from autopar.files.imports.found import Found
 from autopar.files.imports.readers import read
+from autopar.files.imports.settings import Settings
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.planner.estimate import PRECISIONS, Estimate, estimate
@@ -34,7 +34,7 @@ class Asked:
 class Imported:
     """A layout as ``--fix`` says it; priced where a cluster and a model or sizes were given."""
 
-    found: Found
+    settings: Settings
     fix: str
     theirs: Estimate | None = None
     ours: Estimate | None = None
@@ -50,77 +50,77 @@ class Imported:
 
     def to_object(self) -> dict[str, Any]:
         """What ``--json`` prints."""
-        found: dict[str, Any] = {
-            "trainer": self.found.trainer,
+        data: dict[str, Any] = {
+            "trainer": self.settings.trainer,
             "fix": self.fix,
-            "notes": list(self.found.notes),
+            "notes": list(self.settings.notes),
         }
         if self.theirs is not None:
             from autopar.report.beside import beside_object
 
-            found |= beside_object(self.theirs, self.ours)
-        return found
+            data |= beside_object(self.theirs, self.ours)
+        return data
 
 
 def imported(asked: Asked) -> Imported:
     """Raises `UserError`."""
-    found = read(asked.file, asked.trainer)
+    settings = read(asked.file, asked.trainer)
     priced = asked.model is not None or asked.arch is not None
     if priced != (asked.cluster is not None):
         missing = "--cluster cluster.yaml" if priced else "a model, or --arch sizes.yaml,"
         raise UserError(f"a price needs a cluster, and a model or sizes: add {missing} to it")
     if asked.cluster is None:
-        return Imported(found, found.fix())
+        return Imported(settings, settings.fix())
     from autopar.files.cluster_file import load_cluster
 
     cluster = load_cluster(asked.cluster)
-    arch, batch, precision = _sizes(asked, found)
-    layout = layout_of(found, cluster.device_count, asked.global_batch or batch)
+    arch, batch, precision = _sizes(asked, settings)
+    layout = layout_of(settings, cluster.device_count, asked.global_batch or batch)
     if precision not in PRECISIONS:
         raise UserError(f"--precision {precision}: there are {', '.join(PRECISIONS)}")
     theirs = estimate(arch, cluster, layout, precision=precision)
     progress(f"searching the layouts of {cluster.device_count} devices")
-    return Imported(found, _with_degrees(found, layout), theirs, _best(arch, cluster, theirs))
+    return Imported(settings, _with_degrees(settings, layout), theirs, _best(arch, cluster, theirs))
 
 
-def layout_of(found: Found, devices: int, global_batch: int | None = None) -> Layout:
+def layout_of(settings: Settings, devices: int, global_batch: int | None = None) -> Layout:
     """The whole layout on so many devices.
 
     Raises:
         LayoutError: the degrees do not make up the devices, or nothing says the batch.
     """
-    choices = dict(found.choices)
+    choices = dict(settings.choices)
     if choices.get("zero") == "0" and "dp_shard" not in choices:
         taken = 1
         for name in ("tp", "cp", "pp"):
             taken *= int(choices.get(name, 1))
         if devices % taken == 0:
             choices |= {"dp_replicate": str(devices // taken), "dp_shard": "1"}
-    batch = global_batch or found.global_batch
-    if batch is None and found.batch_per_rank is not None:
+    batch = global_batch or settings.global_batch
+    if batch is None and settings.batch_per_rank is not None:
         ranks = layout_from_fix(choices_of({**choices, "microbatch": "1"}), devices, 1)
-        batch = found.batch_per_rank * ranks.dp
+        batch = settings.batch_per_rank * ranks.dp
     if batch is None:
         raise LayoutError(
-            f"the settings of {found.trainer} do not say the batch: add --global-batch N"
+            f"the settings of {settings.trainer} do not say the batch: add --global-batch N"
         )
     return layout_from_fix(choices_of(choices), devices, batch)
 
 
-def _with_degrees(found: Found, layout: Layout) -> str:
-    """`Found.fix` with the data ranks that the devices leave."""
+def _with_degrees(settings: Settings, layout: Layout) -> str:
+    """`Settings.fix` with the data ranks that the devices leave."""
     data = {n: str(getattr(layout, n)) for n in ("dp_replicate", "dp_shard")}
     kept = {n: v for n, v in data.items() if v != "1"}
-    rest = {n: v for n, v in found.choices.items() if n not in data}
+    rest = {n: v for n, v in settings.choices.items() if n not in data}
     return ",".join(f"{name}={value}" for name, value in {**kept, **rest}.items())
 
 
-def _sizes(asked: Asked, found: Found) -> tuple[Arch, int | None, str]:
+def _sizes(asked: Asked, settings: Settings) -> tuple[Arch, int | None, str]:
     """(architecture, batch where the model's file says it, precision)"""
     if asked.model is None:
         from autopar.files.arch_file import load_arch
 
-        return load_arch(asked.arch or ""), None, asked.precision or found.precision or "bf16"
+        return load_arch(asked.arch or ""), None, asked.precision or settings.precision or "bf16"
     from autopar.frontends.dispatch import capture
     from autopar.frontends.loading import load_workload
     from autopar.nouns.cluster import short_dtype
@@ -130,9 +130,9 @@ def _sizes(asked: Asked, found: Found) -> tuple[Arch, int | None, str]:
     progress(f"capturing {asked.model}")
     captured = capture(workload)
     derived = arch_of(captured.graph, captured.samples, Path(asked.model).name)
-    if found.global_batch not in (None, captured.samples):
+    if settings.global_batch not in (None, captured.samples):
         progress(
-            f"note: the run has a batch of {found.global_batch}, {asked.model} of "
+            f"note: the run has a batch of {settings.global_batch}, {asked.model} of "
             f"{captured.samples}; the latter is priced"
         )
     return derived.arch, captured.samples, short_dtype(workload.precision)

@@ -62,10 +62,10 @@ def plan(
     if _priced_alone(model, cluster, fixed, how, options, json, output):
         return
     check_output(output)
-    found = search(model, cluster, fixed, searcher, replicated, profile, verbose, how)
-    files, emit_s = plan_files(found, output)
+    result = search(model, cluster, fixed, searcher, replicated, profile, verbose, how)
+    files, emit_s = plan_files(result, output)
     plan_folder.write(output, files)
-    _show_plan(found, emit_s, json)
+    _show_plan(result, emit_s, json)
     progress(f"written to {output}/; next: autopar run {output}, autopar verify {output}")
 
 
@@ -118,8 +118,8 @@ def estimate(
         fixed = fix_pairs(fix or ())
         if _priced_alone(model, cluster, fixed, how, of_a_search, json):
             return
-        found = search(model, cluster, fixed, searcher, replicated, profile, style=how)
-        _show_plan(found, None, json)
+        result = search(model, cluster, fixed, searcher, replicated, profile, style=how)
+        _show_plan(result, None, json)
         return
     _check_read(None, of_a_search, {})
     from autopar.cli.estimates import Question, answer
@@ -157,13 +157,13 @@ def _priced_alone(
     """
     from autopar.cli.commands import price_unemitted
 
-    found = price_unemitted(model, cluster, fix, style, options)
-    if found is None:
+    priced = price_unemitted(model, cluster, fix, style, options)
+    if priced is None:
         return False
-    print(found.to_json() if json else found.to_text())
+    print(priced.to_json() if json else priced.to_text())
     if output is not None:
-        progress(f"nothing is written to {output}/: {found.why}")
-    if not found.estimate.fits:
+        progress(f"nothing is written to {output}/: {priced.why}")
+    if not priced.estimate.fits:
         raise typer.Exit(3)
     return True
 
@@ -188,7 +188,7 @@ def _check_read(
         )
 
 
-def _show_plan(found: PlanResult, emit_s: float | None, json: bool) -> None:
+def _show_plan(result: PlanResult, emit_s: float | None, json: bool) -> None:
     from autopar.cli.commands import plan_object, plan_summary
 
-    show(plan_summary(found), plan_object(found, emit_s), json)
+    show(plan_summary(result), plan_object(result, emit_s), json)

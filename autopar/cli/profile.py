@@ -57,7 +57,7 @@ def profile_cluster(
 
 
 def remember(
-    folder: str | Path, found: RunResult, database: str | Path, warn: Callable[[str], None]
+    folder: str | Path, result: RunResult, database: str | Path, warn: Callable[[str], None]
 ) -> str:
     """Writes what a run measured beside what had been predicted; returns a line that says so.
 
@@ -70,13 +70,13 @@ def remember(
         "backward": prediction.backward_time_s,
         "optimizer": prediction.optimizer_time_s,
     }
-    phases = dict(found.phases_s)
+    phases = dict(result.phases_s)
     measured = {**phases, "backward": phases.get("backward", 0.0) + phases.get("exchange", 0.0)}
     machine = Machine(device.name, driver(), libraries() or "", processor())
     basis = run_basis(bool(device.rates), plan.style)
-    if found.style != plan.style:
+    if result.style != plan.style:
         return (
-            f"{folder} is planned for {plan.style} execution and the run was {found.style}: "
+            f"{folder} is planned for {plan.style} execution and the run was {result.style}: "
             f"{database} stays as it is"
         )
     known = [p for p in predicted if predicted[p] > 0 and measured.get(p, 0.0) > 0]
@@ -88,7 +88,7 @@ def remember(
             # What the prices say without the corrections that this plan was made with.
             plain_s = predicted[phase] / device.slower(phase)
             pair = {"measured": measured[phase], "predicted": plain_s}
-            head, count = f"{basis} {plan.fingerprint()}", len(found.losses)
+            head, count = f"{basis} {plan.fingerprint()}", len(result.losses)
             rows = [
                 Measurement("run", f"{phase} {what} {head}", 0.0, 0.0, seconds, 0.0, count, now)
                 for what, seconds in pair.items()
@@ -164,13 +164,13 @@ def measure(
         ):
             assert process.stdout is not None
             for line in process.stdout:
-                found = _measurement(line)
-                if found is None:
+                measurement = _measurement(line)
+                if measurement is None:
                     for note in _left_out(line):
                         progress(note)
                 else:
-                    db.add(machine, found)
-                    progress(_shown(found))
+                    db.add(machine, measurement)
+                    progress(_shown(measurement))
         tail = [line for line in errors.read_text().splitlines() if line.strip()][-5:]
         return "\n".join(tail) or "no error message" if process.returncode else ""
 

@@ -34,11 +34,11 @@ def read_run(file: Path) -> RunResult:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         known = {field.name for field in fields(RunResult)}
-        found = RunResult(**{name: value for name, value in data.items() if name in known})
-        if not found.losses:
+        result = RunResult(**{name: value for name, value in data.items() if name in known})
+        if not result.losses:
             raise ValueError("no steps")
     except OSError as error:
         raise UserError(f"--run {file}: {error.strerror}; {again}") from None
     except (ValueError, TypeError, AttributeError):
         raise UserError(f"--run {file} is not what a run prints; {again}") from None
-    return found
+    return result

@@ -54,7 +54,7 @@ def run(
 
         check_target(profile)
     with results_only(json):
-        found = launch.run(
+        result = launch.run(
             folder,
             steps,
             compile=compile,
@@ -63,14 +63,14 @@ def run(
             save_every=save_every,
             device=device,
         )
-    foreseen = {phase: seconds for phase, _, seconds in phases(found, predicted)}
+    foreseen = {phase: seconds for phase, _, seconds in phases(result, predicted)}
     memory = predicted.memory_bytes.total
-    data = {**asdict(found), "predicted_memory_bytes": memory, "predicted_phases_s": foreseen}
-    show(run_summary(found, predicted, made.style), data, json)
+    data = {**asdict(result), "predicted_memory_bytes": memory, "predicted_phases_s": foreseen}
+    show(run_summary(result, predicted, made.style), data, json)
     if profile is not None:
         from autopar.cli.profile import remember
 
-        progress(remember(folder, found, profile, progress))
+        progress(remember(folder, result, profile, progress))
 
 
 def verify(folder: PlanFolder, device: Device = "cpu", json: Json = False) -> None:
@@ -85,9 +85,9 @@ def verify(folder: PlanFolder, device: Device = "cpu", json: Json = False) -> No
     check_cluster_file(folder, made)
     progress(f"running {folder} and its model side by side")
     with results_only(json):
-        found = launch.verify(folder, device)
-    show(verify_summary(found), found.to_json(), json)
-    if not found.passed:
+        result = launch.verify(folder, device)
+    show(verify_summary(result), result.to_json(), json)
+    if not result.passed:
         raise typer.Exit(1)
 
 

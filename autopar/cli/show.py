@@ -53,12 +53,14 @@ def _part(folder: str, form: str, stage: int | None) -> str:
         return plan_text.to_text(plan_folder.read_plan(folder))
     if form == "graph":
         return graph_text.to_text(plan_folder.read_graph(folder))
-    found = opened(folder)
+    contents = opened(folder)
     if stage is None:
-        return lowered_text.to_text(found.lowered)
-    if stage >= (stages := len(found.plan.stages)):
+        return lowered_text.to_text(contents.lowered)
+    if stage >= (stages := len(contents.plan.stages)):
         raise UserError(f"--stage {stage}: {folder} has stages 0 to {stages - 1}")
     try:
-        return lowered_text.to_text(stage_parts(found.lowered, found.plan.stages)[stage].lowered)
+        return lowered_text.to_text(
+            stage_parts(contents.lowered, contents.plan.stages)[stage].lowered
+        )
     except CutError as error:
         refuse(folder, str(error))

@@ -103,11 +103,11 @@ def price(
     layout = layout_from_fix(pinned, cluster.device_count)
     software = software_of(captured, workload, cluster, style)
     precision = short_dtype(workload.precision)
-    found = estimate(derived.arch, cluster, layout, software, precision)
+    priced = estimate(derived.arch, cluster, layout, software, precision)
     # The batch stands in the model's file, so --fix of a program does not take it.
-    advice = found.advice.replace(f",global_batch={samples}", "")
+    advice = priced.advice.replace(f",global_batch={samples}", "")
     notes = (*derived.notes, *_state_notes(captured, software, precision, workload.optimizer))
-    return Unemitted(replace(found, advice=advice), choices, notes)
+    return Unemitted(replace(priced, advice=advice), choices, notes)
 
 
 def without_effect(options: Mapping[str, object], choices: tuple[str, ...]) -> str:

@@ -223,6 +223,6 @@ def workload_of(value: Any) -> Workload | None:
     if isinstance(value, Workload):
         return value
     if isinstance(value, type):
-        found = value.__dict__.get(DECORATED)
-        return found if isinstance(found, Workload) else None
+        workload = value.__dict__.get(DECORATED)
+        return workload if isinstance(workload, Workload) else None
     return None

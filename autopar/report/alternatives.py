@@ -32,14 +32,14 @@ def alternatives(
     says of a whole answer that costs less than the plan why it is not the plan.
     """
     base = problem.total(choice)
-    found = {}
+    by_node = {}
     for node, names in nodes:
         others = [s for s in range(len(names)) if s != choice[node]]
         priced = [(s, _forced(problem, node, s)) for s in others]
         possible = [(answer.cost - base, s, answer) for s, answer in priced if answer is not None]
         possible.sort(key=lambda row: row[:2])
         if possible:
-            found[node] = tuple(
+            by_node[node] = tuple(
                 Alternative(
                     names[s],
                     extra / PICOSECONDS,
@@ -47,7 +47,7 @@ def alternatives(
                 )
                 for extra, s, answer in possible[:most]
             )
-    return found
+    return by_node
 
 
 def _forced(problem: Problem, node: int, strategy: int) -> Solution | None:
@@ -56,7 +56,7 @@ def _forced(problem: Problem, node: int, strategy: int) -> Solution | None:
     cost = problem.cost.copy()
     cost[first:end] = np.where(np.arange(end - first) == strategy, cost[first:end], FORBIDDEN)
     try:
-        found = search(replace(problem, cost=cost), searcher=EXACT)
+        solution = search(replace(problem, cost=cost), searcher=EXACT)
     except NoFeasibleAnswer:
         return None
-    return None if found.cost >= FORBIDDEN else found
+    return None if solution.cost >= FORBIDDEN else solution

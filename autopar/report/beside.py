@@ -43,8 +43,8 @@ def because(theirs: Estimate, ours: Estimate) -> list[str]:
 
 def beside_object(theirs: Estimate, ours: Estimate | None) -> dict[str, Any]:
     """The same as an object for ``--json``."""
-    found: dict[str, Any] = {"yours": to_object(theirs), "ours": None, "because": []}
+    data: dict[str, Any] = {"yours": to_object(theirs), "ours": None, "because": []}
     if ours is not None:
-        found["ours"] = {**to_object(ours), "fix": typed(ours.layout)}
-        found["because"] = because(theirs, ours)
-    return found
+        data["ours"] = {**to_object(ours), "fix": typed(ours.layout)}
+        data["because"] = because(theirs, ours)
+    return data

@@ -32,7 +32,9 @@ def _allowed(graph: Graph, mesh: Mesh) -> Iterator[tuple[str, str, str, dict[str
             if op.kind != "block":
                 bound = bind(op, body.tensors)
                 could = {a: choices(bound, mesh.size(a), differentiable=True) for a in axes}
-                named = {a: [choice for choice in found if choice] for a, found in could.items()}
+                named = {
+                    a: [choice for choice in options if choice] for a, options in could.items()
+                }
                 yield "ops", key(block, op.name), "whole", named
         for name, tensor in body.tensors.items():
             placements = ["D", "P", *(f"S{dim}" for dim in range(len(tensor.shape)))]

@@ -92,14 +92,14 @@ def _cluster(plan: Plan, cluster: Cluster | None) -> dict[str, str]:
 
 def strategies(a: Plan, b: Plan) -> list[Change]:
     """Ops whose strategy changed, parameters stored otherwise, and shared copies that moved."""
-    found: list[Change] = []
+    changes: list[Change] = []
     for field, absent in (("ops", "whole"), ("parameters", "R"), ("shared", "-")):
         before, after = (
             {name: text for spread in plan.spreads for name, text in getattr(spread, field).items()}
             for plan in (a, b)
         )
-        found += _changes(before, after, absent)
-    return found
+        changes += _changes(before, after, absent)
+    return changes
 
 
 def costs(a: Plan, b: Plan) -> list[tuple[str, str, str, str]]:

@@ -74,7 +74,7 @@ class Alternative:
 
 def _compute_times(lowered: Lowered, prices: Prices) -> dict[str, int]:
     """Picoseconds of each op's arithmetic for one microbatch; a block's ops for one call."""
-    found = {
+    times = {
         key(lowered.block, op.op.name): sum(
             prices.compute(op, lowered.graph.tensors, lowered.block)
         )
@@ -82,8 +82,8 @@ def _compute_times(lowered: Lowered, prices: Prices) -> dict[str, int]:
         if op.bound is not None
     }
     for body in lowered.blocks.values():
-        found.update(_compute_times(body, prices))
-    return found
+        times.update(_compute_times(body, prices))
+    return times
 
 
 def explained(lowered: Lowered, prices: Prices) -> list[Explained]:
@@ -284,10 +284,12 @@ def _ops(
     for body in lowered.blocks.values():
         yield from _ops(body, compute_ps, moved, calls)
     made = {name for op in lowered.ops if op.bound is not None for name in op.op.outputs}
-    for name, found in lowered.graph.tensors.items():
+    for name, tensor in lowered.graph.tensors.items():
         where = key(lowered.block, name)
         if name not in made and where in moved:
-            yield Explained(where, found.role, "", "", f"({found.role})", 0.0, tuple(moved[where]))
+            yield Explained(
+                where, tensor.role, "", "", f"({tensor.role})", 0.0, tuple(moved[where])
+            )
     for op in lowered.ops:
         if op.bound is None:
             continue

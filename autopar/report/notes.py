@@ -34,11 +34,11 @@ def notes(
     obstacles: what stands against data ranks or microbatches.
     fewer:     a part of the cluster that would be as fast.
     """
-    found = [_enough(fewer, plan, cluster)] if fewer is not None else []
+    lines = [_enough(fewer, plan, cluster)] if fewer is not None else []
     for axis in lowered.mesh.model_axes:
-        found += [*_whole(lowered, axis), *_uneven(lowered, axis)]
-    found += [*_batch(plan.device_count, samples), *obstacles]
-    return [*found, *_narrow(lowered, plan), *_mixed(cluster)]
+        lines += [*_whole(lowered, axis), *_uneven(lowered, axis)]
+    lines += [*_batch(plan.device_count, samples), *obstacles]
+    return [*lines, *_narrow(lowered, plan), *_mixed(cluster)]
 
 
 def _enough(fewer: Fewer, plan: Plan, cluster: Cluster) -> str:
@@ -109,7 +109,7 @@ def _narrow(lowered: Lowered, plan: Plan) -> Iterator[str]:
     """Parameters that are trained in half precision, one sentence for each dtype."""
     trained: dict[str, int] = {}
     for body in (*lowered.blocks.values(), lowered):
-        for tensor in (found.tensor for found in body.tensors.values()):
+        for tensor in (value.tensor for value in body.tensors.values()):
             if tensor.role == "parameter" and tensor.differentiable:
                 held = tensor.numel * _copies(lowered, body.block)
                 trained[tensor.dtype] = trained.get(tensor.dtype, 0) + held
@@ -152,10 +152,10 @@ def _parameters(lowered: Lowered, axis: str) -> Iterator[tuple[str, int, bool]]:
     """(key, bytes of all its copies, whether the axis splits it)"""
     for body in (*lowered.blocks.values(), lowered):
         block, copies = body.block, _copies(lowered, body.block)
-        for name, found in body.tensors.items():
-            if found.tensor.role == "parameter":
-                is_split = found.produced.on(axis).kind == "S"
-                yield key(block, name), found.tensor.size_bytes * copies, is_split
+        for name, value in body.tensors.items():
+            if value.tensor.role == "parameter":
+                is_split = value.produced.on(axis).kind == "S"
+                yield key(block, name), value.tensor.size_bytes * copies, is_split
 
 
 def _copies(lowered: Lowered, block: str | None) -> int:

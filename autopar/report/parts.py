@@ -42,13 +42,13 @@ def reasons(
 
     times: seconds by part, of both. sizes: bytes by part.
     """
-    found = [
+    lines = [
         f"{name} takes {duration(abs(d))} {'more' if d > 0 else 'less'}"
         for name, d in _largest(*times, SMALL)[:MOST]
     ]
     for name, d in _largest(*sizes, 2 * SMALL)[: MOST - 1]:
-        found.append(f"{size(abs(d))} {'more' if d > 0 else 'less'} of {name}")
-    return found
+        lines.append(f"{size(abs(d))} {'more' if d > 0 else 'less'} of {name}")
+    return lines
 
 
 def _largest(

@@ -13,9 +13,9 @@ from autopar.report.render import indented, table
 from autopar.report.units import duration, size
 
 
-def explain_pipeline(found: PricedPipeline) -> list[RenderableType]:
+def explain_pipeline(priced: PricedPipeline) -> list[RenderableType]:
     """Stages with what they take; ranks with bubble and memory; what other cuts would take."""
-    prices, timeline = found.prices, found.timeline
+    prices, timeline = priced.prices, priced.timeline
     stages = table(
         "stage",
         "rank",
@@ -27,13 +27,13 @@ def explain_pipeline(found: PricedPipeline) -> list[RenderableType]:
         "keeps",
         right=("stage", "rank", "units", "forward", "backward", "sends", "keeps"),
     )
-    for stage, (first, end) in enumerate(found.runs):
+    for stage, (first, end) in enumerate(priced.runs):
         time = prices.time(first, end)
         part = prices.model.part(first, end)
         summary = prices.model.stage_summary(first, end)
         stages.add_row(
             str(stage),
-            str(found.schedule.ranks[stage]),
+            str(priced.schedule.ranks[stage]),
             prices.model.units[first],
             str(end - first),
             duration(time.forward_s),
@@ -44,17 +44,17 @@ def explain_pipeline(found: PricedPipeline) -> list[RenderableType]:
     ranks = table(
         "rank", "computes", "idle", "memory", right=("rank", "computes", "idle", "memory")
     )
-    memories = prices.memory(found.runs, found.schedule)
+    memories = prices.memory(priced.runs, priced.schedule)
     for rank, (busy_s, memory) in enumerate(zip(timeline.busy_s, memories, strict=True)):
         idle = 1 - busy_s / timeline.step_s
         ranks.add_row(str(rank), duration(busy_s), f"{idle:.1%}", size(memory.total))
     parts: list[RenderableType] = [
-        Text(f"Stages under {found.schedule.name}, times of one microbatch", style="bold"),
+        Text(f"Stages under {priced.schedule.name}, times of one microbatch", style="bold"),
         indented(stages),
         Text(f"\nRanks in a step of {duration(timeline.step_s)}", style="bold"),
         indented(ranks),
     ]
-    rows = other_cuts(found)
+    rows = other_cuts(priced)
     if rows:
         others = table("cut", "one unit", "step", right=("step",))
         for row in rows:
@@ -63,25 +63,25 @@ def explain_pipeline(found: PricedPipeline) -> list[RenderableType]:
     return [*parts, Text("")]
 
 
-def other_cuts(found: PricedPipeline) -> list[dict[str, Any]]:
+def other_cuts(priced: PricedPipeline) -> list[dict[str, Any]]:
     """The step with each cut one unit earlier or later, and whether it fits."""
     rows = []
-    units = found.prices.model.units
-    for i in range(len(found.ends) - 1):
+    units = priced.prices.model.units
+    for i in range(len(priced.ends) - 1):
         for step, word in ((-1, "earlier"), (1, "later")):
-            ends = _moved(found.ends, i, step)
+            ends = _moved(priced.ends, i, step)
             if ends is None:
                 continue
-            runs = runs_of(ends, found.schedule)
-            again = found.prices.play(runs, found.schedule)
-            over = max(m.total - m.limit for m in found.prices.memory(runs, found.schedule))
-            more_s = again.step_s - found.timeline.step_s
+            runs = runs_of(ends, priced.schedule)
+            again = priced.prices.play(runs, priced.schedule)
+            over = max(m.total - m.limit for m in priced.prices.memory(runs, priced.schedule))
+            more_s = again.step_s - priced.timeline.step_s
             says = f"{duration(abs(more_s))} {'more' if more_s >= 0 else 'less'}"
             if over > 0:
                 says += f", does not fit by {size(over)}"
             rows.append(
                 {
-                    "cut": f"before {units[found.ends[i]]}",
+                    "cut": f"before {units[priced.ends[i]]}",
                     "moved": word,
                     "more_s": more_s,
                     "fits": over <= 0,
@@ -98,41 +98,41 @@ def _moved(ends: Ends, i: int, step: int) -> Ends | None:
     return (*ends[:i], ends[i] + step, *ends[i + 1 :])
 
 
-def pipeline_object(found: PricedPipeline) -> dict[str, Any]:
+def pipeline_object(priced: PricedPipeline) -> dict[str, Any]:
     """The same as JSON-like values."""
-    memories = found.prices.memory(found.runs, found.schedule)
+    memories = priced.prices.memory(priced.runs, priced.schedule)
     return {
-        "schedule": found.schedule.name,
-        "step_time_s": found.timeline.step_s,
-        "bubble": found.timeline.bubble,
+        "schedule": priced.schedule.name,
+        "step_time_s": priced.timeline.step_s,
+        "bubble": priced.timeline.bubble,
         "stages": [
             {
-                "rank": found.schedule.ranks[stage],
-                "first": found.prices.model.units[first],
+                "rank": priced.schedule.ranks[stage],
+                "first": priced.prices.model.units[first],
                 "units": end - first,
-                "forward_s": found.prices.time(first, end).forward_s,
-                "backward_s": found.prices.time(first, end).backward_s,
+                "forward_s": priced.prices.time(first, end).forward_s,
+                "backward_s": priced.prices.time(first, end).backward_s,
             }
-            for stage, (first, end) in enumerate(found.runs)
+            for stage, (first, end) in enumerate(priced.runs)
         ],
         "ranks": [
             {"busy_s": busy_s, "memory_bytes": memory.total}
-            for busy_s, memory in zip(found.timeline.busy_s, memories, strict=True)
+            for busy_s, memory in zip(priced.timeline.busy_s, memories, strict=True)
         ],
         "cuts": [
-            {k: row[k] for k in ("cut", "moved", "more_s", "fits")} for row in other_cuts(found)
+            {k: row[k] for k in ("cut", "moved", "more_s", "fits")} for row in other_cuts(priced)
         ],
     }
 
 
-def trace_of(found: PricedPipeline) -> str:
+def trace_of(priced: PricedPipeline) -> str:
     """The timeline for Perfetto."""
     from autopar.pipeline.trace import chrome_trace
 
-    recompute = found.prices.recompute
-    saved = [found.prices.model.stage_summary(*run).lives[recompute].saved for run in found.runs]
-    memories = found.prices.memory(found.runs, found.schedule)
+    recompute = priced.prices.recompute
+    saved = [priced.prices.model.stage_summary(*run).lives[recompute].saved for run in priced.runs]
+    memories = priced.prices.memory(priced.runs, priced.schedule)
     state = [m.parameters + m.gradients + m.optimizer for m in memories]
     return chrome_trace(
-        found.timeline, found.schedule, lambda stage: saved[stage], lambda rank: state[rank]
+        priced.timeline, priced.schedule, lambda stage: saved[stage], lambda rank: state[rank]
     )

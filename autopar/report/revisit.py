@@ -89,10 +89,10 @@ def open_folder(folder: str | Path) -> Revisited:
 
     Raises `PlanFolderError`.
     """
-    found = opened(folder)
+    contents = opened(folder)
     try:
         cluster = plan_folder.read_cluster(folder)
-        return revisit(found.plan, cluster, found.graph, found.batch_dims)
+        return revisit(contents.plan, cluster, contents.graph, contents.batch_dims)
     except (CutError, LoweringError, NoStrategy) as error:
         refuse(folder, str(error))
 
@@ -171,10 +171,10 @@ def _priced(
 ) -> tuple[Memory, StepTime]:
     """Of the fullest device, and of a step."""
     if len(plan.stages) > 1:
-        found = price_pipeline(plan, lowered, summary, prices, cluster)
-        ranks = found.prices.memory(found.runs, found.schedule)
-        step = found.prices.step(
-            found.runs, found.schedule, found.timeline.step_s, found.timeline.busy_s
+        priced = price_pipeline(plan, lowered, summary, prices, cluster)
+        ranks = priced.prices.memory(priced.runs, priced.schedule)
+        step = priced.prices.step(
+            priced.runs, priced.schedule, priced.timeline.step_s, priced.timeline.busy_s
         )
         return max(ranks, key=lambda memory: memory.total), step
     (stage,) = plan.stages
@@ -184,8 +184,8 @@ def _priced(
 
 def _choice(folded: Folded, plan: Plan) -> tuple[int, ...] | None:
     """The plan's option at every node; None where one of them is not legal there."""
-    found = [_own(node, plan) for node in folded.nodes]
-    return None if None in found else tuple(i for i in found if i is not None)
+    choice = [_own(node, plan) for node in folded.nodes]
+    return None if None in choice else tuple(i for i in choice if i is not None)
 
 
 def _own(node: Node, plan: Plan) -> int | None:

@@ -24,7 +24,7 @@ MOST = 100.0
 
 
 def run_summary(
-    found: RunResult, predicted: Prediction, style: Style = "eager"
+    result: RunResult, predicted: Prediction, style: Style = "eager"
 ) -> list[RenderableType]:
     """Loss at both ends, and what was measured beside what was predicted, by phase.
 
@@ -33,13 +33,13 @@ def run_summary(
     columns = ("", "measured", "predicted", "measured / predicted")
     rows = table(*columns, right=columns[1:])
     apart = []
-    for name, *cells in measured_rows(found, predicted):
+    for name, *cells in measured_rows(result, predicted):
         rows.add_row(name, *cells)
         apart += [] if cells[-1] != "-" or name == MEMORY else [name.strip()]
-    title = f"{len(found.losses)} steps: loss {found.losses[0]:.4f} -> {found.losses[-1]:.4f}"
+    title = f"{len(result.losses)} steps: loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f}"
     parts: list[RenderableType] = [Text(title, style="bold"), indented(rows)]
-    if found.style != style:
-        was = f"  the run was {found.style}, the plan's times are of {style} execution"
+    if result.style != style:
+        was = f"  the run was {result.style}, the plan's times are of {style} execution"
         parts.append(Text(was))
     if apart:
         parts.append(
@@ -49,24 +49,24 @@ def run_summary(
                 "not priced; or the run was not on the devices that the plan is for."
             )
         )
-    if found.peak_memory_bytes and found.memory_is:
-        parts.append(Text(f"  measured memory: {found.memory_is}"))
+    if result.peak_memory_bytes and result.memory_is:
+        parts.append(Text(f"  measured memory: {result.memory_is}"))
     return parts
 
 
-def measured_rows(found: RunResult, predicted: Prediction) -> list[tuple[str, str, str, str]]:
+def measured_rows(result: RunResult, predicted: Prediction) -> list[tuple[str, str, str, str]]:
     """(what, measured, predicted, the one over the other or ``-``): the step, phases, memory."""
-    times = [("step (median)", found.step_time_s, found.predicted_step_time_s)]
+    times = [("step (median)", result.step_time_s, result.predicted_step_time_s)]
     times += [
-        (f"  {phase}", took, foreseen_s) for phase, took, foreseen_s in phases(found, predicted)
+        (f"  {phase}", took, foreseen_s) for phase, took, foreseen_s in phases(result, predicted)
     ]
     rows = [
         (name, duration(took), duration(foreseen_s), _ratio(took, foreseen_s) or "-")
         for name, took, foreseen_s in times
     ]
-    if found.peak_memory_bytes:
-        peak, foreseen = found.peak_memory_bytes, predicted.memory_bytes.total
-        ratio = f"{peak / foreseen:.2f}" if found.memory_compares else "-"
+    if result.peak_memory_bytes:
+        peak, foreseen = result.peak_memory_bytes, predicted.memory_bytes.total
+        ratio = f"{peak / foreseen:.2f}" if result.memory_compares else "-"
         rows.append((MEMORY, size(peak), size(foreseen), ratio))
     return rows
 
@@ -78,12 +78,12 @@ def _ratio(measured_s: float, predicted_s: float) -> str:
     return f"{measured_s / predicted_s:.2f}" if predicted_s else "1.00"
 
 
-def phases(found: RunResult, predicted: Prediction) -> list[tuple[str, float, float]]:
+def phases(result: RunResult, predicted: Prediction) -> list[tuple[str, float, float]]:
     """(phase, measured, predicted) seconds; none where a run did not tell them apart.
 
     Gradients move beside the backward pass, so the two are one phase.
     """
-    times = found.phases_s
+    times = result.phases_s
     if not times:
         return []
     backward_s = times["backward"] + times["exchange"]
@@ -94,52 +94,52 @@ def phases(found: RunResult, predicted: Prediction) -> list[tuple[str, float, fl
     ]
 
 
-def verify_summary(found: VerifyResult) -> list[RenderableType]:
+def verify_summary(result: VerifyResult) -> list[RenderableType]:
     """Every error beside its tolerance, and whether the collectives are the priced ones."""
     from autopar.runtime.verify.verified import TOLERANCE, rounding_of
 
-    columns = ("largest relative error", "in float64", f"in {found.precision}", "at")
+    columns = ("largest relative error", "in float64", f"in {result.precision}", "at")
     rows = table(*columns, right=columns[1:3])
-    exact, own = found.exact, found.own
+    exact, own = result.exact, result.own
     rows.add_row("loss", f"{exact.loss:.1e}", f"{own.loss:.1e}", "")
     rows.add_row("gradients", f"{exact.gradient:.1e}", f"{own.gradient:.1e}", exact.worst_gradient)
     rows.add_row("weights", f"{exact.weight:.1e}", f"{own.weight:.1e}", exact.worst_weight)
     moved = {True: "those that were priced", False: "NOT those that were priced", None: "not known"}
     parts: list[RenderableType] = [
-        Text(f"Two steps on {found.ranks} processes against one device", style="bold"),
+        Text(f"Two steps on {result.ranks} processes against one device", style="bold"),
         indented(rows),
         Text(
             f"  allowed in float64: {TOLERANCE:.0e}. Dropout was one factor in both, and every "
             "random number a fixed one (uniform 0.5, normal 1)."
         ),
-        Text(f"  collectives issued: {moved[found.collectives_match]}"),
+        Text(f"  collectives issued: {moved[result.collectives_match]}"),
     ]
-    parts += [Text(f"    {line}") for line in found.collective_differences]
-    parts += [Text(f"  not checked: {sentence}") for sentence in found.unchecked]
-    if found.first_difference:
-        parts.append(Text(f"  {found.first_difference}"))
-    far = not found.own_within_rounding
+    parts += [Text(f"    {line}") for line in result.collective_differences]
+    parts += [Text(f"  not checked: {sentence}") for sentence in result.unchecked]
+    if result.first_difference:
+        parts.append(Text(f"  {result.first_difference}"))
+    far = not result.own_within_rounding
     if far:
         beyond = "not finite" if math.isinf(own.largest) else f"{own.largest:.1e}"
         parts.append(
             Text(
-                f"  In {found.precision} the largest error is {beyond}, beyond "
-                f"{rounding_of(found.precision):.1e}, the root of that precision's epsilon: more "
+                f"  In {result.precision} the largest error is {beyond}, beyond "
+                f"{rounding_of(result.precision):.1e}, the root of that precision's epsilon: more "
                 "than rounding does to most models in two steps. "
                 + (
                     "In float64 the plan is right, so it is the precision: this model magnifies "
                     "rounding, or overflows, and may do so on one device too. Compare losses, or "
                     "plan it with a wider precision or a lower learning_rate."
-                    if found.passed
+                    if result.passed
                     else "It is wrong in float64 too."
                 )
             )
         )
-    if not found.passed:
+    if not result.passed:
         return [*parts, Text("The plan is WRONG.", style="bold red")]
     if far:
         warning = (
-            f"The plan computes what the model computes in float64; in {found.precision} far off."
+            f"The plan computes what the model computes in float64; in {result.precision} far off."
         )
         return [*parts, Text(warning, style="bold yellow")]
     return [*parts, Text("The plan computes what the model computes.", style="bold green")]

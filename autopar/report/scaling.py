@@ -24,32 +24,32 @@ def fix_of(layout: Layout) -> str:
     return typed(layout).replace(f",global_batch={layout.global_batch}", "")
 
 
-def others(found: Searched) -> list[RenderableType]:
+def others(searched: Searched) -> list[RenderableType]:
     """The layouts that came next."""
     rows = table("step", "memory", "--fix", right=("step", "memory"))
-    for seconds, peak, layout in found.others:
+    for seconds, peak, layout in searched.others:
         rows.add_row(duration(seconds), size(peak), fix_of(layout))
-    assert found.best is not None
-    title = f"the fastest of {found.count:,} layouts: --fix {fix_of(found.best.layout)}"
-    return [Text(title, style="bold"), *([indented(rows)] if found.others else [])]
+    assert searched.best is not None
+    title = f"the fastest of {searched.count:,} layouts: --fix {fix_of(searched.best.layout)}"
+    return [Text(title, style="bold"), *([indented(rows)] if searched.others else [])]
 
 
-def others_object(found: Searched) -> list[dict[str, Any]]:
+def others_object(searched: Searched) -> list[dict[str, Any]]:
     """The same for ``--json``."""
     return [
         {"step_time_s": seconds, "memory_bytes": peak, "fix": typed(layout)}
-        for seconds, peak, layout in found.others
+        for seconds, peak, layout in searched.others
     ]
 
 
-def scaling_table(asked: Asked, found: Scaling) -> list[RenderableType]:
+def scaling_table(asked: Asked, scaling: Scaling) -> list[RenderableType]:
     """A row for each number of devices, then the fewest that fit."""
     device = asked.cluster.device
     right = ("devices", "step", "efficiency", "MFU", "memory", "hours")
     rows = table(*right, "--fix", right=right)
-    for row in found.rows:
-        rows.add_row(str(row.devices), *_figures(found, row))
-    batch = f"{found.global_batch:,} sequences of {asked.arch.seq:,} tokens"
+    for row in scaling.rows:
+        rows.add_row(str(row.devices), *_figures(scaling, row))
+    batch = f"{scaling.global_batch:,} sequences of {asked.arch.seq:,} tokens"
     parts: list[RenderableType] = [
         Text(f"{asked.arch.name}: a batch of {batch} on {device.name}", style="bold"),
         indented(rows),
@@ -58,9 +58,9 @@ def scaling_table(asked: Asked, found: Scaling) -> list[RenderableType]:
     ]
     limit = size(asked.cluster.memory_bytes)
     parts.append(Text(f"  memory: of {limit}"))
-    if grown := joined(asked, found.rows):
+    if grown := joined(asked, scaling.rows):
         parts.append(Text(f"  rows of more than {asked.cluster.device_count} devices{grown}"))
-    return [*parts, *([Text(said)] if (said := _fewest(asked, found)) else [])]
+    return [*parts, *([Text(said)] if (said := _fewest(asked, scaling)) else [])]
 
 
 def joined(asked: Asked, rows: Iterable[Scaled]) -> str:
@@ -70,7 +70,7 @@ def joined(asked: Asked, rows: Iterable[Scaled]) -> str:
     return f", joined by {asked.cluster.levels[-1].name} too"
 
 
-def _figures(found: Scaling, row: Scaled) -> tuple[str, ...]:
+def _figures(scaling: Scaling, row: Scaled) -> tuple[str, ...]:
     one = row.estimate
     if one is None:
         return ("-", "-", "-", "-", "-", row.why)
@@ -78,7 +78,7 @@ def _figures(found: Scaling, row: Scaled) -> tuple[str, ...]:
         return (duration(one.step_time_s), "-", "-", size(one.memory.total), "-", row.why)
     return (
         duration(one.step_time_s),
-        percent(found.efficiency(row)),
+        percent(scaling.efficiency(row)),
         percent(one.mfu),
         size(one.memory.total),
         f"{row.device_hours_per_billion_tokens:,.3g}",
@@ -86,10 +86,10 @@ def _figures(found: Scaling, row: Scaled) -> tuple[str, ...]:
     )
 
 
-def _fewest(asked: Asked, found: Scaling) -> str:
-    least = found.fewest
+def _fewest(asked: Asked, scaling: Scaling) -> str:
+    least = scaling.fewest
     if least is None:
-        return "" if any(row.fits for row in found.rows) else "none of them fits"
+        return "" if any(row.fits for row in scaling.rows) else "none of them fits"
     assert least.estimate is not None
     step = duration(least.estimate.step_time_s)
     return (
@@ -98,16 +98,16 @@ def _fewest(asked: Asked, found: Scaling) -> str:
     )
 
 
-def scaling_object(found: Scaling) -> dict[str, Any]:
+def scaling_object(scaling: Scaling) -> dict[str, Any]:
     """The same for ``--json``."""
     return {
-        "global_batch": found.global_batch,
-        "rows": [_row(found, row) for row in found.rows],
-        "fewest": None if found.fewest is None else found.fewest.devices,
+        "global_batch": scaling.global_batch,
+        "rows": [_row(scaling, row) for row in scaling.rows],
+        "fewest": None if scaling.fewest is None else scaling.fewest.devices,
     }
 
 
-def _row(found: Scaling, row: Scaled) -> dict[str, Any]:
+def _row(scaling: Scaling, row: Scaled) -> dict[str, Any]:
     one = row.estimate
     if one is None:
         return {"devices": row.devices, "fits": False, "why": row.why}
@@ -115,6 +115,6 @@ def _row(found: Scaling, row: Scaled) -> dict[str, Any]:
         "devices": row.devices,
         **to_object(one),
         "fix": typed(one.layout),
-        "efficiency": found.efficiency(row) if row.fits else None,
+        "efficiency": scaling.efficiency(row) if row.fits else None,
         "device_hours_per_billion_tokens": row.device_hours_per_billion_tokens,
     }

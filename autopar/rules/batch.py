@@ -172,7 +172,7 @@ class _Scope:
 
     def _factor(self, op: Op, bound: BoundRule, states: Sequence[State]) -> str | None:
         """The batch's factor, which all operands that hold the batch agree on."""
-        found: dict[str, str] = {}
+        name_of: dict[str, str] = {}
         for i, (name, state) in enumerate(zip(op.inputs, states, strict=True)):
             if state is None or state.kind != "S" or self.graph.tensors[name].shape[state.dim] == 1:
                 continue
@@ -180,11 +180,11 @@ class _Scope:
             factor = next((f for f in dim if bound.factors[f].size > 1), None)
             if factor is None or bound.factors[factor].kind == "whole":
                 raise BatchMixed(self._mixed(op, bound, name, state.dim))
-            found[factor] = name
-        if len(found) > 1:
-            pairs = " and ".join(f"{n} (index {f})" for f, n in found.items())
+            name_of[factor] = name
+        if len(name_of) > 1:
+            pairs = " and ".join(f"{n} (index {f})" for f, n in name_of.items())
             self._against(op, f"pairs every sample with every other: {pairs}")
-        return next(iter(found), None)
+        return next(iter(name_of), None)
 
     def _mixed(self, op: Op, bound: BoundRule, name: str, dim: int) -> str:
         shape = list(self.graph.tensors[name].shape)
@@ -280,7 +280,7 @@ class _Scope:
     # -- what was found ----------------------------------------------------------------------------
 
     def named_choices(self) -> dict[str, str]:
-        found = {
+        named = {
             key(self.name, op.name): self.choices.get(op.name, NOTHING)
             for op in self.graph.ops
             if op.kind != "block"
@@ -288,8 +288,8 @@ class _Scope:
         if self.name is not None:
             for name in self.graph.inputs:
                 text = str(self._placement(name))
-                found[key(self.name, name)] = "" if text == "R" else text
-        return found
+                named[key(self.name, name)] = "" if text == "R" else text
+        return named
 
     def named_states(self) -> dict[str, str]:
         return {key(self.name, name): str(self._placement(name)) for name in self.graph.tensors}
@@ -300,18 +300,18 @@ class _Scope:
 
     def all_obstacles(self) -> list[str]:
         """Reasons of ops, and free tensors of which each microbatch would need its own part."""
-        found = list(self.obstacles.values())
+        obstacles = list(self.obstacles.values())
         for op in self.graph.ops:
             if op.kind == "block":
                 continue
             for i, name in enumerate(op.inputs):
                 held = self._bound(op).operand_holder(i, self.choices.get(op.name, NOTHING))
                 if held is not None and _dim(self.states.get(name)) is None:
-                    found.append(
+                    obstacles.append(
                         f"op {op.kind!r} at {op.source} takes a piece of {name}, which has the "
                         "size of the batch but does not come from it"
                     )
-        return found
+        return obstacles
 
 
 def _check_shares(scopes: Sequence[_Scope]) -> None:

@@ -67,9 +67,9 @@ class _Notes:
     sizes: dict[str, int]
 
     def read(self, token: str) -> str:
-        found = FACTOR.fullmatch(token)
-        assert found is not None, token
-        name, size, marks = found.groups()
+        match = FACTOR.fullmatch(token)
+        assert match is not None, token
+        name, size, marks = match.groups()
         if name in ("D", "P"):
             raise RuleError(
                 f"rule {self.text!r}: D and P mean placements; name the factor otherwise"

@@ -209,7 +209,7 @@ class _Finder:
         ]
         for name, d in self._dims_of_op():
             root = self._root(("forward", name, d))
-            if not all(root in found for found in held):
+            if not all(root in roots for roots in held):
                 self._keep([root])
 
     def _named(self) -> Indices:

@@ -46,9 +46,9 @@ class Fusion:
 
     def takes(self, scope: str | None, op: Op, position: int) -> bool:
         """Whether ``op`` has operand ``position`` without reading it from memory itself."""
-        found = self.moves.get(key(scope, op.name))
-        if found is not None:
-            return position not in found.reads
+        moves = self.moves.get(key(scope, op.name))
+        if moves is not None:
+            return position not in moves.reads
         return any(key(scope, name) in self.handed for name in op.outputs)  # of views
 
 
@@ -61,9 +61,9 @@ def fusion(graph: Graph) -> Fusion:
     moves: dict[str, Moves] = {}
     handed: set[str] = set()
     for scope, part in ((None, graph), *((name, b.body) for name, b in graph.blocks.items())):
-        found = _Fusing(part)
-        for kernel in found.kernels():
-            own, inside = _moves(kernel, found)
+        fusing = _Fusing(part)
+        for kernel in fusing.kernels():
+            own, inside = _moves(kernel, fusing)
             moves.update({key(scope, name): m for name, m in own.items()})
             handed.update(key(scope, name) for name in inside)
     return Fusion(moves, frozenset(handed))
@@ -182,27 +182,27 @@ def _common(read: list[Points], own: Points) -> Points | None:
     return rows, each
 
 
-def _moves(ops: list[Op], found: _Fusing) -> tuple[dict[str, Moves], set[str]]:
+def _moves(ops: list[Op], fusing: _Fusing) -> tuple[dict[str, Moves], set[str]]:
     """What each op of a kernel moves itself, and the tensors that one hands to another.
 
     Of several that move one tensor one counts it, and one that moves anything launches the kernel.
     """
-    kernel = found.group[ops[0].name]
-    again = _read_again(ops, found)
+    kernel = fusing.group[ops[0].name]
+    again = _read_again(ops, fusing)
     read: set[str] = set()
     stored: set[str] = set()
 
     def first(name: str, seen: set[str]) -> bool:
-        new = found.whole[name] not in seen
-        seen.add(found.whole[name])
+        new = fusing.whole[name] not in seen
+        seen.add(fusing.whole[name])
         return new
 
     moves: dict[str, Moves] = {}
     launched = [False, False]
     for op in ops:
-        into, out = flows(op, found.graph.tensors)
-        outside = [i for i, name in enumerate(op.inputs) if not found.makes(kernel, name)]
-        written = [i for i, name in enumerate(op.outputs) if not found.holds(kernel, name)]
+        into, out = flows(op, fusing.graph.tensors)
+        outside = [i for i, name in enumerate(op.inputs) if not fusing.makes(kernel, name)]
+        written = [i for i, name in enumerate(op.outputs) if not fusing.holds(kernel, name)]
         mine = Moves(
             reads=tuple(i for i in outside if first(op.inputs[i], read)),
             writes=tuple(written),
@@ -216,34 +216,34 @@ def _moves(ops: list[Op], found: _Fusing) -> tuple[dict[str, Moves], set[str]]:
         starts = tuple(d and not done for d, done in zip(does, launched, strict=True))
         launched = [d or done for d, done in zip(does, launched, strict=True)]
         moves[op.name] = replace(mine, launches=(starts[0], starts[1]))
-    return moves, {n for op in ops for n in op.inputs if found.makes(kernel, n)}
+    return moves, {n for op in ops for n in op.inputs if fusing.makes(kernel, n)}
 
 
 Positions = tuple[int, ...]
 
 
-def _read_again(ops: list[Op], found: _Fusing) -> dict[str, tuple[Positions, Positions]]:
+def _read_again(ops: list[Op], fusing: _Fusing) -> dict[str, tuple[Positions, Positions]]:
     """For each op the operands and results that backward reads on its behalf.
 
     What is needed of the inside is made again, from what it was made of.
     """
-    kernel = found.group[ops[0].name]
+    kernel = fusing.group[ops[0].name]
     needed: set[str] = set()
     seen: set[str] = set()
 
     def loads(name: str) -> bool:
-        needed.add(found.source[name])
-        new = not found.holds(kernel, name) and found.whole[name] not in seen
-        seen.add(found.whole[name])
+        needed.add(fusing.source[name])
+        new = not fusing.holds(kernel, name) and fusing.whole[name] not in seen
+        seen.add(fusing.whole[name])
         return new
 
     again = {}
     for op in reversed(ops):
-        rule = found.bound[op.name].rule
-        into, out = flows(op, found.graph.tensors)
+        rule = fusing.bound[op.name].rule
+        into, out = flows(op, fusing.graph.tensors)
         saves = any(out) and any(into)
         results = tuple(i for i in rule.saves_results if saves and loads(op.outputs[i]))
-        remade = any(n in needed and found.holds(kernel, n) for n in op.outputs)
+        remade = any(n in needed and fusing.holds(kernel, n) for n in op.outputs)
         wanted = range(len(op.inputs)) if remade else rule.saves if saves else ()
         again[op.name] = (tuple(i for i in wanted if loads(op.inputs[i])), results)
     return again

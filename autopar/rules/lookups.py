@@ -44,8 +44,8 @@ def _index_select(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, .
     names = letters(rank)
     source = [f"{n}!" if i == dim else n for i, n in enumerate(names)]
     index = ["i"] if operands[1].shape else []
-    found = [*names[:dim], *(index or ["1"]), *names[dim + 1 :]]
-    return Rule(text([source, index], [found]), saves=(1,), flops=0.0, cost="gather")
+    dims = [*names[:dim], *(index or ["1"]), *names[dim + 1 :]]
+    return Rule(text([source, index], [dims]), saves=(1,), flops=0.0, cost="gather")
 
 
 def _index(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:

@@ -110,12 +110,12 @@ class Paths:
     @cached_property
     def splits(self) -> Ints:
         """For each state and dim the set of axes that split it, shape (states, dims)."""
-        found = np.zeros((self.states, len(self.terrain.divides)), np.int64)
+        masks = np.zeros((self.states, len(self.terrain.divides)), np.int64)
         for place, placement in enumerate(self.placements):
             if placement.kind == "S":
                 for i in range(self.axes):
-                    found[self.digits[:, i] == place, placement.dim] |= 1 << i
-        return found
+                    masks[self.digits[:, i] == place, placement.dim] |= 1 << i
+        return masks
 
     @cached_property
     def step_cost(self) -> list[Ints]:

@@ -59,13 +59,13 @@ def rule_for(op: Op, tensors: Mapping[str, Tensor]) -> Rule:
 def _rule(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule | None:
     if op.attrs.get(MARK):
         return whole_rule(operands, results)
-    found = _REGISTERED.get(op.kind)
-    if found is None and FUNCTION in op.attrs:
+    rule = _REGISTERED.get(op.kind)
+    if rule is None and FUNCTION in op.attrs:
         return elementwise_rule(op, len(operands), len(results))
-    found = found or TABLE.get(op.kind)
-    if found is None and op.kind.startswith(OWN_DERIVATIVE) and "rule" in op.attrs:
+    rule = rule or TABLE.get(op.kind)
+    if rule is None and op.kind.startswith(OWN_DERIVATIVE) and "rule" in op.attrs:
         return own_rule(op)
-    return found if found is None or isinstance(found, Rule) else found(op, operands, results)
+    return rule if rule is None or isinstance(rule, Rule) else rule(op, operands, results)
 
 
 def own_rule(op: Op) -> Rule:

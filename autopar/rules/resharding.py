@@ -145,10 +145,10 @@ class _Walk:
 
     def step(self, state: State, i: int, to: Placement) -> Step | None:
         """Axis ``i`` goes to ``to``; None where that is no step from ``state``."""
-        found = transition(state[i], to)
-        if found is None or not self._innermost(state, i, to) or not self._even(state, i, to):
+        kinds = transition(state[i], to)
+        if kinds is None or not self._innermost(state, i, to) or not self._even(state, i, to):
             return None
-        forward, backward = found
+        forward, backward = kinds
         local = Sharding.of(zip(self.mesh.axes, state, strict=True))
         return Step(
             self.mesh.axes[i],
@@ -211,15 +211,15 @@ class _Walk:
 
     def _moving(self, start: State, goal: State) -> list[int]:
         """Axes that change, and those inside them on a dim that is given up or taken."""
-        found = {i for i, (s, g) in enumerate(zip(start, goal, strict=True)) if s != g}
-        dims = {p.dim for i in found for p in (start[i], goal[i]) if p.kind == "S"}
-        outermost = min(found)
-        found |= {
+        moving = {i for i, (s, g) in enumerate(zip(start, goal, strict=True)) if s != g}
+        dims = {p.dim for i in moving for p in (start[i], goal[i]) if p.kind == "S"}
+        outermost = min(moving)
+        moving |= {
             i
             for i in range(outermost + 1, len(start))
             if start[i].kind == "S" and start[i].dim in dims
         }
-        return sorted(found)
+        return sorted(moving)
 
     def _targets(self, goal: Placement) -> Iterator[Placement]:
         """Where an axis may go on its way, in order of preference: anywhere."""
@@ -266,11 +266,11 @@ def collectives(
     steps: tuple[Step, ...], dtype: str, mesh: Mesh, direction: str
 ) -> list[Collective]:
     """The collectives of one direction, in the order in which they run."""
-    found = []
+    moved = []
     for step in steps if direction == "forward" else reversed(steps):
         kind = step.forward if direction == "forward" else step.backward
         if kind in COLLECTIVES:
             numel = math.prod(step.local_shape)
             numel *= full_side(kind, step.source, mesh.size(step.axis))
-            found.append(Collective(kind, step.axis, numel * DTYPE_BYTES[dtype]))
-    return found
+            moved.append(Collective(kind, step.axis, numel * DTYPE_BYTES[dtype]))
+    return moved

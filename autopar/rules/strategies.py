@@ -58,12 +58,12 @@ def choices(
     ``taken`` gives, by factor, how many ways the outer axes have split it already.
     """
     taken = taken or {}
-    found = [NOTHING, *(f for f in bound.factors if _may_split(bound, f, axis_size, taken))]
+    allowed = [NOTHING, *(f for f in bound.factors if _may_split(bound, f, axis_size, taken))]
     if differentiable and bound.rule.defers:
-        found.append(DEFER)
+        allowed.append(DEFER)
         if bound.rule.linear:
-            found.append(PASS_PARTIAL)
-    return found
+            allowed.append(PASS_PARTIAL)
+    return allowed
 
 
 def _may_split(bound: BoundRule, name: str, ways: int, taken: Mapping[str, int]) -> bool:

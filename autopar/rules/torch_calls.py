@@ -123,8 +123,8 @@ def _cosine(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -
         ]
         for t in operands
     ]
-    found = [n for i, n in enumerate(names) if i != place]
-    right = ["1" if n == 1 else name for name, n in zip(found, results[0].shape, strict=True)]
+    kept = [n for i, n in enumerate(names) if i != place]
+    right = ["1" if n == 1 else name for name, n in zip(kept, results[0].shape, strict=True)]
     return Rule(text(terms, [right]), saves=(0, 1), flops=6.0, backward=2.0, cost="reduction")
 
 

@@ -114,8 +114,8 @@ def _sizes(bound: BoundRule, tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
         factors[largest.name] = replace(largest, size=largest.size // 2)
     own = dict(bound.factors)
     whole = sum(t.numel for t in tensors) <= 16 * MOST_ELEMENTS
-    found = [factors] if elements() <= MOST_ELEMENTS else []
-    return found + ([own] if whole and factors != own else [])
+    sizes = [factors] if elements() <= MOST_ELEMENTS else []
+    return sizes + ([own] if whole and factors != own else [])
 
 
 def _shape(term: Term, factors: Mapping[str, Any]) -> tuple[int, ...]:
@@ -200,9 +200,9 @@ class _Trial:
             for n, x in zip(self.op.inputs, operands, strict=True)
         }
         ran = self.execute(self.op, {**given, **local}, operands, cotangents, self.wide)
-        for name, found in zip(self.op.outputs, ran.results, strict=True):
-            if found.shape != local[name].shape:
-                raise CannotRun(f"it makes {list(found.shape)}, not {list(local[name].shape)}")
+        for name, result in zip(self.op.outputs, ran.results, strict=True):
+            if result.shape != local[name].shape:
+                raise CannotRun(f"it makes {list(result.shape)}, not {list(local[name].shape)}")
         return ran
 
     def _split(
@@ -233,18 +233,18 @@ class _Trial:
             except CannotRun as error:
                 return f"piece {i} cannot be run: {error}"
         for k, term in enumerate(bound.results):
-            found = _joined([r.results[k] for r in runs], term, name)
-            if not self._equal(found, whole.results[k]):
+            joined = _joined([r.results[k] for r in runs], term, name)
+            if not self._equal(joined, whole.results[k]):
                 how = "side by side" if any(name in d for d in term) else "added up"
-                return f"the pieces {how} are not result {k}: {_apart(found, whole.results[k])}"
+                return f"the pieces {how} are not result {k}: {_apart(joined, whole.results[k])}"
         for k, term in enumerate(bound.operands):
             expected = whole.gradients[k]
             parts = [r.gradients[k] for r in runs]
             if expected is None or any(p is None for p in parts):
                 continue
-            found = _joined([p for p in parts if p is not None], term, name)
-            if not self._equal(found, expected):
-                return f"the gradient of operand {k} differs: {_apart(found, expected)}"
+            joined = _joined([p for p in parts if p is not None], term, name)
+            if not self._equal(joined, expected):
+                return f"the gradient of operand {k} differs: {_apart(joined, expected)}"
         return ""
 
     def _sums(
@@ -261,19 +261,19 @@ class _Trial:
         ]
         runs = [self._run(part, cotangents, self.bound.factors) for part in (first, second)]
         for k, expected in enumerate(whole.results):
-            found = runs[0].results[k] + runs[1].results[k]
-            if not self._equal(found, expected):
-                return f"it is not linear: result {k} of a sum differs: {_apart(found, expected)}"
+            total = runs[0].results[k] + runs[1].results[k]
+            if not self._equal(total, expected):
+                return f"it is not linear: result {k} of a sum differs: {_apart(total, expected)}"
         return ""
 
-    def _equal(self, found: Array, expected: Array) -> bool:
+    def _equal(self, actual: Array, expected: Array) -> bool:
         if expected.dtype.kind not in "fc":
-            return bool(np.array_equal(found, expected))
+            return bool(np.array_equal(actual, expected))
         known = np.isfinite(expected)
-        if not np.array_equal(found[~known], expected[~known], equal_nan=True):
+        if not np.array_equal(actual[~known], expected[~known], equal_nan=True):
             return False
         scale = 1.0 + float(np.abs(expected[known]).max(initial=0.0))
-        return bool((np.abs(found[known] - expected[known]) <= self.tolerance * scale).all())
+        return bool((np.abs(actual[known] - expected[known]) <= self.tolerance * scale).all())
 
 
 def _cut(array: Array, term: Term, name: str, extent: int, low: int, high: int) -> Array:
@@ -294,10 +294,10 @@ def _joined(parts: Sequence[Array], term: Term, name: str) -> Array:
     return total
 
 
-def _apart(found: Array, expected: Array) -> str:
+def _apart(actual: Array, expected: Array) -> str:
     if expected.dtype.kind not in "fc":
-        return f"{int((found != expected).sum())} of {expected.size} numbers"
-    both = np.isfinite(found) & np.isfinite(expected)
-    off = float(np.abs(found - expected)[both].max(initial=0.0))
+        return f"{int((actual != expected).sum())} of {expected.size} numbers"
+    both = np.isfinite(actual) & np.isfinite(expected)
+    off = float(np.abs(actual - expected)[both].max(initial=0.0))
     largest = float(np.abs(expected[both]).max(initial=0.0))
     return f"off by {off:.3g} where the largest number is {largest:.3g}"

@@ -222,13 +222,13 @@ def kept_bytes(bound: BoundRule, local: Mapping[str, int]) -> list[int]:
 
 def factor_names(bound: BoundRule, dims: tuple[str, ...]) -> tuple[str, ...]:
     """``dims`` with ``...`` written out as the factors it stands for."""
-    found: list[str] = []
+    names: list[str] = []
     for name in dims:
         if name == "...":
-            found += [f for f in bound.factors if f[0] == "e" and f[1:].isdigit()]
+            names += [f for f in bound.factors if f[0] == "e" and f[1:].isdigit()]
         else:
-            found.append(name)
-    return tuple(found)
+            names.append(name)
+    return tuple(names)
 
 
 def _table(op: Op) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from autopar.files.file_errors import yaml_sentence
-from autopar.files.imports.found import Found, NotImported, choices_of, whole
+from autopar.files.imports.settings import NotImported, Settings, choices_of, whole
 from autopar.nouns.errors import did_you_mean
 
 PREFIX = "parallelism_config_"
@@ -31,7 +31,7 @@ STRATEGIES = {
 """FSDP 1's sharding strategies, which older files have by name or number from 1."""
 
 
-def read(text: str, name: str) -> Found:
+def read(text: str, name: str) -> Settings:
     """Raises `NotImported`."""
     try:
         data = yaml.safe_load(text)
@@ -66,7 +66,7 @@ def read(text: str, name: str) -> Found:
     precision = {"bf16": "bf16", "fp16": "fp16", "no": "fp32", "fp8": "fp8"}.get(
         str(data.get("mixed_precision", "no"))
     )
-    return Found("accelerate", choices, None, None, precision, tuple(notes))
+    return Settings("accelerate", choices, None, None, precision, tuple(notes))
 
 
 def _sizes(data: Mapping[str, Any], name: str) -> dict[str, str]:

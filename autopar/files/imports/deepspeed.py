@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from autopar.files.imports.found import Found, NotImported, choices_of, whole
+from autopar.files.imports.settings import NotImported, Settings, choices_of, whole
 
 GONE = {
     "mics_shard_size": "MiCS was removed in 0.19; say how data ranks are split by --fix dp_shard",
@@ -25,7 +25,7 @@ KNOWN = (
 )
 
 
-def read(text: str, name: str) -> Found:
+def read(text: str, name: str) -> Settings:
     """Raises `NotImported`."""
     try:
         data = json.loads(text)
@@ -63,7 +63,7 @@ def read(text: str, name: str) -> Found:
     for key in ("bf16", "fp16"):
         if _section(data, key, name).get("enabled"):
             precision = key
-    return Found("deepspeed", choices, batch, rank, precision, tuple(_notes(data, zero)))
+    return Settings("deepspeed", choices, batch, rank, precision, tuple(_notes(data, zero)))
 
 
 def _batch(

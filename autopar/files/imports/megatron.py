@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from autopar.files.imports.found import Found, NotImported, choices_of, whole
+from autopar.files.imports.settings import NotImported, Settings, choices_of, whole
 from autopar.nouns.errors import did_you_mean
 
 LAYOUT = (
@@ -57,7 +57,7 @@ ABOUT_LAYOUT = ("parallel", "sharding", "recompute", "pipeline", "fsdp", "virtua
 STRATEGIES = {"no_shard": "0", "optim": "1", "optim_grads": "2", "optim_grads_params": "3"}
 
 
-def read(text: str, name: str) -> Found:
+def read(text: str, name: str) -> Settings:
     """Raises `NotImported`."""
     given = _arguments(text, name)
     if not any(argument in LAYOUT for argument in given):
@@ -99,7 +99,7 @@ def read(text: str, name: str) -> Found:
         notes.append("recompute-num-layers: all layers are priced as recomputed")
     precision = "bf16" if "bf16" in given else "fp16" if "fp16" in given else "fp32"
     batch = count("global-batch-size") if "global-batch-size" in given else None
-    return Found("megatron", choices, batch, None, precision, tuple(notes))
+    return Settings("megatron", choices, batch, None, precision, tuple(notes))
 
 
 def _arguments(text: str, name: str) -> dict[str, str]:

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from autopar.files.imports import accelerate, deepspeed, megatron, torchtitan
-from autopar.files.imports.found import Found, NotImported
+from autopar.files.imports.settings import NotImported, Settings
 from autopar.nouns.errors import did_you_mean
 
-READERS: Mapping[str, Callable[[str, str], Found]] = MappingProxyType(
+READERS: Mapping[str, Callable[[str, str], Settings]] = MappingProxyType(
     {
         "torchtitan": torchtitan.read,
         "megatron": megatron.read,
@@ -28,7 +28,7 @@ ENDINGS = {
 """What is none of these are Megatron's arguments."""
 
 
-def read(file: str | Path, trainer: str | None = None) -> Found:
+def read(file: str | Path, trainer: str | None = None) -> Settings:
     """The layout that ``file`` says; ``trainer``: whose it is, else its ending tells.
 
     Raises:

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterator
 from typing import Any
 
-from autopar.files.imports.found import Found, NotImported, choices_of, whole
+from autopar.files.imports.settings import NotImported, Settings, choices_of, whole
 from autopar.nouns.errors import did_you_mean
 
 PARALLELISM = (
@@ -59,13 +59,13 @@ SCHEDULES = {
 """torch's names -> the schedule that the transformer family prices."""
 
 
-def read(text: str, name: str) -> Found:
+def read(text: str, name: str) -> Settings:
     """Raises `NotImported`."""
     settings = _toml(text, name) if name.endswith(".toml") else _python(text, name)
-    return _found(settings, name)
+    return _of_sections(settings, name)
 
 
-def _found(settings: dict[str, dict[str, Any]], name: str) -> Found:
+def _of_sections(settings: dict[str, dict[str, Any]], name: str) -> Settings:
     p, t = settings.get("parallelism", {}), settings.get("training", {})
     for field in (*p, *t):
         if field in NEWER:
@@ -120,7 +120,7 @@ def _found(settings: dict[str, dict[str, Any]], name: str) -> Found:
     )
     batch = t.get("global_batch_size", -1)
     known = None if batch == -1 else whole(f"{name}: training.global_batch_size", batch)
-    return Found("torchtitan", choices, known, local, precision, tuple(notes))
+    return Settings("torchtitan", choices, known, local, precision, tuple(notes))
 
 
 def _zero(p: dict[str, Any], shard: object, cp: int, pp: int) -> str:

@@ -101,10 +101,10 @@ def _repeated(entries: Sequence[Entry], start: int) -> tuple[int, int]:
         count, step = 1, None
         while True:
             at = start + count * length
-            found = _growth(entries[at - length : at], entries[at : at + length])
-            if not any(found) or step not in (None, found):
+            growth = _growth(entries[at - length : at], entries[at : at + length])
+            if not any(growth) or step not in (None, growth):
                 break
-            count, step = count + 1, found
+            count, step = count + 1, growth
         if count > 1:
             return length, count
     return 1, 1

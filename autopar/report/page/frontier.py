@@ -34,11 +34,11 @@ def points(plan: Plan) -> list[Point]:
 
 def frontier(of: Sequence[Point]) -> list[Point]:
     """Those that no other beats in both time and memory, fastest first."""
-    found: list[Point] = []
+    kept: list[Point] = []
     for point in sorted(of, key=lambda p: (p.step_time_s, p.memory_bytes)):
-        if not found or point.memory_bytes < found[-1].memory_bytes:
-            found.append(point)
-    return found
+        if not kept or point.memory_bytes < kept[-1].memory_bytes:
+            kept.append(point)
+    return kept
 
 
 def frontier_section(plan: Plan) -> Markup:

@@ -100,25 +100,25 @@ def moved(
     mesh, totals = plan.program_mesh, _by_rank(collectives)
     busiest = max(totals, key=lambda rank: sum(b for _, b in totals[rank].values()), default=0)
     places = {level.name: i for i, level in enumerate(cluster.levels)}
-    found = [
+    levels = [
         LevelMoved(level_of(cluster, mesh, axis).name, axis, kind, count, moved_bytes)
         for (axis, kind), (count, moved_bytes) in totals.get(busiest, {}).items()
     ]
-    return sorted(found, key=lambda one: (places[one.level], -one.size_bytes))
+    return sorted(levels, key=lambda one: (places[one.level], -one.size_bytes))
 
 
 def _by_rank(
     rows: Sequence[Mapping[str, Any]],
 ) -> dict[int, dict[tuple[str, str], tuple[int, int]]]:
-    found: dict[int, dict[tuple[str, str], tuple[int, int]]] = defaultdict(dict)
+    by_rank: dict[int, dict[tuple[str, str], tuple[int, int]]] = defaultdict(dict)
     for row in rows:
-        rank = found[row.get("rank", 0)]
+        rank = by_rank[row.get("rank", 0)]
         count, moved_bytes = rank.get((row["axis"], row["kind"]), (0, 0))
         rank[row["axis"], row["kind"]] = (
             count + row["count"],
             moved_bytes + row["count"] * row["size_bytes"],
         )
-    return found
+    return by_rank
 
 
 def moved_section(rows: Sequence[LevelMoved], stages: int) -> Markup:

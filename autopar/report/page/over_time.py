@@ -23,14 +23,14 @@ Curve = Sequence[tuple[float, float]]
 """(seconds, bytes)."""
 
 
-def over_time_section(found: PricedPipeline) -> Markup:
-    if len(found.schedule.lists) > 1:
-        return _pipeline(found)
-    curve, count = stage_curve(found)
-    (held,) = found.prices.memory(found.runs, found.schedule)
+def over_time_section(priced: PricedPipeline) -> Markup:
+    if len(priced.schedule.lists) > 1:
+        return _pipeline(priced)
+    curve, count = stage_curve(priced)
+    (held,) = priced.prices.memory(priced.runs, priced.schedule)
     state = held.total - held.activations
-    limit, end_s = found.prices.cluster.device.memory_bytes, curve[-1][0]
-    microbatches = found.schedule.microbatches
+    limit, end_s = priced.prices.cluster.device.memory_bytes, curve[-1][0]
+    microbatches = priced.schedule.microbatches
     said = f"the first {count} of {microbatches} microbatches" if count < microbatches else "a step"
     note = (
         f"Memory over {said}: {size(state)} of state and buffers stay; what backward needs grows "
@@ -41,12 +41,12 @@ def over_time_section(found: PricedPipeline) -> Markup:
     return section("Memory over time", chart, ends, note=note)
 
 
-def stage_curve(found: PricedPipeline) -> tuple[Curve, int]:
+def stage_curve(priced: PricedPipeline) -> tuple[Curve, int]:
     """What one stage keeps for backward as it goes through its units, and of how many microbatches.
 
     A unit keeps its own from the end of its forward to that of its backward.
     """
-    prices = found.prices
+    prices = priced.prices
     units = [
         (
             prices.time(i, i + 1),
@@ -54,7 +54,7 @@ def stage_curve(found: PricedPipeline) -> tuple[Curve, int]:
         )
         for i in range(len(prices.model.units))
     ]
-    count = min(found.schedule.microbatches, MOST_MICROBATCHES)
+    count = min(priced.schedule.microbatches, MOST_MICROBATCHES)
     now_s, kept = 0.0, 0.0
     curve = [(now_s, kept)]
     for _ in range(count):
@@ -67,21 +67,21 @@ def stage_curve(found: PricedPipeline) -> tuple[Curve, int]:
     return curve, count
 
 
-def _pipeline(found: PricedPipeline) -> Markup:
-    spans = [s for s in found.timeline.spans if s.stream == "compute"]
-    drawn, end_s = spans, found.timeline.step_s
-    note = f"{found.schedule.name}: {percent(found.timeline.bubble)} of the ranks' time is idle."
+def _pipeline(priced: PricedPipeline) -> Markup:
+    spans = [s for s in priced.timeline.spans if s.stream == "compute"]
+    drawn, end_s = spans, priced.timeline.step_s
+    note = f"{priced.schedule.name}: {percent(priced.timeline.bubble)} of the ranks' time is idle."
     if len(spans) > MOST_SPANS:
         drawn = sorted(spans, key=lambda s: s.start_s)[:MOST_SPANS]
         end_s = max(s.end_s for s in drawn)
         note += f" Drawn: the first {duration(end_s)}."
     saved = [
-        found.prices.model.stage_summary(*run).lives[found.prices.recompute].saved
-        for run in found.runs
+        priced.prices.model.stage_summary(*run).lives[priced.prices.recompute].saved
+        for run in priced.runs
     ]
-    curves = memory(found.timeline, lambda stage: saved[stage], lambda stage: 0.0)
-    held = found.prices.memory(found.runs, found.schedule)
-    limit = found.prices.cluster.device.memory_bytes
+    curves = memory(priced.timeline, lambda stage: saved[stage], lambda stage: 0.0)
+    held = priced.prices.memory(priced.runs, priced.schedule)
+    limit = priced.prices.cluster.device.memory_bytes
     ranks = len(held)
     fullest = max(range(ranks), key=lambda rank: held[rank].total)
     curved = set(range(ranks)) if ranks <= MOST_CURVES else {0, fullest, ranks - 1}
@@ -94,7 +94,7 @@ def _pipeline(found: PricedPipeline) -> Markup:
         if rank in curved:
             curve = [(t, state + kept) for t, kept in curves[rank] if t <= end_s]
             parts.append(_curve(_stepped(curve, end_s), end_s, limit, "curve"))
-        busy = percent(found.timeline.busy_s[rank] / found.timeline.step_s)
+        busy = percent(priced.timeline.busy_s[rank] / priced.timeline.step_s)
         said = f"busy {busy}, {size(held[rank].total)}"
         label = tag("span", f"rank {rank}")
         rows.append(
@@ -111,12 +111,12 @@ def _pipeline(found: PricedPipeline) -> Markup:
         "Ranks over time",
         tag("ul", *key, class_="legend"),
         *rows,
-        _stages(found),
+        _stages(priced),
         note=note,
     )
 
 
-def _stages(found: PricedPipeline) -> Markup:
+def _stages(priced: PricedPipeline) -> Markup:
     rows = [
         (
             str(number),
@@ -126,7 +126,7 @@ def _stages(found: PricedPipeline) -> Markup:
             duration(stage["backward_s"]),
             dotted(stage["first"]),
         )
-        for number, stage in enumerate(pipeline_object(found)["stages"])
+        for number, stage in enumerate(pipeline_object(priced)["stages"])
     ]
     columns = ("stage", "rank", "units", "forward", "backward", "from")
     return table(columns, rows, columns[1:-1])
@@ -170,12 +170,12 @@ def _x(span: Span, end_s: float) -> tuple[int, int]:
 
 def _stepped(curve: Curve, end_s: float) -> list[tuple[float, float]]:
     """Held from one change to the next."""
-    found: list[tuple[float, float]] = []
+    steps: list[tuple[float, float]] = []
     for time_s, held in curve:
-        if found:
-            found.append((time_s, found[-1][1]))
-        found.append((time_s, held))
-    return [*found, (end_s, found[-1][1])]
+        if steps:
+            steps.append((time_s, steps[-1][1]))
+        steps.append((time_s, held))
+    return [*steps, (end_s, steps[-1][1])]
 
 
 def _curve(curve: Curve, end_s: float, limit: float, kind: str) -> Markup:

@@ -25,10 +25,10 @@ class Node:
     inside: dict[str, Node] = field(default_factory=dict)
 
     def at(self, path: Sequence[str]) -> Node:
-        found = self
+        node = self
         for name in path:
-            found = found.inside.setdefault(name, Node())
-        return found
+            node = node.inside.setdefault(name, Node())
+        return node
 
 
 def model_tree(lowered: Lowered) -> Node:
@@ -46,11 +46,11 @@ def model_tree(lowered: Lowered) -> Node:
 
 
 def _parents(paths: Sequence[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    children: dict[str, list[str]] = {}
     for path in paths:
         parent, _, last = path.rpartition(".")
-        found.setdefault(parent, []).append(last)
-    return found
+        children.setdefault(parent, []).append(last)
+    return children
 
 
 def _add(node: Node, lowered: Lowered) -> None:
@@ -88,9 +88,9 @@ def _children(node: Node, mesh: Mesh, depth: int) -> Iterator[Markup]:
         yield tag("details", head, *body, open="" if depth < OPEN_DEPTH else None)
 
 
-def _leaf(name: str, found: LoweredTensor, mesh: Mesh) -> Markup:
-    tensor = found.tensor
-    stored = Sharding(tuple(p for p in found.produced.placements if p[0] not in BATCH_AXES))
+def _leaf(name: str, value: LoweredTensor, mesh: Mesh) -> Markup:
+    tensor = value.tensor
+    stored = Sharding(tuple(p for p in value.produced.placements if p[0] not in BATCH_AXES))
     local = stored.local_shape(tensor.shape, mesh)
     splits = [words(axis, placement) for axis, placement in stored.placements]
     split = local != tensor.shape

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autopar.files.imports.found import NotImported
 from autopar.files.imports.readers import READERS, read
+from autopar.files.imports.settings import NotImported
 
 TITAN_TOML = """
 [training]

@@ -13,7 +13,7 @@ class NotImported(UserError):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Settings:
     """One layout.
 
     choices:        as ``--fix`` takes them. Degrees of 1 are left out, and so is ``dp_shard``
