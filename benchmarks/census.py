@@ -214,10 +214,10 @@ def cause_of(text: str) -> str:
     kinds = sorted(set(re.findall(r"no rule says how op '([\w:.]+)'", text)))
     if kinds:
         return f"ops without a rule: {', '.join(kinds)}"
-    for pattern, said in _CAUSES:
+    for pattern, cause in _CAUSES:
         match = re.search(pattern, text)
         if match:
-            return match.expand(said)[:120]
+            return match.expand(cause)[:120]
     first = text.splitlines()[0]
     return re.sub(r"(\S*/)?\w+\.py:\d+", "the model", first)[:120]
 

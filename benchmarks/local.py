@@ -99,10 +99,10 @@ def measure(
                 continue
             others = others_cores(before)
             runs[layout].append((others, result))
-            said = f"{result.step_time_s * 1e3:.1f} ms, predicted "
-            said += f"{result.predicted_step_time_s * 1e3:.1f} ms"
-            said += f", other work on {others:.2f} cores"
-            say(f"{name}, {layout}, round {turn + 1} of {rounds}: {said}")
+            line = f"{result.step_time_s * 1e3:.1f} ms, predicted "
+            line += f"{result.predicted_step_time_s * 1e3:.1f} ms"
+            line += f", other work on {others:.2f} cores"
+            say(f"{name}, {layout}, round {turn + 1} of {rounds}: {line}")
     return {layout: undisturbed(runs[same[layout]]) for layout in plans}, failed
 
 
@@ -151,19 +151,19 @@ def rows_of(
         plan = read_plan(folder)
         seconds = statistics.median(r.step_time_s for r in runs[layout])
         peak = max(r.peak_memory_bytes for r in runs[layout])
-        said = plan.prediction
+        prediction = plan.prediction
         degrees = " x ".join(f"{a} {n}" for a, n in plan.degrees.items() if n > 1)
         rows.append(
             {
                 "model": name,
                 "layout": layout,
                 "degrees": f"{degrees}, zero {plan.each('zero')}",
-                "predicted_ms": said.step_time_s * 1e3,
+                "predicted_ms": prediction.step_time_s * 1e3,
                 "measured_ms": seconds * 1e3,
-                "time_error": said.step_time_s / seconds - 1,
-                "predicted_mb": said.memory_bytes.total / 1e6,
+                "time_error": prediction.step_time_s / seconds - 1,
+                "predicted_mb": prediction.memory_bytes.total / 1e6,
                 "measured_mb": peak / 1e6,
-                "memory_error": said.memory_bytes.total / peak - 1,
+                "memory_error": prediction.memory_bytes.total / peak - 1,
             }
         )
     return rows

@@ -66,8 +66,8 @@ def main() -> None:
         for model in given.models.split(","):
             for row in check(model, home / Path(model).stem, plans(given.ranks), str(cluster)):
                 rows.append(row)
-                said = "right" if right(row) else row["reason"] or "WRONG"
-                print(f"{row['family']}: {row['plan']}: {said}", flush=True)
+                outcome = "right" if right(row) else row["reason"] or "WRONG"
+                print(f"{row['family']}: {row['plan']}: {outcome}", flush=True)
     made = [row for row in rows if "loss" in row]
     wrong = [row for row in made if not right(row)]
     worst = max((max(r["loss"], r["gradient"], r["weight"]) for r in made), default=0.0)

@@ -158,9 +158,9 @@ def verdict(fields: Mapping[str, Any]) -> dict[str, Any]:
 
     result = VerifyResult.read(dict(fields))
     off = {name: getattr(result.exact, name) for name in ("loss", "gradient", "weight")}
-    told = [name for name, value in off.items() if value > TOLERANCE]
-    told += ["collectives"] if result.collectives_match is False else []
-    return {"verdict": "right" if result.passed else "WRONG", "told by": ", ".join(told), **off}
+    exceeded = [name for name, value in off.items() if value > TOLERANCE]
+    exceeded += ["collectives"] if result.collectives_match is False else []
+    return {"verdict": "right" if result.passed else "WRONG", "told by": ", ".join(exceeded), **off}
 
 
 def _in_a_fork(job: Any, error: Planted | None, case: Case, plan: Path, scratch: Path) -> str:

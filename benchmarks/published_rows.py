@@ -292,9 +292,9 @@ def _largest_ep(arch: Arch, devices: int) -> int:
 
 def _etp(row: Row, tp: int, ep: int) -> int:
     """What the row says; recipes with expert parallelism leave each expert whole (0: as tp)."""
-    said = re.search(r"\bETP=(\d+)", row["notes"])
-    if said and tp % int(said.group(1)) == 0:
-        return int(said.group(1))
+    match = re.search(r"\bETP=(\d+)", row["notes"])
+    if match and tp % int(match.group(1)) == 0:
+        return int(match.group(1))
     return 1 if ep > 1 else 0
 
 

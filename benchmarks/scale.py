@@ -179,7 +179,7 @@ def plan_one(run: Run) -> dict[str, Any]:
     cluster = sized(load_cluster(str(CLUSTERS / run.cluster)), run.devices)
     captured = capture(model)
 
-    def told(fix: Mapping[str, str]) -> dict[str, Any]:
+    def planned(fix: Mapping[str, str]) -> dict[str, Any]:
         plan = plan_captured(captured, model, cluster, run.model, fix).plan
         split = {name: ways for name, ways in plan.degrees.items() if ways > 1}
         stages = len(plan.stages) // plan.degrees["pp"]
@@ -192,16 +192,16 @@ def plan_one(run: Run) -> dict[str, Any]:
             "memory_gb": plan.prediction.memory_bytes.total / 1e9,
         }
 
-    ours = told({})
+    ours = planned({})
     cpu_s = time.process_time()
     rss_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     row = {"model": run.model, "devices": run.devices, "cpu_s": cpu_s, "rss_gb": rss_gb, **ours}
     try:
-        theirs, note = told(run.fix), ""
+        theirs, note = planned(run.fix), ""
     except DoesNotFit:
         # Of other software, memory is another: what keeps the layout and fits is compared with.
         free = {name: value for name, value in run.fix.items() if name != "recompute"}
-        theirs, note = told(free), f" (recompute={run.fix['recompute']} does not fit this price)"
+        theirs, note = planned(free), f" (recompute={run.fix['recompute']} does not fit this price)"
     row |= {"published_s": theirs["step_s"], "published": theirs["layout"] + note}
     return {**row, "measured_s": run.measured_s, "source": run.source}
 

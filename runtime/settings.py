@@ -86,10 +86,12 @@ class StaleSettings(UserError):
 
 def check_workload(plan: Plan, workload: Workload) -> None:
     """Raises `StaleSettings` where the file says other things now than the plan was made for."""
-    said: list[tuple[str, object, object]] = [("optimizer", plan.optimizer, workload.optimizer)]
-    said += [("precision", plan.precision, workload.precision)]
-    said += [("clip_norm", plan.clip_norm, workload.clip_norm)]
-    differing = [f"{name} is {now!r} and was {then!r}" for name, then, now in said if then != now]
+    settings: list[tuple[str, object, object]] = [("optimizer", plan.optimizer, workload.optimizer)]
+    settings += [("precision", plan.precision, workload.precision)]
+    settings += [("clip_norm", plan.clip_norm, workload.clip_norm)]
+    differing = [
+        f"{name} is {now!r} and was {then!r}" for name, then, now in settings if then != now
+    ]
     if differing:
         raise StaleSettings(
             f"{plan.workload} has changed since it was planned: {', '.join(differing)}. Plan it "
@@ -102,14 +104,14 @@ def changed_training(
 ) -> list[str]:
     """What has changed since the plan was made, and does not make it stale, a sentence each.
     ``constants``: digests of what a loss closes over, as `Captured.digests` names them."""
-    said = plan.fingerprints.training
-    now = {**training(workload), **constants} if said else {}
+    planned = plan.fingerprints.training
+    now = {**training(workload), **constants} if planned else {}
     notes = [
-        f"{name} is {now[name]} and was {said[name]} when {plan.workload} was planned"
+        f"{name} is {now[name]} and was {planned[name]} when {plan.workload} was planned"
         for name in now
-        if name != "code" and name in said and said[name] != now[name]
+        if name != "code" and name in planned and planned[name] != now[name]
     ]
-    if "code" in said and said["code"] != now["code"]:
+    if "code" in planned and planned["code"] != now["code"]:
         notes.append(
             f"the code of {plan.workload} has changed since it was planned, and what the model "
             "computes has not: initial weights or batches may be others"

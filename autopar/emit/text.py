@@ -111,8 +111,8 @@ def wrap(text: str, indent: int) -> list[str]:
     target, _, value = text.partition(" = ")
     if value and target.isidentifier() and _is_chain(value) and fits(value, indent + 4):
         return [f"{pad}{target} = (", f"{pad}    {value}", f"{pad})"]
-    close = _closing(text, opening)
-    head, inner, tail = text[: opening + 1], text[opening + 1 : close], text[close:]
+    closing = _closing(text, opening)
+    head, inner, tail = text[: opening + 1], text[opening + 1 : closing], text[closing:]
     if not inner:
         return [pad + text]
     if len(pad) + 4 + len(inner) <= COLUMNS and not inner.endswith(","):

@@ -46,7 +46,8 @@ def load_workload(target: str) -> Workload:
     if len(workloads) > 1:
         first = next(iter(workloads))
         raise LoadError(
-            f"{path} has {len(workloads)} models, {_listing(workloads)}: say which, as in {path}:{first}"
+            f"{path} has {len(workloads)} models, {_listing(workloads)}: say which, as in "
+            f"{path}:{first}"
         )
     return next(iter(workloads.values()))
 

@@ -248,13 +248,13 @@ class _Notes:
 
     def check_runs(self, place: int, op: LoweredOp) -> None:
         """Whether the collectives inside of ``op`` are those that the text says."""
-        expected, said = _runs(op, self.mesh), self.runs.get(place, [])
-        for i, line in enumerate(said):
+        expected, priced = _runs(op, self.mesh), self.runs.get(place, [])
+        for i, line in enumerate(priced):
             if line.text not in expected[i : i + 1]:
                 line.fail(f"{expected[i]!r}" if i < len(expected) else "no more of what it runs")
-        if len(said) < len(expected):
+        if len(priced) < len(expected):
             line = self.parsed.choices[place].line
-            line.fail(f"{expected[len(said)]!r} below", len(line.text))
+            line.fail(f"{expected[len(priced)]!r} below", len(line.text))
 
     def _value(self, cursor: Cursor) -> str:
         start = cursor.at

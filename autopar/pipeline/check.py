@@ -119,5 +119,5 @@ def _circle(needs: dict[Action, list[Action]], stuck: set[Action], schedule: Sch
         seen.append(action)
         action = next(n for n in needs[action] if n in stuck)
     circle = [*seen[seen.index(action) :], action]
-    told = [f"{a} (rank {schedule.ranks[a.stage]})" for a in circle]
-    return f"{schedule.name}: the schedule cannot run: {' waits for '.join(told)}"
+    waits = [f"{a} (rank {schedule.ranks[a.stage]})" for a in circle]
+    return f"{schedule.name}: the schedule cannot run: {' waits for '.join(waits)}"

@@ -17,12 +17,12 @@ from autopar.rules.notation import BoundRule, Rule, RuleError
 from autopar.rules.registry import UnruledOp, bind, registered_kinds, rule_for
 from autopar.rules.trial import Execute, try_rule
 
-Found = tuple[Op, Mapping[str, Tensor]]
+Place = tuple[Op, Mapping[str, Tensor]]
 
 
 def unruled(graph: Graph, execute: Execute) -> dict[str, str]:
     """Kinds without a rule, each with what to say of its first occurrence."""
-    by_kind: dict[str, list[Found]] = {}
+    by_kind: dict[str, list[Place]] = {}
     for op, tensors in _ops(graph):
         try:
             rule_for(op, tensors)
@@ -88,14 +88,14 @@ def check_allowed(graph: Graph, missing: Mapping[str, str], allowed: Collection[
         raise UnruledOp(text)
 
 
-def _unruled(places: Sequence[Found], execute: Execute) -> str:
+def _unruled(places: Sequence[Place], execute: Execute) -> str:
     op, tensors = places[0]
     operands = [tensors[n] for n in op.inputs]
     results = [tensors[n] for n in op.outputs]
     return no_rule(op, operands, results, _example(_distinct(places), execute))
 
 
-def _example(places: Sequence[Found], execute: Execute) -> str:
+def _example(places: Sequence[Place], execute: Execute) -> str:
     """A rule that held for every op of a kind, with as many indices free as held; else empty."""
     op, tensors = places[0]
     text = suggestion([tensors[n].shape for n in op.inputs], [tensors[n].shape for n in op.outputs])
@@ -108,7 +108,7 @@ def _example(places: Sequence[Found], execute: Execute) -> str:
     return text
 
 
-def _holds(text: str, places: Sequence[Found], execute: Execute) -> bool:
+def _holds(text: str, places: Sequence[Place], execute: Execute) -> bool:
     for op, tensors in places:
         try:
             bound = _bound(text, op, tensors)
@@ -125,9 +125,9 @@ def _bound(text: str, op: Op, tensors: Mapping[str, Tensor]) -> BoundRule:
     )
 
 
-def _distinct(places: Sequence[Found]) -> list[Found]:
+def _distinct(places: Sequence[Place]) -> list[Place]:
     """Ops that differ in their settings, their tensors or the flow of gradients, each once."""
-    seen: dict[str, Found] = {}
+    seen: dict[str, Place] = {}
     for op, tensors in places:
         named = [tensors[n] for n in (*op.inputs, *op.outputs)]
         key = repr((dict(op.attrs), [(t.shape, t.dtype, t.differentiable) for t in named]))
@@ -135,7 +135,7 @@ def _distinct(places: Sequence[Found]) -> list[Found]:
     return list(seen.values())
 
 
-def _ops(graph: Graph) -> Iterator[Found]:
+def _ops(graph: Graph) -> Iterator[Place]:
     for part in (graph, *(block.body for block in graph.blocks.values())):
         for op in part.ops:
             if op.kind != "block":

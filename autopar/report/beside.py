@@ -21,10 +21,10 @@ def beside(theirs: Estimate, ours: Estimate | None) -> str:
         return f"{yours}; no layout of {theirs.layout.device_count} devices fits"
     if ours.layout == theirs.layout:
         return f"{yours}; it is the fastest that fits here"
-    said = f"{yours}; this plan: {duration(ours.step_time_s)} and {size(ours.memory.total)}"
+    figures = f"{yours}; this plan: {duration(ours.step_time_s)} and {size(ours.memory.total)}"
     why = because(theirs, ours)
-    said += f", because {'; '.join(why)}" if why else ", in the same parts"
-    return f"{said}\nthis plan is --fix {typed(ours.layout)}"
+    figures += f", because {'; '.join(why)}" if why else ", in the same parts"
+    return f"{figures}\nthis plan is --fix {typed(ours.layout)}"
 
 
 def because(theirs: Estimate, ours: Estimate) -> list[str]:

@@ -16,7 +16,8 @@ def render(estimate: Estimate) -> str:
     x, gib = estimate.layout, 2.0**30
     lines = [
         f"{estimate.arch.name}: {_count(estimate.arch.parameters)} parameters on "
-        f"{x.device_count} {estimate.device.name} ({estimate.cluster}), {estimate.precision}, {estimate.style}",
+        f"{x.device_count} {estimate.device.name} ({estimate.cluster}), {estimate.precision}, "
+        f"{estimate.style}",
         f"layout   {x}",
         f"step     {estimate.step_time_s:.3g} s  (band {estimate.time_band_s[0]:.3g} to "
         f"{estimate.time_band_s[1]:.3g})   {estimate.tokens_per_s:,.0f} tokens/s   "

@@ -60,7 +60,7 @@ def scaling_table(asked: Asked, scaling: Scaling) -> list[RenderableType]:
     parts.append(Text(f"  memory: of {limit}"))
     if grown := joined(asked, scaling.rows):
         parts.append(Text(f"  rows of more than {asked.cluster.device_count} devices{grown}"))
-    return [*parts, *([Text(said)] if (said := _fewest(asked, scaling)) else [])]
+    return [*parts, *([Text(fewest)] if (fewest := _fewest(asked, scaling)) else [])]
 
 
 def joined(asked: Asked, rows: Iterable[Scaled]) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 from autopar.nouns.errors import UserError
 from autopar.runtime.jobs.failures import RankFailed, failure
 from autopar.runtime.jobs.host_memory import environment
-from autopar.runtime.jobs.whereabouts import last_said
+from autopar.runtime.jobs.whereabouts import last_note
 
 PATIENCE_S = 2.0
 """How long killed processes may take to be gone before nobody waits for them any more."""
@@ -104,7 +104,7 @@ def _failure(code: int, codes: Path, results: Path, ranks: int) -> UserError:
     exit_codes = json.loads(codes.read_text()) if codes.exists() else []
     for rank, ended in enumerate(exit_codes):
         if ended < 0 and -ended != signal.SIGTERM:
-            at = last_said(results, rank)
+            at = last_note(results, rank)
             return RankFailed(
                 f"rank {rank} of {ranks} was killed by {_signal(ended)}{f' {at}' if at else ''}; "
                 "the other ranks were stopped"

@@ -23,7 +23,7 @@ class Whereabouts:
         self._memory[:] = text.encode()[:SIZE].ljust(SIZE, b"\0")
 
 
-def last_said(results: Path, rank: int) -> str:
+def last_note(results: Path, rank: int) -> str:
     """What a rank said last; empty where it said nothing."""
     file = results / f"at-{rank}"
     return file.read_bytes().rstrip(b"\0").decode(errors="ignore") if file.exists() else ""

@@ -33,11 +33,11 @@ def refuse(target: str, what: str, why: str, instead: str) -> Refused:
 
 def header(setup: Setup, target: str, left_out: Iterable[str], sign: str = "#") -> str:
     """The comment that opens a file: for what it is, and what it could not say."""
-    said = list(left_out)
+    texts = list(left_out)
     lines = [f"{setup.name} on {setup.devices} devices: {setup.degrees()}. For {target}."]
-    if said:
+    if texts:
         lines.append("Not carried:")
-        lines += [f"- {text}" for text in said]
+        lines += [f"- {text}" for text in texts]
     wrapped = [
         part
         for line in lines

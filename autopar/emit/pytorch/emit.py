@@ -67,7 +67,7 @@ def emit(
     classes: dict[str, str] = {}
     for name, block in blocks.items():
         instances = lowered.graph.blocks[name].instances
-        made = block_class(block, scopes(block), instances[0], _class_wish(name), printing)
+        made = block_class(block, scopes(block), instances[0], _class_name(name), printing)
         classes.update(dict.fromkeys(instances, made))
     if parts:
         prepared = [replace(p, lowered=_prepared(p.lowered, probes)) for p in parts]
@@ -145,7 +145,7 @@ def _wide(
     return {name: wide_values(one, precision) for name, one in every.items()}
 
 
-def _class_wish(name: str) -> str:
+def _class_name(name: str) -> str:
     """Blocks are named after the original class: ``LlamaDecoderLayer``, ``LlamaDecoderLayer_1``."""
     base = re.sub(r"_(\d+)$", "", name)
     spelled = re.sub(r"\W", "", base.split(".")[-1])

@@ -38,11 +38,11 @@ def stage_classes(
     texts: dict[str, str] = {}
     made = []
     for number, part in enumerate(parts):
-        wish = "First" if number == 0 else "Last" if number == len(parts) - 1 else "Middle"
+        ending = "First" if number == 0 else "Last" if number == len(parts) - 1 else "Middle"
         text, layers = _class(part, loss, captured, printing, classes)
         name = next((n for n, known in texts.items() if known == text), "")
         if not name:
-            name = first_free([wish], [*texts, *printing.library.texts])
+            name = first_free([ending], [*texts, *printing.library.texts])
             texts[name] = text
         made.append(f"lambda: {name}({layers})" if layers else name)
     body = [f"class {name}{text}" for name, text in texts.items()]
@@ -77,8 +77,8 @@ def _class(
     layers = _LAYERS.findall(text)
     if len(layers) != 1:
         return text, ""
-    told = _LAYERS.sub("layers", text)
-    return told.replace("def __init__(self)", "def __init__(self, layers: range)"), layers[0]
+    general = _LAYERS.sub("layers", text)
+    return general.replace("def __init__(self)", "def __init__(self, layers: range)"), layers[0]
 
 
 def _tables(parts: Sequence[StagePart], plan: Plan, made: Sequence[str], loss: str) -> str:

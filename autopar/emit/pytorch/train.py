@@ -170,10 +170,10 @@ def _loop(how: How, lines: Lines, given: str) -> None:
 
 
 def _play(how: How, lines: Lines) -> None:
-    said = f"forwards and backwards as {how.schedule} orders them" if how.schedule else ""
+    played = f"forwards and backwards as {how.schedule} orders them" if how.schedule else ""
     given = "microbatches, counts" if how.counts else "microbatches"
-    if said:
-        lines.add(f"# {said}; model.py has what the stages are and send")
+    if played:
+        lines.add(f"# {played}; model.py has what the stages are and send")
     lines.add(f"share = state.play({given})")
     lines.add(f"loss = {_summed(how, 'share')}")
 

@@ -57,7 +57,7 @@ def own_casts(
         narrow = jax.make_jaxpr(loss)(jax.tree.map(low, params), jax.tree.map(low, batch))
     except Exception:  # a user's function may well insist on its own dtypes
         return OwnCasts()
-    casts = _Found(precision)
+    casts = _Walk(precision)
     try:
         casts.bodies(closed.jaxpr, narrow.jaxpr)
         at, kept = casts.at, casts.kept
@@ -72,7 +72,7 @@ def own_casts(
     return OwnCasts({key: dtypes for key, dtypes in at.items() if dtypes}, tuple(lost))
 
 
-class _Found:
+class _Walk:
     """Walks two jaxprs side by side. ``kept``: the places of the casts that `at` has."""
 
     def __init__(self, precision: str) -> None:

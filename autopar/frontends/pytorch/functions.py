@@ -122,7 +122,7 @@ def _call(
     """What a call is, and its results on fake tensors."""
     name = f"{cls.__module__}.{cls.__qualname__}"
     path = f"{cls.__module__}:{cls.__qualname__}"
-    _check_found(cls, path, name)
+    _check_reachable(cls, path, name)
     tensors = [a for a in args if isinstance(a, Tensor)]
     places = iter(range(len(tensors)))
     constants = tuple(
@@ -173,7 +173,7 @@ def _same_in_other_sizes(
         return False
 
 
-def _check_found(cls: type, path: str, name: str) -> None:
+def _check_reachable(cls: type, path: str, name: str) -> None:
     try:
         function = function_at(path)
     except MissingFunction as error:

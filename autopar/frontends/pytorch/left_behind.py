@@ -93,10 +93,10 @@ def _text(graph: fx.Graph) -> str:
     live = [node for node in graph.nodes if node in reached]
     places = {node: f"%{place}" for place, node in enumerate(live)}
 
-    def said(value: Any) -> str:
+    def written(value: Any) -> str:
         return str(fx.node.map_arg(value, lambda node: places[node]))
 
-    return "\n".join(f"{n.target} {said(n.args)} {said(n.kwargs)}" for n in live)
+    return "\n".join(f"{n.target} {written(n.args)} {written(n.kwargs)}" for n in live)
 
 
 def _live(graph: fx.Graph) -> set[fx.Node]:

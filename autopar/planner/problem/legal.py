@@ -34,7 +34,7 @@ class Legal:
     bindings: Bindings
     must_split: bool = False
     even: bool = False
-    _found: dict[tuple[str | None, str], tuple[BoundRule, list[Strategy]]] = field(
+    _legal: dict[tuple[str | None, str], tuple[BoundRule, list[Strategy]]] = field(
         default_factory=dict
     )
 
@@ -44,9 +44,9 @@ class Legal:
 
     def of(self, block: str | None, graph: Graph, op: Op) -> tuple[BoundRule, list[Strategy]]:
         """The bound rule of ``op`` and its strategies. Raises `NoStrategy`."""
-        legal = self._found.get((block, op.name))
+        legal = self._legal.get((block, op.name))
         if legal is None:
-            legal = self._found[block, op.name] = self._find(block, graph, op)
+            legal = self._legal[block, op.name] = self._find(block, graph, op)
         return legal
 
     def _find(self, block: str | None, graph: Graph, op: Op) -> tuple[BoundRule, list[Strategy]]:

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 from autopar.nouns.problem import Problem, Solution
 from autopar.planner.pricing.prices import PICOSECONDS
 from autopar.planner.problem.bindings import Bindings
-from autopar.searchers import SEARCHERS, Budget
-from autopar.searchers import Progress as Found
+from autopar.searchers import SEARCHERS, Budget, Progress
 from autopar.searchers import search as solve
 
 INEXACT = 400
@@ -72,14 +71,14 @@ class _Line:
     name: str
     last: float = field(default_factory=lambda: time.monotonic())
 
-    def __call__(self, progress: Found) -> None:
+    def __call__(self, progress: Progress) -> None:
         now = time.monotonic()
         if self.solver.verbose or now - self.last >= EVERY_S:
             self.last = now
             self.solver.tell(f"{self.name}: {_text(progress)}")
 
 
-def _text(progress: Found) -> str:
+def _text(progress: Progress) -> str:
     parts = []
     if progress.cost is not None:
         parts.append(f"best {progress.cost / PICOSECONDS * 1e3:.6g} ms")

@@ -107,11 +107,11 @@ def _plot(of: Sequence[Point], plan: Plan) -> Markup:
         for p in reversed(of)  # the plan's own above others
     ]
     place = 0 if far else y(limit)
-    told = f"limit {size(limit)}{', far above' if far else ''}"
-    said = [
-        tag("span", told, class_="at", style=f"right:.5rem;top:{place:.2f}%"),
+    label = f"limit {size(limit)}{', far above' if far else ''}"
+    labels = [
+        tag("span", label, class_="at", style=f"right:.5rem;top:{place:.2f}%"),
         tag("span", size(top), class_="at", style="left:.5rem;top:0"),
         tag("span", size(low), class_="at", style="left:.5rem;bottom:0"),
     ]
     ends = tag("div", tag("span", duration(low_s)), tag("span", duration(high_s)), class_="ends")
-    return joined([tag("div", drawing, *said, *dots, class_="plot"), ends])
+    return joined([tag("div", drawing, *labels, *dots, class_="plot"), ends])

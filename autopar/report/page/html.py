@@ -59,5 +59,5 @@ def table(
 
 
 def section(title: str, *children: object, note: str = "") -> Markup:
-    said = [tag("p", note, class_="note")] if note else []
-    return tag("section", tag("h2", title), *said, *children)
+    notes = [tag("p", note, class_="note")] if note else []
+    return tag("section", tag("h2", title), *notes, *children)

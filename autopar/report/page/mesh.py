@@ -49,17 +49,17 @@ def mesh_section(plan: Plan, cluster: Cluster) -> Markup:
     for axis in reversed(mesh.axes):
         stride, ways = mesh.stride(axis), mesh.size(axis)
         level = level_of(cluster, mesh, axis)
-        said = f"over {level.name}: splits {SPLITS.get(axis, 'the model')}"
+        text = f"over {level.name}: splits {SPLITS.get(axis, 'the model')}"
         name = tag("span", tag("b", axis), f" {ways}")
         bars = bar(stride, stride * ways, "c0")
-        rows.append(tag("div", name, bars, tag("span", said, class_="soft"), class_="row"))
+        rows.append(tag("div", name, bars, tag("span", text, class_="soft"), class_="row"))
     inner = 1
     for level in cluster.levels:
-        said = f"{level.span} devices, {_rate(level)}, {duration(level.latency_s)}"
+        text = f"{level.span} devices, {_rate(level)}, {duration(level.latency_s)}"
         bars = bar(inner, max(level.span, inner), "c4")
         rows.append(
             tag(
-                "div", tag("span", level.name), bars, tag("span", said, class_="soft"), class_="row"
+                "div", tag("span", level.name), bars, tag("span", text, class_="soft"), class_="row"
             )
         )
         inner = max(level.span, inner)

@@ -31,9 +31,11 @@ def over_time_section(priced: PricedPipeline) -> Markup:
     state = held.total - held.activations
     limit, end_s = priced.prices.cluster.device.memory_bytes, curve[-1][0]
     microbatches = priced.schedule.microbatches
-    said = f"the first {count} of {microbatches} microbatches" if count < microbatches else "a step"
+    shown = (
+        f"the first {count} of {microbatches} microbatches" if count < microbatches else "a step"
+    )
     note = (
-        f"Memory over {said}: {size(state)} of state and buffers stay; what backward needs grows "
+        f"Memory over {shown}: {size(state)} of state and buffers stay; what backward needs grows "
         f"in forward and goes in backward. The device has {size(limit)} (dashed, where near)."
     )
     chart = _curve([(t, state + kept) for t, kept in curve], end_s, limit, "tall")
@@ -95,10 +97,10 @@ def _pipeline(priced: PricedPipeline) -> Markup:
             curve = [(t, state + kept) for t, kept in curves[rank] if t <= end_s]
             parts.append(_curve(_stepped(curve, end_s), end_s, limit, "curve"))
         busy = percent(priced.timeline.busy_s[rank] / priced.timeline.step_s)
-        said = f"busy {busy}, {size(held[rank].total)}"
+        text = f"busy {busy}, {size(held[rank].total)}"
         label = tag("span", f"rank {rank}")
         rows.append(
-            tag("div", label, tag("div", *parts), tag("span", said, class_="soft"), class_="row")
+            tag("div", label, tag("div", *parts), tag("span", text, class_="soft"), class_="row")
         )
     kinds = {s.action.kind for s in drawn}
     key = [
@@ -138,11 +140,11 @@ def _lane(spans: Sequence[Span], end_s: float, titled: bool) -> Markup:
     if titled:
         for span in spans:
             x, width = _x(span, end_s)
-            told = f"{span.action}: {duration(span.end_s - span.start_s)}"
+            title = f"{span.action}: {duration(span.end_s - span.start_s)}"
             shade = 0.6 if span.action.microbatch % 2 else None
             shapes.append(
                 tag(
-                    *("rect", tag("title", told)),
+                    *("rect", tag("title", title)),
                     **{"class_": COLOUR[span.action.kind], "fill_opacity": shade},
                     **{"x": x, "y": 2, "width": width, "height": 20},
                 )

@@ -82,8 +82,8 @@ def _children(node: Node, mesh: Mesh, depth: int) -> Iterator[Markup]:
             ((last, tensor),) = inside.parameters.items()
             yield _leaf(f"{name}.{last}", tensor, mesh)
             continue
-        said = tag("span", f"  {inside.note}", class_="soft") if inside.note else ""
-        head = tag("summary", tag("code", name), said)
+        note = tag("span", f"  {inside.note}", class_="soft") if inside.note else ""
+        head = tag("summary", tag("code", name), note)
         body = _children(inside, mesh, depth + 1)
         yield tag("details", head, *body, open="" if depth < OPEN_DEPTH else None)
 
@@ -94,9 +94,9 @@ def _leaf(name: str, value: LoweredTensor, mesh: Mesh) -> Markup:
     local = stored.local_shape(tensor.shape, mesh)
     splits = [words(axis, placement) for axis, placement in stored.placements]
     split = local != tensor.shape
-    said = "; ".join(splits) or "whole on every rank"
+    text = "; ".join(splits) or "whole on every rank"
     if split:
-        said += f": {_shape(local)}"
+        text += f": {_shape(local)}"
     whole = f"{_shape(tensor.shape)} {tensor.dtype}"
     if not tensor.differentiable:
         whole += ", frozen"
@@ -104,7 +104,7 @@ def _leaf(name: str, value: LoweredTensor, mesh: Mesh) -> Markup:
         "div",
         tag("code", name),
         tag("span", whole, class_="soft"),
-        tag("span", said, class_="split" if split else "soft"),
+        tag("span", text, class_="split" if split else "soft"),
         class_="leaf",
     )
 

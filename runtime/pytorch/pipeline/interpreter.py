@@ -70,7 +70,7 @@ class Interpreter:
         try:
             for number, action in enumerate(self.actions):
                 self.doing = action
-                self.tell(told(action))
+                self.tell(words_of(action))
                 share = self._one(number, action, ready, watch)
                 if share is not None:
                     loss = loss + share
@@ -172,7 +172,7 @@ class Interpreter:
         sending = message.source == self.mail.rank
         other = way.reader if (message.kind == "value") == sending else way.giver
         return PipelineStopped(
-            f"{told(self.doing)}: {'the gradient of ' if message.kind == 'gradient' else ''}"
+            f"{words_of(self.doing)}: {'the gradient of ' if message.kind == 'gradient' else ''}"
             f"{way.value} of microbatch {message.microbatch} "
             f"{'did not go to' if sending else 'did not come from'} stage {other} (pipeline rank "
             f"{message.target if sending else message.source}), whose process is gone or hangs: "
@@ -184,7 +184,7 @@ class PipelineStopped(RuntimeError):
     """A rank of the pipeline is gone; the text says what this one waited for."""
 
 
-def told(action: Action | None) -> str:
+def words_of(action: Action | None) -> str:
     """``2F3 (stage 2, forward of microbatch 3)``; empty between steps."""
     if action is None:
         return ""

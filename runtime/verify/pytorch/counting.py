@@ -71,7 +71,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, ranks: Ranks) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._ranks = ranks
-        self._found: Counter[tuple[str, str, int]] = Counter()
+        self._counts: Counter[tuple[str, str, int]] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in ("c10d", "_c10d_functional") and not _aside:
@@ -81,7 +81,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def rows(self) -> list[Row]:
         """What was issued since the start, sorted."""
         here = self._ranks.index("pp") if self._ranks.size("pp") > 1 else 0
-        return [Row(*what, count, rank=here) for what, count in sorted(self._found.items())]
+        return [Row(*what, count, rank=here) for what, count in sorted(self._counts.items())]
 
     def _note(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         name = str(func._schema.name)
@@ -92,7 +92,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kind, side = _OPS[name]
         group = _group(func, args, kwargs)
         size = _bytes(args[int(side[0])]) * (group.size() if side.endswith("xN") else 1)
-        self._found[kind, self._ranks.axes_of(group), size] += 1
+        self._counts[kind, self._ranks.axes_of(group), size] += 1
 
 
 def _group(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dist.ProcessGroup:
