@@ -192,4 +192,4 @@ def words_of(action: Action | None) -> str:
     return f"{action} (stage {stage}, {KINDS[kind]} of microbatch {i})"
 
 
-__all__ = ["Interpreter", "PipelineStopped", "told"]
+__all__ = ["Interpreter", "PipelineStopped", "words_of"]
