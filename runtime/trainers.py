@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
 
 from autopar.files import plan_folder
+from autopar.nouns.errors import UserError
 from autopar.runtime.jobs.machine import check_device
 
 
@@ -22,17 +24,25 @@ class Trainer(Protocol):
         """Goes on from a checkpoint."""
 
 
-def load(folder: str | Path, device: str = "auto") -> Trainer:
-    """The trainer of the plan in ``folder``, with the initial weights of the original model.
+def load(folder: str | PathLike[str], model: Any = None, device: str = "auto") -> Trainer:
+    """The trainer of the plan in ``folder`` (or of what `autopar.plan` gave), with the initial
+    weights of the original model.
+
+    ``model`` takes the place of the one that the plan's file makes: an `nn.Module`, whose current
+    weights are then the initial ones, a class or callable, or a `Workload`. It must be the model
+    that was planned.
 
     PyTorch: called by every process of a torchrun job. JAX: called once, by a process that sees all
     devices. Raises `UserError` where plan, program, model or devices do not fit together.
     """
+    if model in ("auto", "cpu", "cuda"):
+        raise UserError(f"load(plan, {model!r}): write device={model!r}; model= comes first")
     check_device(device)
+    folder = Path(folder)
     if plan_folder.read_plan(folder).framework == "jax":
         from autopar.runtime.jax import load as jax_load
 
-        return jax_load.load(folder)
+        return jax_load.load(folder, model=model)
     from autopar.runtime.pytorch import load as loading
 
-    return loading.load(folder, device)
+    return loading.load(folder, device, model=model)

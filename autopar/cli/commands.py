@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from autopar.nouns.cluster import Cluster
     from autopar.nouns.plan import Plan
     from autopar.nouns.style import Style
+    from autopar.nouns.workload import Workload
     from autopar.planner import PlanResult
 
 """The format that `autopar.runtime.verify.pytorch.counting` reads."""
@@ -33,15 +34,17 @@ if TYPE_CHECKING:
 
 def search(
     model: str,
-    cluster: str,
+    cluster: str | Cluster,
     fix: Mapping[str, str],
     searcher: str | None,
     replicated: tuple[str, ...],
     profile: Path | None = None,
     verbose: bool = False,
     style: Style | None = None,
+    workload: Workload | None = None,
 ) -> PlanResult:
-    """The best plan of ``"model.py:Name"`` for a cluster file. Raises `UserError`."""
+    """The best plan of ``"model.py:Name"``, or of the ``workload`` of that name, for a cluster or
+    its file. Raises `UserError`."""
     from autopar.planner import Options, plan
 
     if profile is None:
@@ -58,15 +61,16 @@ def search(
         from autopar.cli.profile import libraries, processor
 
         options = replace(options, libraries=libraries(), processor=processor())
-    return plan(model, cluster, fix, options, progress)
+    return plan(model, cluster, fix, options, progress, workload)
 
 
-def _of_this_machine(cluster: str) -> Path | None:
+def _of_this_machine(cluster: str | Cluster) -> Path | None:
     """The quick profile of the CPU cores at hand where ``cluster`` is of them."""
     from autopar.cli.at_hand import quick_profile
     from autopar.files.cluster_file import load_cluster
 
-    return quick_profile(load_cluster(cluster), progress)
+    at_hand = cluster if not isinstance(cluster, str) else load_cluster(cluster)
+    return quick_profile(at_hand, progress)
 
 
 def price_unemitted(

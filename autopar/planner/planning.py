@@ -91,12 +91,14 @@ class _Clock:
 
 def plan(
     workload_ref: str,
-    cluster_ref: str,
+    cluster_ref: str | Cluster,
     fix: Mapping[str, str] | None = None,
     options: Options | None = None,
     progress: Progress = lambda _: None,
+    workload: Workload | None = None,
 ) -> PlanResult:
-    """Plans ``"model.py:Name"`` for ``"cluster.yaml"`` or ``"local"``.
+    """Plans ``"model.py:Name"`` for ``"cluster.yaml"`` or ``"local"``, or a ``workload`` of that
+    name that is at hand, and for a cluster that is.
 
     Raises `UserError` with what was asked, the numbers, and the next thing to try.
     """
@@ -105,14 +107,14 @@ def plan(
     options = options or Options()
     clock = _Clock()
     with clock.phase("load"):
-        cluster = load_cluster(cluster_ref)
+        cluster = cluster_ref if isinstance(cluster_ref, Cluster) else load_cluster(cluster_ref)
         as_read = cluster.fingerprint
         Fixed.parse(fix or {}, cluster.device_count)  # refused before the long work
         if options.profile is not None:
             from autopar.cost_models.profile_file import check_profile
 
             check_profile(Path(options.profile))
-        workload = load_workload(workload_ref)
+        workload = workload or load_workload(workload_ref)
         check_style(workload.framework, options.style)
         if options.profile is not None:
             style = options.style or style_of(workload.framework)
@@ -124,7 +126,7 @@ def plan(
     with clock.phase("search"):
         result = plan_captured(captured, workload, cluster, workload_ref, fix, options, progress)
     made = result.plan
-    if cluster_ref != "local":
+    if isinstance(cluster_ref, str) and cluster_ref != "local":
         marks = replace(made.fingerprints, cluster_file=as_read)
         made = replace(made, cluster_file=str(cluster_ref), fingerprints=marks)
     return PlanResult(

@@ -17,11 +17,11 @@ import numpy as np
 from autopar.files import plan_folder
 from autopar.frontends.jax import Captured, paths_of
 from autopar.frontends.jax.capture import capture_workload
-from autopar.frontends.loading import load_workload
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload
 from autopar.runtime import program_module
+from autopar.runtime.given_model import workload_for
 from autopar.runtime.jax import program as jax_program
 from autopar.runtime.jax.layout import Layout, by_name
 from autopar.runtime.jax.step import Step
@@ -66,22 +66,23 @@ class Program:
         return make
 
 
-def read(folder: str | Path, check_model: bool = True) -> Program:
+def read(folder: str | Path, check_model: bool = True, model: Any = None) -> Program:
     """The program of the plan in ``folder``; raises as `load`."""
     plan = plan_folder.read_plan(folder)
-    workload = load_workload(plan_folder.workload_of(folder, plan))
+    workload = workload_for(folder, model)
     captured = capture_workload(workload)
     if check_model:
         check_model_of(plan, captured, workload, folder)
     return Program(read_program(folder), workload, captured.stacks, captured.constants)
 
 
-def load(folder: str | Path, check_model: bool = True) -> Trainer:
-    """The trainer of the plan in ``folder``, with the initial parameters of the workload.
+def load(folder: str | Path, check_model: bool = True, model: Any = None) -> Trainer:
+    """The trainer of the plan in ``folder``, with the initial parameters of its workload, or of
+    ``model`` where that is given.
 
     Raises `StalePlan`, `TooFewDevices`, and what reading the folder raises.
     """
-    program = read(folder, check_model)
+    program = read(folder, check_model, model)
     step = Step(program.model, program.workload, read_train(folder))
     state = step.initial(program.parameters(step.layout), program.constants)
     return Trainer(program.workload, step, state, planned=plan_folder.read_batch(folder))

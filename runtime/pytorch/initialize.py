@@ -45,7 +45,7 @@ def initialize(
         except Exception as error:  # whatever a constructor does under fake tensors
             reason = str(error) if isinstance(error, Untrusted) else _short(error)
             torch.manual_seed(seed)
-            _fill(dict(named_tensors(make())), targets)
+            fill(dict(named_tensors(make())), targets)
             return reason
         _check(recorded.values, targets)
         torch.manual_seed(seed)
@@ -83,7 +83,8 @@ def _check(values: Mapping[str, View | torch.Tensor], targets: Mapping[str, Targ
             )
 
 
-def _fill(values: Mapping[str, torch.Tensor], targets: Mapping[str, Target]) -> None:
+def fill(values: Mapping[str, torch.Tensor], targets: Mapping[str, Target]) -> None:
+    """Gives every target its piece of the tensor of its name; raises as `initialize`."""
     _check(values, targets)
     with torch.no_grad():
         for name, target in targets.items():

@@ -5,24 +5,27 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from autopar.files import plan_folder
-from autopar.frontends.loading import load_workload
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload
 from autopar.pipeline.of_plan import lists_of
+from autopar.runtime.given_model import workload_for
 from autopar.runtime.program_module import read_train, run_program
-from autopar.runtime.pytorch.initialize import initialize
+from autopar.runtime.pytorch.initialize import Target, initialize
+from autopar.runtime.pytorch.own_model import difference, start_from
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.trainer import Program, Trainer
 from autopar.runtime.settings import ProgramError, check_settings, check_workload, tell_changes
@@ -36,8 +39,11 @@ class PlansDiffer(UserError):
     """The ranks of one job were given different plans."""
 
 
-def load(folder: str | Path, device: str = "auto", check_model: bool = True) -> Trainer:
-    """The trainer of the plan in ``folder``, with the initial weights of the original model.
+def load(
+    folder: str | Path, device: str = "auto", check_model: bool = True, model: Any = None
+) -> Trainer:
+    """The trainer of the plan in ``folder``, with the initial weights of the original model, or
+    those that ``model`` has now where that is an `nn.Module`.
 
     Called by every process of a torchrun job (or by a plain process where the plan has one rank);
     starts the process group if that has not happened. ``device`` is ``cpu``, ``cuda`` or ``auto``.
@@ -48,15 +54,22 @@ def load(folder: str | Path, device: str = "auto", check_model: bool = True) -> 
         ProgramError: the number of processes is not the plan's.
     """
     place = start(device)
-    program, workload = read(folder, check_model)
+    program, workload = read(folder, check_model, model)
     program = replace(program, train=read_train(folder))
     assert workload.model is not None
     make = workload.model
-    notes: list[str | None] = []
+    notes: list[str | None] = [None]
+
+    def fill(targets: Mapping[str, Target]) -> None:
+        if isinstance(model, nn.Module):
+            start_from(model, targets)
+        else:
+            notes[0] = initialize(make, workload.seed, targets)
+
     trainer = Trainer(
         program,
         workload,
-        lambda targets: notes.append(initialize(make, workload.seed, targets)),
+        fill,
         Ranks(program.mesh, place),
         planned=plan_folder.read_batch(folder),
     )
@@ -68,13 +81,16 @@ def load(folder: str | Path, device: str = "auto", check_model: bool = True) -> 
     return trainer
 
 
-def read(folder: str | Path, check_model: bool = True) -> tuple[Program, Workload]:
-    """The program of a plan and the workload that it was made from; raises as `load`."""
+def read(
+    folder: str | Path, check_model: bool = True, model: Any = None
+) -> tuple[Program, Workload]:
+    """The program of a plan and the workload that it was made from, see `workload_for`; raises as
+    `load`."""
     plan = plan_folder.read_plan(folder)
     check_same(plan, folder)
-    workload = load_workload(plan_folder.workload_of(folder, plan))
+    workload = workload_for(folder, model)
     if check_model:
-        check_model_of(plan, workload, folder)
+        check_model_of(plan, workload, folder, tell=model is None)
     return Program.of(read_program(folder), lists_of(plan)), workload
 
 
@@ -149,11 +165,11 @@ def _program_hash(folder: str | Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def check_model_of(plan: Plan, workload: Workload, folder: str | Path) -> None:
+def check_model_of(plan: Plan, workload: Workload, folder: str | Path, tell: bool = True) -> None:
     """Captures the model again on rank 0 and compares its fingerprint with the plan's.
 
     Raises `StalePlan` where the model, or the tool that planned it, is another one now. A changed
-    learning rate and the like is told, and used.
+    learning rate and the like is told (``tell``), and used.
     """
     check_tool(plan)
     check_workload(plan, workload)
@@ -163,10 +179,13 @@ def check_model_of(plan: Plan, workload: Workload, folder: str | Path) -> None:
 
         try:
             captured = capture(workload)
-            answer = [captured.fingerprint(), changed_batch(folder, captured.batch)]
+            changes = changed_batch(folder, captured.batch)
+            if captured.fingerprint() != plan.fingerprints.model:
+                changes = changes or difference(captured.graph, plan_folder.read_graph(folder))
+            answer = [captured.fingerprint(), changes]
         except UserError as error:
             answer = [f"none, it cannot be captured any more: {error}", ""]
-        if answer[0] == plan.fingerprints.model:
+        if tell and answer[0] == plan.fingerprints.model:
             tell_changes(plan, workload)
     if dist.is_initialized():
         dist.broadcast_object_list(answer, src=0)

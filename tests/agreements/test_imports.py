@@ -47,7 +47,7 @@ ALLOWED = {
         "runtime",
     },
 }
-ABOVE_ALL = {"", "__main__", "cli"}
+ABOVE_ALL = {"", "__main__", "cli", "script"}
 FRAMEWORKS = {"torch", "jax", "jaxlib", "transformers"}
 MAY_KNOW_FRAMEWORKS = {"frontends", "runtime"}
 PRIVATE_TORCH = "runtime/pytorch/torch_private.py"
@@ -141,7 +141,7 @@ def test_importing_needs_no_framework(module: str) -> None:
 def test_public_names() -> None:
     import autopar
 
-    assert sorted(autopar.__all__) == ["Workload", "load", "parallelize", "register_rule"]
+    assert sorted(autopar.__all__) == ["Workload", "load", "parallelize", "plan", "register_rule"]
     for name in autopar.__all__:
         assert getattr(autopar, name).__doc__, f"autopar.{name} has no docstring"
 

@@ -1,0 +1,73 @@
+"""``autopar.plan``: the search of ``autopar plan``, called from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autopar.runtime.first_rank import first_rank_makes
+from autopar.script.planned import PlanFolder
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from autopar.nouns.cluster import Cluster
+
+
+def plan(
+    model: Any = None,
+    batch: Any = None,
+    cluster: str | PathLike[str] | Cluster = "local",
+    fix: Mapping[str, Any] | Sequence[str] = (),
+    folder: str | PathLike[str] = "plan",
+    *,
+    searcher: str | None = None,
+    allow_replicated: Sequence[str] = (),
+    profile: str | PathLike[str] | None = None,
+    style: str | None = None,
+    **training: Any,
+) -> PlanFolder:
+    """The fastest plan that fits, written to ``folder`` with its program.
+
+    Every process of a torchrun job may call it, and then all of them do: the first plans, the
+    others wait and get its plan, or its error. ``folder`` may be shared by all machines or lie on
+    each of them.
+
+    model:    an nn.Module (on the meta device too), a class or callable that makes one, a
+              `Workload` or decorated class, or ``"model.py:Name"``. JAX: ``loss`` and ``init``.
+    batch:    one *global* batch, as a dict of example tensors or a callable that makes it.
+    cluster:  a file, ``"local"`` for this machine, or a `Cluster`.
+    fix:      what is decided already: ``{"tp": 2, "zero": 3}`` or ``["tp=2"]``.
+    training: other fields of `Workload`: ``optimizer``, ``clip_norm``, ``precision``, ``seed`` ...
+
+    Raises `UserError`, on every rank.
+    """
+    from autopar.cli.commands import check_output, plan_files, search
+    from autopar.cli.options import parse_style
+    from autopar.cost_models.layout import fix_pairs
+    from autopar.files import plan_folder
+    from autopar.script.workloads import given_workload
+
+    target = Path(folder)
+    pairs = [f"{k}={v}" for k, v in fix.items()] if isinstance(fix, Mapping) else list(fix)
+
+    def make() -> Mapping[str, str]:
+        check_output(target)
+        name, workload = given_workload(model, batch, training)
+        result = search(
+            name,
+            cluster if hasattr(cluster, "fingerprint") else str(cluster),
+            fix_pairs(pairs),
+            searcher,
+            tuple(allow_replicated),
+            None if profile is None else Path(profile),
+            style=parse_style(style),
+            workload=workload,
+        )
+        files, _ = plan_files(result, target)
+        plan_folder.write(target, files)
+        return files
+
+    first_rank_makes(make, target)
+    return PlanFolder(target)

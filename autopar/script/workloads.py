@@ -1,0 +1,78 @@
+"""From the objects of a user's script to a `Workload`, and the name that its plan has."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from autopar.frontends.loading import load_workload
+from autopar.nouns.workload import Workload, WorkloadError, workload_of
+from autopar.runtime.given_model import is_module, maker_of
+
+
+def given_workload(model: Any, batch: Any, more: Mapping[str, Any]) -> tuple[str, Workload]:
+    """The name (``"file.py:Class"``) and the workload of what `autopar.script.plan` was given.
+
+    model: ``"model.py:Name"``, a `Workload`, a class under `parallelize`, a class or callable that
+           makes the module, or a module; None for JAX, whose ``loss`` and ``init`` are in ``more``.
+    batch: a dict of one global batch's arrays, or a callable that makes it.
+    more:  other fields of `Workload`. Raises `WorkloadError`, `LoadError`.
+    """
+    whole = load_workload(model) if isinstance(model, str) else workload_of(model)
+    if whole is not None:
+        _check_alone(batch, more)
+        return model if isinstance(model, str) else name_of(model), whole
+    if batch is None:
+        raise WorkloadError(
+            "plan(model=...) needs batch=...: a dict of example tensors, the names those of the "
+            "model's forward, or a callable that makes one; dim 0 counts the samples of one step "
+            "on all devices together"
+        )
+    make = model
+    if is_module(model):
+        make = maker_of(model)
+    elif model is not None and not callable(model):
+        raise WorkloadError(
+            f"model={type(model).__name__}: give an nn.Module, a class or function that makes one, "
+            "an autopar.Workload, or 'model.py:Name'"
+        )
+    named = model if model is not None else more.get("loss")
+    return name_of(named), Workload(model=make, batch=_callable(batch), **more)
+
+
+def name_of(model: Any) -> str:
+    """``"file.py:Name"`` of a class, function, module or workload; the file may not be there."""
+    if isinstance(model, Workload):
+        model = model.model or model.loss
+    if is_module(model):
+        model = type(model)
+    name = getattr(model, "__qualname__", type(model).__name__).replace("<locals>.", "")
+    try:
+        file = inspect.getsourcefile(model)
+    except TypeError:  # no source: a class of a notebook, a partial
+        file = None
+    return f"{file if file and Path(file).is_file() else 'script'}:{name}"
+
+
+def _check_alone(batch: Any, more: Mapping[str, Any]) -> None:
+    given = [*(["batch"] if batch is not None else []), *more]
+    if given:
+        raise WorkloadError(
+            f"{', '.join(f'{name}=...' for name in given)}: the workload that model=... names has "
+            "that already; change it there, or give the class of the model itself"
+        )
+
+
+def _callable(batch: Any) -> Callable[..., Mapping[str, Any]]:
+    if callable(batch):
+        made: Callable[..., Mapping[str, Any]] = batch
+        return made
+    if not isinstance(batch, Mapping):
+        raise WorkloadError(
+            f"batch={type(batch).__name__}: give a dict {{'argument of forward': tensor, ...}}, or "
+            "a callable that makes one"
+        )
+    given = dict(batch)
+    return lambda: given

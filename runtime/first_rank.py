@@ -1,0 +1,31 @@
+"""A folder that the first rank of a job makes, and every machine of the job has afterwards."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+
+def first_rank_makes(make: Callable[[], Mapping[str, str]], folder: Path) -> None:
+    """Calls ``make`` on the first rank alone while the others wait, however long that takes.
+
+    ``make`` writes ``folder`` and returns its files, relative path -> text.
+    A machine that does not share the file system gets a copy from its own first process. In a
+    process without a job it is a plain call. Raises on every rank what ``make`` raised.
+    """
+    if not _in_a_job():
+        make()
+        return
+    from autopar.runtime.pytorch.first_rank import make_and_share
+
+    make_and_share(make, folder)
+
+
+def _in_a_job() -> bool:
+    """Whether torchrun started this process, or it has joined a process group itself."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
+        return True
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and bool(dist.is_initialized())

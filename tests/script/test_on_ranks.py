@@ -1,0 +1,59 @@
+"""Training in a user's own script on four real processes, started once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.runtime.jobs.pytorch_launch import local_launcher
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.gloo
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("checks")
+    done = subprocess.run(
+        [*local_launcher(4, folder / "exit_codes.json"), "-m", "tests.script.checks", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    results: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    for name, result in results.items():
+        if isinstance(result, dict) and "failed" in result:
+            pytest.fail(f"{name}:\n{result['failed']}")
+    return results
+
+
+def test_one_rank_plans_and_every_machine_has_the_plan(seen: dict[str, Any]) -> None:
+    assert seen["planned once"]["made"] == [[0], [], [], []]
+    texts = seen["planned once"]["texts"]
+    assert "class Model" in texts[0][1]
+    assert texts == [texts[0]] * 4
+
+
+def test_what_fails_while_planning_is_told_on_all_ranks(seen: dict[str, Any]) -> None:
+    told = seen["refused everywhere"]
+    assert "tp=3" in told[0][0]
+    assert {asked[0] for asked in told} == {told[0][0]}
+    assert told[0][1] == "itself: of ours"
+    assert {asked[1] for asked in told[1:]} == {
+        "FirstRankFailed: rank 0 failed: ZeroDivisionError: of ours"
+    }
+
+
+def test_ranks_that_start_from_other_weights_are_named(seen: dict[str, Any]) -> None:
+    told = seen["other weights"]
+    assert "WeightsDiffer: the model of rank 2 does not start" in told[0]
+    assert told == [told[0]] * 4
