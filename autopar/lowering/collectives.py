@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 from autopar.lowering.spread import BATCH_AXES, Lowered, activation_collectives
 from autopar.lowering.stages import StagePart, stage_parts
-from autopar.lowering.state import Stored, piece_bytes, state_collectives, sums
+from autopar.lowering.state import (
+    Stored,
+    cutting_axes,
+    is_wide,
+    piece_bytes,
+    state_collectives,
+    sums,
+)
 from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Plan
 from autopar.nouns.sharding import Sharding
@@ -129,8 +136,9 @@ def pipeline_collectives(
     mesh = plan.program_mesh
     everything = [p for one in stored for p in one]
     zero = max(stage.zero for stage in plan.stages)
+    cutting, wide = cutting_axes(everything, mesh, zero, plan.framework), is_wide(everything)
     for rank in ranks:
-        for entry in sums(everything, mesh, zero, clips, plan.framework):
+        for entry in sums(mesh, cutting, clips, wide):
             moved = entry.collective
             counts[rank][moved.kind, moved.axis, moved.size_bytes, entry.what] += entry.count
     return [row for rank in ranks for row in _rows(counts[rank], rank)]

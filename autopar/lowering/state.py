@@ -40,7 +40,7 @@ frozen ones not at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.nouns.graph import DTYPE_BYTES
@@ -114,25 +114,43 @@ def state_collectives(
     for axes, size in late.items():
         yield from _all_reduce("deferred gradients", axes, size)
     if loss:
-        yield from sums(stored, mesh, zero, clips, framework)
-    yield from _all_reduce("counts", data, COUNT_BYTES * counts)
+        yield from sums(mesh, cutting_axes(stored, mesh, zero, framework), clips, is_wide(stored))
+    yield from count_sums(mesh, counts)
+
+
+def cutting_axes(stored: Iterable[Stored], mesh: Mesh, zero: int, framework: str) -> frozenset[str]:
+    """The axes that cut any trained parameter."""
+    cuts, axes = _cuts(mesh.trimmed(), zero, framework), set[str]()
+    for p in (p for p in stored if p.trainable):
+        axes |= {a for a, where in p.sharding.placements if where.kind == "S"}
+        axes |= {"dp_shard"} if cuts.has(p) else set()
+    return frozenset(axes)
+
+
+def is_wide(stored: Iterable[Stored]) -> bool:
+    """Whether sums over parameters are in float64."""
+    return any(p.dtype == "float64" and p.trainable for p in stored)
 
 
 def sums(
-    stored: Sequence[Stored], mesh: Mesh, zero: int, clips: bool, framework: str
+    mesh: Mesh, cutting: Collection[str], clips: bool, wide: bool = False
 ) -> Iterator[StateCollective]:
-    """Norm and loss of all ranks of ``mesh``, of which ``pp`` cuts every parameter and the loss."""
-    cuts = _cuts(mesh, zero, framework)
-    cut = {"pp"}
-    for p in (p for p in stored if p.trainable):
-        cut |= {a for a, where in p.sharding.placements if where.kind == "S"}
-        cut |= {"dp_shard"} if cuts.has(p) else set()
-    wide = 2 if any(p.dtype == "float64" and p.trainable for p in stored) else 1
+    """Norm and loss of all ranks of ``mesh``, of which ``pp`` cuts every parameter and the loss.
+
+    cutting: see `cutting_axes`. wide: see `is_wide`.
+    """
+    size = 2 if wide else 1
     if clips:
-        axes = tuple(a for a in mesh.axes if a in cut)
-        yield from _all_reduce("gradient norm", axes, NORM_BYTES * wide)
+        axes = tuple(a for a in mesh.axes if mesh.size(a) > 1 and (a in cutting or a == "pp"))
+        yield from _all_reduce("gradient norm", axes, NORM_BYTES * size)
     across = tuple(a for a in ("pp", *DATA_AXES) if mesh.size(a) > 1)
-    yield from _all_reduce("loss", across, LOSS_BYTES * (wide if "pp" in across else 1))
+    yield from _all_reduce("loss", across, LOSS_BYTES * (size if "pp" in across else 1))
+
+
+def count_sums(mesh: Mesh, counts: int) -> Iterator[StateCollective]:
+    """What the program counts in the whole batch, as many numbers."""
+    data = tuple(a for a in DATA_AXES if mesh.size(a) > 1)
+    yield from _all_reduce("counts", data, COUNT_BYTES * counts)
 
 
 def piece_bytes(p: Stored, mesh: Mesh, zero: int, framework: str) -> int:

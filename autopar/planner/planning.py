@@ -218,6 +218,7 @@ def plan_captured(
         fusion=fusion(graph) if style == "compiled" else ALONE,
         verbose=options.verbose,
         framework=workload.framework,
+        clips=workload.clip_norm is not None,
     )
     outcome = search_or_advise(question, progress)
     made = _plan(outcome, question, captured, workload, workload_ref, style, tuple(missing))

@@ -40,6 +40,8 @@ class Question:
     verbose: bool = False
     fusion: Fusion = ALONE
     framework: str = "torch"
+    clips: bool = False
+    """Whether gradients are clipped by the norm of the whole."""
 
 
 @dataclass(frozen=True, slots=True)

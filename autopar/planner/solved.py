@@ -103,6 +103,7 @@ def state_of(question: Question, layout: Layout, candidate: Candidate) -> StateS
         candidate.microbatches,
         question.precision,
         question.optimizer,
+        question.clips,
     )
 
 

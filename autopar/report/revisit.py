@@ -110,7 +110,12 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
     kernels = fusion(graph) if plan.style == "compiled" else ALONE
     prices = Prices(cluster, mesh, plan.precision, kernels)
     sharding = StateSharding(
-        stage.zero, spread.mesh, plan.microbatches, plan.precision, plan.optimizer
+        stage.zero,
+        spread.mesh,
+        plan.microbatches,
+        plan.precision,
+        plan.optimizer,
+        plan.clip_norm is not None,
     )
     lowered = lower(graph, spread, plan.microbatches, choices, batch_dims)
     summary = summarise(lowered, prices, plan.framework)

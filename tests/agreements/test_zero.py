@@ -6,12 +6,17 @@ from collections import Counter
 
 import pytest
 
-from autopar.lowering.state import Stored, state_collectives
+from autopar.files.cluster_file import load_cluster
+from autopar.lowering.state import Stored, count_sums, cutting_axes, state_collectives, sums
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
 from autopar.nouns.zero import ZERO, ZERO_LEVELS, over
+from autopar.planner.pricing.moves import move_time_s
+from autopar.planner.pricing.simulation import counts_s, sums_s
 from autopar.planner.pricing.state import StateSharding
+from autopar.planner.pricing.summary import Summary, Unit
 
+CLUSTER = load_cluster("examples/clusters/cpu_4.yaml")
 MESHES = ("dp_shard=4", "dp_replicate=2 x dp_shard=2", "dp_shard=2 x tp=2")
 SIZE = 64
 
@@ -40,7 +45,7 @@ def priced(zero: int, mesh: Mesh, microbatches: int) -> Counter[tuple[str, str]]
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 @pytest.mark.parametrize("microbatches", [1, 3])
 @pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("zero", ZERO_LEVELS[1:])
+@pytest.mark.parametrize("zero", ZERO_LEVELS)
 def test_what_is_priced_is_what_is_issued(
     zero: int, mesh: str, microbatches: int, framework: str
 ) -> None:
@@ -48,15 +53,48 @@ def test_what_is_priced_is_what_is_issued(
     assert priced(zero, ranks, microbatches) == issued(zero, ranks, microbatches, framework)
 
 
-def test_without_sharding_gradients_are_reduced_once() -> None:
-    """The price takes the axes one after the other, the program both as one group."""
+def test_without_sharding_gradients_are_reduced_once_by_all_data_ranks() -> None:
     ranks = Mesh.parse("dp_replicate=2 x dp_shard=2")
     whole = 4 * SIZE * SIZE
     assert issued(0, ranks, 3, "torch") == {("all_reduce", "dp_replicate+dp_shard"): whole}
-    assert priced(0, ranks, 3) == {
-        ("all_reduce", "dp_shard"): whole,
-        ("all_reduce", "dp_replicate"): whole,
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("mesh", [*MESHES, "dp_replicate=4", "pp=2 x dp_shard=2", "1"])
+@pytest.mark.parametrize("zero", ZERO_LEVELS)
+def test_norm_loss_and_counts_are_priced_as_they_are_issued(
+    zero: int, mesh: str, framework: str
+) -> None:
+    """To the second: each as long as that collective by itself."""
+    ranks = Mesh.parse(mesh)
+    model = Sharding.parse("tp:S0") if "tp" in mesh else Sharding()
+    stored = [Stored("w", (SIZE, SIZE), "float32", model, unit="layer")]
+    of_all = [
+        *sums(ranks, cutting_axes(stored, ranks, zero, framework), clips=True),
+        *count_sums(ranks, 1),
+    ]
+    trained = dict.fromkeys(["float32"], SIZE * SIZE)
+    unit = Unit(
+        1.0, 1.0, 0, 0, 0, (0, 0), trained, {}, {}, {}, cutting=frozenset(dict(model.placements))
+    )
+    summary = Summary(1, unit, {}, (), {}, {}, 0, counts=1)
+    inner = Mesh.parse(mesh.removeprefix("pp=2 x "))
+    state = StateSharding(zero, inner, 1, "float32", clips=True)
+    once = sums_s(summary, state, CLUSTER, ranks.size("pp"))
+    expected = {
+        entry.what: move_time_s(
+            CLUSTER,
+            ranks,
+            entry.collective.kind,
+            entry.collective.axis,
+            entry.collective.size_bytes,
+        )
+        for entry in of_all
     }
+    assert once.loss_s == expected.get("loss", 0.0)
+    assert once.norm_s == expected.get("gradient norm", 0.0)
+    assert (once.loss_s > 0) == (set(ranks.axes) - {"tp"} != set())
+    assert counts_s(summary, state, CLUSTER) == expected.get("counts", 0.0)
 
 
 def test_a_level_splits_all_that_the_one_below_it_splits() -> None:

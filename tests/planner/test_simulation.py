@@ -13,7 +13,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.planner.pricing.activations import Life
 from autopar.planner.pricing.memory import step_memory
 from autopar.planner.pricing.moves import BUCKET_BYTES, bucket_time_s, move_time_s
-from autopar.planner.pricing.simulation import simulate
+from autopar.planner.pricing.simulation import simulate, sums_s
 from autopar.planner.pricing.state import StateSharding
 from autopar.planner.pricing.summary import Summary, Unit
 
@@ -45,9 +45,9 @@ def summary(forward_s: float = 0.1) -> Summary:
     return Summary(1, root, {"layer": unit}, ("layer",) * 4, {"layer": 4}, lives, 0)
 
 
-def state(zero: int) -> StateSharding:
+def state(zero: int, clips: bool = False) -> StateSharding:
     axis = "dp_shard" if zero else "dp_replicate"
-    return StateSharding(zero, Mesh((axis,), (4,)), 1, "float32")
+    return StateSharding(zero, Mesh((axis,), (4,)), 1, "float32", clips=clips)
 
 
 def test_a_hidden_second_costs_what_was_measured() -> None:
@@ -57,6 +57,7 @@ def test_a_hidden_second_costs_what_was_measured() -> None:
     moved = 4 * 4 * NUMEL * 1e-9
     assert free.data_communication_s == pytest.approx(moved)
     hidden = moved * 3 / 4  # the last unit's reduction has nothing left to hide behind
+    hidden += sums_s(summary(), state(0), cluster()).loss_s
     assert dear.total_s - free.total_s == pytest.approx(0.5 * hidden)
     assert free.forward_s == dear.forward_s == pytest.approx(0.4)
 
@@ -93,7 +94,23 @@ def test_phases_add_up_and_gathers_belong_to_the_forward() -> None:
     assert found.forward_s == pytest.approx(0.4 + size * 1e-9)
     updated = 7 * size / 4 * UPDATE_S_PER_BYTE
     assert found.optimizer_s == pytest.approx(updated)
-    assert found.total_s == pytest.approx(1.2 + size * 4e-9 + updated)
+    loss_s = 0.2 * sums_s(summary(), state(1), where).loss_s
+    assert found.total_s == pytest.approx(1.2 + size * 4e-9 + updated + loss_s)
+
+
+def test_backward_hides_the_sum_of_the_loss_and_nothing_that_of_the_norm() -> None:
+    """4 ms for a number over four ranks; the loss beside 0.8 s of backward, or beside none."""
+    number = MeasuredCollective("all_reduce", 4, ((1.0, 4e-3), (1e3, 4e-3)))
+
+    def total_s(clips: bool, contention: float, spent: Summary) -> float:
+        lines = cluster(contention, unit_gather=1e-12, unit_reduce=1e-12)
+        level = replace(lines.levels[0], measured=(*lines.levels[0].measured, number))
+        return simulate(spent, state(1, clips), replace(lines, levels=(level,)), "none").total_s
+
+    plain = total_s(False, 0.0, summary())
+    assert total_s(True, 0.0, summary()) - plain == pytest.approx(4e-3)
+    assert total_s(False, 0.5, summary()) - plain == pytest.approx(2e-3, rel=1e-2)
+    assert total_s(False, 0.0, summary(0.0)) > 4e-3
 
 
 def test_without_a_measured_unit_the_plain_collective_is_priced() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 from autopar.cost_models.collectives import AxisGroup, Kind, measured, price
@@ -23,7 +24,7 @@ def state_time_s(
 ) -> float:
     """A collective of parameters or gradients over a data axis, with the framework's copies where
     a profile has measured them."""
-    group = AxisGroup(mesh.size(axis), mesh.stride(axis))
+    group = group_of(mesh, axis)
     known = measured(cluster, _HELD[fsdp].get(kind, kind), group)
     if known is not None:
         return known.time_s(size_bytes)
@@ -34,7 +35,7 @@ def bucket_time_s(
     cluster: Cluster, mesh: Mesh, axis: str, before_bytes: float, size_bytes: float
 ) -> float:
     """DDP's reduction of ``size_bytes`` of gradients when ``before_bytes`` have gone already."""
-    group = AxisGroup(mesh.size(axis), mesh.stride(axis))
+    group = group_of(mesh, axis)
     known = measured(cluster, "bucket_reduce", group)
     if known is not None:
         return known.time_s(before_bytes + size_bytes) - known.time_s(before_bytes)
@@ -50,5 +51,15 @@ def send_time_s(cluster: Cluster, ranks: int, apart: int, size_bytes: float) -> 
 
 def move_time_s(cluster: Cluster, mesh: Mesh, kind: str, axis: str, size_bytes: float) -> float:
     """One collective over every group of ``axis`` at once; ``size_bytes`` is its full-size side."""
-    group = AxisGroup(mesh.size(axis), mesh.stride(axis))
-    return price(cluster, cast(Kind, kind), group).time_s(size_bytes)
+    return price(cluster, cast(Kind, kind), group_of(mesh, axis)).time_s(size_bytes)
+
+
+def group_of(mesh: Mesh, axis: str) -> AxisGroup:
+    """The ranks of an axis, or of several as one group: ``"dp_replicate+dp_shard"``.
+
+    Of axes that are no neighbours in the mesh, as many ranks evenly spread over as wide a range.
+    """
+    axes = axis.split("+")
+    ranks = math.prod(mesh.size(a) for a in axes)
+    reach = sum((mesh.size(a) - 1) * mesh.stride(a) for a in axes)
+    return AxisGroup(ranks, reach // (ranks - 1) if ranks > 1 else 1)

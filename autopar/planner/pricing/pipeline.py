@@ -33,6 +33,7 @@ from autopar.planner.pricing.simulation import (
     StepTime,
     apart_s,
     stage_time,
+    sums_s,
 )
 from autopar.planner.pricing.state import StateSharding
 from autopar.planner.pricing.summary import Summary, summarise
@@ -265,8 +266,8 @@ class PipelinePrices:
         step_s: float,
         busy_s: Sequence[float],
     ) -> StepTime:
-        """A timeline of ``step_s`` in which ranks compute ``busy_s``, then the slowest optimizer
-        and what ranks wait for one another."""
+        """A timeline of ``step_s`` in which ranks compute ``busy_s``, then loss and norm of all
+        ranks, the slowest optimizer, and what ranks wait for one another."""
         own: list[list[StageTime]] = [[] for _ in schedule.lists]
         for stage, run in enumerate(runs):
             own[schedule.ranks[stage]].append(self.time(*run))
@@ -280,11 +281,13 @@ class PipelinePrices:
                 other is not None and ranks[other] != ranks[stage] for other in around
             )
         waiting_s = max(map(partial(apart_s, self.cluster), met, busy_s))
+        once = sums_s(self.model.summary, self.state, self.cluster, self.pp)
+        summed_s = once.norm_s + once.loss_s
         return StepTime(
-            total_s=step_s + update_s + waiting_s,
+            total_s=step_s + update_s + waiting_s + summed_s,
             forward_s=max(sum(time.forward_s for time in times) * passes for times in own),
             compute_s=busiest_s,
-            model_communication_s=0.0,
+            model_communication_s=summed_s,
             data_communication_s=max(sum(time.reduce_s for time in times) for times in own),
             exposed_s=step_s - busiest_s,
             waiting_s=waiting_s,
@@ -343,7 +346,12 @@ def price_pipeline(
             "its stages differ in spread, zero or recompute, and are priced with one of each so far"
         )
     state = StateSharding(
-        first.zero, plan.mesh(first), plan.microbatches, plan.precision, plan.optimizer
+        first.zero,
+        plan.mesh(first),
+        plan.microbatches,
+        plan.precision,
+        plan.optimizer,
+        plan.clip_norm is not None,
     )
     priced = PipelinePrices(model, cluster, state, first.recompute, len(plan.groups))
     several = len(plan.stages) > 1

@@ -4,7 +4,8 @@ Units are the pieces that state sharding moves whole: what lies outside the bloc
 each call of a block. Model-axis collectives stand in line with compute. Data-axis traffic runs on
 the communication stream: a unit's parameters are gathered while the unit before it computes, its
 gradients are reduced as soon as its backward is done, or where nothing is sharded as soon as they
-fill a bucket. What compute cannot cover is exposed.
+fill a bucket. What compute cannot cover is exposed. The loss is summed over data ranks beside the
+last backward; the norm of the gradient, where it is clipped, behind all reductions.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import math
 from dataclasses import dataclass, replace
 
 from autopar.cost_models.compute import update_time_s
+from autopar.lowering.state import StateCollective, count_sums, sums
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.mesh import Mesh
 from autopar.planner.pricing.moves import (
     BUCKET_BYTES,
     FIRST_BUCKET_BYTES,
@@ -76,6 +79,8 @@ def simulate(summary: Summary, state: StateSharding, cluster: Cluster, recompute
     inline = sum(u.moved_forward_s + u.moved_backward_s for u in units) * microbatches
     optimizer = _optimizer_s(summary, state, cluster)
     late = _late_reduction_s(summary, state, cluster)
+    once = sums_s(summary, state, cluster)
+    late += once.norm_s
     each_gathers = state.split.parameters
     forward, total = _play(pieces, gather=state.fsdp, last=microbatches == 1)
     if microbatches > 1:
@@ -96,9 +101,12 @@ def simulate(summary: Summary, state: StateSharding, cluster: Cluster, recompute
     computed = sum(p.forward_s for p in pieces) * microbatches
     total += contention * max(0.0, data - (total - busy * microbatches))
     forward += contention * max(0.0, gathered - (forward - computed))
-    counted = _counts_s(summary, state, cluster)
+    counted = counts_s(summary, state, cluster)
     forward += counted
     total += counted
+    last_backward_s = sum(p.backward_s for p in pieces)
+    hidden_s = min(once.loss_s, last_backward_s)
+    total += outermost.contention * hidden_s + once.loss_s - hidden_s
     jitter_sqrt_s = cluster.device.jitter_sqrt_s
     waiting = _waiting_s(units, pieces, microbatches, gathers, state.fsdp, jitter_sqrt_s)
     return StepTime(
@@ -274,12 +282,36 @@ def _buckets_s(units: list[Unit], state: StateSharding, cluster: Cluster) -> lis
     return seconds
 
 
-def _counts_s(summary: Summary, state: StateSharding, cluster: Cluster) -> float:
+def counts_s(summary: Summary, state: StateSharding, cluster: Cluster) -> float:
     """Means over the batch ask for its counts before the first forward; nothing hides that."""
-    if not summary.counts:
-        return 0.0
-    sizes = [a for a in ("dp_shard", "dp_replicate") if state.mesh.size(a) > 1]
-    return sum(move_time_s(cluster, state.mesh, "all_reduce", axis, 8.0) for axis in sizes)
+    return sum(
+        _time_s(entry, state.mesh, cluster) for entry in count_sums(state.mesh, summary.counts)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Seconds of the sums of one number over ranks, once a step."""
+
+    norm_s: float
+    loss_s: float
+
+
+def sums_s(summary: Summary, state: StateSharding, cluster: Cluster, pp: int = 1) -> Sums:
+    """The norm of the gradient and the loss; ``summary`` is of all stages."""
+    mesh = Mesh(("pp", *state.mesh.axes), (pp, *state.mesh.sizes))
+    cutting = summary.cutting | ({"dp_shard"} if state.fsdp else set())
+    wide = any("float64" in unit.trained for unit, _ in summary.owners())
+    seconds = {
+        entry.what: _time_s(entry, mesh, cluster)
+        for entry in sums(mesh, cutting, state.clips, wide)
+    }
+    return Sums(seconds.get("gradient norm", 0.0), seconds.get("loss", 0.0))
+
+
+def _time_s(entry: StateCollective, mesh: Mesh, cluster: Cluster) -> float:
+    moved = entry.collective
+    return entry.count * move_time_s(cluster, mesh, moved.kind, moved.axis, moved.size_bytes)
 
 
 def _late_reduction_s(summary: Summary, state: StateSharding, cluster: Cluster) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autopar.nouns.graph import DTYPE_BYTES
-from autopar.nouns.mesh import Mesh
+from autopar.nouns.mesh import DATA_AXES, Mesh
 from autopar.nouns.zero import Zero, over
 from autopar.rules.resharding import Collective
 
@@ -26,6 +26,8 @@ class StateSharding:
     microbatches: int
     precision: str
     optimizer: str = "adamw"
+    clips: bool = False
+    """Whether gradients are clipped by the norm of the whole."""
 
     @property
     def shard(self) -> int:
@@ -76,9 +78,8 @@ class StateSharding:
         gradient = numel * DTYPE_BYTES[dtype]
         split = self.split
         if not split.optimizer:
-            for axis in ("dp_shard", "dp_replicate"):
-                if self.mesh.size(axis) > 1:
-                    yield "reduce_last", Collective("all_reduce", axis, gradient), 1
+            if axes := [axis for axis in DATA_AXES if self.mesh.size(axis) > 1]:
+                yield "reduce_last", Collective("all_reduce", "+".join(axes), gradient), 1
             return
         sizes = {
             "forward": ("gather_forward", size),

@@ -32,12 +32,14 @@ class Unit:
     """One call of a block, or all that lies outside the blocks: seconds of one microbatch.
 
     ``trained`` and ``frozen`` are elements of parameters on one model rank, by dtype; ``deferred``
-    the bytes of gradients that are partial sums, by model axis; ``used_back`` the elements of
+    the bytes of gradients that are partial sums, by model axes (``"cp+tp"``: over both as one
+    group); ``used_back`` the elements of
     parameters that ops keep for backward, by stored dtype. ``moved_again_s``: collectives that
     run once more where the unit is recomputed in full. ``meetings``: reshardings and
     collectives inside ops over model axes, forward and backward; there ranks wait for the slowest.
     ``weights_s``: of the backward, what gradients of parameters take (as long as the forward of the
-    ops that read them; the rest of it is the way to the unit's inputs).
+    ops that read them; the rest of it is the way to the unit's inputs). ``cutting``: the model axes
+    that cut a trained parameter.
     """
 
     forward_s: float
@@ -51,6 +53,7 @@ class Unit:
     deferred: Mapping[str, int]
     used_back: Mapping[str, int]
     weights_s: float = 0.0
+    cutting: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,11 @@ class Summary:
         yield self.root, 1
         for name, unit in self.bodies.items():
             yield unit, self.copies[name]
+
+    @property
+    def cutting(self) -> frozenset[str]:
+        """The model axes that cut a trained parameter."""
+        return self.root.cutting.union(*(unit.cutting for unit in self.bodies.values()))
 
 
 def summarise(
@@ -143,6 +151,7 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
     trained: dict[str, int] = {}
     frozen: dict[str, int] = {}
     deferred: dict[str, int] = {}
+    cutting: set[str] = set()
     for name, value in lowered.tensors.items():
         handed = key(scope, name) in fusion.handed
         add(value.steps, value.tensor, value.tensor.differentiable, handed)
@@ -151,10 +160,12 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
         numel = _stored_numel(lowered, value.tensor, value.produced)
         kind = trained if value.tensor.differentiable else frozen
         kind[value.tensor.dtype] = kind.get(value.tensor.dtype, 0) + numel
-        for axis, placement in value.produced.placements:
-            if axis not in BATCH_AXES and placement.kind == "D":
-                size = numel * DTYPE_BYTES[value.tensor.dtype]
-                deferred[axis] = deferred.get(axis, 0) + size
+        if not value.tensor.differentiable:
+            continue
+        held = [(a, p.kind) for a, p in value.produced.placements if a not in BATCH_AXES]
+        cutting.update(axis for axis, kind in held if kind == "S")
+        if axes := "+".join(axis for axis, kind in held if kind == "D"):
+            deferred[axes] = deferred.get(axes, 0) + numel * DTYPE_BYTES[value.tensor.dtype]
     for op in lowered.ops:
         for i, operand in enumerate(op.operands):
             taken = fusion.takes(scope, op.op, i)
@@ -186,6 +197,7 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
         deferred,
         saved_parameters(lowered),
         weights / PICOSECONDS,
+        frozenset(cutting),
     )
 
 

@@ -1,0 +1,76 @@
+"""What is decided for the zoo and the examples, a line a plan: two checkouts compare by `diff`.
+
+    python -m benchmarks.same_plans [--families llama,t5,examples/02_gpt.py] > now.txt
+
+A line has the model, the layout that is pinned (`benchmarks.zoo.PLANS` and a few more), a digest of
+all decisions, the mesh and how state is kept, and the predicted milliseconds of a step. Equal lines
+up to the digest: the same plan; equal lines: at the same price. Nothing is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from autopar.files.cluster_file import load_cluster
+from autopar.frontends.dispatch import capture
+from autopar.frontends.loading import load_workload
+from autopar.nouns.errors import UserError
+from autopar.nouns.plan import Plan
+from autopar.planner.planning import plan_captured
+from benchmarks.zoo import CLUSTER, EXAMPLES, PLANS, model_file
+from benchmarks.zoo_models import ZOO
+
+LAYOUTS: Mapping[str, Mapping[str, str]] = {
+    **PLANS,
+    "replicate x shard, ZeRO 0": {"dp_replicate": "2", "dp_shard": "2", "zero": "0"},
+    "two stages": {"pp": "2", "schedule": "1f1b"},
+}
+DECISIONS = "spreads stages microbatches schedule actions style precision".split()
+
+
+def lines(family: str) -> Iterator[str]:
+    """A line a layout; of what cannot be planned the kind of error."""
+    cluster = load_cluster(CLUSTER)
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(model_file(family, Path(folder)))
+        workload = load_workload(file)
+        captured = capture(workload)
+    for layout, fix in LAYOUTS.items():
+        try:
+            made = plan_captured(captured, workload, cluster, file, fix).plan
+        except UserError as error:
+            yield f"{family} | {layout} | {type(error).__name__}"
+            continue
+        seconds = made.prediction.step_time_s
+        yield f"{family} | {layout} | {digest(made)} | {shape(made)} | {seconds * 1e3:.4f} ms"
+
+
+def digest(plan: Plan) -> str:
+    """Of every decision, of nothing that is predicted."""
+    every = asdict(plan)
+    return hashlib.sha256(repr([every[name] for name in DECISIONS]).encode()).hexdigest()[:12]
+
+
+def shape(plan: Plan) -> str:
+    stages = plan.stages
+    zero, recompute = stages[0].zero, stages[0].recompute
+    return (
+        f"{plan.program_mesh}, zero={zero}, recompute={recompute}, {plan.microbatches} microbatches"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--families", default=",".join([*ZOO, *EXAMPLES]))
+    for family in parser.parse_args().families.split(","):
+        for line in lines(family):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
