@@ -158,7 +158,7 @@ def test_no_circle_between_files() -> None:
         }
         for name, file in modules.items()
     }
-    graph = networkx.DiGraph((a, b) for a, found in imports.items() for b in found)
+    graph = networkx.DiGraph((a, b) for a, names in imports.items() for b in names)
     circles = [sorted(c) for c in networkx.strongly_connected_components(graph) if len(c) > 1]
     assert not circles, "\n".join(" <-> ".join(circle) for circle in circles)
 

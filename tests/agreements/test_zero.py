@@ -24,11 +24,11 @@ SIZE = 64
 def issued(zero: int, mesh: Mesh, microbatches: int, framework: str) -> Counter[tuple[str, str]]:
     """Bytes of all collectives of one float32 parameter of a block, by kind and axis."""
     stored = [Stored("w", (SIZE, SIZE), "float32", Sharding(), unit="layer")]
-    found = state_collectives(
+    entries = state_collectives(
         stored, mesh, zero, microbatches, "float32", False, framework=framework, loss=False
     )
     bytes_of: Counter[tuple[str, str]] = Counter()
-    for entry in found:
+    for entry in entries:
         moved = entry.collective
         bytes_of[moved.kind, moved.axis] += entry.count * moved.size_bytes
     return bytes_of

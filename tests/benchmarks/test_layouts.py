@@ -22,10 +22,10 @@ def tensor_parallel() -> PlanResult:
     return plan(str(ROOT / MODEL), str(ROOT / CLUSTER), {"tp": "4"})
 
 
-def moves(found: PlanResult) -> Counter[tuple[str, str]]:
+def moves(result: PlanResult) -> Counter[tuple[str, str]]:
     """How often each kind of collective moves a whole activation inside the blocks, in a step."""
     counts: Counter[tuple[str, str]] = Counter()
-    for one in activation_collectives(found.lowered):
+    for one in activation_collectives(result.lowered):
         if "::" in one.key and one.collective.size_bytes == ACTIVATION_BYTES:
             counts[one.direction, one.collective.kind] += one.count
     return counts
@@ -33,8 +33,8 @@ def moves(found: PlanResult) -> Counter[tuple[str, str]]:
 
 def test_tensor_parallel_is_megatrons(tensor_parallel: PlanResult) -> None:
     """Two all-reduces a layer forward, two backward (Shoeybi et al. 2019, figure 4)."""
-    found = moves(pin(tensor_parallel, LAYOUTS["tensor_parallel"].pins))
-    assert found == {
+    counts = moves(pin(tensor_parallel, LAYOUTS["tensor_parallel"].pins))
+    assert counts == {
         ("forward", "all_reduce"): 2 * LAYERS,
         ("backward", "all_reduce"): 2 * LAYERS,
     }
@@ -42,13 +42,13 @@ def test_tensor_parallel_is_megatrons(tensor_parallel: PlanResult) -> None:
 
 def test_sequence_parallel_is_megatrons(tensor_parallel: PlanResult) -> None:
     """Each all-reduce becomes a gather and a scatter (Korthikanti et al. 2022, figure 5)."""
-    found = moves(pin(tensor_parallel, LAYOUTS["sequence_parallel"].pins))
-    assert set(found) == {
+    counts = moves(pin(tensor_parallel, LAYOUTS["sequence_parallel"].pins))
+    assert set(counts) == {
         (direction, kind)
         for direction in ("forward", "backward")
         for kind in ("all_gather", "reduce_scatter")
     }
-    assert set(found.values()) == {2 * LAYERS}
+    assert set(counts.values()) == {2 * LAYERS}
 
 
 def test_a_pin_that_matches_nothing_is_refused(tensor_parallel: PlanResult) -> None:

@@ -34,11 +34,11 @@ def test_a_plan_that_fails_costs_its_own_row(
         return RunResult((1.0,), 0.2, 0.1, 4, steps, 1 << 20)
 
     monkeypatch.setattr(local, "run", run)
-    found, failed = local.measure("mlp", folders, steps=3, rounds=2, launcher=None)
+    runs, failed = local.measure("mlp", folders, steps=3, rounds=2, launcher=None)
     assert failed == {"ZeRO 1": "SyntaxError: no"}
     assert ran == [folders["tp"], folders["ZeRO 1"], folders["tp"]]
-    assert found[local.FREE] == found["tp"]
-    rows = local.rows_of("mlp", folders, found)
+    assert runs[local.FREE] == runs["tp"]
+    rows = local.rows_of("mlp", folders, runs)
     assert [row["layout"] for row in rows] == ["tp", local.FREE]
     met = {target.name: target for target in local.targets(rows, len(failed))}
     assert met["plans that did not run"].value == 1

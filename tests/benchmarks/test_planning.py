@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 def test_llama_8b_is_planned_for_256_devices_within_1_gb(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    found = plan_once("8b")
-    assert math.prod(found["degrees"].values()) == 256
-    assert found["rss_gb"] < RSS_LIMIT_GB
-    assert 0 < sum(found["phases"].values()) < found["cpu_s"]
+    report = plan_once("8b")
+    assert math.prod(report["degrees"].values()) == 256
+    assert report["rss_gb"] < RSS_LIMIT_GB
+    assert 0 < sum(report["phases"].values()) < report["cpu_s"]

@@ -52,18 +52,18 @@ def test_measured_once_and_kept_by_what_it_hangs_on(
     calls, measure = measuring()
     monkeypatch.setattr(at_hand, "measure", measure)
     told: list[str] = []
-    found = quick_profile(HERE, told.append)
-    assert found is not None
-    assert found.parent == cache
-    assert quick_profile(HERE, told.append) == found
+    profile = quick_profile(HERE, told.append)
+    assert profile is not None
+    assert profile.parent == cache
+    assert quick_profile(HERE, told.append) == profile
     assert calls == [4]
     assert sum("kept in" in line for line in told) == 1
-    assert [path.name for path in cache.iterdir()] == [found.name]  # nothing half-written
+    assert [path.name for path in cache.iterdir()] == [profile.name]  # nothing half-written
     for name, value in (("ATEN_CPU_CAPABILITY", "default"), ("MKL_ENABLE_INSTRUCTIONS", "AVX2")):
         monkeypatch.setenv(name, value)
-        assert quick_profile(HERE, told.append) != found
+        assert quick_profile(HERE, told.append) != profile
     monkeypatch.setattr(at_hand, "processor", lambda: "another CPU, 2 cores")
-    assert quick_profile(HERE, told.append) != found
+    assert quick_profile(HERE, told.append) != profile
     assert len(calls) == 4
 
 
@@ -71,13 +71,13 @@ def test_its_figures_price_and_its_band_is_that_of_measured_ones(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(at_hand, "measure", measuring()[1])
-    found = quick_profile(HERE, lambda _: None)
-    assert found is not None
-    measured = calibrate(HERE, found)
+    profile = quick_profile(HERE, lambda _: None)
+    assert profile is not None
+    measured = calibrate(HERE, profile)
     assert measured.device.rates
     assert "measured" in measured.device.source
     assert measured.fingerprint != HERE.fingerprint
-    assert calibrate(HERE, found).fingerprint == measured.fingerprint
+    assert calibrate(HERE, profile).fingerprint == measured.fingerprint
     assert step_band(HERE.device) == ASSUMED_CORE != step_band(measured.device)
 
 

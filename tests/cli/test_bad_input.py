@@ -127,8 +127,8 @@ def wrong(name: str, model: str, *said: str, code: int = 2) -> object:
 def test_models_that_cannot_be_planned(
     run: Run, tmp_path: Path, model: str, said: tuple[str, ...], code: int
 ) -> None:
-    found, message = run(*PLAN, model=model)
-    assert (found, [part for part in said if part not in message]) == (code, []), message
+    exit_code, message = run(*PLAN, model=model)
+    assert (exit_code, [part for part in said if part not in message]) == (code, []), message
     assert "Traceback" not in message
     assert not (tmp_path / "plan").exists()
 
@@ -395,19 +395,19 @@ def test_a_program_that_was_edited_is_told_by_its_lines(run: Run, tmp_path: Path
     assert line in message.partition("the plan gives `")[2]
     (reduced,) = re.findall(r"outer = .*all_reduce\(.*\)", right)
     program.write_text(right.replace(reduced, f"{reduced} * 2"))
-    found = launch.verify(tmp_path / "plan")
-    assert not found.passed
+    result = launch.verify(tmp_path / "plan")
+    assert not result.passed
     place = rf"outer \({program.parents[2]}/model\.py:\d+\)"
     said = rf"first difference: forward, outer/linear resharded in {place}"
-    assert re.match(said, found.first_difference)
-    assert f"is `{reduced} * 2`, the plan gives" in found.first_difference
+    assert re.match(said, result.first_difference)
+    assert f"is `{reduced} * 2`, the plan gives" in result.first_difference
     program.write_text(changed("F.relu(", "F.gelu(", right))
-    found = launch.verify(tmp_path / "plan")
-    assert not found.passed
+    result = launch.verify(tmp_path / "plan")
+    assert not result.passed
     said = rf"first difference: forward, \S+ in \S+ \({program.parents[2]}/model\.py:\d+\): value"
-    assert re.match(said, found.first_difference)
-    assert re.search(r"is \S+ and should be \S+ \(relative", found.first_difference)
-    assert "F.gelu(" in found.first_difference.partition("the plan gives")[0]
+    assert re.match(said, result.first_difference)
+    assert re.search(r"is \S+ and should be \S+ \(relative", result.first_difference)
+    assert "F.gelu(" in result.first_difference.partition("the plan gives")[0]
 
 
 @pytest.mark.gloo

@@ -44,14 +44,14 @@ def test_an_export_comes_back_and_is_priced_beside_the_fastest(run: Run, tmp_pat
     code, out, _ = run("import", "out/megatron_args.sh")
     assert out == "--fix tp=8,pp=4,zero=2,microbatch=1,schedule=1f1b,recompute=full\n"
     code, out, _ = run("import", "out/megatron_args.sh", *LLAMA, *H100, "--json")
-    found = json.loads(out)
+    answer = json.loads(out)
     assert code == 0
-    assert found["fix"].startswith("dp_shard=2,tp=8,pp=4,zero=2")
-    assert found["ours"]["step_time_s"] < found["yours"]["step_time_s"]
-    assert found["ours"]["fits"]
-    assert found["because"]
+    assert answer["fix"].startswith("dp_shard=2,tp=8,pp=4,zero=2")
+    assert answer["ours"]["step_time_s"] < answer["yours"]["step_time_s"]
+    assert answer["ours"]["fits"]
+    assert answer["because"]
     code, estimate, _ = run("estimate", *LLAMA, *H100, *FIX, "--global-batch", "32", "--json")
-    assert json.loads(estimate)["step_time_s"] == found["yours"]["step_time_s"]
+    assert json.loads(estimate)["step_time_s"] == answer["yours"]["step_time_s"]
     code, out, _ = run("import", "out/megatron_args.sh", *LLAMA, *H100)
     assert "your layout: " in out
     assert "; this plan: " in out

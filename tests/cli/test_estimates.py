@@ -47,16 +47,16 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_nothing_pinned_is_searched_and_what_it_names_reads_back(run: Run) -> None:
     code, out, _ = run(*ARCH, "--batch-tokens", "131072", "--json")
-    found = json.loads(out)
+    answer = json.loads(out)
     assert code == 0
-    assert "global_batch=32" in found["layout"]
-    assert found["layouts"] > len(found["others"]) > 0
-    other = found["others"][0]
+    assert "global_batch=32" in answer["layout"]
+    assert answer["layouts"] > len(answer["others"]) > 0
+    other = answer["others"][0]
     code, out, _ = run(*ARCH, "--fix", other["fix"], "--json")
     again = json.loads(out)
     assert (code, again["step_time_s"]) == (0, pytest.approx(other["step_time_s"]))
     assert "others" not in again
-    assert found["step_time_s"] <= again["step_time_s"]
+    assert answer["step_time_s"] <= again["step_time_s"]
 
 
 def test_a_table_of_devices(run: Run) -> None:

@@ -72,8 +72,8 @@ def test_a_second_plan_expects_what_the_first_one_s_run_took(
             cli.main()
         out, err = capsys.readouterr()
         assert not ended.value.code, err
-        found: dict[str, Any] = json.loads(out)
-        return found
+        printed: dict[str, Any] = json.loads(out)
+        return printed
 
     def predicted(folder: str) -> dict[str, float]:
         said = read_plan(tmp_path / folder).prediction

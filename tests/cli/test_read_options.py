@@ -100,13 +100,13 @@ CONTENTS: dict[str, Callable[[Path], object]] = {
 
 def tree(folder: Path) -> dict[str, tuple[int, int, bytes]]:
     """Kind, time of the last change and content of everything in and below ``folder``."""
-    found = {}
+    entries = {}
     for path in (folder, *sorted(folder.rglob("*"))):
         stat = path.lstat()
         regular = path.is_file() and not path.is_symlink()
         content = path.read_bytes() if regular else b""
-        found[str(path)] = (stat.st_mode, stat.st_mtime_ns, content)
-    return found
+        entries[str(path)] = (stat.st_mode, stat.st_mtime_ns, content)
+    return entries
 
 
 def called(

@@ -77,15 +77,15 @@ def test_runs_of_built_in_prices_do_not_correct_measured_ones(tmp_path: Path) ->
 
 def test_a_run_in_another_style_changes_nothing(tmp_path: Path) -> None:
     plain = load_cluster("examples/clusters/cpu_4.yaml")
-    found = replace(RUN, style="compiled")
-    said = remember(folder(tmp_path / "plan", plain), found, tmp_path / "p.db", lambda _: None)
+    result = replace(RUN, style="compiled")
+    said = remember(folder(tmp_path / "plan", plain), result, tmp_path / "p.db", lambda _: None)
     assert "planned for eager execution and the run was compiled" in said
     assert not (tmp_path / "p.db").exists()
 
 
 def test_a_run_without_phases_changes_nothing(tmp_path: Path) -> None:
     plain = load_cluster("examples/clusters/cpu_4.yaml")
-    found = replace(RUN, phases_s={})
-    said = remember(folder(tmp_path / "plan", plain), found, tmp_path / "p.db", lambda _: None)
+    result = replace(RUN, phases_s={})
+    said = remember(folder(tmp_path / "plan", plain), result, tmp_path / "p.db", lambda _: None)
     assert "were not told apart" in said
     assert not (tmp_path / "p.db").exists()

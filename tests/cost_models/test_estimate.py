@@ -87,16 +87,20 @@ def test_fused_attention_fills_odd_heads_up(odd: int) -> None:
 
 def test_wider_precisions_need_more_of_everything() -> None:
     node = load_cluster(ROOT / "examples/clusters/h100_8.yaml")
-    found = [
+    estimates = [
         estimate(replace(LLAMA, layers=4), node, Layout(8, tp=8), precision=precision)
         for precision in ("fp8", "bf16", "fp32", "fp64")
     ]
-    for narrow, wide in pairwise(found):
+    for narrow, wide in pairwise(estimates):
         assert narrow.memory.activations < wide.memory.activations
         assert narrow.step_time_s < wide.step_time_s
-    assert found[2].memory.activations == 2 * found[1].memory.activations
-    states = found[2].memory.parameters + found[2].memory.gradients + found[2].memory.optimizer
-    assert states == 16 * found[2].memory.parameters / 4  # weight, gradient and two moments
+    assert estimates[2].memory.activations == 2 * estimates[1].memory.activations
+    states = (
+        estimates[2].memory.parameters
+        + estimates[2].memory.gradients
+        + estimates[2].memory.optimizer
+    )
+    assert states == 16 * estimates[2].memory.parameters / 4  # weight, gradient and two moments
 
 
 def test_activations_follow_korthikanti() -> None:
@@ -220,9 +224,9 @@ def test_etp_is_named_and_read_back() -> None:
 
 
 def test_the_cheapest_change_may_be_expert_parallelism() -> None:
-    found = estimate(MIXTRAL, H100_64, Layout(256, dp_shard=64, recompute="full"))
-    assert found.advice.startswith("ep="), found.advice
-    named = re.search(r"fits, at (\S+) s a step: --fix (\S+)$", found.advice)
+    priced = estimate(MIXTRAL, H100_64, Layout(256, dp_shard=64, recompute="full"))
+    assert priced.advice.startswith("ep="), priced.advice
+    named = re.search(r"fits, at (\S+) s a step: --fix (\S+)$", priced.advice)
     assert named is not None
     other = estimate(MIXTRAL, H100_64, layout_from_fix(parse_fix(named[2]), 64))
     assert other.fits
@@ -260,10 +264,10 @@ def test_sends_between_stages_take_what_the_link_takes(bandwidth_bytes_per_s: fl
     hosts = replace(H100_64, levels=(node, thin))
     hosts = replace(hosts, groups=(DeviceGroup(H100_64.device, 16),))
     layout = Layout(64, tp=8, pp=2)
-    found = estimate(LLAMA, hosts, layout)
+    priced = estimate(LLAMA, hosts, layout)
     sent_bytes = layout.microbatches * 2.0 * LLAMA.seq * LLAMA.hidden  # one way, all tp ranks
-    assert found.step_time_s > sent_bytes / bandwidth_bytes_per_s
-    assert float(found.parts.bubble_s) > 0
+    assert priced.step_time_s > sent_bytes / bandwidth_bytes_per_s
+    assert float(priced.parts.bubble_s) > 0
 
 
 @settings(max_examples=60, deadline=None)
@@ -338,34 +342,34 @@ def test_illegal_layouts_are_explained(layout: Layout, says: str) -> None:
 
 
 def test_estimate_says_what_would_fit() -> None:
-    found = estimate(LLAMA, H100_64, Layout(256, dp_shard=64, zero=1))
-    assert not found.fits
-    named = re.search(r"fits, at (\S+) s a step: --fix (\S+)$", found.advice)
-    assert named is not None, found.advice
+    priced = estimate(LLAMA, H100_64, Layout(256, dp_shard=64, zero=1))
+    assert not priced.fits
+    named = re.search(r"fits, at (\S+) s a step: --fix (\S+)$", priced.advice)
+    assert named is not None, priced.advice
     other = estimate(LLAMA, H100_64, layout_from_fix(parse_fix(named[2]), 64))
     assert other.fits
     assert f"{other.step_time_s:.3g}" == named[1]
-    text = render(found)
+    text = render(priced)
     assert "GiB short on H100" in text
-    assert '"fits": false' in to_json(found)
+    assert '"fits": false' in to_json(priced)
 
 
 def test_what_would_fit_keeps_what_was_turned_off() -> None:
-    found = estimate(LLAMA, H100_64, Layout(256, tp=8, dp_shard=8, sequence_parallel=False))
-    named = re.search(r"fits, at (\S+) s a step: --fix (\S+)$", found.advice)
-    assert named is not None, found.advice
+    priced = estimate(LLAMA, H100_64, Layout(256, tp=8, dp_shard=8, sequence_parallel=False))
+    named = re.search(r"fits, at (\S+) s a step: --fix (\S+)$", priced.advice)
+    assert named is not None, priced.advice
     layout = layout_from_fix(parse_fix(named[2]), 64)
     assert not layout.sequence_parallel
     assert f"{estimate(LLAMA, H100_64, layout).step_time_s:.3g}" == named[1]
 
 
 def test_microbatches_alone_make_the_batch() -> None:
-    found = estimate_files(
+    priced = estimate_files(
         ROOT / "examples/archs/llama3_70b.yaml",
         ROOT / "examples/clusters/h100_8x8.yaml",
         "tp=8,pp=2,microbatch=2,microbatches=7,recompute=full",
     )
-    assert (found.layout.global_batch, found.layout.microbatches) == (4 * 2 * 7, 7)
+    assert (priced.layout.global_batch, priced.layout.microbatches) == (4 * 2 * 7, 7)
 
 
 def test_where_no_near_layout_fits_one_from_anywhere_is_named() -> None:
@@ -388,15 +392,15 @@ def test_between_layouts_of_one_time_the_least_split_is_best() -> None:
 
 
 def test_llama_70b_on_64_h100() -> None:
-    found = estimate_files(
+    priced = estimate_files(
         ROOT / "examples/archs/llama3_70b.yaml",
         ROOT / "examples/clusters/h100_8x8.yaml",
         "tp=8,pp=2,microbatch=1,recompute=selective,global_batch=256",
     )
-    assert found.fits
-    assert 0.3 < found.mfu < 0.55
-    assert sum(float(v) for k, v in vars(found.parts).items() if k != "total_s") == pytest.approx(
-        found.step_time_s
+    assert priced.fits
+    assert 0.3 < priced.mfu < 0.55
+    assert sum(float(v) for k, v in vars(priced.parts).items() if k != "total_s") == pytest.approx(
+        priced.step_time_s
     )
 
 
@@ -431,9 +435,9 @@ def test_stages_may_differ_by_a_layer_where_that_is_said() -> None:
         estimate(LLAMA_405B, H100_64, layout_from_fix(parse_fix(text), 64, 256))
     layout = layout_from_fix(parse_fix(text + ",uneven=on"), 64, 256)
     assert layout_from_fix(parse_fix(str(layout)), 64) == layout
-    found, more = (estimate(replace(LLAMA_405B, layers=n), H100_64, layout) for n in (126, 128))
-    assert found.step_time_s < more.step_time_s < 1.03 * found.step_time_s
-    assert found.memory.total <= more.memory.total
+    priced, more = (estimate(replace(LLAMA_405B, layers=n), H100_64, layout) for n in (126, 128))
+    assert priced.step_time_s < more.step_time_s < 1.03 * priced.step_time_s
+    assert priced.memory.total <= more.memory.total
     advice = estimate(replace(LLAMA, layers=82), H100_64, Layout(256, 4, tp=4, dp_shard=4, pp=4,
                       uneven=True)).advice  # fmt: skip
     named = re.search(r"fits, at \S+ s a step: --fix (\S+)$", advice)
@@ -445,8 +449,8 @@ def test_llama_3_405b_as_it_was_trained() -> None:
     many = replace(H100_64, groups=(DeviceGroup(H100_64.device, 8192),))
     many = replace(many, levels=(H100_64.levels[0], replace(H100_64.levels[1], span=8192)))
     text = "tp=8,pp=16,interleave=8,uneven=on,zero=1"
-    found = estimate(LLAMA_405B, many, layout_from_fix(parse_fix(text), 8192, 2048))
-    low, high = (found.mfu * found.step_time_s / end for end in reversed(found.time_band_s))
+    priced = estimate(LLAMA_405B, many, layout_from_fix(parse_fix(text), 8192, 2048))
+    low, high = (priced.mfu * priced.step_time_s / end for end in reversed(priced.time_band_s))
     assert low < 0.43 < high  # Grattafiori et al. 2024, table 4
 
 
@@ -470,15 +474,15 @@ def test_uneven_stages_lie_between_even_ones(layout: Layout, layers: int) -> Non
 
 
 def test_what_is_allocated_reserved_and_outside_is_told_apart() -> None:
-    found = estimate(LLAMA, H100_64, Layout(64, tp=8, dp_shard=8, recompute="full", zero=3))
-    memory = found.memory
+    priced = estimate(LLAMA, H100_64, Layout(64, tp=8, dp_shard=8, recompute="full", zero=3))
+    memory = priced.memory
     assert 0 < memory.allocated < memory.reserved < memory.total
-    layout, software = found.layout, Software(states="fsdp")
+    layout, software = priced.layout, Software(states="fsdp")
     tensors = footprint(LLAMA, layout, replace(software, memory="allocated"))
     assert tensors.total == pytest.approx(memory.allocated)
     taken = footprint(LLAMA, layout, replace(software, memory="reserved"))
     assert taken.total == pytest.approx(memory.reserved)
-    text = render(found)
+    text = render(priced)
     assert f"{memory.allocated / 2**30:.2f} GiB allocated" in text
     assert "most for " + max(memory.parts(), key=lambda part: part[1])[0] in text
 
@@ -547,5 +551,5 @@ def test_a_batch_of_nothing_is_refused() -> None:
 
 
 def test_another_schedule_is_advised_where_gpipe_does_not_fit() -> None:
-    found = estimate(LLAMA, H100_64, Layout(512, tp=8, pp=4, dp_shard=2, schedule="gpipe"))
-    assert found.advice.startswith("schedule=1f1b fits")
+    priced = estimate(LLAMA, H100_64, Layout(512, tp=8, pp=4, dp_shard=2, schedule="gpipe"))
+    assert priced.advice.startswith("schedule=1f1b fits")

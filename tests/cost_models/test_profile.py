@@ -64,10 +64,10 @@ def test_a_kind_goes_before_its_class_and_a_direction_has_its_own_rate() -> None
         sizes = (1e3, 1e6, 3e6)
         return [measurement(f"{key} {s:g}", s, 1.0, 1e-6 + s * s_per_byte) for s in sizes]
 
-    found = [*rows("add", "forward", 1e-10), *rows("gelu", "forward", 3e-10)]
-    found += rows("gelu", "backward", 8e-10)
+    measurements = [*rows("add", "forward", 1e-10), *rows("gelu", "forward", 3e-10)]
+    measurements += rows("gelu", "backward", 8e-10)
     device = replace(load_cluster(ROOT / "examples/clusters/h100_8.yaml").device, rates=())
-    device = replace(device, rates=op_rates(found))
+    device = replace(device, rates=op_rates(measurements))
 
     def slope(kind: str, direction: str) -> float:
         return op_rate(device, "fp32", "elementwise", kind, direction).s_per_byte
@@ -100,24 +100,24 @@ def test_noise_does_not_make_more_bytes_faster() -> None:
     seconds = {1e3: 1e-3, 1e4: 3e-3, 1e5: 2e-3, 1e6: 9e-3}
     rows = [measurement("all_gather 4x1", size, 0.0, s) for size, s in seconds.items()]
     (curve,) = collective_curves(rows[::-1])
-    sizes, found = zip(*curve.points, strict=True)
+    sizes, times_s = zip(*curve.points, strict=True)
     assert (curve.kind, curve.ranks, curve.stride, sizes) == ("all_gather", 4, 1, tuple(seconds))
     middle = math.sqrt(3e-3 * 2e-3)
-    assert found == pytest.approx((1e-3, middle, middle, 9e-3))
+    assert times_s == pytest.approx((1e-3, middle, middle, 9e-3))
 
 
 @pytest.mark.parametrize(("both", "contention"), [(10e-3, 0.0), (12e-3, 0.5), (14e-3, 1.0)])
 def test_contention_is_what_a_hidden_second_costs(both: float, contention: float) -> None:
     times = {"compute": 10e-3, "collective": 4e-3, "both": both}
-    found = [measurement(key, 0.0, 0.0, t, "overlap") for key, t in times.items()]
-    assert overlap_contention(found) == pytest.approx(contention)
+    measurements = [measurement(key, 0.0, 0.0, t, "overlap") for key, t in times.items()]
+    assert overlap_contention(measurements) == pytest.approx(contention)
 
 
 def test_jitter_grows_as_the_root_of_the_compute() -> None:
-    found = [
+    measurements = [
         measurement(f"{t:g} ms", 0.0, 0.0, 0.02 * math.sqrt(1e-3 * t), "waiting") for t in (5, 80)
     ]
-    assert jitter(found) == pytest.approx(0.02)
+    assert jitter(measurements) == pytest.approx(0.02)
     assert jitter([]) == 0.0
     for key in ("20 us", "0 ms", "ms 20", "20"):
         with pytest.raises(ProfileError, match="is not how this tool writes"):
@@ -186,8 +186,8 @@ def test_of_several_cpus_the_one_at_hand_is_taken(tmp_path: Path) -> None:
         assert len(db.measurements(CORES)) == 6
         said: list[str] = []
         for machine in (CORES, other):
-            found = db.for_device("cpu-core", HERE.libraries, said.append, machine.processor)
-            assert found == machine
+            chosen = db.for_device("cpu-core", HERE.libraries, said.append, machine.processor)
+            assert chosen == machine
     assert said == []
 
 
@@ -393,9 +393,9 @@ def test_figures_in_a_file_that_no_machine_reaches_are_left_out(
         connection.commit()
     said: list[str] = []
     cluster = load_cluster(ROOT / "examples/clusters/h100_8.yaml")
-    found = calibrate(cluster, tmp_path / "p.db", warn=said.append)
+    calibrated = calibrate(cluster, tmp_path / "p.db", warn=said.append)
     assert "2 measurements out of any physical range are left out" in said[0]
-    assert 1e-5 < collective_time_s(found, "all_reduce", 1e6, AxisGroup(8)) < 1e-2
+    assert 1e-5 < collective_time_s(calibrated, "all_reduce", 1e6, AxisGroup(8)) < 1e-2
 
 
 @pytest.mark.parametrize("group", ["8", "axb", "8x", "0x1"])

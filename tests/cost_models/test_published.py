@@ -124,8 +124,8 @@ def test_the_fit_recovers_constants() -> None:
     truth = fit.prior.copy()
     truth[fit.names.index("matmul_hopper")] += np.log(0.9)
     fit.measured = fit.predict(truth)
-    found = fit.predict(fit.solve(np.ones(len(runs), bool)))
-    assert found == pytest.approx(fit.measured, rel=0.03)
+    predicted = fit.predict(fit.solve(np.ones(len(runs), bool)))
+    assert predicted == pytest.approx(fit.measured, rel=0.03)
 
 
 def test_the_report_renders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

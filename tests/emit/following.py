@@ -96,7 +96,7 @@ def following(
         if block is not None:
             made[block] = [here[n] for n in body.outputs]
 
-    for name, found in captured.graph.blocks.items():
-        graph(found.body, name)
+    for name, repeated in captured.graph.blocks.items():
+        graph(repeated.body, name)
     graph(captured.graph, None)
     return Spread(mesh, ops, shared, parameters)

@@ -92,8 +92,8 @@ def reference(model: nn.Module, batch: Tensors) -> Result:
     with exact():
         loss = loss_of(model(**batch))
     torch.autograd.backward(loss)
-    found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    return Result(loss.detach(), found, [], dict(model.named_buffers()))
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return Result(loss.detach(), gradients, [], dict(model.named_buffers()))
 
 
 def run(made: Emitted, model: nn.Module, batch: Tensors, half: bool = False) -> Result:
@@ -127,8 +127,10 @@ def run(made: Emitted, model: nn.Module, batch: Tensors, half: bool = False) -> 
         extra = {}
         if hasattr(program, "counts"):
             own = cut(batch, made.captured, mesh, ranks.coordinates, micro)
-            found = [program.counts(piece) for piece in own]
-            extra["counts"] = {k: simulated.total(sum(f[k] for f in found), data) for k in found[0]}
+            counts = [program.counts(piece) for piece in own]
+            extra["counts"] = {
+                k: simulated.total(sum(f[k] for f in counts), data) for k in counts[0]
+            }
         loss = torch.zeros((), dtype=torch.float32 if half else torch.float64)
         for piece in cut(batch, made.captured, mesh, ranks.coordinates, micro):
             with FixedDraws() if half else Exact():  # each rank's thread has modes of its own
@@ -210,28 +212,28 @@ def check(
     ``issued``: the collectives are those that are priced.
     """
     wanted = reference(model, batch)
-    found = run(made, model, batch)
-    assert relative(found.loss, wanted.loss) < tolerance, (found.loss, wanted.loss)
-    assert set(found.gradients) == set(wanted.gradients)
+    result = run(made, model, batch)
+    assert relative(result.loss, wanted.loss) < tolerance, (result.loss, wanted.loss)
+    assert set(result.gradients) == set(wanted.gradients)
     total = torch.stack([g.norm() for g in wanted.gradients.values()]).norm()
     for name, gradient in wanted.gradients.items():
         # A gradient that is zero in theory (a bias that softmax or batch norm takes out again) has
         # no norm of its own to compare with.
         norm = gradient.norm().clamp(min=total * 1e-6)
-        error = float((found.gradients[name] - gradient).norm() / norm)
+        error = float((result.gradients[name] - gradient).norm() / norm)
         assert error < tolerance, f"gradient of {name}: {error:.2e}"
     if made.plan.microbatches == 1:
-        for name, buffer in found.buffers.items():
+        for name, buffer in result.buffers.items():
             if "running" in name:
                 assert relative(buffer, wanted.buffers[name]) < tolerance, name
     if issued:
-        check_issued(made, found)
-    return found
+        check_issued(made, result)
+    return result
 
 
-def check_issued(made: Emitted, found: Result, wide: int = 2) -> None:
+def check_issued(made: Emitted, result: Result, wide: int = 2) -> None:
     """The collectives of ``found`` are those priced; float32 values are ``wide`` times as large."""
-    moved, expected = Counter(found.log), Counter(priced(made, wide))
+    moved, expected = Counter(result.log), Counter(priced(made, wide))
     assert moved == expected, f"{moved - expected} not priced, {expected - moved} not issued"
 
 
@@ -240,7 +242,7 @@ def priced(made: Emitted, wide: int = 2) -> list[tuple[str, str, int]]:
 
     In half precision a parameter moves in half precision, however it is stored.
     """
-    found = []
+    moves = []
     for entry in activation_collectives(made.lowered):
         block, _, name = entry.key.rpartition("::")
         graph = made.lowered.blocks[block].graph if block else made.lowered.graph
@@ -249,12 +251,12 @@ def priced(made: Emitted, wide: int = 2) -> list[tuple[str, str, int]]:
         if made.plan.precision == "bfloat16" and tensor.role == "parameter":
             times = 0.5
         move = entry.collective
-        found += [(move.kind, move.axis, int(move.size_bytes * times))] * entry.count
-    return found
+        moves += [(move.kind, move.axis, int(move.size_bytes * times))] * entry.count
+    return moves
 
 
-def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((found - wanted).norm() / wanted.norm().clamp(min=1e-30))
+def relative(actual: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((actual - wanted).norm() / wanted.norm().clamp(min=1e-30))
 
 
 def capture_of(model: Callable[[], nn.Module], batch: Callable[[], Tensors]) -> Captured:

@@ -40,10 +40,10 @@ class World:
         self.wait()
         stride, size = self.mesh.stride(axis), self.mesh.size(axis)
         first = rank - rank // stride % size * stride
-        found = [self.slots[first + i * stride] for i in range(size)]
+        pieces = [self.slots[first + i * stride] for i in range(size)]
         self.wait()
-        assert all(a == axis for a, _ in found), "ranks are in different collectives"
-        return [v for _, v in found]
+        assert all(a == axis for a, _ in pieces), "ranks are in different collectives"
+        return [v for _, v in pieces]
 
     def wait(self) -> None:
         """Until all ranks are here."""

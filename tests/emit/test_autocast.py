@@ -88,13 +88,13 @@ BODIES = [_plain, _island, _layers, _one_layer_in, _promoted, _losses]
 
 def _dtypes(graph: Graph) -> list[str]:
     """Of the results of products, in order; those of blocks at each call."""
-    found = []
+    dtypes = []
     for op in graph.ops:
         if op.kind == "block":
-            found += _dtypes(graph.blocks[op.attrs["block"]].body)
+            dtypes += _dtypes(graph.blocks[op.attrs["block"]].body)
         elif op.kind in ("linear", "matmul"):
-            found.append(graph.tensors[op.outputs[0]].dtype)
-    return found
+            dtypes.append(graph.tensors[op.outputs[0]].dtype)
+    return dtypes
 
 
 class _Seen(torch.overrides.TorchFunctionMode):

@@ -128,10 +128,10 @@ def test_losses_of_single_tokens_are_split_over_the_vocabulary() -> None:
     ops = {"down/linear": "tp:n", "down/add": "tp:e1", "cross_entropy": "tp:v"}
     stored = {"down.weight": "tp:S0", "down.bias": "tp:S0"}
     mesh = Mesh.parse("dp_shard=2 x tp=2")
-    found = emitted(made, Spread(mesh, ops=ops, parameters=stored), 2)
-    assert 'count=None, vocabulary=6, axis="tp")' in found.text
+    program = emitted(made, Spread(mesh, ops=ops, parameters=stored), 2)
+    assert 'count=None, vocabulary=6, axis="tp")' in program.text
     torch.manual_seed(0)
-    result = check(found, Classifier(_focal), _labelled(4))
+    result = check(program, Classifier(_focal), _labelled(4))
     assert {kind for kind, _, _ in result.log} == {"all_reduce"}
 
 
@@ -326,12 +326,12 @@ class Twice(nn.Module):
         self.layers = nn.ModuleList(Placed() for _ in range(2))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        found = []
+        means = []
         for part in (x, x[:, :2], self.first(x)):
             for layer in self.layers:
                 part = layer(part, torch.ones(8), part.cos())
-            found.append(part.mean(1))
-        return F.cross_entropy((found[0] * found[1] + found[2])[:, :CLASSES], y)
+            means.append(part.mean(1))
+        return F.cross_entropy((means[0] * means[1] + means[2])[:, :CLASSES], y)
 
 
 class Shifted(nn.Module):

@@ -15,11 +15,11 @@ from autopar.runtime.pytorch.norms import rms_norm, rotary
 from tests.emit import simulated
 
 
-def agree(found: Callable[..., Tensor], wanted: Callable[..., Tensor], *args: Tensor) -> None:
+def agree(actual: Callable[..., Tensor], wanted: Callable[..., Tensor], *args: Tensor) -> None:
     """Equal results and gradients for random gradients of the result."""
     mine = [a.clone().requires_grad_() for a in args]
     theirs = [a.clone().requires_grad_() for a in args]
-    left, right = found(*mine), wanted(*theirs)
+    left, right = actual(*mine), wanted(*theirs)
     torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
     gradient = torch.randn_like(left)
     torch.autograd.backward(left, gradient)

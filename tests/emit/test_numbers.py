@@ -76,10 +76,10 @@ def test_half_precision(case: str, seed: int) -> None:
     spread = random_stage(captured(case), Mesh.parse(MESHES[seed]), 1, seed)
     made = emitted(captured(case), spread, precision="bfloat16")
     model, batch = fresh(case)
-    found = run(made, model, batch, half=True)
-    assert relative(found.loss.double(), reference(model, batch).loss) < 0.01
-    assert {g.dtype for g in found.gradients.values()} == {torch.float32}
-    check_issued(made, found, wide=1)
+    result = run(made, model, batch, half=True)
+    assert relative(result.loss.double(), reference(model, batch).loss) < 0.01
+    assert {g.dtype for g in result.gradients.values()} == {torch.float32}
+    check_issued(made, result, wide=1)
 
 
 # -- plans that people know ------------------------------------------------------------------------

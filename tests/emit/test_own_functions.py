@@ -60,8 +60,8 @@ def apply(function: Any, *args: Any) -> Body:
 
 
 def _checkpointed(m: Any, h: Tensor) -> Tensor:
-    found = checkpoint(own.Reversed.apply, h, 0.3, use_reentrant=False)
-    return found
+    outputs = checkpoint(own.Reversed.apply, h, 0.3, use_reentrant=False)
+    return outputs
 
 
 def _both(m: Any, h: Tensor) -> Tensor:

@@ -265,9 +265,9 @@ def test_public_functions_are_the_ops(target: str) -> None:
     """They take the arguments that the op takes, and give the same."""
     name = public(target)
     assert name is not None
-    found = eval(name, {"torch": torch, "F": F})(*CALLS[target])
+    actual = eval(name, {"torch": torch, "F": F})(*CALLS[target])
     wanted = eval(f"torch.ops.{target}", {"torch": torch})(*CALLS[target])
-    for a, b in zip(found, wanted, strict=True):
+    for a, b in zip(actual, wanted, strict=True):
         assert torch.equal(a, b)
 
 

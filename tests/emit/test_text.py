@@ -214,13 +214,13 @@ def test_breaking_lines_changes_no_statement(monkeypatch: pytest.MonkeyPatch) ->
     made = {case: captured(case) for case in CASES}
     with torch.device("meta"):
         made["wide"] = capture_of(_Wide, lambda: {"x": torch.zeros(8, 123456)})
-    for seed, (case, found) in enumerate(made.items()):
-        spread = random_stage(found, Mesh.parse(MESHES[seed]), 1, seed)
+    for seed, (case, model) in enumerate(made.items()):
+        spread = random_stage(model, Mesh.parse(MESHES[seed]), 1, seed)
         monkeypatch.setattr(layout, "COLUMNS", 10**6)
-        unbroken = _statements(emitted(found, spread).text)
+        unbroken = _statements(emitted(model, spread).text)
         for columns in (1, 20, 33, 47, 60, 80, 100):
             monkeypatch.setattr(layout, "COLUMNS", columns)
-            assert _statements(emitted(found, spread).text) == unbroken, (case, columns)
+            assert _statements(emitted(model, spread).text) == unbroken, (case, columns)
 
 
 @pytest.mark.parametrize(

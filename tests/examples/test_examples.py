@@ -26,9 +26,9 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The planner's own plan of every example."""
     folders = {name: tmp_path_factory.mktemp(name) / "plan" for name in EXAMPLES}
     for name, folder in folders.items():
-        found = search(str(ROOT / "examples" / f"{name}.py"), str(CLUSTER), {}, None, ())
-        assert found.unruled_ops == ()
-        files, _ = plan_files(found, folder)
+        result = search(str(ROOT / "examples" / f"{name}.py"), str(CLUSTER), {}, None, ())
+        assert result.unruled_ops == ()
+        files, _ = plan_files(result, folder)
         plan_folder.write(folder, files)
     return folders
 
@@ -48,19 +48,19 @@ def test_examples_are_numbered_without_gaps() -> None:
 def test_example_computes_what_one_device_computes(
     name: str, verified: dict[str, VerifyResult]
 ) -> None:
-    found = verified[name]
-    assert found.ranks == 4
-    assert found.exact.largest < 1e-9
-    assert found.collectives_match is True
-    assert found.passed
+    result = verified[name]
+    assert result.ranks == 4
+    assert result.exact.largest < 1e-9
+    assert result.collectives_match is True
+    assert result.passed
 
 
 @pytest.mark.gloo
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_learns(name: str, plans: dict[str, Path]) -> None:
-    found = launch.run(plans[name], STEPS, device="cpu")
-    assert len(found.losses) == STEPS
-    assert found.losses[-1] < found.losses[0]
+    result = launch.run(plans[name], STEPS, device="cpu")
+    assert len(result.losses) == STEPS
+    assert result.losses[-1] < result.losses[0]
 
 
 @pytest.mark.gloo
@@ -94,5 +94,5 @@ def autopar(*words: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "autopar", *words, "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    printed: dict[str, Any] = json.loads(done.stdout)
+    return printed

@@ -90,18 +90,18 @@ def test_a_plan_is_read_from_any_directory(
     """Also after its checkout has moved."""
     monkeypatch.chdir(tmp_path)
     relative = Path(os.path.relpath(copy, tmp_path))
-    found = read_plan(relative)
-    assert found.workload == "../../models/net.py"
-    assert workload_of(relative, found) == str(copy.parents[1] / "models" / "net.py")
-    assert load_workload(workload_of(relative, found)).framework == "torch"
+    loaded = read_plan(relative)
+    assert loaded.workload == "../../models/net.py"
+    assert workload_of(relative, loaded) == str(copy.parents[1] / "models" / "net.py")
+    assert load_workload(workload_of(relative, loaded)).framework == "torch"
 
 
 def test_the_name_of_a_model_stays(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("")
     target = plan_folder.relative_workload(tmp_path / "plan", f"{tmp_path / 'net.py'}:Net")
     assert target == "../net.py:Net"
-    found = replace(plans.plan(), workload=target)
-    assert workload_of(tmp_path / "plan", found) == f"{tmp_path / 'net.py'}:Net"
+    renamed = replace(plans.plan(), workload=target)
+    assert workload_of(tmp_path / "plan", renamed) == f"{tmp_path / 'net.py'}:Net"
 
 
 def test_a_model_that_is_gone(copy: Path) -> None:

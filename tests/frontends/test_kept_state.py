@@ -147,9 +147,9 @@ def test_a_cache_is_emptied_and_named(wrap: Callable[[Any], Any], reads: bool) -
         made: Tensor = table() * float(table().sum()) if reads else table()
         return made
 
-    found = planned(make)
+    captured = planned(make)
     assert table.cache_info().currsize == (1 if reads else 0)  # made again, with values
-    assert any("cache of table()" in note for note in found.notes)
+    assert any("cache of table()" in note for note in captured.notes)
     assert type(table()) is Tensor
 
 

@@ -108,9 +108,9 @@ def test_complex_numbers_from_outside() -> None:
         capture(Workload(model=lambda: Complex(True), batch=batch))
     with pytest.raises(errors.UnsupportedOpError, match="batch\\['x'\\] is complex"):
         capture(Workload(model=lambda: Complex(False), batch=complex_batch))
-    found = capture(Workload(model=lambda: Complex(False), batch=batch))
-    assert found.graph.tensors["turns"].dtype == "complex64"
-    assert {t.dtype for t in found.graph.tensors.values()} == {"complex64", "float32"}
+    captured = capture(Workload(model=lambda: Complex(False), batch=batch))
+    assert captured.graph.tensors["turns"].dtype == "complex64"
+    assert {t.dtype for t in captured.graph.tensors.values()} == {"complex64", "float32"}
 
 
 def test_writing_into_a_buffer() -> None:

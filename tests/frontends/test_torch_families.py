@@ -19,9 +19,9 @@ BY_INDEX = {"mixtral"}  # its experts' rows are sorted, counted and put back by 
 
 @pytest.mark.parametrize("family", ZOO)
 def test_graph_equals_model(family: str) -> None:
-    found = compare(ZOO[family]())
-    assert found.worst <= 1e-12
-    graph = found.captured.graph
+    compared = compare(ZOO[family]())
+    assert compared.worst <= 1e-12
+    graph = compared.captured.graph
     assert from_text(to_text(graph)) == graph
     bodies = [graph, *(b.body for b in graph.blocks.values())]
     calls = {op.kind for g in bodies for op in g.ops if "::" in op.kind}

@@ -47,11 +47,11 @@ def _one_line(h: Tensor) -> Tensor:
 
 def _else(h: Tensor) -> Tensor:
     if (h < 9).all():
-        found = h.mean()
+        total = h.mean()
     else:
         text = "not below 9"
         raise ValueError(text)
-    return found
+    return total
 
 
 def _not(h: Tensor) -> Tensor:
@@ -160,9 +160,9 @@ CHECKS = [
 
 @pytest.mark.parametrize("body", [*CHECKS, _normal, _categorical])
 def test_checks_pass_and_are_told(body: Body) -> None:
-    found = captured(body)
-    assert found.graph.ops[-1].kind == "mean" or body is _normal
-    (note,) = found.notes
+    result = captured(body)
+    assert result.graph.ops[-1].kind == "mean" or body is _normal
+    (note,) = result.notes
     assert "does not check values where the forward does" in note
     assert ("distribution" in note) if body in (_normal, _categorical) else (__file__ in note)
 

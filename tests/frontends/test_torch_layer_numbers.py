@@ -61,7 +61,7 @@ def batch() -> dict[str, Tensor]:
     return {"x": torch.randn(B, D, generator=torch.Generator().manual_seed(0))}
 
 
-def found(source: Source, use: Use, prepare: Callable[[nn.Module], None]) -> Compared | None:
+def compared(source: Source, use: Use, prepare: Callable[[nn.Module], None]) -> Compared | None:
     """None where the capture is refused with a message."""
     try:
         return compare(Workload(model=lambda: Model(source, use, prepare), batch=batch))
@@ -326,13 +326,13 @@ def check(name: str, one: Compared | None, other: int | None) -> None:
 
 @pytest.mark.parametrize("use", list(USES))
 def test_uses(use: str, other: int | None) -> None:
-    check(use, found(lambda m: STATE.table[m.index], USES[use], _none), other)
+    check(use, compared(lambda m: STATE.table[m.index], USES[use], _none), other)
 
 
 @pytest.mark.parametrize("source", list(SOURCES))
 def test_sources(source: str, other: int | None) -> None:
     find, prepare = SOURCES[source]
-    check(source, found(find, lambda m, h, n: h * n, prepare), other)
+    check(source, compared(find, lambda m, h, n: h * n, prepare), other)
 
 
 @pytest.mark.parametrize("use", ["roll", "slice", "power", "string", "callable", "seed"])
@@ -340,7 +340,7 @@ def test_without_the_comparison_these_are_wrong(use: str, monkeypatch: Any) -> N
     """The cases above can fail: taken as alike, the layers compute something else."""
     monkeypatch.setattr(recording.Replayer, "_matches", _anything)
     STATE.table = [1, 2, 1]
-    one = found(lambda m: STATE.table[m.index], USES[use], _none)
+    one = compared(lambda m: STATE.table[m.index], USES[use], _none)
     assert one is not None
     assert one.worst > 1e-6
 
@@ -352,6 +352,6 @@ def _anything(replayer: recording.Replayer, func: Any, args: Any, kwargs: Any) -
 
 def test_a_failed_call_that_the_forward_catches_is_no_op() -> None:
     STATE.table = [2, 2, 2]
-    one = found(lambda m: STATE.table[m.index], _caught, _none)
+    one = compared(lambda m: STATE.table[m.index], _caught, _none)
     assert one is not None
     assert one.worst <= 1e-12

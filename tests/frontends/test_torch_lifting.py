@@ -43,9 +43,9 @@ def captured(model: Callable[[], nn.Module], **shapes: tuple[int, ...]) -> Captu
     batch = {
         n: torch.randn(s, generator=generator) for n, s in (shapes or {"x": (B, S, D)}).items()
     }
-    found = compare(Workload(model=model, batch=lambda: batch))
-    assert found.worst <= 1e-12
-    return found.captured
+    compared = compare(Workload(model=model, batch=lambda: batch))
+    assert compared.worst <= 1e-12
+    return compared.captured
 
 
 IDIOMS: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
@@ -354,11 +354,11 @@ def test_batch_norm_says_that_it_updates_its_buffers() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return F.adaptive_avg_pool2d(self.norm(self.conv(x)), 1).square().mean()
 
-    found = captured(Model, x=(B, 3, 6, 6))
-    (norm,) = (op for op in found.graph.ops if op.kind == "batch_norm")
+    lifted = captured(Model, x=(B, 3, 6, 6))
+    (norm,) = (op for op in lifted.graph.ops if op.kind == "batch_norm")
     assert norm.attrs["updates_buffers"] is True
     assert norm.inputs[3:] == ("norm.running_mean", "norm.running_var")
-    counter = found.tensors["norm.num_batches_tracked"]
+    counter = lifted.tensors["norm.num_batches_tracked"]
     assert counter.role == "buffer"
     assert not counter.used
 

@@ -69,17 +69,17 @@ def workload(model: Callable[[], nn.Module]) -> Workload:
 
 def blocks_of(model: Callable[[], nn.Module]) -> list[tuple[str, int]]:
     """Blocks by name and count, of a capture that equals the model."""
-    found = compare(workload(model))
-    assert found.worst <= 1e-12
-    graph = found.captured.graph
+    compared = compare(workload(model))
+    assert compared.worst <= 1e-12
+    graph = compared.captured.graph
     assert from_text(to_text(graph)) == graph
     return [(b.name, len(b.instances)) for b in graph.blocks.values()]
 
 
 def test_equal_layers_are_one_block() -> None:
-    found = blocks_of(lambda: Stack(lambda i: Layer(i), 5))
+    blocks = blocks_of(lambda: Stack(lambda i: Layer(i), 5))
     # the first one's operand is the batch, through which no gradient flows
-    assert found == [("Layer", 1), ("Layer_1", 4)] or found == [("Layer_1", 4)]
+    assert blocks == [("Layer", 1), ("Layer_1", 4)] or blocks == [("Layer_1", 4)]
 
 
 def test_cost_does_not_grow_with_depth() -> None:
@@ -92,9 +92,9 @@ def test_cost_does_not_grow_with_depth() -> None:
 
 
 def test_layers_that_differ_in_an_attribute_are_two_blocks() -> None:
-    found = blocks_of(lambda: Stack(lambda i: Layer(i, scale=1.0 + i % 2), 8))
-    assert sum(count for _, count in found) == 8
-    assert max(count for _, count in found) == 4
+    blocks = blocks_of(lambda: Stack(lambda i: Layer(i, scale=1.0 + i % 2), 8))
+    assert sum(count for _, count in blocks) == 8
+    assert max(count for _, count in blocks) == 4
 
 
 def test_layers_that_compute_with_their_index_are_traced_one_by_one() -> None:
@@ -106,8 +106,8 @@ def test_constants_and_structure_of_arguments_matter() -> None:
         out: Tensor = layer(x, twice=i % 2 == 0)
         return out
 
-    found = blocks_of(lambda: Stack(lambda i: Layer(i), 6, call))
-    assert sorted(count for _, count in found)[-2:] in ([2, 3], [3, 3])
+    blocks = blocks_of(lambda: Stack(lambda i: Layer(i), 6, call))
+    assert sorted(count for _, count in blocks)[-2:] in ([2, 3], [3, 3])
 
 
 def test_a_tensor_given_twice_is_not_two_tensors() -> None:
@@ -124,9 +124,9 @@ def test_a_tensor_given_twice_is_not_two_tensors() -> None:
         out: Tensor = layer(x, x if i % 2 else x * 0.5)
         return out
 
-    found = blocks_of(lambda: Stack(lambda i: Pair(), 8, call))
-    assert sum(count for _, count in found) == 8
-    assert len(found) in (2, 3)
+    blocks = blocks_of(lambda: Stack(lambda i: Pair(), 8, call))
+    assert sum(count for _, count in blocks) == 8
+    assert len(blocks) in (2, 3)
 
 
 def test_one_module_called_often_is_one_block() -> None:
@@ -142,9 +142,9 @@ def test_one_module_called_often_is_one_block() -> None:
                 x = self.layers[0](x)
             return x.square().mean()
 
-    found = compare(workload(Loop))
-    assert found.worst <= 1e-12
-    (block,) = found.captured.graph.blocks.values()
+    compared = compare(workload(Loop))
+    assert compared.worst <= 1e-12
+    (block,) = compared.captured.graph.blocks.values()
     assert block.instances == ("layers.0",) * 4
 
 
@@ -165,16 +165,16 @@ class Towers(nn.Module):
 
 
 def test_an_encoder_of_two_inputs_is_one_block() -> None:
-    found = compare(workload(partial(Towers, (slice(0, 3), slice(3, 6)))))
-    assert found.worst <= 1e-12
-    (block,) = found.captured.graph.blocks.values()
+    compared = compare(workload(partial(Towers, (slice(0, 3), slice(3, 6)))))
+    assert compared.worst <= 1e-12
+    (block,) = compared.captured.graph.blocks.values()
     assert block.instances == ("encoder", "encoder")
 
 
 def test_calls_of_another_size_are_apart_and_the_others_are_handed_the_layer_s_tensors() -> None:
-    found = compare(workload(partial(Towers, (slice(0, 2), slice(2, 6), slice(0, 2)))))
-    assert found.worst <= 1e-12
-    (block,) = found.captured.graph.blocks.values()
+    compared = compare(workload(partial(Towers, (slice(0, 2), slice(2, 6), slice(0, 2)))))
+    assert compared.worst <= 1e-12
+    (block,) = compared.captured.graph.blocks.values()
     assert block.instances == ("encoder.step", "encoder.step")
     assert {"norm.weight", "up.bias"} < {*block.body.inputs}
     assert block.units == ()
@@ -193,9 +193,9 @@ class Deep(nn.Module):
 
 
 def test_layers_of_a_module_that_is_called_twice_fold_by_themselves() -> None:
-    found = compare(workload(Deep))
-    assert found.worst <= 1e-12
-    (block,) = found.captured.graph.blocks.values()
+    compared = compare(workload(Deep))
+    assert compared.worst <= 1e-12
+    (block,) = compared.captured.graph.blocks.values()
     assert len(block.instances) == 6
 
 
@@ -232,9 +232,9 @@ class Recurrent(nn.Module):
 
 @pytest.mark.parametrize("unbind", [False, True])
 def test_a_loop_over_time_folds(unbind: bool) -> None:
-    found = compare(workload(partial(Recurrent, unbind)))
-    assert found.worst <= 1e-12
-    several = [b.instances for b in found.captured.graph.blocks.values() if len(b.instances) > 1]
+    compared = compare(workload(partial(Recurrent, unbind)))
+    assert compared.worst <= 1e-12
+    several = [b.instances for b in compared.captured.graph.blocks.values() if len(b.instances) > 1]
     assert several == [(f"cells.{i}.step_1",) * (S - 2) for i in range(2)]
 
 
@@ -246,11 +246,11 @@ def test_a_parameter_that_all_layers_share_is_an_operand() -> None:
             layer.norm.weight = shared  # type: ignore[union-attr]
         return stack
 
-    found = compare(workload(model))
-    assert found.worst <= 1e-12
-    for block in found.captured.graph.blocks.values():
+    compared = compare(workload(model))
+    assert compared.worst <= 1e-12
+    for block in compared.captured.graph.blocks.values():
         assert "layers.0.norm.weight" in block.body.inputs
-    assert len(found.captured.tied[0]) == 4
+    assert len(compared.captured.tied[0]) == 4
 
 
 def test_a_layer_with_a_frozen_parameter_is_its_own() -> None:
@@ -259,11 +259,11 @@ def test_a_layer_with_a_frozen_parameter_is_its_own() -> None:
         stack.layers[2].up.weight.requires_grad_(False)  # type: ignore[union-attr]
         return stack
 
-    found = compare(workload(model))
-    assert found.worst <= 1e-12
-    frozen = found.captured.tensors["layers.2.up.weight"]
+    compared = compare(workload(model))
+    assert compared.worst <= 1e-12
+    frozen = compared.captured.tensors["layers.2.up.weight"]
     assert not frozen.trainable
-    assert not any("layers.2" in b.instances for b in found.captured.graph.blocks.values())
+    assert not any("layers.2" in b.instances for b in compared.captured.graph.blocks.values())
 
 
 def test_layers_that_pass_something_on_the_side_are_told_apart() -> None:

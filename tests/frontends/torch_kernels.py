@@ -36,8 +36,8 @@ class Call:
 
     def dtype(self, name: str) -> torch.dtype:
         wide = self.wide and name in ("float32", "bfloat16", "float16")
-        found: torch.dtype = torch.float64 if wide else getattr(torch, name)
-        return found
+        dtype: torch.dtype = torch.float64 if wide else getattr(torch, name)
+        return dtype
 
 
 Kernel = Callable[[Call], Any]

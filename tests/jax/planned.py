@@ -94,9 +94,9 @@ class Made:
             function = jax_verify.compiled(step, step.watched, given[0], wide=True)
             named = by_name(paths_of(wide), self.captured.stacks)
             named |= jax_verify.wide_constants(self.captured)
-            found = jax_verify.run(step, named, given, right, function)
+            record = jax_verify.run(step, named, given, right, function)
             moved = counting.collectives(function.as_text(), step.layout.mesh)
-        return jax_verify.errors(found, right), moved
+        return jax_verify.errors(record, right), moved
 
 
 def made(name: str, fix: Mapping[str, str], **options: Any) -> Made:

@@ -96,8 +96,8 @@ def test_no_scores_are_there_at_once() -> None:
     """8 x 2048 x 2048 scores are 134 MB; every array of the compiled gradient is smaller."""
     function, given = shapes()
     gradient = jax.grad(lambda *a: function(*a).sum(), (0, 1, 2))
-    found = jax.jit(gradient).lower(*given).compile().memory_analysis()
-    assert found.temp_size_in_bytes < 8 * 2048 * 2048 * 4 / 5
+    memory = jax.jit(gradient).lower(*given).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 8 * 2048 * 2048 * 4 / 5
 
 
 def test_a_mask_that_no_gradient_reaches_has_none() -> None:
@@ -109,8 +109,8 @@ def test_a_mask_that_no_gradient_reaches_has_none() -> None:
         slopes = jnp.asarray([0.5, 0.25], jnp.float32)[:, None, None]
         return attention(q, k, v, (slopes * -abs(away))[None]).sum()
 
-    found = jax.jit(jax.grad(total, (0, 1, 2))).lower(x, x, x).compile().memory_analysis()
-    assert found.temp_size_in_bytes < 1.5 * (2 * 1024 * 1024 * 4)
+    memory = jax.jit(jax.grad(total, (0, 1, 2))).lower(x, x, x).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 1.5 * (2 * 1024 * 1024 * 4)
 
 
 @pytest.mark.parametrize(

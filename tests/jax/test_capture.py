@@ -36,10 +36,10 @@ def equal(loss: Callable[..., Any], params: Any, batch: Any) -> Graph:
         largest = 10 if "label" in batch else models.V
         weights, data = (models.concrete(t, "float64", largest=largest) for t in (params, batch))
         wanted, gradients = jax.jit(reference_of(loss, params, batch).function)(weights, data)
-        found, ours = jax.jit(
+        actual, ours = jax.jit(
             jax.value_and_grad(lambda p: run(flat_parameters(p, captured.stacks), data))
         )(weights)
-        assert abs(found - wanted) <= LOSS * abs(wanted)
+        assert abs(actual - wanted) <= LOSS * abs(wanted)
         pairs = list(zip(jax.tree.leaves(gradients), jax.tree.leaves(ours), strict=True))
         whole = jnp.sqrt(sum(jnp.sum(g**2) for g, _ in pairs))
         assert whole > 0
@@ -373,8 +373,8 @@ def test_top_k_keeps_its_dim_whole(axis: int) -> None:
     (op,) = (op for op in graph.ops if op.kind == "jax::top_k")
     assert dict(op.attrs) == {"k": 2, "dim": axis % 2}
     assert [graph.tensors[name].dtype for name in op.outputs] == ["float32", "int32"]
-    found = bind(op, graph.tensors).factors.values()
-    split = [f for f in found if f.kind == "parallel"]
+    factors = bind(op, graph.tensors).factors.values()
+    split = [f for f in factors if f.kind == "parallel"]
     assert [f.size for f in split] == [4 if axis else 8]
 
 

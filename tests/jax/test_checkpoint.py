@@ -96,9 +96,9 @@ def test_a_checkpoint_of_something_else(tmp_path: Path, case: str) -> None:
 def test_half_precision_comes_back_as_it_was(tmp_path: Path) -> None:
     given = {"params/w": np.asarray(jnp.linspace(-3, 3, 8, dtype=jnp.bfloat16).reshape(2, 4))}
     jax_checkpoint.write(tmp_path / "c", given)
-    found = jax_checkpoint.read(tmp_path / "c", given)["params/w"]
-    assert found.dtype == jnp.bfloat16
-    assert np.array_equal(found, given["params/w"])
+    arrays = jax_checkpoint.read(tmp_path / "c", given)["params/w"]
+    assert arrays.dtype == jnp.bfloat16
+    assert np.array_equal(arrays, given["params/w"])
 
 
 @pytest.mark.parametrize("kind", ["full", "killed"])
@@ -120,9 +120,9 @@ def test_a_save_that_ends_anywhere_leaves_one_that_is_whole(
             except (CheckpointError, Killed) as told:
                 said = str(told) or "killed"
         assert kind == "killed" or not said or "No space left on device" in said
-        found = jax_checkpoint.read(folder, FULL)
-        assert int(found["step"]) in (3, 4)
-        assert kind == "killed" or (int(found["step"]) == 3) == bool(said)
+        arrays = jax_checkpoint.read(folder, FULL)
+        assert int(arrays["step"]) in (3, 4)
+        assert kind == "killed" or (int(arrays["step"]) == 3) == bool(said)
         if not watch.fired:
             break
         ended += bool(said)

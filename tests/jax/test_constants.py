@@ -83,11 +83,11 @@ def test_frozen_arrays_have_no_optimizer_state_and_stay_as_they_are() -> None:
 def test_changed_constant_is_told_by_name() -> None:
     program = made_of("lora", lora(arrays()), LAYOUTS["dp"])
     other = {**arrays(), "w": arrays(seed=1)["w"]}
-    found = capture(lora(other).loss, program.workload.init(None), program.workload.batch(0))  # type: ignore[misc]
-    assert found.fingerprint() == program.captured.fingerprint()
+    changed = capture(lora(other).loss, program.workload.init(None), program.workload.batch(0))  # type: ignore[misc]
+    assert changed.fingerprint() == program.captured.fingerprint()
     same = changed_training(program.plan, program.workload, program.captured.digests)
     assert same == []
-    (note,) = changed_training(program.plan, program.workload, found.digests)
+    (note,) = changed_training(program.plan, program.workload, changed.digests)
     assert note.startswith("constants.base.w is ")
 
 

@@ -35,9 +35,9 @@ def ops(graph: Graph) -> list[Any]:
     ]
 
 
-def keyed(choices: Any, found: PlanResult) -> dict[str, str]:
+def keyed(choices: Any, result: PlanResult) -> dict[str, str]:
     """Keys with the block's own name replaced: a class in PyTorch, a path in JAX."""
-    (block,) = found.captured.graph.blocks
+    (block,) = result.captured.graph.blocks
     return {key.replace(f"{block}::", "block::"): value for key, value in choices.items()}
 
 
@@ -49,7 +49,7 @@ def test_one_gpt_in_both_frameworks_gets_one_plan(fix: dict[str, str]) -> None:
     assert torch_block.instances == jax_block.instances
     assert ops(torch_block.body) == ops(jax_block.body)
     # the lines of the two forwards stand in different order at the top
-    tops = [sorted(ops(found.captured.graph), key=str) for found in (torch, jax)]
+    tops = [sorted(ops(result.captured.graph), key=str) for result in (torch, jax)]
     assert tops[0] == tops[1]
     a, b = torch.plan, jax.plan
     assert a.degrees == b.degrees

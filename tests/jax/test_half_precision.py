@@ -36,13 +36,13 @@ def test_updates_are_those_of_float64_rounded(optimizer: str, dtype: str) -> Non
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda a: jnp.asarray(a, "float64"), state)
         for step in (1, 2, 1000):
-            found, exact = (
+            updated, exact = (
                 optimizer_step(
                     given, jnp.int32(step), s["p"], s["g"], {n: s[n] for n in SLOTS[optimizer]}
                 )
                 for s in (state, wide)
             )
-            pairs = zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True)
+            pairs = zip(jax.tree.leaves(updated), jax.tree.leaves(exact), strict=True)
             for ours, theirs in pairs:
                 assert ours.dtype == dtype
                 kept = float(jnp.finfo(dtype).eps)  # and numbers around one are added in float32

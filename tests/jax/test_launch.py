@@ -105,13 +105,13 @@ def test_train_py_prints_the_losses_of_a_run(model: Path) -> None:
 
 def test_verify(model: Path) -> None:
     folder = folder_of(model, "plan", {"tp": "2", "dp_shard": "2", "dp_replicate": "2"})
-    found = launch.verify(folder)
-    assert found.passed
-    assert found.ranks == 8
-    assert found.exact.largest < 1e-12
-    assert 1e-12 < found.own.largest < 1e-3
-    assert found.collectives_match is True
-    assert found.issued
+    result = launch.verify(folder)
+    assert result.passed
+    assert result.ranks == 8
+    assert result.exact.largest < 1e-12
+    assert 1e-12 < result.own.largest < 1e-3
+    assert result.collectives_match is True
+    assert result.issued
 
 
 def test_verify_sees_a_program_that_computes_something_else(model: Path) -> None:
@@ -121,14 +121,14 @@ def test_verify_sees_a_program_that_computes_something_else(model: Path) -> None
     wrong = text.replace("jnp.tanh(", "jnp.sin(")
     assert wrong != text
     file.write_text(wrong)
-    found = launch.verify(folder)
-    assert not found.passed
-    assert found.exact.loss > 1e-3
-    difference, edit, _ = found.first_difference.partition(f". {file} is not the program")
+    result = launch.verify(folder)
+    assert not result.passed
+    assert result.exact.loss > 1e-3
+    difference, edit, _ = result.first_difference.partition(f". {file} is not the program")
     said = r"first difference: forward, \S+ .*model\.py:23\): value\[.*\] is \S+ and should be \S+ "
     assert re.match(said, difference)
     assert edit
-    assert "jnp.sin(" in found.first_difference.partition("the plan gives")[0]
+    assert "jnp.sin(" in result.first_difference.partition("the plan gives")[0]
     file.write_text(text.replace("jnp.tanh(", "jnp.tanh(1, "))
     with pytest.raises(UserError, match="the program fails at") as raised:
         launch.verify(folder)
@@ -144,12 +144,12 @@ def test_verify_names_what_differs_first_in_a_program_as_it_was_planned(
     folder = folder_of(model, "plan", pins)
     right = jax_program.all_reduce
     monkeypatch.setattr(jax_program, "all_reduce", lambda x, axis: right(x, axis) * 2)
-    found = jax_verify.verify(folder)["first_difference"]
-    assert re.match(r"first difference: forward, \S+ .*model\.py:24\): value\[", found)
-    assert "edited" not in found
+    difference = jax_verify.verify(folder)["first_difference"]
+    assert re.match(r"first difference: forward, \S+ .*model\.py:24\): value\[", difference)
+    assert "edited" not in difference
     monkeypatch.setattr(jax_program, "all_reduce", lambda x, axis: _backward_twice(right(x, axis)))
-    found = jax_verify.verify(folder)["first_difference"]
-    assert re.match(r"first difference: backward, \S+ .*model\.py:24\): gradient\[", found)
+    difference = jax_verify.verify(folder)["first_difference"]
+    assert re.match(r"first difference: backward, \S+ .*model\.py:24\): gradient\[", difference)
 
 
 def _unchanged(x: Any) -> Any:

@@ -23,8 +23,8 @@ from benchmarks.planting import write_plan
 def test_price_is_what_xla_lays_out(fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = gpt(6, 64, 4, 256, samples=32, length=128)
     monkeypatch.setattr(jax_memory, "models", lambda: {"tiny": lambda: model})
-    found = jax_memory.compared(jax_memory.Case("tiny", fix))
-    assert abs(found.error) < 0.2
+    compared = jax_memory.compared(jax_memory.Case("tiny", fix))
+    assert abs(compared.error) < 0.2
 
 
 def test_gradients_are_said_where_they_are_not_the_worst_moment(tmp_path: Path) -> None:

@@ -120,8 +120,8 @@ def _ops(graph: Graph) -> list[tuple[str, str]]:
 def test_what_is_cast_is_computed_in_float32(name: str, kind: str) -> None:
     """And what lies behind the cast back is not."""
     ops = _ops(_graph(model(*MODELS[name])))
-    assert {dtype for found, dtype in ops if found == kind} == {"float32"}
-    products = {dtype for found, dtype in ops if found in ("linear_t", "matmul", "gelu")}
+    assert {dtype for op_kind, dtype in ops if op_kind == kind} == {"float32"}
+    products = {dtype for op_kind, dtype in ops if op_kind in ("linear_t", "matmul", "gelu")}
     assert products == {"bfloat16"}
     if name != "squared loss":
         assert ("cast", "bfloat16") in ops
@@ -178,8 +178,8 @@ def _value_of(function: Any, name: str) -> tuple[float, float]:
     params = program.workload.init(None)  # type: ignore[misc]
     low = jax.tree.map(lambda a: jnp.asarray(a, jnp.bfloat16), (params, batch))
     state = step.initial(lambda: step.layout.gather_names(params))
-    _, found, _ = step.step(state, step.cut(batch))
-    return float(found), float(jax.jit(function)(*low))
+    _, loss, _ = step.step(state, step.cut(batch))
+    return float(loss), float(jax.jit(function)(*low))
 
 
 def test_a_program_is_as_near_as_the_loss_is() -> None:

@@ -20,9 +20,9 @@ EXAMPLE = "05_gpt_jax.py"
 
 def module(zero: int) -> Any:
     made = partition_specs.export(gpt(EXAMPLE, zero))
-    found = types.ModuleType("autopar_specs")
-    exec(compile(made.files["autopar_specs.py"], "autopar_specs.py", "exec"), found.__dict__)
-    return found
+    namespace = types.ModuleType("autopar_specs")
+    exec(compile(made.files["autopar_specs.py"], "autopar_specs.py", "exec"), namespace.__dict__)
+    return namespace
 
 
 @pytest.mark.parametrize("zero", [0, 1, 3])
@@ -47,11 +47,11 @@ def test_a_step_is_that_of_one_device(zero: int) -> None:
 
     where = placed(specs.parameter_specs(params))
     split = jax.jit(step, in_shardings=(where, placed(specs.BATCH)), out_shardings=(where, None))
-    found, split_loss = split(jax.device_put(params, where), batch)
+    updated, split_loss = split(jax.device_put(params, where), batch)
     np.testing.assert_allclose(split_loss, loss, rtol=1e-5)
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    for one, other in zip(jax.tree.leaves(updated), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-5)
-    up = found["blocks"]["up"]["weight"]  # [layers, 4 x width, width], columns over tp
+    up = updated["blocks"]["up"]["weight"]  # [layers, 4 x width, width], columns over tp
     layers, rows, width = up.shape
     local = up.sharding.shard_shape(up.shape)
     assert local == (layers, rows // (4 if zero == 3 else 2), width)

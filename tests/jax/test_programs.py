@@ -115,11 +115,11 @@ def test_probes_see_what_one_device_computes(name: str) -> None:
 
 def test_breaking_lines_changes_no_statement(monkeypatch: pytest.MonkeyPatch) -> None:
     """However narrow the page."""
-    found = made("llama", {"tp": "2", "dp_shard": "4"})
+    llama = made("llama", {"tp": "2", "dp_shard": "4"})
 
     def text(columns: int) -> str:
         monkeypatch.setattr(layout, "COLUMNS", columns)
-        program = emit(found.planned.lowered, found.plan, found.captured)["model.py"]
+        program = emit(llama.planned.lowered, llama.plan, llama.captured)["model.py"]
         tree = ast.parse(program)
         for node in ast.walk(tree):
             if isinstance(node, (ast.Module, ast.FunctionDef)) and ast.get_docstring(node):

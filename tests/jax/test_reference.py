@@ -69,8 +69,8 @@ def test_a_function_that_pins_no_dtype_is_evaluated_as_it_stands(name: str) -> N
     with jax.enable_x64(True):
         wanted, gradients = jax.value_and_grad(loss)(params, batch)
         reference = reference_of(loss, PARAMS, BATCH)
-        found, ours = reference.function(params, batch)
-    assert found == pytest.approx(float(wanted), rel=1e-14)
+        value, ours = reference.function(params, batch)
+    assert value == pytest.approx(float(wanted), rel=1e-14)
     np.testing.assert_allclose(ours["w"], gradients["w"], rtol=1e-13, atol=1e-16)
     assert reference.unchecked == ()
 
@@ -83,8 +83,8 @@ def test_casts_of_the_function_are_lifted_and_its_rules_are_not_touched(narrow: 
     params, batch = values()
     with jax.enable_x64(True):
         wanted, gradients = jax.value_and_grad(over(scaled))(params, batch)
-        found, ours = reference_of(loss, PARAMS, BATCH).function(params, batch)
-    assert found == pytest.approx(float(wanted), rel=1e-14)
+        value, ours = reference_of(loss, PARAMS, BATCH).function(params, batch)
+    assert value == pytest.approx(float(wanted), rel=1e-14)
     np.testing.assert_allclose(ours["w"], gradients["w"], rtol=1e-13)
 
 
@@ -106,8 +106,8 @@ def test_what_is_picked_and_put_in_float32_is_lifted(how: str) -> None:
     params, batch = values()
     with jax.enable_x64(True):
         wanted, gradients = jax.value_and_grad(of("float64"))(params, batch)
-        found, ours = reference_of(of("float32"), PARAMS, BATCH).function(params, batch)
-    assert found == pytest.approx(float(wanted), rel=1e-14)
+        loss, ours = reference_of(of("float32"), PARAMS, BATCH).function(params, batch)
+    assert loss == pytest.approx(float(wanted), rel=1e-14)
     np.testing.assert_allclose(ours["w"], gradients["w"], rtol=1e-12, atol=1e-16)
 
 
@@ -119,9 +119,9 @@ def test_constants_of_a_dtype_are_those_of_the_users_dtype() -> None:
     params, batch = values()
     y = np.asarray(batch["x"]) @ np.asarray(params["w"])
     with jax.enable_x64(True):
-        found, _ = reference_of(loss, PARAMS, BATCH).function(params, batch)
+        value, _ = reference_of(loss, PARAMS, BATCH).function(params, batch)
     eps = float(str(np.float32(1e5 * 2.0**-23)))  # the number that the function would show
-    assert found == pytest.approx(np.mean(y / (np.abs(y) + eps)), rel=1e-12)
+    assert value == pytest.approx(np.mean(y / (np.abs(y) + eps)), rel=1e-12)
 
 
 def test_a_function_that_asks_for_its_dtype_is_taken_at_its_own() -> None:
@@ -132,9 +132,9 @@ def test_a_function_that_asks_for_its_dtype_is_taken_at_its_own() -> None:
     params, batch = values()
     with jax.enable_x64(True):
         reference = reference_of(loss, PARAMS, BATCH)
-        found, _ = reference.function(params, batch)
+        value, _ = reference.function(params, batch)
     y = np.asarray(batch["x"]) @ np.asarray(params["w"])
-    assert found == pytest.approx(np.mean(np.sin(y) / 3), rel=1e-12)
+    assert value == pytest.approx(np.mean(np.sin(y) / 3), rel=1e-12)
     assert "another program" in reference.unchecked[0]
 
 
@@ -149,7 +149,7 @@ def test_half_precision_parameters_are_those_that_the_user_has() -> None:
     params, batch = values()
     with jax.enable_x64(True):
         reference = reference_of(loss, half, BATCH)
-        found, gradients = reference.function(params, batch)
+        value, gradients = reference.function(params, batch)
         wanted = jnp.mean(jax.nn.gelu(batch["x"] @ params["w"]) * 0.1)
-    assert found == pytest.approx(float(wanted), rel=1e-12)
+    assert value == pytest.approx(float(wanted), rel=1e-12)
     assert gradients["w"].dtype == np.float64

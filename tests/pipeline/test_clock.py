@@ -34,7 +34,7 @@ def test_it_takes_what_the_timeline_takes(
     first = first_forwards(made)
     sends_s = random.uniform(0, 1, (len(clock.pairs), columns))
     reduce_s = random.uniform(0, 5, (stages, columns)) * random.integers(0, 2, (stages, 1))
-    found = clock.times(actions_s, sends_s, reduce_s)
+    times = clock.times(actions_s, sends_s, reduce_s)
     for column in range(columns):
 
         def action_s(action: Action, column: int = column) -> float:
@@ -48,8 +48,8 @@ def test_it_takes_what_the_timeline_takes(
             return float(reduce_s[stage, column])
 
         timeline = play(made, Costs(action_s, send_s, reduce_s=reduced_s, skips=skips))
-        assert found.step_s[column] == timeline.step_s
-        assert found.busy_s[:, column] == pytest.approx(timeline.busy_s)
+        assert times.step_s[column] == timeline.step_s
+        assert times.busy_s[:, column] == pytest.approx(timeline.busy_s)
     saved = random.integers(1, 9, (stages, 1)).astype(float)
     assert clock.peaks(saved)[:, 0] == pytest.approx(held(made, lambda s: float(saved[s, 0])))
 

@@ -32,9 +32,9 @@ def cut_by(units: int, stages: int, microbatches: int, price: Price, free: Price
     busy, fill = (np.full((units + 1, units + 1), np.inf) for _ in range(2))
     allowed = [np.zeros(busy.shape, dtype=bool) for _ in range(stages)]
     for first, end in itertools.combinations(range(units + 1), 2):
-        found = free(0, first, end)
-        assert found is not None
-        busy[first, end], fill[first, end] = found.busy_s, found.fill_s
+        costs = free(0, first, end)
+        assert costs is not None
+        busy[first, end], fill[first, end] = costs.busy_s, costs.fill_s
         for stage in range(stages):
             allowed[stage][first, end] = price(stage, first, end) is not None
     return cut(busy, fill, stages, microbatches, allowed)
@@ -44,8 +44,10 @@ def brute_force(units: int, stages: int, microbatches: int, price: Price) -> flo
     best: float | None = None
     for inner in itertools.combinations(range(1, units), stages - 1):
         ends = (*inner, units)
-        found = [price(s, a, b) for s, (a, b) in enumerate(zip((0, *ends), ends, strict=False))]
-        prices = [p for p in found if p is not None]
+        stage_prices = [
+            price(s, a, b) for s, (a, b) in enumerate(zip((0, *ends), ends, strict=False))
+        ]
+        prices = [p for p in stage_prices if p is not None]
         if len(prices) < stages:
             continue
         step = sum(p.fill_s for p in prices) + (microbatches - 1) * max(p.busy_s for p in prices)
@@ -82,14 +84,14 @@ def test_the_cut_is_the_optimum(data: st.DataObject) -> None:
         with pytest.raises(DoesNotFit, match="no cut"):
             cut_by(units, stages, m, price, free)
         return
-    found = cut_by(units, stages, m, price, free)
-    assert found.step_s == expected
-    assert found.ends[-1] == units
-    ends = (0, *found.ends)
+    best = cut_by(units, stages, m, price, free)
+    assert best.step_s == expected
+    assert best.ends[-1] == units
+    ends = (0, *best.ends)
     prices = [price(s, ends[s], ends[s + 1]) for s in range(stages)]
     kept = [p for p in prices if p is not None]
     assert len(kept) == stages
-    assert sum(p.fill_s for p in kept) + (m - 1) * max(p.busy_s for p in kept) == found.step_s
+    assert sum(p.fill_s for p in kept) + (m - 1) * max(p.busy_s for p in kept) == best.step_s
 
 
 @settings(max_examples=60, deadline=None)
@@ -98,18 +100,18 @@ def test_the_objective_is_what_gpipe_takes_and_1f1b_at_most(times: list[int], m:
     """Where sends take nothing and backward is twice forward, one unit a stage."""
     stages = len(times)
     price = chain(times, [0] * stages, 10**6, [1] * stages, stages)
-    found = cut_by(stages, stages, m, price, price)
+    best = cut_by(stages, stages, m, price, price)
     costs = Costs(lambda a: times[a.stage] * (1 if a.kind == "F" else 2) / 3)
-    assert play(schedule("gpipe", stages, m), costs).step_s == pytest.approx(found.step_s)
-    assert play(schedule("1f1b", stages, m), costs).step_s <= found.step_s * (1 + 1e-12)
+    assert play(schedule("gpipe", stages, m), costs).step_s == pytest.approx(best.step_s)
+    assert play(schedule("1f1b", stages, m), costs).step_s <= best.step_s * (1 + 1e-12)
 
 
 def test_embedding_and_head_take_layers_off_the_end_stages() -> None:
     """46 layers on 16 stages: the ends, which have the embedding and the loss, have fewer."""
     times = [7] + [6] * 46 + [10]
     price = chain(times, [0] * 48, 10**9, [1] * 48, 16)
-    found = cut_by(48, 16, 64, price, price)
-    ends = (0, *found.ends)
+    best = cut_by(48, 16, 64, price, price)
+    ends = (0, *best.ends)
     layers = [b - a - (a == 0) - (b == 48) for a, b in itertools.pairwise(ends)]
     assert sum(layers) == 46
     assert max(layers) == 3

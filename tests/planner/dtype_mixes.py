@@ -79,8 +79,8 @@ class LossInHalf(Model):
 
 class AttentionInFloat16(Model):
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        found = super().attend(*(t.to(torch.float16) for t in (q, k, v)))
-        return found.to(q.dtype)
+        attended = super().attend(*(t.to(torch.float16) for t in (q, k, v)))
+        return attended.to(q.dtype)
 
 
 class AttentionInFloat32(Model):

@@ -42,9 +42,9 @@ def derived(family: str) -> Derived:
     ],
 )
 def test_figures_of_library_models(family: str, arch: Arch) -> None:
-    found = derived(family)
-    assert found.arch == arch
-    assert found.notes == ()
+    figures = derived(family)
+    assert figures.arch == arch
+    assert figures.notes == ()
 
 
 def test_an_encoder_has_no_causal_mask() -> None:
@@ -59,16 +59,16 @@ def test_an_encoder_has_no_causal_mask() -> None:
         **settings,
     )
     captured = capture(bert())
-    found = arch_of(captured.graph, captured.samples, "m").arch
-    assert found == Arch(
+    arch = arch_of(captured.graph, captured.samples, "m").arch
+    assert arch == Arch(
         "m", 6, 64, 4, 4, 256, 101, 16, gated=False, tied=True, causal=False, positions=True
     )
 
 
 def test_a_mask_that_some_layers_have_is_noted() -> None:
-    found = derived("gemma3")
-    assert (found.arch.layers, found.arch.causal) == (4, True)
-    assert found.notes == ("3 of 4 layers have a mask of their own, priced as only causal",)
+    figures = derived("gemma3")
+    assert (figures.arch.layers, figures.arch.causal) == (4, True)
+    assert figures.notes == ("3 of 4 layers have a mask of their own, priced as only causal",)
 
 
 def test_both_frontends_give_the_same_figures() -> None:
@@ -86,9 +86,9 @@ def test_both_frontends_give_the_same_figures() -> None:
 
 def test_experts_of_einsums() -> None:
     captured = capture(MODELS["Mixtral-like"]())
-    found = arch_of(captured.graph, captured.samples, "m").arch
-    assert found == Arch("m", 32, 4096, 32, 8, 14336, 32000, 4096, experts=8, top_k=2)
-    assert found.parameters / sum(t.numel for _, t in captured.graph.parameters()) == pytest.approx(
+    arch = arch_of(captured.graph, captured.samples, "m").arch
+    assert arch == Arch("m", 32, 4096, 32, 8, 14336, 32000, 4096, experts=8, top_k=2)
+    assert arch.parameters / sum(t.numel for _, t in captured.graph.parameters()) == pytest.approx(
         1, rel=1e-6
     )
 
@@ -111,8 +111,8 @@ def test_what_the_family_does_not_have_is_refused(family: str, said: str) -> Non
 def test_a_graph_drawn_by_hand() -> None:
     graph = gpt(layers=5, heads=8)
     samples = next(t for t in graph.tensors.values() if t.role == "input").shape[0]
-    found = arch_of(graph, samples, "drawn").arch
-    assert (found.layers, found.heads, found.kv_heads, found.gated) == (5, 8, 8, False)
+    arch = arch_of(graph, samples, "drawn").arch
+    assert (arch.layers, arch.heads, arch.kv_heads, arch.gated) == (5, 8, 8, False)
     with pytest.raises(NotOfFamily, match=f"the batch has {samples + 1} samples"):
         arch_of(graph, samples + 1, "drawn")
 
@@ -163,10 +163,10 @@ def test_sizes_of_products(
         Op(kind, operands, ("y",), {"equation": equation}),
         Op("gelu", ("y",), ("z",)),
     )
-    found = Products(Graph({t.name: t for t in tensors}, ops, ("x",), ("z",)))
-    (product,) = found.all.values()
+    products = Products(Graph({t.name: t for t in tensors}, ops, ("x",), ("z",)))
+    (product,) = products.all.values()
     assert (product.inputs, product.outputs, product.count) == sizes
     assert (product.operand, product.weight) == ("x", "w")
-    assert found.sources("z") == {"y"}
-    assert found.sources("x") == {STREAM}
-    assert found.following("y") == set()
+    assert products.sources("z") == {"y"}
+    assert products.sources("x") == {STREAM}
+    assert products.following("y") == set()

@@ -83,8 +83,8 @@ def _size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _real(mix: Mix, found: Planned, captured: Captured) -> Step:
-    text = emit(found.lowered, found.plan, captured, True)["model.py"]
+def _real(mix: Mix, planned: Planned, captured: Captured) -> Step:
+    text = emit(planned.lowered, planned.plan, captured, True)["model.py"]
     module = types.ModuleType("emitted")
     exec(compile(text, "emitted/model.py", "exec"), module.__dict__)
     workload = mix.workload()
@@ -114,12 +114,12 @@ def _real(mix: Mix, found: Planned, captured: Captured) -> Step:
 
 def _priced(lowered: Lowered, *costs: str) -> dict[str, float]:
     """FLOPs by the dtype that they are priced in."""
-    found: dict[str, float] = defaultdict(float)
+    flops: dict[str, float] = defaultdict(float)
     for op in lowered.ops:
         if op.bound is not None and op.bound.rule.cost in costs:
             work = op_work(op.op, op.bound, op.strategy, lowered.mesh, lowered.graph.tensors)
-            found[work.dtype] += work.forward_flops + work.backward_flops
-    return dict(found)
+            flops[work.dtype] += work.forward_flops + work.backward_flops
+    return dict(flops)
 
 
 @cache
@@ -130,52 +130,52 @@ def _plan(mix: Mix) -> tuple[Captured, Planned]:
 
 @pytest.mark.parametrize("mix", MIXES, ids=lambda mix: mix.name)
 def test_prices_are_of_the_dtypes_that_run(mix: Mix) -> None:
-    captured, found = _plan(mix)
-    real = _real(mix, found, captured)
-    assert _priced(found.lowered, "matmul", "conv") == real.flops
-    assert set(_priced(found.lowered, "attention")) == real.attention
-    losses = {op.op.name for op in found.lowered.ops if op.op.kind == "cross_entropy"}
-    said = {name: found.graph.tensors[name].dtype for name in real.dtypes}
+    captured, planned = _plan(mix)
+    real = _real(mix, planned, captured)
+    assert _priced(planned.lowered, "matmul", "conv") == real.flops
+    assert set(_priced(planned.lowered, "attention")) == real.attention
+    losses = {op.op.name for op in planned.lowered.ops if op.op.kind == "cross_entropy"}
+    said = {name: planned.graph.tensors[name].dtype for name in real.dtypes}
     assert len(real.dtypes) > 5
     assert {n: d for n, d in said.items() if n not in losses} == {
         n: d for n, d in real.dtypes.items() if n not in losses
     }
-    memory = found.plan.prediction.memory_bytes
+    memory = planned.plan.prediction.memory_bytes
     assert memory.parameters == real.parameters
     assert memory.gradients == real.gradients
     assert memory.optimizer == real.optimizer
     casts = 0
     if mix.precision != "float32":
-        casts = saved_parameters(found.lowered).get("float32", 0) * DTYPE_BYTES[mix.precision]
-    kept = activation_lives(found.lowered)["none"].saved + casts
+        casts = saved_parameters(planned.lowered).get("float32", 0) * DTYPE_BYTES[mix.precision]
+    kept = activation_lives(planned.lowered)["none"].saved + casts
     assert kept == pytest.approx(real.saved, rel=STATISTICS)
 
 
 @pytest.mark.parametrize("mix", MIXES, ids=lambda mix: mix.name)
 def test_utilization_is_of_the_peak_of_each_dtype(mix: Mix) -> None:
-    _, found = _plan(mix)
+    _, planned = _plan(mix)
     device = ONE.device
-    by_dtype = _priced(found.lowered, *PRODUCTS)
-    assert model_flops(found.graph) == by_dtype
+    by_dtype = _priced(planned.lowered, *PRODUCTS)
+    assert model_flops(planned.graph) == by_dtype
     at_peak_s = sum(flops / device.peak(dtype) for dtype, flops in by_dtype.items())
-    said = found.plan.prediction
-    assert peak_time_s(found.graph, device) == pytest.approx(at_peak_s, rel=1e-12)
+    said = planned.plan.prediction
+    assert peak_time_s(planned.graph, device) == pytest.approx(at_peak_s, rel=1e-12)
     assert said.mfu == pytest.approx(at_peak_s / said.step_time_s, rel=1e-12)
     assert 0 < said.mfu <= 1
 
 
 def test_parameters_trained_in_half_precision_are_told() -> None:
     for mix in MIXES:
-        _, found = _plan(mix)
-        parameters = [t for _, t in found.graph.parameters() if t.differentiable]
-        said = [n for n in notes(found.lowered, found.plan, ONE, 4) if "rounded away" in n]
+        _, planned = _plan(mix)
+        parameters = [t for _, t in planned.graph.parameters() if t.differentiable]
+        said = [n for n in notes(planned.lowered, planned.plan, ONE, 4) if "rounded away" in n]
         narrow = {t.dtype for t in parameters} & {"bfloat16", "float16"}
         assert len(said) == len(narrow), mix.name
         for dtype in narrow:
             assert any(f"are {dtype}, and so are their" in note for note in said)
     (mix,) = (mix for mix in MIXES if mix.name == "bfloat16 parameters")
-    _, found = _plan(mix)
-    (only,) = (n for n in notes(found.lowered, found.plan, ONE, 4) if "rounded away" in n)
+    _, planned = _plan(mix)
+    (only,) = (n for n in notes(planned.lowered, planned.plan, ONE, 4) if "rounded away" in n)
     assert "33.5 KiB then, 16.8 KiB now" in only  # 2,144 parameters of 16 and of 8 bytes
 
 

@@ -40,9 +40,9 @@ def folded_problem(
 def lifted(spread: Spread, graph: Graph) -> Spread:
     """The same decisions with a block's written out for each of its instances."""
 
-    def unfolded(found: dict[str, str], separator: str) -> dict[str, str]:
+    def unfolded(names: dict[str, str], separator: str) -> dict[str, str]:
         out: dict[str, str] = {}
-        for name, text in found.items():
+        for name, text in names.items():
             block, inside, rest = name.partition("::")
             if not inside:
                 out[name] = text

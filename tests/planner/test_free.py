@@ -71,9 +71,9 @@ def test_the_best_is_that_of_brute_force(
     small = replace(problem, cost=cost)
     expected = search(small, searcher="brute_force")
     for searcher in ("elimination", "portfolio"):
-        found = search(small, searcher=searcher)
-        assert found.cost == expected.cost
-        assert found.lower_bound <= expected.cost
+        solution = search(small, searcher=searcher)
+        assert solution.cost == expected.cost
+        assert solution.lower_bound <= expected.cost
     assert made.priced_again(expected.choice.tolist()) == expected.cost
 
 
@@ -85,6 +85,6 @@ def test_data_axes_are_not_free() -> None:
 def test_outside_solvers_see_the_same_problem() -> None:
     problem = free(gpt(layers=2, b=16, d=64, heads=8), (4, 2)).problem
     again = loads(dumps(problem))
-    found = search(again)
-    assert found.optimal
-    assert problem.total(found.choice) == found.cost == search(problem).cost
+    solution = search(again)
+    assert solution.optimal
+    assert problem.total(solution.choice) == solution.cost == search(problem).cost

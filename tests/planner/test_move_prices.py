@@ -47,7 +47,7 @@ def test_tables_hold_the_prices_of_the_steps(
         for chosen in itertools.product(PLACEMENTS, repeat=len(free))
     ]
     assert len(every) ** 2 > max(FEW, FEW_WAYS)
-    found = MovePrices(codes, prices).between(
+    table = MovePrices(codes, prices).between(
         tensor, codes.array(every), codes.array(every), differentiable, handed
     )
     for (i, source), (k, target) in itertools.product(enumerate(every), repeat=2):
@@ -55,7 +55,7 @@ def test_tables_hold_the_prices_of_the_steps(
         expected = FORBIDDEN
         if steps is not None:
             expected = sum(prices.steps(steps, tensor, differentiable, handed))
-        assert found[i, k] == expected, f"{source} to {target}"
+        assert table[i, k] == expected, f"{source} to {target}"
 
 
 def test_a_move_inside_a_kernel_pays_for_memory_too() -> None:
@@ -79,10 +79,10 @@ def test_repeated_shardings_have_their_rows() -> None:
     moves = MovePrices(codes, Prices(CLUSTER, mesh, "float32"))
     tensor = Tensor("x", (8, 8), "float32", "activation", True)
     given = codes.array([Sharding.parse("a:P"), Sharding(), Sharding.parse("a:P")])
-    found = moves.between(tensor, given, given[:2], True)
-    assert found.shape == (3, 2)
-    np.testing.assert_array_equal(found[0], found[2])
-    assert found[0, 1] > found[0, 0] == 0
+    table = moves.between(tensor, given, given[:2], True)
+    assert table.shape == (3, 2)
+    np.testing.assert_array_equal(table[0], table[2])
+    assert table[0, 1] > table[0, 0] == 0
 
 
 def test_codes_read_back() -> None:

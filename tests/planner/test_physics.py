@@ -57,11 +57,11 @@ def planned(number: int, cluster: Cluster, **fix: str) -> Planned:
     return plan_captured(captured, mix.workload(), cluster, "m.py:M", fix)
 
 
-def check_plan(found: Planned, cluster: Cluster) -> None:
+def check_plan(result: Planned, cluster: Cluster) -> None:
     """Of the plan as said, from the lowered ops and the devices' figures alone."""
-    plan, device = found.plan, cluster.device
+    plan, device = result.plan, cluster.device
     said, memory = plan.prediction, plan.prediction.memory_bytes
-    lowered = found.lowered
+    lowered = result.lowered
     flops_s = 0.0
     for op in lowered.ops:
         if op.bound is not None and op.bound.rule.cost in PRODUCTS:
@@ -76,7 +76,7 @@ def check_plan(found: Planned, cluster: Cluster) -> None:
     assert said.memory_band_bytes[0] <= memory.total <= said.memory_band_bytes[1]
     assert said.tokens_per_s == pytest.approx(B * S / said.step_time_s)
     assert 0 < state <= memory.total <= memory.limit
-    stored = sum(t.size_bytes for _, t in found.graph.parameters())
+    stored = sum(t.size_bytes for _, t in result.graph.parameters())
     assert memory.parameters >= stored / cluster.device_count
     figures = [said.compute_time_s, said.exposed_communication_s, said.waiting_time_s]
     figures += [said.forward_time_s, said.optimizer_time_s]
@@ -112,21 +112,21 @@ def test_estimates_keep_to_physics(
 ) -> None:
     cluster = measured_as(node(device, 8), memory_bytes=1 << 60)  # no advice is looked for
     try:
-        found = estimate(arch, cluster, layout_from_fix(fix, 8, batch), precision=precision)
+        priced = estimate(arch, cluster, layout_from_fix(fix, 8, batch), precision=precision)
     except Impossible:
         raise
     except UserError:
         return  # a device without the dtype, a layout that the model does not divide into
     tokens = batch * arch.seq
     fastest = max(cluster.device.peak(compute_dtype(precision)), cluster.device.peak("bf16"))
-    assert found.step_time_s >= tokens * arch.flops_per_token() / (8 * fastest)
-    assert 0 < found.mfu <= 1
-    assert found.tokens_per_s == pytest.approx(tokens / found.step_time_s)
-    assert found.time_band_s[0] <= found.step_time_s <= found.time_band_s[1]
-    low, high = found.memory.band
-    assert 0 < low <= found.memory.total <= high < math.inf
-    assert found.memory.total >= 2 * arch.parameters / 8
-    assert all(size >= 0 for _, size in found.memory.parts())
+    assert priced.step_time_s >= tokens * arch.flops_per_token() / (8 * fastest)
+    assert 0 < priced.mfu <= 1
+    assert priced.tokens_per_s == pytest.approx(tokens / priced.step_time_s)
+    assert priced.time_band_s[0] <= priced.step_time_s <= priced.time_band_s[1]
+    low, high = priced.memory.band
+    assert 0 < low <= priced.memory.total <= high < math.inf
+    assert priced.memory.total >= 2 * arch.parameters / 8
+    assert all(size >= 0 for _, size in priced.memory.parts())
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -167,9 +167,9 @@ def test_a_profile_beyond_its_device_is_left_out_and_named(
         for name, took, count in ((key, seconds, flops), (right, 1e-3, 1e9)):
             row = Measurement("op", name, size, count, took, 0.1, 9, "2026-11-01T00:00:00+00:00")
             db.add(Machine("H100", "a driver", "torch 2.13.0"), row)
-    found = calibrate(node("H100"), profile, warn=told.append)
-    assert [rate.kind for rate in found.device.rates if rate.kind] == ["linear"]
-    assert found.device.rates[0].dtype == "bf16"
+    calibrated = calibrate(node("H100"), profile, warn=told.append)
+    assert [rate.kind for rate in calibrated.device.rates if rate.kind] == ["linear"]
+    assert calibrated.device.rates[0].dtype == "bf16"
     assert any(said in line and key.split()[1] in line for line in told)
 
 

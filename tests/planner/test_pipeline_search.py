@@ -84,25 +84,25 @@ def test_no_plan_of_any_kind_is_faster(
 ) -> None:
     limit = None if share is None else int(share * np.median([m for _, m in all_pipelines]))
     of = small(limit)
-    found = search_plan(of)
+    outcome = search_plan(of)
     fitting = [s for s, memory in all_pipelines if limit is None or memory <= limit]
     assert fitting
-    assert found.best.time.total_s <= min(fitting) * AS_FAST * (1 + 1e-9)
-    assert found.lower_bound_s <= min([found.best.time.total_s, *fitting])
-    pinned = replace(of, fixed=replace(of.fixed, pp=found.best.pp))
-    assert search_plan(pinned).best.time.total_s == pytest.approx(found.best.time.total_s)
-    told = {lost.degrees.get("pp", 1) for lost in found.runners_up} | {found.best.pp}
+    assert outcome.best.time.total_s <= min(fitting) * AS_FAST * (1 + 1e-9)
+    assert outcome.lower_bound_s <= min([outcome.best.time.total_s, *fitting])
+    pinned = replace(of, fixed=replace(of.fixed, pp=outcome.best.pp))
+    assert search_plan(pinned).best.time.total_s == pytest.approx(outcome.best.time.total_s)
+    told = {lost.degrees.get("pp", 1) for lost in outcome.runners_up} | {outcome.best.pp}
     assert min(told) == 1 < max(told)
 
 
 def test_a_pipeline_is_taken_where_gradients_would_cross_a_slow_link() -> None:
     cluster = load_cluster("examples/clusters/ethernet_2x4.yaml")
     of = question(gpt(layers=4, **{**LARGE, "b": 8}), 8, cluster)
-    found = search_plan(of)
+    outcome = search_plan(of)
     one = search_plan(replace(of, fixed=replace(of.fixed, pp=1)))
-    assert found.best.pp > 1
-    assert found.best.time.total_s * AS_FAST < one.best.time.total_s
-    lost = [other for other in found.runners_up if "pp" not in other.degrees]
+    assert outcome.best.pp > 1
+    assert outcome.best.time.total_s * AS_FAST < one.best.time.total_s
+    lost = [other for other in outcome.runners_up if "pp" not in other.degrees]
     assert min(other.step_time_s for other in lost) == one.best.time.total_s
     assert all("slower" in other.reason for other in lost)
 
@@ -115,9 +115,9 @@ def test_models_without_stages_or_microbatches_have_no_pipelines() -> None:
         replace(of, obstacles=("batch_norm sees the whole batch",)),
         replace(of, fixed=replace(of.fixed, pp=1)),
     ):
-        found = search_plan(without)
-        assert found.best.pp == 1
-        assert all("pp" not in lost.degrees for lost in found.runners_up)
+        outcome = search_plan(without)
+        assert outcome.best.pp == 1
+        assert all("pp" not in lost.degrees for lost in outcome.runners_up)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])

@@ -50,22 +50,22 @@ def test_no_cut_is_faster(name: str, pp: int) -> None:
     """Every way to cut, played under the schedule, is the referee."""
     of = asked({"pp": str(pp), "schedule": name, "tp": str(8 // pp), "microbatch": "2"})
     best = search_plan(of).best
-    found = priced(of, best)
-    units = len(found.prices.model.units)
+    pipeline = priced(of, best)
+    units = len(pipeline.prices.model.units)
     every = [
-        found.prices.play(runs_of((*ends, units), found.schedule), found.schedule).step_s
-        for ends in combinations(range(1, units), len(found.ends) - 1)
+        pipeline.prices.play(runs_of((*ends, units), pipeline.schedule), pipeline.schedule).step_s
+        for ends in combinations(range(1, units), len(pipeline.ends) - 1)
     ]
-    assert found.timeline.step_s <= min(every) * (1 + 1e-9)
-    assert best.time.total_s >= found.timeline.step_s
-    assert all(row["more_s"] >= -1e-12 for row in other_cuts(found))
+    assert pipeline.timeline.step_s <= min(every) * (1 + 1e-9)
+    assert best.time.total_s >= pipeline.timeline.step_s
+    assert all(row["more_s"] >= -1e-12 for row in other_cuts(pipeline))
 
 
 def test_ends_hold_fewer_layers_where_the_vocabulary_is_large() -> None:
     of = asked({"pp": "4", "schedule": "1f1b", "tp": "2", "microbatch": "2"}, layers=10)
-    found = priced(of, search_plan(of).best)
-    units = found.prices.model.units
-    layers = [sum("layers." in name for name in units[slice(*run)]) for run in found.runs]
+    pipeline = priced(of, search_plan(of).best)
+    units = pipeline.prices.model.units
+    layers = [sum("layers." in name for name in units[slice(*run)]) for run in pipeline.runs]
     assert sum(layers) == 10
     assert layers[-1] < max(layers)  # the head counts for what it costs
 
@@ -77,10 +77,10 @@ def test_memory_decides_the_cut_or_recomputation() -> None:
     device = replace(free.cluster.groups[0].device, memory_bytes=limit)
     group = replace(free.cluster.groups[0], device=device)
     tight = replace(free, cluster=replace(free.cluster, groups=(group,)))
-    found = search_plan(tight).best
-    assert found.memory.total <= limit
-    assert found.layout.recompute != "none"
-    assert found.time.total_s > roomy.time.total_s
+    best = search_plan(tight).best
+    assert best.memory.total <= limit
+    assert best.layout.recompute != "none"
+    assert best.time.total_s > roomy.time.total_s
     nothing = replace(device, memory_bytes=limit // 1000)
     group = replace(group, device=nothing)
     with pytest.raises(DoesNotFit):
@@ -97,12 +97,12 @@ def test_more_microbatches_shrink_the_bubble() -> None:
 
 def test_a_trace_that_opens() -> None:
     of = asked({"pp": "4", "tp": "2", "microbatch": "2", "schedule": "zb-v"})
-    found = priced(of, search_plan(of).best)
-    events = json.loads(trace_of(found))["traceEvents"]
+    pipeline = priced(of, search_plan(of).best)
+    events = json.loads(trace_of(pipeline))["traceEvents"]
     done = [e for e in events if e["ph"] == "X" and e["tid"] == 0]
-    assert len(done) == sum(map(len, found.schedule.lists))
+    assert len(done) == sum(map(len, pipeline.schedule.lists))
     assert max(e["ts"] + e["dur"] for e in events if e["ph"] == "X") == pytest.approx(
-        found.timeline.step_s * 1e6
+        pipeline.timeline.step_s * 1e6
     )
     starts = {e["id"]: e for e in events if e["ph"] == "s"}
     ends = {e["id"]: e for e in events if e["ph"] == "f"}
@@ -139,8 +139,8 @@ def test_stages_that_differ_are_not_priced_as_if_they_did_not() -> None:
 
 def test_ranks_that_lack_a_part_of_the_model_are_told() -> None:
     of = asked({"pp": "8", "microbatch": "2", "schedule": "1f1b"})
-    found = priced(of, search_plan(of).best)
-    ranks = found.prices.memory(found.runs, found.schedule)
+    pipeline = priced(of, search_plan(of).best)
+    ranks = pipeline.prices.memory(pipeline.runs, pipeline.schedule)
     stored, trained = state_bytes(of.graph)
     assert sum(memory.parameters for memory in ranks) == stored
     assert sum(memory.gradients for memory in ranks) == trained

@@ -70,9 +70,9 @@ def test_a_smaller_batch_is_named_where_the_batch_may_not_be_cut() -> None:
 def test_more_devices_are_named_only_where_they_are_enough() -> None:
     limit = int(0.8 * least())
     text = refused(limit)
-    found = re.search(r"fits: (\d+) devices in place of 8, joined by nvlink too", text)
-    assert found, text
-    count = int(found[1])
+    match = re.search(r"fits: (\d+) devices in place of 8, joined by nvlink too", text)
+    assert match, text
+    count = int(match[1])
     assert search_plan(on(count, limit)).best.memory.total <= limit
     with pytest.raises(NothingFits):
         search_plan(on(count // 2, limit))

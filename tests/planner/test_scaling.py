@@ -98,20 +98,23 @@ def test_a_batch_that_nothing_divides_has_no_fewest(asked: Asked) -> None:
 
 
 def test_what_is_pinned_is_every_rows_layout(asked: Asked) -> None:
-    found = scaling(asked, [8, 16, 64], {"tp": 8, "pp": 2, "recompute": "full"})
-    few, more, most = found.rows
+    scaled = scaling(asked, [8, 16, 64], {"tp": 8, "pp": 2, "recompute": "full"})
+    few, more, most = scaled.rows
     assert "does not divide 8 devices" in few.why
     assert few.estimate is None
     assert more.estimate is not None
     assert more.estimate.layout.dp_shard == 1
     assert most.estimate is not None
     assert (most.estimate.layout.tp, most.estimate.layout.dp_shard) == (8, 4)
-    assert found.fewest is None
+    assert scaled.fewest is None
 
 
 def test_a_search_keeps_the_next_layouts(asked: Asked) -> None:
-    found = searched(asked.on(8), keep=3)
-    assert found.best is not None
-    times = [found.best.step_time_s, *(seconds for seconds, _, _ in found.others)]
+    fastest = searched(asked.on(8), keep=3)
+    assert fastest.best is not None
+    times = [
+        fastest.best.step_time_s,
+        *(seconds for seconds, _, _ in fastest.others),
+    ]
     assert times == sorted(times)
-    assert len(times) == 3 <= found.count
+    assert len(times) == 3 <= fastest.count

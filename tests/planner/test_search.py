@@ -57,12 +57,12 @@ def test_same_question_same_answer() -> None:
 
 def test_no_layout_beats_the_lower_bound() -> None:
     graph = gpt(layers=4, **LARGE)
-    found = planned(graph, 32)
-    assert 0 < found.lower_bound_s <= found.best.time.total_s
+    outcome = planned(graph, 32)
+    assert 0 < outcome.lower_bound_s <= outcome.best.time.total_s
     for tp in (1, 2, 4, 8):
         pinned = planned(graph, 32, tp=str(tp))
-        assert found.lower_bound_s <= pinned.lower_bound_s
-        assert found.best.time.total_s <= pinned.best.time.total_s * 1.001
+        assert outcome.lower_bound_s <= pinned.lower_bound_s
+        assert outcome.best.time.total_s <= pinned.best.time.total_s * 1.001
 
 
 def test_deeper_models_get_the_same_decisions_and_cost_the_same_search() -> None:
@@ -98,13 +98,13 @@ def test_tensor_parallel_ranks_share_the_work_even_of_a_tiny_model() -> None:
 def test_ranks_that_repeat_one_another_do_not_win_and_fewer_are_told() -> None:
     many = load_cluster("examples/clusters/a100_128x8.yaml")
     asked = question(gpt(layers=2, heads=8), 8, many)
-    found = search_plan(asked)
-    assert found.best.candidate.tp < many.device_count
-    assert not idle_axes(found.best.spread)
-    alone = fewer(asked, found)
+    outcome = search_plan(asked)
+    assert outcome.best.candidate.tp < many.device_count
+    assert not idle_axes(outcome.best.spread)
+    alone = fewer(asked, outcome)
     assert alone is not None
     assert (alone.devices, alone.domain) == (1, "")
-    assert alone.step_time_s < found.best.time.total_s
+    assert alone.step_time_s < outcome.best.time.total_s
     only = replace(asked, fixed=Fixed(tp=many.device_count))  # what is asked for is planned
     pinned = search_plan(only)
     assert pinned.best.candidate.tp == many.device_count
@@ -168,8 +168,8 @@ def test_plans_that_lost_are_told_apart_and_those_that_fit_stand_first() -> None
         search_plan(question(graph, 32, memory_limited(1)))
     assert error.value.tightest is not None
     limit = int(1.1 * error.value.tightest.memory.total)
-    found = search_plan(question(graph, 32, memory_limited(limit)))
-    rows = found.runners_up
+    outcome = search_plan(question(graph, 32, memory_limited(limit)))
+    rows = outcome.runners_up
     said = [(*sorted(r.degrees.items()), r.zero, r.recompute, r.microbatches) for r in rows]
     assert len(set(said)) == len(said) > 1
     fits = ["does not fit" not in row.reason for row in rows]
@@ -216,8 +216,8 @@ def test_less_memory_never_makes_a_plan_faster() -> None:
 def test_zero_levels_trade_memory_for_traffic() -> None:
     graph = gpt(layers=8, **LARGE)
     pinned = [{"dp_replicate": "8"}, *({"dp_shard": "8", "zero": str(z)} for z in (1, 2, 3))]
-    found = [planned(graph, 32, tp="1", microbatch="4", recompute="none", **f) for f in pinned]
-    memory = [f.best.memory.total for f in found]
+    outcomes = [planned(graph, 32, tp="1", microbatch="4", recompute="none", **f) for f in pinned]
+    memory = [f.best.memory.total for f in outcomes]
     assert memory == sorted(memory, reverse=True)
     assert len(set(memory)) == 4
 
@@ -234,8 +234,8 @@ def test_slow_links_change_the_choice() -> None:
 
 
 def test_lowered_stage_is_the_one_that_was_priced() -> None:
-    found = planned(gpt(layers=2, **LARGE), 32, tp="4")
-    best = found.best
+    outcome = planned(gpt(layers=2, **LARGE), 32, tp="4")
+    best = outcome.best
     flow = batch_flow(gpt(layers=2, **LARGE), BATCH)
     again = lower(
         gpt(layers=2, **LARGE), best.spread, best.candidate.microbatches, flow.choices, BATCH

@@ -67,18 +67,18 @@ def test_small_gradients_wait_for_a_full_bucket() -> None:
     small = summary()
     unit = replace(small.bodies["layer"], trained={"float32": NUMEL // 8})
     small = replace(small, bodies={"layer": unit})
-    found = simulate(small, state(0), cluster(bucket_reduce=1e-9), "none")
+    time = simulate(small, state(0), cluster(bucket_reduce=1e-9), "none")
     one = 4 * NUMEL // 8 * 1e-9
-    assert found.data_communication_s == pytest.approx(4 * one)
-    assert found.exposed_s == pytest.approx(3 * one)
+    assert time.data_communication_s == pytest.approx(4 * one)
+    assert time.exposed_s == pytest.approx(3 * one)
 
 
 def test_a_bucket_starts_once_whatever_it_is_measured_with() -> None:
     """Without a profile each bucket is a collective; a profile has the sum of all of them."""
     mesh = Mesh(("dp_replicate",), (4,))
     whole = move_time_s(PLAIN, mesh, "all_reduce", "dp_replicate", BUCKET_BYTES)
-    found = bucket_time_s(PLAIN, mesh, "dp_replicate", 0.0, 3 * BUCKET_BYTES)
-    assert found == pytest.approx(3 * whole)
+    seconds = bucket_time_s(PLAIN, mesh, "dp_replicate", 0.0, 3 * BUCKET_BYTES)
+    assert seconds == pytest.approx(3 * whole)
     where = cluster()
     points = ((1e6, 5e-3), (1e8, 50e-3))
     curve = MeasuredCollective("bucket_reduce", 4, points)
@@ -89,13 +89,13 @@ def test_a_bucket_starts_once_whatever_it_is_measured_with() -> None:
 
 def test_phases_add_up_and_gathers_belong_to_the_forward() -> None:
     where = cluster(0.2, unit_gather=1e-9, unit_reduce=3e-9)
-    found = simulate(summary(), state(1), where, "none")
+    time = simulate(summary(), state(1), where, "none")
     size = 4 * 4 * NUMEL
-    assert found.forward_s == pytest.approx(0.4 + size * 1e-9)
+    assert time.forward_s == pytest.approx(0.4 + size * 1e-9)
     updated = 7 * size / 4 * UPDATE_S_PER_BYTE
-    assert found.optimizer_s == pytest.approx(updated)
+    assert time.optimizer_s == pytest.approx(updated)
     loss_s = 0.2 * sums_s(summary(), state(1), where).loss_s
-    assert found.total_s == pytest.approx(1.2 + size * 4e-9 + updated + loss_s)
+    assert time.total_s == pytest.approx(1.2 + size * 4e-9 + updated + loss_s)
 
 
 def test_backward_hides_the_sum_of_the_loss_and_nothing_that_of_the_norm() -> None:
@@ -114,8 +114,8 @@ def test_backward_hides_the_sum_of_the_loss_and_nothing_that_of_the_norm() -> No
 
 
 def test_without_a_measured_unit_the_plain_collective_is_priced() -> None:
-    found = simulate(summary(), state(0), cluster(all_reduce=2e-9), "none")
-    assert found.data_communication_s == pytest.approx(4 * 4 * NUMEL * 2e-9)
+    time = simulate(summary(), state(0), cluster(all_reduce=2e-9), "none")
+    assert time.data_communication_s == pytest.approx(4 * 4 * NUMEL * 2e-9)
 
 
 def test_counts_of_the_batch_come_before_the_forward() -> None:

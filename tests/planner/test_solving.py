@@ -91,8 +91,8 @@ def interrupting(after: int) -> Callable[..., Solution]:
         nonlocal calls
         calls += 1
 
-        def press(found: Progress) -> None:
-            if calls == after and found.cost is not None:
+        def press(best: Progress) -> None:
+            if calls == after and best.cost is not None:
                 raise KeyboardInterrupt
 
         return SEARCHERS[searcher](problem, budget, 0, press)

@@ -24,7 +24,7 @@ def test_an_alternative_costs_what_the_best_plan_with_it_costs() -> None:
     problem = _problem()
     best = search(problem, searcher="elimination")
     names = ("first", "second", "third")
-    found = alternatives(problem, best.choice.tolist(), [(n, names) for n in range(4)])
+    by_node = alternatives(problem, best.choice.tolist(), [(n, names) for n in range(4)])
     totals = {x: problem.total(x) for x in itertools.product(range(3), repeat=4)}
     assert min(totals.values()) == best.cost
     for node in range(4):
@@ -34,6 +34,6 @@ def test_an_alternative_costs_what_the_best_plan_with_it_costs() -> None:
             if s != best.choice[node]
         }
         wanted = sorted(extra for extra in least.values() if extra < FORBIDDEN / 2e12)
-        assert {a.strategy: a.extra_s for a in found[node]}.items() <= least.items()
-        assert [a.extra_s for a in found[node]] == wanted
-    assert all(a.strategy != "third" for a in found[1])
+        assert {a.strategy: a.extra_s for a in by_node[node]}.items() <= least.items()
+        assert [a.extra_s for a in by_node[node]] == wanted
+    assert all(a.strategy != "third" for a in by_node[1])

@@ -172,8 +172,8 @@ def test_many_actions_make_a_page_of_the_same_order(stages: Shown) -> None:
     from autopar.pipeline.schedules.table import schedule
 
     many = schedule("1f1b", 2, 1600, 1)
-    found = stages.pipeline
-    longer = replace(found, schedule=many, timeline=found.prices.play(found.runs, many))
+    priced = stages.pipeline
+    longer = replace(priced, schedule=many, timeline=priced.prices.play(priced.runs, many))
     page = render(replace(stages, pipeline=longer))
     assert "Drawn: the first" in page
     assert len(page.encode()) < 300_000

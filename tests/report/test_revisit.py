@@ -34,10 +34,10 @@ def planned_again(
 
 def others(again: Revisited) -> list[Alternative]:
     nodes = [(i, n.options) for i, n in enumerate(again.folded.nodes) if n.kind == "op"]
-    found = alternatives(
+    by_node = alternatives(
         again.folded.problem, again.choice, nodes, most=99, objection=again.objection
     )
-    return [other for several in found.values() for other in several]
+    return [other for several in by_node.values() for other in several]
 
 
 def test_where_tp_must_split_the_alternatives_split_too() -> None:
@@ -45,9 +45,9 @@ def test_where_tp_must_split_the_alternatives_split_too() -> None:
     (rule,) = again.forbidden
     assert rule.rule == splits_nothing(["tp"])
     assert rule.extra_s < 0
-    found = others(again)
-    assert found
-    assert all(other.extra_s >= 0 for other in found)
+    listed = others(again)
+    assert listed
+    assert all(other.extra_s >= 0 for other in listed)
     text = to_text(explain([], {}, 1.0, (), again.forbidden))
     assert "Not allowed, though" in text
     assert splits_nothing(["tp"]) in text

@@ -40,19 +40,19 @@ OTHER = replace(
 
 
 def test_a_run_in_another_style_than_the_plan_s_says_so() -> None:
-    found = RunResult((5.0, 4.0), 0.2, 0.1, ranks=4, step=2)
+    run = RunResult((5.0, 4.0), 0.2, 0.1, ranks=4, step=2)
     said = plans.plan().prediction
-    assert "execution" not in to_text(run_summary(found, said, "eager"))
-    text = to_text(run_summary(found, said, "compiled"))
+    assert "execution" not in to_text(run_summary(run, said, "eager"))
+    text = to_text(run_summary(run, said, "compiled"))
     assert "the run was eager, the plan's times are of compiled execution" in text
 
 
 def test_measured_stands_beside_predicted() -> None:
-    found = RunResult((5.0, 4.0), 0.2, 0.1, ranks=4, step=2, peak_memory_bytes=3 << 20)
+    run = RunResult((5.0, 4.0), 0.2, 0.1, ranks=4, step=2, peak_memory_bytes=3 << 20)
     said = plans.plan().prediction
     said = replace(said, step_time_s=0.1, forward_time_s=0.03, optimizer_time_s=0.02)
     said = replace(said, memory_bytes=replace(said.memory_bytes, total=2 << 20))
-    text = to_text(run_summary(found, said))
+    text = to_text(run_summary(run, said))
     for stated in (
         "2 steps: loss 5.0000 -> 4.0000",
         "200 ms",
@@ -63,9 +63,9 @@ def test_measured_stands_beside_predicted() -> None:
     ):
         assert stated in text
     assert "forward" not in text
-    assert "MiB" not in to_text(run_summary(replace(found, peak_memory_bytes=0), said))
+    assert "MiB" not in to_text(run_summary(replace(run, peak_memory_bytes=0), said))
     times = {"forward": 0.06, "backward": 0.09, "exchange": 0.01, "optimizer": 0.01}
-    lines = to_text(run_summary(replace(found, phases_s=times), said)).splitlines()
+    lines = to_text(run_summary(replace(run, phases_s=times), said)).splitlines()
     assert any(line.split() == ["forward", "60.0", "ms", "30.0", "ms", "2.00"] for line in lines)
     assert any("backward, gradients" in line and "2.00" in line for line in lines)
     assert any(line.split()[-1:] == ["0.50"] for line in lines)
@@ -74,23 +74,21 @@ def test_measured_stands_beside_predicted() -> None:
 def test_times_that_cannot_be_compared_get_a_reason_in_place_of_a_ratio() -> None:
     said = replace(plans.plan().prediction, optimizer_time_s=1e-8, step_time_s=0.1)
     times = {"forward": 0.0, "backward": 0.09, "exchange": 0.01, "optimizer": 1.2e-3}
-    found = RunResult((5.0,), 0.2, 0.1, ranks=4, step=1, phases_s=times)
-    text = to_text(run_summary(found, said))
+    run = RunResult((5.0,), 0.2, 0.1, ranks=4, step=1, phases_s=times)
+    text = to_text(run_summary(run, said))
     (line,) = (line for line in text.splitlines() if "1.20 ms" in line)
     assert line.split() == ["optimizer", "1.20", "ms", "10.0", "ns", "-"]
     assert "no ratio of optimizer: over 100 times apart" in text
     assert "that of starting the work" in " ".join(text.split())
-    near = to_text(run_summary(replace(found, phases_s={}), said))
+    near = to_text(run_summary(replace(run, phases_s={}), said))
     assert "no ratio" not in near
 
 
 def test_measured_memory_says_what_it_is() -> None:
     """Beside a prediction of something else stands no ratio."""
-    found = RunResult((5.0,), 0.2, 0.1, 4, 1, peak_memory_bytes=3 << 20, memory_is="of one sort")
+    run = RunResult((5.0,), 0.2, 0.1, 4, 1, peak_memory_bytes=3 << 20, memory_is="of one sort")
     for compares in (True, False):
-        text = to_text(
-            run_summary(replace(found, memory_compares=compares), plans.plan().prediction)
-        )
+        text = to_text(run_summary(replace(run, memory_compares=compares), plans.plan().prediction))
         assert "measured memory: of one sort" in text
         (line,) = (line for line in text.splitlines() if "memory (fullest)" in line)
         assert line.split()[-1] == ("0.02" if compares else "-")
@@ -116,30 +114,30 @@ def test_a_verified_plan_states_its_errors() -> None:
 def test_errors_that_rounding_does_not_make_are_told(
     precision: str, error: float, said: str
 ) -> None:
-    found = replace(RIGHT, precision=precision, own=replace(RIGHT.own, gradient=error))
-    text = to_text(verify_summary(found))
-    assert found.passed
+    result = replace(RIGHT, precision=precision, own=replace(RIGHT.own, gradient=error))
+    text = to_text(verify_summary(result))
+    assert result.passed
     assert said in " ".join(text.split())
     assert ("The plan computes what the model computes." in text) == (not said)
     assert (f"computes in float64; in {precision} far off." in text) == bool(said)
-    assert found.to_json()["own_precision"]["within_rounding"] == (not said)
+    assert result.to_json()["own_precision"]["within_rounding"] == (not said)
 
 
-@pytest.mark.parametrize("found", [WRONG, OTHER], ids=["numbers", "collectives"])
+@pytest.mark.parametrize("result", [WRONG, OTHER], ids=["numbers", "collectives"])
 def test_a_wrong_plan_is_called_wrong_and_ends_with_1(
-    found: VerifyResult,
+    result: VerifyResult,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     plan_folder.write(tmp_path / "plan", {"plan.json": to_json(plans.plan())})
     monkeypatch.setattr(plan_folder, "check_whole", lambda *_: None)
-    monkeypatch.setattr(launch, "verify", lambda *_: found)
+    monkeypatch.setattr(launch, "verify", lambda *_: result)
     monkeypatch.setattr(sys, "argv", ["autopar", "verify", str(tmp_path / "plan")])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 1
     out = capsys.readouterr().out
     assert "The plan is WRONG." in out
-    assert all(line in out for line in found.collective_differences)
-    assert found.first_difference in " ".join(out.split())
+    assert all(line in out for line in result.collective_differences)
+    assert result.first_difference in " ".join(out.split())

@@ -381,10 +381,10 @@ def _index(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     shape = d.shape(2, 3)
     dims = d.dims(shape)
     common = d.shape(1, 2)
-    found = [
+    indices = [
         d.ids(shape[i], *(common if d.flag() else d.broadcast(common)[-1:] or (1,))) for i in dims
     ]
-    return (d.real(*shape), *found), {"dims": dims}
+    return (d.real(*shape), *indices), {"dims": dims}
 
 
 def _image(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:

@@ -64,8 +64,8 @@ class Draw:
         return self.data.draw(st.integers(-len(shape), len(shape) - 1))
 
     def dims(self, shape: Sequence[int]) -> tuple[int, ...]:
-        found = self.data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))
-        return tuple(sorted(found))
+        dims = self.data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))
+        return tuple(sorted(dims))
 
     def real(self, *shape: int, gradient: bool | None = None) -> Tensor:
         """Numbers away from zero, so that no derivative is undefined; sometimes a constant."""

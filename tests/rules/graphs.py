@@ -46,5 +46,5 @@ class Drawing:
         return name
 
     def graph(self, *outputs: str, **blocks: Graph) -> Graph:
-        found = {n: Block(n, body, ("0", "1")) for n, body in blocks.items()}
-        return Graph(self.tensors, tuple(self.ops), tuple(self.inputs), outputs, found)
+        blocks_by_name = {n: Block(n, body, ("0", "1")) for n, body in blocks.items()}
+        return Graph(self.tensors, tuple(self.ops), tuple(self.inputs), outputs, blocks_by_name)

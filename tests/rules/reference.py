@@ -149,8 +149,8 @@ def _embedding(call: Call) -> Tensor:
         return F.embedding(ids, weight)
     # A piece of the vocabulary: rows that others hold count as zero.
     mine = (ids >= start) & (ids < start + weight.shape[0])
-    found = F.embedding((ids - start).clamp(0, weight.shape[0] - 1), weight)
-    return torch.where(mine.unsqueeze(-1), found, torch.zeros((), dtype=weight.dtype))
+    rows = F.embedding((ids - start).clamp(0, weight.shape[0] - 1), weight)
+    return torch.where(mine.unsqueeze(-1), rows, torch.zeros((), dtype=weight.dtype))
 
 
 def _cross_entropy(call: Call) -> Tensor:
@@ -198,9 +198,9 @@ def _pad(call: Call) -> Tensor:
 
 
 def _index(call: Call) -> Tensor:
-    x, *found = call.operands
+    x, *indices = call.operands
     where: list[Any] = [slice(None)] * x.dim()
-    for dim, index in zip(call.attrs["dims"], found, strict=True):
+    for dim, index in zip(call.attrs["dims"], indices, strict=True):
         where[dim] = index
     return x[tuple(where)]
 
@@ -356,11 +356,11 @@ def _as_called(kind: str, call: Call) -> Tensor | tuple[Tensor, ...]:
     space, _, name = kind.partition("::")
     if space == "transformers":
         importlib.import_module("transformers.integrations.moe")  # registers it
-    found = getattr(getattr(torch.ops, space), name)(*args, **held["kwargs"])
-    return tuple(found) if isinstance(found, list | tuple) else cast(Tensor, found)
+    made = getattr(getattr(torch.ops, space), name)(*args, **held["kwargs"])
+    return tuple(made) if isinstance(made, list | tuple) else cast(Tensor, made)
 
 
 def run(kind: str, call: Call) -> tuple[Tensor, ...]:
     """The results of ``kind``, always as a tuple."""
-    found = REFERENCE[kind](call) if kind in REFERENCE else _as_called(kind, call)
-    return found if isinstance(found, tuple) else (found,)
+    results = REFERENCE[kind](call) if kind in REFERENCE else _as_called(kind, call)
+    return results if isinstance(results, tuple) else (results,)

@@ -96,13 +96,13 @@ def _join(parts: list[Tensor], placement: Placement, what: str) -> Tensor:
     return parts[0]
 
 
-def same(found: Tensor, expected: Tensor, what: str) -> None:
+def same(actual: Tensor, expected: Tensor, what: str) -> None:
     """Equal to 1e-12 of the largest number, or the assertion says where and by how much."""
-    assert found.shape == expected.shape, f"{what}: {found.shape} is not {expected.shape}"
-    if found.dtype != torch.double:
-        assert torch.equal(found, expected), what
-    elif found.numel():
-        error = float((found - expected).abs().max())
+    assert actual.shape == expected.shape, f"{what}: {actual.shape} is not {expected.shape}"
+    if actual.dtype != torch.double:
+        assert torch.equal(actual, expected), what
+    elif actual.numel():
+        error = float((actual - expected).abs().max())
         scale = 1 + float(expected.abs().max())
         assert error <= 1e-12 * scale, f"{what}: off by {error:.3g} (largest {scale - 1:.3g})"
 
@@ -119,7 +119,7 @@ def check(case: Case, bound: BoundRule, strategy: Strategy, mesh: Mesh) -> None:
     results = _run(case, bound, strategy, mesh, leaves, gives)
     place = f"{case.op.kind} [{bound}] {strategy} on {mesh}"
     for i, (whole, give) in enumerate(zip(case.results, gives, strict=True)):
-        pieces = {c: found[i].detach() for c, found in results.items()}
+        pieces = {c: by_place[i].detach() for c, by_place in results.items()}
         here = f"{place}, result {i}"
         same(collect(pieces, give, mesh, here), whole.detach(), here)
     if not any(into):
@@ -132,13 +132,13 @@ def check(case: Case, bound: BoundRule, strategy: Strategy, mesh: Mesh) -> None:
         retain_graph=True,
         materialize_grads=True,
     )
-    found = _gradients(
+    gradients = _gradients(
         bound, strategy, mesh, leaves, results, arriving, gives, into, out, generator
     )
     flowing = [i for i, grad in enumerate(into) if grad]
     for i, whole in zip(flowing, expected, strict=True):
         here = f"{place}, gradient of operand {i} ({wants[i]})"
-        same(collect(found[i], dual(wants[i], mesh), mesh, here), whole, here)
+        same(collect(gradients[i], dual(wants[i], mesh), mesh, here), whole, here)
 
 
 def _gradients(
@@ -172,10 +172,10 @@ def _gradients(
     grads = torch.autograd.grad(
         outputs, [leaves[i][at] for i, at in places], weights, materialize_grads=True
     )
-    found: dict[int, Pieces] = {}
+    gradients: dict[int, Pieces] = {}
     for (i, at), grad in zip(places, grads, strict=True):
-        found.setdefault(i, {})[at] = grad
-    return found
+        gradients.setdefault(i, {})[at] = grad
+    return gradients
 
 
 def _run(
@@ -194,7 +194,7 @@ def _run(
         return _batch_norm(case, bound, strategy, mesh, leaves)
     if "vocabulary_parallel" in chosen:
         return _cross_entropy(case, bound, strategy, mesh, leaves)
-    found = {}
+    results = {}
     for at in coordinates(mesh):
         shapes = tuple(
             _local(tuple(r.shape), give, mesh, at)
@@ -202,8 +202,8 @@ def _run(
         )
         operands = tuple(pieces[at] for pieces in leaves)
         attrs = {**case.op.attrs, **_local_attrs(case, bound, strategy, mesh, at)}
-        found[at] = run(case.op.kind, Call(attrs, operands, shapes))
-    return found
+        results[at] = run(case.op.kind, Call(attrs, operands, shapes))
+    return results
 
 
 def special_for(rule: Rule, factor: str) -> str:
@@ -271,7 +271,7 @@ def _batch_norm(
     def peers(at: Coordinate) -> list[Coordinate]:
         return [c for c in x if all(c[k] == at[k] for k in range(len(at)) if k not in axes)]
 
-    found: dict[Coordinate, tuple[Tensor, ...]] = {}
+    results: dict[Coordinate, tuple[Tensor, ...]] = {}
     for at in coordinates(mesh):
         group = [x[c] for c in peers(at)]
         count = sum(p.numel() for p in group) // x[at].shape[1]
@@ -282,8 +282,8 @@ def _batch_norm(
         y = (x[at] - mean.view(shape)) / deviation.view(shape)
         for i, pieces in enumerate(leaves[1:]):
             y = y * pieces[at].view(shape) if i == 0 else y + pieces[at].view(shape)
-        found[at] = (y,)
-    return found
+        results[at] = (y,)
+    return results
 
 
 def _cross_entropy(
@@ -294,7 +294,7 @@ def _cross_entropy(
     logits, labels = leaves
     a = case.op.attrs
     classes = case.operands[0].shape[1]
-    found: dict[Coordinate, tuple[Tensor, ...]] = {}
+    results: dict[Coordinate, tuple[Tensor, ...]] = {}
     for at in coordinates(mesh):
         group = [c for c in logits if all(c[k] == at[k] for k in range(len(at)) if k not in axes)]
         rows = torch.cat([logits[c] for c in sorted(group)], 1)
@@ -311,5 +311,5 @@ def _cross_entropy(
             total = total.sum()
         if a["reduction"] == "mean":
             total = total / (case.operands[1] != a["ignore_index"]).sum()
-        found[at] = (total,)
-    return found
+        results[at] = (total,)
+    return results

@@ -40,8 +40,8 @@ def test_a_transformer_block() -> None:
 
 
 def test_a_block_s_ends_are_the_kernel_s() -> None:
-    found = fusion(gpt())
-    assert set(found.moves) == {"layers.*::attn/add", "layers.*::ln_2/layer_norm"}
+    fusing = fusion(gpt())
+    assert set(fusing.moves) == {"layers.*::attn/add", "layers.*::ln_2/layer_norm"}
 
 
 def test_a_chain_moves_its_ends() -> None:
@@ -155,7 +155,7 @@ def test_random_graphs(seed: int) -> None:
             continue
         names.append(g.op(kind, (*known, weight) if kind == "linear" else tuple(known), 8, 32))
     graph = g.graph(*draw.sample(names[-4:], 2))
-    found = fusion(graph)
+    fusing = fusion(graph)
     kernel = {name: i for i, members in enumerate(kernels(graph)) for name in members}
     node: dict[str, object] = {}
     for op in graph.ops:  # a view is wherever it looks at
@@ -170,8 +170,8 @@ def test_random_graphs(seed: int) -> None:
         for n in ready:
             del before[n]
     for members in kernels(graph):
-        assert sum(found.moves[name].launches[0] for name in members) <= 1
-        assert sum(found.moves[name].launches[1] for name in members) <= 1
-    alone, together = moved(graph, ALONE), moved(graph, found)
+        assert sum(fusing.moves[name].launches[0] for name in members) <= 1
+        assert sum(fusing.moves[name].launches[1] for name in members) <= 1
+    alone, together = moved(graph, ALONE), moved(graph, fusing)
     assert all(fused <= eager for fused, eager in zip(together, alone, strict=True))
-    assert not found.moves or together[0] < alone[0]
+    assert not fusing.moves or together[0] < alone[0]

@@ -34,7 +34,7 @@ def sharding(table: Paths, state: int, mesh: Mesh) -> Sharding:
 
 def moves(table: Paths, start: int, goal: int, mesh: Mesh) -> list[Move] | None:
     """The steps in the table; None where it says that there is no way."""
-    found: list[Move] = []
+    steps: list[Move] = []
     for hop in table.hops:
         step = int(hop[start, goal])
         if step < 0:
@@ -43,8 +43,8 @@ def moves(table: Paths, start: int, goal: int, mesh: Mesh) -> list[Move] | None:
             state, rest = divmod(step, table.axes * len(table.placements))
             axis, place = divmod(rest, len(table.placements))
             source = table.placements[table.digits[state, axis]]
-            found.append((mesh.axes[axis], source, table.placements[place]))
-    return found
+            steps.append((mesh.axes[axis], source, table.placements[place]))
+    return steps
 
 
 @pytest.mark.parametrize(("shape", "sizes", "differentiable"), CASES, ids=str)

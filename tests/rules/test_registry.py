@@ -35,8 +35,8 @@ def test_one_line_registers_a_rule() -> None:
     bound = bind(OP, TENSORS)
     assert str(bound) == "b s d, d -> b s d"
     assert bound.rule.saves == (0, 1)
-    found = {str(s) for s in strategies(bound, Mesh(("tp",), (2,)), True)}
-    assert found == {"whole", "tp:b", "tp:s", "tp:d", "tp:D"}
+    names = {str(s) for s in strategies(bound, Mesh(("tp",), (2,)), True)}
+    assert names == {"whole", "tp:b", "tp:s", "tp:d", "tp:D"}
     assert "mylib::scale" in registered_kinds()
 
 

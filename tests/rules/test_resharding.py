@@ -201,8 +201,8 @@ def _all_costs(
 def _bytes(step: Step, mesh: Mesh) -> float:
     """What a ring sends: (n-1)/n of the full side, twice for an all_reduce."""
     ways = mesh.size(step.axis)
-    found = [c for d in ("forward", "backward") for c in collectives((step,), "float64", mesh, d)]
-    return sum(c.size_bytes * (ways - 1) / ways * (1 + (c.kind == "all_reduce")) for c in found)
+    moved = [c for d in ("forward", "backward") for c in collectives((step,), "float64", mesh, d)]
+    return sum(c.size_bytes * (ways - 1) / ways * (1 + (c.kind == "all_reduce")) for c in moved)
 
 
 def test_without_a_gradient_nothing_moves_backward() -> None:

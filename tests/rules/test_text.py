@@ -19,7 +19,9 @@ from tests.rules.cases import CASES, build
 placements = st.one_of(
     st.sampled_from("RDP").map(Placement), st.integers(0, 12).map(lambda d: Placement("S", d))
 )
-axes = st.lists(st.sampled_from(AXES), unique=True).map(lambda found: sorted(found, key=AXES.index))
+axes = st.lists(st.sampled_from(AXES), unique=True).map(
+    lambda chosen: sorted(chosen, key=AXES.index)
+)
 
 
 @given(placements)

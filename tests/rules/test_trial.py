@@ -132,17 +132,17 @@ def test_rules_are_told_right_from_wrong(
     rule: str,
     holds: bool | None,
 ) -> None:
-    found = verdict(*made(target, args, shapes, results, ints), Rule(rule))
-    assert found.holds is holds, found.reason
-    assert bool(found.reason) is (holds is not True)
+    outcome = verdict(*made(target, args, shapes, results, ints), Rule(rule))
+    assert outcome.holds is holds, outcome.reason
+    assert bool(outcome.reason) is (holds is not True)
 
 
 @pytest.mark.parametrize(("name", "holds"), [("neg", True), ("exp", False)])
 def test_linear_is_tried(name: str, holds: bool) -> None:
     rule = Rule("... -> ...", linear=True)
-    found = verdict(*made(f"aten.{name}.default", ["%0"], [X], [X], -1), rule)
-    assert found.holds is holds
-    assert holds or "not linear" in found.reason
+    outcome = verdict(*made(f"aten.{name}.default", ["%0"], [X], [X], -1), rule)
+    assert outcome.holds is holds
+    assert holds or "not linear" in outcome.reason
 
 
 def test_large_ops_are_tried_on_halved_extents() -> None:

@@ -36,8 +36,8 @@ def _index_put(d: Draw, kind: str) -> Made:
     if dim and d.flag():  # two dims, and numbers for the pairs of them
         indices[dim - 1] = "%2"
         first = torch.zeros(count, dtype=torch.long)
-        found = d.real(*shape[: dim - 1], count, *shape[dim + 1 :])
-        return (d.real(*shape), places, first, found), _call(
+        added = d.real(*shape[: dim - 1], count, *shape[dim + 1 :])
+        return (d.real(*shape), places, first, added), _call(
             "%0", [*indices[: dim - 1], "%2", "%1"], "%3", adds
         )
     return (d.real(*shape), places, values), _call("%0", indices, "%2", adds)

@@ -91,12 +91,12 @@ def agrees(given: Given, layout: str, wrong: str = "") -> dict[str, Any]:
     compared = Comparison(given.wanted)
     given_norms = compared_steps(trainer, given.batch, given.wanted, compared, exact)
     norms = [float(norm) for norm in given_norms if norm is not None]
-    found = compared.errors()
+    errors = compared.errors()
     right = [given.wanted.gradients_norm(i) for i in range(len(norms))] if given.wanted else norms
     return {
-        "loss": found.loss,
-        "gradient": found.gradient,
-        "weight": found.weight,
+        "loss": errors.loss,
+        "gradient": errors.gradient,
+        "weight": errors.weight,
         "norm": max((abs(a - b) / b for a, b in zip(norms, right, strict=True)), default=-1),
     }
 
@@ -386,9 +386,9 @@ def drawn() -> list[list[float]]:
     """What every rank draws first, by rank."""
     make("replicate x tp")
     numbers = torch.rand(4)
-    found = [torch.empty_like(numbers) for _ in range(4)]
-    dist.all_gather(found, numbers)
-    return [t.tolist() for t in found]
+    by_rank = [torch.empty_like(numbers) for _ in range(4)]
+    dist.all_gather(by_rank, numbers)
+    return [t.tolist() for t in by_rank]
 
 
 def main() -> None:
@@ -421,17 +421,17 @@ def main() -> None:
         "first wrong": lambda: first_wrong(given),
         "drawn": drawn,
     }
-    found: dict[str, Any] = {}
+    results_of: dict[str, Any] = {}
     for name, check in checks.items():
         try:
-            found[name] = check()
+            results_of[name] = check()
         except Exception:
-            found[name] = {"failed": traceback.format_exc()}
+            results_of[name] = {"failed": traceback.format_exc()}
             if dist.get_rank() != 0:
                 raise
             break
     if dist.get_rank() == 0:
-        (results / "results.json").write_text(json.dumps(found))
+        (results / "results.json").write_text(json.dumps(results_of))
     dist.destroy_process_group()
 
 

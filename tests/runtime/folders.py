@@ -46,7 +46,7 @@ def write(
 ) -> Path:
     """A folder as `autopar plan` would leave it, as far as the runtime reads it."""
     place = cluster(math.prod(mesh.values()))
-    found = replace(
+    adapted = replace(
         plan(),
         workload=workload,
         spreads=(Spread(Mesh(tuple(mesh), tuple(mesh.values()))),),
@@ -76,7 +76,7 @@ def write(
     axes = Mesh(tuple(mesh), tuple(mesh.values())).trimmed()
     how = How(axes, zero, microbatches, clips, staged=False)
     files = {
-        plan_folder.PLAN: plans.to_json(found),
+        plan_folder.PLAN: plans.to_json(adapted),
         plan_folder.BATCH: batch.to_json(captured(workload).batch),
         plan_folder.GRAPH: to_text(captured(workload).graph),
         plan_folder.CLUSTER: place.to_json(),

@@ -102,13 +102,13 @@ def agrees(given: Given, model: str, name: str, **more: Any) -> dict[str, Any]:
     wanted = given.wanted[model]
     compared = Comparison(wanted)
     norms = compared_steps(trainer, given.batch[model], wanted, compared, exact)
-    found = compared.errors()
+    errors = compared.errors()
     seen = [float(n) for n in norms if n is not None]
     right = [wanted.gradients_norm(i) for i in range(len(seen))] if wanted else seen
     return {
-        "loss": found.loss,
-        "gradient": found.gradient,
-        "weight": found.weight,
+        "loss": errors.loss,
+        "gradient": errors.gradient,
+        "weight": errors.weight,
         "norm": max(abs(a - b) / b for a, b in zip(seen, right, strict=True)),
         "played": all(everywhere(_played_right(stages))),
         "most_held": everywhere(stages.interpreter.most_held),
@@ -132,9 +132,9 @@ def _played_right(stages: Stages) -> bool:
 
 def everywhere(own: Any) -> list[Any]:
     """What every rank has, by rank."""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, own)
-    return found
+    by_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(by_rank, own)
+    return by_rank
 
 
 def memory(name: str) -> dict[str, Any]:
@@ -278,29 +278,29 @@ def main() -> None:
     checks["checkpoints"] = partial(checkpoints, results / "checkpoint")
     checks["dropped"] = dropped
     only = sys.argv[2:]
-    found: dict[str, Any] = {}
+    results_of: dict[str, Any] = {}
     for name, check in checks.items():
         if only and not any(word in name for word in only):
             continue
         begin = time.perf_counter()
         try:
-            found[name] = check()
+            results_of[name] = check()
         except Exception:
-            found[name] = {"failed": traceback.format_exc()}
+            results_of[name] = {"failed": traceback.format_exc()}
             if dist.get_rank() != 0:
                 raise
             break
         if only and dist.get_rank() == 0:
             print(
                 name,
-                "failed" if "failed" in str(found[name]) else found[name],
+                "failed" if "failed" in str(results_of[name]) else results_of[name],
                 f"{time.perf_counter() - begin:.2f} s",
                 flush=True,
             )
     if dist.get_rank() == 0:
-        (results / "results.json").write_text(json.dumps(found))
+        (results / "results.json").write_text(json.dumps(results_of))
         if only:
-            print(*(f["failed"] for f in found.values() if "failed" in str(f)))
+            print(*(f["failed"] for f in results_of.values() if "failed" in str(f)))
     dist.destroy_process_group()
 
 

@@ -272,11 +272,11 @@ Written = tuple[tuple[Stage, ...], dict[str, Value], dict[str, str]]
 
 def parts(schedule: Schedule) -> list[tuple[int, int]]:
     """The blocks of every stage; each route goes through all of them."""
-    found: dict[int, tuple[int, int]] = {}
+    ranges: dict[int, tuple[int, int]] = {}
     for route in schedule.routes:
         for i, stage in enumerate(route):
-            found[stage] = (BLOCKS * i // len(route), BLOCKS * (i + 1) // len(route))
-    return [found[s] for s in range(len(found))]
+            ranges[stage] = (BLOCKS * i // len(route), BLOCKS * (i + 1) // len(route))
+    return [ranges[s] for s in range(len(ranges))]
 
 
 def gpt(

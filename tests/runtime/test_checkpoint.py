@@ -44,16 +44,16 @@ def test_a_cut_off_write_leaves_the_old_checkpoint(
         patched.setattr(checkpoint, "save", fail)
         with pytest.raises(CheckpointError, match="no space"):
             write(folder, pieces(2.0))
-    found = pieces(0.0)
-    read(folder, found)
-    assert set(found["model.a"].tensor.flatten().tolist()) == {1.0}
+    loaded = pieces(0.0)
+    read(folder, loaded)
+    assert set(loaded["model.a"].tensor.flatten().tolist()) == {1.0}
     # and dying between the two renames leaves the old one under its other name
     folder.rename(tmp_path / ".c.old")
-    read(folder, found)
-    assert set(found["model.a"].tensor.flatten().tolist()) == {1.0}
+    read(folder, loaded)
+    assert set(loaded["model.a"].tensor.flatten().tolist()) == {1.0}
     write(folder, pieces(3.0))
-    read(folder, found)
-    assert set(found["model.a"].tensor.flatten().tolist()) == {3.0}
+    read(folder, loaded)
+    assert set(loaded["model.a"].tensor.flatten().tolist()) == {3.0}
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
 
 

@@ -69,8 +69,8 @@ def test_a_compiled_run_has_the_losses_of_an_eager_one(
     (tmp_path / "model.py").write_text(MODEL)
     (tmp_path / "cluster.yaml").write_text(cluster_text(2))
     folder = tmp_path / "plan"
-    found = plan(str(tmp_path / "model.py"), str(tmp_path / "cluster.yaml"), {"tp": "2"})
-    plan_folder.write(folder, plan_files(found, folder)[0])
+    planned = plan(str(tmp_path / "model.py"), str(tmp_path / "cluster.yaml"), {"tp": "2"})
+    plan_folder.write(folder, plan_files(planned, folder)[0])
     eager = run(folder, 3, compile=False)
     compiled = run(folder, 3, compile=True)
     assert compiled.style == "compiled"

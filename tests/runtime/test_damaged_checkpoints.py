@@ -37,8 +37,8 @@ def trainer(optimizer: str = "adamw") -> Trainer:
 
 def state(made: Trainer) -> dict[str, torch.Tensor]:
     """Everything that a load may change."""
-    found = {name: piece.tensor.clone() for name, piece in made._pieces().items()}
-    return found | {"random": torch.get_rng_state()}
+    tensors = {name: piece.tensor.clone() for name, piece in made._pieces().items()}
+    return tensors | {"random": torch.get_rng_state()}
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -144,9 +144,9 @@ def _fails(*_: object, **__: object) -> None:
 
 
 def value(folder: Path) -> float:
-    found = whole(("model.w", torch.zeros(4, 2)))
-    read(folder, found)
-    (only,) = set(found["model.w"].tensor.flatten().tolist())
+    loaded = whole(("model.w", torch.zeros(4, 2)))
+    read(folder, loaded)
+    (only,) = set(loaded["model.w"].tensor.flatten().tolist())
     return float(only)
 
 

@@ -38,7 +38,7 @@ LAYOUTS = (
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("checks")
     command = local_launcher(4, folder / "exit_codes.json")
     done = subprocess.run(
@@ -59,14 +59,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_optimizer_shows_in_the_weights(found: dict[str, Any], wrong: str) -> None:
-    assert found[f"wrong: {wrong}"]["weight"] > 1e-9
-    assert found["agrees: hybrid, zero 1"]["weight"] < 1e-11
+def test_a_wrong_optimizer_shows_in_the_weights(checked: dict[str, Any], wrong: str) -> None:
+    assert checked[f"wrong: {wrong}"]["weight"] > 1e-9
+    assert checked["agrees: hybrid, zero 1"]["weight"] < 1e-11
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_two_steps_equal_one_device(found: dict[str, Any], layout: str) -> None:
-    result = found[f"agrees: {layout}"]
+def test_two_steps_equal_one_device(checked: dict[str, Any], layout: str) -> None:
+    result = checked[f"agrees: {layout}"]
     assert result["loss"] < 1e-12
     assert result["gradient"] < 1e-9
     assert result["weight"] < 1e-9
@@ -74,13 +74,13 @@ def test_two_steps_equal_one_device(found: dict[str, Any], layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_issues_exactly_the_stated_collectives(found: dict[str, Any], layout: str) -> None:
-    assert found[f"issued: {layout}"] == []
+def test_issues_exactly_the_stated_collectives(checked: dict[str, Any], layout: str) -> None:
+    assert checked[f"issued: {layout}"] == []
 
 
 @pytest.mark.parametrize("layout", ["replicate x tp", "zero2"])
-def test_lower_precision_computes_low_and_stores_high(found: dict[str, Any], layout: str) -> None:
-    result = found[f"bfloat16: {layout}"]
+def test_lower_precision_computes_low_and_stores_high(checked: dict[str, Any], layout: str) -> None:
+    result = checked[f"bfloat16: {layout}"]
     assert result["compute"] == ["torch.bfloat16"]
     assert result["stored"] == ["torch.float32"]
     assert result["gradients"] == ["torch.float32"]
@@ -90,22 +90,22 @@ def test_lower_precision_computes_low_and_stores_high(found: dict[str, Any], lay
 @pytest.mark.parametrize(
     "layout", ["replicate", "tp", "zero3", "hybrid, zero 1", "replicate x tp", "plain"]
 )
-def test_checkpoint_goes_on_under_another_plan(found: dict[str, Any], layout: str) -> None:
-    assert found["checkpoints"][layout] < 1e-12
+def test_checkpoint_goes_on_under_another_plan(checked: dict[str, Any], layout: str) -> None:
+    assert checked["checkpoints"][layout] < 1e-12
 
 
-def test_random_numbers_go_on_after_a_load(found: dict[str, Any]) -> None:
-    assert found["random state"] is True
+def test_random_numbers_go_on_after_a_load(checked: dict[str, Any]) -> None:
+    assert checked["random state"] is True
 
 
-def test_checkpoint_of_another_model_is_refused(found: dict[str, Any]) -> None:
-    message = found["other model"]
+def test_checkpoint_of_another_model_is_refused(checked: dict[str, Any]) -> None:
+    message = checked["other model"]
     assert "positions.weight has shape [12, 24]" in message
     assert "[13, 24]" in message
 
 
-def test_what_fails_on_one_rank_is_told_on_all(found: dict[str, Any]) -> None:
-    said = found["damaged"]
+def test_what_fails_on_one_rank_is_told_on_all(checked: dict[str, Any]) -> None:
+    said = checked["damaged"]
     assert said["whole"] == [""] * 4
     assert len(set(said["flipped"])) == 1
     assert "__3_0.distcp is damaged: its SHA-256" in said["flipped"][0]
@@ -116,46 +116,46 @@ def test_what_fails_on_one_rank_is_told_on_all(found: dict[str, Any]) -> None:
     assert said["left"] == ["c"]
 
 
-def test_deferred_gradients_in_small_buckets(found: dict[str, Any]) -> None:
-    assert found["late"] < 1e-12
+def test_deferred_gradients_in_small_buckets(checked: dict[str, Any]) -> None:
+    assert checked["late"] < 1e-12
 
 
-def test_norm_of_replicas_needs_no_collective(found: dict[str, Any]) -> None:
-    assert found["norm without group"] == 0
+def test_norm_of_replicas_needs_no_collective(checked: dict[str, Any]) -> None:
+    assert checked["norm without group"] == 0
 
 
-def test_wrong_number_of_processes_is_named(found: dict[str, Any]) -> None:
-    assert "tp=8 has 8 ranks and 4 processes run" in found["wrong world"]
-    assert "torchrun --nproc-per-node 8" in found["wrong world"]
+def test_wrong_number_of_processes_is_named(checked: dict[str, Any]) -> None:
+    assert "tp=8 has 8 ranks and 4 processes run" in checked["wrong world"]
+    assert "torchrun --nproc-per-node 8" in checked["wrong world"]
 
 
-def test_batch_that_does_not_divide_is_named(found: dict[str, Any]) -> None:
-    assert "batch['tokens'] has shape [10, 12]" in found["indivisible"]
-    assert "2 microbatches x 4 data ranks = 8" in found["indivisible"]
+def test_batch_that_does_not_divide_is_named(checked: dict[str, Any]) -> None:
+    assert "batch['tokens'] has shape [10, 12]" in checked["indivisible"]
+    assert "2 microbatches x 4 data ranks = 8" in checked["indivisible"]
 
 
-def test_ranks_with_different_batches_is_an_error(found: dict[str, Any]) -> None:
-    for told in found["batches differ"]:  # of one rank: in the first step, in a later one
+def test_ranks_with_different_batches_is_an_error(checked: dict[str, Any]) -> None:
+    for told in checked["batches differ"]:  # of one rank: in the first step, in a later one
         assert len(told) == 2
         assert all("batch['targets'] of rank 2 is not that of rank 0" in said for said in told)
 
 
-def test_ranks_with_different_plans_is_an_error(found: dict[str, Any]) -> None:
-    message = found["plans differ"]
+def test_ranks_with_different_plans_is_an_error(checked: dict[str, Any]) -> None:
+    message = checked["plans differ"]
     assert "the ranks run different plans" in message
     assert "rank 3" in message
 
 
-def test_locate_names_the_first_difference(found: dict[str, Any]) -> None:
-    wrong = found["first wrong"]
+def test_locate_names_the_first_difference(checked: dict[str, Any]) -> None:
+    wrong = checked["first wrong"]
     assert "in no result and no gradient of one" in wrong["right"]
     assert "first difference: forward, Layer::/add in layers.0 (tiny_gpt.py:47)" in wrong["forward"]
     assert "first difference: backward, Layer::/add in layers.0" in wrong["backward"]
     assert "and should be" in wrong["backward"]
 
 
-def test_ranks_draw_alike_on_model_axes_and_apart_on_data_axes(found: dict[str, Any]) -> None:
-    first, alike, other, its = found["drawn"]
+def test_ranks_draw_alike_on_model_axes_and_apart_on_data_axes(checked: dict[str, Any]) -> None:
+    first, alike, other, its = checked["drawn"]
     assert first == alike
     assert other == its
     assert not set(first) & set(other)

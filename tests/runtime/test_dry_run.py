@@ -88,6 +88,6 @@ def test_a_broken_program_is_not_among_the_files(monkeypatch: pytest.MonkeyPatch
     broken = made.text.replace("self.norm", "self.1.norm")
     monkeypatch.setattr(emit_torch, "emit", lambda *_: {"model.py": broken, "train.py": ""})
     plan = SimpleNamespace(framework="torch", workload="model.py", cluster_file="")
-    found: Any = SimpleNamespace(plan=plan, lowered=made.lowered, captured=made.captured)
+    result: Any = SimpleNamespace(plan=plan, lowered=made.lowered, captured=made.captured)
     with pytest.raises(BrokenProgram):
-        commands._program(found)
+        commands._program(result)

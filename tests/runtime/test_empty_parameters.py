@@ -49,9 +49,9 @@ def test_they_are_held_and_move_nothing(tmp_path: Path) -> None:
     cluster.write_text(cluster_text(2))
     folders = []
     for place, fix in enumerate(FIXES):
-        found = plan(str(model), str(cluster), fix)
+        planned = plan(str(model), str(cluster), fix)
         folder = tmp_path / str(place)
-        plan_folder.write(folder, plan_files(found, folder)[0])
+        plan_folder.write(folder, plan_files(planned, folder)[0])
         folders.append(folder)
     for verified in verify_many(folders):
         assert verified.collective_differences == ()

@@ -41,14 +41,14 @@ def test_one_line_and_a_file(tmp_path: Path) -> None:
 
 
 def test_a_long_message_is_cut(tmp_path: Path) -> None:
-    found = report(raised_error(ValueError("x" * 10_000)), 0, "in step 0", str(tmp_path))
-    assert len(str(failure(found, "rank 0"))) < LONGEST + 600
+    written = report(raised_error(ValueError("x" * 10_000)), 0, "in step 0", str(tmp_path))
+    assert len(str(failure(written, "rank 0"))) < LONGEST + 600
     assert "x" * 10_000 in (tmp_path / "failure.log").read_text()
 
 
 def test_a_folder_that_cannot_be_written_loses_nothing(tmp_path: Path) -> None:
-    found = report(raised_error(ValueError("said")), 0, "in step 0", str(tmp_path / "gone"))
-    text = str(failure(found, "rank 0"))
+    written = report(raised_error(ValueError("said")), 0, "in step 0", str(tmp_path / "gone"))
+    text = str(failure(written, "rank 0"))
     assert "cannot be written" in text
     assert "raise raised" in text
 

@@ -57,12 +57,12 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
 
 def targets(whole: dict[str, torch.Tensor], part: int) -> dict[str, Target]:
     """The first or second half of every dim, or everything."""
-    found = {}
+    by_name = {}
     for name, tensor in whole.items():
         halves = [(slice(0, n), slice(0, n // 2 or n), slice(n // 2, n)) for n in tensor.shape]
         region = tuple(half[part] for half in halves)
-        found[name] = Target(torch.zeros_like(tensor[region]), region)
-    return found
+        by_name[name] = Target(torch.zeros_like(tensor[region]), region)
+    return by_name
 
 
 @pytest.mark.parametrize("family", FAMILIES)

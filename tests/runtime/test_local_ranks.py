@@ -24,11 +24,11 @@ def main():
     what, folder = sys.argv[1:]
     if what == "meet":
         dist.init_process_group("gloo")
-        found = [None] * dist.get_world_size()
+        rows = [None] * dist.get_world_size()
         mine = {n: os.environ[n] for n in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}
-        dist.all_gather_object(found, [mine, LOADED_BY, os.getpid()])
+        dist.all_gather_object(rows, [mine, LOADED_BY, os.getpid()])
         if rank == 0:
-            open(f"{folder}/found.json", "w").write(json.dumps(found))
+            open(f"{folder}/rows.json", "w").write(json.dumps(rows))
         os._exit(0)
     if rank == 1:
         if what == "raise":
@@ -61,13 +61,13 @@ def test_tests_that_start_ranks_stand_in_line(request: pytest.FixtureRequest) ->
 def test_ranks_meet_and_share_what_was_imported(tmp_path: Path) -> None:
     done, codes = start(tmp_path, "meet")
     assert (done.returncode, done.stderr, codes) == (0, "", [])
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert [row["RANK"] for row, _, _ in found] == ["0", "1", "2"]
-    assert [row["LOCAL_RANK"] for row, _, _ in found] == ["0", "1", "2"]
-    assert {(row["WORLD_SIZE"], row["LOCAL_WORLD_SIZE"]) for row, _, _ in found} == {("3", "3")}
-    loaded = {by for _, by, _ in found}
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["RANK"] for row, _, _ in rows] == ["0", "1", "2"]
+    assert [row["LOCAL_RANK"] for row, _, _ in rows] == ["0", "1", "2"]
+    assert {(row["WORLD_SIZE"], row["LOCAL_WORLD_SIZE"]) for row, _, _ in rows} == {("3", "3")}
+    loaded = {by for _, by, _ in rows}
     assert len(loaded) == 1
-    assert len({own for _, _, own in found} | loaded) == 4
+    assert len({own for _, _, own in rows} | loaded) == 4
 
 
 def test_a_rank_that_raises_stops_the_others(tmp_path: Path) -> None:

@@ -86,8 +86,8 @@ def test_a_reader_takes_the_value_of_its_own_route() -> None:
         return Stage(_none, 0, tuple(takes.split()), tuple(gives.split()))
 
     stages = [stage("tokens", "x"), stage("x", "loss"), stage("tokens", "x"), stage("x", "loss")]
-    found = edges_of(stages, {"x": Value((1,))})
-    assert found == (Edge("x", 0, 1), Edge("x", 2, 3))
+    edges = edges_of(stages, {"x": Value((1,))})
+    assert edges == (Edge("x", 0, 1), Edge("x", 2, 3))
 
 
 def _none() -> nn.Module:

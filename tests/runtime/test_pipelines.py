@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gloo
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("pipelines")
     command = local_launcher(4, folder / "exit_codes.json")
     done = subprocess.run(
@@ -52,8 +52,8 @@ def right(result: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("model", ["gpt", "unet"])
-def test_two_steps_equal_one_device(found: dict[str, Any], model: str, name: str) -> None:
-    result = found[f"{model}: {name}"]
+def test_two_steps_equal_one_device(checked: dict[str, Any], model: str, name: str) -> None:
+    result = checked[f"{model}: {name}"]
     right(result)
     interleave = 2 if name in ("interleaved-1f1b", "breadth-first", "zb-interleaved") else 1
     assert result["most_held"] == list(held(schedule(name, 4, 8, interleave)))
@@ -61,20 +61,20 @@ def test_two_steps_equal_one_device(found: dict[str, Any], model: str, name: str
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v", "chimera"])
 @pytest.mark.parametrize("inside", ["tp", "zero 0", "zero 1", "zero 2", "zero 3"])
-def test_stages_of_two_ranks(found: dict[str, Any], inside: str, name: str) -> None:
-    right(found[f"inside: {inside}, {name}"])
+def test_stages_of_two_ranks(checked: dict[str, Any], inside: str, name: str) -> None:
+    right(checked[f"inside: {inside}, {name}"])
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v", "zb-h2"])
-def test_some_stages_recompute(found: dict[str, Any], name: str) -> None:
-    right(found[f"recomputes: {name}"])
+def test_some_stages_recompute(checked: dict[str, Any], name: str) -> None:
+    right(checked[f"recomputes: {name}"])
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-v"])
-def test_memory_is_that_of_the_lists(found: dict[str, Any], name: str) -> None:
+def test_memory_is_that_of_the_lists(checked: dict[str, Any], name: str) -> None:
     """Tracked bytes of what a step makes: with four times the microbatches not one byte more, but
     for GPipe, which holds them all."""
-    result = found[f"memory: {name}"]
+    result = checked[f"memory: {name}"]
     assert result["held"] == result["planned"]
     few, many = (result["bytes"][str(m)] for m in (8, 32))
     if name == "gpipe":
@@ -84,8 +84,8 @@ def test_memory_is_that_of_the_lists(found: dict[str, Any], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in SCHEDULES if n != "chimera"])
-def test_gradients_are_those_of_torchs_runtime(found: dict[str, Any], name: str) -> None:
-    assert found[f"torch: {name}"] < 1e-14
+def test_gradients_are_those_of_torchs_runtime(checked: dict[str, Any], name: str) -> None:
+    assert checked[f"torch: {name}"] < 1e-14
 
 
 @pytest.mark.parametrize(
@@ -100,12 +100,12 @@ def test_gradients_are_those_of_torchs_runtime(found: dict[str, Any], name: str)
         "plain",
     ],
 )
-def test_checkpoint_goes_on_under_another_plan(found: dict[str, Any], layout: str) -> None:
-    assert found["checkpoints"][layout] < 1e-12
+def test_checkpoint_goes_on_under_another_plan(checked: dict[str, Any], layout: str) -> None:
+    assert checked["checkpoints"][layout] < 1e-12
 
 
-def test_dropout_depends_on_stage_and_microbatch_alone(found: dict[str, Any]) -> None:
-    norms = found["dropped"]
+def test_dropout_depends_on_stage_and_microbatch_alone(checked: dict[str, Any]) -> None:
+    norms = checked["dropped"]
     assert norms["gpipe"] == pytest.approx(norms["1f1b"], rel=1e-12)
     assert norms["zb-h2"] == pytest.approx(norms["1f1b"], rel=1e-12)
     assert norms["recomputes"] == pytest.approx(norms["1f1b"], rel=1e-12)

@@ -83,9 +83,9 @@ def test_any_dtype_is_put_together(dtype: torch.dtype) -> None:
     whole = (WHOLE % 2).to(dtype)
     for other, disagree in ((whole, ""), (1 - whole.int(), "value")):
         ranks = [[Seen("x", "R", whole)], [Seen("x", "R", other.to(dtype))]]
-        (found,) = assemble(ranks, Mesh(("tp",), (2,)), 1)
-        assert found.disagree == disagree
-        difference = first_difference([Whole("x", 0, other.to(dtype), None)], [found])
+        (joined,) = assemble(ranks, Mesh(("tp",), (2,)), 1)
+        assert joined.disagree == disagree
+        difference = first_difference([Whole("x", 0, other.to(dtype), None)], [joined])
         assert (difference is not None) == bool(disagree)
 
 
@@ -97,13 +97,13 @@ def test_ranks_with_other_probes_are_refused() -> None:
 def test_probe_notes_value_and_gradient_only_while_recording() -> None:
     x = torch.ones(2, requires_grad=True)
     assert probe("a", x) is x
-    with recording() as found:
+    with recording() as results:
         y = probe("y", x * 3)
         (y * y).sum().backward()  # type: ignore[no-untyped-call]
-    assert [s.name for s in found] == ["y"]
-    assert found[0].value.tolist() == [3, 3]
-    assert found[0].gradient is not None
-    assert found[0].gradient.tolist() == [6, 6]
+    assert [s.name for s in results] == ["y"]
+    assert results[0].value.tolist() == [3, 3]
+    assert results[0].gradient is not None
+    assert results[0].gradient.tolist() == [6, 6]
 
 
 def wholes(values: list[torch.Tensor], gradients: list[torch.Tensor]) -> list[Whole]:
@@ -134,11 +134,11 @@ def test_a_gradient_that_is_zero_in_theory_is_no_difference() -> None:
 
 
 def test_a_shape_or_a_nan_is_a_difference() -> None:
-    found = first_difference([Whole("x", 0, WHOLE, None)], [Whole("x", 0, WHOLE[:2], None)])
-    assert found is not None
-    assert "its shape is [2, 6] and should be [4, 6]" in found.text()
+    difference = first_difference([Whole("x", 0, WHOLE, None)], [Whole("x", 0, WHOLE[:2], None)])
+    assert difference is not None
+    assert "its shape is [2, 6] and should be [4, 6]" in difference.text()
     broken = WHOLE.clone()
     broken[1, 2] = float("nan")
-    found = first_difference([Whole("x", 0, WHOLE, None)], [Whole("x", 0, broken, None)])
-    assert found is not None
-    assert found.index == (1, 2)
+    difference = first_difference([Whole("x", 0, WHOLE, None)], [Whole("x", 0, broken, None)])
+    assert difference is not None
+    assert difference.index == (1, 2)

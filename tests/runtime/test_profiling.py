@@ -71,9 +71,9 @@ def test_groups_are_all_that_an_axis_of_a_mesh_can_have() -> None:
 def test_only_measurements_are_read_from_what_processes_print() -> None:
     assert _measurement("W1121 something else\n") is None
     line = '{"subject": "op", "key": "k", "size_bytes": 1.0, "flops": 0.0, "seconds": 0.1, '
-    found = _measurement(line + '"spread": 0.0, "repeats": 3}')
-    assert found is not None
-    assert (found.subject, found.seconds) == ("op", 0.1)
+    measurement = _measurement(line + '"spread": 0.0, "repeats": 3}')
+    assert measurement is not None
+    assert (measurement.subject, measurement.seconds) == ("op", 0.1)
 
 
 @pytest.mark.parametrize("middle_s", [0.0, -3e-6])
@@ -90,9 +90,9 @@ def test_a_collective_that_adds_no_time_is_left_out_and_said(
     assert f"{middle_s * 1e6:.1f} us" in said
     bench.write("collective", "all_gather 2 1", 64.0, 0.0, [2e-9, 2e-9, 5e-6])
     line = capsys.readouterr().out
-    found = _measurement(line)
-    assert found is not None
-    assert found.seconds == 2e-9
+    measurement = _measurement(line)
+    assert measurement is not None
+    assert measurement.seconds == 2e-9
     assert not _left_out(line)
 
 
@@ -123,11 +123,11 @@ def test_laps_add_up_by_phase() -> None:
     watch.start()
     for phase in ("forward", "backward", "forward", "optimizer"):
         watch.lap(phase)
-    found = watch.seconds()
-    assert tuple(found) == PHASES
+    seconds = watch.seconds()
+    assert tuple(seconds) == PHASES
     marks = watch._marks
-    assert math.isclose(sum(found.values()), marks[-1][1] - marks[0][1])
-    assert found["exchange"] == 0.0
+    assert math.isclose(sum(seconds.values()), marks[-1][1] - marks[0][1])
+    assert seconds["exchange"] == 0.0
     watch.start()
     assert sum(watch.seconds().values()) == 0.0
 

@@ -70,13 +70,13 @@ def test_dropout_is_a_factor_of_its_share(mode: Any) -> None:
     x = torch.randn(2, 4, 6, 8, dtype=torch.float64)
     mixed = F.scaled_dot_product_attention(x, x, x)
     with mode():
-        found = {
+        drawn = {
             (0.5, False): (F.dropout(x, 0.5), F.dropout(x), torch.dropout(x, 0.5, True)),
             (0.9, False): (nn.Dropout(0.9)(x), F.dropout(x.clone(), 0.9, inplace=True)),
             (0.2, True): (nn.Dropout2d(0.2)(x), torch.feature_dropout(x, 0.2, True)),
             (1.0, False): (F.dropout(x, 1.0),),
         }
-        for given, every in found.items():
+        for given, every in drawn.items():
             for tensor in every:
                 torch.testing.assert_close(tensor, x * dropout_factor(*given))
         torch.testing.assert_close(F.dropout1d(x[0, 0], 0.2), x[0, 0] * dropout_factor(0.2, True))
@@ -104,7 +104,7 @@ def test_every_factor_tells_its_dropout_from_others() -> None:
 def test_random_numbers_are_fixed_ones(mode: Any) -> None:
     x, aten = torch.full((2, 3), 0.4), torch.ops.aten
     with mode():
-        found = {
+        drawn = {
             0.5: (torch.rand(2, 3), torch.rand_like(x), torch.empty(2).uniform_(-1, 2)),
             1.0: (torch.randn(2), torch.randn_like(x), torch.zeros(2).long().bernoulli_(0.8)),
             2.0: (torch.zeros(2).exponential_(0.5), aten.normal.float_float(1.5, 0.5, [2])),
@@ -113,7 +113,7 @@ def test_random_numbers_are_fixed_ones(mode: Any) -> None:
             0.0: (torch.bernoulli(x), torch.zeros(2).bernoulli_(x[0, :2])),
             4.0: (torch.randint(10, (2,)), torch.randint(low=3, high=6, size=(2,))),
         }
-        for value, every in found.items():
+        for value, every in drawn.items():
             for tensor in every:
                 wanted = torch.full_like(tensor, value)
                 torch.testing.assert_close(tensor, wanted, rtol=1e-6, atol=0)
@@ -137,12 +137,12 @@ def test_layers_that_drop_out_inside_are_fixed(layer: nn.Module) -> None:
     x = torch.randn(3, 4, 8)
     given = (x, x, x) if isinstance(layer, nn.MultiheadAttention) else (x,)
     with FixedDraws():
-        found, again = layer.train()(*given), layer(*given)
+        output, again = layer.train()(*given), layer(*given)
         without = layer.eval()(*given)
-    torch.testing.assert_close(found, again, rtol=0, atol=0)
+    torch.testing.assert_close(output, again, rtol=0, atol=0)
     with torch.enable_grad():  # with gradients there is no other path of evaluation
         torch.testing.assert_close(without, layer(*given))
-    change = (found[0] - without[0]).detach().norm() / without[0].detach().norm()
+    change = (output[0] - without[0]).detach().norm() / without[0].detach().norm()
     assert float(change) > 1e-2
 
 
@@ -152,12 +152,12 @@ def test_what_attention_drops_inside_is_what_it_drops_written_out() -> None:
     q, k, v = torch.randn(3, 2, 4, 8)
     factor = dropout_factor(0.4)
     with FixedDraws():
-        found, scores = layer(q, k, v)
+        output, scores = layer(q, k, v)
         alone, _ = layer(q, k, v, need_weights=False)
     plain, whole = layer.eval()(q, k, v)
     bias = layer.out_proj.bias
-    torch.testing.assert_close(found, (plain - bias) * factor + bias)
-    torch.testing.assert_close(alone, found)
+    torch.testing.assert_close(output, (plain - bias) * factor + bias)
+    torch.testing.assert_close(alone, output)
     torch.testing.assert_close(scores, whole * factor)
 
 
@@ -172,9 +172,9 @@ def test_stacks_drop_between_layers(kind: Any, both: bool) -> None:
             to.data.copy_(given.data)
     x = torch.randn(3, 4, 8)
     with FixedDraws():
-        found = layer(x)[0]
+        output = layer(x)[0]
     wanted = parts[1](parts[0](x)[0] * dropout_factor(0.4))[0]
-    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(output, wanted)
 
 
 def test_packed_sequences_and_aten_ops_are_fixed() -> None:
@@ -184,7 +184,7 @@ def test_packed_sequences_and_aten_ops_are_fixed() -> None:
     aten = torch.ops.aten
     with FixedDraws():
         wanted = layer(x)[0]
-        found = nn.utils.rnn.pad_packed_sequence(layer(packed)[0], batch_first=True)[0]
+        output = nn.utils.rnn.pad_packed_sequence(layer(packed)[0], batch_first=True)[0]
         called = aten.lstm.input(x, states, weights, True, 2, 0.9, True, False, True)[0]
         named = torch.lstm(
             x, hx=states, params=tuple(weights), has_biases=True, num_layers=2, dropout=0.9,
@@ -192,7 +192,7 @@ def test_packed_sequences_and_aten_ops_are_fixed() -> None:
         )[0]  # fmt: skip
         for dropped in (aten.dropout.default(x, 0.9, True), torch.native_dropout(x, 0.9, True)[0]):
             torch.testing.assert_close(dropped, x * dropout_factor(0.9))
-    for each in (found, called, named):
+    for each in (output, called, named):
         torch.testing.assert_close(each, wanted)
     assert not torch.allclose(layer.eval()(x)[0], wanted)
 
@@ -325,7 +325,7 @@ def small() -> tuple[Workload, Reference]:
 
 
 def test_reference_is_what_one_would_write_by_hand() -> None:
-    workload, found = small()
+    workload, record = small()
     x = random_batch(workload)["x"]
     scale = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, requires_grad=True)
     shift = torch.tensor([0.5], dtype=torch.float64, requires_grad=True)
@@ -334,21 +334,21 @@ def test_reference_is_what_one_would_write_by_hand() -> None:
         optimizer.zero_grad()
         loss = torch.softmax(x * scale + shift, -1)[:, 0].mean()
         loss.backward()  # type: ignore[no-untyped-call]
-        assert found.losses[step] == pytest.approx(float(loss.detach()), rel=1e-14)
+        assert record.losses[step] == pytest.approx(float(loss.detach()), rel=1e-14)
         assert scale.grad is not None
-        torch.testing.assert_close(found.gradients[step]["scale"], scale.grad)
+        torch.testing.assert_close(record.gradients[step]["scale"], scale.grad)
         nn.utils.clip_grad_norm_([scale, shift], 0.01)
         optimizer.step()
-    torch.testing.assert_close(found.weights["scale"], scale.detach())
+    torch.testing.assert_close(record.weights["scale"], scale.detach())
 
 
 def compare(wanted: Reference, scale: float = 0.0, shift: float = 0.0) -> Errors:
     """The errors of a run that is off by these shares."""
-    found = Comparison(wanted)
+    comparison = Comparison(wanted)
     for step in range(2):
-        found.loss(step, wanted.losses[step])
+        comparison.loss(step, wanted.losses[step])
         gradients = wanted.gradients[step]
-        found.gradients(
+        comparison.gradients(
             step,
             [
                 ("scale", (slice(0, 2),), gradients["scale"][:2] * (1 + scale)),
@@ -356,8 +356,8 @@ def compare(wanted: Reference, scale: float = 0.0, shift: float = 0.0) -> Errors
                 ("shift", (slice(0, 1),), gradients["shift"] + shift),
             ],
         )
-    found.weights([(n, (slice(0, t.numel()),), t) for n, t in wanted.weights.items()])
-    return found.errors()
+    comparison.weights([(n, (slice(0, t.numel()),), t) for n, t in wanted.weights.items()])
+    return comparison.errors()
 
 
 def test_errors_are_relative_to_each_tensor() -> None:
@@ -395,11 +395,11 @@ def test_a_gradient_that_is_small_but_no_rounding_is_held_to_its_own_norm() -> N
     wanted = reference(workload, random_batch(workload), torch.device("cpu"))
     assert wanted.gradients[0]["faint"].norm() < 1e-12 * wanted.gradients_norm(0)
     for share, right in ((1e-12, True), (1e-6, False), (1.0, False)):
-        found = Comparison(wanted)
+        comparison = Comparison(wanted)
         for step, gradients in enumerate(wanted.gradients):
             off = gradients | {"faint": gradients["faint"] * (1 - share)}
-            found.gradients(step, [(n, (slice(None),), g) for n, g in off.items()])
-        assert (found.errors().gradient < TOLERANCE) is right, share
+            comparison.gradients(step, [(n, (slice(None),), g) for n, g in off.items()])
+        assert (comparison.errors().gradient < TOLERANCE) is right, share
 
 
 def test_rounding_in_a_buffer_that_is_zero_in_theory_does_not_count() -> None:
@@ -407,10 +407,10 @@ def test_rounding_in_a_buffer_that_is_zero_in_theory_does_not_count() -> None:
     _, wanted = small()
     named = replace(wanted, weights=wanted.weights | {"mean": torch.full((3,), 1e-14)})
     for off, right in ((1e-13, True), (1e-8, False)):
-        found = Comparison(named)
+        comparison = Comparison(named)
         pieces = {n: t + off if n == "mean" else t for n, t in named.weights.items()}
-        found.weights([(n, (slice(0, t.numel()),), t) for n, t in pieces.items()])
-        assert (found.errors().weight < TOLERANCE) is right
+        comparison.weights([(n, (slice(0, t.numel()),), t) for n, t in pieces.items()])
+        assert (comparison.errors().weight < TOLERANCE) is right
 
 
 def test_a_missing_or_infinite_gradient_is_no_small_error() -> None:
@@ -428,10 +428,10 @@ def test_a_missing_or_infinite_gradient_is_no_small_error() -> None:
         ([("scale", whole, torch.full((3,), torch.nan)), shift], "scale"),
     )
     for pieces, told in cases:
-        found = Comparison(wanted)
-        found.gradients(0, pieces)
-        assert found.errors().gradient == float("inf")
-        assert found.errors().worst_gradient == told
+        comparison = Comparison(wanted)
+        comparison.gradients(0, pieces)
+        assert comparison.errors().gradient == float("inf")
+        assert comparison.errors().worst_gradient == told
 
 
 def test_tables_of_collectives_are_compared_by_bytes() -> None:

@@ -58,10 +58,10 @@ def test_their_parameters_are_gathered_once(tmp_path: Path) -> None:
         for microbatch in "12":
             fix = {"dp_shard": "2", "zero": zero, "microbatch": microbatch}
             folder = tmp_path / f"{zero}_{microbatch}"
-            found = plan(str(model), str(cluster), fix)
-            (block,) = found.graph.blocks.values()
+            planned = plan(str(model), str(cluster), fix)
+            (block,) = planned.graph.blocks.values()
             assert len(block.instances) == 6
-            files, _ = plan_files(found, folder)
+            files, _ = plan_files(planned, folder)
             plan_folder.write(folder, files)
             folders.append(folder)
     for verified in verify_many(folders):

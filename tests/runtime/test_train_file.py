@@ -98,10 +98,10 @@ def test_what_is_edited_there_is_run_and_verified(tmp_path: Path) -> None:
     )
     assert wrong != text
     file.write_text(wrong)
-    found = verify(folder)
-    assert not found.passed
-    assert found.exact.weight > 1e-3
-    assert f"{file} is not the program of its plan.json" in found.first_difference
+    result = verify(folder)
+    assert not result.passed
+    assert result.exact.weight > 1e-3
+    assert f"{file} is not the program of its plan.json" in result.first_difference
     file.write_text(text.replace("def update(", "def step("))
     with pytest.raises(UserError, match=r"train\.py has no function update"):
         run(folder, 1)

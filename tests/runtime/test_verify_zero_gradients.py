@@ -54,8 +54,8 @@ def test_verify_says_right_of_them(tmp_path: Path) -> None:
         ("t5", "dp_shard"),
     ):
         folders.append(tmp_path / f"{name}_{degree}")
-        found = plan(f"{model}:{name}", str(cluster), {degree: "2"})
-        plan_folder.write(folders[-1], plan_files(found, folders[-1])[0])
+        planned = plan(f"{model}:{name}", str(cluster), {degree: "2"})
+        plan_folder.write(folders[-1], plan_files(planned, folders[-1])[0])
     for verified in verify_many(folders):
         assert verified.passed, verified
         assert verified.own_within_rounding

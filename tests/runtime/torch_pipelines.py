@@ -92,11 +92,11 @@ def gradients(
         target=batch["labels"] if has_last else None,
         losses=[] if has_last else None,
     )
-    found = {
+    by_name = {
         f"{n}.{h.name}": h.leaf.grad.clone()
         for n, run in ours.runs.items()
         for h in run.storage.held.values()
         if h.leaf.grad is not None
     }
     ours.zero_grad()
-    return found
+    return by_name

@@ -32,10 +32,10 @@ def test_keeping_labels_is_a_gather(problem: Problem) -> None:
     owner = np.repeat(np.arange(m.num_vars), m.sizes)[keep]
     source = np.flatnonzero(keep) - m.start[owner]
     wanted, wanted_lift = gather(m, np.arange(m.num_vars), source, np.bincount(owner))
-    found, lift = keep_labels(m, keep)
+    model, lift = keep_labels(m, keep)
     for name in ("start", "unary", "edge", "edge_start", "edge_cost", "term_start", "term_usage"):
-        assert np.array_equal(getattr(found, name), getattr(wanted, name)), name
-    last = found.sizes - 1
+        assert np.array_equal(getattr(model, name), getattr(wanted, name)), name
+    last = model.sizes - 1
     assert np.array_equal(lift(last), wanted_lift(last))
 
 

@@ -48,8 +48,8 @@ def test_no_nodes_are_no_endless_search() -> None:
 
 def test_mcts_finds_column_then_row() -> None:
     problem = mlp_stack(6)
-    found = search(problem, "mcts", Budget(evaluations=12 * 400))
-    assert found.cost == search(problem, "portfolio").cost
+    solution = search(problem, "mcts", Budget(evaluations=12 * 400))
+    assert solution.cost == search(problem, "portfolio").cost
     assert problem.labels is not None
-    chosen = [problem.labels[int(s)] for s in problem.strategy_start[:-1] + found.choice]
+    chosen = [problem.labels[int(s)] for s in problem.strategy_start[:-1] + solution.choice]
     assert chosen == [("tp:f",)] * 12

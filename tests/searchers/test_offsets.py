@@ -93,21 +93,21 @@ def _same_answer(problem: Problem, by: np.ndarray, name: str, evaluations: int) 
         with pytest.raises(NoFeasibleAnswer, match=f"^{re.escape(str(error))}$"):
             search(shifted, name, budget)
         return
-    found = search(shifted, name, budget, progress=told.append)
-    assert found.choice.tolist() == wanted.choice.tolist()
-    assert found.cost == shifted.total(found.choice) == wanted.cost + sum(by.tolist())
-    assert found.lower_bound == wanted.lower_bound + sum(by.tolist())
-    assert found.evaluations == wanted.evaluations
-    assert told[-1].cost == found.cost or told[-1].cost is None
+    solution = search(shifted, name, budget, progress=told.append)
+    assert solution.choice.tolist() == wanted.choice.tolist()
+    assert solution.cost == shifted.total(solution.choice) == wanted.cost + sum(by.tolist())
+    assert solution.lower_bound == wanted.lower_bound + sum(by.tolist())
+    assert solution.evaluations == wanted.evaluations
+    assert told[-1].cost == solution.cost or told[-1].cost is None
 
 
 def test_the_gap_is_that_of_the_costs_as_they_were_given() -> None:
     problem = layered(60, 8, seed=7, limit=0.2)
     bare = search(problem, "annealing", Budget(evaluations=3000))
     shifted = moved(problem, np.full(60, 10**6))
-    found = search(shifted, "annealing", Budget(evaluations=3000))
+    solution = search(shifted, "annealing", Budget(evaluations=3000))
     assert bare.gap > 0
-    assert found.gap == pytest.approx((bare.cost - bare.lower_bound) / found.cost)
+    assert solution.gap == pytest.approx((bare.cost - bare.lower_bound) / solution.cost)
     asked = Budget(evaluations=10**6, gap=0.01)
     assert 0 < search(shifted, "annealing", asked).gap <= 0.01
 
@@ -115,6 +115,6 @@ def test_the_gap_is_that_of_the_costs_as_they_were_given() -> None:
 def test_the_bound_is_rounded_down_beyond_the_range_of_doubles() -> None:
     problem = layered(60, 8, seed=7, limit=0.2)
     shifted = moved(problem, np.full(60, 10**17 + 1))
-    found = search(shifted, "annealing", Budget(evaluations=1000))
-    assert found.cost == shifted.total(found.choice)
-    assert int(found.lower_bound) < found.cost
+    solution = search(shifted, "annealing", Budget(evaluations=1000))
+    assert solution.cost == shifted.total(solution.choice)
+    assert int(solution.lower_bound) < solution.cost

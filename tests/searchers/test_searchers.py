@@ -35,11 +35,11 @@ def solve(
         return None
 
 
-def check(problem: Problem, found: Solution) -> None:
-    assert problem.feasible(found.choice)
-    assert found.cost == problem.total(found.choice)
-    assert found.peak == problem.peak(found.choice) <= problem.usage_limit
-    assert found.lower_bound <= found.cost
+def check(problem: Problem, solution: Solution) -> None:
+    assert problem.feasible(solution.choice)
+    assert solution.cost == problem.total(solution.choice)
+    assert solution.peak == problem.peak(solution.choice) <= problem.usage_limit
+    assert solution.lower_bound <= solution.cost
 
 
 @settings(RELAXED, max_examples=500)
@@ -60,12 +60,12 @@ def test_exact_searchers_equal_brute_force(name: str) -> None:
 
 def _same_as_brute_force(problem: Problem, name: str) -> None:
     reference = solve(problem, "brute_force")
-    found = solve(problem, name)
-    assert (found is None) == (reference is None)
-    if found is not None and reference is not None:
-        check(problem, found)
-        assert found.cost == reference.cost
-        assert found.optimal
+    solution = solve(problem, name)
+    assert (solution is None) == (reference is None)
+    if solution is not None and reference is not None:
+        check(problem, solution)
+        assert solution.cost == reference.cost
+        assert solution.optimal
 
 
 @settings(RELAXED, max_examples=150)
@@ -86,12 +86,12 @@ def test_heuristics_never_beat_brute_force(name: str) -> None:
     @given(tiny_problems(), st.integers(0, 3))
     def run(problem: Problem, seed: int) -> None:
         reference = solve(problem, "brute_force")
-        found = solve(problem, name, Budget(evaluations=3000), seed)
-        if found is None:
+        solution = solve(problem, name, Budget(evaluations=3000), seed)
+        if solution is None:
             return
         assert reference is not None
-        check(problem, found)
-        assert found.lower_bound <= reference.cost <= found.cost
+        check(problem, solution)
+        assert solution.lower_bound <= reference.cost <= solution.cost
 
     run()
 
@@ -130,10 +130,10 @@ def test_searchers_on_layers(limit: float | None) -> None:
     optimum = answers["integer_program"]
     assert optimum.gap < 1e-8
     assert answers["portfolio"].cost == optimum.cost
-    for name, found in answers.items():
-        assert found.cost >= optimum.cost, name
-        assert found.lower_bound <= optimum.cost, name
-        assert found.cost <= 1.35 * optimum.cost, name
+    for name, solution in answers.items():
+        assert solution.cost >= optimum.cost, name
+        assert solution.lower_bound <= optimum.cost, name
+        assert solution.cost <= 1.35 * optimum.cost, name
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -142,8 +142,8 @@ def test_costs_far_below_zero_prove_nothing_wrong(name: str) -> None:
     problem = layered(40, 5, seed=1, limit=0.35)
     optimum = search(problem, "integer_program").cost
     off = 10**12
-    found = search(replace(problem, cost=problem.cost - off), name, Budget(evaluations=4000))
-    assert found.lower_bound <= optimum - 40 * off <= found.cost
+    solution = search(replace(problem, cost=problem.cost - off), name, Budget(evaluations=4000))
+    assert solution.lower_bound <= optimum - 40 * off <= solution.cost
 
 
 @pytest.mark.parametrize("name", ["elimination", *OTHERS])
@@ -224,9 +224,9 @@ def test_everything_forbidden_is_said() -> None:
 
 def test_the_wall_clock_stops_the_search_and_says_so() -> None:
     problem = layered(400, 12, seed=4, limit=0.35)
-    found = search(problem, "elimination", Budget(wall_s=0.5))
-    check(problem, found)
-    assert found.optimal or found.budget_spent
+    solution = search(problem, "elimination", Budget(wall_s=0.5))
+    check(problem, solution)
+    assert solution.optimal or solution.budget_spent
 
 
 def test_interrupting_returns_the_best_so_far() -> None:
@@ -236,9 +236,9 @@ def test_interrupting_returns_the_best_so_far() -> None:
         if progress.cost is not None:
             raise KeyboardInterrupt
 
-    found = search(problem, "elimination", progress=interrupt)
-    assert found.interrupted
-    check(problem, found)
+    solution = search(problem, "elimination", progress=interrupt)
+    assert solution.interrupted
+    check(problem, solution)
     assert threading.active_count() >= 1
 
 
@@ -253,8 +253,8 @@ def test_a_gap_that_is_allowed_does_not_loosen_the_bound(
         problem = layered(30, 5, seed, limit)
         optimum = search(problem, "integer_program").cost
         for gap in (0.005, 0.02):
-            found = search(problem, "portfolio", Budget(evaluations=60_000, gap=gap))
-            assert found.lower_bound <= optimum <= found.cost
+            solution = search(problem, "portfolio", Budget(evaluations=60_000, gap=gap))
+            assert solution.lower_bound <= optimum <= solution.cost
 
 
 @pytest.mark.usefixtures("inexact")
@@ -269,11 +269,11 @@ def test_the_dual_leaves_evaluations_to_the_others(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Annealer, "round", counted)
     problem = layered(300, 16, seed=6, limit=0.3)
     budget = Budget(evaluations=60 * problem.num_nodes)
-    found = search(problem, "portfolio", budget)
-    check(problem, found)
+    solution = search(problem, "portfolio", budget)
+    check(problem, solution)
     assert left
     assert left[0] > 0.3 * 60 * problem.num_nodes
-    assert found.to_json() == search(problem, "portfolio", budget).to_json()
+    assert solution.to_json() == search(problem, "portfolio", budget).to_json()
 
 
 @pytest.mark.usefixtures("inexact")
@@ -291,10 +291,10 @@ def test_an_interrupt_while_merging_ends_the_search(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("autopar.searchers.integer_program.solve", press)
     problem = layered(300, 16, seed=6, limit=0.3)
-    found = search(problem, "portfolio", Budget(evaluations=10**6))
-    check(problem, found)
+    solution = search(problem, "portfolio", Budget(evaluations=10**6))
+    check(problem, solution)
     assert pressed == 1
-    assert found.interrupted
+    assert solution.interrupted
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -306,18 +306,18 @@ def test_a_proven_answer_ends_the_search(name: str) -> None:
     nodes = [([0, 1, 2], [3, 2, 1], (0, 2))] * 4
     for given_labels in (None, labels):
         problem = Problem.build(nodes, edges, 12, labels=given_labels)
-        found = search(problem, name, Budget(evaluations=10**6))
-        assert found.cost == 0
-        assert found.optimal
-        assert not found.budget_spent
-        assert found.evaluations < 10**5
+        solution = search(problem, name, Budget(evaluations=10**6))
+        assert solution.cost == 0
+        assert solution.optimal
+        assert not solution.budget_spent
+        assert solution.evaluations < 10**5
 
 
 def test_elimination_says_that_its_branches_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autopar.searchers.branch_and_bound.MAX_BRANCHES", 2)
-    found = search(layered(40, 5, seed=1, limit=0.35), "elimination")
-    assert not found.optimal
-    assert found.budget_spent
+    solution = search(layered(40, 5, seed=1, limit=0.35), "elimination")
+    assert not solution.optimal
+    assert solution.budget_spent
 
 
 def test_an_unknown_searcher_is_named() -> None:

@@ -18,10 +18,10 @@ from benchmarks.shapes import SHAPES, make
 @pytest.mark.parametrize("searcher", ["portfolio", "coordinate_descent", "mcts"])
 def test_a_feasible_answer_is_found(name: str, searcher: str) -> None:
     problem = make(name, size=24 / SHAPES[name].nodes)
-    found = search(problem, searcher, Budget(evaluations=5_000))
-    assert problem.feasible(found.choice)
-    assert found.cost == problem.total(found.choice)
-    assert found.lower_bound <= found.cost
+    solution = search(problem, searcher, Budget(evaluations=5_000))
+    assert problem.feasible(solution.choice)
+    assert solution.cost == problem.total(solution.choice)
+    assert solution.lower_bound <= solution.cost
 
 
 def test_the_widest_graph_gets_an_order_at_once() -> None:

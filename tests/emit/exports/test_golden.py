@@ -23,10 +23,10 @@ def test_files_are_as_before(case: str, name: str) -> None:
     folder = golden(case, name)
     refused = folder / "refused.txt"
     if refused.exists():
-        with pytest.raises(Refused) as found:
+        with pytest.raises(Refused) as caught:
             TARGETS[name](CASES[case]())
-        assert f"{found.value}\n" == refused.read_text()
-        assert "; nothing was written" in str(found.value)
+        assert f"{caught.value}\n" == refused.read_text()
+        assert "; nothing was written" in str(caught.value)
         return
     made = TARGETS[name](CASES[case]())
     kept = {f.name.removesuffix(".golden"): f.read_text() for f in folder.glob("*.golden")}

@@ -86,12 +86,12 @@ def test_deepspeed_reads_its_configuration(setup: Setup, monkeypatch: pytest.Mon
         from deepspeed.runtime.config import DeepSpeedConfig
 
         settings = json.loads(deepspeed.export(setup).files["deepspeed.json"])
-        found = DeepSpeedConfig(settings)
-    assert found.train_micro_batch_size_per_gpu == setup.microbatch
-    assert found.gradient_accumulation_steps == setup.microbatches
-    assert found.zero_config.stage == setup.zero
+        config = DeepSpeedConfig(settings)
+    assert config.train_micro_batch_size_per_gpu == setup.microbatch
+    assert config.gradient_accumulation_steps == setup.microbatches
+    assert config.zero_config.stage == setup.zero
     if setup.tp > 1:
-        tensor = found.tensor_parallel_config
+        tensor = config.tensor_parallel_config
         assert tensor.autotp_size == setup.tp
         if setup.parameters:
             specs = tensor.get_partition_config_object()
@@ -102,7 +102,7 @@ def test_deepspeed_reads_its_configuration(setup: Setup, monkeypatch: pytest.Mon
             rows = {"attention.out": "row", "down": "row"}
             assert kinds == {"attention.q": "column", "up": "column", **rows}
     if setup.ep > 1:
-        assert found.expert_parallel_config.autoep_size == setup.ep
+        assert config.expert_parallel_config.autoep_size == setup.ep
 
 
 @pytest.mark.parametrize("setup", [gpt(), layout(pp=1, schedule="none", microbatches=8)])
@@ -113,10 +113,10 @@ def test_accelerate_reads_its_configuration(setup: Setup, tmp_path: Path) -> Non
 
     text = accelerate.export(setup).files["accelerate.yaml"]
     (tmp_path / "accelerate.yaml").write_text(text)
-    found = ClusterConfig.from_yaml_file(str(tmp_path / "accelerate.yaml"))
-    assert found.num_processes == setup.devices
+    config = ClusterConfig.from_yaml_file(str(tmp_path / "accelerate.yaml"))
+    assert config.num_processes == setup.devices
     prefix = "parallelism_config_"
-    sizes = {name.removeprefix(prefix): size for name, size in found.parallelism_config.items()}
+    sizes = {name.removeprefix(prefix): size for name, size in config.parallelism_config.items()}
     assert ParallelismConfig(**sizes).total_size == setup.devices
 
 

@@ -87,9 +87,9 @@ def test_settings_as_people_have_them(
     tmp_path: Path, file: str, text: str, fix: str, batch: int | None
 ) -> None:
     (tmp_path / file).write_text(text)
-    found = read(tmp_path / file)
-    assert found.fix() == fix
-    assert found.global_batch == batch
+    settings = read(tmp_path / file)
+    assert settings.fix() == fix
+    assert settings.global_batch == batch
 
 
 @pytest.mark.parametrize(

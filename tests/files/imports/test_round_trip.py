@@ -96,14 +96,14 @@ def test_the_layout_comes_back(target: str, data: st.DataObject) -> None:
         assume(False)
         raise
     name, text = next(iter(made.files.items()))
-    found = READERS[target](text, name)
-    assert found.precision == "bf16"
+    imported = READERS[target](text, name)
+    assert imported.precision == "bf16"
     batch = layout.global_batch if target == "accelerate" else None
-    back = layout_of(found, layout.device_count, batch)
+    back = layout_of(imported, layout.device_count, batch)
     if target == "accelerate":  # the script loads the microbatch
         back = replace(back, microbatch=layout.microbatch)
     assert replace(back, global_batch=layout.global_batch) == carried(layout, target)
     told = target in ("torchtitan", "megatron")
-    assert found.global_batch == (layout.global_batch if told else None)
+    assert imported.global_batch == (layout.global_batch if told else None)
     if target == "deepspeed":
         assert back.global_batch == layout.global_batch
