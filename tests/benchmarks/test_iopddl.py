@@ -69,7 +69,7 @@ def test_no_feasible_answer_is_an_error(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (["nowhere"], "no instances"),
         ([".", "--instances", "T,X"], "no instance X"),
@@ -79,10 +79,10 @@ def test_no_feasible_answer_is_an_error(
 def test_what_is_not_there_is_said(
     folder: tuple[Path, Problem],
     arguments: list[str],
-    said: str,
+    expected: str,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(folder[0])
     assert main(arguments) == 2
-    assert said in capfd.readouterr().err
+    assert expected in capfd.readouterr().err

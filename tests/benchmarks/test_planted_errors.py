@@ -28,16 +28,16 @@ def test_every_error_still_fits_the_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"old": "no such text"}, "stands 0 times"),
         ({"old": "e"}, "and must once"),
         ({"where": "runtime.pytorch.gradients:nothing"}, "there is no function"),
     ],
 )
-def test_an_error_that_does_not_fit_is_refused(change: dict[str, str], told: str) -> None:
+def test_an_error_that_does_not_fit_is_refused(change: dict[str, str], message: str) -> None:
     error: Planted = replace(EVERY[0], **change)  # type: ignore[arg-type]
-    with pytest.raises(CannotPlant, match=told):
+    with pytest.raises(CannotPlant, match=message):
         check(error)
 
 

@@ -51,19 +51,19 @@ def test_measured_once_and_kept_by_what_it_hangs_on(
 ) -> None:
     calls, measure = measuring()
     monkeypatch.setattr(at_hand, "measure", measure)
-    told: list[str] = []
-    profile = quick_profile(HERE, told.append)
+    lines: list[str] = []
+    profile = quick_profile(HERE, lines.append)
     assert profile is not None
     assert profile.parent == cache
-    assert quick_profile(HERE, told.append) == profile
+    assert quick_profile(HERE, lines.append) == profile
     assert calls == [4]
-    assert sum("kept in" in line for line in told) == 1
+    assert sum("kept in" in line for line in lines) == 1
     assert [path.name for path in cache.iterdir()] == [profile.name]  # nothing half-written
     for name, value in (("ATEN_CPU_CAPABILITY", "default"), ("MKL_ENABLE_INSTRUCTIONS", "AVX2")):
         monkeypatch.setenv(name, value)
-        assert quick_profile(HERE, told.append) != profile
+        assert quick_profile(HERE, lines.append) != profile
     monkeypatch.setattr(at_hand, "processor", lambda: "another CPU, 2 cores")
-    assert quick_profile(HERE, told.append) != profile
+    assert quick_profile(HERE, lines.append) != profile
     assert len(calls) == 4
 
 
@@ -85,11 +85,11 @@ def test_beside_other_work_it_serves_one_plan(cache: Path, monkeypatch: pytest.M
     calls, measure = measuring()
     monkeypatch.setattr(at_hand, "measure", measure)
     monkeypatch.setattr(at_hand, "_others_cores", lambda _: 1.5)
-    told: list[str] = []
-    assert quick_profile(HERE, told.append) is not None
-    assert quick_profile(HERE, told.append) is not None
+    lines: list[str] = []
+    assert quick_profile(HERE, lines.append) is not None
+    assert quick_profile(HERE, lines.append) is not None
     assert calls == [4, 4]
-    assert any("other work took 1.5 cores" in line for line in told)
+    assert any("other work took 1.5 cores" in line for line in lines)
 
 
 def test_where_nothing_is_measured(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,10 +118,10 @@ def test_a_failure_is_told_and_leaves_assumed_figures(
     monkeypatch.setattr(
         at_hand, "measure", measuring(failed=why)[1] if why == "a rank died" else breaks
     )
-    told: list[str] = []
-    assert quick_profile(HERE, told.append) is None
-    assert why in told[-1]
-    assert "assumed" in told[-1]
+    lines: list[str] = []
+    assert quick_profile(HERE, lines.append) is None
+    assert why in lines[-1]
+    assert "assumed" in lines[-1]
     assert list(cache.iterdir()) == []
 
 

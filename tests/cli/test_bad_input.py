@@ -74,12 +74,12 @@ def changed(old: str, new: str, text: str = MODEL) -> str:
     return text.replace(old, new)
 
 
-def wrong(name: str, model: str, *said: str, code: int = 2) -> object:
-    return pytest.param(model, said, code, id=name)
+def wrong(name: str, model: str, *parts: str, code: int = 2) -> object:
+    return pytest.param(model, parts, code, id=name)
 
 
 @pytest.mark.parametrize(
-    ("model", "said", "code"),
+    ("model", "parts", "code"),
     [
         wrong("no model", "x = 1", "model.py has no model", "@autopar.parallelize"),
         wrong(
@@ -125,16 +125,16 @@ def wrong(name: str, model: str, *said: str, code: int = 2) -> object:
     ],
 )
 def test_models_that_cannot_be_planned(
-    run: Run, tmp_path: Path, model: str, said: tuple[str, ...], code: int
+    run: Run, tmp_path: Path, model: str, parts: tuple[str, ...], code: int
 ) -> None:
     exit_code, message = run(*PLAN, model=model)
-    assert (exit_code, [part for part in said if part not in message]) == (code, []), message
+    assert (exit_code, [part for part in parts if part not in message]) == (code, []), message
     assert "Traceback" not in message
     assert not (tmp_path / "plan").exists()
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "expected"),
     [
         pytest.param("count: 4", "count: 4, colour: red", "colour", id="unknown key"),
         pytest.param("1 GB/s", "1 parsec", "parsec", id="wrong unit"),
@@ -147,14 +147,14 @@ def test_models_that_cannot_be_planned(
         pytest.param("groups:", "groups: [", "YAML", id="no YAML"),
     ],
 )
-def test_cluster_files_that_cannot_be_used(run: Run, old: str, new: str, said: str) -> None:
+def test_cluster_files_that_cannot_be_used(run: Run, old: str, new: str, expected: str) -> None:
     code, message = run(*PLAN, cluster=changed(old, new, CLUSTER))
     assert code == 2
-    assert said in message
+    assert expected in message
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("--fix", "tp=3"), "tp may be 1, 2 or 4"),
         (("--fix", "width=2"), "'width' cannot be fixed. Choose among dp_replicate, dp_shard, tp"),
@@ -172,17 +172,17 @@ def test_cluster_files_that_cannot_be_used(run: Run, old: str, new: str, said: s
         (("--searcher", "oracle"), "elimination"),
     ],
 )
-def test_options_that_cannot_be(run: Run, words: tuple[str, ...], said: str) -> None:
+def test_options_that_cannot_be(run: Run, words: tuple[str, ...], expected: str) -> None:
     code, message = run(*PLAN, *words)
     assert code == 2
-    assert said in message
+    assert expected in message
 
 
 ARCH = ("estimate", "--arch", "arch.yaml", "--cluster", "cluster.yaml")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ((*ARCH, "--searcher", "mcts"), "--searcher is for a model file"),
         ((*ARCH, "--profile", "here.db"), "--profile is for a model file"),
@@ -192,10 +192,12 @@ ARCH = ("estimate", "--arch", "arch.yaml", "--cluster", "cluster.yaml")
         ((*ARCH, "--precision", "bf17"), "no architecture file 'arch.yaml'"),
     ],
 )
-def test_options_without_effect_are_refused(run: Run, words: tuple[str, ...], said: str) -> None:
+def test_options_without_effect_are_refused(
+    run: Run, words: tuple[str, ...], expected: str
+) -> None:
     code, message = run(*words)
     assert code == 2
-    assert said in message
+    assert expected in message
 
 
 def test_a_batch_that_the_mesh_does_not_divide(run: Run) -> None:
@@ -218,17 +220,17 @@ def test_an_op_without_a_rule_runs_whole_where_the_user_says_so(run: Run, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("place", "expected"),
     [
         ("model.py/plan", "Not a directory"),
         ("/proc/plan", "no folder can be made there"),
         ("x" * 300, "File name too long"),
     ],
 )
-def test_places_that_a_plan_cannot_go_to(run: Run, place: str, said: str) -> None:
+def test_places_that_a_plan_cannot_go_to(run: Run, place: str, expected: str) -> None:
     code, message = run("plan", "no_such_model.py", "--cluster", "cluster.yaml", "-o", place)
     assert code == 2
-    assert said in message
+    assert expected in message
     assert "such as -o ./plan" in message
 
 
@@ -252,7 +254,7 @@ def test_arguments_that_a_workload_does_not_have(run: Run) -> None:
 
 def test_what_is_allowed_is_an_op_of_the_model(run: Run) -> None:
     model = changed("F.relu(self.inner(x))", "self.inner(x).logcumsumexp(1)")
-    for word, said in (
+    for word, expected in (
         (
             "aten::logcumsumxp",
             "no op of that kind. Did you mean aten::logcumsumexp? Without a rule are aten",
@@ -261,13 +263,15 @@ def test_what_is_allowed_is_an_op_of_the_model(run: Run) -> None:
     ):
         code, message = run(*PLAN, "--allow-replicated", word, model=model)
         assert code == 2
-        assert f"--allow-replicated {word}: the model has {said}" in message or said in message
+        assert (
+            f"--allow-replicated {word}: the model has {expected}" in message or expected in message
+        )
     code, message = run(*PLAN, "--allow-replicated", "rellu")
     assert (code, "Did you mean relu? All have rules" in message) == (2, True)
 
 
 @pytest.mark.parametrize(
-    ("table", "name", "value", "said"),
+    ("table", "name", "value", "expected"),
     [
         ("ops", "inner/linear", "tp:zz", "is 'tp:zz'; allowed: whole, tp:"),
         ("parameters", "inner.weight", "tp:S9", "allowed: R, tp:D, tp:P, tp:S0, tp:S1. Put"),
@@ -275,7 +279,7 @@ def test_what_is_allowed_is_an_op_of_the_model(run: Run) -> None:
     ],
 )
 def test_explaining_a_plan_with_a_decision_that_cannot_be(
-    run: Run, tmp_path: Path, table: str, name: str, value: str, said: str
+    run: Run, tmp_path: Path, table: str, name: str, value: str, expected: str
 ) -> None:
     assert run(*PLAN, "--fix", "tp=4")[0] == 0
     file = tmp_path / "plan" / "plan.json"
@@ -285,15 +289,15 @@ def test_explaining_a_plan_with_a_decision_that_cannot_be(
     code, message = run("explain", "plan")
     assert code == 2
     assert f"spreads[0].{table}['{name}']" in message
-    assert said in message
+    assert expected in message
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "expected"),
     [("mesh", "dp_replicate=4 x dp_shard=1 x tp=1", "leaves open"), ("microbatches", 3, "batch")],
 )
 def test_explaining_a_plan_whose_mesh_was_edited(
-    run: Run, tmp_path: Path, name: str, value: object, said: str
+    run: Run, tmp_path: Path, name: str, value: object, expected: str
 ) -> None:
     assert run(*PLAN, "--fix", "tp=4")[0] == 0
     file = tmp_path / "plan" / "plan.json"
@@ -302,7 +306,7 @@ def test_explaining_a_plan_whose_mesh_was_edited(
     file.write_text(json.dumps(plan))
     code, message = run("explain", "plan")
     assert code == 2
-    assert said in message
+    assert expected in message
 
 
 def test_explaining_an_op_that_there_is_not(run: Run) -> None:
@@ -372,8 +376,8 @@ def test_what_explain_says_of_another_cluster(
     file = tmp_path / "cluster.yaml"
     file.write_text(file.read_text().replace("1 GB/s", "2 GB/s"))
     commands.explanation(tmp_path / "plan", None)
-    assert "note: " in (said := capsys.readouterr().err)
-    assert "has changed since the plan was made for it" in said
+    assert "note: " in (warned := capsys.readouterr().err)
+    assert "has changed since the plan was made for it" in warned
     file.unlink()
     commands.explanation(tmp_path / "plan", None)
     assert "is not there: whether it changed is not known" in capsys.readouterr().err
@@ -398,14 +402,16 @@ def test_a_program_that_was_edited_is_told_by_its_lines(run: Run, tmp_path: Path
     result = launch.verify(tmp_path / "plan")
     assert not result.passed
     place = rf"outer \({program.parents[2]}/model\.py:\d+\)"
-    said = rf"first difference: forward, outer/linear resharded in {place}"
-    assert re.match(said, result.first_difference)
+    pattern = rf"first difference: forward, outer/linear resharded in {place}"
+    assert re.match(pattern, result.first_difference)
     assert f"is `{reduced} * 2`, the plan gives" in result.first_difference
     program.write_text(changed("F.relu(", "F.gelu(", right))
     result = launch.verify(tmp_path / "plan")
     assert not result.passed
-    said = rf"first difference: forward, \S+ in \S+ \({program.parents[2]}/model\.py:\d+\): value"
-    assert re.match(said, result.first_difference)
+    pattern = (
+        rf"first difference: forward, \S+ in \S+ \({program.parents[2]}/model\.py:\d+\): value"
+    )
+    assert re.match(pattern, result.first_difference)
     assert re.search(r"is \S+ and should be \S+ \(relative", result.first_difference)
     assert "F.gelu(" in result.first_difference.partition("the plan gives")[0]
 

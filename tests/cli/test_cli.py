@@ -45,7 +45,7 @@ def test_fix_is_a_list_of_choices(texts: tuple[str, ...], fixed: dict[str, str])
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("tp", "not KEY=VALUE"),
         ("tp=", "not KEY=VALUE"),
@@ -53,8 +53,8 @@ def test_fix_is_a_list_of_choices(texts: tuple[str, ...], fixed: dict[str, str])
         ("tp=2,tp=4", "--fix gives tp twice, as 2 and as 4"),
     ],
 )
-def test_a_wrong_fix_says_what_is_right(text: str, said: str) -> None:
-    with pytest.raises(LayoutError, match=said):
+def test_a_wrong_fix_says_what_is_right(text: str, message: str) -> None:
+    with pytest.raises(LayoutError, match=message):
         fix_pairs([text])
 
 
@@ -183,6 +183,6 @@ def test_a_reader_that_has_gone_is_no_error(tmp_path: Path) -> None:
         assert job.stdout is not None
         assert job.stderr is not None
         job.stdout.close()
-        said = job.stderr.read()
+        printed = job.stderr.read()
     assert job.returncode == 2
-    assert "BrokenPipe" not in said
+    assert "BrokenPipe" not in printed

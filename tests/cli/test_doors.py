@@ -83,7 +83,7 @@ def test_a_folder_with_other_things_is_left_alone(run: Run, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("export", "--to", "megatron"), "either a plan or model, or --arch; it got neither"),
         (("export", "model.py", "--to", "megatron"), "add --cluster cluster.yaml --fix"),
@@ -100,10 +100,10 @@ def test_a_folder_with_other_things_is_left_alone(run: Run, tmp_path: Path) -> N
     ],
 )
 def test_what_cannot_be_is_one_message(
-    run: Run, tmp_path: Path, words: tuple[str, ...], said: str
+    run: Run, tmp_path: Path, words: tuple[str, ...], expected: str
 ) -> None:
     (tmp_path / "a.json").write_text('{"zero_optimization": {"stage": 2}}')
     code, out, err = run(*words)
     assert (code, out) == (2, "")
-    assert said in err
+    assert expected in err
     assert not (tmp_path / "export").exists()

@@ -76,15 +76,15 @@ def test_a_second_plan_expects_what_the_first_one_s_run_took(
         return printed
 
     def predicted(folder: str) -> dict[str, float]:
-        said = read_plan(tmp_path / folder).prediction
+        prediction = read_plan(tmp_path / folder).prediction
         return {
-            "forward": said.forward_time_s,
-            "backward": said.backward_time_s,
-            "optimizer": said.optimizer_time_s,
+            "forward": prediction.forward_time_s,
+            "backward": prediction.backward_time_s,
+            "optimizer": prediction.optimizer_time_s,
         }
 
-    def off(said: Mapping[str, float], took: Mapping[str, float]) -> dict[str, float]:
-        return {phase: abs(math.log(said[phase] / took[phase])) for phase in said}
+    def off(foreseen: Mapping[str, float], took: Mapping[str, float]) -> dict[str, float]:
+        return {phase: abs(math.log(foreseen[phase] / took[phase])) for phase in foreseen}
 
     monkeypatch.chdir(tmp_path)
     Path("model.py").write_text(MODEL)

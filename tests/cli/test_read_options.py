@@ -146,12 +146,12 @@ def test_a_file_that_cannot_be_used_stays_as_it_is(
         pytest.skip("is set aside")
     CONTENTS[content](Path(GIVEN))
     before = tree(place)
-    code, said = called({**OPTIONS, **WRITE_OPTIONS}[option], monkeypatch, capsys)
+    code, printed = called({**OPTIONS, **WRITE_OPTIONS}[option], monkeypatch, capsys)
     assert tree(place) == before
-    assert code == 2, said
-    assert said.count("autopar: ") == 1
-    assert "name.py" in said
-    assert "Traceback" not in said
+    assert code == 2, printed
+    assert printed.count("autopar: ") == 1
+    assert "name.py" in printed
+    assert "Traceback" not in printed
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -165,7 +165,7 @@ def test_names_that_no_file_can_have(
 ) -> None:
     words = tuple(name if word == GIVEN else word for word in OPTIONS[option])
     before = tree(place)
-    code, said = called(words, monkeypatch, capsys)
+    code, printed = called(words, monkeypatch, capsys)
     assert tree(place) == before
-    assert code == 2, said
-    assert "Traceback" not in said
+    assert code == 2, printed
+    assert "Traceback" not in printed

@@ -23,19 +23,19 @@ RUN = RunResult((5.0, 4.0), 0.17, 0.1, ranks=4, step=2, phases_s=PHASES)
 
 
 def folder(where: Path, cluster: Cluster) -> Path:
-    said = replace(
+    prediction = replace(
         plans.plan().prediction, step_time_s=0.1, forward_time_s=0.03, optimizer_time_s=0.02
     )
     made_for = replace(plans.plan().fingerprints, cluster=cluster.fingerprint)
-    plan = to_json(replace(plans.plan(), prediction=said, fingerprints=made_for))
+    plan = to_json(replace(plans.plan(), prediction=prediction, fingerprints=made_for))
     plan_folder.write(where, {"plan.json": plan, "cluster.json": cluster.to_json()})
     return where
 
 
 def test_the_next_plan_is_priced_by_what_the_run_took(tmp_path: Path) -> None:
     plain = load_cluster("examples/clusters/cpu_4.yaml")
-    said = remember(folder(tmp_path / "plan", plain), RUN, tmp_path / "p.db", lambda _: None)
-    assert "forward 2.00, backward 2.00, optimizer 0.50" in said
+    message = remember(folder(tmp_path / "plan", plain), RUN, tmp_path / "p.db", lambda _: None)
+    assert "forward 2.00, backward 2.00, optimizer 0.50" in message
     learnt = calibrate(plain, tmp_path / "p.db").device
     assert learnt.slower("forward") == pytest.approx(2.0)
     assert learnt.slower("backward") == pytest.approx(2.0)
@@ -55,13 +55,13 @@ def test_runs_of_measured_plans_do_not_correct_built_in_prices(tmp_path: Path) -
     plain = load_cluster("examples/clusters/cpu_4.yaml")
     device = replace(plain.device, rates=(MeasuredRate("matmul", "fp32", 0.0, 1e-11, 0.0),))
     measured = replace(plain, groups=(replace(plain.groups[0], device=device),))
-    said = remember(folder(tmp_path / "plan", measured), RUN, tmp_path / "p.db", lambda _: None)
-    assert "No plan will use them: this one was made with another profile" in said
+    message = remember(folder(tmp_path / "plan", measured), RUN, tmp_path / "p.db", lambda _: None)
+    assert "No plan will use them: this one was made with another profile" in message
     assert calibrate(plain, tmp_path / "p.db").device.fitted == ()
-    told: list[str] = []
+    lines: list[str] = []
     given = Options(profile=str(tmp_path / "p.db"))
-    assert _measured(plain, given, "eager", told.append) is plain
-    assert "is not used" in told[0]
+    assert _measured(plain, given, "eager", lines.append) is plain
+    assert "is not used" in lines[0]
 
 
 def test_runs_of_built_in_prices_do_not_correct_measured_ones(tmp_path: Path) -> None:
@@ -78,14 +78,14 @@ def test_runs_of_built_in_prices_do_not_correct_measured_ones(tmp_path: Path) ->
 def test_a_run_in_another_style_changes_nothing(tmp_path: Path) -> None:
     plain = load_cluster("examples/clusters/cpu_4.yaml")
     result = replace(RUN, style="compiled")
-    said = remember(folder(tmp_path / "plan", plain), result, tmp_path / "p.db", lambda _: None)
-    assert "planned for eager execution and the run was compiled" in said
+    message = remember(folder(tmp_path / "plan", plain), result, tmp_path / "p.db", lambda _: None)
+    assert "planned for eager execution and the run was compiled" in message
     assert not (tmp_path / "p.db").exists()
 
 
 def test_a_run_without_phases_changes_nothing(tmp_path: Path) -> None:
     plain = load_cluster("examples/clusters/cpu_4.yaml")
     result = replace(RUN, phases_s={})
-    said = remember(folder(tmp_path / "plan", plain), result, tmp_path / "p.db", lambda _: None)
-    assert "were not told apart" in said
+    message = remember(folder(tmp_path / "plan", plain), result, tmp_path / "p.db", lambda _: None)
+    assert "were not told apart" in message
     assert not (tmp_path / "p.db").exists()

@@ -47,14 +47,14 @@ def test_a_stage_alone(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "stage", "said"),
+    ("form", "stage", "message"),
     [
         ("tree", None, "--as tree: choose graph, plan, lowered"),
         ("plan", 0, "--stage is of what is lowered; --as plan has all stages"),
     ],
 )
-def test_what_cannot_be_shown(folder: Path, form: str, stage: int | None, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_what_cannot_be_shown(folder: Path, form: str, stage: int | None, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         text_of(str(folder), form, stage)
 
 
@@ -80,6 +80,6 @@ def test_a_graph_that_was_broken_is_told_by_its_line(folder: Path, tmp_path: Pat
         (tmp_path / file).write_bytes((folder / file).read_bytes())
     text = (folder / "graph.txt").read_text()
     (tmp_path / "graph.txt").write_text(text.replace(" = relu(", " = relu "))
-    said = r"graph\.txt cannot be read \(line \d+, column \d+: expected '\(', there is "
-    with pytest.raises(plan_folder.PlanFolderError, match=said):
+    message = r"graph\.txt cannot be read \(line \d+, column \d+: expected '\(', there is "
+    with pytest.raises(plan_folder.PlanFolderError, match=message):
         text_of(str(tmp_path), "graph", None)

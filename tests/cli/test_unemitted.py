@@ -138,7 +138,7 @@ def test_a_layout_that_does_not_fit_ends_with_3(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("cp=3",), "cp 3 x pp 1 x dp_replicate 1 = 3 does not divide 8 devices"),
         (("pp=4,interleave=2,cp=2",), "pp 4 x interleave 2 = 8 stages do not divide 4 layers"),
@@ -158,11 +158,11 @@ def test_a_layout_that_does_not_fit_ends_with_3(run: Run) -> None:
         (("cp=2", "--allow-replicated", "sort"), "--allow-replicated has no effect"),
     ],
 )
-def test_layouts_that_cannot_be_end_with_2(run: Run, words: tuple[str, ...], said: str) -> None:
+def test_layouts_that_cannot_be_end_with_2(run: Run, words: tuple[str, ...], expected: str) -> None:
     for command in ("plan", "estimate"):
         code, out, err = run(command, GPT, *H100, "--fix", *words)
         assert (code, out) == (2, "")
-        assert said in err
+        assert expected in err
 
 
 def test_a_model_that_is_no_transformer_ends_with_2(run: Run, tmp_path: Path) -> None:

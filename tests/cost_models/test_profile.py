@@ -154,10 +154,10 @@ def test_another_device_is_refused(tmp_path: Path) -> None:
 
 def test_another_version_is_used_and_said(tmp_path: Path) -> None:
     filled(tmp_path / "p.db")
-    said: list[str] = []
+    lines: list[str] = []
     cluster = load_cluster(ROOT / "examples/clusters/h100_8.yaml")
-    calibrate(cluster, tmp_path / "p.db", "torch 3.0", said.append)
-    assert "measured with torch 2.13.0, here is torch 3.0" in said[0]
+    calibrate(cluster, tmp_path / "p.db", "torch 3.0", lines.append)
+    assert "measured with torch 2.13.0, here is torch 3.0" in lines[0]
 
 
 CORES = replace(HERE, device="cpu-core", processor="Epyc, 8 cores")
@@ -166,14 +166,15 @@ CORES = replace(HERE, device="cpu-core", processor="Epyc, 8 cores")
 def test_another_cpu_with_the_same_libraries_is_used_and_said(tmp_path: Path) -> None:
     filled(tmp_path / "p.db", CORES)
     cluster = load_cluster(ROOT / "examples/clusters/cpu_4.yaml")
-    said: list[str] = []
-    calibrate(cluster, tmp_path / "p.db", HERE.libraries, said.append, CORES.processor)
-    assert said == []
-    calibrate(cluster, tmp_path / "p.db", HERE.libraries, said.append, "Epyc, 4 cores")
-    assert "measured on Epyc, 8 cores, here is Epyc, 4 cores" in said[0]
-    calibrate(cluster, tmp_path / "p.db", "torch 3.0", said.append, "Xeon, 4 cores")
+    lines: list[str] = []
+    calibrate(cluster, tmp_path / "p.db", HERE.libraries, lines.append, CORES.processor)
+    assert lines == []
+    calibrate(cluster, tmp_path / "p.db", HERE.libraries, lines.append, "Epyc, 4 cores")
+    assert "measured on Epyc, 8 cores, here is Epyc, 4 cores" in lines[0]
+    calibrate(cluster, tmp_path / "p.db", "torch 3.0", lines.append, "Xeon, 4 cores")
     assert (
-        "measured with torch 2.13.0 on Epyc, 8 cores, here is torch 3.0 on Xeon, 4 cores" in said[1]
+        "measured with torch 2.13.0 on Epyc, 8 cores, here is torch 3.0 on Xeon, 4 cores"
+        in lines[1]
     )
 
 
@@ -184,19 +185,19 @@ def test_of_several_cpus_the_one_at_hand_is_taken(tmp_path: Path) -> None:
         for size in (1e6, 1e9):
             db.add(other, measurement("all_reduce 4x1", size, 0.0, size / 1e9))
         assert len(db.measurements(CORES)) == 6
-        said: list[str] = []
+        lines: list[str] = []
         for machine in (CORES, other):
-            chosen = db.for_device("cpu-core", HERE.libraries, said.append, machine.processor)
+            chosen = db.for_device("cpu-core", HERE.libraries, lines.append, machine.processor)
             assert chosen == machine
-    assert said == []
+    assert lines == []
 
 
 def test_the_cpu_beside_gpus_is_not_compared(tmp_path: Path) -> None:
     filled(tmp_path / "p.db")
-    said: list[str] = []
+    lines: list[str] = []
     cluster = load_cluster(ROOT / "examples/clusters/h100_8.yaml")
-    calibrate(cluster, tmp_path / "p.db", HERE.libraries, said.append, "Xeon, 4 cores")
-    assert said == []
+    calibrate(cluster, tmp_path / "p.db", HERE.libraries, lines.append, "Xeon, 4 cores")
+    assert lines == []
 
 
 def test_runs_on_a_machine_that_was_not_profiled_do_not_hide_the_profile(tmp_path: Path) -> None:
@@ -204,9 +205,9 @@ def test_runs_on_a_machine_that_was_not_profiled_do_not_hide_the_profile(tmp_pat
     with ProfileDb(tmp_path / "p.db") as db:
         here = replace(CORES, processor="Xeon, 4 cores")
         db.add(here, measurement("forward measured measured a", 0.0, 0.0, 0.1, "run"))
-        said: list[str] = []
-        assert db.for_device("cpu-core", None, said.append, here.processor) == CORES
-    assert "here is Xeon, 4 cores" in said[0]
+        lines: list[str] = []
+        assert db.for_device("cpu-core", None, lines.append, here.processor) == CORES
+    assert "here is Xeon, 4 cores" in lines[0]
 
 
 def test_a_profile_that_does_not_say_which_cpu_is_taken_on(tmp_path: Path) -> None:
@@ -216,13 +217,13 @@ def test_a_profile_that_does_not_say_which_cpu_is_taken_on(tmp_path: Path) -> No
     with closing(sqlite3.connect(tmp_path / "p.db")) as connection:
         connection.execute("ALTER TABLE machine DROP COLUMN processor")
         connection.execute("PRAGMA user_version = 2")
-    said: list[str] = []
+    lines: list[str] = []
     with ProfileDb(tmp_path / "p.db") as db:
         assert len(db.measurements(unnamed)) == 6
-        assert db.for_device("cpu-core", None, said.append, "Xeon, 4 cores") == unnamed
+        assert db.for_device("cpu-core", None, lines.append, "Xeon, 4 cores") == unnamed
         db.add(CORES, measurement("all_reduce 2x1", 1.0, 0.0, 1e-3))
         assert db.machines() == [unnamed, CORES]
-    assert "measured on a CPU that it does not name, here is Xeon, 4 cores" in said[0]
+    assert "measured on a CPU that it does not name, here is Xeon, 4 cores" in lines[0]
 
 
 def test_runs_correct_prices_of_their_own_style(tmp_path: Path) -> None:
@@ -293,11 +294,11 @@ def truncated(path: Path) -> bytes:
 def test_a_damaged_profile_is_set_aside_and_read_as_far_as_it_goes(tmp_path: Path) -> None:
     path = tmp_path / "p.db"
     raw = truncated(path)
-    said: list[str] = []
-    with ProfileDb(path, said.append) as db:
+    lines: list[str] = []
+    with ProfileDb(path, lines.append) as db:
         assert 0 < len(db.measurements(HERE)) < 600
         db.add(HERE, measurement("all_reduce 2", 1e6, 0.0, 1e-3))
-    assert "was damaged" in said[0]
+    assert "was damaged" in lines[0]
     assert path.with_name("p.db.corrupt1").read_bytes() == raw
     assert sorted(file.name for file in tmp_path.iterdir()) == ["p.db", "p.db.corrupt1"]
 
@@ -391,10 +392,10 @@ def test_figures_in_a_file_that_no_machine_reaches_are_left_out(
     with closing(sqlite3.connect(tmp_path / "p.db")) as connection:
         connection.execute("UPDATE measurement SET seconds = ? WHERE size_bytes = 1e6", (seconds,))
         connection.commit()
-    said: list[str] = []
+    lines: list[str] = []
     cluster = load_cluster(ROOT / "examples/clusters/h100_8.yaml")
-    calibrated = calibrate(cluster, tmp_path / "p.db", warn=said.append)
-    assert "2 measurements out of any physical range are left out" in said[0]
+    calibrated = calibrate(cluster, tmp_path / "p.db", warn=lines.append)
+    assert "2 measurements out of any physical range are left out" in lines[0]
     assert 1e-5 < collective_time_s(calibrated, "all_reduce", 1e6, AxisGroup(8)) < 1e-2
 
 

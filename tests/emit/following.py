@@ -53,13 +53,13 @@ def following(
             bound = bind(op, body.tensors)
             into, out = flows(op, body.tensors)
             data = flow.choices[key(block, op.name)]
-            wish = next((c for end, c in given.items() if key(block, op.name).endswith(end)), None)
+            asked = next((c for end, c in given.items() if key(block, op.name).endswith(end)), None)
             best: tuple[float, str] | None = None
-            options = strategies(bound, tp, any(out), None if wish is None else {"tp": wish})
-            assert options, f"{op.name}: {wish} is not legal for {bound}"
+            options = strategies(bound, tp, any(out), None if asked is None else {"tp": asked})
+            assert options, f"{op.name}: {asked} is not legal for {bound}"
             held = {here[n].on("tp").kind for n in op.inputs if n in here}
             for option in options:
-                if wish is None and option.on("tp") not in ("", "D") and "S" not in held:
+                if asked is None and option.on("tp") not in ("", "D") and "S" not in held:
                     continue  # nothing is split unless it comes so
                 strategy = Strategy(
                     tuple(

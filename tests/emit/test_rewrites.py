@@ -97,7 +97,7 @@ def test_a_chain_of_views_as_one(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         (lambda x: x.transpose(1, 2).transpose(1, 2), "return self.fc(x).square()"),
         (lambda x: x.unsqueeze(2).transpose(1, 2), ".unsqueeze(1)"),
@@ -113,8 +113,8 @@ def test_a_chain_of_views_as_one(
         (lambda x: x - x.mean(1, keepdim=True).expand(4, 6, 8), ".mean(1, keepdim=True))"),
     ],
 )
-def test_views_as_a_person_writes_them(change: Callable[[Tensor], Tensor], said: str) -> None:
-    assert said in program(change)
+def test_views_as_a_person_writes_them(change: Callable[[Tensor], Tensor], expected: str) -> None:
+    assert expected in program(change)
 
 
 def test_every_part_of_a_dim_is_unbound() -> None:
@@ -208,7 +208,7 @@ def test_bounds_are_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         (
             lambda x: F.normalize(x, dim=-1),
@@ -222,9 +222,9 @@ def test_bounds_are_numbers() -> None:
         (lambda x: x.exp() / x.norm(dim=-1, keepdim=True).clamp(min=0.1), "vector_norm("),
     ],
 )
-def test_vectors_of_length_one(change: Callable[[Tensor], Tensor], said: str) -> None:
+def test_vectors_of_length_one(change: Callable[[Tensor], Tensor], expected: str) -> None:
     text = program(change)
-    assert said in text, text
+    assert expected in text, text
 
 
 def test_a_piece_without_a_gradient_is_cut_once() -> None:
@@ -279,7 +279,7 @@ def test_what_has_no_public_function(target: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         (
             lambda x: torch.linalg.vector_norm(x, dim=-1),
@@ -305,7 +305,7 @@ def test_what_has_no_public_function(target: str) -> None:
         ),
     ],
 )
-def test_settings_stand_by_name(change: Callable[[Tensor], Tensor], said: str) -> None:
+def test_settings_stand_by_name(change: Callable[[Tensor], Tensor], expected: str) -> None:
     text = program(change)
-    assert said in text, text
+    assert expected in text, text
     assert "torch.ops" not in text

@@ -101,17 +101,17 @@ def header(spread: Spread, zero: int = 0) -> str:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "zero", "said"),
+    ("mesh", "zero", "expected"),
     [
         ("dp_shard=2", 3, "train.py gathers parameters and reduce-scatters gradients (FSDP2)"),
         ("dp_replicate=2 x dp_shard=2", 0, "adds up gradients over dp_replicate and dp_shard (DDP"),
         ("tp=2", 0, ""),
     ],
 )
-def test_the_header_says_what_train_py_moves(mesh: str, zero: int, said: str) -> None:
+def test_the_header_says_what_train_py_moves(mesh: str, zero: int, expected: str) -> None:
     text = header(Spread(Mesh.parse(mesh)), zero)
-    assert said in text
-    assert ("           train.py " in text) == bool(said)
+    assert expected in text
+    assert ("           train.py " in text) == bool(expected)
 
 
 def test_the_header_says_where_tp_splits_results_and_no_weights() -> None:

@@ -81,9 +81,9 @@ def test_parameters_that_the_loss_does_not_reach(name: str) -> None:
     torch.manual_seed(0)
     model = make()
     captured = capture_of(lambda: copy.deepcopy(model), batch)
-    told = [note for note in captured.notes if f"on {count} trainable parameters" in note]
-    assert len(told) == (count > 0)
-    assert all(first in note for note in told)
+    notes = [note for note in captured.notes if f"on {count} trainable parameters" in note]
+    assert len(notes) == (count > 0)
+    assert all(first in note for note in notes)
     held = dict(captured.graph.parameters())
     assert set(held) == {n for n, _ in model.named_parameters()}
     for seed, mesh in enumerate(("dp_shard=1", "dp_shard=2 x tp=2")):

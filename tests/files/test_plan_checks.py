@@ -131,7 +131,7 @@ def test_values_that_no_plan_has(copy: Path, key: str, value: Any, allowed: str)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
         ({"stages": [{"zero": "3"}]}, "stages[0].zero: '3' is not a whole number"),
         ({"microbatches": 2.5}, "microbatches: 2.5 is not a whole number"),
@@ -146,12 +146,12 @@ def test_values_that_no_plan_has(copy: Path, key: str, value: Any, allowed: str)
         ({"stages": {}}, "stages: {} is not a list"),
     ],
 )
-def test_keys_and_types_that_no_plan_has(copy: Path, changes: Any, said: str) -> None:
+def test_keys_and_types_that_no_plan_has(copy: Path, changes: Any, expected: str) -> None:
     edit(copy, **changes)
     with pytest.raises(PlanFolderError) as caught:
         read_plan(copy)
     assert f"{copy / 'plan.json'}: " in str(caught.value)
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -213,22 +213,22 @@ def test_a_plan_and_a_program_that_differ(copy: Path, changes: dict[str, Any]) -
     ((name, value),) = changes.items()
     plan = read_plan(copy)
     (stage,) = plan.stages
-    said = (
+    message = (
         f"{name} is {value} there and {getattr(stage, name, None) or getattr(plan, name, 0)} here"
     )
     read_program(copy)
     if hasattr(stage, name):
         changes = {"stages": [{**dataclasses.asdict(stage), **changes}]}
     edit(copy, **changes)
-    with pytest.raises(ProgramError, match=said):
+    with pytest.raises(ProgramError, match=message):
         read_program(copy)
 
 
 def test_a_mesh_and_a_program_that_differ(copy: Path) -> None:
     spreads = json.loads((copy / "plan.json").read_text())["spreads"]
     edit(copy, spreads=[{**spreads[0], "mesh": "dp_replicate=2 x tp=2"}])
-    said = "the mesh is dp_replicate=2 x tp=2 there and dp_shard=2 x tp=2 here"
-    with pytest.raises(ProgramError, match=said):
+    message = "the mesh is dp_replicate=2 x tp=2 there and dp_shard=2 x tp=2 here"
+    with pytest.raises(ProgramError, match=message):
         read_program(copy)
 
 
@@ -240,7 +240,7 @@ def test_a_program_that_is_no_python(copy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "said"),
+    ("mesh", "message"),
     [
         ("dp_shard=0 x tp=2", r"spreads\[0\]\.mesh is 'dp_shard=0 x tp=2'; allowed: dp_shard=1 or"),
         ("dp_shard=-1 x tp=2", r"dp_shard=1 or more"),
@@ -250,11 +250,11 @@ def test_a_program_that_is_no_python(copy: Path) -> None:
         ("dp_shard=two", r"is 'dp_shard=two'; allowed: 1, or degrees as in dp_shard=2 x tp=2"),
     ],
 )
-def test_degrees_that_no_plan_has(copy: Path, mesh: str, said: str) -> None:
+def test_degrees_that_no_plan_has(copy: Path, mesh: str, message: str) -> None:
     spreads = json.loads((copy / "plan.json").read_text())["spreads"]
     spreads[0]["mesh"] = mesh
     edit(copy, spreads=spreads)
-    with pytest.raises(PlanFolderError, match=said):
+    with pytest.raises(PlanFolderError, match=message):
         read_plan(copy)
 
 

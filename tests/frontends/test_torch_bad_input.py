@@ -293,11 +293,11 @@ def test_a_call_that_the_forward_does_not_take(model: type[nn.Module], line: str
 
 def test_shapes_that_do_not_fit_are_told_once() -> None:
     """Torch's own report of the same error is not shown beside ours, and only then not."""
-    told: list[logging.LogRecord] = []
+    records: list[logging.LogRecord] = []
 
     class Told(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            told.append(record)
+            records.append(record)
 
     handler = Told()
     logger = logging.getLogger("torch._subclasses.fake_tensor")
@@ -305,10 +305,10 @@ def test_shapes_that_do_not_fit_are_told_once() -> None:
     message = refused(lambda x: (x @ torch.ones(D + 1, 2)).mean(), errors.ForwardError)
     assert here("torch.ones(D + 1, 2)") in message
     assert "[4, 8] X [9, 2]" in message
-    assert not told
+    assert not records
     logger.error("another's")
     logger.removeHandler(handler)
-    assert len(told) == 1
+    assert len(records) == 1
 
 
 def test_the_module_in_which_shapes_do_not_fit() -> None:

@@ -79,8 +79,8 @@ def test_capture_does_not_depend_on_the_order_of_sets() -> None:
     here = "".join({"full_attention", "sliding_attention"})
     for seed in map(str, range(1, 50)):  # until one puts the strings in another order
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.getcwd()}
-        told = [sys.executable, "-c", f"print({order})"]
-        if subprocess.check_output(told, env=environment, text=True).strip() != here:
+        command = [sys.executable, "-c", f"print({order})"]
+        if subprocess.check_output(command, env=environment, text=True).strip() != here:
             break
     run = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True

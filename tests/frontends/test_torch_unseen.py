@@ -287,9 +287,9 @@ def _kept_and_put_back(m: Any, h: Tensor) -> Tensor:
 def test_a_forward_that_seeds_is_refused_with_its_place(body: Body) -> None:
     with pytest.raises(
         errors.UnsupportedOpError, match=r"torch.manual_seed\(3\) inside the"
-    ) as told:
+    ) as caught:
         captured(body)
-    assert f"{__file__}:{_seeded.__code__.co_firstlineno + 1}" in str(told.value)
+    assert f"{__file__}:{_seeded.__code__.co_firstlineno + 1}" in str(caught.value)
     torch.manual_seed(0)  # is possible again
 
 

@@ -57,10 +57,10 @@ def test_a_damaged_checkpoint_is_refused_whole(
     one, two = (shutil.copytree(saved / name, tmp_path / name) for name in ("one", "two"))
     damage.do(one, two)
     before = state(trainer)
-    with pytest.raises(CheckpointError, match=damage.said) as told:
+    with pytest.raises(CheckpointError, match=damage.message) as caught:
         trainer.load(one)
-    assert str(one) in str(told.value)
-    assert re.search(r"give|copy|writes one|Remove", str(told.value), re.IGNORECASE)
+    assert str(one) in str(caught.value)
+    assert re.search(r"give|copy|writes one|Remove", str(caught.value), re.IGNORECASE)
     assert all(np.array_equal(a, b) for a, b in zip(state(trainer), before, strict=True))
     trainer.load(two)
     assert trainer.step_number == 2
@@ -87,9 +87,9 @@ OTHERS: dict[str, tuple[Arrays, str]] = {
 
 @pytest.mark.parametrize("case", OTHERS)
 def test_a_checkpoint_of_something_else(tmp_path: Path, case: str) -> None:
-    other, said = OTHERS[case]
+    other, message = OTHERS[case]
     jax_checkpoint.write(tmp_path / "c", other)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         jax_checkpoint.read(tmp_path / "c", FULL)
 
 
@@ -114,17 +114,17 @@ def test_a_save_that_ends_anywhere_leaves_one_that_is_whole(
         with monkeypatch.context() as dead, failing(tmp_path, at, error) as watch:
             if kind == "killed":
                 dead.setattr(Saving, "release", lambda saving: os.close(saving._lock))
-            said = ""
+            message = ""
             try:
                 jax_checkpoint.write(folder, after)
-            except (CheckpointError, Killed) as told:
-                said = str(told) or "killed"
-        assert kind == "killed" or not said or "No space left on device" in said
+            except (CheckpointError, Killed) as refusal:
+                message = str(refusal) or "killed"
+        assert kind == "killed" or not message or "No space left on device" in message
         arrays = jax_checkpoint.read(folder, FULL)
         assert int(arrays["step"]) in (3, 4)
-        assert kind == "killed" or (int(arrays["step"]) == 3) == bool(said)
+        assert kind == "killed" or (int(arrays["step"]) == 3) == bool(message)
         if not watch.fired:
             break
-        ended += bool(said)
+        ended += bool(message)
     assert ended > 4
     assert at < 29

@@ -98,9 +98,11 @@ def test_train_py_prints_the_losses_of_a_run(model: Path) -> None:
         [sys.executable, str(file), "--steps", "3"], capture_output=True, text=True, env=flags
     )
     assert started.returncode == 0, started.stderr
-    heads, said = zip(*(line.split("  loss ") for line in started.stdout.splitlines()), strict=True)
+    heads, printed = zip(
+        *(line.split("  loss ") for line in started.stdout.splitlines()), strict=True
+    )
     assert list(heads) == ["step 0", "step 1", "step 2"]
-    assert list(map(float, said)) == pytest.approx(losses, rel=1e-6)
+    assert list(map(float, printed)) == pytest.approx(losses, rel=1e-6)
 
 
 def test_verify(model: Path) -> None:
@@ -125,8 +127,10 @@ def test_verify_sees_a_program_that_computes_something_else(model: Path) -> None
     assert not result.passed
     assert result.exact.loss > 1e-3
     difference, edit, _ = result.first_difference.partition(f". {file} is not the program")
-    said = r"first difference: forward, \S+ .*model\.py:23\): value\[.*\] is \S+ and should be \S+ "
-    assert re.match(said, difference)
+    pattern = (
+        r"first difference: forward, \S+ .*model\.py:23\): value\[.*\] is \S+ and should be \S+ "
+    )
+    assert re.match(pattern, difference)
     assert edit
     assert "jnp.sin(" in result.first_difference.partition("the plan gives")[0]
     file.write_text(text.replace("jnp.tanh(", "jnp.tanh(1, "))

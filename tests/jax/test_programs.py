@@ -98,7 +98,7 @@ def test_probes_see_what_one_device_computes(name: str) -> None:
     model, fix, options = PLANS[name]
     program = made(model, fix, **options)
 
-    def said(text: str) -> str:
+    def difference(text: str) -> str:
         tree = program.workload.init(None)  # type: ignore[misc]
         with jax.enable_x64(True):
             wide = jax.tree.map(lambda a: np.asarray(a, np.float64), tree)
@@ -106,11 +106,13 @@ def test_probes_see_what_one_device_computes(name: str) -> None:
             named = by_name(paths_of(wide), program.captured.stacks)
             return compared(text, program.plan, program.captured, program.workload, named, batch)
 
-    assert "in no result and no gradient of one" in said(program.text)
+    assert "in no result and no gradient of one" in difference(program.text)
     if "jax.nn.silu(" in program.text:
         wrong = program.text.replace("jax.nn.silu(", "jnp.tanh(", 1)
         wrong = wrong.replace("import jax\n", "import jax\nimport jax.numpy as jnp\n", 1)
-        assert re.match(r"first difference: forward, layers::\S+ in .*0.*: value\[", said(wrong))
+        assert re.match(
+            r"first difference: forward, layers::\S+ in .*0.*: value\[", difference(wrong)
+        )
 
 
 def test_breaking_lines_changes_no_statement(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,7 @@ def test_a_limit_that_holds_no_microbatch_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "pp", "m", "v", "said"),
+    ("name", "pp", "m", "v", "expected"),
     [
         ("1f2b", 4, 8, 1, "Did you mean 1f1b"),
         ("1f1b", 4, 8, 2, "has 1 stage a rank, not 2"),
@@ -187,15 +187,15 @@ def test_a_limit_that_holds_no_microbatch_is_refused() -> None:
     ],
 )
 def test_what_cannot_be_is_refused_with_what_can(
-    name: str, pp: int, m: int, v: int, said: str
+    name: str, pp: int, m: int, v: int, expected: str
 ) -> None:
     with pytest.raises(ScheduleError) as caught:
         schedule(name, pp, m, v)
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("lists", "said"),
+    ("lists", "expected"),
     [
         ("0F0 0B0", "lacks 1F0"),
         ("0F0 0B0\n1F0 1B0 1B0", "1B0 stands 2 times"),
@@ -206,10 +206,10 @@ def test_what_cannot_be_is_refused_with_what_can(
         ("0F0 0B0\n1F0 1B0 1F1", "has 1F1"),
     ],
 )
-def test_lists_that_are_no_schedule_are_told(lists: str, said: str) -> None:
+def test_lists_that_are_no_schedule_are_told(lists: str, expected: str) -> None:
     with pytest.raises(ScheduleError) as caught:
         check(one_route("mine", (0, 1), from_text(lists), 1))
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_a_deadlock_names_its_circle() -> None:

@@ -94,7 +94,7 @@ def test_experts_of_einsums() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "said"),
+    ("family", "message"),
     [
         ("resnet", "none of its ops is known as attention"),
         ("vit", "no table of tokens with rows of 32"),
@@ -103,8 +103,8 @@ def test_experts_of_einsums() -> None:
         ("bert", "28,320 weights in matrices, and the model has 29,408: more than 2% apart"),
     ],
 )
-def test_what_the_family_does_not_have_is_refused(family: str, said: str) -> None:
-    with pytest.raises(NotOfFamily, match=said):
+def test_what_the_family_does_not_have_is_refused(family: str, message: str) -> None:
+    with pytest.raises(NotOfFamily, match=message):
         derived(family)
 
 

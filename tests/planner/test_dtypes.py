@@ -135,9 +135,9 @@ def test_prices_are_of_the_dtypes_that_run(mix: Mix) -> None:
     assert _priced(planned.lowered, "matmul", "conv") == real.flops
     assert set(_priced(planned.lowered, "attention")) == real.attention
     losses = {op.op.name for op in planned.lowered.ops if op.op.kind == "cross_entropy"}
-    said = {name: planned.graph.tensors[name].dtype for name in real.dtypes}
+    dtypes = {name: planned.graph.tensors[name].dtype for name in real.dtypes}
     assert len(real.dtypes) > 5
-    assert {n: d for n, d in said.items() if n not in losses} == {
+    assert {n: d for n, d in dtypes.items() if n not in losses} == {
         n: d for n, d in real.dtypes.items() if n not in losses
     }
     memory = planned.plan.prediction.memory_bytes
@@ -158,21 +158,21 @@ def test_utilization_is_of_the_peak_of_each_dtype(mix: Mix) -> None:
     by_dtype = _priced(planned.lowered, *PRODUCTS)
     assert model_flops(planned.graph) == by_dtype
     at_peak_s = sum(flops / device.peak(dtype) for dtype, flops in by_dtype.items())
-    said = planned.plan.prediction
+    prediction = planned.plan.prediction
     assert peak_time_s(planned.graph, device) == pytest.approx(at_peak_s, rel=1e-12)
-    assert said.mfu == pytest.approx(at_peak_s / said.step_time_s, rel=1e-12)
-    assert 0 < said.mfu <= 1
+    assert prediction.mfu == pytest.approx(at_peak_s / prediction.step_time_s, rel=1e-12)
+    assert 0 < prediction.mfu <= 1
 
 
 def test_parameters_trained_in_half_precision_are_told() -> None:
     for mix in MIXES:
         _, planned = _plan(mix)
         parameters = [t for _, t in planned.graph.parameters() if t.differentiable]
-        said = [n for n in notes(planned.lowered, planned.plan, ONE, 4) if "rounded away" in n]
+        remarks = [n for n in notes(planned.lowered, planned.plan, ONE, 4) if "rounded away" in n]
         narrow = {t.dtype for t in parameters} & {"bfloat16", "float16"}
-        assert len(said) == len(narrow), mix.name
+        assert len(remarks) == len(narrow), mix.name
         for dtype in narrow:
-            assert any(f"are {dtype}, and so are their" in note for note in said)
+            assert any(f"are {dtype}, and so are their" in note for note in remarks)
     (mix,) = (mix for mix in MIXES if mix.name == "bfloat16 parameters")
     _, planned = _plan(mix)
     (only,) = (n for n in notes(planned.lowered, planned.plan, ONE, 4) if "rounded away" in n)

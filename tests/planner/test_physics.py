@@ -60,27 +60,31 @@ def planned(number: int, cluster: Cluster, **fix: str) -> Planned:
 def check_plan(result: Planned, cluster: Cluster) -> None:
     """Of the plan as said, from the lowered ops and the devices' figures alone."""
     plan, device = result.plan, cluster.device
-    said, memory = plan.prediction, plan.prediction.memory_bytes
+    prediction, memory = plan.prediction, plan.prediction.memory_bytes
     lowered = result.lowered
     flops_s = 0.0
     for op in lowered.ops:
         if op.bound is not None and op.bound.rule.cost in PRODUCTS:
             work = op_work(op.op, op.bound, op.strategy, lowered.mesh, lowered.graph.tensors)
             flops_s += (work.forward_flops + work.backward_flops) / device.peak(work.dtype)
-    assert said.step_time_s >= flops_s * plan.microbatches * (1 - 1e-9)
+    assert prediction.step_time_s >= flops_s * plan.microbatches * (1 - 1e-9)
     state = memory.parameters + memory.gradients + memory.optimizer
-    assert said.step_time_s >= memory.optimizer / device.memory_bandwidth_bytes_per_s
-    assert 0 < said.mfu <= 1
-    assert 0 < said.lower_bound_s <= said.step_time_s * (1 + 1e-9)
-    assert said.time_band_s[0] <= said.step_time_s <= said.time_band_s[1]
-    assert said.memory_band_bytes[0] <= memory.total <= said.memory_band_bytes[1]
-    assert said.tokens_per_s == pytest.approx(B * S / said.step_time_s)
+    assert prediction.step_time_s >= memory.optimizer / device.memory_bandwidth_bytes_per_s
+    assert 0 < prediction.mfu <= 1
+    assert 0 < prediction.lower_bound_s <= prediction.step_time_s * (1 + 1e-9)
+    assert prediction.time_band_s[0] <= prediction.step_time_s <= prediction.time_band_s[1]
+    assert prediction.memory_band_bytes[0] <= memory.total <= prediction.memory_band_bytes[1]
+    assert prediction.tokens_per_s == pytest.approx(B * S / prediction.step_time_s)
     assert 0 < state <= memory.total <= memory.limit
     stored = sum(t.size_bytes for _, t in result.graph.parameters())
     assert memory.parameters >= stored / cluster.device_count
-    figures = [said.compute_time_s, said.exposed_communication_s, said.waiting_time_s]
-    figures += [said.forward_time_s, said.optimizer_time_s]
-    assert all(math.isfinite(f) and 0 <= f <= said.step_time_s for f in figures)
+    figures = [
+        prediction.compute_time_s,
+        prediction.exposed_communication_s,
+        prediction.waiting_time_s,
+    ]
+    figures += [prediction.forward_time_s, prediction.optimizer_time_s]
+    assert all(math.isfinite(f) and 0 <= f <= prediction.step_time_s for f in figures)
 
 
 @given(
@@ -152,25 +156,25 @@ def test_collectives_take_what_their_link_takes(kind: Any, ranks: int, size: flo
 
 
 @pytest.mark.parametrize(
-    ("key", "size", "flops", "seconds", "said"),
+    ("key", "size", "flops", "seconds", "expected"),
     [
         ("matmul linear forward fp32 8x8,8x8", 1e3, 1e12, 1e-3, "above the peak of H100"),
         ("elementwise add forward fp32 8", 1e9, 1e3, 1e-7, "caches"),
     ],
 )
 def test_a_profile_beyond_its_device_is_left_out_and_named(
-    tmp_path: Path, key: str, size: float, flops: float, seconds: float, said: str
+    tmp_path: Path, key: str, size: float, flops: float, seconds: float, expected: str
 ) -> None:
-    profile, told = tmp_path / "profile.db", list[str]()
+    profile, lines = tmp_path / "profile.db", list[str]()
     right = "matmul linear forward bf16 64x64,64x64"
     with ProfileDb(profile) as db:
         for name, took, count in ((key, seconds, flops), (right, 1e-3, 1e9)):
             row = Measurement("op", name, size, count, took, 0.1, 9, "2026-11-01T00:00:00+00:00")
             db.add(Machine("H100", "a driver", "torch 2.13.0"), row)
-    calibrated = calibrate(node("H100"), profile, warn=told.append)
+    calibrated = calibrate(node("H100"), profile, warn=lines.append)
     assert [rate.kind for rate in calibrated.device.rates if rate.kind] == ["linear"]
     assert calibrated.device.rates[0].dtype == "bf16"
-    assert any(said in line and key.split()[1] in line for line in told)
+    assert any(expected in line and key.split()[1] in line for line in lines)
 
 
 def test_a_core_faster_than_assumed_raises_its_peak(tmp_path: Path) -> None:

@@ -91,8 +91,8 @@ def test_no_plan_of_any_kind_is_faster(
     assert outcome.lower_bound_s <= min([outcome.best.time.total_s, *fitting])
     pinned = replace(of, fixed=replace(of.fixed, pp=outcome.best.pp))
     assert search_plan(pinned).best.time.total_s == pytest.approx(outcome.best.time.total_s)
-    told = {lost.degrees.get("pp", 1) for lost in outcome.runners_up} | {outcome.best.pp}
-    assert min(told) == 1 < max(told)
+    degrees = {lost.degrees.get("pp", 1) for lost in outcome.runners_up} | {outcome.best.pp}
+    assert min(degrees) == 1 < max(degrees)
 
 
 def test_a_pipeline_is_taken_where_gradients_would_cross_a_slow_link() -> None:

@@ -170,8 +170,8 @@ def test_plans_that_lost_are_told_apart_and_those_that_fit_stand_first() -> None
     limit = int(1.1 * error.value.tightest.memory.total)
     outcome = search_plan(question(graph, 32, memory_limited(limit)))
     rows = outcome.runners_up
-    said = [(*sorted(r.degrees.items()), r.zero, r.recompute, r.microbatches) for r in rows]
-    assert len(set(said)) == len(said) > 1
+    rows_of = [(*sorted(r.degrees.items()), r.zero, r.recompute, r.microbatches) for r in rows]
+    assert len(set(rows_of)) == len(rows_of) > 1
     fits = ["does not fit" not in row.reason for row in rows]
     assert fits == sorted(fits, reverse=True)
     assert {True, False} == set(fits)
@@ -179,7 +179,7 @@ def test_plans_that_lost_are_told_apart_and_those_that_fit_stand_first() -> None
 
 
 @pytest.mark.parametrize(
-    ("factor", "memory", "said"),
+    ("factor", "memory", "reason"),
     [
         (1.2, 1.0, "20.0% slower"),
         (1.0002, 1.0, "0.020% slower"),
@@ -188,7 +188,7 @@ def test_plans_that_lost_are_told_apart_and_those_that_fit_stand_first() -> None
         (1.2, 1.5, "20.0% slower, 50% more memory"),
     ],
 )
-def test_what_lost_is_told_by_time_and_memory(factor: float, memory: float, said: str) -> None:
+def test_what_lost_is_told_by_time_and_memory(factor: float, memory: float, reason: str) -> None:
     winner = planned(gpt(layers=2), 8, dp_shard="8", zero="1").best
     other = replace(
         winner,
@@ -199,7 +199,7 @@ def test_what_lost_is_told_by_time_and_memory(factor: float, memory: float, said
     standings = Standings()
     standings.offer(winner)
     standings.offer(other)
-    assert [row.reason for row in standings.runners_up(winner)] == [said]
+    assert [row.reason for row in standings.runners_up(winner)] == [reason]
 
 
 def test_less_memory_never_makes_a_plan_faster() -> None:

@@ -57,17 +57,17 @@ def priced_again(outcome: Outcome) -> int:
 
 @pytest.mark.parametrize("searcher", SEARCHERS)
 def test_every_searcher_plans(searcher: str) -> None:
-    told: list[str] = []
-    outcome = search_plan(question(searcher, verbose=True, tp=4), told.append)
+    lines: list[str] = []
+    outcome = search_plan(question(searcher, verbose=True, tp=4), lines.append)
     assert set(outcome.best.spread.ops) <= {
         key(block, op.name)
         for block, graph in [(None, GRAPH), *((n, b.body) for n, b in GRAPH.blocks.items())]
         for op in graph.ops
     }
     assert outcome.best.solution.found_by.startswith(searcher)
-    assert any("best " in line for line in told)
+    assert any("best " in line for line in lines)
     if searcher != "brute_force":  # cannot see all of it, and has no bound before that
-        assert any("bound " in line for line in told)
+        assert any("bound " in line for line in lines)
     assert priced_again(outcome) == outcome.best.objective
     assert outcome.lower_bound_s <= outcome.best.time.total_s
 
@@ -75,12 +75,12 @@ def test_every_searcher_plans(searcher: str) -> None:
 def test_progress_is_one_line_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(10**6))
     monkeypatch.setattr(solving, "time", SimpleNamespace(monotonic=lambda: next(clock) * 0.4))
-    told: list[str] = []
-    line = solving._Line(solving.Solver("elimination", told.append), "tp=4")
+    lines: list[str] = []
+    line = solving._Line(solving.Solver("elimination", lines.append), "tp=4")
     for k in range(10):
         line(Progress("elimination", 3 * 10**9, 1.5e9, k, 0.4 * k, "a step"))
-    assert len(told) == 3
-    assert told[0] == "tp=4: best 3 ms, bound 1.5 ms, gap 50.00%, 0.8 s, a step"
+    assert len(lines) == 3
+    assert lines[0] == "tp=4: best 3 ms, bound 1.5 ms, gap 50.00%, 0.8 s, a step"
 
 
 def interrupting(after: int) -> Callable[..., Solution]:
@@ -103,9 +103,9 @@ def interrupting(after: int) -> Callable[..., Solution]:
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
 def test_a_stopped_search_gives_its_best(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     monkeypatch.setattr(solving, "solve", interrupting(after))
-    told: list[str] = []
-    outcome = search_plan(question("mcmc"), told.append)
-    assert any(line.startswith("stopped") for line in told)
+    lines: list[str] = []
+    outcome = search_plan(question("mcmc"), lines.append)
+    assert any(line.startswith("stopped") for line in lines)
     assert outcome.lower_bound_s == 0.0
     assert outcome.best.memory.total <= outcome.best.memory.limit
     assert outcome.tried <= after

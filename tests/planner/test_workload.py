@@ -18,7 +18,7 @@ def workload(**options: Any) -> Workload:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         ({"learning_rate": -1e-3}, "learning_rate=-0.001: give a number, 0 or more"),
         ({"learning_rate": math.nan}, "learning_rate=nan: give a number, 0 or more"),
@@ -37,24 +37,24 @@ def workload(**options: Any) -> Workload:
         ({"seed": 1.5}, "seed=1.5: give a whole number"),
     ],
 )
-def test_refused(options: dict[str, Any], said: str) -> None:
+def test_refused(options: dict[str, Any], expected: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         workload(**options)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(expected)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         ({"lr": 1e-3}, "lr=...: a Workload has no such argument. Did you mean learning_rate? "),
         ({"optimiser": "sgd"}, "optimiser=...: a Workload has no such argument. Did you mean opt"),
         ({"zzz": 1}, "zzz=...: a Workload has no such argument. There are batch, model, loss, "),
     ],
 )
-def test_arguments_that_there_are_not(options: dict[str, Any], said: str) -> None:
+def test_arguments_that_there_are_not(options: dict[str, Any], expected: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         workload(**options)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(expected)
     with pytest.raises(WorkloadError) as decorated:
         parallelize(batch=dict, **options)(type("Model", (), {}))
     assert str(decorated.value) == str(caught.value)

@@ -20,9 +20,9 @@ def test_what_tp_leaves_whole_or_cuts_unevenly_is_named() -> None:
     graph = gpt(layers=2, **{**LARGE, "vocab": 32001})
     best = search_plan(question(graph, 32, NODE, {"tp": "8", "microbatch": "8"})).best
     plan = plans.plan(spreads=(best.spread,))
-    said = notes(best.lowered, plan, NODE, 32)
-    assert "32001 is cut unevenly over tp 8, 7 x 4001 + 3994: head/linear, " in " ".join(said)
-    assert not any("products whole" in line for line in said)
+    lines = notes(best.lowered, plan, NODE, 32)
+    assert "32001 is cut unevenly over tp 8, 7 x 4001 + 3994: head/linear, " in " ".join(lines)
+    assert not any("products whole" in line for line in lines)
     asked = question(graph, 32)
     nothing = replace(best.spread, ops={}, parameters={}, shared={})
     idle = lower(graph, nothing, 4, asked.data_choices, asked.batch_dims)
@@ -50,17 +50,17 @@ def test_pieces_are_those_of_torch_chunk(extent: int, ways: int, text: str) -> N
 def test_data_ranks_that_the_batch_rules_out_and_mixed_devices() -> None:
     best = search_plan(question(gpt(b=4), 4, NODE, {"tp": "8"})).best
     plan = plans.plan(spreads=(best.spread,))
-    said = " ".join(notes(best.lowered, plan, NODE, 4, ["No microbatches: norms."]))
-    assert "The batch of 4 samples rules out 8 data ranks" in said
-    assert "a multiple of 8 would allow every number" in said
-    assert "No microbatches: norms." in said
-    assert "Devices differ" not in said
+    lines = " ".join(notes(best.lowered, plan, NODE, 4, ["No microbatches: norms."]))
+    assert "The batch of 4 samples rules out 8 data ranks" in lines
+    assert "a multiple of 8 would allow every number" in lines
+    assert "No microbatches: norms." in lines
+    assert "Devices differ" not in lines
     (first, *_) = notes(best.lowered, plan, NODE, 4, (), Fewer(1, "", 0.05))
     assert first.startswith("1 H100 alone would take 50.0 ms a step, these 8 take 120 ms. Plan")
     (first, *_) = notes(best.lowered, plan, NODE, 4, (), Fewer(2, "nvlink", 0.05))
     assert first.startswith("2 H100 joined by nvlink would take")
     other = replace(NODE.device, name="H50", peak_flops_per_s=(("fp32", 1e12),))
     mixed = replace(NODE, groups=(DeviceGroup(NODE.device, 4), DeviceGroup(other, 4)))
-    told = " ".join(notes(best.lowered, plan, mixed, 8))
-    assert "Devices differ (H100, H50); all are priced as H50" in told
-    assert "rules out" not in told
+    text = " ".join(notes(best.lowered, plan, mixed, 8))
+    assert "Devices differ (H100, H50); all are priced as H50" in text
+    assert "rules out" not in text

@@ -118,7 +118,7 @@ def test_the_outline_of_a_page(flat: Shown) -> None:
     assert not read.open
     outline = "\n".join(line.strip() for line in read.outline)
     assert outline.split("h2 What")[0] == OUTLINE.split("h2 What")[0]
-    for said in (
+    for expected in (
         "120 ms",
         "128 MiB",
         "17.1k",
@@ -127,7 +127,7 @@ def test_the_outline_of_a_page(flat: Shown) -> None:
         "6 x layers.*",
         "limit 1.00 GiB, far above",
     ):
-        assert any(said in word for word in read.words), said
+        assert any(expected in word for word in read.words), expected
 
 
 def test_a_pipeline_has_lanes_and_stages(stages: Shown) -> None:
@@ -248,7 +248,7 @@ def test_the_command(
     measured.write_text(json.dumps({**asdict(RUN), "predicted_memory_bytes": 1}))
     assert run(*words, "--run", str(measured), monkeypatch=monkeypatch) == 0
     assert "Measured beside predicted" in page.read_text()
-    for wrong, said in (
+    for wrong, expected in (
         (("--run", str(tmp_path / "none.json")), "No such file"),
         (("--run", str(page)), "is not what a run prints; write it with"),
         (("-o", str(tmp_path)), "is a folder; give a file"),
@@ -256,7 +256,7 @@ def test_the_command(
     ):
         capsys.readouterr()
         assert run("report", str(folder), *wrong, monkeypatch=monkeypatch) == 2
-        assert said in capsys.readouterr().err
+        assert expected in capsys.readouterr().err
 
 
 @given(st.lists(st.floats(1, 200), min_size=1, max_size=6))

@@ -41,18 +41,18 @@ OTHER = replace(
 
 def test_a_run_in_another_style_than_the_plan_s_says_so() -> None:
     run = RunResult((5.0, 4.0), 0.2, 0.1, ranks=4, step=2)
-    said = plans.plan().prediction
-    assert "execution" not in to_text(run_summary(run, said, "eager"))
-    text = to_text(run_summary(run, said, "compiled"))
+    prediction = plans.plan().prediction
+    assert "execution" not in to_text(run_summary(run, prediction, "eager"))
+    text = to_text(run_summary(run, prediction, "compiled"))
     assert "the run was eager, the plan's times are of compiled execution" in text
 
 
 def test_measured_stands_beside_predicted() -> None:
     run = RunResult((5.0, 4.0), 0.2, 0.1, ranks=4, step=2, peak_memory_bytes=3 << 20)
-    said = plans.plan().prediction
-    said = replace(said, step_time_s=0.1, forward_time_s=0.03, optimizer_time_s=0.02)
-    said = replace(said, memory_bytes=replace(said.memory_bytes, total=2 << 20))
-    text = to_text(run_summary(run, said))
+    prediction = plans.plan().prediction
+    prediction = replace(prediction, step_time_s=0.1, forward_time_s=0.03, optimizer_time_s=0.02)
+    prediction = replace(prediction, memory_bytes=replace(prediction.memory_bytes, total=2 << 20))
+    text = to_text(run_summary(run, prediction))
     for stated in (
         "2 steps: loss 5.0000 -> 4.0000",
         "200 ms",
@@ -63,24 +63,24 @@ def test_measured_stands_beside_predicted() -> None:
     ):
         assert stated in text
     assert "forward" not in text
-    assert "MiB" not in to_text(run_summary(replace(run, peak_memory_bytes=0), said))
+    assert "MiB" not in to_text(run_summary(replace(run, peak_memory_bytes=0), prediction))
     times = {"forward": 0.06, "backward": 0.09, "exchange": 0.01, "optimizer": 0.01}
-    lines = to_text(run_summary(replace(run, phases_s=times), said)).splitlines()
+    lines = to_text(run_summary(replace(run, phases_s=times), prediction)).splitlines()
     assert any(line.split() == ["forward", "60.0", "ms", "30.0", "ms", "2.00"] for line in lines)
     assert any("backward, gradients" in line and "2.00" in line for line in lines)
     assert any(line.split()[-1:] == ["0.50"] for line in lines)
 
 
 def test_times_that_cannot_be_compared_get_a_reason_in_place_of_a_ratio() -> None:
-    said = replace(plans.plan().prediction, optimizer_time_s=1e-8, step_time_s=0.1)
+    prediction = replace(plans.plan().prediction, optimizer_time_s=1e-8, step_time_s=0.1)
     times = {"forward": 0.0, "backward": 0.09, "exchange": 0.01, "optimizer": 1.2e-3}
     run = RunResult((5.0,), 0.2, 0.1, ranks=4, step=1, phases_s=times)
-    text = to_text(run_summary(run, said))
+    text = to_text(run_summary(run, prediction))
     (line,) = (line for line in text.splitlines() if "1.20 ms" in line)
     assert line.split() == ["optimizer", "1.20", "ms", "10.0", "ns", "-"]
     assert "no ratio of optimizer: over 100 times apart" in text
     assert "that of starting the work" in " ".join(text.split())
-    near = to_text(run_summary(replace(run, phases_s={}), said))
+    near = to_text(run_summary(replace(run, phases_s={}), prediction))
     assert "no ratio" not in near
 
 
@@ -102,7 +102,7 @@ def test_a_verified_plan_states_its_errors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "error", "said"),
+    ("precision", "error", "expected"),
     [
         ("float32", 0.1, "1.0e-01, beyond 3.5e-04"),
         ("bfloat16", 0.1, "1.0e-01, beyond 8.8e-02"),
@@ -112,15 +112,15 @@ def test_a_verified_plan_states_its_errors() -> None:
     ],
 )
 def test_errors_that_rounding_does_not_make_are_told(
-    precision: str, error: float, said: str
+    precision: str, error: float, expected: str
 ) -> None:
     result = replace(RIGHT, precision=precision, own=replace(RIGHT.own, gradient=error))
     text = to_text(verify_summary(result))
     assert result.passed
-    assert said in " ".join(text.split())
-    assert ("The plan computes what the model computes." in text) == (not said)
-    assert (f"computes in float64; in {precision} far off." in text) == bool(said)
-    assert result.to_json()["own_precision"]["within_rounding"] == (not said)
+    assert expected in " ".join(text.split())
+    assert ("The plan computes what the model computes." in text) == (not expected)
+    assert (f"computes in float64; in {precision} far off." in text) == bool(expected)
+    assert result.to_json()["own_precision"]["within_rounding"] == (not expected)
 
 
 @pytest.mark.parametrize("result", [WRONG, OTHER], ids=["numbers", "collectives"])

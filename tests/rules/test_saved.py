@@ -61,12 +61,12 @@ def _check(kind: str, operands: Sequence[Tensor], attrs: dict[str, object]) -> N
     local = {n: f.size for n, f in bound.factors.items()}
     shapes = tuple(tuple(r.shape) for r in whole.results)
     saved = _kept(operands, kind, Call(attrs, tuple(operands), shapes))
-    said = (
+    declared = (
         set(bound.rule.saves),
         set(bound.rule.saves_results),
         sum(kept_bytes(bound, local)),
     )
-    assert saved == said, f"{kind} [{bound}] {attrs}"
+    assert saved == declared, f"{kind} [{bound}] {attrs}"
 
 
 @pytest.mark.parametrize("kind", sorted(set(CASES) - set(ELSEWHERE)))
@@ -103,8 +103,8 @@ def test_a_fused_norm_keeps_less_than_the_composed_one() -> None:
     call = Call({"eps": 1e-5, "upcast": False, "scale_offset": 0}, (x, w), ((4, 8),))
     whole = case("rms_norm", (x, w), call.attrs)
     bound = bind(whole.op, whole.nouns)
-    said = sum(kept_bytes(bound, {n: f.size for n, f in bound.factors.items()}))
-    assert _kept((x, w), "rms_norm", call) == ({0, 1}, set(), said + 4 * 8 * 4)
+    declared = sum(kept_bytes(bound, {n: f.size for n, f in bound.factors.items()}))
+    assert _kept((x, w), "rms_norm", call) == ({0, 1}, set(), declared + 4 * 8 * 4)
 
 
 def test_a_dropout_mask() -> None:

@@ -220,29 +220,29 @@ def damaged(folder: Path) -> dict[str, Any]:
     trainer.save(folder)
     before = {name: piece.tensor.clone() for name, piece in trainer._pieces().items()}
 
-    def told(do: Callable[[], None]) -> list[str]:
+    def errors_of(do: Callable[[], None]) -> list[str]:
         try:
             do()
-            said = ""
+            message = ""
         except CheckpointError as error:
-            said = str(error)
+            message = str(error)
         every = [""] * dist.get_world_size()
-        dist.all_gather_object(every, said)
+        dist.all_gather_object(every, message)
         return every
 
-    whole = told(lambda: trainer.load(folder))
+    whole = errors_of(lambda: trainer.load(folder))
     shard = folder / "__3_0.distcp"
     raw = shard.read_bytes()
     dist.barrier()
     if dist.get_rank() == 1:
         shard.write_bytes(raw[:-9] + bytes([raw[-9] ^ 1]) + raw[-8:])
     dist.barrier()
-    flipped = told(lambda: trainer.load(folder))
+    flipped = errors_of(lambda: trainer.load(folder))
     if dist.get_rank() == 1:
         shard.write_bytes(raw)
     full = OSError(errno.ENOSPC, "No space left on device")
     with failing(folder.parent, 2 if dist.get_rank() == 2 else -1, full):
-        refused = told(lambda: trainer.save(folder))
+        refused = errors_of(lambda: trainer.save(folder))
     after = {name: piece.tensor for name, piece in trainer._pieces().items()}
     same = all(torch.equal(before[name], after[name]) for name in before)
     return {
@@ -250,7 +250,7 @@ def damaged(folder: Path) -> dict[str, Any]:
         "flipped": flipped,
         "refused": refused,
         "same": same,
-        "again": told(lambda: trainer.load(folder)),
+        "again": errors_of(lambda: trainer.load(folder)),
         "left": sorted(f.name for f in folder.parent.iterdir()),
     }
 
@@ -306,7 +306,7 @@ def indivisible() -> str:
 
 def batches_differ() -> list[list[str]]:
     """In the first step and in a later one: what the last rank is told, and whether it updated."""
-    told = []
+    messages = []
     for steps in (0, 2):
         trainer = make("tp")
         for step in range(steps):
@@ -320,9 +320,9 @@ def batches_differ() -> list[list[str]]:
         except BatchesDiffer as error:
             kept = zip(before, trainer.held, strict=True)
             same = all(torch.equal(was, held.leaf.detach()) for was, held in kept)
-            told.append(f"{error}" if same else "updated")
+            messages.append(f"{error}" if same else "updated")
     every: list[list[str]] = [[]] * dist.get_world_size()
-    dist.all_gather_object(every, told)
+    dist.all_gather_object(every, messages)
     return every
 
 

@@ -20,7 +20,7 @@ class Damage:
     """``do(folder, other)`` with a checkpoint of its own and another one of the same model."""
 
     do: Callable[[Path, Path], object]
-    said: str
+    message: str
 
 
 def data(folder: Path) -> Path:
@@ -45,14 +45,14 @@ def swap_blocks(file: Path) -> None:
     file.write_bytes(raw[half:] + raw[:half])
 
 
-def said_anew(folder: Path, **changes: Any) -> None:
+def change_manifest(folder: Path, **changes: Any) -> None:
     """``checkpoint.json`` with other values and the digest that is right for them."""
-    said = json.loads((folder / MANIFEST).read_text())
-    del said["sha256"]
-    said |= changes
-    text = json.dumps(said, sort_keys=True)
-    said["sha256"] = hashlib.sha256(text.encode()).hexdigest()
-    (folder / MANIFEST).write_text(json.dumps(said))
+    manifest = json.loads((folder / MANIFEST).read_text())
+    del manifest["sha256"]
+    manifest |= changes
+    text = json.dumps(manifest, sort_keys=True)
+    manifest["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
 def edited(folder: Path) -> None:
@@ -104,9 +104,9 @@ DAMAGES = {
         lambda c, _: (c / MANIFEST).write_text("[]"), "checkpoint.json is damaged"
     ),
     "an edited checkpoint.json": Damage(lambda c, _: edited(c), "is damaged: its SHA-256"),
-    "another format": Damage(lambda c, _: said_anew(c, format=99), "checkpoint format 99"),
+    "another format": Damage(lambda c, _: change_manifest(c, format=99), "checkpoint format 99"),
     "another framework": Damage(
-        lambda c, _: said_anew(c, framework="abacus"), "is a checkpoint of abacus"
+        lambda c, _: change_manifest(c, framework="abacus"), "is a checkpoint of abacus"
     ),
     "data of another checkpoint": Damage(
         lambda c, other: shutil.copy(data(other), data(c)), "is damaged: its SHA-256|and had"

@@ -68,10 +68,10 @@ def test_a_damaged_checkpoint_is_refused_whole(
     one, two = (shutil.copytree(saved / name, tmp_path / name) for name in ("one", "two"))
     damage.do(one, two)
     before = state(loading)
-    with pytest.raises(CheckpointError, match=damage.said) as told:
+    with pytest.raises(CheckpointError, match=damage.message) as caught:
         loading.load(one)
-    assert str(one) in str(told.value)
-    assert re.search(r"give|copy|writes one|Remove", str(told.value), re.IGNORECASE)
+    assert str(one) in str(caught.value)
+    assert re.search(r"give|copy|writes one|Remove", str(caught.value), re.IGNORECASE)
     assert same(state(loading), before)
     loading.load(two)
     assert loading.step_number == 2
@@ -116,11 +116,11 @@ OTHERS = {
 
 @pytest.mark.parametrize("case", OTHERS)
 def test_a_checkpoint_of_something_else(tmp_path: Path, case: str) -> None:
-    other, said = OTHERS[case]
+    other, message = OTHERS[case]
     keep = {} if case.startswith("no ") else FULL
     write(tmp_path / "c", {**keep, **other})
     target = {n: Piece.whole(torch.zeros_like(p.tensor)) for n, p in FULL.items()}
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         read(tmp_path / "c", target)
     assert all(not piece.tensor.any() for piece in target.values())
 
@@ -163,8 +163,8 @@ def attempt(folder: Path, at: int, error: BaseException) -> tuple[bool, str]:
     with failing(folder.parent, at, error) as watch:
         try:
             write(folder, written(1.0 + at))
-        except (CheckpointError, Killed) as told:
-            return True, str(told) or "killed"
+        except (CheckpointError, Killed) as refusal:
+            return True, str(refusal) or "killed"
         return watch.fired, ""
 
 
@@ -174,13 +174,13 @@ def test_a_save_that_the_system_refuses_anywhere_leaves_the_last_one(tmp_path: P
     refused = 0
     for at in range(1, WRITES):
         write(folder, written(1.0))
-        fired, said = attempt(folder, at, full)
+        fired, message = attempt(folder, at, full)
         if not fired:
             break
-        if said:
+        if message:
             refused += 1
-            assert "No space left on device" in said
-            assert "Make room" in said
+            assert "No space left on device" in message
+            assert "Make room" in message
             assert value(folder) == 1.0
             assert [f.name for f in tmp_path.iterdir()] == ["c"]
         else:  # the old one could not be removed, which the next save does
@@ -199,10 +199,10 @@ def test_a_save_that_is_killed_anywhere_leaves_one_that_is_whole(
         assert [f.name for f in tmp_path.iterdir()] == ["c"]  # the next save cleans up
         with monkeypatch.context() as dead:
             dead.setattr(Saving, "release", lambda saving: os.close(saving._lock))
-            fired, said = attempt(folder, at, Killed())
+            fired, message = attempt(folder, at, Killed())
         if not fired:
             break
-        killed += bool(said)
+        killed += bool(message)
         assert value(folder) in (1.0, 1.0 + at)
     assert killed > 5
     assert at < WRITES - 1

@@ -105,15 +105,15 @@ def test_checkpoint_of_another_model_is_refused(checked: dict[str, Any]) -> None
 
 
 def test_what_fails_on_one_rank_is_told_on_all(checked: dict[str, Any]) -> None:
-    said = checked["damaged"]
-    assert said["whole"] == [""] * 4
-    assert len(set(said["flipped"])) == 1
-    assert "__3_0.distcp is damaged: its SHA-256" in said["flipped"][0]
-    assert len(set(said["refused"])) == 1
-    assert "No space left on device" in said["refused"][0]
-    assert said["same"] is True
-    assert said["again"] == [""] * 4
-    assert said["left"] == ["c"]
+    messages = checked["damaged"]
+    assert messages["whole"] == [""] * 4
+    assert len(set(messages["flipped"])) == 1
+    assert "__3_0.distcp is damaged: its SHA-256" in messages["flipped"][0]
+    assert len(set(messages["refused"])) == 1
+    assert "No space left on device" in messages["refused"][0]
+    assert messages["same"] is True
+    assert messages["again"] == [""] * 4
+    assert messages["left"] == ["c"]
 
 
 def test_deferred_gradients_in_small_buckets(checked: dict[str, Any]) -> None:
@@ -135,9 +135,11 @@ def test_batch_that_does_not_divide_is_named(checked: dict[str, Any]) -> None:
 
 
 def test_ranks_with_different_batches_is_an_error(checked: dict[str, Any]) -> None:
-    for told in checked["batches differ"]:  # of one rank: in the first step, in a later one
-        assert len(told) == 2
-        assert all("batch['targets'] of rank 2 is not that of rank 0" in said for said in told)
+    for messages in checked["batches differ"]:  # of one rank: in the first step, in a later one
+        assert len(messages) == 2
+        assert all(
+            "batch['targets'] of rank 2 is not that of rank 0" in message for message in messages
+        )
 
 
 def test_ranks_with_different_plans_is_an_error(checked: dict[str, Any]) -> None:

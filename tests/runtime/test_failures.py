@@ -31,9 +31,9 @@ def test_without_a_line_of_the_users_there_is_no_place() -> None:
 
 def test_one_line_and_a_file(tmp_path: Path) -> None:
     error = raised_error(ValueError("two\n  lines"))
-    told = failure(report(error, 3, "in step 7", str(tmp_path)), "rank 3 of 4")
-    assert isinstance(told, RankFailed)
-    assert str(told) == (
+    raised = failure(report(error, 3, "in step 7", str(tmp_path)), "rank 3 of 4")
+    assert isinstance(raised, RankFailed)
+    assert str(raised) == (
         f"rank 3 of 4 failed in step 7 at {place(error)}: ValueError: two lines. "
         f"The whole traceback is in {tmp_path / 'failure.log'}"
     )
@@ -54,8 +54,8 @@ def test_a_folder_that_cannot_be_written_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_a_users_error_is_raised_as_it_was(tmp_path: Path) -> None:
-    told = failure(
+    error = failure(
         report(raised_error(DoesNotFit("too big")), 0, "in step 0", str(tmp_path)), "rank 0"
     )
-    assert (type(told).__name__, str(told), told.exit_code) == ("DoesNotFit", "too big", 3)
+    assert (type(error).__name__, str(error), error.exit_code) == ("DoesNotFit", "too big", 3)
     assert not list(tmp_path.iterdir())

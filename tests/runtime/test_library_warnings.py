@@ -21,8 +21,8 @@ LIBRARY = str(Path(sysconfig.get_paths()["purelib"]) / "torch" / "autograd" / "g
 def test_what_libraries_warn_of_is_shown_once(
     monkeypatch: pytest.MonkeyPatch, rank: int, shown: list[str]
 ) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(warnings, "showwarning", lambda message, *_: told.append(str(message)))
+    warned: list[str] = []
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_: warned.append(str(message)))
     monkeypatch.setattr(logging.getLogger("torch"), "level", logging.WARNING)
     monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "warning")
     with warnings.catch_warnings():
@@ -32,4 +32,4 @@ def test_what_libraries_warn_of_is_shown_once(
             warnings.warn_explicit(text, UserWarning, LIBRARY, 7)
         for _ in range(2):
             warnings.warn_explicit("mine", UserWarning, "model.py", 7)
-    assert told == shown
+    assert warned == shown

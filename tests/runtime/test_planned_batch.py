@@ -25,7 +25,7 @@ def test_the_planned_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"x": torch.zeros(4, 4)}, r"\['x'\] is float32 \[4, 4\]; where .* is float32 \[8, 4\]"),
         ({"y": torch.zeros(8)}, r"\['y'\] is float32 \[8\]; where .* it is int64 \[8\]"),
@@ -33,8 +33,8 @@ def test_the_planned_batch() -> None:
         ({"z": torch.zeros(1)}, r"\['z'\] is float32 \[1\]; where .* it is missing"),
     ],
 )
-def test_other_batches(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(OtherBatch, match=said):
+def test_other_batches(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(OtherBatch, match=message):
         check_planned({**RIGHT, **changes}, PLANNED)
 
 

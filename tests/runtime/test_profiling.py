@@ -85,9 +85,9 @@ def test_a_collective_that_adds_no_time_is_left_out_and_said(
     bench.write("collective", "all_gather 2 1", 64.0, 0.0, [middle_s - 1e-6, middle_s, 5e-6])
     line = capsys.readouterr().out
     assert _measurement(line) is None
-    (said,) = _left_out(line)
-    assert said.startswith("collective all_gather 2 1 64 B: left out, it added ")
-    assert f"{middle_s * 1e6:.1f} us" in said
+    (reason,) = _left_out(line)
+    assert reason.startswith("collective all_gather 2 1 64 B: left out, it added ")
+    assert f"{middle_s * 1e6:.1f} us" in reason
     bench.write("collective", "all_gather 2 1", 64.0, 0.0, [2e-9, 2e-9, 5e-6])
     line = capsys.readouterr().out
     measurement = _measurement(line)

@@ -427,11 +427,11 @@ def test_a_missing_or_infinite_gradient_is_no_small_error() -> None:
         ([("scale", whole, torch.ones(2)), shift], "scale (a rank holds [2] for [3])"),
         ([("scale", whole, torch.full((3,), torch.nan)), shift], "scale"),
     )
-    for pieces, told in cases:
+    for pieces, worst in cases:
         comparison = Comparison(wanted)
         comparison.gradients(0, pieces)
         assert comparison.errors().gradient == float("inf")
-        assert comparison.errors().worst_gradient == told
+        assert comparison.errors().worst_gradient == worst
 
 
 def test_tables_of_collectives_are_compared_by_bytes() -> None:

@@ -38,7 +38,7 @@ def test_two_stages_on_one_process_train() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"settings": Settings(microbatches=8)}, "4 microbatches, and SETTINGS 8"),
         ({"lists": PLANNED.lists * 2}, "for 2 ranks, and the mesh has pp=1"),
@@ -46,13 +46,13 @@ def test_two_stages_on_one_process_train() -> None:
         ({"stages": (replace(STAGES[0], rank=1), STAGES[1])}, r"on ranks \[1, 0\]"),
     ],
 )
-def test_a_schedule_of_other_stages_is_refused(changed: dict[str, Any], said: str) -> None:
-    with pytest.raises(ProgramError, match=said):
+def test_a_schedule_of_other_stages_is_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ProgramError, match=message):
         trainer(**changed)
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         (
             {"values": {**VALUES, "x_4": Value((4, WIDTH, LENGTH), "bfloat16")}},
@@ -76,6 +76,6 @@ def test_a_schedule_of_other_stages_is_refused(changed: dict[str, Any], said: st
         ),
     ],
 )
-def test_what_a_stage_does_otherwise_is_told(changed: dict[str, Any], said: str) -> None:
-    with pytest.raises(ProgramError, match=said):
+def test_what_a_stage_does_otherwise_is_told(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ProgramError, match=message):
         trainer(**changed).step(batch())

@@ -69,14 +69,14 @@ CHANGES: dict[str, tuple[Any, str]] = {
 def test_settings_that_leave_the_plan_good_are_told_and_used(
     folder: Path, model: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    value, said = CHANGES[name]
+    value, pattern = CHANGES[name]
     workload = load_workload(str(model))
     plan = planned(folder, workload)
     assert changed_training(plan, workload) == []
     check_model_of(plan, replace(workload, **{name: value}), folder)
-    told = capsys.readouterr().err
-    assert told.count("note:") == 1
-    assert re.search(said, told), told
+    printed = capsys.readouterr().err
+    assert printed.count("note:") == 1
+    assert re.search(pattern, printed), printed
 
 
 @pytest.mark.parametrize("name", ["optimizer", "clip_norm", "precision"])
@@ -102,8 +102,8 @@ def test_a_changed_initialisation_is_told(
 def test_a_changed_batch_is_named(folder: Path, model: Path) -> None:
     plan = planned(folder, load_workload(str(model)))
     model.write_text(MODEL.replace("STD = 8, 0.02", "STD = 9, 0.02"))
-    said = r"batch\['x'\] is float32 \[9, 16\] and was float32 \[8, 16\] \(its fingerprint"
-    with pytest.raises(StalePlan, match=said):
+    message = r"batch\['x'\] is float32 \[9, 16\] and was float32 \[8, 16\] \(its fingerprint"
+    with pytest.raises(StalePlan, match=message):
         check_model_of(plan, load_workload(str(model)), folder)
 
 

@@ -83,8 +83,8 @@ def test_torchrun_prints_the_losses_of_a_run(tmp_path: Path, name: str) -> None:
         [*torchrun, str(file), "--steps", str(STEPS)], capture_output=True, text=True
     )
     assert started.returncode == 0, started.stderr
-    said = [f"step {i}  loss {loss:.6f}" for i, loss in enumerate(losses)]
-    assert started.stdout.splitlines() == said
+    printed = [f"step {i}  loss {loss:.6f}" for i, loss in enumerate(losses)]
+    assert started.stdout.splitlines() == printed
     assert losses[0] > losses[-1]
 
 

@@ -44,16 +44,16 @@ def test_one_rank_plans_and_every_machine_has_the_plan(seen: dict[str, Any]) -> 
 
 
 def test_what_fails_while_planning_is_told_on_all_ranks(seen: dict[str, Any]) -> None:
-    told = seen["refused everywhere"]
-    assert "tp=3" in told[0][0]
-    assert {asked[0] for asked in told} == {told[0][0]}
-    assert told[0][1] == "itself: of ours"
-    assert {asked[1] for asked in told[1:]} == {
+    errors = seen["refused everywhere"]
+    assert "tp=3" in errors[0][0]
+    assert {asked[0] for asked in errors} == {errors[0][0]}
+    assert errors[0][1] == "itself: of ours"
+    assert {asked[1] for asked in errors[1:]} == {
         "FirstRankFailed: rank 0 failed: ZeroDivisionError: of ours"
     }
 
 
 def test_ranks_that_start_from_other_weights_are_named(seen: dict[str, Any]) -> None:
-    told = seen["other weights"]
-    assert "WeightsDiffer: the model of rank 2 does not start" in told[0]
-    assert told == [told[0]] * 4
+    errors = seen["other weights"]
+    assert "WeightsDiffer: the model of rank 2 does not start" in errors[0]
+    assert errors == [errors[0]] * 4

@@ -85,7 +85,7 @@ def test_the_portfolio_of_large_problems_does_not_see_constants() -> None:
 
 def _same_answer(problem: Problem, by: np.ndarray, name: str, evaluations: int) -> None:
     budget = Budget(evaluations=evaluations)
-    told: list[Progress] = []
+    lines: list[Progress] = []
     shifted = moved(problem, by)
     try:
         wanted = search(problem, name, budget)
@@ -93,12 +93,12 @@ def _same_answer(problem: Problem, by: np.ndarray, name: str, evaluations: int) 
         with pytest.raises(NoFeasibleAnswer, match=f"^{re.escape(str(error))}$"):
             search(shifted, name, budget)
         return
-    solution = search(shifted, name, budget, progress=told.append)
+    solution = search(shifted, name, budget, progress=lines.append)
     assert solution.choice.tolist() == wanted.choice.tolist()
     assert solution.cost == shifted.total(solution.choice) == wanted.cost + sum(by.tolist())
     assert solution.lower_bound == wanted.lower_bound + sum(by.tolist())
     assert solution.evaluations == wanted.evaluations
-    assert told[-1].cost == solution.cost or told[-1].cost is None
+    assert lines[-1].cost == solution.cost or lines[-1].cost is None
 
 
 def test_the_gap_is_that_of_the_costs_as_they_were_given() -> None:

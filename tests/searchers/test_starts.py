@@ -46,10 +46,10 @@ def test_where_no_price_helps_the_least_memory_does() -> None:
     """The clock allows no price at all."""
     problem = make("tight", size=0.05)
     run = Run(problem, Budget(), "test")
-    found = shrunk(run)
-    assert found is not None
+    smaller = shrunk(run)
+    assert smaller is not None
     run.spent = lambda share: lambda: True  # type: ignore[method-assign]
-    tree = first_answer(run, *found)
+    tree = first_answer(run, *smaller)
     assert tree is not None
     assert tree.fits
     assert run.cost is not None

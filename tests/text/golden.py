@@ -111,15 +111,15 @@ CASES: Mapping[str, Case] = {
 @cache
 def captured(case: str) -> Captured:
     """With sources as they are named from the root of the checkout."""
-    found = CASES[case].captured()
-    return replace(found, graph=relative_sources(found.graph, ROOT))
+    model = CASES[case].captured()
+    return replace(model, graph=relative_sources(model.graph, ROOT))
 
 
 @cache
 def planned(case: str) -> tuple[Plan, Lowered]:
     """A plan made by hand, and what follows from it."""
-    found, microbatches = captured(case), CASES[case].microbatches
-    spread = following(found, MESH, CASES[case].tp, stream="D", micro=microbatches)
+    model, microbatches = captured(case), CASES[case].microbatches
+    spread = following(model, MESH, CASES[case].tp, stream="D", micro=microbatches)
     framework = case.rpartition("_")[2]
     plan = plans.plan(
         workload=f"{case}.py",
@@ -129,8 +129,8 @@ def planned(case: str) -> tuple[Plan, Lowered]:
         microbatches=microbatches,
         style="compiled" if framework == "jax" else "eager",
     )
-    graph = planned_graph(plan, found.graph)
-    return plan, lowered_plan(plan, graph, batch_dims(found.batch))
+    graph = planned_graph(plan, model.graph)
+    return plan, lowered_plan(plan, graph, batch_dims(model.batch))
 
 
 def texts(case: str) -> dict[str, str]:

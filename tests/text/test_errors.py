@@ -130,7 +130,7 @@ def test_collectives_that_the_rule_does_not_give(old: str, new: str, expected: s
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "error", "said"),
+    ("old", "new", "error", "message"),
     [
         ("plan\n", "plans\n", TextError, "line 1, column 1: expected 'plan'"),
         (
@@ -151,10 +151,10 @@ def test_collectives_that_the_rule_does_not_give(old: str, new: str, expected: s
         ("  style", "    style", TextError, "expected a line that is not deeper"),
     ],
 )
-def test_a_broken_plan(old: str, new: str, error: type[UserError], said: str) -> None:
+def test_a_broken_plan(old: str, new: str, error: type[UserError], message: str) -> None:
     text = plan_text.to_text(plans.plan())
     assert text.count(old) == 1
-    with pytest.raises(error, match=re.escape(said)):
+    with pytest.raises(error, match=re.escape(message)):
         plan_text.from_text(text.replace(old, new))
 
 

@@ -42,14 +42,14 @@ def gpt(example: str = "02_gpt.py", zero: int = 3) -> Setup:
     parameters = {f"{block}::{name}": text for name, text in MEGATRON_STYLE.items()}
     shared = {f"{block}::x": "tp:S1", f"{block}::add": "tp:S1"}
     spread = Spread(Mesh(("dp_shard", "tp"), (2, 2)), {}, shared, parameters)
-    told = Fingerprints("m", "c", "p", "t", training=training(workload))
+    fingerprints = Fingerprints("m", "c", "p", "t", training=training(workload))
     plan = plans.plan(
         workload=f"examples/{example}",
         framework=workload.framework,
         spreads=(spread,),
         stages=(Stage(zero=zero),),
         microbatches=2,
-        fingerprints=told,
+        fingerprints=fingerprints,
         clip_norm=1.0,
     )
     cluster = load_cluster(ROOT / "examples/clusters/h100_8.yaml")

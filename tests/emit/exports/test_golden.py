@@ -31,8 +31,8 @@ def test_files_are_as_before(case: str, name: str) -> None:
     made = TARGETS[name](CASES[case]())
     kept = {f.name.removesuffix(".golden"): f.read_text() for f in folder.glob("*.golden")}
     assert dict(made.files) == kept
-    said = json.loads((folder / "said.json").read_text())
-    assert {"left_out": list(made.left_out), "start": made.start} == said
+    notes = json.loads((folder / "said.json").read_text())
+    assert {"left_out": list(made.left_out), "start": made.start} == notes
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -50,7 +50,7 @@ def test_files_are_what_their_ending_says_and_name_what_is_left_out(case: str, n
         if not file.endswith(".json")
     ]
     assert comments
-    assert all(said in comment for said in made.left_out for comment in comments)
+    assert all(note in comment for note in made.left_out for comment in comments)
 
 
 def parse(file: str, text: str) -> Any:
@@ -68,7 +68,7 @@ def parse(file: str, text: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "setup", "said"),
+    ("name", "setup", "message"),
     [
         ("torchtitan", layout(precision="float16"), "precision float16.*bfloat16 or float32"),
         ("torchtitan", layout(sequence=8190), "a sequence of 8190.*multiple of 8"),
@@ -125,9 +125,9 @@ def parse(file: str, text: str) -> Any:
         ),  # captured late
     ],
 )
-def test_what_the_target_would_refuse_is_refused_first(name: str, setup: Any, said: str) -> None:
+def test_what_the_target_would_refuse_is_refused_first(name: str, setup: Any, message: str) -> None:
     given = setup() if callable(setup) else setup
-    with pytest.raises(Refused, match=said):
+    with pytest.raises(Refused, match=message):
         TARGETS[name](given)
 
 

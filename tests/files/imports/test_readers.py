@@ -93,7 +93,7 @@ def test_settings_as_people_have_them(
 
 
 @pytest.mark.parametrize(
-    ("trainer", "file", "text", "said"),
+    ("trainer", "file", "text", "message"),
     [
         ("torchtitan", "a.py", "p = c.parallelism\np.tensor_parallel_degre = 2", "Did you mean"),
         (
@@ -166,8 +166,8 @@ def test_settings_as_people_have_them(
         ),
     ],
 )
-def test_what_is_not_understood_is_told(trainer: str, file: str, text: str, said: str) -> None:
-    with pytest.raises(NotImported, match=said):
+def test_what_is_not_understood_is_told(trainer: str, file: str, text: str, message: str) -> None:
+    with pytest.raises(NotImported, match=message):
         READERS[trainer](text, file)
 
 

@@ -103,7 +103,7 @@ def test_the_layout_comes_back(target: str, data: st.DataObject) -> None:
     if target == "accelerate":  # the script loads the microbatch
         back = replace(back, microbatch=layout.microbatch)
     assert replace(back, global_batch=layout.global_batch) == carried(layout, target)
-    told = target in ("torchtitan", "megatron")
-    assert imported.global_batch == (layout.global_batch if told else None)
+    has_batch = target in ("torchtitan", "megatron")
+    assert imported.global_batch == (layout.global_batch if has_batch else None)
     if target == "deepspeed":
         assert back.global_batch == layout.global_batch
