@@ -25,7 +25,6 @@ from autopar.runtime.checkpoint_folder import CheckpointError
 from autopar.runtime.pytorch.batches import BatchesDiffer
 from autopar.runtime.pytorch.checkpoint import load_plain
 from autopar.runtime.pytorch.gradients import reduce_late, total_norm
-from autopar.runtime.pytorch.initialize import initialize
 from autopar.runtime.pytorch.load import PlansDiffer, check_same, start
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.trainer import Program, Trainer
@@ -39,6 +38,7 @@ from autopar.runtime.verify.pytorch.reference import Reference, random_batch, re
 from autopar.runtime.verify.pytorch.verify import compared_steps
 from tests.runtime import folders, tiny_gpt, tiny_gpt_program
 from tests.runtime.damages import failing
+from tests.runtime.drawn_once import initialize
 from tests.runtime.wrong_optimizers import WRONG
 
 WORKLOAD = tiny_gpt.workload

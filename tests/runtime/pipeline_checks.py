@@ -19,7 +19,6 @@ from autopar.pipeline.check import held
 from autopar.pipeline.schedules.table import SCHEDULES, schedule
 from autopar.runtime.pytorch import ranks as rank_state
 from autopar.runtime.pytorch.checkpoint import load_plain
-from autopar.runtime.pytorch.initialize import initialize
 from autopar.runtime.pytorch.load import start
 from autopar.runtime.pytorch.pipeline.log import Sent
 from autopar.runtime.pytorch.pipeline.stages import Stages
@@ -30,6 +29,7 @@ from autopar.runtime.verify.pytorch.modes import exact
 from autopar.runtime.verify.pytorch.reference import Reference, random_batch, reference
 from autopar.runtime.verify.pytorch.verify import compared_steps
 from tests.runtime import pipelined_models, torch_pipelines
+from tests.runtime.drawn_once import initialize
 from tests.runtime.live_memory import LiveMemory
 from tests.runtime.pipelined_models import BATCH, MODELS, Whole
 

@@ -1,22 +1,30 @@
-"""Two steps of the Llama example in another trainer, one loss a line: a job of `test_two_steps`.
+"""Two steps of the Llama example in other trainers, export by export: the job of `test_two_steps`.
 
-accelerate launch --config_file accelerate.yaml door_scripts.py accelerate
-torchrun door_scripts.py transformers FOLDER_OF_THE_WEIGHTS FOLDERS_OF_EXPORTS
+accelerate launch --config_file accelerate.yaml door_scripts.py FOLDER
+
+FOLDER/jobs.json lists name, trainer and the trainer's file of each; FOLDER/losses.json gets the
+losses by name.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 
 ROOT = Path(__file__).parents[3]
 STEPS = 2
+OF_ACCELERATE = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
+"""Beginnings of the variables in which its launcher hands on what a configuration file says."""
 
 
 def optimizer_of(model: Any, workload: Any) -> torch.optim.Optimizer:
@@ -34,7 +42,27 @@ def part(batch: dict[str, torch.Tensor], rank: int, ranks: int) -> dict[str, tor
     return {name: value.chunk(ranks)[rank] for name, value in batch.items()}
 
 
-def pretend_accelerators() -> None:
+@contextmanager
+def environment(variables: dict[str, str]) -> Iterator[None]:
+    """With ``variables`` as those of Accelerate."""
+    others = {n: v for n, v in os.environ.items() if not n.startswith(OF_ACCELERATE)}
+    with patch.dict(os.environ, {**others, **variables}, clear=True):
+        yield
+
+
+def launched(config: str) -> dict[str, str]:
+    """The variables that ``accelerate launch --config_file config`` starts a process with."""
+    from accelerate.commands import launch
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    arguments = launch.launch_command_parser().parse_args(["--config_file", config, "script.py"])
+    arguments, *_ = launch._validate_launch_command(arguments)
+    given = prepare_multi_gpu_env(arguments)
+    return {name: value for name, value in given.items() if name.startswith(OF_ACCELERATE)}
+
+
+@contextmanager
+def pretended_accelerators() -> Iterator[None]:
     """Accelerate launches and shards on accelerators alone; here the devices of its GPU path are
     CPU cores, and gloo is their backend."""
     from accelerate import DistributedType, state
@@ -42,17 +70,29 @@ def pretend_accelerators() -> None:
     def backend(*_: object, **__: object) -> tuple[str, DistributedType]:
         return "gloo", DistributedType.MULTI_GPU
 
-    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
-    state.PartialState._prepare_backend = backend
+    with (
+        patch.dict(os.environ, ACCELERATE_TORCH_DEVICE="cpu"),
+        patch.object(state.PartialState, "_prepare_backend", backend),
+    ):
+        yield
 
 
-def of_accelerate(workload: Any) -> list[float]:
+def of_accelerate(workload: Any, config: str) -> list[float]:
+    """``config``: its file; empty where torchrun starts it."""
+    with environment(launched(config) if config else {}):
+        if not config:
+            return _of_accelerate(workload, cpu=True)
+        assert os.environ["ACCELERATE_USE_FSDP"] == "true"
+        with pretended_accelerators():
+            return _of_accelerate(workload, cpu=False)
+
+
+def _of_accelerate(workload: Any, cpu: bool) -> list[float]:
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
-    shards = os.environ.get("ACCELERATE_USE_FSDP") == "true"
-    if shards:
-        pretend_accelerators()
-    accelerator = Accelerator(cpu=not shards)
+    AcceleratorState._reset_state(True)  # a process has one, of the job before
+    accelerator = Accelerator(cpu=cpu)
     torch.manual_seed(workload.seed)
     model = workload.model()
     model, optimizer = accelerator.prepare(model, optimizer_of(model, workload))
@@ -67,16 +107,18 @@ def of_accelerate(workload: Any) -> list[float]:
     return losses
 
 
-def of_transformers(workload: Any, weights: str, *exports: str) -> list[float]:
-    dist.init_process_group("gloo")
-    return [loss for export in exports for loss in _of_export(workload, weights, export)]
+def of_transformers(workload: Any, export: str) -> list[float]:
+    with environment({}):
+        return _of_transformers(workload, export)
 
 
-def _of_export(workload: Any, weights: str, export: str) -> list[float]:
+def _of_transformers(workload: Any, export: str) -> list[float]:
     from transformers import AutoModelForCausalLM
 
     config = runpy.run_path(f"{export}/autopar_distributed.py")["distributed_config"]()
-    model = AutoModelForCausalLM.from_pretrained(weights, distributed_config=config)
+    model = AutoModelForCausalLM.from_pretrained(
+        Path(export).with_name("weights"), distributed_config=config
+    )
     model.train()
     optimizer = optimizer_of(model, workload)
     data_rank = dist.get_rank() // config.tp_size
@@ -92,14 +134,18 @@ def _of_export(workload: Any, weights: str, export: str) -> list[float]:
     return losses
 
 
-def main(trainer: str, *folders: str) -> None:
+TRAINERS = {"accelerate": of_accelerate, "transformers": of_transformers}
+
+
+def main(folder: str) -> None:
     workload = runpy.run_path(str(ROOT / "examples/03_llama.py"))["workload"]
-    made = (
-        of_accelerate(workload) if trainer == "accelerate" else of_transformers(workload, *folders)
-    )
+    dist.init_process_group("gloo")
+    jobs = json.loads(Path(folder, "jobs.json").read_text())
+    losses = {name: TRAINERS[trainer](workload, file) for name, trainer, file in jobs}
     if dist.get_rank() == 0:
-        print("\n".join(f"loss {loss!r}" for loss in made), flush=True)
-    dist.destroy_process_group()
+        Path(folder, "losses.json").write_text(json.dumps(losses))
+    dist.barrier()
+    os._exit(0)  # threads of gloo that outlive the groups abort an interpreter that ends
 
 
 if __name__ == "__main__":
