@@ -7,6 +7,7 @@ instances runs once for operands of one kind, so that the depth of a model costs
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -37,7 +38,19 @@ def dry_run(text: str, file: str, batch: Iterable[BatchEntry]) -> None:
         raise failed(error, text, file) from error
 
 
-def _step(module: ModuleType, batch: Iterable[BatchEntry]) -> None:
+def sent_shapes(text: str, file: str, batch: Iterable[BatchEntry]) -> Mapping[str, tuple[int, ...]]:
+    """What stages of a program send each other of a microbatch, local shape by name, where the
+    global ``batch`` is another one than was planned. Raises what a line of the program raises."""
+    with torch.enable_grad():  # whoever asks may be evaluating
+        return _step(imported(text, file), batch, {})
+
+
+def _step(
+    module: ModuleType,
+    batch: Iterable[BatchEntry],
+    sent: dict[str, torch.Tensor] | None = None,
+) -> Mapping[str, tuple[int, ...]]:
+    """``sent``: what stages made so far, where it may have other shapes than ``VALUES`` says."""
     settings: Settings = module.SETTINGS
     mesh = Mesh(tuple(module.MESH), tuple(module.MESH.values())).trimmed()
     dtype = getattr(torch, settings.precision)
@@ -45,13 +58,14 @@ def _step(module: ModuleType, batch: Iterable[BatchEntry]) -> None:
     pieces = {e.name: _piece(e, mesh, settings, dtype) for e in batch}
     with ranks.using(_first_of(mesh)), computing(dtype), _draws_given_back():
         if hasattr(module, "STAGES"):
-            _stages(module, pieces)
-            return
+            _stages(module, pieces, sent)
+            return {name: tuple(value.shape) for name, value in (sent or {}).items()}
         model = _model(module.Model, module)
         extra: dict[str, Any] = {}
         if hasattr(model, "counts"):
             extra["counts"] = cast(Any, model).counts(pieces)
         torch.autograd.backward(model(**pieces, **extra))
+        return {}
 
 
 def _model(make: Callable[[], nn.Module], module: ModuleType) -> nn.Module:
@@ -62,8 +76,13 @@ def _model(make: Callable[[], nn.Module], module: ModuleType) -> nn.Module:
     return model
 
 
-def _stages(module: ModuleType, pieces: Mapping[str, torch.Tensor]) -> None:
-    """Each stage forward and backward by itself, from values as ``VALUES`` declares them."""
+def _stages(
+    module: ModuleType,
+    pieces: Mapping[str, torch.Tensor],
+    sent: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """Each stage forward and backward by itself, from values as ``VALUES`` declares them, or as
+    stages before it made them."""
     stages: tuple[Stage, ...] = module.STAGES
     values: Mapping[str, Value] = module.VALUES
     for stage in stages:
@@ -74,13 +93,15 @@ def _stages(module: ModuleType, pieces: Mapping[str, torch.Tensor]) -> None:
                 counts = cast(Any, model).counts
                 given.append(counts(pieces))
             elif name in values:
-                given.append(_declared(values[name]))
+                given.append(_declared(values[name]) if sent is None else _leaf(sent[name]))
             else:
                 given.append(pieces[name])
         made = model(*given)
         several = made if isinstance(made, tuple) else (made,)
         for name, one in zip(stage.gives, several, strict=True):
-            if name in values and tuple(one.shape) != values[name].shape:
+            if sent is not None and name in values:
+                sent[name] = one
+            elif name in values and tuple(one.shape) != values[name].shape:
                 raise ValueError(
                     f"{name} is {list(one.shape)}, and VALUES declares {list(values[name].shape)}"
                 )
@@ -93,6 +114,10 @@ def _stages(module: ModuleType, pieces: Mapping[str, torch.Tensor]) -> None:
 def _declared(value: Value) -> torch.Tensor:
     dtype = getattr(torch, value.dtype)
     return torch.empty(value.shape, dtype=dtype, device="meta", requires_grad=value.gradient)
+
+
+def _leaf(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().requires_grad_(value.requires_grad)
 
 
 def _piece(
@@ -118,6 +143,7 @@ def _first_of(mesh: Mesh) -> ranks.Ranks:
         rank=0,
         coordinates=dict.fromkeys(mesh.axes, 0),
         index=lambda *axes: 0,
+        size=lambda *axes: math.prod(mesh.size(a) for a in axes),
         group=lambda *axes: SimpleNamespace(group_name="dry run"),
     )
     return cast(ranks.Ranks, here)

@@ -34,7 +34,7 @@ def batch_norm(
     if x.dtype in HALF and running_mean is not None:
         weight = None if weight is None else weight.to(running_mean.dtype)
         bias = None if bias is None else bias.to(running_mean.dtype)
-    if not axes:
+    if not axes or not training:
         return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
     result, mean, variance, count = apply(_Normalise, x, eps, axes)
     if running_mean is not None and running_var is not None:

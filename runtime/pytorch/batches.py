@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from autopar.nouns.errors import UserError
 from autopar.nouns.workload import Workload
 from autopar.runtime.jobs.steps import batch_of
 from autopar.runtime.pytorch.parameters import as_computed
+from autopar.runtime.pytorch.portions import CutBatch
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.settings import ProgramError, Settings
 from autopar.runtime.verify.pytorch.counting import not_counted
@@ -30,13 +31,15 @@ def global_batch(workload: Workload, step: int) -> Batch:
         return cast(Batch, batch_of(workload, step))
 
 
-def cut_batch(batch: Batch, ranks: Ranks, settings: Settings) -> list[dict[str, Any]]:
+def cut_batch(batch: Batch, ranks: Ranks, settings: Settings) -> Sequence[dict[str, Any]]:
     """This rank's microbatches, in order.
 
     Dim 0 of every tensor is cut into microbatches first, then over ``dp_replicate``, then over
     ``dp_shard``. Floats are in the dtype of compute, as parameters are. Raises `ProgramError` where
-    dim 0 does not divide.
+    dim 0 does not divide. A batch that is cut already stays so.
     """
+    if isinstance(batch, CutBatch):
+        return list(batch.microbatches)
     micro, width = settings.microbatches, ranks.size(*ranks.data_axes)
     place = ranks.index(*ranks.data_axes)
     pieces: list[dict[str, Any]] = [{} for _ in range(micro)]
@@ -116,6 +119,15 @@ def compare_batches(batch: Batch, elsewhere: bool = False) -> Comparison:
 
     elsewhere: also entries that lie on an accelerator, whose reading waits for what it computes.
     """
+    own = digest(batch, elsewhere)
+    extremes = torch.tensor([own, -own], dtype=torch.int64, device=meeting_place())
+    with not_counted():
+        work = dist.all_reduce(extremes, op=dist.ReduceOp.MAX, async_op=True)
+    return Comparison(batch, extremes, work)
+
+
+def digest(batch: Batch, elsewhere: bool) -> int:
+    """CRC-32 of names and values; ``elsewhere``: also of what lies on an accelerator."""
     own = 0
     for name, value in batch.items():
         own = zlib.crc32(name.encode(), own)
@@ -124,12 +136,14 @@ def compare_batches(batch: Batch, elsewhere: bool = False) -> Comparison:
         elif value.device.type == "cpu" or elsewhere:
             flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             own = zlib.crc32(flat.numpy().data, own)
-    cpu = "gloo" in str(dist.get_backend_config()) or dist.get_backend() == "fake"
-    device = "cpu" if cpu else torch.device("cuda", torch.cuda.current_device())
-    extremes = torch.tensor([own, -own], dtype=torch.int64, device=device)
-    with not_counted():
-        work = dist.all_reduce(extremes, op=dist.ReduceOp.MAX, async_op=True)
-    return Comparison(batch, extremes, work)
+    return own
+
+
+def meeting_place() -> torch.device:
+    """Where a few bytes lie that all ranks exchange: on the CPU, if the backend can."""
+    if "gloo" in str(dist.get_backend_config()) or dist.get_backend() == "fake":
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _digest(value: Any) -> str:

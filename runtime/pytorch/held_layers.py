@@ -131,4 +131,5 @@ class BatchNorm(Weights):
 
     def forward(self, x: Tensor, axes: tuple[str, ...] = (), training: bool = True) -> Tensor:
         pieces = local(self.weight), local(self.bias), self.running_mean, self.running_var
-        return batch_norm(x, *pieces, self.momentum, self.eps, axes, training)
+        taken = training and self.training
+        return batch_norm(x, *pieces, self.momentum, self.eps, axes, taken)

@@ -72,6 +72,7 @@ def load(
         fill,
         Ranks(program.mesh, place),
         planned=plan_folder.read_batch(folder),
+        folder=Path(folder),
     )
     if notes[0] is not None and trainer.ranks.rank == 0:
         print(

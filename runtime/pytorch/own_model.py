@@ -64,7 +64,7 @@ def start_from(module: nn.Module, targets: Mapping[str, Target]) -> None:
             "a function that makes it, and where its weights come "
             "from a folder, call trainer.load_weights(folder) afterwards"
         )
-    _check_alike({name: tensor for name, tensor in tensors.items() if name in targets})
+    _check_alike(tensors)
     fill(tensors, targets)
 
 

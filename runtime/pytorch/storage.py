@@ -34,6 +34,7 @@ from autopar.runtime.jobs.phases import Stopwatch
 from autopar.runtime.pytorch.initialize import Target
 from autopar.runtime.pytorch.own_functions import gradients_scaled
 from autopar.runtime.pytorch.parameters import Declared, Region, cut, declared_in, region_shape
+from autopar.runtime.pytorch.portions import weighted
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.torch_private import fsdp_post_backward
 from autopar.runtime.settings import ProgramError, Settings
@@ -113,7 +114,22 @@ class Storage:
         with gradients_scaled(self.grad_scale):
             share = self.call(**{name: value for part in given for name, value in part.items()})
         self.watch.lap("forward")
-        return share
+        return weighted(share, given[0])
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside, `evaluate` may be called; afterwards nothing of it is left."""
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.model.train()
+
+    def evaluate(self, *given: Mapping[str, Any]) -> torch.Tensor:
+        """The share of one microbatch, without gradient or dropout."""
+        share = self.model(**{name: value for part in given for name, value in part.items()})
+        return weighted(share, given[0])
 
     def backward(self, share: torch.Tensor) -> None:
         """Adds the gradients of ``share`` to those there are."""
@@ -254,6 +270,15 @@ class Sharded(Storage):
                 grad = parameters[name].grad
                 if grad is not None and name not in self._apart:
                     held.leaf.grad = grad.to_local() if isinstance(grad, DTensor) else grad
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        # A forward alone leaves what the backward behind it would have dropped.
+        try:
+            with super().evaluating():
+                yield
+        finally:
+            self.groups[-1].reset_iter_state()
 
     def zero_grad(self) -> None:
         super().zero_grad()

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from autopar.runtime.pytorch.pipeline.stages import Stages
+from autopar.runtime.pytorch.portions import weight_of
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.storage import Storage
 
@@ -54,7 +55,10 @@ def total_counts(
     if not asks:
         return {}
     with torch.no_grad():
-        each = [{n: c for ask in asks for n, c in ask(part).items()} for part in microbatches]
+        each = [
+            {n: c * bool(weight_of(part)) for ask in asks for n, c in ask(part).items()}
+            for part in microbatches
+        ]
         names = list(each[0])
         own = [torch.stack([counts[n].to(torch.int64) for counts in each]).sum() for n in names]
         total = all_reduce_async(torch.stack(own), state.ranks, *state.ranks.data_axes).wait()

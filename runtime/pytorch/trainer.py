@@ -22,7 +22,7 @@ from autopar.pipeline.actions import Lists
 from autopar.runtime.jobs.phases import Stopwatch
 from autopar.runtime.planned_batch import check_planned
 from autopar.runtime.program_module import run_program
-from autopar.runtime.pytorch.batches import Batch, compare_batches
+from autopar.runtime.pytorch.batches import Batch, Comparison, compare_batches
 from autopar.runtime.pytorch.checkpoint import (
     HalfLoaded,
     Piece,
@@ -31,15 +31,19 @@ from autopar.runtime.pytorch.checkpoint import (
     set_steps,
     write,
 )
+from autopar.runtime.pytorch.evaluate import loss_of
 from autopar.runtime.pytorch.gradients import total_norm
 from autopar.runtime.pytorch.initialize import Target, seed_draws
+from autopar.runtime.pytorch.local_batches import LocalComparison, compare_local
 from autopar.runtime.pytorch.optimizer import make_optimizer, trainable
 from autopar.runtime.pytorch.parameters import running
 from autopar.runtime.pytorch.pipeline.records import Stage, Value
 from autopar.runtime.pytorch.pipeline.stages import Stages
+from autopar.runtime.pytorch.portions import LocalBatch, rows_of
 from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.pytorch.sizes import Sizes
 from autopar.runtime.pytorch.storage import Held, Storage
-from autopar.runtime.settings import Settings
+from autopar.runtime.settings import ProgramError, Settings
 
 Fill = Callable[[Mapping[str, Target]], object]
 """Writes the initial value of every parameter and buffer, by name, into its target."""
@@ -103,10 +107,11 @@ class Trainer:
         ranks: Ranks | None = None,
         lift: torch.dtype | None = None,
         planned: Iterable[BatchEntry] | None = None,
+        folder: Path | None = None,
     ) -> None:
         """``fill`` gives the initial weights; ``lift`` replaces every floating dtype, in storage
         and compute (`runtime.verify.pytorch.verify` uses float64); ``planned`` is the global batch
-        that every step takes, where it is known."""
+        that every step takes, where it is known, and ``folder`` that of the plan."""
         self.planned = planned
         self.program = program
         self.workload = workload
@@ -127,6 +132,8 @@ class Trainer:
             self.storage.copy_twins()
         self.optimizer = make_optimizer(workload, self.held)
         seed_draws(workload, self.ranks)
+        staged = program.model is None
+        self._sizes = None if folder is None else Sizes(folder, self.ranks, self.settings, staged)
 
     def _here(self) -> AbstractContextManager[None]:
         """Where the program is built and run: on this rank, in its precision."""
@@ -143,20 +150,32 @@ class Trainer:
         pieces."""
         return self.storage.model
 
-    def step(self, batch: Batch) -> torch.Tensor:
-        """One optimizer step on the *global* ``batch``; returns its loss, the same on all ranks.
+    @property
+    def data_rank(self) -> int:
+        """Which part of the data this rank computes on, of `data_size`; ranks of one model-parallel
+        group have the same."""
+        return self.ranks.index(*self.ranks.data_axes)
 
-        Every rank passes the whole batch and computes on its own slice of it.
+    @property
+    def data_size(self) -> int:
+        return self.ranks.size(*self.ranks.data_axes)
+
+    def step(self, batch: Batch, local: bool = False) -> torch.Tensor:
+        """One optimizer step; returns its loss, the same on all ranks.
+
+        ``batch`` is the *global* one: every rank passes all of it and computes on its own part. A
+        batch of `loader`, or with ``local``, is that of this data rank. One with fewer samples than
+        were planned counts them as one device does: the loss is that of the samples there are.
         """
         start = time.perf_counter()
         self._tell("")
-        loss = self.backward(batch)
+        loss = self.backward(batch, local)
         norm = self.update()
         self.metrics = Metrics(self.step_number, loss, norm, time.perf_counter() - start)
         return loss
 
-    def backward(self, batch: Batch) -> torch.Tensor:
-        """Loss and all gradients of the global ``batch``, reduced over all ranks, not yet clipped.
+    def backward(self, batch: Batch, local: bool = False) -> torch.Tensor:
+        """Loss and all gradients of ``batch``, see `step`, reduced over all ranks, not yet clipped.
 
         Replaces the gradients of the step before. They stand in ``leaf.grad`` of `held`. The
         call raises `BatchesDiffer` where the ranks pass different batches, before anything is
@@ -165,19 +184,54 @@ class Trainer:
         """
         if self._broken:
             raise HalfLoaded(self._broken)
-        if self.planned is not None:
+        compared, batch = self._compared(batch, local)
+        if isinstance(batch, LocalBatch) or not (
+            self._sizes is None or self._sizes.is_planned(batch)
+        ):
+            with self._here():
+                batch = self._any_size.for_training(batch)
+        elif self.planned is not None:
             check_planned(batch, self.planned)
-        compared = None
-        if self.ranks.world > 1:
-            everywhere = self.step_number % COMPARED_EVERY == 0 or not self._checked
-            compared = compare_batches(batch, everywhere)
-        self._checked = True
         self.watch.start()
         with self._here():
             loss: torch.Tensor = self.train.backward(self.storage, batch)
         if compared is not None:
             compared.finish()
         self.watch.lap("exchange")
+        return loss
+
+    def _compared(
+        self, batch: Batch, local: bool
+    ) -> tuple[Comparison | LocalComparison | None, Batch]:
+        """``batch``, as a local one if it is, on its way to be compared with that of others."""
+        if local and not isinstance(batch, LocalBatch):
+            batch = LocalBatch(batch, rows_of(batch, self._any_size.entries))
+        everywhere = self.step_number % COMPARED_EVERY == 0 or not self._checked
+        self._checked = True
+        if self.ranks.world == 1:
+            return None, batch
+        if isinstance(batch, LocalBatch):
+            return compare_local(batch, self.ranks, everywhere), batch
+        return compare_batches(batch, everywhere), batch
+
+    @property
+    def _any_size(self) -> Sizes:
+        if self._sizes is None:
+            raise ProgramError("batches of other sizes, or of one rank, need a plan's folder")
+        return self._sizes
+
+    def evaluate(self, batch: Batch, local: bool = False) -> torch.Tensor:
+        """The loss of ``batch`` as the model is now, without gradients or dropout; all ranks call.
+
+        Any number of samples will do; global or ``local`` as for `step`. Nothing is left behind:
+        the next step does what it would have done. Raises `UnevenBatch` where the loss of another
+        number of samples than was planned cannot be told, `BatchesDiffer`, `OtherBatch`.
+        """
+        compared, batch = self._compared(batch, local)
+        with self._here():
+            loss = loss_of(self.storage, self._any_size.for_evaluation(batch))
+        if compared is not None:
+            compared.finish()
         return loss
 
     def update(self) -> torch.Tensor | None:

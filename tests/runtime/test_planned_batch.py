@@ -64,7 +64,7 @@ def test_a_trainer_compares_with_the_plan_folder(tmp_path: Path) -> None:
     trainer = load(folder, "cpu", check_model=False)
     assert float(trainer.step(trainer.workload.batch(0))) > 0
     first, *rest = plan_folder.read_batch(folder)
-    other = replace(first, shape=(2 * first.shape[0], *first.shape[1:]))
+    other = replace(first, shape=(first.shape[0], 2 * first.shape[1]))
     (folder / plan_folder.BATCH).write_text(to_json((other, *rest)))
     with pytest.raises(OtherBatch, match="where the plan was made it is"):
         load(folder, "cpu", check_model=False).step(trainer.workload.batch(0))

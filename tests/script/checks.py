@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -10,15 +11,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import autopar
 from autopar.nouns.errors import UserError
 from autopar.runtime.first_rank import first_rank_makes
+from autopar.runtime.pytorch.checkpoint import load_plain
 from autopar.runtime.pytorch.load import start
 from tests.plans import cluster
-from tests.script.models import Words, words
+from tests.script.models import Dropping, Points, Words, points, words
 
 
 def everywhere(own: Any) -> list[Any]:
@@ -58,14 +62,9 @@ def planned_once(folder: Path) -> dict[str, Any]:
 
 def alone(plan: Callable[[], Mapping[str, str]]) -> Mapping[str, str]:
     """``plan`` as in a process without a job: `autopar.plan` inside it makes no collective call."""
-    import autopar.script.plan as script
-
-    with_ranks = script.first_rank_makes
-    script.first_rank_makes = lambda make, folder: make()  # type: ignore[assignment]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("autopar.script.plan.first_rank_makes", lambda make, folder: make())
         return plan()
-    finally:
-        script.first_rank_makes = with_ranks
 
 
 def refused_everywhere(folder: Path) -> list[list[str]]:
@@ -92,10 +91,87 @@ def other_weights(folder: Path) -> list[str]:
     return everywhere(message(lambda: autopar.load(made, model=Words())))
 
 
+LAYOUTS: dict[str, dict[str, object]] = {
+    "zero 1": {"dp_shard": 4, "zero": 1, "microbatch": 2},
+    "zero 3 x tp": {"dp_shard": 2, "tp": 2, "zero": 3, "microbatch": 4},
+    "replicate": {"dp_replicate": 4, "microbatch": 2},
+    "pipeline": {"pp": 2, "dp_shard": 2, "zero": 2, "microbatch": 2},
+    "interleaved x tp": {
+        "pp": 2, "tp": 2, "interleave": 2, "microbatch": 2, "schedule": "interleaved-1f1b"
+    },
+}  # fmt: skip
+SIZES = (1, 3, 16, 21)
+"""Samples of batches where 16 were planned."""
+
+
+@functools.cache
+def plan_of(layout: str, make: type[nn.Module], folder: Path) -> Any:
+    data = points if make is Points else words
+    return autopar.plan(make, data(16), cluster(4), LAYOUTS[layout], folder=folder)
+
+
+def plain(trainer: Any, model: nn.Module, folder: Path) -> nn.Module:
+    """``model`` with the weights of the trainer, on one device."""
+    trainer.save(folder)
+    load_plain(folder, model)
+    return model
+
+
+def evaluated(folder: Path, layout: str) -> dict[str, Any]:
+    """Evaluation between steps leaves no trace, and gives the loss of one device; so does a step
+    of fewer samples."""
+    made = plan_of(layout, Dropping, folder / "plan")
+    losses: list[list[float]] = []
+    weights: list[list[torch.Tensor]] = []
+    off: list[float] = []
+    for evaluates in (False, True):
+        trainer: Any = autopar.load(made, model=Dropping)
+        losses.append([])
+        for step in range(3):
+            losses[-1].append(float(trainer.step(words(16, step))))
+            for size in SIZES if evaluates else ():
+                trainer.evaluate(words(size, size))
+        weights.append([h.leaf.detach() for h in trainer.held])
+    model = plain(trainer, Dropping(), folder / "saved").eval()
+    for size in SIZES:
+        with torch.no_grad():
+            off.append(abs(float(trainer.evaluate(words(size, size)) - model(**words(size, size)))))
+    trainer.model.eval()  # dropout is off in the steps too from here on
+    short = [compare_gradients(trainer, model, words(size, 9)) for size in (3, 11, 15)]
+    same = all(map(torch.equal, *weights)) and losses[0] == losses[1]
+    return {"same": all(everywhere(same)), "off": max(off), "short": max(short)}
+
+
+def compare_gradients(trainer: Any, model: nn.Module, batch: dict[str, torch.Tensor]) -> float:
+    """How far loss and gradients of a step are from those of one device, by the largest number."""
+    loss = trainer.backward(batch)
+    model.zero_grad()
+    wanted = model(**batch)
+    wanted.backward()
+    apart = [float((loss - wanted).detach().abs())]
+    for held in trainer.held:
+        grad = model.get_parameter(held.name).grad
+        if grad is not None and held.leaf.grad is not None:
+            apart += (held.leaf.grad - grad[held.region]).abs().reshape(-1).tolist()
+    return max(everywhere(max(apart)))
+
+
+def mean_of_squares(folder: Path) -> float:
+    """The same where the divisor of the loss stands in the program."""
+    trainer: Any = autopar.load(plan_of("zero 1", Points, folder / "plan"), model=Points)
+    model = plain(trainer, Points(), folder / "saved")
+    batches = [points(size, size) for size in SIZES]
+    with torch.no_grad():
+        off = [abs(float(trainer.evaluate(batch) - model(**batch))) for batch in batches]
+    return max(*off, *(compare_gradients(trainer, model, points(size)) for size in (1, 7, 13)))
+
+
 CHECKS: dict[str, Callable[[Path], Any]] = {
     "planned once": planned_once,
     "refused everywhere": refused_everywhere,
     "other weights": other_weights,
+    **{f"evaluated: {layout}": functools.partial(evaluated, layout=layout) for layout in LAYOUTS},
+    "mean of squares": mean_of_squares,
 }
 
 

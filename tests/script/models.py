@@ -40,6 +40,11 @@ class Words(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+class Dropping(Words):
+    def __init__(self) -> None:
+        super().__init__(dropout=0.1)
+
+
 class Points(nn.Module):
     """x [b, 3], y [b, 2] -> the mean square distance: a mean over all, labelled or not."""
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from autopar.runtime.jobs.pytorch_launch import local_launcher
+from tests.script.checks import LAYOUTS
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.gloo
@@ -57,3 +58,17 @@ def test_ranks_that_start_from_other_weights_are_named(seen: dict[str, Any]) -> 
     errors = seen["other weights"]
     assert "WeightsDiffer: the model of rank 2 does not start" in errors[0]
     assert errors == [errors[0]] * 4
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_evaluation_is_that_of_one_device_and_leaves_no_trace(
+    seen: dict[str, Any], layout: str
+) -> None:
+    made = seen[f"evaluated: {layout}"]
+    assert made["same"] is True  # weights and losses of later steps, bit for bit
+    assert made["off"] < 2e-6
+    assert made["short"] < 2e-6
+
+
+def test_a_mean_over_fewer_samples_divides_by_those(seen: dict[str, Any]) -> None:
+    assert seen["mean of squares"] < 1e-6

@@ -14,6 +14,7 @@ from autopar.runtime.pytorch.pipeline.edges import Edge
 from autopar.runtime.pytorch.pipeline.log import Played, Sent
 from autopar.runtime.pytorch.pipeline.mail import Mail, Undelivered
 from autopar.runtime.pytorch.pipeline.stage_run import StageRun
+from autopar.runtime.pytorch.portions import shapes_of
 from autopar.runtime.settings import ProgramError
 
 KINDS = {"F": "forward", "B": "backward", "I": "backward of the input", "W": "of the weights"}
@@ -67,6 +68,7 @@ class Interpreter:
         """
         self.log = []
         self.most_held = 0
+        self.mail.shapes = [shapes_of(microbatch) for microbatch in ready]
         try:
             for number, action in enumerate(self.actions):
                 self.doing = action
@@ -100,7 +102,7 @@ class Interpreter:
         sent = self._hand_on(number, action, made)
         self.log.append(Played(action, sent, start, time.perf_counter()))
         self.most_held = max(self.most_held, sum(run.held for run in self.runs.values()))
-        if number == self._last[action.stage]:
+        if number == self._last.get(action.stage):
             self._ended(action.stage)
         return share
 
@@ -122,13 +124,13 @@ class Interpreter:
                     "and no stage before it gives that"
                 )
         self._seed(stage, i)
-        given, loss = run.forward(i, inputs)
+        given, loss = run.forward(i, inputs, piece)
         return {(n, "value"): given[self.edges[n].value] for n in self._from[stage]}, loss
 
     def _backward(self, action: Action, number: int) -> dict[tuple[int, str], Tensor]:
         stage, kind, i = action
         run = self.runs[stage]
-        last = number == self._last[stage]
+        last = number == self._last.get(stage)
         if kind == "W":
             run.backward_weight(i, last)
             return {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -47,8 +47,11 @@ class Mail:
         ranks: Ranks,
         values: Mapping[str, Value],
         wire: Mapping[str, torch.dtype],
+        like: Mail | None = None,
     ) -> None:
+        """``like``: one over the same ranks, whose process groups this one shares."""
         self.ranks = ranks
+        self.shapes: Sequence[Mapping[str, tuple[int, ...]] | None] = ()
         self.rank = ranks.index("pp")
         self._values, self._wire = values, wire
         self._edges = traffic.edges
@@ -59,6 +62,9 @@ class Mail:
         self._on_their_way: dict[int, list[tuple[Message, Tensor, dist.Work | None]]]
         self._on_their_way = defaultdict(list)
         self._used_of = {(m.edge, m.kind, m.microbatch): m for m in traffic.messages}
+        if like is not None:
+            self._groups = like._groups
+            return
         group = ranks.group("pp")
         self._groups = {True: group, False: group}
         if ranks.device.type == "cuda" and group is not None:
@@ -78,9 +84,9 @@ class Mail:
         """The receives that stand before action ``number``."""
         for message in self._posts.get(number, ()):
             value = self._edges[message.edge].value
-            buffer = torch.empty(
-                self._values[value].shape, dtype=self._wire[value], device=self.ranks.device
-            )
+            shapes = self.shapes[message.microbatch] if self.shapes else None
+            shape = self._values[value].shape if shapes is None else shapes[value]
+            buffer = torch.empty(shape, dtype=self._wire[value], device=self.ranks.device)
             with _delivering(message):
                 work = dist.irecv(
                     buffer,

@@ -16,6 +16,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from autopar.runtime.pytorch.own_functions import gradients_scaled
 from autopar.runtime.pytorch.pipeline.records import LOSS, Stage, Value
 from autopar.runtime.pytorch.pipeline.split_backward import Later, backward_input
+from autopar.runtime.pytorch.portions import shapes_of, weighted
 from autopar.runtime.pytorch.storage import Storage
 from autopar.runtime.settings import ProgramError
 
@@ -60,12 +61,13 @@ class StageRun:
         return len(self._kept)
 
     def forward(
-        self, i: int, inputs: Mapping[str, object]
+        self, i: int, inputs: Mapping[str, object], microbatch: Mapping[str, object]
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """Values of microbatch ``i`` without graph, contiguous, and the loss if it has one.
 
         ``inputs``: what the stage takes; a value that wants a gradient is a leaf of its own.
         """
+        shapes = shapes_of(microbatch)
         made = self.storage.call(*(inputs[name] for name in self.stage.takes))
         results = (made,) if isinstance(made, Tensor) else tuple(made)
         if len(results) != len(self.stage.gives):
@@ -77,27 +79,30 @@ class StageRun:
         roots: dict[str, GradientEdge] = {}
         loss: Tensor | None = None
         for name, result in zip(self.stage.gives, results, strict=True):
+            if name == LOSS:
+                result = weighted(result, microbatch)
             if result.requires_grad:
                 roots[name] = get_gradient_edge(result)
             if name == LOSS:
                 loss = result.detach()
                 continue
-            self._check(name, result)
+            self._check(name, result, self.values[name].shape if shapes is None else shapes[name])
             given[name] = result.detach().contiguous()
         leaves = {
             name: x
             for name, x in inputs.items()
             if isinstance(x, Tensor) and x.requires_grad and name in self.values
         }
-        self._kept[i] = _Kept(leaves, roots, loss)
+        if torch.is_grad_enabled():
+            self._kept[i] = _Kept(leaves, roots, loss)
         return given, loss
 
-    def _check(self, name: str, result: Tensor) -> None:
+    def _check(self, name: str, result: Tensor, shape: tuple[int, ...]) -> None:
         value = self.values[name]
-        if tuple(result.shape) != value.shape or result.dtype is not self.wire[name]:
+        if tuple(result.shape) != shape or result.dtype is not self.wire[name]:
             raise ProgramError(
                 f"stage {self.number} gives {name} as {result.dtype} {list(result.shape)}, and "
-                f"VALUES says {self.wire[name]} {list(value.shape)}"
+                f"VALUES says {self.wire[name]} {list(shape)}"
             )
         if result.requires_grad and not value.gradient:
             raise ProgramError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +18,7 @@ from autopar.runtime.pytorch.gradients import NormOver, Summing, start_sum
 from autopar.runtime.pytorch.initialize import Target
 from autopar.runtime.pytorch.parameters import Declared, Region, lifted_to
 from autopar.runtime.pytorch.pipeline.edges import edges_of
+from autopar.runtime.pytorch.pipeline.forwards import forwards_of
 from autopar.runtime.pytorch.pipeline.interpreter import Interpreter
 from autopar.runtime.pytorch.pipeline.log import Played
 from autopar.runtime.pytorch.pipeline.mail import Mail
@@ -25,6 +27,7 @@ from autopar.runtime.pytorch.pipeline.records import Stage, Value
 from autopar.runtime.pytorch.pipeline.seeds import Seeds
 from autopar.runtime.pytorch.pipeline.stage_run import StageRun
 from autopar.runtime.pytorch.pipeline.ties import Holding, Ties, holders
+from autopar.runtime.pytorch.portions import Microbatch, shapes_of, weight_of
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.recomputing import RUNNING
 from autopar.runtime.pytorch.storage import Held, Sharded, Storage, has_units, targets
@@ -53,8 +56,10 @@ class Stages:
         self.ranks, self.settings = ranks, settings
         self.watch = Stopwatch(ranks.device)
         self._check(stages, lists)
+        self._lists, self._values = lists, values
+        self._forwards: dict[int, Interpreter] = {}
         here = ranks.index("pp")
-        wire = {name: _wire(value) for name, value in values.items()}
+        wire = self._wire = {name: _wire(value) for name, value in values.items()}
         self.runs = {
             n: StageRun(n, stage, values, wire, _stored(stage, ranks, settings))
             for n, stage in enumerate(stages)
@@ -172,10 +177,42 @@ class Stages:
         Afterwards `collect` makes the gradients of this rank's stages complete.
         """
         loss = torch.zeros((), device=self.ranks.device)
-        ready = [{**microbatch, **more} for microbatch in microbatches]
         with self.seeds:
-            loss = self.interpreter.play(ready, loss, self.watch)
+            loss = self.interpreter.play(_with(microbatches, more), loss, self.watch)
         return loss.to(self.norm_over.dtype)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside, `evaluate` may be called; afterwards nothing of it is left."""
+        with ExitStack() as stack:
+            for run in self.runs.values():
+                stack.enter_context(run.storage.evaluating())
+            yield
+
+    def evaluate(
+        self, microbatches: Sequence[Mapping[str, Any]], more: Mapping[str, Any] = NOTHING
+    ) -> Tensor:
+        """The forwards alone, of any number of microbatches: the sum of this rank's shares."""
+        count = len(microbatches)
+        if count not in self._forwards:
+            lists = forwards_of(self._lists, self.settings.microbatches, count)
+            edges, no_way_back = self.interpreter.edges, [False] * len(self.interpreter.edges)
+            ranks = self.traffic.ranks
+            mail = Mail(
+                Traffic(ranks, tuple(edges), tuple(no_way_back), lists),
+                self.ranks,
+                self._values,
+                self._wire,
+                like=self.mail,
+            )
+            here = lists[self.ranks.index("pp")]
+            nothing: Callable[..., None] = lambda *_: None  # noqa: E731
+            self._forwards[count] = Interpreter(
+                here, self.runs, edges, no_way_back, mail, nothing, nothing
+            )
+        loss = torch.zeros((), device=self.ranks.device)
+        played = self._forwards[count].play(_with(microbatches, more), loss, Stopwatch(loss.device))
+        return played.to(self.norm_over.dtype)
 
     def _ended(self, stage: int) -> None:
         """Starts the sums over data axes of a stage that holds its parameters plain."""
@@ -200,6 +237,10 @@ class Stages:
             run.storage.compile()
             run.whole_backward = True
         self.interpreter.settle()
+
+
+def _with(microbatches: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> list[Microbatch]:
+    return [Microbatch({**m, **more}, weight_of(m), shapes_of(m)) for m in microbatches]
 
 
 def _stored(stage: Stage, ranks: Ranks, settings: Settings) -> Storage:
