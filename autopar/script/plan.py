@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from autopar.nouns.cluster import Cluster
 from autopar.runtime.first_rank import first_rank_makes
 from autopar.script.planned import PlanFolder
-
-if TYPE_CHECKING:
-    from os import PathLike
-
-    from autopar.nouns.cluster import Cluster
 
 
 def plan(
@@ -57,7 +54,7 @@ def plan(
         name, workload = given_workload(model, batch, training)
         result = search(
             name,
-            cluster if hasattr(cluster, "fingerprint") else str(cluster),
+            cluster if isinstance(cluster, Cluster) else str(cluster),
             fix_pairs(pairs),
             searcher,
             tuple(allow_replicated),

@@ -153,7 +153,8 @@ def compare_gradients(trainer: Any, model: nn.Module, batch: dict[str, torch.Ten
         grad = model.get_parameter(held.name).grad
         if grad is not None and held.leaf.grad is not None:
             apart += (held.leaf.grad - grad[held.region]).abs().reshape(-1).tolist()
-    return max(everywhere(max(apart)))
+    largest: float = max(everywhere(max(apart)))
+    return largest
 
 
 def mean_of_squares(folder: Path) -> float:

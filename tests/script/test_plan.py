@@ -34,10 +34,8 @@ def test_class_module_and_file_give_one_plan(planned: PlanFolder, tmp_path: Path
     cores = tmp_path / "cores.yaml"
     cores.write_text(cluster_text(4))
     made = [
-        autopar.plan(model, words(8), cores, fix, tmp_path / f"{i}").plan
-        for i, (model, fix) in enumerate(
-            [(Words, {"tp": 2, "dp_shard": 2}), (Words(), ["tp=2", "dp_shard=2"])]
-        )
+        autopar.plan(Words, words(8), cores, {"tp": 2, "dp_shard": 2}, tmp_path / "0").plan,
+        autopar.plan(Words(), words(8), cores, ["tp=2", "dp_shard=2"], tmp_path / "1").plan,
     ]
     assert made[0].degrees["tp"] == 2
     assert made[0].spreads == made[1].spreads
@@ -99,7 +97,7 @@ def test_a_model_that_is_not_the_plans_is_refused_with_the_difference(planned: P
 def test_a_skeleton_has_no_weights_and_keeps_ties() -> None:
     model = Words()
     model.head.weight = model.tokens.weight
-    made = skeleton(model)
+    made: Any = skeleton(model)
     assert all(p.is_meta for p in made.parameters())
     assert made.head.weight is made.tokens.weight
     assert not any(p.is_meta for p in model.parameters())

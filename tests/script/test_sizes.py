@@ -39,15 +39,14 @@ def test_weighted_shares_of_unequal_pieces_add_up_to_the_mean(
     values = torch.arange(1.0, samples + 1, dtype=torch.float64)
     planned = width * count * 5
     for written in (True, False):
-        share = LossShare("mean", written)
-        total = 0.0
+        share, total = LossShare("mean", written), 0.0
+
+        def weigh(rows: int, share: LossShare = share) -> float:
+            return share.weight(rows, samples, planned)
+
         for place in range(width):
             mine = even_split(samples, width, place)
-            cut = portions(
-                {"x": values}, mine, count, ["x"],
-                lambda rows, share=share: share.weight(rows, samples, planned),
-                torch.device("cpu"),
-            )  # fmt: skip
+            cut = portions({"x": values}, mine, count, ["x"], weigh, torch.device("cpu"))
             for part in cut.microbatches:
                 assert len(part["x"]) > 0
                 divisor = planned if written else len(part["x"])
@@ -57,17 +56,20 @@ def test_weighted_shares_of_unequal_pieces_add_up_to_the_mean(
 
 class Penalised(Points):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return super().forward(x, y) + 0.1 * self.up.weight.square().sum()
+        loss: Tensor = super().forward(x, y) + 0.1 * self.up.weight.square().sum()
+        return loss
 
 
 class Scaled(Points):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return (self.down(self.up(x)) - y).square().sum() / 64
+        loss: Tensor = (self.down(self.up(x)) - y).square().sum() / 64
+        return loss
 
 
 class Summed(Points):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return (self.down(self.up(x)) - y).square().sum()
+        loss: Tensor = (self.down(self.up(x)) - y).square().sum()
+        return loss
 
 
 class Contrastive(Points):

@@ -62,12 +62,11 @@ class Mail:
         self._on_their_way: dict[int, list[tuple[Message, Tensor, dist.Work | None]]]
         self._on_their_way = defaultdict(list)
         self._used_of = {(m.edge, m.kind, m.microbatch): m for m in traffic.messages}
+        group = ranks.group("pp") if like is None else None
+        self._groups: dict[bool, dist.ProcessGroup | None] = {True: group, False: group}
         if like is not None:
             self._groups = like._groups
-            return
-        group = ranks.group("pp")
-        self._groups = {True: group, False: group}
-        if ranks.device.type == "cuda" and group is not None:
+        elif ranks.device.type == "cuda" and group is not None:
             self._groups[False] = _twin(ranks)
             self._meet(traffic)
 
