@@ -17,7 +17,11 @@ from autopar.runtime.jobs.pytorch_launch import local_launcher
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["autopar.runtime.jobs.pytorch_worker", "autopar.frontends.pytorch"]
+    [
+        "autopar.runtime.jobs.pytorch_worker",
+        "autopar.frontends.pytorch",
+        "transformers.models.llama.modeling_llama",  # of `examples/03_llama.py`; may be missing
+    ]
 )
 
 
