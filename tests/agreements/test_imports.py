@@ -1,11 +1,13 @@
-"""Imports point one way, only some places know a framework, and private torch stands in one."""
+"""Imports point one way, only some places know a framework, private torch stands in one; and names
+say what they hold."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import networkx
@@ -51,6 +53,7 @@ ABOVE_ALL = {"", "__main__", "cli", "script"}
 FRAMEWORKS = {"torch", "jax", "jaxlib", "transformers"}
 MAY_KNOW_FRAMEWORKS = {"frontends", "runtime"}
 PRIVATE_TORCH = "runtime/pytorch/torch_private.py"
+SAY_NOTHING = {"found", "told", "said", "wish"}
 # The one thing of the runtime that capturing needs.
 ADAPTER = ["autopar", "runtime", "pytorch", "torch_private"]
 
@@ -67,18 +70,31 @@ def sources() -> Iterator[tuple[str, Path]]:
             yield ("" if part == "__init__" else part), file
 
 
-def imported(file: Path) -> Iterator[tuple[str, int]]:
-    """Every absolute module name that ``file`` imports, inside functions too."""
+@cache
+def read(file: Path) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """Every absolute module name that ``file`` imports, inside functions too, and every name that
+    it gives to a variable, an argument, a function or a class."""
+    modules: list[tuple[str, int]] = []
+    names: list[tuple[str, int]] = []
     for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file}:{node.lineno}: write imports in full"
-            for alias in node.names:
-                yield f"{node.module}.{alias.name}", node.lineno
+        match node:
+            case ast.Import():
+                modules += [(alias.name, node.lineno) for alias in node.names]
+            case ast.ImportFrom():
+                assert node.level == 0, f"{file}:{node.lineno}: write imports in full"
+                modules += [(f"{node.module}.{alias.name}", node.lineno) for alias in node.names]
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                names.append((name, node.lineno))
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                names.append((name, node.lineno))
+    return modules, names
 
 
-def places(modules: Iterator[tuple[str, int]]) -> Iterator[tuple[list[str], int]]:
+def imported(file: Path) -> list[tuple[str, int]]:
+    return read(file)[0]
+
+
+def places(modules: Iterable[tuple[str, int]]) -> Iterator[tuple[list[str], int]]:
     yield from ((name.split("."), line) for name, line in modules)
 
 
@@ -161,6 +177,17 @@ def test_no_circle_between_files() -> None:
     graph = networkx.DiGraph((a, b) for a, names in imports.items() for b in names)
     circles = [sorted(c) for c in networkx.strongly_connected_components(graph) if len(c) > 1]
     assert not circles, "\n".join(" <-> ".join(circle) for circle in circles)
+
+
+def test_names_say_what_they_hold() -> None:
+    """In words of the field, so that nobody reads twice."""
+    wrong = [
+        f"{file.relative_to(ROOT)}:{line}: {name}"
+        for _, file in sources()
+        for name, line in read(file)[1]
+        if name in SAY_NOTHING
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def _module(file: Path) -> str:
