@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -61,6 +62,15 @@ def literal(value: object) -> str:
             return f'float("{value}")'
         return repr(value).replace("e+", "e")
     return repr(value)
+
+
+def number(value: object) -> str:
+    """`literal`, with a long fraction as the root that it is: ``32**-0.5``."""
+    if isinstance(value, float) and len(repr(value)) > 12 and 0 < value < 1:
+        square = round(value**-2)
+        if math.isclose(square**-0.5, value, rel_tol=1e-15):
+            return f"{square}**-0.5"
+    return literal(value)
 
 
 def docstring(lines: Sequence[str]) -> str:

@@ -44,7 +44,9 @@ SLICE = "slice"
 PAD = "pad"
 KEEP_FIRST = "keep_first"
 
-_TABLE: dict[tuple[str, str], tuple[str, str]] = {
+# From one placement to another on one axis: what that is forward and backward. Every collective on
+# an activation comes from here, except those inside of an op, which its rule names.
+TRANSITIONS: dict[tuple[str, str], tuple[str, str]] = {
     ("R", "S"): (SLICE, "all_gather"),
     ("R", "D"): (NONE, "all_reduce"),
     ("R", "P"): (KEEP_FIRST, NONE),
@@ -96,7 +98,7 @@ def transition(source: Placement, target: Placement) -> tuple[str, str] | None:
         return (NONE, NONE)
     if source.kind == target.kind == "S":
         return ("all_to_all", "all_to_all")
-    return _TABLE.get((source.kind, target.kind))
+    return TRANSITIONS.get((source.kind, target.kind))
 
 
 @lru_cache(maxsize=1 << 16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -110,11 +111,22 @@ _entropy.defvjp(_entropy_forward, _entropy_backward)
 
 
 def conv(
-    x: Array, weight: Array, stride: Any, padding: Any, dilation: Any, groups: int = 1
+    x: Array,
+    weight: Array,
+    stride: Sequence[int] = (),
+    padding: Sequence[tuple[int, int]] = (),
+    dilation: Sequence[int] = (),
+    groups: int = 1,
 ) -> Array:
-    """x [b, c, *s], weight [o, c/groups, *k] -> [b, o, *s]."""
+    """x [b, c, *s], weight [o, c/groups, *k] -> [b, o, *s]; what is not given moves nothing."""
+    spatial = x.ndim - 2
     return lax.conv_general_dilated(
-        x, weight, stride, padding, rhs_dilation=dilation, feature_group_count=groups
+        x,
+        weight,
+        stride or (1,) * spatial,
+        padding or ((0, 0),) * spatial,
+        rhs_dilation=dilation or (1,) * spatial,
+        feature_group_count=groups,
     )
 
 

@@ -27,6 +27,15 @@ class Weights(nn.Module):
             setattr(self, name, tensor)
 
 
+class Modules(nn.Module):
+    """Modules, and tensors beside them, under their own names; the caller runs them."""
+
+    def __init__(self, /, **parts: nn.Module | nn.Parameter | nn.Buffer) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+
 def repeat_heads(x: Tensor, repeats: int) -> Tensor:
     """[b, g, t, d] -> [b, g * repeats, t, d], each head ``repeats`` times in a row."""
     b, g, t, d = x.shape

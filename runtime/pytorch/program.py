@@ -31,6 +31,7 @@ from autopar.runtime.pytorch.held_layers import (
     RMSNorm,
 )
 from autopar.runtime.pytorch.layers import (
+    Modules,
     Weights,
     attention,
     device,
@@ -49,8 +50,8 @@ FP32 = torch.float32
 
 __all__ = [
     "FP32", "BatchNorm", "Buffer", "Conv", "Embedding", "GroupNorm", "LayerNorm", "Linear",
-    "Parameter", "RMSNorm", "Settings", "Stage", "Value", "Weights", "all_reduce", "all_to_all",
-    "attention", "batch_norm", "copy_to", "cross_entropy", "device", "dropout", "embedding",
-    "gather", "keep_first", "local", "own_function", "pad", "probe", "recompute", "reduce_scatter",
-    "repeat_heads", "rms_norm", "rotary", "shard", "whole",
+    "Modules", "Parameter", "RMSNorm", "Settings", "Stage", "Value", "Weights", "all_reduce",
+    "all_to_all", "attention", "batch_norm", "copy_to", "cross_entropy", "device", "dropout",
+    "embedding", "gather", "keep_first", "local", "own_function", "pad", "probe", "recompute",
+    "reduce_scatter", "repeat_heads", "rms_norm", "rotary", "shard", "whole",
 ]  # fmt: skip

@@ -132,8 +132,8 @@ class Late(nn.Module):
 
 def test_modules_stand_together() -> None:
     text = text_of(Late)
-    assert "self.first = Part()" in text
-    assert "self.second = Part2()" in text
+    assert "self.first = Part(width=16)" in text
+    assert "self.second = Part(width=32)" in text
 
 
 class Cells(nn.Module):

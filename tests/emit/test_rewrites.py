@@ -103,7 +103,7 @@ def test_a_chain_of_views_as_one(
         (lambda x: x.unsqueeze(2).transpose(1, 2), ".unsqueeze(1)"),
         (
             lambda x: x.view(4, 12, 4).transpose(0, 1).reshape(3, 4, 4, 4),
-            ".reshape(4, 3, 4, 4).permute(1, 2, 0, 3)",
+            ".reshape(GLOBAL_BATCH, 3, 4, 4).permute(1, 2, 0, 3)",
         ),
         (
             lambda x: x.view(4, 6, 2, 1, 4).expand(4, 6, 2, 3, 4).reshape(4, 6, 6, 4),

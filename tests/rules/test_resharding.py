@@ -250,7 +250,7 @@ def test_a_wrong_table_is_caught(
         Sharding.of([("a", Placement(kind, 0 if kind == "S" else -1))]) for kind in pair
     )
     check(source, target, (4, 6), mesh)
-    monkeypatch.setitem(resharding._TABLE, pair, wrong)
+    monkeypatch.setitem(resharding.TRANSITIONS, pair, wrong)
     reshard.cache_clear()
     try:
         with pytest.raises(AssertionError):

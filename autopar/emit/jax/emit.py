@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
 from typing import Protocol
 
 from autopar.emit.headings import count_of, state_held, train_heading
 from autopar.emit.jax import train
 from autopar.emit.jax.errors import JaxEmitError
-from autopar.emit.jax.functions import Marks, body, shown
+from autopar.emit.jax.functions import Marks, Printing, body, shown
 from autopar.emit.jax.loops import last_alone, last_stack
 from autopar.emit.jax.own_derivatives import own_derivatives
 from autopar.emit.names import BUILTINS, identifier
+from autopar.emit.sizes import Sizes
 from autopar.emit.text import Lines, literal, tuple_text
 from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered
 from autopar.nouns.graph import Block
@@ -66,28 +67,23 @@ def emit(
             f"the plan has {len(plan.stages)} pipeline stages; the JAX backend runs one: --fix pp=1"
         )
     mesh = plan.program_mesh
-    functions: dict[str, str] = {}
-    for name in lowered.blocks:
-        hint = identifier(name.rpartition(".")[2])
-        hint = hint.removesuffix("s") if len(hint) > 2 else f"{hint}_block"
-        hint = f"{hint}_block" if hint in RESERVED else hint
-        while hint in (*RESERVED, *functions.values()):
-            hint += "_"
-        functions[name] = hint
+    functions = _block_names(lowered)
     own, definitions = own_derivatives(lowered, RESERVED | frozenset(functions.values()))
     functions |= own
     reserved = RESERVED | frozenset(functions.values())
+    printing = Printing(functions, reserved, marked, Sizes.of(lowered, captured.batch))
     parts = [
         *definitions,
         *(
-            _block_function(repeated, lowered.graph.blocks[name], functions, reserved, marked)
+            _block_function(repeated, lowered.graph.blocks[name], printing)
             for name, repeated in lowered.blocks.items()
         ),
     ]
-    parts.append(_loss_function(lowered, functions, reserved, marked))
+    parts.append(_loss_function(lowered, printing))
     tables = [
         f"MESH = {_mesh(mesh)}",
         *_settings(plan, captured),
+        *printing.sizes.lines("\n".join(parts)),
         "",
         *_parameters(lowered),
         "",
@@ -98,6 +94,23 @@ def emit(
     code = "\n".join(tables) + "\n\n\n" + "\n\n\n".join(parts) + "\n"
     model = f"{_docstring(lowered, plan, captured)}\n\n{_imports(code)}\n\n{code}"
     return {FILE: model, train.FILE: train.train_text(_how(plan, captured, code))}
+
+
+def _block_names(lowered: Lowered) -> dict[str, str]:
+    """Of each block its function's name: ``block`` of ``blocks``, ``decoder_layer`` where there are
+    layers of an encoder too."""
+    last = Counter(name.rpartition(".")[2] for name in lowered.blocks)
+    names: dict[str, str] = {}
+    for block in lowered.blocks:
+        path = block.split(".")
+        several = len(path) > 1 and last[path[-1]] > 1
+        hint = identifier("_".join(path[-2:] if several else path[-1:]))
+        hint = hint.removesuffix("s") if len(hint) > 2 else f"{hint}_block"
+        hint = f"{hint}_block" if hint in RESERVED else hint
+        while hint in (*RESERVED, *names.values()):
+            hint += "_"
+        names[block] = hint
+    return names
 
 
 def _how(plan: Plan, captured: CapturedModel, code: str) -> train.How:
@@ -172,20 +185,22 @@ def _single(axes: tuple[str, ...]) -> str | tuple[str, ...]:
 def _blocks(lowered: Lowered) -> list[str]:
     if not lowered.blocks:
         return ["BLOCKS: dict[str, Block] = {}"]
-    lines = ["BLOCKS = {"]
+    lines, rest = ["BLOCKS = {"], Lines(0)
     apart = last_alone(lowered)
     for name, repeated in lowered.blocks.items():
         instances = tuple(dict.fromkeys(lowered.graph.blocks[name].instances))
-        stacks = {name: instances}
+        layers = instances[:-1] if name in apart else instances
+        lines.append(f'    "{name}": Block(')
+        head = Lines(8)
+        head.add(f"layers={_instances(layers)},")
+        lines += [*head.lines, "        parameters={", *_parameter_rows(repeated, 12)]
+        lines += ["        },", "    ),"]
         if name in apart:
-            stacks = {name: instances[:-1], last_stack(name): instances[-1:]}
-        for stack, layers in stacks.items():
-            lines.append(f'    "{stack}": Block(')
-            head = Lines(8)
-            head.add(f"layers={_instances(layers)},")
-            lines += [*head.lines, "        parameters={", *_parameter_rows(repeated, 12)]
-            lines += ["        },", "    ),"]
-    return [*lines, "}"]
+            alone = (
+                f"layers=({literal(instances[-1])},), parameters=BLOCKS[{literal(name)}].parameters"
+            )
+            rest.add(f"BLOCKS[{literal(last_stack(name))}] = Block({alone})")
+    return [*lines, "}", *rest.lines]
 
 
 def _instances(names: tuple[str, ...]) -> str:
@@ -209,28 +224,20 @@ def _batch(captured: CapturedModel, mesh: Mesh) -> list[str]:
     return [*lines, "}"]
 
 
-def _block_function(
-    lowered: Lowered,
-    block: Block,
-    functions: Mapping[str, str],
-    reserved: frozenset[str],
-    marks: Marks,
-) -> str:
-    arguments, lines = body(lowered, "p", functions, reserved, marks)
+def _block_function(lowered: Lowered, block: Block, printing: Printing) -> str:
+    arguments, lines = body(lowered, "p", printing)
     given = [
         f"{variable} {shown(lowered.graph.tensors[n], lowered.tensors[n].produced, lowered)}"
         for variable, n in zip(arguments, lowered.graph.inputs, strict=True)
     ]
     made = [shown(lowered.graph.tensors[o.name], o.wanted, lowered) for o in lowered.outputs]
     doc = f'    """{", ".join(given)} -> {", ".join(made)}"""'
-    head = f"def {functions[block.name]}(p, {', '.join(arguments)}):"
+    head = f"def {printing.functions[block.name]}(p, {', '.join(arguments)}):"
     return "\n".join([head, doc, *lines])
 
 
-def _loss_function(
-    lowered: Lowered, functions: Mapping[str, str], reserved: frozenset[str], marks: Marks
-) -> str:
-    arguments, lines = body(lowered, "params", functions, reserved, marks)
+def _loss_function(lowered: Lowered, printing: Printing) -> str:
+    arguments, lines = body(lowered, "params", printing)
     keyed = [
         variable if variable == name else f"{name}"
         for variable, name in zip(arguments, lowered.graph.inputs, strict=True)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from autopar.emit.jax.errors import JaxEmitError
+from autopar.emit.sizes import NONE, Size, Sizes, product, slice_end
 from autopar.emit.text import (
     AND,
     ATOM,
@@ -21,6 +22,7 @@ from autopar.emit.text import (
     XOR,
     Expr,
     literal,
+    number,
     tuple_text,
 )
 from autopar.lowering.spread import MICROBATCH, Lowered, LoweredOp
@@ -51,23 +53,25 @@ REDUCTIONS: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def expression(op: LoweredOp, inputs: Sequence[Expr], lowered: Lowered) -> Expr:
+def expression(
+    op: LoweredOp, inputs: Sequence[Expr], lowered: Lowered, sizes: Sizes = NONE
+) -> Expr:
     """The op applied to ``inputs``. Raises `JaxEmitError` for what has no JAX form."""
-    return _Writer(op, inputs, lowered).write()
+    return _Writer(op, inputs, lowered, sizes).write()
 
 
 class _Writer:
-    def __init__(self, op: LoweredOp, inputs: Sequence[Expr], lowered: Lowered) -> None:
+    def __init__(
+        self, op: LoweredOp, inputs: Sequence[Expr], lowered: Lowered, sizes: Sizes
+    ) -> None:
         self.op = op.op
         self.lowered = lowered
         self.strategy = op.strategy
         self.x = inputs
         self.attrs = op.op.attrs
-        mesh = lowered.mesh
-        tensors = lowered.graph.tensors
-        self.result = op.results[0].local_shape(tensors[op.op.name].shape, mesh)
-        self.global_operands = [tensors[o.name].shape for o in op.operands]
-        self.operands = [o.wanted.local_shape(tensors[o.name].shape, mesh) for o in op.operands]
+        self.result = sizes.local(lowered, op.op.name, op.results[0])
+        self.global_operands = [sizes.whole(lowered, o.name) for o in op.operands]
+        self.operands = [sizes.local(lowered, o.name, o.wanted) for o in op.operands]
 
     def write(self) -> Expr:
         kind = self.op.kind
@@ -119,13 +123,13 @@ class _Writer:
         """The operands, with the number where the op has one."""
         if "other" not in self.attrs:
             return self.all_given()
-        pair = [self.given(), literal(self.attrs["other"])]
+        pair = [self.given(), number(self.attrs["other"])]
         return pair[::-1] if self.attrs.get("scalar_first") else pair
 
     def _operator(self, sign: str, level: int) -> Expr:
         sides = list(self.x)
         if "other" in self.attrs:
-            sides.append(Expr(literal(self.attrs["other"]), _level(self.attrs["other"])))
+            sides.append(Expr(number(self.attrs["other"]), _level(self.attrs["other"])))
             if self.attrs.get("scalar_first"):
                 sides.reverse()
         left, right = sides
@@ -138,12 +142,13 @@ class _Writer:
         arguments = [] if len(dims) == rank else [literal(dims[0] if len(dims) == 1 else dims)]
         if self.attrs["keepdim"]:
             arguments.append("keepdims=True")
-        counts = [
-            math.prod(s[d] for d in dims) for s in (self.operands[0], self.global_operands[0])
-        ]
-        if name == "mean" and counts[0] != counts[1]:
+        here, count = (
+            product(s[d] for d in dims) for s in (self.operands[0], self.global_operands[0])
+        )
+        if name == "mean" and here != count:
             total = self.method("sum", *arguments)
-            return Expr(f"{total.text} / {counts[1]}", PRODUCT, weight=self.weight)
+            divisor = count.factor if isinstance(count, Size) else count
+            return Expr(f"{total.text} / {divisor}", PRODUCT, weight=self.weight)
         return self.method(name, *arguments)
 
     def _primitive(self, name: str) -> Expr:
@@ -184,8 +189,9 @@ def _rms_norm(w: _Writer) -> Expr:
 
 def _attention(w: _Writer) -> Expr:
     extra = ["causal=True"] if w.attrs["causal"] else []
-    if w.attrs["scale"] is not None:
-        extra.append(f"scale={literal(w.attrs['scale'])}")
+    scale = w.attrs["scale"]
+    if scale is not None and not math.isclose(scale, w.operands[0][-1] ** -0.5):
+        extra.append(f"scale={number(scale)}")
     return w.call("attention", *w.all_given(), *extra)
 
 
@@ -195,9 +201,10 @@ def _conv(w: _Writer) -> Expr:
             f"the plan splits the groups of the convolution at {w.op.source} over a model axis, "
             "which the JAX backend does not do: plan with --fix tp=1"
         )
-    names = ("stride", "padding", "dilation", "groups")
-    extra = [f"{n}={literal(w.attrs[n])}" for n in names if n != "groups" or w.attrs[n] > 1]
-    return w.call("conv", *w.all_given(), *extra)
+    plain = {"stride": {1}, "padding": {(0, 0)}, "dilation": {1}}
+    names = [n for n, value in plain.items() if {*w.attrs[n]} != value]
+    names += ["groups"] if w.attrs["groups"] > 1 else []
+    return w.call("conv", *w.all_given(), *(f"{n}={literal(w.attrs[n])}" for n in names))
 
 
 def _where(w: _Writer) -> Expr:
@@ -207,8 +214,11 @@ def _where(w: _Writer) -> Expr:
 
 
 def _slice(w: _Writer) -> Expr:
-    dim, step = w.attrs["dim"], w.attrs["step"]
-    cuts = [":"] * dim + [f"{w.attrs['start']}:{w.attrs['stop']}" + (f":{step}" * (step != 1))]
+    dim, step, start, stop = (w.attrs[name] for name in ("dim", "step", "start", "stop"))
+    if start == 0 and step == 1 and stop == w.result[dim]:
+        stop = w.result[dim]
+    end = slice_end(stop, w.operands[0][dim])
+    cuts = [":"] * dim + [f"{start or ''}:{end}" + (f":{step}" * (step != 1))]
     return Expr(f"{w.x[0].atom}[{', '.join(cuts)}]", ATOM, weight=w.weight)
 
 
@@ -289,14 +299,16 @@ WRITERS: Mapping[str, Callable[[_Writer], Expr]] = {
     "full": lambda w: w.call(
         "jnp.full", tuple_text(w.result), literal(w.attrs["value"]), w.dtype()
     ),
-    "arange": lambda w: w.call("jnp.arange", *_range(w.attrs), f"dtype={w.dtype()}"),
+    "arange": lambda w: w.call("jnp.arange", *_range(w), f"dtype={w.dtype()}"),
     "constant": lambda w: w.call("jnp.array", _nested(w.attrs["value"]), w.dtype()),
 }
 
 
-def _range(attrs: Mapping[str, object]) -> list[str]:
+def _range(w: _Writer) -> list[str]:
     """The arguments of a range without those that are what they are by default."""
-    start, stop, step = (attrs[name] for name in ("start", "stop", "step"))
+    start, stop, step = (w.attrs[name] for name in ("start", "stop", "step"))
+    if stop == w.result[0]:
+        stop = w.result[0]
     if step != 1:
         return [literal(start), literal(stop), literal(step)]
     return [literal(start), literal(stop)] if start else [literal(stop)]

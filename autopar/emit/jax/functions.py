@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from autopar.emit.jax import loops
@@ -15,7 +15,10 @@ from autopar.emit.jax.expressions import expression
 from autopar.emit.jax.steps import call
 from autopar.emit.marks import RESHARDED, mark
 from autopar.emit.names import identifier, preferred
-from autopar.emit.text import Expr, Lines
+from autopar.emit.roles import Known
+from autopar.emit.sizes import NONE, Sizes
+from autopar.emit.text import ATOM, Expr, Lines
+from autopar.emit.text import variable as variable_of
 from autopar.lowering.spread import BATCH_AXES, Lowered, LoweredOp, Operand
 from autopar.nouns.graph import Tensor
 from autopar.nouns.kinds import OWN_DERIVATIVE
@@ -23,7 +26,12 @@ from autopar.nouns.plan import key
 from autopar.nouns.sharding import Sharding
 
 INLINED = frozenset(("linear", "linear_t", "matmul", "einsum", "reshape", "transpose", "neg"))
+SIMPLE = frozenset(
+    "add sub mul div neg cast exp log sqrt rsqrt square silu gelu relu tanh sigmoid sin cos pow "
+    "abs maximum minimum eq ne lt le gt ge and or not where clamp arange full".split()
+)
 MOST_WEIGHT = 2  # ops in one statement
+MOST_SIMPLE, LONGEST = 4, 56  # of those above; columns of an expression inside of another one
 Marks = Literal["none", "statements", "each"]
 """What is marked, see `autopar.emit.marks`; ``each``: every op, which is a statement then."""
 KEEPS_NAME = frozenset(
@@ -34,26 +42,38 @@ KEEPS_NAME = frozenset(
 @dataclass(slots=True)
 class _Held:
     """Where a tensor is: its expression, the variable that it occupies ("" for none), and the one
-    that it was made from."""
+    that it was made from. What has no variable is written where it is read."""
 
     text: Expr
     variable: str = ""
     origin: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Printing:
+    """What all functions of a program have in common.
+
+    functions: their names, of blocks by name and of ops with a derivative of their own by `key`.
+    reserved:  names that variables must not have.
+    sizes:     what sizes that follow from the batch are called.
+    """
+
+    functions: Mapping[str, str]
+    reserved: frozenset[str]
+    marks: Marks = "none"
+    sizes: Sizes = NONE
+
+
 def body(
     lowered: Lowered,
     parameters: str,
-    functions: Mapping[str, str],
-    reserved: frozenset[str],
-    marks: Marks = "none",
+    printing: Printing,
 ) -> tuple[list[str], list[str]]:
     """(argument names, lines) of the function of a graph.
 
-    parameters: the name of the dict of parameters. functions: of the blocks, and of the ops with a
-    derivative of their own by `key`. reserved: names that variables must not have.
+    parameters: the name of the dict of parameters.
     """
-    writer = _Writer(lowered, parameters, functions, reserved, marks)
+    writer = _Writer(lowered, parameters, printing)
     return writer.arguments, writer.run()
 
 
@@ -62,20 +82,25 @@ class _Writer:
         self,
         lowered: Lowered,
         parameters: str,
-        functions: Mapping[str, str],
-        reserved: frozenset[str],
-        marks: Marks,
+        printing: Printing,
     ) -> None:
-        self.marks = marks
+        self.marks = printing.marks
+        self.sizes = printing.sizes
         self.lowered = lowered
         self.parameters = parameters
-        self.functions = functions
-        self.reserved = {parameters, *reserved}
+        self.functions = printing.functions
+        self.reserved = {parameters, *printing.reserved}
         self.lines = Lines(4)
         self.held: dict[str, _Held] = {}
         self.taken: dict[str, str] = {}  # variable -> the tensor in it
         self.left = Counter(name for op in lowered.ops for name in (o.name for o in op.operands))
         self.left.update(lowered.graph.outputs)
+        self.readers = {
+            o.name: (op, o) for op in lowered.ops for o in op.operands if self.left[o.name] == 1
+        }
+        self.known = Known.of(lowered)
+        self.holds: Counter[str] = Counter()  # variables in what is not written yet
+        self.read: set[str] = set()  # by the statement that is being made
         self.arguments = [self._argument(name) for name in lowered.graph.inputs]
 
     def run(self) -> list[str]:
@@ -114,17 +139,22 @@ class _Writer:
             function = self.functions[key(self.lowered.block, op.op.name)]
             made = Expr(f"{function}({', '.join(x.text for x in inputs)})")
         else:
-            made = expression(op, inputs, self.lowered)
+            made = expression(op, inputs, self.lowered, self.sizes)
         if len(op.op.outputs) > 1:
+            self._settle()
             names = [self._bind(name, op) for name in op.op.outputs]
             self._mark(op)
             self.lines.add(f"{', '.join(names)} = {made.text}")
         elif self._inlines(op, index, made):
             hint = preferred(op.op.name, op.op.kind)
             origin = self._origin(op) if hint in ("", "x") else hint
-            self.held[op.op.name] = _Held(made, origin=origin)
+            reads = frozenset().union(*(x.reads for x in inputs))
+            self.holds.update(reads)
+            self._settle()
+            self.held[op.op.name] = _Held(replace(made, reads=reads), origin=origin)
             return
         else:
+            self._settle()
             self._assign(op.op.name, made, op)
         for name in op.op.outputs:
             self._shared(name)
@@ -144,9 +174,11 @@ class _Writer:
         last = index + 1 == len(self.lowered.ops) and self.lowered.graph.outputs == (name,)
         if last and not self.lowered.tensors[name].steps:
             return True
-        if op.op.kind not in INLINED or made.weight >= MOST_WEIGHT:
-            return False
         if self.left[name] != 1 or self.lowered.tensors[name].steps:
+            return False
+        if op.op.kind in SIMPLE:
+            return self._is_part(op, made)
+        if op.op.kind not in INLINED or made.weight >= MOST_WEIGHT:
             return False
         following = self.lowered.ops[index + 1 : index + 2]
         return any(
@@ -154,6 +186,19 @@ class _Writer:
             for f in following
             for o in f.operands
         )
+
+    def _is_part(self, op: LoweredOp, made: Expr) -> bool:
+        """Whether a result is a part of what reads it: short, and without a name of its own."""
+        reader, operand = self.readers.get(op.op.name, (None, None))
+        if reader is None or operand is None or operand.steps or reader.op.kind == "block":
+            return False
+        own = self._name(op.op.name)
+        named = own and own not in {self._name(n) for n in reader.op.outputs}
+        return not named and made.weight < MOST_SIMPLE and len(made.text) <= LONGEST
+
+    def _name(self, name: str) -> str:
+        """What its readers see in a value, or what the model's source calls it."""
+        return self.known.roles.get(name) or self.known.assigned.get(name, "")
 
     def _call(self, op: LoweredOp, inputs: Sequence[Expr]) -> Expr:
         block = self.lowered.graph.blocks[op.op.attrs["block"]]
@@ -177,6 +222,7 @@ class _Writer:
         for op in run.ops[1:]:
             for operand in op.operands:
                 self._read(operand.name)
+        self._settle()
         names = [self._bind(name, first) for name in last.op.outputs]
         shape = self._comment(last.op.outputs[0], last.results[0])
         looped = len(run.ops) - run.parts
@@ -209,7 +255,7 @@ class _Writer:
         while variable in self.reserved or variable in self.taken:
             variable += "_"
         self.taken[variable] = name
-        self.held[name] = _Held(Expr(variable), variable)
+        self.held[name] = _Held(variable_of(variable), variable)
         return variable
 
     def _shared(self, name: str) -> None:
@@ -233,15 +279,25 @@ class _Writer:
         text = held.text
         _check_even(self.lowered.graph.tensors[operand.name], operand.wanted, self.lowered)
         for step in operand.steps:
-            text = Expr(call(step, text.text), weight=text.weight + 1)
+            text = replace(text, text=call(step, text.text), level=ATOM, weight=text.weight + 1)
         self._read(operand.name)
+        if not held.variable:
+            self.holds.subtract(text.reads)
         return text
 
     def _read(self, name: str) -> None:
         self.left[name] -= 1
         held = self.held.get(name)
-        if self.left[name] == 0 and held is not None and held.variable:
-            self.taken.pop(held.variable, None)
+        if held is not None:
+            self.read.update(held.text.reads)
+
+    def _settle(self) -> None:
+        """Others may have the variables of the statement that nothing still to be written reads."""
+        for variable in self.read:
+            name = self.taken.get(variable)
+            if name is not None and self.left[name] <= 0 and self.holds[variable] <= 0:
+                del self.taken[variable]
+        self.read.clear()
 
     def _assign(self, name: str, made: Expr, op: LoweredOp | None, shared: bool = False) -> None:
         if shared:
@@ -263,18 +319,29 @@ class _Writer:
 
     def _bind(self, name: str, op: LoweredOp) -> str:
         """A variable for ``name``: that of an operand that is gone, or one of its own."""
-        hints = []
-        kind = op.op.kind
+        hints = [self._name(name)]
+        kind, tensor = op.op.kind, self.lowered.graph.tensors[name]
         if kind in KEEPS_NAME or kind == "block":
             hints.append(self._origin(op))
         hint = preferred(name, kind)
-        last = op.op.source.module.rpartition(".")[2]
-        hints += [hint if hint != "x" or kind == "embedding" else "h", identifier(last or kind)]
+        hints.append(hint if hint != "x" or kind == "embedding" else "h")
+        if kind == "mean":
+            hints.append("mean")
+        hints.append(self.known.statements.get(name, ""))
+        given = [self.lowered.graph.tensors[n] for n in op.op.inputs]
+        if given and all(t.role in ("parameter", "buffer") for t in given):
+            hints.append(identifier(given[0].name.rpartition(".")[2]))
+        if any(t.differentiable == tensor.differentiable for t in given[:1]):
+            hints.append(self._origin(op))
+        plain = {"bool": "mask", "int": "ids"}.get(tensor.dtype.rstrip("0123456789"), "values")
+        hints.append("h" if tensor.differentiable else plain)
         return self._take(name, [w for w in hints if w])
 
     def _origin(self, op: LoweredOp) -> str:
         """The variable that the first operand with one is in, or was made from."""
         held = [self.held[o.name] for o in op.operands]
+        if op.op.kind == "block":  # what goes from layer to layer comes last
+            held.reverse()
         return next((h.variable or h.origin for h in held if h.variable or h.origin), "")
 
     def _take(self, name: str, hints: Sequence[str]) -> str:
@@ -285,7 +352,7 @@ class _Writer:
             variable = f"{re.sub(r'_?[0-9]+$', '', hints[-1])}_{number}"
             number += 1
         self.taken[variable] = name
-        self.held[name] = _Held(Expr(variable), variable)
+        self.held[name] = _Held(variable_of(variable), variable)
         return variable
 
     def _first_shown(self, op: LoweredOp) -> str:

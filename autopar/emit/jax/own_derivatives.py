@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 
 from autopar.emit.jax.errors import JaxEmitError
-from autopar.emit.jax.functions import body, shown
+from autopar.emit.jax.functions import Printing, body, shown
 from autopar.emit.names import identifier
 from autopar.emit.text import tuple_text
 from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered, LoweredOp, lower
@@ -62,7 +62,7 @@ def _definition(op: LoweredOp, lowered: Lowered) -> str:
 def _function(side: str, graph: Graph, op: LoweredOp) -> str:
     """The lines of one function. A collective cannot be in it: it is on a mesh of one device."""
     alone = lower(graph, Spread(Mesh((), ())), 1, {o.name: "" for o in graph.ops}, {})
-    arguments, lines = body(alone, "params", {}, frozenset())
+    arguments, lines = body(alone, "params", Printing({}, frozenset()))
     given = ", ".join(
         f"{variable} {shown(graph.tensors[n], alone.tensors[n].produced, alone)}"
         for variable, n in zip(arguments, graph.inputs, strict=True)

@@ -10,23 +10,32 @@ from autopar.emit.names import LAYERS, class_name, first_free, identifier
 from autopar.emit.pytorch import modules
 from autopar.emit.pytorch.forward import Forward
 from autopar.emit.pytorch.reading import interface, reads
-from autopar.emit.pytorch.roles import Known
 from autopar.emit.pytorch.scopes import Scope, under
 from autopar.emit.pytorch.site import model_part
 from autopar.emit.pytorch.values import Surroundings
+from autopar.emit.roles import Known
+from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import Lines, literal, split_items
 from autopar.lowering.spread import Lowered, Operand
 from autopar.nouns.graph import Tensor
 
-TAKEN = LAYERS | frozenset("Model Parameter Buffer Settings Weights Tensor F Module".split())
+TAKEN = LAYERS | frozenset(
+    "Model Modules Parameter Buffer Settings Weights Tensor F Module".split()
+)
+CONTAINERS = frozenset(("", "Module", "ModuleDict", "ModuleList", "Sequential"))
+"""Classes that say nothing of what they hold."""
 HINTS = {("rotary", 1): "cos", ("rotary", 2): "sin", ("attention", 3): "mask"}
 
 
 @dataclass(slots=True)
 class Library:
-    """Classes in the order in which they must stand, from their bases on; equal text is one."""
+    """Classes in the order in which they must stand, from their bases on; equal text is one.
+
+    hints: what each would have liked to be called.
+    """
 
     texts: dict[str, str] = field(default_factory=dict)
+    hints: dict[str, str] = field(default_factory=dict)
 
     def add(self, hint: str, text: str) -> str:
         """The name under which ``text`` (a class from its bases on) is known.
@@ -37,6 +46,7 @@ class Library:
         while True:
             name = hint if number == 1 else f"{hint}{number}"
             known = self.texts.setdefault(name, text)
+            self.hints.setdefault(name, hint)
             if known != text and unmarked(known) == unmarked(text):
                 known = self.texts[name] = text = unmarked(text)
             if known == text:
@@ -55,6 +65,7 @@ class Printing:
     returned:   what the forwards printed so far return, by block and path.
     known:      what names the values of a block, of those that were asked for so far.
     declared:   what the classes printed so far declare, by their names.
+    sizes:      what sizes that follow from the batch are called.
     """
 
     library: Library
@@ -69,6 +80,7 @@ class Printing:
     returned: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     known: dict[str, Known] = field(default_factory=dict)
     declared: dict[str, modules.Node] = field(default_factory=dict)
+    sizes: Sizes = NONE
 
     def built(self, name: str) -> modules.Built:
         return modules.Built(f"{name}()", self.declared[name])
@@ -165,6 +177,7 @@ def surroundings(
         wide=printing.wide.get(block, {}),
         half=printing.half,
         returned=printing.returned.get(block, {}),
+        sizes=printing.sizes,
         given={block: paths[""] for block, paths in printing.returned.items() if "" in paths},
     )
 
@@ -187,7 +200,8 @@ def module_tree(
         inner, made = interface(child, lowered, uses)
         outputs = [Operand(n, lowered.tensors[n].shared, (), True) for n in made]
         full = f"{instance}.{child.path}" if instance else child.path
-        hint = printing.original.get(full) or class_name(child.path)
+        hint = printing.original.get(full, "")
+        hint = hint if hint not in CONTAINERS else class_name(child.path)
         below = scope_class(child, lowered, instance, hint, inner, outputs, printing)
         classes[child.path[start:]] = printing.built(below)
     taken = [child.path for child in scope.children()]

@@ -30,6 +30,8 @@ from autopar.emit.pytorch.scopes import scopes
 from autopar.emit.pytorch.stages import stage_classes
 from autopar.emit.pytorch.top import model_class
 from autopar.emit.pytorch.views import shorter_views
+from autopar.emit.pytorch.widths import with_arguments
+from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import Lines, literal
 from autopar.lowering.precision import HALF
 from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered
@@ -38,7 +40,7 @@ from autopar.nouns.plan import Plan
 from autopar.pipeline.of_plan import schedule_of
 
 FILE = "model.py"
-_OWN = "FP32 Buffer Parameter Settings Stage Value Weights".split()
+_OWN = "FP32 Buffer Modules Parameter Settings Stage Value Weights".split()
 OWN = re.compile(rf"(?<![\w.])({'|'.join(sorted({*_OWN, *FUNCTIONS, *LAYERS}))})\(")
 
 
@@ -54,23 +56,26 @@ def emit(
     ``probes`` writes every result through ``probe(key, x, sharding)``, one op a line; ``marks``
     leaves the statements as they are and says above them what they make.
     """
-    blocks = {name: _prepared(block, probes) for name, block in lowered.blocks.items()}
+    sizes = NONE if captured is None else Sizes.of(lowered, captured.batch)
+    blocks = {name: _prepared(block, probes, sizes) for name, block in lowered.blocks.items()}
     parts = stage_parts(lowered, plan.stages) if len(plan.stages) > 1 else ()
-    whole, lowered = lowered, _prepared(lowered, probes)
+    whole, lowered = lowered, _prepared(lowered, probes, sizes)
     means = counted(whole)
     persistent = {} if captured is None else {n: t.persistent for n, t in captured.tensors.items()}
     again, names = plan.each("recompute"), count_names(means)
     half = plan.precision if plan.precision in HALF else ""
     wide = _wide(lowered, blocks, plan.precision) if half else {}
     original: Mapping[str, str] = getattr(captured, "classes", {})  # not every frontend knows
-    printing = Printing(Library(), probes, marks, again, persistent, names, wide, original, half)
+    printing = Printing(
+        Library(), probes, marks, again, persistent, names, wide, original, half, sizes=sizes
+    )
     classes: dict[str, str] = {}
     for name, block in blocks.items():
         instances = lowered.graph.blocks[name].instances
         made = block_class(block, scopes(block), instances[0], _class_name(name), printing)
         classes.update(dict.fromkeys(instances, made))
     if parts:
-        prepared = [replace(p, lowered=_prepared(p.lowered, probes)) for p in parts]
+        prepared = [replace(p, lowered=_prepared(p.lowered, probes, sizes)) for p in parts]
         top = stage_classes(prepared, plan, captured, printing, classes)
     else:
         scope = scopes(lowered)
@@ -128,13 +133,13 @@ def _tied(parts: Sequence[StagePart], plan: Plan) -> bool:
     return again or len(set(held)) < len(held)
 
 
-def _prepared(lowered: Lowered, probes: bool) -> Lowered:
+def _prepared(lowered: Lowered, probes: bool, sizes: Sizes) -> Lowered:
     lowered = gather_modules(lowered)
     if probes:  # one op a line
         return lowered
-    for rewrite in (fuse_biases, as_bands, as_bounds, shorter_views, as_normalised):
+    for rewrite in (fuse_biases, as_bands, as_bounds):
         lowered = rewrite(lowered)
-    return lowered
+    return as_normalised(shorter_views(lowered, sizes))
 
 
 def _wide(
@@ -160,11 +165,8 @@ def _file(
     printing: Printing,
     top: str,
 ) -> str:
-    parts = []
-    for name, text in printing.library.texts.items():
-        parts.append(f"class {name}{text}")
-    parts.append(top)
-    body = "\n\n\n".join(parts)
+    classes, top = with_arguments(printing.library.texts, printing.library.hints, top)
+    body = "\n\n\n".join([*(f"class {name}{text}" for name, text in classes.items()), top])
     settings = _settings(lowered, plan, captured)
     names = {"Settings"} | {m for m in OWN.findall(body)}
     if re.search(r"\bFP32\b", body):
@@ -186,7 +188,7 @@ def _file(
     head.append("")
     mesh = plan.program_mesh
     sizes = ", ".join(f'"{a}": {n}' for a, n in zip(mesh.axes, mesh.sizes, strict=True))
-    head += [f"MESH = {{{sizes}}}", *settings, "", ""]
+    head += [f"MESH = {{{sizes}}}", *settings, *printing.sizes.lines(body), "", ""]
     return "\n".join(head) + "\n" + body + "\n"
 
 

@@ -211,7 +211,8 @@ class Forward(Values):
     def _site(self, op: LoweredOp, args: Sequence[Expr], bias: Expr | None) -> Site:
         count = self.around.counts.get(op.op.name, "")
         around = self.around
-        return Site(self.lowered, op, tuple(args), bias, count, around.half, around.layer)
+        given = tuple(args), bias, count, around.half, around.layer, around.sizes
+        return Site(self.lowered, op, *given)
 
     def _size(self, name: str) -> tuple[int, int]:
         return self.pending[name].weight, len(self.pending[name].text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from autopar.emit.text import (
     axis_argument,
     call,
     literal,
+    number,
     tuple_text,
 )
 
@@ -143,8 +145,9 @@ def _attention(site: Site) -> Expr:
         arguments.append(f"mask={site.args[3].text}")
     if site.attrs.get("causal"):
         arguments.append("causal=True")
-    if site.attrs.get("scale") is not None:
-        arguments.append(f"scale={literal(site.attrs['scale'])}")
+    scale = site.attrs.get("scale")
+    if scale is not None and not math.isclose(scale, site.operand(0)[-1] ** -0.5):
+        arguments.append(f"scale={number(scale)}")
     if site.attrs.get("dropout_p"):
         arguments.append(f"dropout={literal(site.attrs['dropout_p'])} * self.training")
         apart = site.drawn_apart(dims=3)  # scores [b, h, s, t] are dropped

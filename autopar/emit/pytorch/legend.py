@@ -33,6 +33,7 @@ _WORDS = (
         "the layer of that name on this rank's pieces; it moves nothing",
     ),
     (r"\bWeights\(", "Weights", "the parameters of one layer under their own names"),
+    (r"\bModules\(", "Modules", "modules under their own names; the forward around them runs them"),
     (r"\blocal\(", "local(w)", "this rank's piece of a parameter, in the dtype of compute"),
     (r"\bshard\(", "shard", "this rank's piece of what every rank has: forward moves nothing"),
     (r"\bcounts\b", "counts", "labelled tokens of the whole batch, which means divide by"),

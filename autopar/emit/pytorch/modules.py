@@ -226,10 +226,13 @@ def _simple(node: Node) -> str | None:
     if not node.children:
         return _weights(node)
     members = [_simple(child) for child in node.children.values()]
-    if None in members or not (node.listed or (node.keyed and not node.tensors)):
+    if None in members or (node.keyed and node.tensors):
         return None
     if node.keyed:
         return _gathered(node, "")
+    if not node.listed:
+        parts = {**node.tensors, **dict(zip(node.children, members, strict=True))}
+        return f"Modules({', '.join(f'{name}={text}' for name, text in parts.items())})"
     runs = list(_runs([m for m in members if m is not None]))
     if len(runs) == 1 and runs[0][1] > 1:
         return f"nn.ModuleList({runs[0][0]} for _ in range({runs[0][1]}))"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from autopar.emit.pytorch.site import LIGHT, Printer, Site, dtype, model_part
+from autopar.emit.sizes import Size, product
 from autopar.emit.text import (
     PRODUCT,
     Expr,
@@ -40,8 +40,9 @@ def _reduction(site: Site) -> Expr:
     text = f"{site.args[0].atom}.{name}({', '.join(arguments)})"
     if name == site.kind:
         return Expr(text, weight=LIGHT)
-    count = math.prod(site.whole(0)[d] for d in dims)
-    return Expr(f"{text} / {count}", PRODUCT, weight=LIGHT)
+    count = product(site.whole(0)[d] for d in dims)
+    divisor = count.factor if isinstance(count, Size) else count
+    return Expr(f"{text} / {divisor}", PRODUCT, weight=LIGHT)
 
 
 def _arg(site: Site) -> Expr:
@@ -66,7 +67,7 @@ def _full(site: Site) -> Expr:
 
 def _band(site: Site) -> Expr:
     """What `autopar.emit.pytorch.masks` made of a comparison of rows with columns."""
-    made = [tuple_text(site.attrs["shape"]), "dtype=torch.bool", "device=device()"]
+    made = [tuple_text(site.sizes()), "dtype=torch.bool", "device=device()"]
     text = call("torch.ones", made)
     for name, bound in (("tril", site.attrs["upper"]), ("triu", site.attrs["lower"])):
         if bound is not None:
@@ -78,6 +79,8 @@ def _arange(site: Site) -> Expr:
     start, stop = site.attrs.get("start", 0) or 0, site.attrs["stop"]
     step = site.attrs.get("step", 1)
     step = 1 if step is None else step
+    if stop == site.result()[0]:
+        (stop,) = site.result()
     bounds = [literal(stop)] if start == 0 and step == 1 else [literal(start), literal(stop)]
     if step != 1:
         bounds.append(literal(step))

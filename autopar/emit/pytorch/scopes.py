@@ -92,7 +92,7 @@ def _classes(lowered: Lowered) -> set[str]:
         }
         unbroken = indices[-1] - indices[0] + 1 == len(indices)
         listed = bool(inner) and all(name.isdigit() for name in inner) and not direct.get(path)
-        large = len(indices) >= (3 if inner else LONG_LEAF)
+        large = len(indices) >= (2 if inner else LONG_LEAF)
         holds_blocks = any(under(b, path) or under(path, b) for b in blocks)
         if unbroken and large and not listed and not holds_blocks and path not in outside:
             paths.add(path)

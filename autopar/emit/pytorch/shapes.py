@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autopar.emit.pytorch.site import LIGHT, EmitError, Printer, Site
+from autopar.emit.sizes import slice_end
 from autopar.emit.text import Expr, call, literal, tuple_text
 
 
@@ -27,6 +28,10 @@ def reshaped(x: Expr, old: tuple[int, ...], new: tuple[int, ...]) -> Expr:
     for dim in range(len(old)):
         if old[dim] == 1 and old[:dim] + old[dim + 1 :] == new:
             return Expr(f"{x.atom}.squeeze({dim})")
+    if [n for n in new if n != 1] == [*old] and len(old) < len(new) and 1 not in old:
+        last = max(d for d, n in enumerate(new) if n == 1)
+        inner = ", ".join("None" if n == 1 else ":" for n in new[: last + 1])
+        return Expr(f"{x.atom}[{inner}]")
     # Neighbouring dims that become one.
     for first in range(len(new)):
         last = first + len(old) - len(new)
@@ -103,7 +108,9 @@ def _slice(site: Site) -> Expr:
         return Expr(x.text, x.level)
     if site.splits(0, (dim,)):
         raise EmitError(f"{site.at.op.name}: a slice of dim {dim}, which is split")
-    inner = f"{start or ''}:{stop if stop < size else ''}"
+    if start == 0 and step in (None, 1) and stop == site.result()[dim]:
+        stop = site.result()[dim]
+    inner = f"{start or ''}:{slice_end(stop, size)}"
     inner += f":{step}" if step not in (None, 1) else ""
     return Expr(f"{x.atom}{_index_text(rank, dim, inner)}")
 

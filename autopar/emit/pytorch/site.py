@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autopar.emit.text import Expr, literal
+from autopar.emit.sizes import NONE, Sizes
+from autopar.emit.text import Expr, number
 from autopar.lowering.spread import BATCH_AXES, Lowered, LoweredOp
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
@@ -37,7 +38,7 @@ class Site:
 
     ``count`` is the text of the global count that a mean divides by; ``half`` the dtype of compute
     where it is a half precision. ``layer(path, layer)``: whether the module at ``path`` is that
-    layer, from here on.
+    layer, from here on. ``named``: the sizes that follow from the batch.
     """
 
     lowered: Lowered
@@ -47,6 +48,7 @@ class Site:
     count: str = ""
     half: str = ""
     layer: Callable[[str, Layer], bool] = lambda path, layer: False
+    named: Sizes = NONE
 
     @property
     def attrs(self) -> Mapping[str, Any]:
@@ -62,22 +64,23 @@ class Site:
 
     def number(self, value: object) -> str:
         """Source text of a scalar; float32's lowest number is minus infinity in bfloat16."""
-        if self.half and value == LOWEST:
-            return f"torch.finfo(torch.{self.half}).min"
-        return literal(value)
+        if value == LOWEST:
+            return f"torch.finfo(torch.{self.half or 'float32'}).min"
+        return number(value)
 
     def whole(self, operand: int) -> tuple[int, ...]:
         """Global shape of an operand."""
-        return self.lowered.graph.tensors[self.at.op.inputs[operand]].shape
+        return self.named.whole(self.lowered, self.at.op.inputs[operand])
 
     def operand(self, operand: int) -> tuple[int, ...]:
         """Shape of an operand on one rank."""
-        return self.at.operands[operand].wanted.local_shape(self.whole(operand), self.mesh)
+        at = self.at.operands[operand]
+        return self.named.local(self.lowered, self.at.op.inputs[operand], at.wanted)
 
     def result(self, result: int = 0) -> tuple[int, ...]:
         """Shape of a result on one rank (the larger piece of an uneven split)."""
-        tensor = self.lowered.graph.tensors[self.at.op.outputs[result]]
-        return self.at.results[result].local_shape(tensor.shape, self.mesh)
+        name = self.at.op.outputs[result]
+        return self.named.local(self.lowered, name, self.at.results[result])
 
     def sizes(self, result: int = 0) -> tuple[int, ...]:
         """`result` with -1 for a dim whose pieces differ in size."""

@@ -13,6 +13,7 @@ from autopar.emit.pytorch.original import CapturedModel
 from autopar.emit.pytorch.precision import wide_values
 from autopar.emit.pytorch.scopes import scopes
 from autopar.emit.pytorch.top import batch_names, top_class
+from autopar.emit.sizes import Sizes
 from autopar.emit.text import COLUMNS, Lines, literal
 from autopar.lowering.stages import StagePart
 from autopar.nouns.plan import Plan
@@ -46,7 +47,7 @@ def stage_classes(
             texts[name] = text
         made.append(f"lambda: {name}({layers})" if layers else name)
     body = [f"class {name}{text}" for name, text in texts.items()]
-    return "\n\n\n".join([*body, _tables(parts, plan, made, loss)])
+    return "\n\n\n".join([*body, _tables(parts, plan, made, loss, printing.sizes)])
 
 
 def _class(
@@ -81,7 +82,9 @@ def _class(
     return general.replace("def __init__(self)", "def __init__(self, layers: range)"), layers[0]
 
 
-def _tables(parts: Sequence[StagePart], plan: Plan, made: Sequence[str], loss: str) -> str:
+def _tables(
+    parts: Sequence[StagePart], plan: Plan, made: Sequence[str], loss: str, sizes: Sizes
+) -> str:
     schedule = schedule_of(plan)
     values, stages = Lines(4), Lines(4)
     for n, rank in enumerate(schedule.ranks):
@@ -90,7 +93,7 @@ def _tables(parts: Sequence[StagePart], plan: Plan, made: Sequence[str], loss: s
         again = " again" * (n != number)  # a second pipeline through the same parts
         for name in (name for name in part.gives if name != loss):
             tensor = lowered.tensors[name].tensor
-            arguments = [literal(lowered.local_shape(name))]
+            arguments = [literal(sizes.local(lowered, name, lowered.tensors[name].shared))]
             if tensor.dtype != "float32" or not tensor.differentiable:
                 arguments.append(literal(tensor.dtype))
             if not tensor.differentiable:

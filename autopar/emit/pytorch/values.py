@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from autopar.emit.marks import RESHARDED, mark
 from autopar.emit.names import identifier
 from autopar.emit.pytorch import steps as step_text
-from autopar.emit.pytorch.roles import Known
 from autopar.emit.pytorch.site import Layer, model_part
 from autopar.emit.pytorch.variables import Variables
+from autopar.emit.roles import Known
+from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import Expr, Lines, variable
 from autopar.lowering.spread import Lowered, LoweredTensor
 from autopar.nouns.graph import Tensor
@@ -33,6 +34,7 @@ class Surroundings:
     counts:    for a mean over labelled tokens, by op, the text of its count.
     returned:  what the forward of an inner scope returns, by its path.
     given:     what the forward of a block returns, by its name.
+    sizes:     what sizes that follow from the batch are called.
     wide:      under half precision, see `autopar.emit.pytorch.precision`.
     half:      the dtype of compute where it is a half precision.
     """
@@ -50,6 +52,7 @@ class Surroundings:
     half: str = ""
     returned: Mapping[str, Sequence[str]] = field(default_factory=dict)
     given: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    sizes: Sizes = NONE
 
 
 class Values:
@@ -159,7 +162,7 @@ class Values:
         text, var, state = expr.text, "", source
         for step in steps:
             state = state.with_placement(self.lowered.mesh, step.axis, step.target)
-            after = state.local_shape(tensor.shape, self.lowered.mesh)
+            after = self.around.sizes.local(self.lowered, name, state)
             for call, comment in step_text.calls(step, "%", after):
                 if not var:
                     self.variables.release(token)
@@ -176,12 +179,11 @@ class Values:
     def reshard_in_place(self, name: str, steps: Sequence[Step], source: Sharding) -> None:
         """After a tensor is made: its shared copy under its variable."""
         var = self.bound[name]
-        tensor = self.lowered.graph.tensors[name]
         state = source
         made = self.lowered.tensors[name]
         for step in steps:
             state = state.with_placement(self.lowered.mesh, step.axis, step.target)
-            after = state.local_shape(tensor.shape, self.lowered.mesh)
+            after = self.around.sizes.local(self.lowered, name, state)
             for call, comment in step_text.calls(step, var, after):
                 if state == made.shared:
                     self.mark_resharded(name, state)
@@ -227,7 +229,7 @@ def bound(text: str) -> Expr:
 def shape_comment(shape: Sequence[int], sharding: Sharding) -> str:
     """``[4, 512, 256] tp:S2``; gradients' placements are left out."""
     shown = Sharding(tuple((a, p) for a, p in model_part(sharding).placements if p.kind != "D"))
-    return f"{list(shape)}" + (f" {shown}" if shown.placements else "")
+    return f"{[*map(int, shape)]}" + (f" {shown}" if shown.placements else "")
 
 
 def _flow(tensor: Tensor) -> str:

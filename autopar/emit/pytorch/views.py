@@ -7,12 +7,12 @@ with attrs ``cut``, ``order`` and ``joined`` (None for a call that is not needed
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autopar.emit.pytorch.rewriting import Links, remade, swapped
 from autopar.emit.pytorch.site import uneven_dims
+from autopar.emit.sizes import NONE, Sizes, product
 from autopar.lowering.spread import Lowered, LoweredOp, Operand
 
 Shape = tuple[int, ...]
@@ -33,11 +33,11 @@ class View:
         return sum(part is not None for part in (self.cut, self.order, self.joined))
 
 
-def shorter_views(lowered: Lowered) -> Lowered:
+def shorter_views(lowered: Lowered, sizes: Sizes = NONE) -> Lowered:
     """``lowered`` with needless views taken out; results and their shapes stay."""
     lowered = swapped(lowered, _spread(lowered))
-    lowered = swapped(lowered, _repeats(lowered))
-    return _unbound(swapped(lowered, _chains(lowered)))
+    lowered = swapped(lowered, _repeats(lowered, sizes))
+    return _unbound(swapped(lowered, _chains(lowered, sizes)))
 
 
 def _spread(lowered: Lowered) -> dict[str, LoweredOp]:
@@ -60,7 +60,7 @@ def _spread(lowered: Lowered) -> dict[str, LoweredOp]:
     return swaps
 
 
-def _repeats(lowered: Lowered) -> dict[str, LoweredOp]:
+def _repeats(lowered: Lowered, sizes: Sizes) -> dict[str, LoweredOp]:
     """A dim put in, spread and joined to the one before it: `repeat_interleave`.
 
     Attrs: ``repeats``, ``dim``, and ``cut``, the shape without the dim that was put in.
@@ -72,7 +72,7 @@ def _repeats(lowered: Lowered) -> dict[str, LoweredOp]:
         put = links.feeder(spread.operands[0]) if spread and spread.op.kind == "expand" else None
         if spread is None or put is None or put.op.kind != "reshape":
             continue
-        thin, wide, after = (_result(one, lowered) for one in (put, spread, op))
+        thin, wide, after = (_result(one, lowered, sizes) for one in (put, spread, op))
         if thin is None or wide is None or after is None or len(thin) != len(wide):
             continue
         grown = [d for d, (a, b) in enumerate(zip(thin, wide, strict=True)) if a != b]
@@ -119,7 +119,7 @@ def _dim(select: LoweredOp, shape: Shape) -> int:
     return int(select.op.attrs["dim"]) % len(shape)
 
 
-def _chains(lowered: Lowered) -> dict[str, LoweredOp]:
+def _chains(lowered: Lowered, sizes: Sizes) -> dict[str, LoweredOp]:
     links = Links.of(lowered)
     swaps: dict[str, LoweredOp] = {}
     for op in lowered.ops:
@@ -131,8 +131,8 @@ def _chains(lowered: Lowered) -> dict[str, LoweredOp]:
         chain = [op]
         while (maker := links.feeder(chain[0].operands[0])) is not None and _is_view(maker):
             chain.insert(0, maker)
-        view = _whole_chain(chain, lowered) if len(chain) > 1 else None
-        if view is not None and view.calls < _calls(chain, lowered):
+        view = _whole_chain(chain, lowered, sizes) if len(chain) > 1 else None
+        if view is not None and view.calls < _calls(chain, lowered, sizes):
             attrs = {"cut": view.cut, "order": view.order, "joined": view.joined}
             swaps[op.op.name] = remade(op, "view", chain[0].operands, attrs)
     return swaps
@@ -142,22 +142,23 @@ def _is_view(op: LoweredOp) -> bool:
     return op.op.kind in ("reshape", "transpose")
 
 
-def _calls(chain: Sequence[LoweredOp], lowered: Lowered) -> int:
+def _calls(chain: Sequence[LoweredOp], lowered: Lowered, sizes: Sizes) -> int:
     """Calls of a chain as it is: a reshape to the shape that there is already is none."""
     return sum(
-        op.op.kind == "transpose" or _local(op.operands[0], lowered) != _result(op, lowered)
+        op.op.kind == "transpose"
+        or _local(op.operands[0], lowered, sizes) != _result(op, lowered, sizes)
         for op in chain
     )
 
 
-def _whole_chain(chain: Sequence[LoweredOp], lowered: Lowered) -> View | None:
+def _whole_chain(chain: Sequence[LoweredOp], lowered: Lowered, sizes: Sizes) -> View | None:
     """All of a chain as one view; None where pieces differ in size, or do not fit one another."""
-    given = _local(chain[0].operands[0], lowered)
+    given = _local(chain[0].operands[0], lowered, sizes)
     if given is None:
         return None
     steps: list[tuple[str, Shape]] = []
     for op in chain:
-        shape = _result(op, lowered)
+        shape = _result(op, lowered, sizes)
         if shape is None:
             return None
         if op.op.kind == "reshape":
@@ -188,7 +189,7 @@ def combined(given: Shape, steps: Sequence[tuple[str, Shape]]) -> View | None:
                 return None
             rest = sizes[cut_inside.piece] // cut_inside.inner
             sizes[cut_inside.piece : cut_inside.piece + 1] = [cut_inside.inner, rest]
-    out = tuple(math.prod(sizes[p] for p in dim) for dim in dims)
+    out = tuple(product(sizes[p] for p in dim) for dim in dims)
     order = [p for dim in dims for p in dim]
     if order == sorted(order):
         return View(None, None, out if out != given else None)
@@ -204,7 +205,7 @@ def combined(given: Shape, steps: Sequence[tuple[str, Shape]]) -> View | None:
                 groups[-1].append(piece)
             else:
                 groups.append([piece])
-        cut = tuple(math.prod(sizes[p] for p in group) for group in sorted(groups))
+        cut = tuple(product(sizes[p] for p in group) for group in sorted(groups))
         moved = tuple(sorted(groups).index(group) for group in groups)
         joined = tuple(cut[i] for i in moved)
         views.append(View(cut if cut != given else None, moved, out if out != joined else None))
@@ -250,16 +251,16 @@ def _cut(shape: Shape, order: Sequence[int], sizes: Sequence[int]) -> list[list[
     return dims
 
 
-def _local(operand: Operand, lowered: Lowered) -> Shape | None:
+def _local(operand: Operand, lowered: Lowered, sizes: Sizes) -> Shape | None:
     """The operand's shape on one rank; None where ranks differ."""
     shape = lowered.graph.tensors[operand.name].shape
     if uneven_dims(operand.wanted, shape, lowered.mesh):
         return None
-    return operand.wanted.local_shape(shape, lowered.mesh)
+    return sizes.local(lowered, operand.name, operand.wanted)
 
 
-def _result(op: LoweredOp, lowered: Lowered) -> Shape | None:
+def _result(op: LoweredOp, lowered: Lowered, sizes: Sizes) -> Shape | None:
     shape = lowered.graph.tensors[op.op.name].shape
     if uneven_dims(op.results[0], shape, lowered.mesh):
         return None
-    return op.results[0].local_shape(shape, lowered.mesh)
+    return sizes.local(lowered, op.op.name, op.results[0])

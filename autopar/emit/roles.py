@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autopar.emit.pytorch.source_names import source_names, statement_names
+from autopar.emit.source_names import source_names, statement_names
 from autopar.lowering.spread import Lowered
 from autopar.nouns.graph import Op
 
