@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -65,8 +66,10 @@ def literal(value: object) -> str:
 
 
 def number(value: object) -> str:
-    """`literal`, with a long fraction as the root that it is: ``32**-0.5``."""
-    if isinstance(value, float) and len(repr(value)) > 12 and 0 < value < 1:
+    """`literal`, with a long fraction as the root that it is, ``32**-0.5``, and few zeros."""
+    if isinstance(value, float) and abs(value) >= 1e6 and float(f"{value:g}") == value:
+        return re.sub(r"e\+0*", "e", f"{value:g}")
+    if isinstance(value, float) and len(repr(value)) > 12 and 1e-4 < value < 1:
         square = round(value**-2)
         if math.isclose(square**-0.5, value, rel_tol=1e-15):
             return f"{square}**-0.5"

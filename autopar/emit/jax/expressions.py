@@ -209,7 +209,7 @@ def _conv(w: _Writer) -> Expr:
 
 def _where(w: _Writer) -> Expr:
     rest = w.all_given()[1:]
-    sides = [literal(w.attrs[n]) if w.attrs.get(n) is not None else rest.pop(0) for n in "ab"]
+    sides = [number(w.attrs[n]) if w.attrs.get(n) is not None else rest.pop(0) for n in "ab"]
     return w.call("jnp.where", w.given(), *sides)
 
 
@@ -296,9 +296,7 @@ WRITERS: Mapping[str, Callable[[_Writer], Expr]] = {
     "stack": _joined("jnp.stack"),
     "pad": _pad,
     "flip": lambda w: w.call("jnp.flip", w.given(), literal(w.attrs["dims"])),
-    "full": lambda w: w.call(
-        "jnp.full", tuple_text(w.result), literal(w.attrs["value"]), w.dtype()
-    ),
+    "full": lambda w: w.call("jnp.full", tuple_text(w.result), number(w.attrs["value"]), w.dtype()),
     "arange": lambda w: w.call("jnp.arange", *_range(w), f"dtype={w.dtype()}"),
     "constant": lambda w: w.call("jnp.array", _nested(w.attrs["value"]), w.dtype()),
 }

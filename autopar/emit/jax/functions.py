@@ -32,6 +32,7 @@ SIMPLE = frozenset(
 )
 MOST_WEIGHT = 2  # ops in one statement
 MOST_SIMPLE, LONGEST = 4, 56  # of those above; columns of an expression inside of another one
+WEIGHTS = frozenset("weight kernel w".split())  # they say nothing beside the path before them
 Marks = Literal["none", "statements", "each"]
 """What is marked, see `autopar.emit.marks`; ``each``: every op, which is a statement then."""
 KEEPS_NAME = frozenset(
@@ -146,7 +147,7 @@ class _Writer:
             self._mark(op)
             self.lines.add(f"{', '.join(names)} = {made.text}")
         elif self._inlines(op, index, made):
-            hint = preferred(op.op.name, op.op.kind)
+            hint = self._preferred(op)
             origin = self._origin(op) if hint in ("", "x") else hint
             reads = frozenset().union(*(x.reads for x in inputs))
             self.holds.update(reads)
@@ -323,7 +324,7 @@ class _Writer:
         kind, tensor = op.op.kind, self.lowered.graph.tensors[name]
         if kind in KEEPS_NAME or kind == "block":
             hints.append(self._origin(op))
-        hint = preferred(name, kind)
+        hint = self._preferred(op)
         hints.append(hint if hint != "x" or kind == "embedding" else "h")
         if kind == "mean":
             hints.append("mean")
@@ -337,6 +338,15 @@ class _Writer:
         hints.append("h" if tensor.differentiable else plain)
         return self._take(name, [w for w in hints if w])
 
+    def _preferred(self, op: LoweredOp) -> str:
+        """A name by kind and module, which is that of a product's parameter."""
+        roles = {name: self.lowered.graph.tensors[name].role for name in op.op.inputs}
+        owner = next((n for n, role in roles.items() if role == "parameter"), op.op.name)
+        head, _, last = owner.rpartition(".")
+        if owner == op.op.name:
+            return preferred(owner, op.op.kind)
+        return preferred(f"{head if last in WEIGHTS else owner}/", op.op.kind)
+
     def _origin(self, op: LoweredOp) -> str:
         """The variable that the first operand with one is in, or was made from."""
         held = [self.held[o.name] for o in op.operands]
@@ -349,7 +359,7 @@ class _Writer:
         variable = free[0] if free else hints[-1]
         number = 2
         while variable in self.taken or variable in self.reserved:
-            variable = f"{re.sub(r'_?[0-9]+$', '', hints[-1])}_{number}"
+            variable = f"{re.sub(r'[0-9]+$', '', hints[-1])}{number}"
             number += 1
         self.taken[variable] = name
         self.held[name] = _Held(variable_of(variable), variable)

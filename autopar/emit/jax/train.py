@@ -64,10 +64,10 @@ def train_text(how: How) -> str:
     """The file."""
     parts = [_hold(how), _backward(how), _reduced(how), _update(how), _main(how)]
     body = "\n\n\n".join("\n".join(part) for part in parts if part)
-    used = [name for name in RUNTIME if re.search(rf"(?<![\w.\"]){name}\b", body)]
     head = [docstring(how.about), "", "from __future__ import annotations", ""]
     head += ["import argparse", "import sys", "from pathlib import Path", ""]
     code = re.sub(r"#.*", "", body)
+    used = [name for name in RUNTIME if re.search(rf"(?<![\w.\"]){name}\b", code)]
     head += ["import jax"] * bool(re.search(r"\bjax\.", code))
     head += ["import jax.numpy as jnp"] * ("jnp." in code)
     head += ["from jax import lax"] * bool(re.search(r"\blax\.", code))
@@ -202,7 +202,10 @@ def _update(how: How) -> list[str]:
     if how.joins:
         lines.add("params = join_pieces(step.layout, params)", "all-gathers over dp_shard")
     lines.add('state = {**state, **slots, "params": params, "step": number}')
-    lines.add(f"return state, {'norm' if how.clip_norm is not None else 'jnp.zeros(())'}")
+    if how.clip_norm is None:
+        lines.add("return state, jnp.zeros(())", "no norm: nothing is clipped")
+    else:
+        lines.add("return state, norm")
     return [
         "def update(step: Step, state: State, gradients: Arrays) -> tuple[State, Array]:",
         *lines.lines,
