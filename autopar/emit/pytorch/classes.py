@@ -110,12 +110,14 @@ def scope_class(
     inputs: Sequence[str],
     outputs: Sequence[Operand],
     printing: Printing,
+    blocks: Mapping[str, str] | None = None,
 ) -> str:
     """Adds the class of ``scope`` to the library and gives its name.
 
-    ``instance``: the full path of one module that the graph is the forward of.
+    instance: the full path of one module that the graph is the forward of.
+    blocks:   the class of every block instance, by path.
     """
-    root = module_tree(scope, lowered, instance, printing, {})
+    root = module_tree(scope, lowered, instance, printing, blocks or {})
     around = surroundings(scope, lowered, root, printing)
     names = argument_names(scope, lowered, inputs)
     whole = not scope.path
@@ -194,7 +196,12 @@ def module_tree(
     ``blocks`` gives the class of every block instance, by path.
     """
     start = len(scope.path) + 1 if scope.path else 0
-    classes = {path: printing.built(name) for path, name in blocks.items()}
+    inside = [child.path for child in scope.children()]
+    classes = {
+        path[start:]: printing.built(name)
+        for path, name in blocks.items()
+        if under(path, scope.path) and not any(under(path, child) for child in inside)
+    }
     uses = _outer_uses(scope, lowered)
     for child in scope.children():
         inner, made = interface(child, lowered, uses)
@@ -202,14 +209,13 @@ def module_tree(
         full = f"{instance}.{child.path}" if instance else child.path
         hint = printing.original.get(full, "")
         hint = hint if hint not in CONTAINERS else class_name(child.path)
-        below = scope_class(child, lowered, instance, hint, inner, outputs, printing)
+        below = scope_class(child, lowered, instance, hint, inner, outputs, printing, blocks)
         classes[child.path[start:]] = printing.built(below)
-    taken = [child.path for child in scope.children()]
     tensors = {}
     for tensor in lowered.graph.tensors.values():
         if tensor.role not in ("parameter", "buffer") or not under(tensor.name, scope.path):
             continue
-        if any(under(tensor.name, path) for path in taken):
+        if any(under(tensor.name, path) for path in inside):
             continue
         full = f"{instance}.{tensor.name}" if instance else tensor.name
         tensors[tensor.name[start:]] = declaration(tensor, lowered, full, printing)

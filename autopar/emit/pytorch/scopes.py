@@ -36,9 +36,14 @@ class Scope:
 
 
 def module_path(op: LoweredOp) -> str:
-    """The module that an op belongs to, relative to its graph; the root for the mean loss."""
-    if op.op.kind in ("block", "cross_entropy"):
+    """The module that an op belongs to, relative to its graph: of a block the one that calls it,
+    of the mean loss the root."""
+    if op.op.kind == "cross_entropy":
         return ""
+    if op.op.kind == "block":
+        parts = op.op.attrs["instance"].split(".")[:-1]
+        listed = op.op.attrs["instance"].rpartition(".")[2].isdigit()
+        return ".".join(parts[:-1] if listed else parts)
     return op.op.name.rpartition("/")[0]
 
 
@@ -47,9 +52,9 @@ def under(path: str, parent: str) -> bool:
     return not parent or path == parent or path.startswith(parent + ".")
 
 
-def scopes(lowered: Lowered) -> Scope:
-    """The tree of forwards of a graph."""
-    classes = _classes(lowered)
+def scopes(lowered: Lowered, calls: bool = True) -> Scope:
+    """The tree of forwards of a graph. ``calls``: those inside of it may call blocks."""
+    classes = _classes(lowered, calls)
     root = Scope("")
     open_scopes = [root]
     for op in lowered.ops:
@@ -65,7 +70,7 @@ def scopes(lowered: Lowered) -> Scope:
     return root
 
 
-def _classes(lowered: Lowered) -> set[str]:
+def _classes(lowered: Lowered, calls: bool) -> set[str]:
     """The module paths that get a class."""
     places: dict[str, list[int]] = {}
     direct: dict[str, int] = {}
@@ -87,14 +92,14 @@ def _classes(lowered: Lowered) -> set[str]:
     for path, indices in places.items():
         inner = {
             rest.split(".")[0]
-            for p in (*places, *owned.get(path, ()))
+            for p in (*places, *owned.get(path, ()), *blocks)
             if p != path and under(p, path) and (rest := p[len(path) + 1 :])
         }
         unbroken = indices[-1] - indices[0] + 1 == len(indices)
         listed = bool(inner) and all(name.isdigit() for name in inner) and not direct.get(path)
         large = len(indices) >= (2 if inner else LONG_LEAF)
-        holds_blocks = any(under(b, path) or under(path, b) for b in blocks)
-        if unbroken and large and not listed and not holds_blocks and path not in outside:
+        taken = any(under(path, b) or (under(b, path) and not calls) for b in blocks)
+        if unbroken and large and not listed and not taken and path not in outside:
             paths.add(path)
     return paths
 

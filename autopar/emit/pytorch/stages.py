@@ -66,7 +66,7 @@ def _class(
         known={name: known for name, known in printing.known.items() if name},
     )
     here = {i: classes[i] for block in lowered.graph.blocks.values() for i in block.instances}
-    scope = scopes(lowered)
+    scope = scopes(lowered, calls=False)
     root = module_tree(scope, lowered, "", own, here)
     entries = [n for n in lowered.graph.inputs if n not in part.takes]
     batch = batch_names(entries)

@@ -111,6 +111,7 @@ def _exists(root: modules.Node, path: str) -> bool:
         if part not in root.children:
             return False
         root = root.children[part]
+        root = root.inside or root
     return True
 
 
