@@ -138,11 +138,11 @@ class Sizes:
         for name, origin in lengths.items():
             own = f"{identifier(name).upper()}_LENGTH"
             names.setdefault(origins.root(origin), own if LENGTH in names.values() else LENGTH)
-        dims = {
+        resolved = {
             name: tuple(flow.resolved(dim) for dim in every) for name, every in flow.dims.items()
         }
         values = {name: origins.sizes[o] for o, name in names.items() if name != GLOBAL}
-        return Sizes(lowered.mesh, samples, dims, names, values, origins.sizes)
+        return Sizes(lowered.mesh, samples, resolved, names, values, origins.sizes)
 
     def local(self, lowered: Lowered, name: str, sharding: Sharding) -> Shape:
         """The shape of a tensor on one rank, with the sizes that have names under them."""

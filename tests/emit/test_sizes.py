@@ -111,7 +111,8 @@ class Four(nn.Module):
         heads = self.up(x).view(*ids.shape, 4, 4).transpose(1, 2).reshape(16, 16)
         kinds = F.one_hot(torch.arange(4), 4).float() @ self.experts
         ones = torch.ones(ids.shape[0], 1, 4) * torch.ones(4, 1)
-        return (heads * kinds.sum()).sum() + ones.mean() * x.mean()
+        loss: Tensor = (heads * kinds.sum()).sum() + ones.mean() * x.mean()
+        return loss
 
 
 def test_numbers_that_are_equal_by_chance_are_no_sizes_of_the_batch() -> None:

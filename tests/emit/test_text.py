@@ -77,7 +77,7 @@ LEGEND = """\
     `Parameter(..., "tp:S0")`   the shape is that of the whole, of which each rank holds a piece
     `Parameter(..., "tp:D")`    whole on every rank; the runtime adds up its gradient over tp
     `Linear(...)`               the layer of that name on this rank's pieces; it moves nothing
-    `counts`                    labelled tokens of the whole batch, which means divide by
+    `counts`                    labelled tokens of the whole batch: what a mean loss divides by
 """
 
 

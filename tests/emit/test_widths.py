@@ -28,7 +28,8 @@ class Level(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm(self.first(x)))
-        return x + self.narrow(F.relu(self.wide(x)))
+        out: Tensor = x + self.narrow(F.relu(self.wide(x)))
+        return out
 
 
 class Pair(nn.Module):
@@ -53,7 +54,9 @@ class Net(nn.Module):
         self.ends = nn.ModuleDict({"a b": nn.Linear(12, 4), "c": nn.Linear(4, 1)})
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.body.deeper(self.body.deep(self.body.down(images))).mean((2, 3))
+        for pair in self.body.children():
+            images = pair(images)
+        x = images.mean((2, 3))
         loss: Tensor = self.ends["c"](F.relu(self.ends["a b"](x))).square().mean()
         return loss
 
@@ -143,8 +146,9 @@ class Held(nn.Module):
         self.head = nn.Linear(8, 11)
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-        x = self.inner.rows(ids)
-        for layer in self.inner.layers:
+        rows, layers = self.inner.children()
+        x = rows(ids)
+        for layer in layers.children():
             x = F.relu(self.head.weight.mean() * layer(x))
         return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
 

@@ -16,6 +16,7 @@ from autopar.emit.names import BUILTINS, identifier
 from autopar.emit.sizes import Sizes
 from autopar.emit.text import Lines, literal, tuple_text
 from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered
+from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Block
 from autopar.nouns.mesh import DATA_AXES, Mesh
 from autopar.nouns.plan import Plan
@@ -30,22 +31,11 @@ OWN = (
 RESERVED = BUILTINS | frozenset((*OWN, "jax", "jnp", "lax", "loss", "P"))
 
 
-class Entry(Protocol):
-    """One array of the batch."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def batch_dim(self) -> int | None: ...
-
-
 class CapturedModel(Protocol):
     """What the frontend knows of the model beside its graph."""
 
     @property
-    def batch(self) -> tuple[Entry, ...]: ...
+    def batch(self) -> tuple[BatchEntry, ...]: ...
     @property
     def samples(self) -> int: ...
 

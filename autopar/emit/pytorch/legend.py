@@ -36,7 +36,7 @@ _WORDS = (
     (r"\bModules\(", "Modules", "modules under their own names; the forward around them runs them"),
     (r"\blocal\(", "local(w)", "this rank's piece of a parameter, in the dtype of compute"),
     (r"\bshard\(", "shard", "this rank's piece of what every rank has: forward moves nothing"),
-    (r"\bcounts\b", "counts", "labelled tokens of the whole batch, which means divide by"),
+    (r"\bcounts\b", "counts", "labelled tokens of the whole batch: what a mean loss divides by"),
     (r'backward="slice"', 'backward="slice"', "the gradient is whole: keep this rank's piece"),
     (
         r'backward="reduce_scatter"',

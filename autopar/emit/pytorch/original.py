@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from autopar.nouns.batch import BatchEntry
+
 
 class CapturedTensor(Protocol):
     """What the emitter asks of a tensor of the original model."""
@@ -17,21 +19,12 @@ class CapturedTensor(Protocol):
     def shared_with(self) -> tuple[str, ...]: ...
 
 
-class CapturedEntry(Protocol):
-    """One tensor of the batch."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def batch_dim(self) -> int | None: ...
-
-
 class CapturedModel(Protocol):
     """What the frontend knows of the model beside its graph."""
 
     @property
     def tensors(self) -> Mapping[str, CapturedTensor]: ...
     @property
-    def batch(self) -> tuple[CapturedEntry, ...]: ...
+    def batch(self) -> tuple[BatchEntry, ...]: ...
     @property
     def samples(self) -> int: ...

@@ -21,6 +21,7 @@ from autopar.pipeline.of_plan import schedule_of
 
 LOSS = "loss"
 """The name under which the runtime knows the loss of a stage."""
+ACTIONS = "# What each pipeline rank does in turn: stage, forward or backward, microbatch"
 _LAYERS = re.compile(r"(?<=for i in )range\(\d+, \d+\)(?=}\))")
 
 
@@ -109,7 +110,7 @@ def _tables(
             arguments += [f"zero={stage.zero}", f"recompute={literal(stage.recompute)}"]
         stages.add(f"Stage({', '.join(arguments)}),")
     order = [_shortened(f"# rank {i}: ", map(str, a)) for i, a in enumerate(schedule.lists)]
-    tables = ["VALUES = {", *values.lines, "}", *order, "STAGES = (", *stages.lines, ")"]
+    tables = ["VALUES = {", *values.lines, "}", ACTIONS, *order, "STAGES = (", *stages.lines, ")"]
     return "\n".join(tables)
 
 
