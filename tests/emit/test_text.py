@@ -22,7 +22,7 @@ from autopar.nouns.plan import Spread
 from autopar.runtime.verify.edits import edits
 from tests.emit import models
 from tests.emit.following import following
-from tests.emit.harness import capture_of, emitted
+from tests.emit.harness import capture_of, check, emitted
 from tests.emit.random_stage import random_stage
 from tests.emit.test_numbers import CASES, MEGATRON, MESHES, captured
 
@@ -286,6 +286,63 @@ def test_ties_are_one_object() -> None:
     assert "self.lm_head" not in text
     assert "x = self.embed_tokens(input_ids" in text
     assert text.count("local(self.embed_tokens.weight)") == 1
+
+
+class Residual(models.GatedMLP):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + super().forward(x)
+
+
+class Decoder(nn.Module):
+    """Layers with what stands around them; two of its products share a weight."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(11, 8)
+        self.layers = nn.ModuleList(Residual(8, 16) for _ in range(layers))
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.rows(ids)
+        for layer in self.layers:
+            x = layer(x)
+        out: torch.Tensor = self.second(self.first(x).relu())
+        return out
+
+
+class Inside(nn.Module):
+    def __init__(self, layers: int = 3) -> None:
+        super().__init__()
+        self.inner = Decoder(layers)
+        self.head = nn.Linear(8, 11)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.head(self.inner(ids)).square().mean()
+        return loss
+
+
+@pytest.mark.parametrize("mesh", ["1", "dp_shard=2 x tp=2"])
+def test_a_module_around_layers_is_a_class_that_calls_them(mesh: str) -> None:
+    model = Inside()
+    captured = capture_of(Inside, lambda: {"ids": torch.zeros(4, 6, dtype=torch.long)})
+    made = emitted(captured, Spread(Mesh.parse(mesh)))
+    decoder, _, whole = made.text.partition("class Model(")
+    assert "        for layer in self.layers:\n" in decoder.partition("class Decoder(")[2]
+    assert "self.inner(ids)" in whole
+    assert "self.inner.second.weight = self.inner.first.weight  # tied" in whole
+    check(made, model, {"ids": torch.randint(0, 11, (4, 6))})
+
+
+def test_its_text_is_as_long_for_any_number_of_layers() -> None:
+    few, many = (
+        emitted(
+            capture_of(lambda n=n: Inside(n), lambda: {"ids": torch.zeros(4, 6).long()}),
+            Spread(Mesh((), ())),
+        ).text
+        for n in (2, 9)
+    )
+    assert few.replace("range(2)", "range(9)") == many
 
 
 def test_blocks_of_two_kinds() -> None:
