@@ -335,14 +335,12 @@ def test_a_module_around_layers_is_a_class_that_calls_them(mesh: str) -> None:
 
 
 def test_its_text_is_as_long_for_any_number_of_layers() -> None:
-    few, many = (
-        emitted(
-            capture_of(lambda n=n: Inside(n), lambda: {"ids": torch.zeros(4, 6).long()}),
-            Spread(Mesh((), ())),
-        ).text
-        for n in (2, 9)
-    )
-    assert few.replace("range(2)", "range(9)") == many
+    def text(layers: int) -> str:
+        batch = {"ids": torch.zeros(4, 6, dtype=torch.long)}
+        made = capture_of(lambda: Inside(layers), lambda: batch)
+        return emitted(made, Spread(Mesh((), ()))).text
+
+    assert text(2).replace("range(2)", "range(9)") == text(9)
 
 
 def test_blocks_of_two_kinds() -> None:

@@ -231,8 +231,8 @@ def _simple(node: Node) -> str | None:
     if node.keyed:
         return _gathered(node, "")
     if not node.listed:
-        parts = [*node.tensors.items(), *zip(node.children, members, strict=True)]
-        return f"Modules({', '.join(f'{name}={text}' for name, text in parts)})"
+        held = [*node.tensors.items(), *zip(node.children, members, strict=True)]
+        return f"Modules({', '.join(f'{name}={text}' for name, text in held)})"
     runs = list(_runs([m for m in members if m is not None]))
     if len(runs) == 1 and runs[0][1] > 1:
         return f"nn.ModuleList({runs[0][0]} for _ in range({runs[0][1]}))"
