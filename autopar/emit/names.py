@@ -59,6 +59,8 @@ def class_name(path: str) -> str:
 
 def preferred(name: str, kind: str) -> str:
     """What the result of an op would like to be called; "" for no hint."""
+    if kind == "embedding" and re.match("pos|wpe$", name.rpartition("/")[0].split(".")[-1]):
+        return "positions"
     if kind in _BY_KIND:
         return _BY_KIND[kind]
     if kind not in _STREAM:

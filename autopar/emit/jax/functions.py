@@ -193,6 +193,8 @@ class _Writer:
         reader, operand = self.readers.get(op.op.name, (None, None))
         if reader is None or operand is None or operand.steps or reader.op.kind == "block":
             return False
+        if any(o.steps for o in op.operands):  # what collectives gave is seen, and verified, first
+            return False
         own = self._name(op.op.name)
         named = own and own not in {self._name(n) for n in reader.op.outputs}
         return not named and made.weight < MOST_SIMPLE and len(made.text) <= LONGEST
