@@ -137,9 +137,7 @@ def read_all(rows: Iterable[Row]) -> tuple[list[Run], dict[str, str]]:
 
 def price_run(run: Run) -> float:
     """Step seconds by the shipped constants."""
-    rates = rates_of(
-        run.cluster.device, run.precision, run.software, run.arch.dim, run.layout.schedule
-    )
+    rates = rates_of(run.cluster.device, run.precision, run.software, run.arch.dim)
     return float(step_time(run_work(run), rates).total_s)
 
 
@@ -205,6 +203,9 @@ def evaluate(fit: Fit, quick: bool, rows: Mapping[str, Row]) -> dict[str, Any]:
             for name, members in by(lambda run: run.device_class).items()
         },
         "sources": apart(source_of),
+        "pipelines": {
+            name: errors(fit, by_source, members) for name, members in by(_schedule).items() if name
+        },
         "devices": apart(lambda run: run.cluster.device.name),
         "metrics": apart(lambda run: run.metric),
         "ranking": {
@@ -293,7 +294,7 @@ def render(result: dict[str, Any], reasons: dict[str, str], fit: Fit) -> str:
             f"{band['covers']:.0%} of {band['count']:.0f}; taken from other sources, "
             f"{band['covers_source_left_out']:.0%}"
         )
-    for title in ("sources", "devices", "metrics"):
+    for title in ("pipelines", "sources", "devices", "metrics"):
         lines += ["", f"by {title} (source left out)"]
         lines += [_line(name[:44], entry, "") for name, entry in result[title].items()]
     lines += ["", "peak memory by source"]
@@ -311,6 +312,11 @@ def _line(name: str, entry: dict[str, float], targets: Any) -> str:
         f"{name:44s} {entry['count']:4.0f} {entry['median']:7.1%} {entry['p90']:7.1%} "
         f"{entry['bias']:+7.1%}{wanted}"
     )
+
+
+def _schedule(run: Run) -> str:
+    """Of dense pipelines the schedule, else nothing."""
+    return run.layout.schedule if run.layout.pp > 1 and not run.arch.is_moe else ""
 
 
 def _fold(run: Run) -> str:

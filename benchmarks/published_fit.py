@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +21,14 @@ from scipy.optimize import least_squares
 
 from autopar.cost_models.rates import rates_of
 from autopar.cost_models.step_time import Rates, step_time
-from autopar.cost_models.work import Work, work_of
+from autopar.cost_models.work import Work, stacked, work_of
 from benchmarks.published_priors import priors
 from benchmarks.published_rows import Run
 
 Array = NDArray[np.float64]
+
+STEP = 1e-6
+"""Change of a constant's logarithm by which slopes are taken."""
 
 
 class Fit:
@@ -34,35 +36,32 @@ class Fit:
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = list(runs)
-        works = [run_work(run) for run in self.runs]
-        columns: dict[str, Any] = {
-            f.name: np.array([getattr(w, f.name) for w in works], float) for f in fields(Work)
-        }
-        self.work = Work(**columns)
+        self.work = stacked([run_work(run) for run in self.runs])
         self.measured = np.array([run.measured_s for run in self.runs], float)
         counts = Counter(run.source for run in self.runs)
         self.weights = np.array([min(1.0, (12 / counts[r.source]) ** 0.5) for r in self.runs])
         self.names = list(priors())
         self.prior = np.log([priors()[name][0] for name in self.names])
         self.sigma = np.array([priors()[name][1] for name in self.names])
-        self.styles = [
-            (r.cluster.device, r.precision, r.software, r.arch.dim, r.layout.schedule)
-            for r in self.runs
-        ]
+        self.styles = [(r.cluster.device, r.precision, r.software, r.arch.dim) for r in self.runs]
         self.distinct = sorted(set(self.styles), key=str)
         self.which = np.array([self.distinct.index(style) for style in self.styles], int)
 
     def predict(self, log_constants: Array) -> Array:
-        """Step seconds of every run."""
-        constants = dict(zip(self.names, np.exp(log_constants).tolist(), strict=True))
-        rows = [rates_of(*style, constants=constants) for style in self.distinct]
+        """Step seconds of every run: [runs] of one set of constants, [sets, runs] of several."""
+        sets = [
+            dict(zip(self.names, one, strict=True))
+            for one in np.exp(np.atleast_2d(log_constants)).tolist()
+        ]
+        rows = [[rates_of(*style, constants=one) for style in self.distinct] for one in sets]
         rates = Rates(
             **{
-                f.name: np.array([getattr(r, f.name) for r in rows])[self.which]
+                f.name: np.array([[getattr(r, f.name) for r in row] for row in rows])[:, self.which]
                 for f in fields(Rates)
             }
         )
-        return np.asarray(step_time(self.work, rates).total_s)
+        predicted = np.asarray(step_time(self.work, rates).total_s)
+        return predicted if log_constants.ndim == 2 else predicted[0]
 
     def solve(self, keep: NDArray[np.bool_], start: Array | None = None) -> Array:
         """Logarithms of the constants that fit the runs of `keep` best."""
@@ -70,11 +69,18 @@ class Fit:
         def residuals(x: Array) -> Array:
             errors = np.log(self.predict(x) / self.measured) / 0.06
             errors = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
-            return np.concatenate([(errors * self.weights)[keep], (x - self.prior) / self.sigma])
+            weighted = (errors * self.weights)[..., keep]
+            return np.concatenate([weighted, (x - self.prior) / self.sigma], axis=-1)
+
+        def slopes(x: Array) -> Array:
+            """Differences of all constants at once: a pipeline is played for many costs as fast
+            as for few."""
+            moved = residuals(np.vstack([x, x + STEP * np.eye(len(x))]))
+            return np.asarray((moved[1:] - moved[0]).T / STEP)
 
         first = self.prior if start is None else start
         rounds = 30 if start is None else 12
-        optimum = least_squares(residuals, first, max_nfev=rounds, ftol=1e-4, xtol=1e-4)
+        optimum = least_squares(residuals, first, slopes, max_nfev=rounds, ftol=1e-4, xtol=1e-4)
         return np.asarray(optimum.x)
 
     def left_out(

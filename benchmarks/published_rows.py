@@ -5,6 +5,7 @@ What a source's software does and what its empty cells mean stands in `published
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -253,7 +254,7 @@ def _layout(row: Row, arch: Arch) -> Layout:
         share = 3 * (float(hardware.group(1)) / (100 if hardware.group(2) else 1) / model - 1)
         if share > 0.05:  # the source counts whole layers run again
             recompute, recompute_share = "full", min(1.0, share)
-    interleave = _int(row, "vpp") or 1
+    schedule, interleave = _schedule(row, arch, pp)
     return Layout(
         global_batch=batch,
         microbatch=micro,
@@ -264,7 +265,7 @@ def _layout(row: Row, arch: Arch) -> Layout:
         ep=min(ep, tp * cp * dp),
         pp=pp,
         zero=zero,
-        schedule="zero_bubble" if re.search("zero-bubble|zbb|ZBV|V-", row["schedule"]) else "1f1b",
+        schedule=schedule if pp > 1 else "1f1b",
         interleave=interleave if pp > 1 else 1,
         recompute=cast(Recompute, recompute),
         recompute_share=recompute_share,
@@ -273,6 +274,37 @@ def _layout(row: Row, arch: Arch) -> Layout:
         offload_optimizer="offload" in zero_text,
         etp=_etp(row, tp, ep),
     )
+
+
+SCHEDULES = {
+    r"zb-?1p|zb-?h1|zbb|zero.?bubble": "zb-h1",
+    r"zb-?2p|zb-?h2": "zb-h2",
+    r"zb-?v": "zb-v",
+    r"dualpipe-?v": "dualpipe-v",
+    r"gpipe|afab|all.forward": "gpipe",
+    r"breadth|looped.?bfs": "breadth-first",
+}
+"""What sources write -> the schedule; all else is 1F1B, interleaved where there are chunks."""
+UNPLAYED = r"v-?half|v-?min|dualpipe(?!-?v)"
+"""Schedules that cannot be played."""
+
+
+def _schedule(row: Row, arch: Arch, pp: int) -> tuple[str, int]:
+    """(schedule, interleave) of a row."""
+    text, interleave = row["schedule"], _int(row, "vpp") or 1
+    if pp > 1 and re.search(UNPLAYED, text, re.I):
+        raise Unpriceable(f"schedule {text} cannot be played")
+    name = next((v for k, v in SCHEDULES.items() if re.search(k, text, re.I)), None)
+    if name in ("zb-v", "dualpipe-v", "gpipe", "zb-h2"):
+        return name, 1
+    if name == "zb-h1" and interleave > 1:
+        return "zb-interleaved", interleave
+    chunk = re.search(r"(\d+) layers? per chunk", row["notes"])
+    if interleave == 1 and re.search(r"interleaved|1F1B-I", text) and chunk:
+        interleave = max(1, math.ceil(arch.layers / int(chunk.group(1)) / pp))
+    if name:
+        return name, interleave
+    return ("interleaved-1f1b" if interleave > 1 else "1f1b"), interleave
 
 
 def _modules(text: str) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ has lost to this process, context and communication library included.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
 
 from autopar.cost_models.bands import memory_band
@@ -52,7 +51,8 @@ class Footprint:
     """Freed, but kept by the allocator; 0 where only allocated bytes count."""
     outside: float
     """The device's context and the communication library; 0 where only the allocator's count."""
-    stage: int
+    rank: int
+    """Of the pipeline."""
     moment: str
     """When the peak is reached."""
 
@@ -80,32 +80,37 @@ class Footprint:
         return [
             (f.name, getattr(self, f.name))
             for f in fields(self)
-            if f.name not in ("stage", "moment")
+            if f.name not in ("rank", "moment")
         ]
 
 
 def footprint(arch: Arch, layout: Layout, software: Software, precision: str = "bf16") -> Footprint:
-    """The footprint of the fullest pipeline stage; `precision` is what matrix products read."""
-    ends = {0, layout.pp - 1}
-    stages = [stage_footprint(arch, layout, software, stage, precision) for stage in ends]
-    return max(stages, key=lambda f: (f.total, -f.stage))
+    """The footprint of the fullest pipeline rank; `precision` is what matrix products read."""
+    pipeline = layout.pipeline(arch.layers)
+    held, layers = pipeline.held_layers(), pipeline.rank_layers()
+    ends = pipeline.end_ranks()
+    # Of ranks without embedding and head only those can be fullest that hold most of something.
+    between = [rank for rank in range(layout.pp) if rank not in ends]
+    most = {max(between, key=of.__getitem__) for of in (held, layers) if between}
+    ranks = [rank_footprint(arch, layout, software, rank, precision) for rank in {*ends, *most}]
+    return max(ranks, key=lambda f: (f.total, -f.rank))
 
 
-def stage_footprint(
-    arch: Arch, layout: Layout, software: Software, stage: int, precision: str = "bf16"
+def rank_footprint(
+    arch: Arch, layout: Layout, software: Software, rank: int, precision: str = "bf16"
 ) -> Footprint:
-    """The footprint of one stage; the first holds most microbatches, the last the loss."""
+    """The footprint of one rank, with the layers in flight that its schedule gives it."""
     x = layout
-    last = stage == x.pp - 1
-    layers = arch.layers / x.pp if x.pp == 1 else math.ceil(arch.layers / x.pp)
-    if last and x.pp > 1 and arch.layers % x.pp:
-        layers -= 1
-    share = _moe_share(arch, layers, stage, x.pp)
+    pipeline = x.pipeline(arch.layers)
+    first, last = pipeline.end_ranks()
+    has_head = rank == last
+    layers = pipeline.rank_layers()[rank]
+    share = _moe_share(arch, layers, rank, x.pp)
     outside, routed = arch.mean_parameters(share)
     ends = (
-        arch.embedding_parameters * (stage == 0)
-        + (arch.head_parameters + (arch.embedding_parameters if arch.tied and x.pp > 1 else 0))
-        * last
+        arch.embedding_parameters * (rank == first)
+        + (arch.head_parameters + (arch.embedding_parameters if arch.tied and first != last else 0))
+        * has_head
     )
     dense = (outside * layers + ends) / x.tp
     expert = routed * layers / x.expert_ranks
@@ -114,9 +119,9 @@ def stage_footprint(
 
     saved = saved_bytes(arch, x, software, share, precision)
     whole = saved_bytes(arch, replace(x, recompute="none"), software, share, precision)
-    activations = saved * layers * in_flight(x, stage)
+    activations = saved * pipeline.held_layers()[rank]
     tokens = x.microbatch * arch.seq / x.cp
-    logits = tokens * arch.vocab / x.tp * LOGIT_BYTES[software.loss] * last
+    logits = tokens * arch.vocab / x.tp * LOGIT_BYTES[software.loss] * has_head
     again = whole - saved if x.recompute != "none" else 0.0
     element = stream_bytes(precision)
     grad_working = arch.ffn * (2 if arch.gated else 1) / x.tp + 4 * arch.hidden
@@ -142,7 +147,7 @@ def stage_footprint(
         groups = sum(size > 1 for size in (x.tp, x.pp, x.cp, x.ep, x.etp, x.dp))
         beyond = constant("context_bytes") + groups * constant("communicator_bytes")
     held = (*states, activations, working, gathered, workspace, reserve, beyond)
-    return Footprint(*held, stage, moment)
+    return Footprint(*held, rank, moment)
 
 
 def _states(
@@ -171,19 +176,6 @@ def _states(
         parameters, optimizer = 2 * held, 0.0
         gradients /= 2
     return parameters, gradients, optimizer
-
-
-def in_flight(layout: Layout, stage: int) -> float:
-    """Microbatches whose activations stage `stage` holds at its peak, in whole stages."""
-    x = layout
-    if x.pp == 1:
-        return 1.0
-    if x.schedule == "gpipe":
-        return float(x.microbatches)
-    if x.interleave > 1:
-        chunks = (x.interleave - 1) * x.pp + 2 * (x.pp - stage) - 1
-        return min(chunks / x.interleave, float(x.microbatches))
-    return float(min(x.pp - stage, x.microbatches))
 
 
 def _moe_share(arch: Arch, layers: float, stage: int, pp: int) -> float:

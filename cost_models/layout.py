@@ -14,16 +14,18 @@ from dataclasses import dataclass, fields
 from typing import Literal, cast
 
 from autopar.cost_models.family import Arch
+from autopar.cost_models.pipeline_time import Pipeline
 from autopar.nouns.errors import UserError, did_you_mean
+from autopar.pipeline.actions import ScheduleError
+from autopar.pipeline.schedules.table import SCHEDULES, kind_of
 
 Recompute = Literal["none", "selective", "full"]
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 
 DEGREES = ("dp_replicate", "dp_shard", "tp", "cp", "ep", "pp")
 _COUNTS = (*DEGREES, "etp", "microbatch", "microbatches", "interleave", "zero", "global_batch")
 _WORDS: dict[str, tuple[str, ...]] = {
     "recompute": ("none", "selective", "full"),
-    "schedule": ("gpipe", "1f1b", "interleaved", "zero_bubble"),
+    "schedule": tuple(SCHEDULES),
     "sequence_parallel": ("on", "off"),
     "uneven": ("on", "off"),
 }
@@ -51,9 +53,10 @@ class Layout:
     pp: int = 1
     zero: int = 1
     """State sharded over dp_shard: 0 nothing, 1 optimizer, 2 and gradients, 3 and parameters."""
-    schedule: Schedule = "1f1b"
+    schedule: str = "1f1b"
+    """By its name in `autopar.pipeline.schedules.table`."""
     interleave: int = 1
-    """Pipeline stages per rank (virtual stages)."""
+    """Pipeline stages per rank (virtual stages); half of them for schedules in waves."""
     recompute: Recompute = "none"
     recompute_share: float = 1.0
     """Share of the layers that `recompute` applies to."""
@@ -65,7 +68,7 @@ class Layout:
     """Ranks that split each expert's matrices; 0: tp, less what ep takes of it (Megatron-Core's
     default, folded where ep and tp together are more than there are ranks)."""
     uneven: bool = False
-    """Stages may differ by a layer; the last has one less where the layers do not divide."""
+    """Stages may differ by a layer: the last, then the first, have one less."""
 
     @property
     def expert_tp(self) -> int:
@@ -93,6 +96,10 @@ class Layout:
     def microbatches(self) -> int:
         """Microbatches of one step through one pipeline."""
         return max(1, round(self.global_batch / (self.dp * self.microbatch)))
+
+    def pipeline(self, layers: int) -> Pipeline:
+        """How ``layers`` pass through the pipeline."""
+        return Pipeline(self.schedule, self.pp, self.interleave, self.microbatches, layers)
 
     def __str__(self) -> str:
         """The text form that `--fix` reads back."""
@@ -212,13 +219,13 @@ def layout_from_fix(
                 f" x microbatch {given.get('microbatch', '(a whole number)')}"
             )
         microbatch = implied
-    default_schedule = "interleaved" if interleave > 1 else "1f1b"
+    default_schedule = "interleaved-1f1b" if interleave > 1 else "1f1b"
     return Layout(
         global_batch=int(batch),
         microbatch=microbatch,
         zero=int(given.get("zero", usual_zero)),
         interleave=interleave,
-        schedule=cast(Schedule, given.get("schedule", default_schedule)),
+        schedule=str(given.get("schedule", default_schedule)),
         recompute=cast(Recompute, given.get("recompute", "none")),
         sequence_parallel=given.get("sequence_parallel", "on") == "on",
         dp_replicate=number["dp_replicate"],
@@ -256,24 +263,18 @@ def illegal(arch: Arch, layout: Layout, device_count: int) -> list[str]:
             broken.append(f"tp {x.tp} does not divide {what} {size}")
     if arch.latent is None and arch.kv_heads % x.tp and x.tp % arch.kv_heads:
         broken.append(f"tp {x.tp} and kv_heads {arch.kv_heads}: neither divides the other")
-    stages = x.pp * x.interleave
+    stages = x.pipeline(arch.layers).stages
     least = arch.layers // stages
     can_be = arch.layers + 2 >= stages  # the embedding and the head may be stages of their own
     if arch.layers % stages and not x.uneven:
         way = f" (add uneven=on for stages of {least} and {least + 1})" if can_be else ""
-        broken.append(
-            f"pp {x.pp} x interleave {x.interleave} = {stages} stages do not divide "
-            f"{arch.layers} layers{way}"
-        )
+        broken.append(f"{_stages(x)} = {stages} stages do not divide {arch.layers} layers{way}")
     elif not can_be:
         broken.append(
-            f"pp {x.pp} x interleave {x.interleave} = {stages} stages for {arch.layers} layers: "
-            "some would have none"
+            f"{_stages(x)} = {stages} stages for {arch.layers} layers: some would have none"
         )
     if x.interleave > 1 and x.pp == 1:
         broken.append(f"interleave {x.interleave} needs pp > 1")
-    if x.interleave > 1 and x.schedule in ("gpipe", "1f1b"):
-        broken.append(f"interleave {x.interleave} needs schedule=interleaved or zero_bubble")
     if x.global_batch % (x.dp * x.microbatch):
         each = x.dp * x.microbatch
         less = x.global_batch // each * each
@@ -282,10 +283,11 @@ def illegal(arch: Arch, layout: Layout, device_count: int) -> list[str]:
             f"dp {x.dp} x microbatch {x.microbatch} = {each} does not divide the global batch "
             f"{x.global_batch}; give --global-batch {near}, or fewer data ranks"
         )
-    elif x.interleave > 1 and x.schedule == "interleaved" and x.microbatches % x.pp:
-        broken.append(
-            f"interleaved schedule: {x.microbatches} microbatches are no multiple of pp {x.pp}"
-        )
+    elif x.pp > 1:
+        try:
+            kind_of(x.schedule, x.pp, x.microbatches, x.interleave)
+        except ScheduleError as error:
+            broken.append(str(error))
     if x.cp > 1 and arch.seq % (2 * x.cp):
         broken.append(f"2 x cp {x.cp} chunks do not divide the sequence {arch.seq}")
     if x.tp > 1 and x.sequence_parallel and (arch.seq // x.cp) % x.tp:
@@ -315,3 +317,9 @@ def illegal(arch: Arch, layout: Layout, device_count: int) -> list[str]:
     if x.zero == 3 and x.pp > 1 and x.microbatches > 1 and x.schedule == "gpipe":
         broken.append("zero 3 under gpipe would gather every parameter for every microbatch twice")
     return broken
+
+
+def _stages(x: Layout) -> str:
+    """What multiplies to the number of stages."""
+    waves = SCHEDULES[x.schedule].stages
+    return f"pp {x.pp} x interleave {x.interleave}" + (f" x {waves}" if waves > 1 else "")

@@ -48,9 +48,18 @@ class LayoutCollectives:
         group = AxisGroup(self.layout.cp, self.layout.tp)
         return (self.layout.cp - 1) * self.over("p2p", kv_bytes, group)
 
-    def pipeline(self, size_bytes: float) -> float:
+    def pipeline(self, size_bytes: float) -> tuple[float, float]:
+        """A send to the next pipeline rank: over the farthest hop, and over one to a neighbour."""
         x = self.layout
-        return self.over("p2p", size_bytes, AxisGroup(x.pp, self.inner * x.dp))
+        stride = self.inner * x.dp
+        far, near = (
+            self.over("p2p", size_bytes, AxisGroup(ranks, stride)) for ranks in (x.pp, min(2, x.pp))
+        )
+        return far, near
+
+    def neighbours(self) -> int:
+        """Pipeline ranks in a row that only near hops join."""
+        return max(1, self.cluster.levels[0].span // (self.inner * self.layout.dp))
 
     def sharded(self, kind: Kind, size_bytes: float) -> float:
         """Over dp_shard; context ranks hold the same parameters and share the work."""

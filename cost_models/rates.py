@@ -80,7 +80,6 @@ def rates_of(
     precision: str,
     software: Software,
     head_dim: int,
-    schedule: str = "1f1b",
     constants: Mapping[str, float] | None = None,
 ) -> Rates:
     """The rates at which `device` works under `software`, matrix products in `precision`."""
@@ -94,7 +93,7 @@ def rates_of(
     attention = attention_share(device, software.attention, head_dim, c)
     if software.attention_narrow and name in NARROW:
         attention *= c["attention_narrow"]
-    memory = c["memory_fused" if software.style == "compiled" else "memory_eager"]
+    memory = c["memory"]
     return Rates(
         matmul_flops_per_s=matmul * quick,
         head_flops_per_s=matmul * wide,
@@ -110,6 +109,7 @@ def rates_of(
         softmax_bytes_per_s=c["memory_softmax"] * device.memory_bandwidth_bytes_per_s,
         route_bytes_per_s=memory * c["route_passes"] * device.memory_bandwidth_bytes_per_s,
         thin_size=c["thin_size"],
+        expert_thin_size=c["expert_thin_size"],
         product_s=c["product_graph_s" if software.graphs else "product_s"],
         expert_s=c["expert_s"],
         host_layer_s=0.0 if software.graphs else c["host_layer_s"],
@@ -125,5 +125,4 @@ def rates_of(
         ep_wire=c["ep_wire"],
         straggle=c["straggle"],
         step_s=c["step_graph_s" if software.graphs else "step_s"],
-        bubble=c["bubble_zero"] if schedule == "zero_bubble" else 1.0,
     )

@@ -54,6 +54,9 @@ class Software:
     dp_overlap: bool = True
     ep_overlap: bool = False
     p2p_overlap: bool = True
+    steps_overlap: bool = False
+    """Pipeline ranks begin their next step without waiting for the others: what needs all ranks,
+    as the norm of gradients, is checked afterwards."""
     loss: Literal["eager", "fused", "chunked"] = "eager"
     """eager: logits, an fp32 copy, its softmax and gradients; fused: logits and their gradient;
     chunked: never all logits at once (Liger)."""

@@ -9,14 +9,18 @@ the collectives of tensor and sequence parallelism Korthikanti et al. 2022 (sect
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
 
 from autopar.cost_models.collectives import AxisGroup
 from autopar.cost_models.family import Arch
 from autopar.cost_models.layer_products import Products
 from autopar.cost_models.layout import Layout
 from autopar.cost_models.layout_collectives import LayoutCollectives
+from autopar.cost_models.pipeline_time import Pipeline
 from autopar.cost_models.precision import is_narrow, stream_bytes
 from autopar.cost_models.recompute import Traffic, run_again
 from autopar.cost_models.software import Software
@@ -50,14 +54,11 @@ KEY_TILE = 128
 class Work:
     """One rank's work. All sizes are after sharding."""
 
-    # layers of this rank's stages, and what the pipeline makes of them
+    pipeline: Pipeline | tuple[Pipeline, ...]
+    """Of many runs one each."""
     layers: float
+    """Layers of the rank that has most."""
     microbatches: float
-    pp: float
-    interleave: float
-    all_layers: float
-    head_relief: float
-    """Layers that the stage with the output head has less than the others."""
     # matrix products of one layer, forward: FLOPs, and FLOPs over the smallest dim of each product
     matmul_flops: float
     matmul_thin: float
@@ -92,6 +93,8 @@ class Work:
     """Parameters of this rank whose optimizer runs on the host."""
     gradient_bytes: float
     """Adding one layer's gradients to what earlier microbatches left, each microbatch."""
+    gradients_fused: float
+    """1 where the products of weights' gradients add to them themselves."""
     moe_share: float
     """Share of the layers that route tokens."""
     # collectives
@@ -100,7 +103,10 @@ class Work:
     cp_s: float
     ep_s: float
     p2p_s: float
-    """One activation to the next stage, each tensor rank sending its share (scatter-gather)."""
+    """One activation to the next stage, each tensor rank sending its share (scatter-gather), over
+    the farthest hop."""
+    p2p_near_s: float
+    """The same to a neighbour."""
     gather_layer_s: float
     """Gathering one layer's parameters (zero 3)."""
     scatter_layer_s: float
@@ -114,6 +120,16 @@ class Work:
     devices: float
     tokens: float
     """Tokens of the global batch."""
+
+
+def stacked(works: Sequence[Work]) -> Work:
+    """Many runs as one: every figure an array of them."""
+    names = [f.name for f in fields(Work) if f.name != "pipeline"]
+    columns: dict[str, Any] = {
+        name: np.array([getattr(work, name) for work in works], float) for name in names
+    }
+    pipelines = tuple(work.pipeline for work in works if isinstance(work.pipeline, Pipeline))
+    return Work(pipeline=pipelines, **columns)
 
 
 def work_of(
@@ -164,10 +180,16 @@ def work_of(
     if gathered > 1:
         ep_s += share * comm.experts(routed_bytes * gathered * software.imbalance)
 
+    far_s, near_s = comm.pipeline(hidden_bytes / x.tp)
     outside, routed = arch.layer_parameters
     outside_local, routed_local = outside / x.tp, routed / x.expert_ranks
     local = outside_local + routed_local
-    layers = float(math.ceil(arch.layers / x.pp))
+    pipeline = replace(
+        x.pipeline(arch.layers),
+        steps_overlap=software.steps_overlap,
+        neighbours=comm.neighbours(),
+    )
+    layers = float(max(pipeline.rank_layers()))
     rank_parameters = local * layers + arch.vocab * arch.hidden / x.tp
     gather_layer_s = 0.0
     gradient_bytes = max(wire, software.gradient_bytes or GRADIENT_BYTES[software.states])
@@ -189,12 +211,9 @@ def work_of(
             scatter_layer_s, reduce_s = reduce_s / layers, 0.0
     states = rank_parameters / (x.dp_shard * x.cp if split.optimizer else 1)
     return Work(
+        pipeline=pipeline,
         layers=layers,
         microbatches=x.microbatches,
-        pp=x.pp,
-        interleave=x.interleave,
-        all_layers=arch.layers,
-        head_relief=1.0 if arch.layers % x.pp else 0.0,
         matmul_flops=dense.flops,
         matmul_thin=dense.thin,
         products=dense.count,
@@ -221,11 +240,13 @@ def work_of(
         optimizer_bytes=0.0 if x.offload_optimizer else states * 34,
         offloaded_parameters=states if x.offload_optimizer else 0.0,
         gradient_bytes=local * 2 * gradient_bytes,
+        gradients_fused=float(software.states == "megatron"),
         moe_share=share,
         tp_s=tp_s,
         cp_s=cp_s,
         ep_s=ep_s,
-        p2p_s=comm.pipeline(hidden_bytes / x.tp),
+        p2p_s=far_s,
+        p2p_near_s=near_s,
         gather_layer_s=gather_layer_s,
         scatter_layer_s=scatter_layer_s,
         reduce_s=reduce_s,

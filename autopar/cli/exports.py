@@ -153,7 +153,7 @@ def of_layout(
         microbatches=x.microbatches,
         recompute=x.recompute,
         schedule=x.schedule if x.pp > 1 else "none",
-        interleave=x.interleave,
+        interleave=x.pipeline(arch.layers).stages_per_rank,
         sequence_parallel=x.sequence_parallel and x.tp > 1,
         precision=PRECISIONS[precision],
         optimizer="adamw" if workload is None else workload.optimizer,

@@ -2,8 +2,8 @@
 
 `autopar.pipeline.play` says when everything happens; a search asks only how long a step is, and of
 many cuts and layouts. What waits for what does not depend on costs: links take turns in the order
-in which their sender's list makes what goes over them. So all actions are put into levels, each
-behind what it needs, and a level is computed at once, for all ranks and all columns of costs. The
+in which their sender's list makes what goes over them. So all actions are put into one order, each
+behind what it needs, and played in it for many columns of costs (`autopar.pipeline.kernels`). The
 sums and maxima are those of `play`, number by number.
 """
 
@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.pipeline import kernels
 from autopar.pipeline.actions import KINDS, Action, Schedule
 from autopar.pipeline.check import check
 
@@ -23,6 +25,7 @@ Table = NDArray[np.float64]
 Places = NDArray[np.intp]
 Pair = tuple[int, int]
 
+PLACES = {kind: place for place, kind in enumerate(KINDS)}
 COSTS = len(KINDS) + 1
 """Costs of a stage: those of `KINDS`, and of its first forward."""
 
@@ -31,27 +34,13 @@ COSTS = len(KINDS) + 1
 class Times:
     """Seconds, one column a set of costs.
 
-    step_s: [columns] of the whole; busy_s: [ranks, columns] of compute.
+    step_s: [columns] of the whole; busy_s: [ranks, columns] of compute; active_s: [ranks, columns]
+    from a rank's first action to the end of its last.
     """
 
     step_s: Table
     busy_s: Table
-
-
-@dataclass(frozen=True, slots=True)
-class _Level:
-    """Actions that need nothing of one another, at most one a rank.
-
-    ``needs``: slots of what comes from other ranks, padded with slot 0, which is always there.
-    ``sends``: rounds of (which actions, links, pairs of stages, slots).
-    ``last``:  (which actions, stages) of last backwards.
-    """
-
-    ranks: Places
-    costs: Places
-    needs: Places
-    sends: tuple[tuple[Places, Places, Places, Places], ...]
-    last: tuple[Places, Places] | None
+    active_s: Table
 
 
 class Clock:
@@ -65,12 +54,14 @@ class Clock:
         self.ranks = schedule.ranks
         chained = [(min(a, b), max(a, b)) for route in schedule.routes for a, b in pairwise(route)]
         self.pairs: tuple[Pair, ...] = tuple(dict.fromkeys((*chained, *skips)))
-        self._levels, self._links, self._slots = _Levels(schedule, skips, self.pairs).made()
+        self._sends = _sends(schedule, skips, self.pairs)
+        self._links = int(self._sends.link.max(initial=-1)) + 1
+        self._actions = _Actions.of(schedule)
+        self._order = kernels.order(*self._actions, *self._sends, schedule.microbatches)
+        if len(self._order) < len(self._actions.stage):
+            check(schedule)  # says what waits for what
         self._count = np.zeros((len(schedule.lists), COSTS * len(self.ranks)))
-        first = first_forwards(schedule)
-        for rank, actions in enumerate(schedule.lists):
-            for action in actions:
-                self._count[rank, _cost(action, first)] += 1
+        np.add.at(self._count, (self._actions.rank, self._actions.cost), 1)
         self._reductions = _last_backwards(schedule)
         self._held: list[NDArray[np.intp]] | None = None
 
@@ -83,36 +74,116 @@ class Clock:
         """
         columns = actions_s.shape[-1]
         costs = actions_s.reshape(-1, columns)
-        free = np.zeros((len(self.schedule.lists), columns))
-        arrived = np.zeros((self._slots, columns))
-        links = np.zeros((self._links, columns))
-        ended = np.zeros((len(self.ranks), columns))
-        for level in self._levels:
-            start = free[level.ranks]
-            if level.needs.shape[1]:
-                start = np.maximum(start, arrived[level.needs].max(axis=1))
-            end = start + costs[level.costs]
-            free[level.ranks] = end
-            for which, link, pair, slot in level.sends:
-                at = np.maximum(end[which], links[link]) + sends_s[pair]
-                links[link] = at
-                arrived[slot] = at
-            if level.last is not None:
-                ended[level.last[1]] = end[level.last[0]]
-        step_s = free.max(axis=0)
+        free, begun, ended = kernels.times(
+            self._order,
+            *self._actions,
+            *self._sends,
+            np.ascontiguousarray(costs, dtype=np.float64),
+            np.ascontiguousarray(sends_s, dtype=np.float64),
+            self._links,
+            self.schedule.microbatches,
+        )
+        step_s, active_s = free.max(axis=0), free - begun
         for stages in self._reductions:
             data = np.zeros(columns)
             for stage in stages:
                 took = reduce_s[stage]
                 data = np.where(took > 0, np.maximum(ended[stage], data) + took, data)
             step_s = np.maximum(step_s, data)
-        return Times(step_s, self._count @ costs)
+        return Times(step_s, self._count @ costs, active_s)
 
     def peaks(self, saved: Table) -> Table:
         """[ranks, columns]: the most that ranks hold; ``saved`` [stages, columns] a microbatch."""
         if self._held is None:
             self._held = [_held(actions, len(self.ranks)) for actions in self.schedule.lists]
         return np.stack([(held @ saved).max(axis=0) for held in self._held])
+
+
+class _Actions(NamedTuple):
+    """All actions, those of one rank behind those of the one before it; arrays of equal length.
+
+    cost: place among the costs of all stages. pass_: 0 forward, 1 backward that sends, 2 weights.
+    """
+
+    rank: Places
+    stage: Places
+    pass_: Places
+    microbatch: Places
+    cost: Places
+
+    @staticmethod
+    def of(schedule: Schedule) -> _Actions:
+        lists = schedule.lists
+        stage, kind, microbatch = (
+            np.fromiter(column, dtype=np.intp)
+            for column in (
+                (action.stage for actions in lists for action in actions),
+                (PLACES[action.kind] for actions in lists for action in actions),
+                (action.microbatch for actions in lists for action in actions),
+            )
+        )
+        rank = np.repeat(np.arange(len(lists)), [len(actions) for actions in lists])
+        forward = kind == PLACES["F"]
+        own = np.flatnonzero(forward)
+        _, first = np.unique(stage[own], return_index=True)
+        cost = COSTS * stage + kind
+        cost[own[first]] += len(KINDS)  # the first forward of each stage
+        pass_ = np.where(forward, 0, np.where(kind == PLACES["W"], 2, 1))
+        return _Actions(rank, stage, pass_, microbatch, cost)
+
+
+class _Sends(NamedTuple):
+    """Who sends to whom, forward in the first ``stages`` entries of the starts, then backward.
+
+    needs_at: [2 stages + 1] where the entries of a stage begin in ``source``, the stages whose
+              forward (backward) it waits for, and ``arrives``, the wire, -1 on the own rank.
+    gives_at: the same in ``wire`` (a number), ``link`` (of two ranks), ``pair`` of what is sent.
+    """
+
+    needs_at: Places
+    source: Places
+    arrives: Places
+    gives_at: Places
+    wire: Places
+    link: Places
+    pair: Places
+
+
+def _sends(schedule: Schedule, skips: Sequence[Pair], pairs: Sequence[Pair]) -> _Sends:
+    ranks, stages = schedule.ranks, len(schedule.ranks)
+    number = {pair: i for i, pair in enumerate(pairs)}
+    before: list[list[int]] = [[] for _ in range(stages)]
+    behind: list[list[int]] = [[] for _ in range(stages)]
+    for stage in range(stages):
+        earlier, later = schedule.around[stage]
+        before[stage] += [earlier] if earlier is not None else []
+        behind[stage] += [later] if later is not None else []
+    for a, b in skips:
+        behind[a].append(b)
+        before[b].append(a)
+    wires: dict[tuple[int, int, int], int] = {}
+    links: dict[Pair, int] = {}
+    needs: list[list[tuple[int, ...]]] = []
+    gives: list[list[tuple[int, ...]]] = []
+    for way, (sources, targets) in enumerate(((before, behind), (behind, before))):
+        for stage in range(stages):
+            gives.append([])
+            for target in targets[stage]:
+                if ranks[target] != ranks[stage]:
+                    wire = wires.setdefault((way, stage, target), len(wires))
+                    link = links.setdefault((ranks[stage], ranks[target]), len(links))
+                    pair = number[min(stage, target), max(stage, target)]
+                    gives[-1].append((wire, link, pair))
+        for stage in range(stages):
+            needs.append([(s, wires.get((way, s, stage), -1)) for s in sources[stage]])
+    return _Sends(*_rows(needs, 2), *_rows(gives, 3))
+
+
+def _rows(entries: Sequence[Sequence[tuple[int, ...]]], width: int) -> list[Places]:
+    """Where each row begins, and the columns of all rows."""
+    starts = np.cumsum([0, *map(len, entries)]).astype(np.intp)
+    flat = [entry for row in entries for entry in row]
+    return [starts, *np.array(flat, dtype=np.intp).reshape(len(flat), width).T.copy()]
 
 
 def first_forwards(schedule: Schedule) -> frozenset[Action]:
@@ -123,12 +194,6 @@ def first_forwards(schedule: Schedule) -> frozenset[Action]:
             if action.kind == "F":
                 firsts.setdefault(action.stage, action)
     return frozenset(firsts.values())
-
-
-def _cost(action: Action, first: frozenset[Action]) -> int:
-    """Place among the costs of all stages."""
-    place = len(KINDS) if action.kind == "F" and action in first else KINDS.index(action.kind)
-    return COSTS * action.stage + place
 
 
 def _held(actions: Iterable[Action], stages: int) -> NDArray[np.intp]:
@@ -155,123 +220,3 @@ def _last_backwards(schedule: Schedule) -> list[list[int]]:
         last = {stage: i for i, (stage, kind, _) in enumerate(actions) if kind in "BW"}
         orders.append(sorted(last, key=lambda stage: last[stage]))
     return orders
-
-
-class _Levels:
-    """Puts the actions of all ranks into levels."""
-
-    def __init__(self, schedule: Schedule, skips: Sequence[Pair], pairs: Sequence[Pair]) -> None:
-        self.schedule = schedule
-        stages = len(schedule.ranks)
-        self.pair = {pair: i for i, pair in enumerate(pairs)}
-        self.before: list[list[int]] = [[] for _ in range(stages)]
-        self.behind: list[list[int]] = [[] for _ in range(stages)]
-        for stage in range(stages):
-            before, behind = schedule.around[stage]
-            self.before[stage] += [before] if before is not None else []
-            self.behind[stage] += [behind] if behind is not None else []
-        for a, b in skips:
-            self.behind[a].append(b)
-            self.before[b].append(a)
-        self.last = {
-            action
-            for actions in schedule.lists
-            for action in {a.stage: a for a in actions if a.kind in "BW"}.values()
-        }
-        self.first = first_forwards(schedule)
-        self.slot: dict[tuple[int, int, bool, int], int] = {}
-        self.link: dict[Pair, int] = {}
-
-    def made(self) -> tuple[list[_Level], int, int]:
-        """Levels, number of links, number of slots."""
-        lists = self.schedule.lists
-        many = self.schedule.microbatches
-        done = [-1] * (2 * len(self.schedule.ranks) * many)  # level of each F, then of each B or I
-        level_of = [0] * len(lists)
-        place = [0] * len(lists)
-        levels: list[list[tuple[int, Action]]] = []
-        waiting = list(range(len(lists)))
-        while waiting:
-            moved: dict[int, None] = {}
-            for rank in waiting:
-                actions = lists[rank]
-                start = place[rank]
-                while place[rank] < len(actions):
-                    action = actions[place[rank]]
-                    stage, kind, i = action
-                    level = level_of[rank]
-                    if kind != "W":
-                        forward = kind == "F"
-                        sources = self._sources(stage, forward)
-                        before = [done[(2 * s + forward) * many + i] for s in sources]
-                        if -1 in before:
-                            break
-                        for other in before:
-                            level = max(level, other + 1)
-                        done[(2 * stage + forward) * many + i] = level
-                    if level == len(levels):
-                        levels.append([])
-                    levels[level].append((rank, action))
-                    level_of[rank] = level + 1
-                    place[rank] += 1
-                if place[rank] > start:
-                    moved[rank] = None
-            if not moved:
-                check(self.schedule)  # says what waits for what
-                break
-            waiting = [r for r in range(len(lists)) if place[r] < len(lists[r])]
-        made = [self._level(level) for level in levels]
-        return made, len(self.link), len(self.slot) + 1
-
-    def _level(self, level: list[tuple[int, Action]]) -> _Level:
-        ranks = self.schedule.ranks
-        rounds: list[list[tuple[int, ...]]] = []
-        needs: list[list[int]] = []
-        ends: list[tuple[int, ...]] = []
-        for row, (rank, action) in enumerate(level):
-            stage, kind, i = action
-            needs.append([])
-            if action in self.last:
-                ends.append((row, stage))
-            if kind == "W":
-                continue
-            forward = kind == "F"
-            needs[-1] = [
-                self.slot[source, stage, forward, i]
-                for source in self._sources(stage, forward)
-                if ranks[source] != rank
-            ]
-            away = [t for t in self._sources(stage, not forward) if ranks[t] != rank]
-            for turn, target in enumerate(away):
-                link = self.link.setdefault((rank, ranks[target]), len(self.link))
-                slot = self.slot[stage, target, forward, i] = len(self.slot) + 1
-                pair = self.pair[min(stage, target), max(stage, target)]
-                if turn == len(rounds):
-                    rounds.append([])
-                rounds[turn].append((row, link, pair, slot))
-        width = max(map(len, needs))
-        sends = []
-        for entries in rounds:
-            rows, links, pairs, slots = _columns(entries)
-            sends.append((rows, links, pairs, slots))
-        last = None
-        if ends:
-            rows, stages = _columns(ends)
-            last = rows, stages
-        return _Level(
-            np.array([rank for rank, _ in level], dtype=np.intp),
-            np.array([_cost(action, self.first) for _, action in level], dtype=np.intp),
-            np.array([n + [0] * (width - len(n)) for n in needs], dtype=np.intp).reshape(
-                len(level), width
-            ),
-            tuple(sends),
-            last,
-        )
-
-    def _sources(self, stage: int, forward: bool) -> list[int]:
-        """Who sends to ``stage``: what it makes itself goes to those of the other direction."""
-        return self.before[stage] if forward else self.behind[stage]
-
-
-def _columns(entries: list[tuple[int, ...]]) -> list[Places]:
-    return [np.array(column, dtype=np.intp) for column in zip(*entries, strict=True)]

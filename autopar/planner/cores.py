@@ -16,7 +16,9 @@ from math import comb
 import numpy as np
 
 from autopar.cost_models.physics import check
+from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Memory, Stage
+from autopar.nouns.zero import ZERO
 from autopar.pipeline.actions import to_text
 from autopar.pipeline.cuts import Mask, NoCuts, cut
 from autopar.planner.candidates import Candidate, Layout
@@ -25,7 +27,8 @@ from autopar.planner.pricing.memory import overhead
 from autopar.planner.pricing.pipeline import CutModel, Figure, PipelinePrices, runs_of
 from autopar.planner.pricing.runs import Table
 from autopar.planner.pricing.sends import Ends, Order
-from autopar.planner.pricing.simulation import StageTime, StepTime
+from autopar.planner.pricing.simulation import StageTime, StepTime, stage_time
+from autopar.planner.pricing.state import StateSharding
 from autopar.planner.pricing.trials import Trial, figures_at, trials
 from autopar.planner.question import Answer, Question
 from autopar.planner.solved import Solved, state_of
@@ -68,10 +71,10 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """All of a model as one stage: bytes of its state, seconds of a microbatch."""
+    """All of a model as one stage under a layout: bytes of its state."""
 
+    state: StateSharding
     state_bytes: int
-    pass_s: float
 
 
 @dataclass(slots=True)
@@ -88,11 +91,24 @@ class Model:
     layouts: dict[tuple[int, str], list[Whole]] = field(default_factory=dict)
     """All of the model under each layout of state, by data ranks and recomputation."""
     _plain: dict[str, Table] = field(default_factory=dict)
+    _pass_s: dict[tuple[StateSharding, str], float] = field(default_factory=dict)
 
     @property
     def pass_s(self) -> float:
         """Forward and backward of one microbatch through all of the model."""
         return self.whole["none"].forward_s + self.whole["none"].backward_s
+
+    def least_pass_s(self, fitting: Sequence[Whole], recompute: str, cluster: Cluster) -> float:
+        """Forward and backward of one microbatch through all of the model, in the layout that moves
+        least state with it."""
+        whole = self.whole[recompute]
+        if any(not ZERO[one.state.zero].gradients for one in fitting):
+            return whole.forward_s + whole.backward_s  # moves none
+        for one in fitting:
+            if (one.state, recompute) not in self._pass_s:
+                time = stage_time(self.solved.summary, one.state, cluster, recompute)
+                self._pass_s[one.state, recompute] = time.forward_s + time.backward_s
+        return min(self._pass_s[one.state, recompute] for one in fitting)
 
     def plain(self, recompute: str) -> Table:
         """Figures of all runs without data traffic and optimizer: no layout takes less."""

@@ -11,8 +11,8 @@ from autopar.cost_models.footprint import Footprint, footprint
 from autopar.cost_models.layout import Layout, illegal, rarely_named
 from autopar.cost_models.rates import rates_of
 from autopar.cost_models.software import Software, default_software
-from autopar.cost_models.step_time import StepTime, step_time
-from autopar.cost_models.work import work_of
+from autopar.cost_models.step_time import Rates, StepTime, stacked_rates, step_time
+from autopar.cost_models.work import Work, stacked, work_of
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.style import Style
 
@@ -28,7 +28,7 @@ def time_of(
     arch: Arch, cluster: Cluster, layout: Layout, software: Software, precision: str
 ) -> StepTime:
     """Seconds of one legal layout, by part."""
-    rates = rates_of(cluster.device, precision, software, arch.dim, layout.schedule)
+    rates = rates_of(cluster.device, precision, software, arch.dim)
     return step_time(work_of(arch, layout, cluster, software, precision), rates)
 
 
@@ -60,7 +60,7 @@ def _variants(arch: Arch, count: int, layout: Layout) -> Iterator[Layout]:
                     recompute=recompute,
                     zero=zero,
                     interleave=interleave,
-                    schedule="interleaved" if interleave > 1 else "1f1b",
+                    schedule="interleaved-1f1b" if interleave > 1 else "1f1b",
                 )
                 if not illegal(arch, one, count):
                     yield one
@@ -108,14 +108,21 @@ def fitting(
     software: Software | None = None,
 ) -> list[tuple[float, float, Layout]]:
     """Of legal layouts the `keep` fastest that fit, as `sweep` gives them."""
-    fits = []
+    fits: list[tuple[float, Layout]] = []
+    works: list[Work] = []
+    rates: list[Rates] = []
     for layout in candidates:
         held = software or software_for(cluster, layout, style)
         peak = memory_of(arch, layout, held, precision).total
         if peak <= cluster.memory_bytes:
-            seconds = float(time_of(arch, cluster, layout, held, precision).total_s)
-            fits.append((seconds, peak, layout))
-    return sorted(fits, key=_least_split)[:keep]
+            fits.append((peak, layout))
+            works.append(work_of(arch, layout, cluster, held, precision))
+            rates.append(rates_of(cluster.device, precision, held, arch.dim))
+    if not fits:
+        return []
+    seconds = step_time(stacked(works), stacked_rates(rates)).total_s.tolist()
+    rows = [(time_s, peak, layout) for time_s, (peak, layout) in zip(seconds, fits, strict=True)]
+    return sorted(rows, key=_least_split)[:keep]
 
 
 def _least_split(row: tuple[float, float, Layout]) -> tuple[float, int, float]:

@@ -236,13 +236,14 @@ class Pipelines:
         life = model.solved.summary.lives[core.recompute]
         share, process = overhead(model.solved.summary.packages, question.cluster.device)
         saved = min(m, pp) * life.saved / pp + life.peak - life.saved
-        least, work_s = float("inf"), float("inf")
-        for whole in self._wholes(core, model):
-            needed = (1 + share) * (whole.state_bytes / pp + saved) + process
-            least = min(least, needed)
-            if needed <= SPARE * question.cluster.device.memory_bytes:
-                work_s = min(work_s, m * whole.pass_s / pp)
-        return least, work_s
+        wholes = self._wholes(core, model)
+        needed = [(1 + share) * (whole.state_bytes / pp + saved) + process for whole in wholes]
+        room = SPARE * question.cluster.device.memory_bytes
+        fitting = [whole for whole, size in zip(wholes, needed, strict=True) if size <= room]
+        if not fitting:
+            return min(needed, default=float("inf")), float("inf")
+        pass_s = model.least_pass_s(fitting, core.recompute, question.cluster)
+        return min(needed), m * pass_s / pp
 
     def _wholes(self, core: Core, model: Model) -> list[Whole]:
         """All of the model under each layout of state."""
@@ -256,10 +257,7 @@ class Pipelines:
                     state = state_of(question, layout, candidate)
                     held = stage_bytes(summary, state, core.recompute)
                     size = held.parameters + held.gradients + held.optimizer
-                    time = model.whole[core.recompute]
-                    if layout.zero > 1:  # moves state with each microbatch
-                        time = stage_time(summary, state, question.cluster, core.recompute)
-                    model.layouts[key].append(Whole(size, time.forward_s + time.backward_s))
+                    model.layouts[key].append(Whole(state, size))
         return model.layouts[key]
 
     @property

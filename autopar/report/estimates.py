@@ -33,7 +33,7 @@ def render(estimate: Estimate) -> str:
     low, high = estimate.memory.band
     lines += [
         "",
-        f"peak memory of stage {estimate.memory.stage} at {estimate.memory.moment}",
+        f"peak memory of rank {estimate.memory.rank} at {estimate.memory.moment}",
     ]
     for name, size in estimate.memory.parts():
         lines.append(f"  {name:16s} {size / gib:10.2f} GiB")
@@ -92,7 +92,7 @@ def to_object(estimate: Estimate) -> dict[str, Any]:
             "reserved": estimate.memory.reserved,
             "band": list(estimate.memory.band),
             "limit": estimate.memory_limit_bytes,
-            "stage": estimate.memory.stage,
+            "rank": estimate.memory.rank,
             "moment": estimate.memory.moment,
         },
         "fits": estimate.fits,

@@ -25,12 +25,12 @@ def explain_pipeline(priced: PricedPipeline) -> list[RenderableType]:
         "backward",
         "sends",
         "keeps",
+        "recompute",
         right=("stage", "rank", "units", "forward", "backward", "sends", "keeps"),
     )
     for stage, (first, end) in enumerate(priced.runs):
-        time = prices.time(first, end)
+        time = prices.at(stage).time(first, end)
         part = prices.model.part(first, end)
-        summary = prices.model.stage_summary(first, end)
         stages.add_row(
             str(stage),
             str(priced.schedule.ranks[stage]),
@@ -39,7 +39,8 @@ def explain_pipeline(priced: PricedPipeline) -> list[RenderableType]:
             duration(time.forward_s),
             duration(time.backward_s),
             duration(prices.send_s(part, part.gives) if part.gives else 0.0),
-            size(summary.lives[prices.recompute].saved),
+            size(prices.saved_bytes(stage, first, end)),
+            prices.at(stage).recompute,
         )
     ranks = table(
         "rank", "computes", "idle", "memory", right=("rank", "computes", "idle", "memory")
@@ -110,8 +111,9 @@ def pipeline_object(priced: PricedPipeline) -> dict[str, Any]:
                 "rank": priced.schedule.ranks[stage],
                 "first": priced.prices.model.units[first],
                 "units": end - first,
-                "forward_s": priced.prices.time(first, end).forward_s,
-                "backward_s": priced.prices.time(first, end).backward_s,
+                "recompute": priced.prices.at(stage).recompute,
+                "forward_s": priced.prices.at(stage).time(first, end).forward_s,
+                "backward_s": priced.prices.at(stage).time(first, end).backward_s,
             }
             for stage, (first, end) in enumerate(priced.runs)
         ],
@@ -129,8 +131,7 @@ def trace_of(priced: PricedPipeline) -> str:
     """The timeline for Perfetto."""
     from autopar.pipeline.trace import chrome_trace
 
-    recompute = priced.prices.recompute
-    saved = [priced.prices.model.stage_summary(*run).lives[recompute].saved for run in priced.runs]
+    saved = [priced.prices.saved_bytes(stage, *run) for stage, run in enumerate(priced.runs)]
     memories = priced.prices.memory(priced.runs, priced.schedule)
     state = [m.parameters + m.gradients + m.optimizer for m in memories]
     return chrome_trace(

@@ -21,7 +21,7 @@ ALLOWED = {
     "rules": {"nouns"},
     "lowering": {"nouns", "rules", "pipeline"},
     "emit": {"nouns", "rules", "pipeline", "lowering"},
-    "cost_models": {"nouns", "rules"},
+    "cost_models": {"nouns", "rules", "pipeline"},
     "files": {"nouns", "cost_models"},
     "searchers": {"nouns"},
     "pipeline": {"nouns"},

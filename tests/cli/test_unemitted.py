@@ -72,7 +72,7 @@ where the time goes
  optimizer # s #%
  other # s #%
 
-peak memory of stage 0 at backward of a layer
+peak memory of rank 0 at backward of a layer
  parameters # GiB
  gradients # GiB
  optimizer # GiB

@@ -326,14 +326,17 @@ def test_bad_fixes_show_their_numbers(text: str, says: str) -> None:
         (Layout(64, dp_shard=8), "= 8, but the cluster has 64 devices"),
         (Layout(64, tp=64), "tp 64 does not divide ffn|neither divides|^$"),
         (
-            Layout(64, dp_shard=8, pp=8, interleave=3, schedule="interleaved"),
+            Layout(64, dp_shard=8, pp=8, interleave=3, schedule="interleaved-1f1b"),
             "24 stages do not divide",
         ),
         (Layout(63, dp_shard=64), "divide the global batch 63; give --global-batch 64, or"),
         (Layout(100, dp_shard=64), "give --global-batch 64 or 128, or fewer data ranks"),
         (Layout(64, dp_shard=64, ep=4), "without experts"),
-        (Layout(64, dp_shard=32, pp=2, interleave=2), "needs schedule=interleaved"),
-        (Layout(24, dp_shard=16, pp=4, interleave=2, schedule="interleaved"), "global batch 24"),
+        (Layout(64, dp_shard=32, pp=2, interleave=2), "schedule=1f1b has 1 stage a rank, not 2"),
+        (
+            Layout(24, dp_shard=16, pp=4, interleave=2, schedule="interleaved-1f1b"),
+            "global batch 24",
+        ),
     ],
 )
 def test_illegal_layouts_are_explained(layout: Layout, says: str) -> None:
@@ -456,7 +459,7 @@ def test_llama_3_405b_as_it_was_trained() -> None:
 
 @pytest.mark.parametrize("uneven", [False, True])
 def test_a_stage_without_a_layer_is_refused(uneven: bool) -> None:
-    layout = Layout(64, pp=64, interleave=2, schedule="interleaved", uneven=uneven)
+    layout = Layout(64, pp=64, interleave=2, schedule="interleaved-1f1b", uneven=uneven)
     broken = "; ".join(illegal(replace(LLAMA, layers=100), layout, 64))
     assert "64 x interleave 2 = 128 stages" in broken
     assert "add uneven=on" not in broken

@@ -117,7 +117,9 @@ def test_the_fit_recovers_constants() -> None:
     runs, _ = read_all(
         [
             row(id=str(i), seq_len=str(seq), global_batch=str(8 * batch), micro_batch=str(micro))
-            for i, (seq, batch, micro) in enumerate([(2048, 4, 1), (4096, 8, 2), (16384, 4, 1)])
+            for i, (seq, batch, micro) in enumerate(
+                [(2048, 4, 1), (4096, 8, 2), (16384, 4, 1), (8192, 8, 1), (8192, 16, 2)]
+            )
         ]
     )
     fit = Fit(runs)

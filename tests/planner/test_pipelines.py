@@ -17,6 +17,7 @@ from autopar.planner.fixed import Fixed, FixError
 from autopar.planner.pricing.bounds import pipeline_bounds, state_bytes
 from autopar.planner.pricing.pipeline import PricedPipeline, price_pipeline, runs_of
 from autopar.planner.pricing.prices import Prices
+from autopar.planner.pricing.sends import Order
 from autopar.planner.pricing.summary import summarise
 from autopar.planner.question import Answer, Question
 from autopar.planner.search import search_plan
@@ -133,8 +134,27 @@ def test_stages_that_differ_are_not_priced_as_if_they_did_not() -> None:
     of = asked({"pp": "2", "tp": "4", "microbatch": "2", "schedule": "1f1b"})
     best = search_plan(of).best
     first, second = best.stages
-    with pytest.raises(CutError, match="differ in spread, zero or recompute"):
-        priced(of, replace(best, stages=(first, replace(second, recompute="full"))))
+    with pytest.raises(CutError, match="differ in spread or zero"):
+        priced(of, replace(best, stages=(first, replace(second, zero=3))))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+def test_every_stage_recomputes_as_it_says(name: str) -> None:
+    """One stage of two that recomputes lies between none and both, in time and in memory."""
+    of = asked({"pp": "2", "tp": "4", "microbatch": "2", "schedule": name, "recompute": "none"})
+    best = search_plan(of).best
+    first, second = best.stages
+    full = [replace(stage, recompute="full") for stage in (first, second)]
+    none, mixed, both = (
+        priced(of, replace(best, stages=stages))
+        for stages in ((first, second), (full[0], second), (full[0], full[1]))
+    )
+    assert none.timeline.step_s < mixed.timeline.step_s < both.timeline.step_s
+    memories = [p.prices.memory(p.runs, p.schedule) for p in (none, mixed, both)]
+    assert memories[1] == [memories[2][0], memories[0][1]]
+    # Equal stages but for this: the time of the one is that of its own kind.
+    order = Order(mixed.schedule)
+    assert mixed.prices.clocked(mixed.runs, order)[0] == mixed.timeline.step_s
 
 
 def test_ranks_that_lack_a_part_of_the_model_are_told() -> None:

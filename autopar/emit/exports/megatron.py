@@ -20,7 +20,7 @@ from autopar.emit.exports.text import (
 NAME = "megatron"
 STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
 """``--data-parallel-sharding-strategy`` of Megatron-FSDP by ZeRO level."""
-SCHEDULES = ("none", "1f1b", "interleaved", "interleaved-1f1b")
+SCHEDULES = ("none", "1f1b", "interleaved-1f1b")
 
 
 def export(setup: Setup) -> Export:
@@ -146,7 +146,7 @@ def check(setup: Setup, target: str) -> None:
         raise refuse(
             target,
             f"schedule {setup.schedule}",
-            "it plays 1f1b and interleaved",
+            "it plays 1f1b and interleaved-1f1b",
             "Give schedule=1f1b, or export to torchtitan",
         )
     ranks = setup.tp * setup.cp * setup.dp

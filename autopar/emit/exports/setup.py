@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autopar.nouns.sharding import Sharding
+from autopar.pipeline.schedules.table import SCHEDULES
 
 DEGREES = ("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")
 
@@ -61,7 +62,7 @@ class Setup:
     zero:         what ``dp_shard`` splits: 0 nothing, 1 optimizer, 2 + gradients, 3 + parameters.
     microbatches: of one step, on every data rank.
     recompute:    none, selective (attention), compute (all but what collectives gave) or full.
-    schedule:     none, gpipe, 1f1b, interleaved or zero_bubble.
+    schedule:     none, or its name in `autopar.pipeline.schedules.table`.
     precision:    dtype of compute, ``float32`` and so on.
     training:     learning_rate, weight_decay, betas and eps as text; empty where only a layout is
                   known: then the optimizer and clipping stay the trainer's.
@@ -167,6 +168,7 @@ def fix_of(setup: Setup) -> dict[str, str]:
         choices["recompute"] = setup.recompute
     if setup.pp > 1:
         choices["schedule"] = setup.schedule
-        if setup.interleave > 1:
-            choices["interleave"] = str(setup.interleave)
+        interleave = setup.interleave // SCHEDULES[setup.schedule].stages
+        if interleave > 1:
+            choices["interleave"] = str(interleave)
     return choices

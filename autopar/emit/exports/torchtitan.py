@@ -30,15 +30,12 @@ MODELS = {
 SCHEDULES = {
     "1f1b": "1F1B",
     "gpipe": "GPipe",
-    "interleaved": "Interleaved1F1B",
-    "zero_bubble": "InterleavedZeroBubble",
     "interleaved-1f1b": "Interleaved1F1B",
     "breadth-first": "LoopedBFS",
     "zb-interleaved": "InterleavedZeroBubble",
     "zb-v": "ZBVZeroBubble",
     "dualpipe-v": "DualPipeV",
 }
-"""By the names of plans and of the transformer family."""
 CHECKPOINTING = {"none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"}
 
 
@@ -207,5 +204,5 @@ def _check_stages(setup: Setup) -> None:
             f"schedule {setup.schedule} with interleave {setup.interleave}",
             f"{SCHEDULES[setup.schedule]} takes "
             f"{'two or more stages' if many else 'one stage'} on a rank",
-            f"Give {'interleave=2' if many else 'schedule=interleaved'}",
+            f"Give {'interleave=2' if many else 'schedule=interleaved-1f1b'}",
         )

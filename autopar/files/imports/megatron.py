@@ -89,7 +89,7 @@ def read(text: str, name: str) -> Settings:
     notes: list[str] = []
     if pp > 1:
         stages = _interleave(given, pp, name)
-        choices["schedule"] = "interleaved" if stages > 1 else "1f1b"
+        choices["schedule"] = "interleaved-1f1b" if stages > 1 else "1f1b"
         if stages > 1:
             choices["interleave"] = str(stages)
     granularity = given.get("recompute-granularity")

@@ -50,13 +50,13 @@ NEWER = (
 SCHEDULES = {
     "1f1b": "1f1b",
     "gpipe": "gpipe",
-    "interleaved1f1b": "interleaved",
-    "loopedbfs": "interleaved",
-    "interleavedzerobubble": "zero_bubble",
-    "zbvzerobubble": "zero_bubble",
-    "dualpipev": "zero_bubble",
+    "interleaved1f1b": "interleaved-1f1b",
+    "loopedbfs": "breadth-first",
+    "interleavedzerobubble": "zb-interleaved",
+    "zbvzerobubble": "zb-v",
+    "dualpipev": "dualpipe-v",
 }
-"""torch's names -> the schedule that the transformer family prices."""
+"""torch's names -> ours."""
 
 
 def read(text: str, name: str) -> Settings:
@@ -142,11 +142,13 @@ def _pipeline(p: dict[str, Any], pp: int, name: str) -> dict[str, str]:
     if schedule is None:
         raise NotImported(
             f"{name}: pipeline_parallel_schedule {asked} has no price here; there are "
-            "1F1B, GPipe, Interleaved1F1B, InterleavedZeroBubble"
+            "1F1B, GPipe, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble and "
+            "DualPipeV"
         )
     parts = p.get("module_fqns_per_model_part")
     stages = parts if isinstance(parts, int) else len(parts) if parts else 0
-    interleave = stages // pp if stages else 2 if schedule in ("interleaved", "zero_bubble") else 1
+    one_or_v = schedule in ("1f1b", "gpipe", "zb-v", "dualpipe-v")
+    interleave = 1 if one_or_v else stages // pp if stages else 2
     choices = {"schedule": schedule}
     if interleave > 1:
         choices["interleave"] = str(interleave)

@@ -8,6 +8,8 @@ breadth-first     every stage takes all microbatches before the next one on its 
 
 from __future__ import annotations
 
+from itertools import chain
+
 from autopar.pipeline.actions import Action, ActionKind, Schedule, one_route
 
 
@@ -31,12 +33,15 @@ def _ranks(pp: int, v: int) -> tuple[int, ...]:
     return tuple(range(pp)) * v
 
 
-def turn(kind: ActionKind, k: int, rank: int, pp: int, v: int) -> Action:
-    """The ``k``-th forward or backward of a rank: p microbatches through each stage in turn."""
-    chunk = (k % (pp * v)) // pp
-    if kind != "F":
-        chunk = v - 1 - chunk
-    return Action(chunk * pp + rank, kind, k // (pp * v) * pp + k % pp)
+def turns(kind: ActionKind, rank: int, pp: int, microbatches: int, v: int) -> list[Action]:
+    """All forwards or backwards of a rank: p microbatches through each stage in turn."""
+    chunks = range(v) if kind == "F" else range(v - 1, -1, -1)
+    return [
+        Action(chunk * pp + rank, kind, i)
+        for first in range(0, microbatches, pp)
+        for chunk in chunks
+        for i in range(first, min(first + pp, microbatches))
+    ]
 
 
 def _turns(rank: int, pp: int, microbatches: int, v: int) -> tuple[Action, ...]:
@@ -44,8 +49,7 @@ def _turns(rank: int, pp: int, microbatches: int, v: int) -> tuple[Action, ...]:
     # One stage a rank needs no second round trip before its first backward.
     first = (pp - rank - 1) * (2 if v > 1 else 1) + (v - 1) * pp
     first = min(first, total)
-    actions = [turn("F", k, rank, pp, v) for k in range(first)]
-    for k in range(total - first):
-        actions += [turn("F", first + k, rank, pp, v), turn("B", k, rank, pp, v)]
-    actions += [turn("B", k, rank, pp, v) for k in range(total - first, total)]
-    return tuple(actions)
+    forwards = turns("F", rank, pp, microbatches, v)
+    backwards = turns("B", rank, pp, microbatches, v)
+    both = chain.from_iterable(zip(forwards[first:], backwards, strict=False))
+    return (*forwards[:first], *both, *backwards[total - first :])

@@ -18,7 +18,9 @@ from __future__ import annotations
 from collections import Counter, deque
 
 from autopar.pipeline.actions import Action, ActionKind, Lists, Schedule, one_route
-from autopar.pipeline.schedules.interleaved import turn
+from autopar.pipeline.schedules.interleaved import turns
+
+PASSES: tuple[ActionKind, ...] = ("F", "I", "W")
 
 
 def zb_h1(pp: int, microbatches: int, _: int = 1) -> Schedule:
@@ -38,18 +40,17 @@ def _put_off(name: str, pp: int, microbatches: int, v: int, times: int) -> Sched
     total = microbatches * v
     lists = []
     for rank in range(pp):
-
-        def action(kind: ActionKind, k: int, rank: int = rank) -> Action:
-            return turn(kind, k, rank, pp, v)
-
+        forwards, inputs, weights = (turns(kind, rank, pp, microbatches, v) for kind in PASSES)
         first = min((v - 1) * pp + times * (pp - 1 - rank), total)
         late = min(times * rank, total)
-        actions = [action("F", k) for k in range(first)]
+        actions = forwards[:first]
         for k in range(total):
-            actions += [action("F", first + k)] if first + k < total else []
-            actions.append(action("I", k))
-            actions += [action("W", k - late)] if k >= late else []
-        actions += [action("W", k) for k in range(total - late, total)]
+            if first + k < total:
+                actions.append(forwards[first + k])
+            actions.append(inputs[k])
+            if k >= late:
+                actions.append(weights[k - late])
+        actions += weights[total - late :]
         lists.append(tuple(actions))
     return one_route(name, tuple(range(pp)) * v, tuple(lists), microbatches)
 
@@ -100,9 +101,9 @@ class _Vee:
         self.actions: list[Action] = []
 
     def repeat(self, times: int, text: str) -> None:
+        words = [word.rpartition(" ") for word in text.split(", ")]
         for _ in range(times):
-            for word in text.split(", "):
-                stage, _, kind = word.rpartition(" ")
+            for stage, _, kind in words:
                 self._one(stage, kind)
 
     def ended(self) -> tuple[Action, ...]:

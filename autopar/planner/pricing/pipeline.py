@@ -142,6 +142,7 @@ class PipelinePrices:
     """`CutModel` under one layout of state: what its stages take and hold.
 
     pp: ranks of the pipeline; stages are as many devices apart as ``state.mesh`` has.
+    by_stage: of each stage the prices under its own recomputation; empty: all are as this one.
     """
 
     model: CutModel
@@ -149,10 +150,38 @@ class PipelinePrices:
     state: StateSharding
     recompute: str
     pp: int
+    by_stage: tuple[PipelinePrices, ...] = ()
     _times: dict[Signature, StageTime] = field(default_factory=dict)
     _figures: dict[Signature, tuple[float, ...]] = field(default_factory=dict)
     _value_s: dict[int, float] = field(default_factory=dict)
     _sends: Sends | None = None
+
+    def at(self, stage: int) -> PipelinePrices:
+        """The prices of one stage."""
+        return self.by_stage[stage] if self.by_stage else self
+
+    def recomputing(self, each: Sequence[str]) -> PipelinePrices:
+        """The same where every stage recomputes as ``each`` says."""
+        if set(each) == {self.recompute}:
+            return self
+        levels = {self.recompute: self}
+        for recompute in each:
+            if recompute not in levels:
+                levels[recompute] = PipelinePrices(
+                    self.model, self.cluster, self.state, recompute, self.pp
+                )
+        return PipelinePrices(
+            self.model,
+            self.cluster,
+            self.state,
+            self.recompute,
+            self.pp,
+            tuple(levels[recompute] for recompute in each),
+        )
+
+    def saved_bytes(self, stage: int, first: int, end: int) -> int:
+        """That a stage of these units keeps of one microbatch."""
+        return self.model.stage_summary(first, end).lives[self.at(stage).recompute].saved
 
     @property
     def splits_backward(self) -> bool:
@@ -186,7 +215,8 @@ class PipelinePrices:
 
     def play(self, runs: Sequence[tuple[int, int]], schedule: Schedule) -> Timeline:
         """``runs``: units of every stage of the schedule."""
-        times = [self.time(*run) for run in runs]
+        times = [self.at(stage).time(*run) for stage, run in enumerate(runs)]
+        splits = [self.at(stage).splits_backward for stage in range(len(runs))]
         part = schedule.part
         past, sends = self.sends.between([ends_of(runs, schedule)])
         stages = len(schedule.routes[0])
@@ -198,7 +228,7 @@ class PipelinePrices:
             time = times[action.stage]
             if action.kind == "F":
                 return time.forward_s + (time.first_s if action in first else 0.0)
-            weights_s = time.weights_s if self.splits_backward else 0.0
+            weights_s = time.weights_s if splits[action.stage] else 0.0
             if action.kind == "W":
                 return weights_s
             return time.backward_s - (weights_s if action.kind == "I" else 0.0)
@@ -240,7 +270,8 @@ class PipelinePrices:
 
     def clocked(self, runs: Sequence[tuple[int, int]], order: Order) -> tuple[float, list[float]]:
         """Seconds of the timeline and of each rank's compute, as `play` has them."""
-        figures = np.array([self.figures(*run) for run in runs]).T[..., None]
+        each = [self.at(stage).figures(*run) for stage, run in enumerate(runs)]
+        figures = np.array(each).T[..., None]
         skips, sends = self.sends.between([ends_of(runs, order.schedule)])
         _, times = clocked(order, figures, sends, skips)
         return float(times.step_s[0]), times.busy_s[:, 0].tolist()
@@ -250,7 +281,7 @@ class PipelinePrices:
 
     def memory(self, runs: Sequence[tuple[int, int]], schedule: Schedule) -> list[Memory]:
         """Of every rank."""
-        each = [self.bytes_of(*run) for run in runs]
+        each = [self.at(stage).bytes_of(*run) for stage, run in enumerate(runs)]
         peaks = held(schedule, lambda stage: each[stage].saved)
         own = [
             [stage for i, stage in enumerate(each) if schedule.ranks[i] == rank]
@@ -270,7 +301,7 @@ class PipelinePrices:
         ranks, the slowest optimizer, and what ranks wait for one another."""
         own: list[list[StageTime]] = [[] for _ in schedule.lists]
         for stage, run in enumerate(runs):
-            own[schedule.ranks[stage]].append(self.time(*run))
+            own[schedule.ranks[stage]].append(self.at(stage).time(*run))
         update_s = max(sum(time.update_s for time in times) for times in own)
         passes = schedule.microbatches / len(schedule.routes)
         busiest_s = max(busy_s)
@@ -341,9 +372,9 @@ def price_pipeline(
     """Prices the stages of ``plan`` on its own lowered graph. Raises `CutError`."""
     model = CutModel(lowered, summary, prices, plan.framework)
     first = plan.stages[0]
-    if len({(s.spread, s.zero, s.recompute) for s in plan.stages}) > 1:
+    if len({(s.spread, s.zero) for s in plan.stages}) > 1:
         raise CutError(
-            "its stages differ in spread, zero or recompute, and are priced with one of each so far"
+            "its stages differ in spread or zero, and are priced with one of each so far"
         )
     state = StateSharding(
         first.zero,
@@ -356,6 +387,7 @@ def price_pipeline(
     priced = PipelinePrices(model, cluster, state, first.recompute, len(plan.groups))
     several = len(plan.stages) > 1
     schedule = schedule_of(plan) if several else one_f_one_b(1, plan.microbatches, 1)
+    priced = priced.recomputing([plan.stages[part].recompute for part in schedule.part])
     places = {name: i for i, name in enumerate(model.units)}
     unknown = [s.first for s in plan.stages[1:] if s.first not in places]
     if unknown:

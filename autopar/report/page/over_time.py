@@ -77,10 +77,7 @@ def _pipeline(priced: PricedPipeline) -> Markup:
         drawn = sorted(spans, key=lambda s: s.start_s)[:MOST_SPANS]
         end_s = max(s.end_s for s in drawn)
         note += f" Drawn: the first {duration(end_s)}."
-    saved = [
-        priced.prices.model.stage_summary(*run).lives[priced.prices.recompute].saved
-        for run in priced.runs
-    ]
+    saved = [priced.prices.saved_bytes(stage, *run) for stage, run in enumerate(priced.runs)]
     curves = memory(priced.timeline, lambda stage: saved[stage], lambda stage: 0.0)
     held = priced.prices.memory(priced.runs, priced.schedule)
     limit = priced.prices.cluster.device.memory_bytes

@@ -33,7 +33,9 @@ def executed(text: str, name: str) -> Any:
     return module
 
 
-INTERLEAVED = layout(pp=2, cp=1, dp_shard=4, interleave=2, schedule="interleaved", microbatches=8)
+INTERLEAVED = layout(
+    pp=2, cp=1, dp_shard=4, interleave=2, schedule="interleaved-1f1b", microbatches=8
+)
 SELECTIVE = layout(
     pp=1,
     schedule="none",

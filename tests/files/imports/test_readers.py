@@ -63,14 +63,14 @@ fsdp_config: {fsdp_sharding_strategy: SHARD_GRAD_OP, fsdp_activation_checkpointi
         (
             "run.toml",
             TITAN_TOML,
-            "tp=8,pp=4,zero=2,microbatch=1,schedule=interleaved,interleave=2,recompute=selective",
+            "tp=8,pp=4,zero=2,microbatch=1,schedule=interleaved-1f1b,interleave=2,recompute=selective",
             None,
         ),
         ("run.py", TITAN_PY, "tp=2,cp=2,zero=3,microbatch=2,recompute=full", 64),
         (
             "run.sh",
             MEGATRON,
-            "tp=8,pp=4,zero=1,microbatch=2,schedule=interleaved,interleave=2,recompute=selective",
+            "tp=8,pp=4,zero=1,microbatch=2,schedule=interleaved-1f1b,interleave=2,recompute=selective",
             512,
         ),
         ("fsdp1.yaml", ACCELERATE_FSDP1, "zero=2,recompute=full", None),

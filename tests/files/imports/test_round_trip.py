@@ -34,7 +34,7 @@ def layouts(draw: st.DrawFn, target: str) -> Layout:
     zero = draw(st.sampled_from([0, 1, 2, 3]))
     pp = draw(POWERS) if target in ("torchtitan", "megatron") else 1
     interleave = draw(st.sampled_from([1, 2])) if pp > 1 else 1
-    schedules = ["interleaved", "zero_bubble"] if interleave > 1 else ["1f1b", "gpipe"]
+    schedules = ["interleaved-1f1b", "zb-interleaved"] if interleave > 1 else ["1f1b", "gpipe"]
     shard = 1 if zero == 0 else draw(st.sampled_from([2, 4]))
     replicate = 1 if target == "deepspeed" and zero else draw(POWERS)
     microbatch, microbatches = draw(POWERS), draw(st.sampled_from([4, 8]))

@@ -1,0 +1,136 @@
+"""The inner loops of `autopar.pipeline.clock`, compiled.
+
+Arguments are the arrays of `clock._Actions` and `clock._Sends`, one after the other.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+jit = numba.njit(cache=True, nogil=True)
+
+BLOCK = 8
+"""Columns that are played at once: as many as stay near the processor."""
+
+
+@jit
+def order(
+    rank,
+    stage,
+    pass_,
+    microbatch,
+    cost,
+    needs_at,
+    source,
+    arrives,
+    gives_at,
+    wire,
+    link,
+    pair,
+    microbatches,
+):
+    """Actions in an order in which each stands behind what it needs; fewer where lists wait for
+    one another."""
+    stages = (len(needs_at) - 1) // 2
+    ranks = rank[-1] + 1 if len(rank) else 0
+    begin = np.zeros(ranks + 1, np.intp)
+    for r in rank:
+        begin[r + 1] += 1
+    for r in range(ranks):
+        begin[r + 1] += begin[r]
+    place = begin.copy()
+    done = np.zeros((2 * stages, microbatches), np.bool_)
+    made = np.empty(len(rank), np.intp)
+    count = 0
+    moved = True
+    while moved:
+        moved = False
+        for r in range(ranks):
+            while place[r] < begin[r + 1]:
+                k = place[r]
+                if pass_[k] < 2:
+                    row = pass_[k] * stages + stage[k]
+                    ready = True
+                    for e in range(needs_at[row], needs_at[row + 1]):
+                        if not done[pass_[k] * stages + source[e], microbatch[k]]:
+                            ready = False
+                    if not ready:
+                        break
+                    done[row, microbatch[k]] = True
+                made[count] = k
+                count += 1
+                place[r] += 1
+                moved = True
+    return made[:count]
+
+
+@jit
+def times(
+    order,
+    rank,
+    stage,
+    pass_,
+    microbatch,
+    cost,
+    needs_at,
+    source,
+    arrives,
+    gives_at,
+    wire,
+    link,
+    pair,
+    costs,
+    sends,
+    links,
+    microbatches,
+):
+    """For [ranks, columns] when each rank ends and begins, for [stages, columns] the end of the
+    last action that is no forward and sends no more."""
+    stages = (len(needs_at) - 1) // 2
+    ranks = rank[-1] + 1 if len(rank) else 0
+    columns = costs.shape[1]
+    ends, begins = np.zeros((ranks, columns)), np.zeros((ranks, columns))
+    ended = np.zeros((stages, columns))
+    wires = wire.max() + 1 if len(wire) else 0
+    arrived = np.zeros((wires * microbatches, BLOCK))
+    free, busy = np.zeros((ranks, BLOCK)), np.zeros((links, BLOCK))
+    begun = np.zeros(ranks, np.bool_)
+    now = np.zeros(BLOCK)
+    for left in range(0, columns, BLOCK):
+        width = min(BLOCK, columns - left)
+        begun[:] = False
+        free[:] = 0.0
+        busy[:] = 0.0
+        for k in order:
+            r, i = rank[k], microbatch[k]
+            for c in range(width):
+                now[c] = free[r, c]
+            row = pass_[k] * stages + stage[k]
+            if pass_[k] < 2:
+                for e in range(needs_at[row], needs_at[row + 1]):
+                    if arrives[e] >= 0:
+                        place = arrives[e] * microbatches + i
+                        for c in range(width):
+                            now[c] = max(now[c], arrived[place, c])
+            if not begun[r]:
+                begun[r] = True
+                for c in range(width):
+                    begins[r, left + c] = now[c]
+            for c in range(width):
+                now[c] += costs[cost[k], left + c]
+                free[r, c] = now[c]
+            if pass_[k] < 2:
+                for e in range(gives_at[row], gives_at[row + 1]):
+                    line, place = link[e], wire[e] * microbatches + i
+                    for c in range(width):
+                        busy[line, c] = max(now[c], busy[line, c]) + sends[pair[e], left + c]
+                        arrived[place, c] = busy[line, c]
+            if pass_[k] > 0:  # the last one stays: W is behind its I
+                for c in range(width):
+                    ended[stage[k], left + c] = now[c]
+        for r in range(ranks):
+            for c in range(width):
+                ends[r, left + c] = free[r, c]
+    return ends, begins, ended
