@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from autopar.files import plan_folder
 from autopar.nouns.errors import UserError
 from autopar.runtime.jobs.machine import check_device
 
 
-class Trainer(Protocol):
-    """What trainers of both frameworks do."""
-
-    def step(self, batch: Any) -> Any:
-        """One optimizer step on the global batch; returns its loss."""
-
-    def save(self, folder: str | Path) -> None:
-        """Writes a checkpoint of the whole model, which any plan of it can load."""
-
-    def load(self, folder: str | Path) -> None:
-        """Goes on from a checkpoint."""
-
-
-def load(folder: str | PathLike[str], model: Any = None, device: str = "auto") -> Trainer:
-    """The trainer of the plan in ``folder`` (or of what `autopar.plan` gave), with the initial
-    weights of the original model.
+def load(
+    folder: str | PathLike[str],
+    model: Any = None,
+    device: str = "auto",
+    optimizer: Any = None,
+    groups: Sequence[Mapping[str, Any]] | None = None,
+) -> Any:
+    """The trainer (`autopar.runtime.pytorch.trainer`, or `autopar.runtime.jax.trainer`) of the plan
+    in ``folder``, or of what `autopar.plan` gave, with the initial weights of the original model.
 
     ``model`` takes the place of the one that the plan's file makes: an `nn.Module`, whose current
     weights are then the initial ones, a class or callable, or a `Workload`. It must be the model
-    that was planned.
+    that was planned. PyTorch: ``optimizer`` is one over that module's parameters, or a callable
+    that takes groups of them (``torch.optim.AdamW``); ``groups`` choose by name or predicate, as in
+    ``[{"params": "*.bias", "weight_decay": 0.0}, ...]``.
 
     PyTorch: called by every process of a torchrun job. JAX: called once, by a process that sees all
     devices. Raises `UserError` where plan, program, model or devices do not fit together.
@@ -42,7 +38,9 @@ def load(folder: str | PathLike[str], model: Any = None, device: str = "auto") -
     if plan_folder.read_plan(folder).framework == "jax":
         from autopar.runtime.jax import load as jax_load
 
+        if optimizer is not None or groups is not None:
+            raise UserError("load(optimizer=..., groups=...) is for PyTorch; JAX takes neither yet")
         return jax_load.load(folder, model=model)
     from autopar.runtime.pytorch import load as loading
 
-    return loading.load(folder, device, model=model)
+    return loading.load(folder, device, model=model, optimizer=optimizer, groups=groups)

@@ -16,7 +16,7 @@ def plan(
     model: Any = None,
     batch: Any = None,
     cluster: str | PathLike[str] | Cluster = "local",
-    fix: Mapping[str, Any] | Sequence[str] = (),
+    fix: str | Mapping[str, Any] | Sequence[str] = (),
     folder: str | PathLike[str] = "plan",
     *,
     searcher: str | None = None,
@@ -35,7 +35,7 @@ def plan(
               `Workload` or decorated class, or ``"model.py:Name"``. JAX: ``loss`` and ``init``.
     batch:    one *global* batch, as a dict of example tensors or a callable that makes it.
     cluster:  a file, ``"local"`` for this machine, or a `Cluster`.
-    fix:      what is decided already: ``{"tp": 2, "zero": 3}`` or ``["tp=2"]``.
+    fix:      what is decided already: ``{"tp": 2, "zero": 3}`` or ``"tp=2,zero=3"``.
     training: other fields of `Workload`: ``optimizer``, ``clip_norm``, ``precision``, ``seed`` ...
 
     Raises `UserError`, on every rank.
@@ -47,7 +47,9 @@ def plan(
     from autopar.script.workloads import given_workload
 
     target = Path(folder)
-    pairs = [f"{k}={v}" for k, v in fix.items()] if isinstance(fix, Mapping) else list(fix)
+    pairs = [fix] if isinstance(fix, str) else list(fix)
+    if isinstance(fix, Mapping):
+        pairs = [f"{name}={value}" for name, value in fix.items()]
 
     def make() -> Mapping[str, str]:
         check_output(target)

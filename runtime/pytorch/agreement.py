@@ -12,8 +12,18 @@ from autopar.nouns.errors import UserError
 Done = TypeVar("Done")
 
 
-def together(do: Callable[[], Done], alone: bool = False) -> Done:
-    """What ``do`` gives on this rank.
+def of_first(value: Done) -> Done:
+    """What the first rank has; a collective call."""
+    held = [value]
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.broadcast_object_list(held, src=0)
+    return held[0]
+
+
+def together(
+    do: Callable[[], Done], alone: bool = False, group: dist.ProcessGroup | None = None
+) -> Done:
+    """What ``do`` gives on this rank; ``group`` is all ranks again, where that is not the default.
 
     A `UserError` on any rank is raised on every one, that of the first such rank. A collective
     call, unless ``alone``: a rank that raised before the others would leave them waiting.
@@ -27,7 +37,7 @@ def together(do: Callable[[], Done], alone: bool = False) -> Done:
     except UserError as error:
         own = (type(error), str(error))
     every: list[tuple[type[UserError], str] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, own)
+    dist.all_gather_object(every, own, group=group)
     failed = [(rank, message) for rank, message in enumerate(every) if message is not None]
     if failed:
         rank, (kind, text) = failed[0]

@@ -95,16 +95,18 @@ class Comparison:
     extremes: torch.Tensor
     work: Any
 
-    def finish(self) -> None:
-        """Raises `BatchesDiffer` on every rank unless all have the same batch."""
+    def finish(self) -> bool:
+        """Whether any rank was ``asked``. Raises `BatchesDiffer` on every rank unless all have the
+        same batch."""
         self.work.wait()
-        largest, least = (int(n) for n in self.extremes)
+        largest, least, asked = (int(n) for n in self.extremes)
         if largest != -least:
             check_batches(self.batch)
             raise BatchesDiffer(
                 "the global batches of the ranks differ: every rank passes the same one, in the "
                 "same order of names"
             )
+        return bool(asked)
 
 
 def check_alike(batch: Batch) -> None:
@@ -114,13 +116,14 @@ def check_alike(batch: Batch) -> None:
         compare_batches(batch, elsewhere=True).finish()
 
 
-def compare_batches(batch: Batch, elsewhere: bool = False) -> Comparison:
-    """Starts to compare the global batches of all ranks, 16 bytes from each, see `Comparison`.
+def compare_batches(batch: Batch, elsewhere: bool = False, asked: bool = False) -> Comparison:
+    """Starts to compare the global batches of all ranks, 24 bytes from each, see `Comparison`;
+    ``asked`` is something that any rank lets all of them know.
 
     elsewhere: also entries that lie on an accelerator, whose reading waits for what it computes.
     """
     own = digest(batch, elsewhere)
-    extremes = torch.tensor([own, -own], dtype=torch.int64, device=meeting_place())
+    extremes = torch.tensor([own, -own, asked], dtype=torch.int64, device=meeting_place())
     with not_counted():
         work = dist.all_reduce(extremes, op=dist.ReduceOp.MAX, async_op=True)
     return Comparison(batch, extremes, work)

@@ -52,6 +52,7 @@ from autopar.runtime.checkpoint_folder import (
     read_manifest,
 )
 from autopar.runtime.pytorch.agreement import together
+from autopar.runtime.pytorch.optimizer_state import optimizer_state, set_steps
 from autopar.runtime.pytorch.parameters import Region, region_shape
 from autopar.runtime.pytorch.recording import named_tensors
 from autopar.runtime.save_target import Saving, not_written, place_for
@@ -151,30 +152,33 @@ def _read_items(metadata: Metadata, pieces: Pieces) -> list[ReadItem]:
     return items
 
 
-def write(folder: str | Path, pieces: Pieces) -> None:
+def write(folder: str | Path, pieces: Pieces, group: dist.ProcessGroup | None = None) -> None:
     """Writes ``folder`` whole or not at all; all ranks call it. Replaces an older checkpoint.
 
-    Raises `CheckpointError` on every rank where it cannot be written, or holds something else.
+    ``group``: all ranks again, for one that is written while they train. Raises `CheckpointError`
+    on every rank where it cannot be written, or holds something else.
     """
     target = Path(folder).absolute()
     alone = not dist.is_initialized()
     first = alone or dist.get_rank() == 0
     made: list[Saving] = []
     try:
-        together(lambda: made.append(Saving.of(target, "torch")) if first else None)
-        files = together(lambda: _write_pieces(target, pieces, alone))
+        together(lambda: made.append(Saving.of(target, "torch")) if first else None, group=group)
+        files = together(lambda: _write_pieces(target, pieces, alone, group), group=group)
         every: list[dict[str, File]] = [files]
         if not alone:
             every = [{}] * dist.get_world_size()
-            dist.all_gather_object(every, files)
+            dist.all_gather_object(every, files, group=group)
         whole = {name: file for part in every for name, file in part.items()}
-        together(lambda: made[0].finish(whole) if first else None)
+        together(lambda: made[0].finish(whole) if first else None, group=group)
     finally:
         for saving in made:
             saving.release()
 
 
-def _write_pieces(target: Path, pieces: Pieces, alone: bool) -> dict[str, File]:
+def _write_pieces(
+    target: Path, pieces: Pieces, alone: bool, group: dist.ProcessGroup | None
+) -> dict[str, File]:
     """Writes this rank's files; the digests of them, by name. Raises `CheckpointError`."""
     new = place_for(target)
     try:
@@ -184,6 +188,7 @@ def _write_pieces(target: Path, pieces: Pieces, alone: bool) -> dict[str, File]:
                 {name: piece.tensor for name, piece in pieces.items()},
                 storage_writer=FileSystemWriter(new),
                 planner=_Saver(pieces),
+                process_group=group,
                 no_dist=alone,
             )
         rank = 0 if alone else dist.get_rank()
@@ -200,7 +205,7 @@ def _cause(error: BaseException) -> Exception:
     return error if isinstance(error, Exception) else RuntimeError(str(error))
 
 
-Choose = Callable[[Collection[str]], Pieces]
+Choose = Callable[[Mapping[str, Any]], Pieces]
 
 
 def read(
@@ -213,7 +218,7 @@ def read(
     """Fills the tensors of ``pieces``; all ranks call it, or one of them ``alone``.
 
     ``unread``: tensors of model and optimizer that the checkpoint may hold besides. ``more``: what
-    else is read, given the names that there are. Returns the names that were read.
+    else is read, given what there is by name. Returns the names that were read.
 
     Raises `CheckpointError` on every rank before anything is overwritten, and `HalfLoaded` where
     the files change or cannot be read any more after that.
@@ -316,27 +321,6 @@ def contents(source: Path) -> dict[str, tuple[int, ...]]:
     """Global shape of every tensor in the checkpoint, by name. Raises `CheckpointError`."""
     stored = _opened(source)[1].state_dict_metadata
     return {n: tuple(s.size) for n, s in stored.items() if isinstance(s, TensorStorageMetadata)}
-
-
-def optimizer_state(
-    optimizer: torch.optim.Optimizer, leaf: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    """The optimizer's tensors shaped like ``leaf``, by name; zeros before the first step."""
-    names = {"AdamW": ("exp_avg", "exp_avg_sq"), "SGD": ()}[type(optimizer).__name__]
-    state = optimizer.state[leaf]
-    for name in names:
-        if name not in state:
-            state[name] = torch.zeros_like(leaf)
-    if names and "step" not in state:
-        fused = optimizer.param_groups[0].get("fused", False)
-        state["step"] = torch.zeros((), device=leaf.device if fused else None)
-    return {name: state[name] for name in names}
-
-
-def set_steps(optimizer: torch.optim.Optimizer, step: int) -> None:
-    for state in optimizer.state.values():
-        if "step" in state:
-            state["step"].fill_(step)
 
 
 def load_plain(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -105,6 +105,23 @@ class NormOver:
         axes = tuple(a for a in ranks.mesh.axes if any(a in o.axes for o in every))
         wide = any(o.dtype is torch.float64 for o in every)
         return NormOver(axes, torch.float64 if wide else torch.float32)
+
+
+def gradients_of(held: Iterable[Held]) -> dict[int, torch.Tensor]:
+    """Copies of what there is, by the id of its holder."""
+    return {id(h): h.leaf.grad.clone() for h in held if h.leaf.grad is not None}
+
+
+@torch.no_grad()
+def add_gradients(
+    held: Iterable[Held], before: Mapping[int, torch.Tensor], weight: float = 1.0
+) -> None:
+    """Gradients become ``weight`` times as large, and those of ``before`` are added."""
+    for h in held:
+        if h.leaf.grad is not None and weight != 1.0:
+            h.leaf.grad.mul_(weight)
+        if id(h) in before:
+            h.leaf.grad = before[id(h)] if h.leaf.grad is None else h.leaf.grad.add_(before[id(h)])
 
 
 def total_norm(held: Iterable[Held], ranks: Ranks, over: NormOver | None = None) -> torch.Tensor:

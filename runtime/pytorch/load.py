@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +27,9 @@ from autopar.nouns.workload import Workload
 from autopar.pipeline.of_plan import lists_of
 from autopar.runtime.given_model import workload_for
 from autopar.runtime.program_module import read_train, run_program
+from autopar.runtime.pytorch.groups import own_optimizer
 from autopar.runtime.pytorch.initialize import Target, initialize
+from autopar.runtime.pytorch.optimizer import of_groups as make_optimizer_of
 from autopar.runtime.pytorch.own_model import difference, start_from
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.trainer import Program, Trainer
@@ -40,7 +45,12 @@ class PlansDiffer(UserError):
 
 
 def load(
-    folder: str | Path, device: str = "auto", check_model: bool = True, model: Any = None
+    folder: str | Path,
+    device: str = "auto",
+    check_model: bool = True,
+    model: Any = None,
+    optimizer: Any = None,
+    groups: Sequence[Mapping[str, Any]] | None = None,
 ) -> Trainer:
     """The trainer of the plan in ``folder``, with the initial weights of the original model, or
     those that ``model`` has now where that is an `nn.Module`.
@@ -73,7 +83,13 @@ def load(
         Ranks(program.mesh, place),
         planned=plan_folder.read_batch(folder),
         folder=Path(folder),
+        optimizer=None
+        if optimizer is None and groups is None
+        else lambda held: own_optimizer(
+            held, optimizer or partial(make_optimizer_of, workload), groups, model
+        ),
     )
+    trainer.predicted = plan_folder.read_plan(folder).prediction
     if notes[0] is not None and trainer.ranks.rank == 0:
         print(
             f"autopar: the whole model was built in memory for its initial weights ({notes[0]})",
@@ -116,7 +132,17 @@ def start(device: str = "auto", timeout_s: float = TIMEOUT_S) -> torch.device:
     if not dist.is_initialized() and "RANK" in os.environ:
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        atexit.register(_end_groups)
     return place
+
+
+def _end_groups() -> None:
+    """Before the interpreter ends. A thread of gloo that lets go of the last collective's tensors
+    waits for the interpreter's lock, and one that gets it too late aborts the process ("terminate
+    called without an active exception"): so it is left to them for a moment."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    time.sleep(0.1)
 
 
 def leave() -> None:

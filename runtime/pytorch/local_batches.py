@@ -43,14 +43,16 @@ class LocalComparison:
     largest: torch.Tensor
     work: Any
 
-    def finish(self) -> None:
-        """Raises `BatchesDiffer` on every rank where the ranks of one data rank have different
-        samples, or ranks stand at different batches of their loaders."""
+    def finish(self) -> bool:
+        """Whether any rank was ``asked``. Raises `BatchesDiffer` on every rank where the ranks of
+        one data rank have different samples, or ranks stand at different batches of their loaders.
+        """
         self.work.wait()
-        most, least = self.largest.view(2, -1).tolist()
+        *pairs, asked = self.largest.tolist()
+        most, least = pairs[: len(pairs) // 2], pairs[len(pairs) // 2 :]
         bad = [i for i, (a, b) in enumerate(zip(most, least, strict=True)) if a != -b]
         if not bad:
-            return
+            return bool(asked)
         width = self.ranks.size(*self.ranks.data_axes)
         own = (self.ranks.index(*self.ranks.data_axes), self.batch.place, self.batch.rows)
         every = [own] * self.ranks.world
@@ -74,8 +76,8 @@ def _at(place: tuple[int, int]) -> str:
     return f"{place[1]} of epoch {place[0]}"
 
 
-def compare_local(batch: LocalBatch, ranks: Ranks, elsewhere: bool) -> LocalComparison:
-    """Starts to compare; ``elsewhere``: also what lies on an accelerator, see `compare_batches`."""
+def compare_local(batch: LocalBatch, ranks: Ranks, elsewhere: bool, asked: bool) -> LocalComparison:
+    """Starts to compare; ``elsewhere`` and ``asked`` as for `compare_batches`."""
     width = ranks.size(*ranks.data_axes)
     own = torch.full((2, width + 1), NONE, dtype=torch.int64)
     here = ranks.index(*ranks.data_axes)
@@ -84,7 +86,8 @@ def compare_local(batch: LocalBatch, ranks: Ranks, elsewhere: bool) -> LocalComp
     for row, sign in ((0, 1), (1, -1)):
         own[row, here] = sign * zlib.crc32(f"{text} {batch.rows}".encode())
         own[row, width] = sign * place
-    largest = own.reshape(-1).to(meeting_place())
+    flag = torch.tensor([int(asked)])
+    largest = torch.cat([own.reshape(-1), flag]).to(meeting_place())
     with not_counted():
         work = dist.all_reduce(largest, op=dist.ReduceOp.MAX, async_op=True)
     return LocalComparison(batch, ranks, largest, work)

@@ -7,6 +7,7 @@ plain tensors, whichever way they are held: the fused kernels run without DTenso
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -18,7 +19,11 @@ from autopar.runtime.settings import ProgramError
 def make_optimizer(workload: Workload, held: Iterable[Held]) -> torch.optim.Optimizer:
     """`torch.optim` AdamW or SGD as ``workload`` says, over the trainable pieces with rows."""
     # One group, because a list without parameters is refused: a small model may leave nothing here.
-    group = [{"params": [h.leaf for h in trainable(held)]}]
+    return of_groups(workload, [{"params": [h.leaf for h in trainable(held)]}])
+
+
+def of_groups(workload: Workload, group: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """The same over groups of their own options."""
     if workload.optimizer == "adamw":
         return torch.optim.AdamW(
             group,

@@ -105,6 +105,16 @@ class Storage:
         """Every piece that this rank holds."""
         return list(self.held.values())
 
+    @property
+    def persistent(self) -> frozenset[str]:
+        """Names of buffers that belong to the model's state dict."""
+        return frozenset(
+            f"{path}.{name}" if path else name
+            for path, module in self.model.named_modules()
+            for name in module._buffers
+            if name not in module._non_persistent_buffers_set
+        )
+
     def targets(self) -> dict[str, Target]:
         """Where the initial values of parameters and buffers go, by name."""
         return targets(self.held, self.buffers())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,38 +13,39 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from autopar.emit.pytorch.train import How, train_text
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import Prediction
 from autopar.nouns.workload import Workload
 from autopar.pipeline.actions import Lists
+from autopar.runtime.checkpoint_folder import MANIFEST
 from autopar.runtime.jobs.phases import Stopwatch
+from autopar.runtime.kept_checkpoints import drop_old, newest, of_step
 from autopar.runtime.planned_batch import check_planned
 from autopar.runtime.program_module import run_program
+from autopar.runtime.pytorch.agreement import of_first
 from autopar.runtime.pytorch.batches import Batch, Comparison, compare_batches
-from autopar.runtime.pytorch.checkpoint import (
-    HalfLoaded,
-    Piece,
-    optimizer_state,
-    read,
-    set_steps,
-    write,
-)
+from autopar.runtime.pytorch.checkpoint import HalfLoaded, Piece
 from autopar.runtime.pytorch.evaluate import loss_of
-from autopar.runtime.pytorch.gradients import total_norm
+from autopar.runtime.pytorch.gradients import add_gradients, gradients_of, total_norm
 from autopar.runtime.pytorch.initialize import Target, seed_draws
+from autopar.runtime.pytorch.loader import Loader
 from autopar.runtime.pytorch.local_batches import LocalComparison, compare_local
-from autopar.runtime.pytorch.optimizer import make_optimizer, trainable
+from autopar.runtime.pytorch.metrics import Metrics, OnStep, measured
+from autopar.runtime.pytorch.optimizer import make_optimizer
 from autopar.runtime.pytorch.parameters import running
 from autopar.runtime.pytorch.pipeline.records import Stage, Value
 from autopar.runtime.pytorch.pipeline.stages import Stages
 from autopar.runtime.pytorch.portions import LocalBatch, rows_of
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.sizes import Sizes
+from autopar.runtime.pytorch.state import State
+from autopar.runtime.pytorch.stopping import Stopping
 from autopar.runtime.pytorch.storage import Held, Storage
+from autopar.runtime.pytorch.weights import aliases_of, load_weights, save_weights
 from autopar.runtime.settings import ProgramError, Settings
 
 Fill = Callable[[Mapping[str, Target]], object]
@@ -83,16 +86,6 @@ class Program:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """Of the step before: ``gradient_norm`` before clipping (None where it was not needed)."""
-
-    step: int
-    loss: torch.Tensor
-    gradient_norm: torch.Tensor | None
-    time_s: float
-
-
 class Trainer:
     """Trains a program on this process's place in the mesh.
 
@@ -108,10 +101,12 @@ class Trainer:
         lift: torch.dtype | None = None,
         planned: Iterable[BatchEntry] | None = None,
         folder: Path | None = None,
+        optimizer: Callable[[list[Held]], torch.optim.Optimizer] | None = None,
     ) -> None:
         """``fill`` gives the initial weights; ``lift`` replaces every floating dtype, in storage
         and compute (`runtime.verify.pytorch.verify` uses float64); ``planned`` is the global batch
-        that every step takes, where it is known, and ``folder`` that of the plan."""
+        that every step takes, where it is known, and ``folder`` that of the plan;
+        ``optimizer`` makes one over this rank's pieces, None: the workload's."""
         self.planned = planned
         self.program = program
         self.workload = workload
@@ -130,7 +125,15 @@ class Trainer:
         fill(self.storage.targets())
         if isinstance(self.storage, Stages):
             self.storage.copy_twins()
-        self.optimizer = make_optimizer(workload, self.held)
+        made = make_optimizer(workload, self.held) if optimizer is None else optimizer(self.held)
+        self.optimizer: torch.optim.Optimizer = made
+        self.state = State(self.storage, self.ranks, self.optimizer)
+        self.predicted: Prediction | None = None
+        self._on_step: list[OnStep] = []
+        self._wants_norm = False
+        self._stop, self._stopping = Stopping(), False
+        self._kept_in: tuple[Path, int, int] | None = None
+        self._last_kept = -1
         seed_draws(workload, self.ranks)
         staged = program.model is None
         self._sizes = None if folder is None else Sizes(folder, self.ranks, self.settings, staged)
@@ -167,20 +170,42 @@ class Trainer:
         batch of `loader`, or with ``local``, is that of this data rank. One with fewer samples than
         were planned counts them as one device does: the loss is that of the samples there are.
         """
+        self._between()
         start = time.perf_counter()
         self._tell("")
         loss = self.backward(batch, local)
-        norm = self.update()
-        self.metrics = Metrics(self.step_number, loss, norm, time.perf_counter() - start)
+        norm = self.gradient_norm() if self._wants_norm and not self.clips else None
+        clipped = self.update()
+        norm = norm if clipped is None else clipped
+        spent = time.perf_counter() - start
+        self.metrics = measured(
+            self.step_number, loss, norm, spent, self.optimizer, self.predicted, self.ranks.device
+        )
+        for tell in self._on_step:
+            tell(self.metrics)
         return loss
 
-    def backward(self, batch: Batch, local: bool = False) -> torch.Tensor:
+    def on_step(self, tell: OnStep, gradient_norm: bool = False) -> None:
+        """``tell`` is called with the `Metrics` of every step, on every rank that asks for it.
+        ``gradient_norm``: also of plans that do not clip; then all ranks ask."""
+        self._on_step.append(tell)
+        self._wants_norm |= gradient_norm
+
+    @property
+    def clips(self) -> bool:
+        return self.workload.clip_norm is not None
+
+    def backward(
+        self, batch: Batch, local: bool = False, accumulate: bool = False, weight: float = 1.0
+    ) -> torch.Tensor:
         """Loss and all gradients of ``batch``, see `step`, reduced over all ranks, not yet clipped.
 
-        Replaces the gradients of the step before. They stand in ``leaf.grad`` of `held`. The
-        call raises `BatchesDiffer` where the ranks pass different batches, before anything is
-        updated, and `OtherBatch` for a batch that was not planned for. Entries that lie on an
-        accelerator already are compared in the first and in every hundredth step.
+        The gradients are ``weight`` times those of the loss. They replace those of the step before,
+        or with ``accumulate`` are added to what there is: a mean over k batches is k calls with a
+        weight of 1/k, then `update`. They stand in ``leaf.grad`` of `held`. The call raises
+        `BatchesDiffer` where the ranks pass different batches, before anything is updated, and
+        `OtherBatch` for a batch that was not planned for. Entries that lie on an accelerator
+        already are compared in the first and in every hundredth step.
         """
         if self._broken:
             raise HalfLoaded(self._broken)
@@ -192,11 +217,12 @@ class Trainer:
                 batch = self._any_size.for_training(batch)
         elif self.planned is not None:
             check_planned(batch, self.planned)
+        before = gradients_of(self.held) if accumulate else {}
         self.watch.start()
         with self._here():
             loss: torch.Tensor = self.train.backward(self.storage, batch)
-        if compared is not None:
-            compared.finish()
+        add_gradients(self.held, before, weight)
+        self._stopping = self._stop.asked if compared is None else compared.finish()
         self.watch.lap("exchange")
         return loss
 
@@ -210,9 +236,10 @@ class Trainer:
         self._checked = True
         if self.ranks.world == 1:
             return None, batch
+        asked = self._stop.asked
         if isinstance(batch, LocalBatch):
-            return compare_local(batch, self.ranks, everywhere), batch
-        return compare_batches(batch, everywhere), batch
+            return compare_local(batch, self.ranks, everywhere, asked), batch
+        return compare_batches(batch, everywhere, asked), batch
 
     @property
     def _any_size(self) -> Sizes:
@@ -245,10 +272,6 @@ class Trainer:
         """The 2-norm of the whole gradient; a collective call."""
         return total_norm(self.held, self.ranks, self.storage.norm_over)
 
-    def _state_of(self, held: Held) -> list[torch.Tensor]:
-        trained = held.leaf.requires_grad and held.leaf.numel()
-        return list(optimizer_state(self.optimizer, held.leaf).values()) if trained else []
-
     def tell(self, say: Callable[[str], None]) -> None:
         """``say`` is called with what each step begins to do; with nothing when it has ended. Of a
         pipeline these are its actions, of one stage the step alone."""
@@ -260,74 +283,98 @@ class Trainer:
         """Compiles the forward by `torch.compile`, unit by unit where FSDP2 holds it."""
         self.storage.compile()
 
-    def save(self, folder: str | Path) -> None:
-        """Writes model, optimizer and counters to ``folder``, whole or not at all; all ranks call.
+    def loader(self, dataset: Any, batch_size: int | None = None, **options: Any) -> Loader:
+        """A `DataLoader` of this data rank's part of ``dataset``, see `Loader`: its batches go to
+        `step` and `evaluate`, and `save` knows which of them were taken.
 
-        Any plan of the same model loads it, and `checkpoint.load_plain` on one device.
+        ``batch_size``: samples of all ranks together; None: as planned.
         """
-        write(folder, self._pieces() | self._random_pieces())
+        samples = self._any_size.samples if batch_size is None else batch_size
+        width = self.data_size
+        made = Loader(dataset, samples, self.data_rank, width, between=self._between, **options)
+        self.state.loaders.append(made)
+        return made
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """What `save` and `load` take along: anything with ``state_dict`` and ``load_state_dict``,
+        such as learning-rate schedules, the same on all ranks."""
+        self.state.register(objects)
+
+    def save(self, folder: str | Path, keep: int | None = None, wait: bool = True) -> None:
+        """Writes weights, optimizer, random state, loaders and registered objects to ``folder``,
+        whole or not at all; all ranks call.
+
+        Any plan of the same model loads it, and `checkpoint.load_plain` on one device. With
+        ``keep`` it goes to ``folder/step-N``, and the oldest are removed so that so many are left.
+        Without ``wait`` it is written beside the next steps, from a copy.
+        """
+        target = Path(folder) if keep is None else of_step(folder, self.step_number)
+        self.state.save(target, self.step_number, wait)
+        if keep is not None and self.ranks.rank == 0:
+            drop_old(folder, keep)
 
     def load(self, folder: str | Path) -> None:
-        """The inverse of `save`, from any plan. All ranks call it; raises `CheckpointError` on all
-        of them, and leaves the trainer as it was (`HalfLoaded`: unusable until a load succeeds).
+        """The inverse of `save`, from any plan; of a folder of several the newest. All ranks call
+        it; raises `CheckpointError` on all of them, and leaves the trainer as it was
+        (`HalfLoaded`: unusable until a load succeeds).
 
         Random numbers go on where they stopped where the number of ranks is the same.
         """
-        step = torch.zeros((), dtype=torch.int64)
-        random = self._random_pieces()
-        pieces = self._pieces() | {"step": Piece.whole(step)}
-
-        def go_on(stored: Collection[str]) -> Mapping[str, Piece]:
-            last = {f"{name.partition('.')[0]}.{self.ranks.world - 1}" for name in random}
-            same = last <= set(stored) and f"rng.{self.ranks.world}" not in stored
-            return random if same else {}
-
         try:
-            loaded = read(folder, pieces, unread=self._elsewhere(pieces), more=go_on)
+            self.step_number = self.state.load(of_first(newest(folder)))
         except HalfLoaded as error:
             self._broken = str(error)
             raise
         self._broken = ""
+
+    def keep_checkpoints(self, folder: str | Path, every: int = 0, keep: int = 2) -> None:
+        """Goes on from the newest checkpoint in ``folder``, if there is one, and from now on saves
+        there, the ``keep`` newest: every so many steps, and when any rank gets SIGTERM, which then
+        ends all of them with exit code 143. Called by every rank, behind `loader` and
+        `register_for_checkpointing`.
+
+        It saves where the next batch is asked of a `loader`, or else of `step`: what a script does
+        behind a step, such as that of its schedule, is done then.
+        """
+        if of_first((newest(folder) / MANIFEST).is_file()):
+            self.load(folder)
+        self._stop.listen()
+        self._kept_in = (Path(folder), every, keep)
+        self._last_kept = self.step_number
+
+    def _between(self) -> None:
+        """Saves if it is time to, see `keep_checkpoints`; behind each step, before the next."""
+        if self._kept_in is None or self._last_kept == self.step_number:
+            return
+        folder, every, keep = self._kept_in
+        stopping, self._stopping = self._stopping, False
+        if not stopping and not (every and self.step_number % every == 0):
+            return
+        self._last_kept = self.step_number
+        self.save(folder, keep)
+        if stopping:
+            if self.ranks.rank == 0:
+                text = f"autopar: SIGTERM: saved step {self.step_number} in {folder}"
+                print(text, file=sys.stderr, flush=True)
+            raise SystemExit(128 + signal.SIGTERM)
+
+    def load_weights(self, folder: str | Path) -> None:
+        """The model's weights from safetensors files, as ``save_pretrained`` writes them; each rank
+        reads its own pieces. All ranks call; raises `WeightsError` before anything changes."""
+        pieces, buffers = self.state.weights()
+        load_weights(folder, pieces, aliases_of(self.workload), frozenset(buffers))
         if isinstance(self.storage, Stages):
-            self.storage.copy_twins(self._state_of)
-        self.step_number = int(step)
-        set_steps(self.optimizer, self.step_number)
-        if f"rng.{self.ranks.rank}" in loaded:
-            torch.set_rng_state(random[f"rng.{self.ranks.rank}"].tensor)
-            if self.ranks.device.type == "cuda":
-                state = random[f"rng_cuda.{self.ranks.rank}"].tensor
-                torch.cuda.set_rng_state(state, self.ranks.device)
+            self.storage.copy_twins()
+
+    def save_weights(self, folder: str | Path, config: Any = None) -> None:
+        """The model's weights as files that ``from_pretrained`` reads, under the model's names;
+        each rank writes its own pieces. All ranks call. ``config``: written too, `model.config`."""
+        save_weights(folder, self.state.weights()[0])
+        if config is not None and self.ranks.rank == 0:
+            config.save_pretrained(folder)
 
     def _pieces(self) -> dict[str, Piece]:
-        pieces = {"step": Piece.whole(torch.tensor(self.step_number))}
-        updated = {id(h) for h in trainable(self.held)}
-        for held in self.storage.held.values():
-            shape, leaf = held.declared.shape, held.leaf.detach()
-            pieces[f"model.{held.name}"] = Piece(leaf, held.region, shape)
-            if id(held) in updated:
-                for state, value in optimizer_state(self.optimizer, held.leaf).items():
-                    pieces[f"optimizer.{state}.{held.name}"] = Piece(value, held.region, shape)
-        for name, tensor, region in self.storage.buffers():
-            shape = self.storage.declared_buffers[name].shape
-            pieces[f"model.{name}"] = Piece(tensor, region, shape)
-        return pieces
-
-    def _elsewhere(self, pieces: Collection[str]) -> Collection[str]:
-        """The names in a checkpoint that other ranks of the pipeline read."""
-        if not isinstance(self.storage, Stages):
-            return ()
-        own = [name for name in pieces if name != "step"]
-        every = [own] * self.ranks.world
-        if self.ranks.world > 1:
-            dist.all_gather_object(every, own)
-        return {name for part in every for name in part}
-
-    def _random_pieces(self) -> dict[str, Piece]:
-        pieces = {f"rng.{self.ranks.rank}": Piece.whole(torch.get_rng_state())}
-        if self.ranks.device.type == "cuda":
-            state = torch.cuda.get_rng_state(self.ranks.device)
-            pieces[f"rng_cuda.{self.ranks.rank}"] = Piece.whole(state)
-        return pieces
+        return self.state.pieces(self.step_number)
 
 
 def train_of(program: Program, workload: Workload) -> ModuleType:

@@ -19,10 +19,11 @@ from torch import nn
 import autopar
 from autopar.nouns.errors import UserError
 from autopar.runtime.first_rank import first_rank_makes
-from autopar.runtime.pytorch.checkpoint import load_plain
+from autopar.runtime.pytorch.checkpoint import Piece, load_plain
 from autopar.runtime.pytorch.load import start
+from autopar.runtime.pytorch.weights import contents, load_weights, save_weights
 from tests.plans import cluster
-from tests.script.models import Dropping, Points, Words, points, words
+from tests.script.models import Dropping, Exact, Points, Words, points, words
 
 
 def everywhere(own: Any) -> list[Any]:
@@ -167,12 +168,91 @@ def mean_of_squares(folder: Path) -> float:
     return max(*off, *(compare_gradients(trainer, model, points(size)) for size in (1, 7, 13)))
 
 
+DATA = [{name: value[0] for name, value in words(1, seed).items()} for seed in range(29)]
+
+
+def loaded(folder: Path) -> dict[str, Any]:
+    """An epoch with a short last batch, by the trainer's loader, by local batches and as one."""
+    losses = []
+    made = plan_of("interleaved x tp", Words, folder / "plan")
+    for how in ("global", "loader", "local"):
+        trainer: Any = autopar.load(made, model=Words)
+        batches = given(trainer, how)
+        losses.append([float(trainer.step(batch, local=how == "local")) for batch in batches])
+    return {"losses": losses, "disagree": disagree(folder)}
+
+
+def given(trainer: Any, how: str) -> Any:
+    if how == "loader":
+        return trainer.loader(DATA)
+    wholes = [DATA[:16], DATA[16:]]
+    if how == "local":
+        wholes = [whole[trainer.data_rank :: trainer.data_size] for whole in wholes]
+    return [{n: torch.stack([row[n] for row in whole]) for n in DATA[0]} for whole in wholes]
+
+
+def disagree(folder: Path) -> list[list[str]]:
+    """Ranks of one data rank with other samples; a rank that is one batch ahead."""
+    trainer: Any = autopar.load(plan_of("zero 3 x tp", Words, folder / "other"), model=Words)
+    weights = [h.leaf.detach().clone() for h in trainer.held]
+    rank = dist.get_rank()
+    told = [message(lambda: trainer.step(words(8, rank), local=True))]
+    loader = trainer.loader(DATA, batch_size=8)
+    batches = iter(loader)
+    first = next(batches)
+    told.append(message(lambda: trainer.step(next(batches) if rank == 3 else first)))
+    told.append(message(lambda: trainer.evaluate(words(8, rank), local=True)))
+    same = all(torch.equal(h.leaf, w) for h, w in zip(trainer.held, weights, strict=True))
+    return everywhere([*told, same])
+
+
+def weights_travel(folder: Path) -> list[bool]:
+    """Weights saved under ZeRO 3 and tp, in files of 1 KB, are read under a pipeline."""
+    one: Any = autopar.load(plan_of("zero 3 x tp", Words, folder / "one"), model=Words)
+    one.step(words(16))
+    save_weights(folder / "weights", one.state.weights()[0], shard_bytes=1000)
+    two: Any = autopar.load(plan_of("pipeline", Words, folder / "two"), model=Words)
+    two.load_weights(folder / "weights")
+    two.save_weights(folder / "again")
+    model = plain(one, Words(), folder / "saved")
+    read = {name: there for name, there in contents(folder / "again").items()}
+    load_weights(folder / "again", whole := {
+        name: Piece.whole(torch.zeros(there.shape)) for name, there in read.items()
+    }, {}, frozenset())  # fmt: skip
+    return everywhere(all(torch.equal(model.get_parameter(n), p.tensor) for n, p in whole.items()))
+
+
+def optimizer_travels(folder: Path) -> list[float]:
+    """A user's optimizer with groups, saved in one layout and gone on with in others."""
+    kept: list[float] = []
+    for layout in ("zero 1", "pipeline", "zero 3 x tp"):
+        torch.manual_seed(3)
+        model = Exact()
+        groups = [
+            {"params": [p for p in model.parameters() if p.ndim == 2], "weight_decay": 0.2},
+            {"params": [p for p in model.parameters() if p.ndim < 2], "lr": 0.03},
+        ]
+        optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.8)
+        made = plan_of(layout, Exact, folder / layout)
+        trainer: Any = autopar.load(made, model=model, optimizer=optimizer)
+        if layout == "zero 1":
+            trainer.step(words(16, 0))
+            trainer.save(folder / "saved")
+        else:
+            trainer.load(folder / "saved")
+        kept.append([float(trainer.step(words(16, step))) for step in (1, 2)][-1])
+    return kept
+
+
 CHECKS: dict[str, Callable[[Path], Any]] = {
     "planned once": planned_once,
     "refused everywhere": refused_everywhere,
     "other weights": other_weights,
     **{f"evaluated: {layout}": functools.partial(evaluated, layout=layout) for layout in LAYOUTS},
     "mean of squares": mean_of_squares,
+    "loaded": loaded,
+    "weights travel": weights_travel,
+    "optimizer travels": optimizer_travels,
 }
 
 

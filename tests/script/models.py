@@ -45,6 +45,14 @@ class Dropping(Words):
         super().__init__(dropout=0.1)
 
 
+class Exact(Words):
+    """In float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.double()
+
+
 class Points(nn.Module):
     """x [b, 3], y [b, 2] -> the mean square distance: a mean over all, labelled or not."""
 

@@ -72,3 +72,27 @@ def test_evaluation_is_that_of_one_device_and_leaves_no_trace(
 
 def test_a_mean_over_fewer_samples_divides_by_those(seen: dict[str, Any]) -> None:
     assert seen["mean of squares"] < 1e-6
+
+
+def test_loaders_and_local_batches_train_as_global_batches_do(seen: dict[str, Any]) -> None:
+    whole, loader, local = seen["loaded"]["losses"]
+    assert len(whole) == 2  # 16 samples and 13
+    assert loader == pytest.approx(whole, rel=1e-6)
+    assert local == pytest.approx(whole, rel=1e-6)
+
+
+def test_ranks_whose_batches_disagree_are_named_before_the_update(seen: dict[str, Any]) -> None:
+    for samples, places, evaluated, same in seen["loaded"]["disagree"]:
+        assert "ranks [0, 1] are data rank 0 together and were given different samples" in samples
+        assert "the loader of rank 3 is at batch 1 of epoch 0, that of rank 0 at 0" in places
+        assert "split the data by trainer.data_rank" in evaluated
+        assert same is True
+
+
+def test_weights_are_read_under_another_plan_bit_for_bit(seen: dict[str, Any]) -> None:
+    assert seen["weights travel"] == [True] * 4
+
+
+def test_groups_and_momentum_go_on_under_another_plan(seen: dict[str, Any]) -> None:
+    first, *others = seen["optimizer travels"]
+    assert others == pytest.approx([first] * 2, rel=1e-12)

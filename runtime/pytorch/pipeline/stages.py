@@ -56,7 +56,7 @@ class Stages:
         self.ranks, self.settings = ranks, settings
         self.watch = Stopwatch(ranks.device)
         self._check(stages, lists)
-        self._lists, self._values = lists, values
+        self._lists, self._values, self._ties = lists, values, ties
         self._forwards: dict[int, Interpreter] = {}
         here = ranks.index("pp")
         wire = self._wire = {name: _wire(value) for name, value in values.items()}
@@ -144,6 +144,12 @@ class Stages:
                     "would go on from its own microbatches alone: choose a schedule that has each "
                     "part of the model once (not chimera)"
                 )
+
+    @property
+    def persistent(self) -> frozenset[str]:
+        """Names of buffers that belong to the model's state dict."""
+        every = (run.storage.persistent for run in self.runs.values())
+        return frozenset(self._ties.get(name, name) for names in every for name in names)
 
     def targets(self) -> dict[str, Target]:
         """Where the initial values of parameters and buffers go, by name, each once; `copy_twins`

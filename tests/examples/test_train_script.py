@@ -1,0 +1,94 @@
+"""The complete training script: on four processes, stopped by SIGTERM, gone on with on two."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.plans import cluster_text
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples/07_train_script.py"
+
+
+def test_ten_of_at_most_120_lines_are_autopars() -> None:
+    lines = SCRIPT.read_text().splitlines()
+    own = [line for line in lines if re.search(r"^import autopar|autopar\.\w+\(|trainer\.", line)]
+    assert len(lines) < 120
+    assert len(own) <= 10
+
+
+def start(ranks: int, output: Path, log: Path, fix: str) -> subprocess.Popen[bytes]:
+    """The script on some processes, that end together, as torchrun starts them."""
+    cluster = output / f"{ranks}.yaml"
+    cluster.parent.mkdir(exist_ok=True)
+    cluster.write_text(cluster_text(ranks))
+    arguments = ["--cluster", cluster, "--fix", fix, "--output", output, "--dtype", "float64"]
+    arguments += ["--samples", "90", "--epochs", "2", "--evaluate-every", "3"]
+    command = [sys.executable, "-m", "tests.runtime.loose_ranks", str(ranks), str(SCRIPT)]
+    with log.open("wb") as into:
+        return subprocess.Popen(
+            [*command, *map(str, arguments)],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            stdout=into,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def gone(group: int, seconds: float) -> bool:
+    """Whether all processes of a group end within that time."""
+    late = time.monotonic() + seconds
+    while time.monotonic() < late:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def told(*logs: Path) -> dict[tuple[str, str], float]:
+    text = "".join(log.read_text() for log in logs)
+    rows = re.findall(r"step (\d+)  (loss|held out) ([\d.]+)", text)
+    return {(step, what): float(value) for step, what, value in rows}
+
+
+@pytest.mark.gloo
+def test_killed_and_gone_on_with_it_is_what_it_would_have_been(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    whole, first, second = (tmp_path / f"{name}.txt" for name in ("whole", "first", "second"))
+    assert start(4, tmp_path / "whole", whole, "dp_shard=2,tp=2,zero=3").wait(120) == 0
+    broken = start(4, tmp_path / "broken", first, "dp_shard=2,tp=2,zero=3")
+    try:
+        late = time.monotonic() + 60
+        while "step 4 " not in first.read_text() and time.monotonic() < late:
+            time.sleep(0.01)
+        os.killpg(broken.pid, signal.SIGTERM)
+        broken.wait(60)
+        assert gone(broken.pid, 60)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(broken.pid, signal.SIGKILL)
+    assert "SIGTERM: saved step" in first.read_text()
+    assert "step 12 " not in first.read_text()
+    assert start(2, tmp_path / "broken", second, "pp=2").wait(120) == 0
+    wanted, seen = told(whole), told(first, second)
+    assert wanted.keys() == seen.keys()
+    assert ("12", "loss") in wanted  # two epochs of six batches, the last of each short
+    assert max(abs(seen[key] - wanted[key]) for key in wanted) < 1e-6  # norms are float32
+    models = [
+        transformers.LlamaForCausalLM.from_pretrained(tmp_path / name / "weights", dtype="float64")
+        for name in ("whole", "broken")
+    ]
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        assert float((a - b).abs().max()) < 1e-6

@@ -1,0 +1,149 @@
+"""Everything that a script saves and goes on from; one process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+import autopar
+from autopar.nouns.errors import UserError
+from autopar.runtime.checkpoint_folder import CheckpointError
+from autopar.runtime.kept_checkpoints import kept, newest
+from tests.plans import cluster
+from tests.script.models import Dropping, words
+
+DATA = [{name: value[0] for name, value in words(1, seed).items()} for seed in range(10)]
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("state") / "plan"
+    return autopar.plan(Dropping, words(4), cluster(1), folder=folder)
+
+
+class Job:
+    """A script: a trainer with a loader, a schedule and a count of its own."""
+
+    def __init__(self, plan: Any) -> None:
+        self.trainer: Any = autopar.load(plan, model=Dropping)
+        self.loader = self.trainer.loader(DATA, shuffle=True)
+        self.schedule = CosineAnnealingLR(self.trainer.optimizer, 20)
+        self.trainer.register_for_checkpointing(self.schedule)
+        self.losses: list[float] = []
+
+    def run(self, steps: int) -> list[float]:
+        while self.trainer.step_number < steps:
+            for batch in self.loader:
+                self.losses.append(float(self.trainer.step(batch)))
+                self.schedule.step()
+                if self.trainer.step_number == steps:
+                    break
+        return self.losses
+
+
+def test_the_rest_of_a_job_is_what_it_would_have_been(plan: Any, tmp_path: Path) -> None:
+    whole = Job(plan).run(8)
+    first = Job(plan)
+    first.trainer.keep_checkpoints(tmp_path / "c", every=2, keep=2)
+    for batch in first.loader:  # ends inside of the second epoch
+        first.losses.append(float(first.trainer.step(batch)))
+        first.schedule.step()
+    for batch in first.loader:
+        first.losses.append(float(first.trainer.step(batch)))
+        first.schedule.step()
+        if first.trainer.step_number == 5:
+            break
+    assert [path.name for path in kept(tmp_path / "c")] == ["step-2", "step-4"]
+    again = Job(plan)
+    again.trainer.keep_checkpoints(tmp_path / "c", every=2, keep=2)
+    assert again.trainer.step_number == 4
+    assert again.schedule.last_epoch == 4
+    assert (again.loader.epoch, again.loader.given) == (1, 1)
+    assert first.losses[:4] + again.run(8) == whole  # dropout and all, bit for bit
+    assert [path.name for path in kept(tmp_path / "c")] == ["step-4", "step-6"]
+
+
+def test_sigterm_saves_at_the_end_of_the_step(plan: Any, tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        job = Job(plan)
+        job.trainer.keep_checkpoints(tmp_path / "c")  # the signal comes behind step 1
+        job.trainer.on_step(lambda metrics: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(SystemExit, match="143"):
+            job.run(4)
+        assert len(job.losses) == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    again = Job(plan)
+    again.trainer.load(tmp_path / "c")
+    assert (again.trainer.step_number, again.schedule.last_epoch, again.loader.given) == (2, 2, 2)
+
+
+def test_a_save_beside_training_is_of_the_step_that_asked(plan: Any, tmp_path: Path) -> None:
+    job = Job(plan)
+    job.run(2)
+    job.trainer.save(tmp_path / "now")
+    job.trainer.save(tmp_path / "beside", wait=False)
+    job.run(4)
+    job.trainer.state.finish()
+    trainers: list[Any] = [autopar.load(plan, model=Dropping) for _ in range(2)]
+    for trainer, name in zip(trainers, ("now", "beside"), strict=True):
+        other = Job(plan)
+        other.trainer.load(tmp_path / name)
+        trainer.held = other.trainer.held
+        assert other.trainer.step_number == 2
+    for a, b in zip(trainers[0].held, trainers[1].held, strict=True):
+        assert torch.equal(a.leaf, b.leaf)
+    job.trainer.save(tmp_path / "now" / "checkpoint.json", wait=False)
+    with pytest.raises(CheckpointError, match="is a file"):
+        job.trainer.save(tmp_path / "next")
+
+
+def test_what_another_script_kept_is_refused_before_anything_changes(
+    plan: Any, tmp_path: Path
+) -> None:
+    job = Job(plan)
+    job.run(1)
+    job.trainer.save(tmp_path / "c")
+    bare: Any = autopar.load(plan, model=Dropping)
+    weights = [h.leaf.clone() for h in bare.held]
+    with pytest.raises(CheckpointError, match=r"1 registered objects, 1 loaders .* 0 registered"):
+        bare.load(tmp_path / "c")
+    assert all(torch.equal(h.leaf, w) for h, w in zip(bare.held, weights, strict=True))
+    other = Job(plan)
+    other.trainer.state.loaders.clear()
+    other.trainer.loader(DATA[:9])
+    with pytest.raises(UserError, match="saved with length 10, this one has 9"):
+        other.trainer.load(tmp_path / "c")
+    with pytest.raises(UserError, match=r"register_for_checkpointing\(int\)"):
+        bare.register_for_checkpointing(3)
+
+
+def test_the_newest_whole_checkpoint_is_taken(tmp_path: Path) -> None:
+    for step in (9, 10, 100):
+        (tmp_path / f"step-{step}").mkdir()
+    for step in (9, 10):
+        (tmp_path / f"step-{step}" / "checkpoint.json").write_text("{}")
+    assert newest(tmp_path).name == "step-10"
+    assert newest(tmp_path / "step-9") == tmp_path / "step-9"
+
+
+def test_a_step_tells_what_it_measured(plan: Any) -> None:
+    job = Job(plan)
+    seen: list[dict[str, float]] = []
+    job.trainer.on_step(lambda metrics: seen.append(metrics.numbers()), gradient_norm=True)
+    job.run(2)
+    assert [row["loss"] for row in seen] == job.losses
+    assert seen[1]["learning_rate"] < seen[0]["learning_rate"] == 1e-3
+    for row in seen:
+        tokens = 4 * words(1)["tokens"].shape[1]
+        assert row["tokens_per_s"] * row["step_time_s"] == pytest.approx(tokens, rel=1e-6)
+        assert row["gradient_norm"] > 0
+        assert row["memory_bytes"] > 1 << 20
+        assert 0 < row["mfu"] < 1
