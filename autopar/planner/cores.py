@@ -8,7 +8,7 @@ traffic, which no layout of state can beat; then with the traffic and memory of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 from math import comb
@@ -17,7 +17,7 @@ import numpy as np
 
 from autopar.cost_models.physics import check
 from autopar.nouns.cluster import Cluster
-from autopar.nouns.plan import Memory, Stage
+from autopar.nouns.plan import RECOMPUTE, Memory, Stage
 from autopar.nouns.zero import ZERO
 from autopar.pipeline.actions import to_text
 from autopar.pipeline.cuts import Mask, NoCuts, cut
@@ -26,7 +26,7 @@ from autopar.planner.pricing.bounds import pipeline_bounds, state_bytes
 from autopar.planner.pricing.memory import overhead
 from autopar.planner.pricing.pipeline import CutModel, Figure, PipelinePrices, runs_of
 from autopar.planner.pricing.runs import Table
-from autopar.planner.pricing.sends import Ends, Order
+from autopar.planner.pricing.sends import Ends, Order, Sends
 from autopar.planner.pricing.simulation import StageTime, StepTime, stage_time
 from autopar.planner.pricing.state import StateSharding
 from autopar.planner.pricing.trials import Trial, figures_at, trials
@@ -45,6 +45,10 @@ SQUEEZED = 1.25
 """Of its memory limit, what a rank may need for other cuts to be tried."""
 
 
+BY_RANK = "by rank"
+"""Ranks recompute as they must, each for itself (Sun et al. 2024, AdaPipe)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """``samples``: of one microbatch on one data rank."""
@@ -59,7 +63,7 @@ class Core:
     """A schedule of a shape.
 
     depth: as `Fixed.interleave`. limit: microbatches that a rank may hold, of a schedule that is
-    found.
+    found. recompute: of every rank, or `BY_RANK`: as much as its memory makes it.
     """
 
     shape: Shape
@@ -67,6 +71,11 @@ class Core:
     depth: int
     recompute: str
     limit: int = 0
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """What a rank may choose, the one that keeps most first."""
+        return RECOMPUTE if self.recompute == BY_RANK else (self.recompute,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +136,8 @@ class CoreTrials:
     model: Model
     order: Order
     layouts: Sequence[Layout]
-    _prices: dict[Layout, PipelinePrices] = field(default_factory=dict)
-    _tables: dict[Layout, Table] = field(default_factory=dict)
+    _prices: dict[tuple[Layout, str], PipelinePrices] = field(default_factory=dict)
+    _tables: dict[tuple[Layout, str], Table] = field(default_factory=dict)
 
     @property
     def stages(self) -> int:
@@ -137,37 +146,39 @@ class CoreTrials:
     def plain(self) -> Trial:
         """The best cut without data traffic; under the formula of a one-way pipeline alone, where
         there are many."""
-        table = self.model.plain(self.core.recompute)
-        cuts = self._every() or [self._cut(table)]
-        return min(self._by_table(table, cuts), key=lambda trial: trial.step_s)
+        tables = self._plain_tables()
+        cuts = self._every() or [self._cut(tables[self.core.levels[0]])]
+        return min(self._by_table(tables, cuts), key=lambda trial: trial.step_s)
 
     def relieved(self, plain: Trial) -> Trial:
         """``plain`` with units moved."""
-        table = self.model.plain(self.core.recompute)
-        return plain if self._every() else self._moved(table, plain, float("inf"))
+        return plain if self._every() else self._moved(self._plain_tables(), plain, float("inf"))
 
     def answers(self, plain: Trial) -> Iterator[Answer]:
         """The best cut of each layout that is among the fastest; where none fits, the answer that
         needs least. ``plain``: the cut to start from."""
         limit = self.question.cluster.device.memory_bytes
         runs = runs_of(plain.ends, self.order.schedule)
-        exact = [
-            np.array([self.prices(layout).figures(*run) for run in runs]).T
-            for layout in self.layouts
-        ]
-        now = self._played([plain.ends] * len(exact), exact)
+        exact = {
+            recompute: [
+                np.array([self.prices(layout, recompute).figures(*run) for run in runs]).T
+                for layout in self.layouts
+            ]
+            for recompute in self.core.levels
+        }
+        now = self._played([plain.ends] * len(self.layouts), exact)
         ranked = sorted(zip(now, self.layouts, strict=True), key=lambda pair: pair[0].step_s)
         every, fits = self._every(), False
         if every:
             for _, layout in ranked:
-                options = self._by_table(self.table(layout), every)
+                options = self._by_table(self.tables(layout), every)
                 for answer in self._fitting(layout, options):
                     fits = True
                     yield answer
         else:
             fitting = [pair for pair in ranked if pair[0].memory_bytes <= limit]
             for trial, layout in fitting[:LAYOUTS]:
-                moved = self._moved(self.table(layout), trial, limit)
+                moved = self._moved(self.tables(layout), trial, limit)
                 for answer in self._fitting(layout, [moved, trial]):
                     fits = True
                     yield answer
@@ -177,24 +188,32 @@ class CoreTrials:
                     yield answer
         if not fits:
             trial, layout = min(ranked, key=lambda pair: pair[0].memory_bytes)
-            yield self.answer(layout, trial.ends)
+            yield self.answer(layout, trial)
 
-    def prices(self, layout: Layout) -> PipelinePrices:
-        if layout not in self._prices:
+    def prices(self, layout: Layout, recompute: str) -> PipelinePrices:
+        key = layout, recompute
+        if key not in self._prices:
             state = state_of(self.question, layout, self.core.shape.candidate)
-            self._prices[layout] = PipelinePrices(
-                self.model.cuts,
-                self.question.cluster,
-                state,
-                layout.recompute,
-                self.core.shape.pp,
+            self._prices[key] = PipelinePrices(
+                self.model.cuts, self.question.cluster, state, recompute, self.core.shape.pp
             )
-        return self._prices[layout]
+        return self._prices[key]
 
-    def table(self, layout: Layout) -> Table:
-        if layout not in self._tables:
-            self._tables[layout] = self.prices(layout).table()
-        return self._tables[layout]
+    def tables(self, layout: Layout) -> dict[str, Table]:
+        """Figures of all runs, for what a rank may choose."""
+        for recompute in self.core.levels:
+            if (layout, recompute) not in self._tables:
+                self._tables[layout, recompute] = self.prices(layout, recompute).table()
+        return {recompute: self._tables[layout, recompute] for recompute in self.core.levels}
+
+    def _plain_tables(self) -> dict[str, Table]:
+        """Without data traffic and without a limit of memory: nothing recomputes that need not."""
+        least = self.core.levels[0]
+        return {least: self.model.plain(least)}
+
+    @property
+    def _sends(self) -> Sends:
+        return self.prices(self.layouts[0], self.core.levels[0]).sends
 
     def _every(self) -> list[Ends]:
         """All cuts, where they are few."""
@@ -206,21 +225,25 @@ class CoreTrials:
 
     def _cut(self, table: Table, allowed: list[Mask] | None = None) -> Ends:
         busy = table[Figure.FORWARD] + table[Figure.BACKWARD]
-        fill = busy + 2 * self.prices(self.layouts[0]).sends.crossing_s[None, :]
+        fill = busy + 2 * self._sends.crossing_s[None, :]
         m = self.core.shape.candidate.microbatches
         return cut(busy, fill, self.stages, m, allowed).ends
 
-    def _by_table(self, table: Table, cuts: Sequence[Ends]) -> list[Trial]:
-        return self._played(cuts, [figures_at(table, e, self.order.schedule) for e in cuts])
+    def _by_table(self, tables: Mapping[str, Table], cuts: Sequence[Ends]) -> list[Trial]:
+        schedule = self.order.schedule
+        figures = {
+            recompute: [figures_at(table, ends, schedule) for ends in cuts]
+            for recompute, table in tables.items()
+        }
+        return self._played(cuts, figures)
 
-    def _played(self, cuts: Sequence[Ends], figures: Sequence[Table]) -> list[Trial]:
-        sends = self.prices(self.layouts[0]).sends
+    def _played(self, cuts: Sequence[Ends], figures: Mapping[str, Sequence[Table]]) -> list[Trial]:
         device, packages = self.question.cluster.device, self.model.cuts.summary.packages
-        return trials(self.order, sends, cuts, figures, device, packages)
+        return trials(self.order, self._sends, cuts, figures, device, packages)
 
-    def _moved(self, table: Table, best: Trial, limit: float) -> Trial:
+    def _moved(self, tables: Mapping[str, Table], best: Trial, limit: float) -> Trial:
         for _ in range(MOVES):
-            options = self._by_table(table, [*_moves(best.ends)])
+            options = self._by_table(tables, [*_moves(best.ends)])
             fitting = [option for option in options if option.memory_bytes <= limit]
             faster = min(fitting, key=lambda option: option.step_s, default=best)
             if faster.step_s >= best.step_s * (1 - 1e-9):
@@ -230,43 +253,75 @@ class CoreTrials:
 
     def _squeezed(self, ranked: Sequence[tuple[Trial, Layout]]) -> Iterator[Answer]:
         """The first layout that fits under cuts which mind the memory of each rank."""
-        device, schedule = self.question.cluster.device, self.order.schedule
-        share, process = overhead(self.model.cuts.summary.packages, device)
-        room = (device.memory_bytes - process) / (1 + share)
-        each = len(schedule.ranks) // len(schedule.lists)
-        clock = self.order.clock(())
-        passes = clock.peaks(np.eye(len(schedule.ranks))).max(axis=0)  # of each stage
+        device = self.question.cluster.device
         near = [layout for t, layout in ranked if t.memory_bytes <= SQUEEZED * device.memory_bytes]
         for layout in near[:LAYOUTS]:
-            table = self.table(layout)
-            needed = {
-                count: each * (table[Figure.STATE] + count * table[Figure.SAVED])
-                + table[Figure.PASSING]
-                for count in set(passes.tolist())
-            }
-            masks = {count: bytes_ <= room for count, bytes_ in needed.items()}
-            try:
-                ends = self._cut(table, [masks[passes[stage]] for stage in schedule.routes[0]])
-            except NoCuts:
+            ends = self._cut_within(layout, device.memory_bytes)
+            if ends is None:
                 continue
-            (trial,) = self._by_table(table, [ends])
-            moved = self._moved(table, trial, device.memory_bytes)
+            tables = self.tables(layout)
+            (trial,) = self._by_table(tables, [ends])
+            moved = self._moved(tables, trial, device.memory_bytes)
             for answer in self._fitting(layout, [moved, trial]):
                 yield answer
                 return
+
+    def tightest(self, plain: Trial) -> Answer:
+        """Of the layout that needs least the cut whose fullest rank needs least, to a percent."""
+        runs = runs_of(plain.ends, self.order.schedule)
+        least = self.core.levels[-1]
+        needs = {
+            layout: max(
+                memory.total
+                for memory in self.prices(layout, least).memory(runs, self.order.schedule)
+            )
+            for layout in self.layouts
+        }
+        layout = min(needs, key=needs.__getitem__)
+        low, high, best = 0.0, float(needs[layout]), plain.ends
+        while high - low > 0.01 * high:
+            middle = (low + high) / 2
+            ends = self._cut_within(layout, middle)
+            if ends is None:
+                low = middle
+            else:
+                high, best = middle, ends
+        return self.answer(layout, replace(plain, ends=best, recompute=(least,) * len(runs)))
+
+    def _cut_within(self, layout: Layout, memory_bytes: float) -> Ends | None:
+        """The best cut whose ranks need no more, if each holds as much as its fullest stage."""
+        device, schedule = self.question.cluster.device, self.order.schedule
+        share, process = overhead(self.model.cuts.summary.packages, device)
+        room = (memory_bytes - process) / (1 + share)
+        each = len(schedule.ranks) // len(schedule.lists)
+        clock = self.order.clock(())
+        passes = clock.peaks(np.eye(len(schedule.ranks))).max(axis=0)  # of each stage
+        table = self.tables(layout)[self.core.levels[-1]]
+        needed = {
+            count: each * (table[Figure.STATE] + count * table[Figure.SAVED])
+            + table[Figure.PASSING]
+            for count in set(passes.tolist())
+        }
+        masks = {count: bytes_ <= room for count, bytes_ in needed.items()}
+        try:
+            return self._cut(table, [masks[passes[stage]] for stage in schedule.routes[0]])
+        except NoCuts:
+            return None
 
     def _fitting(self, layout: Layout, options: Sequence[Trial]) -> Iterator[Answer]:
         """The fastest of them that fits, priced in full."""
         limit = self.question.cluster.device.memory_bytes
         fitting = [trial for trial in options if trial.memory_bytes <= limit]
         for trial in sorted(fitting, key=lambda trial: trial.step_s)[:2]:
-            answer = self.answer(layout, trial.ends)
+            answer = self.answer(layout, trial)
             if answer.memory.total <= answer.memory.limit:
                 yield answer
                 return
 
-    def answer(self, layout: Layout, ends: Ends) -> Answer:
-        """The cut priced in full."""
+    def answer(self, layout: Layout, trial: Trial) -> Answer:
+        """The trial priced in full."""
+        layout = replace(layout, recompute=max(trial.recompute, key=RECOMPUTE.index))
+        prices = self.prices(layout, layout.recompute).recomputing(trial.recompute)
         solved, candidate = self.model.solved, self.core.shape.candidate
         blank = Answer(
             candidate,
@@ -279,7 +334,7 @@ class CoreTrials:
             solved.solution.cost,
             0.0,
         )
-        return piped(self.question, blank, self.prices(layout), self.order, ends)
+        return piped(self.question, blank, prices, self.order, trial.ends)
 
 
 def piped(
@@ -295,7 +350,7 @@ def piped(
             first=units[runs[stage][0]] if runs[stage][0] else "",
             device=schedule.ranks[stage] * each,
             zero=layout.zero,
-            recompute=layout.recompute,
+            recompute=prices.at(stage).recompute,
         )
         for stage in schedule.routes[0]
     )

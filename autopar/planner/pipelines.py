@@ -27,11 +27,11 @@ from autopar.pipeline.actions import Lists, ScheduleError
 from autopar.pipeline.schedules.table import SCHEDULES, kind_of, schedule
 from autopar.pipeline.written import written
 from autopar.planner.candidates import Candidate, Layout, candidates, layouts
-from autopar.planner.cores import Core, CoreTrials, Model, Shape, Whole, piped
+from autopar.planner.cores import BY_RANK, Core, CoreTrials, Model, Shape, Whole, piped
 from autopar.planner.fixed import FixError, splits
 from autopar.planner.found import FOUND, NAMED, VEE, found_order, limits
 from autopar.planner.pricing.memory import overhead, stage_bytes
-from autopar.planner.pricing.pipeline import CutModel, PipelinePrices
+from autopar.planner.pricing.pipeline import CutModel, PipelinePrices, recompute_of
 from autopar.planner.pricing.prices import Prices
 from autopar.planner.pricing.repricing import objective
 from autopar.planner.pricing.sends import Order, Sends
@@ -53,6 +53,10 @@ KEPT = 24
 """Schedules that are kept with their clocks."""
 SPARE = 1.05
 """Of its memory, what a rank may need in a cut into equal parts for the core to be tried."""
+SQUEEZED = 12
+"""Pipelines that are priced in full where nothing fits."""
+FILLED = 0.9
+"""Of its memory, what a plan must take for it to bind."""
 RELIEF = 0.1
 """What moving units between stages is taken to gain at most."""
 WAITED = 0.6
@@ -87,7 +91,7 @@ class Pipelines:
     _models: dict[tuple[int, int], Model | None] = field(default_factory=dict)
     _orders: dict[tuple[object, ...], Order | None] = field(default_factory=dict)
     _order_of_best: Order | None = None
-    _tightest: tuple[float, Core] | None = None
+    _too_big: list[tuple[float, Core]] = field(default_factory=list)
     _steps: dict[Core, float] = field(default_factory=dict)
 
     def search(self, degrees: Sequence[int], known: Sequence[Solved]) -> None:
@@ -120,10 +124,43 @@ class Pipelines:
             self.solver.check()
             for next_s, opened in self._open(item):
                 heapq.heappush(heap, (max(bound_s, next_s), next(turn), opened))
-        if self.standings.best is self.standings.tightest is None and self._tightest is not None:
-            for _, played in self._play(self._tightest[1]):
+        if self.standings.best is None:
+            self._squeeze()
+
+    def _squeeze(self) -> None:
+        """Where nothing fits: prices the pipelines that may need least."""
+        # The schedule that comes first holds least.
+        first = {(core.shape, core.recompute): (size, core) for size, core in self._too_big[::-1]}
+        for needed, core in sorted(first.values(), key=lambda pair: pair[0])[:SQUEEZED]:
+            tightest = self.standings.tightest
+            if tightest is not None and needed >= tightest.memory.total:
+                return
+            for _, played in self._play(core):
                 if isinstance(played, Played):
-                    self._offer(played)
+                    self.standings.offer(played.trials.tightest(played.plain))
+
+    def relieve(self) -> None:
+        """Where memory binds the best plan: the same shape with ranks that recompute as much as
+        each must, under every usual schedule."""
+        best, fixed = self.standings.best, self.question.fixed
+        if best is None or best.pp == 1 or fixed.recompute:
+            return
+        limit = self.question.cluster.device.memory_bytes
+        if best.layout.recompute == "none" and best.memory.total < FILLED * limit:
+            return
+        if fixed.schedule not in (None, *SCHEDULES):
+            return
+        samples = self.question.batch // (best.candidate.data * best.candidate.microbatches)
+        shape = Shape(best.pp, best.candidate, samples)
+        for name in USUAL if fixed.schedule is None else (fixed.schedule,):
+            kind, depth = SCHEDULES[name], fixed.interleave or 1
+            if kind.even_ranks:  # a part of the model is on two ranks there
+                continue
+            if kind.interleaves and kind.stages == 1:
+                depth = len(best.stages) // best.pp if name == best.schedule else DEPTHS[0]
+            for _, item in self._play(Core(shape, name, depth, BY_RANK)):
+                if isinstance(item, Played):
+                    self._offer(item)
 
     def _dive(self, shapes: Sequence[Shape]) -> None:
         """Where memory is short, a plan to compare with: fewest samples, full recomputation."""
@@ -155,11 +192,12 @@ class Pipelines:
         summary = summarise(lowered, prices, question.framework)
         cuts = CutModel(lowered, summary, prices, question.framework)
         state = state_of(question, layout, candidate)
-        stages = PipelinePrices(cuts, question.cluster, state, layout.recompute, best.pp)
-        places = {name: i for i, name in enumerate(cuts.units)}
-        ends = (*(places[stage.first] for stage in best.stages[1:]), len(cuts.units))
         order = self._order_of_best
         assert order is not None
+        stages = PipelinePrices(cuts, question.cluster, state, layout.recompute, best.pp)
+        stages = stages.recomputing(recompute_of(best.stages, order.schedule))
+        places = {name: i for i, name in enumerate(cuts.units)}
+        ends = (*(places[stage.first] for stage in best.stages[1:]), len(cuts.units))
         hidden = Layout(1, candidate.data, 1 if candidate.data > 1 else 0, "none")
         held = StatePrices(question.cluster, state_of(question, hidden, candidate), 0.0)
         additive = objective(lowered, prices, held)
@@ -201,8 +239,8 @@ class Pipelines:
                     needed, work_s = self._fitting(core, model)
                     if work_s < float("inf"):
                         yield max(bound_s, work_s), core
-                    elif self._tightest is None or needed < self._tightest[0]:
-                        self._tightest = needed, core
+                    else:
+                        self._too_big.append((needed, core))
         elif isinstance(item, Core):
             yield from self._play(item)
         else:
@@ -255,7 +293,7 @@ class Pipelines:
             for layout in layouts(candidate.data, question.fixed):
                 if layout.recompute == core.recompute:
                     state = state_of(question, layout, candidate)
-                    held = stage_bytes(summary, state, core.recompute)
+                    held = stage_bytes(summary, state, layout.recompute)
                     size = held.parameters + held.gradients + held.optimizer
                     model.layouts[key].append(Whole(state, size))
         return model.layouts[key]
@@ -288,11 +326,11 @@ class Pipelines:
         """The most of: the work of the mean rank; what a microbatch waits for; and where each rank
         has one stage, what it waits for before its first action and, where backward is whole, after
         its last, for the cut that is best for that."""
-        whole = model.whole[core.recompute]
+        whole = model.whole[core.levels[0]]
         m, p = core.shape.candidate.microbatches, core.shape.pp
         pass_s = whole.forward_s + whole.backward_s
         kind = SCHEDULES.get(core.name)
-        splits_backward = (kind is None or kind.splits) and core.recompute == "none"
+        splits_backward = (kind is None or kind.splits) and core.levels[0] == "none"
         least_s = max(m * pass_s / p, pass_s - (whole.weights_s if splits_backward else 0.0))
         if kind is not None and kind.stages == core.depth == 1 and not kind.even_ranks:
             # With x[r] the share of a pass before rank r: m (x[r+1] - x[r]) + waits x[r] <= step.
@@ -373,7 +411,7 @@ class Pipelines:
         if order is None:
             return
         data, fixed = shape.candidate.data, self.question.fixed
-        listed = [one for one in layouts(data, fixed) if one.recompute == core.recompute]
+        listed = [one for one in layouts(data, fixed) if one.recompute == core.levels[0]]
         if not listed:
             return
         made = CoreTrials(self.question, core, model, order, listed)
@@ -421,7 +459,7 @@ class Pipelines:
         layout = next(iter(layouts(candidate.data, question.fixed)))
         state = state_of(question, layout, candidate)
         return PipelinePrices(
-            model.cuts, question.cluster, state, core.recompute, core.shape.pp
+            model.cuts, question.cluster, state, core.levels[0], core.shape.pp
         ).sends
 
     def _by_hand(self, lists: Lists, microbatches: int) -> Order:

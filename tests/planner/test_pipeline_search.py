@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -159,3 +159,38 @@ def test_units_that_do_not_repeat_are_added_up() -> None:
         assert tuple(plain[:, first, end]) == figures(first, end)
     for first, end in combinations(range(21), 2):
         assert tuple(many[:, first, end]) == (end - first + shared, end)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+def test_ranks_recompute_as_much_as_each_must(name: str) -> None:
+    """Of the chosen cut every choice for every rank is tried: none that fits is faster."""
+    fix = {"pp": "4", "tp": "2", "microbatch": "1", "schedule": name}
+    of = question(gpt(layers=8, **{**LARGE, "b": 16}), 16, NODE, fix)
+    plain, full = (
+        search_plan(replace(of, fixed=replace(of.fixed, recompute=recompute))).best
+        for recompute in ("none", "full")
+    )
+    limit = round(0.3 * plain.memory.total + 0.7 * full.memory.total)
+    (group,) = of.cluster.groups
+    device = replace(group.device, memory_bytes=limit)
+    tight = replace(of, cluster=replace(of.cluster, groups=(replace(group, device=device),)))
+    best = search_plan(tight).best
+    assert best.memory.total <= limit
+    assert len({stage.recompute for stage in best.stages}) > 1
+    assert plain.time.total_s < best.time.total_s < full.time.total_s
+
+    solved = solve(tight, best.candidate, Solver("portfolio"))
+    assert solved is not None
+    model = cut_model(tight, solved)
+    places = [model.units.index(stage.first) for stage in best.stages[1:]]
+    made = schedule(name, 4, best.candidate.microbatches)
+    runs = runs_of((*places, len(model.units)), made)
+    state = state_of(tight, best.layout, best.candidate)
+    prices = PipelinePrices(model, tight.cluster, state, "none", 4)
+    times = []
+    for each in product(RECOMPUTE, repeat=4):
+        mixed = prices.recomputing(each)
+        if max(memory.total for memory in mixed.memory(runs, made)) <= limit:
+            times.append(mixed.play(runs, made).step_s)
+    chosen = prices.recomputing([stage.recompute for stage in best.stages]).play(runs, made).step_s
+    assert chosen == min(times)

@@ -352,6 +352,11 @@ def runs_of(ends: Ends, schedule: Schedule) -> list[tuple[int, int]]:
     return [parts[schedule.part[stage]] for stage in range(len(schedule.ranks))]
 
 
+def recompute_of(parts: Sequence[Stage], schedule: Schedule) -> list[str]:
+    """Of every stage of the schedule, from the model's parts."""
+    return [parts[schedule.part[stage]].recompute for stage in range(len(schedule.ranks))]
+
+
 @dataclass(frozen=True, slots=True)
 class PricedPipeline:
     """A plan's own cuts, played. A plan of one stage is a pipeline of one rank."""
@@ -387,7 +392,7 @@ def price_pipeline(
     priced = PipelinePrices(model, cluster, state, first.recompute, len(plan.groups))
     several = len(plan.stages) > 1
     schedule = schedule_of(plan) if several else one_f_one_b(1, plan.microbatches, 1)
-    priced = priced.recomputing([plan.stages[part].recompute for part in schedule.part])
+    priced = priced.recomputing(recompute_of(plan.stages, schedule))
     places = {name: i for i, name in enumerate(model.units)}
     unknown = [s.first for s in plan.stages[1:] if s.first not in places]
     if unknown:

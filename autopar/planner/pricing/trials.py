@@ -5,7 +5,7 @@ What `PipelinePrices` says of one plan, for columns of figures, by the clock of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +20,13 @@ from autopar.planner.pricing.sends import Ends, Order, Sends
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """step_s: the timeline and the slowest rank's optimizer; memory_bytes: of the fullest rank."""
+    """step_s: the timeline and the slowest rank's optimizer; memory_bytes: of the fullest rank;
+    recompute: of every stage of the schedule."""
 
     ends: Ends
     step_s: float
     memory_bytes: float
+    recompute: tuple[str, ...]
 
 
 def figures_at(table: Table, ends: Ends, schedule: Schedule) -> Table:
@@ -37,12 +39,14 @@ def trials(
     order: Order,
     sends: Sends,
     cuts: Sequence[Ends],
-    figures: Sequence[Table],
+    figures: Mapping[str, Sequence[Table]],
     device: Device,
     packages: frozenset[str],
 ) -> list[Trial]:
-    """One trial for each cut with its `figures_at`.
+    """One trial for each cut.
 
+    figures:  of each cut its `figures_at`, for every recomputation that a rank may choose, the one
+              that keeps most first: each rank takes the first that the device holds, or the last.
     packages: installed ones that the model's code lies in.
     """
     schedule = order.schedule
@@ -50,11 +54,29 @@ def trials(
     on_rank[list(schedule.ranks), range(len(schedule.ranks))] = 1.0
     share, process = overhead(packages, device)
     skips, sent = sends.between(cuts)
-    columns = np.stack(figures, axis=-1)  # [figures, stages, columns]
-    clock, times = clocked(order, columns, sent, skips)
-    passing = (on_rank[..., None] * columns[Figure.PASSING]).max(axis=1)
-    held = clock.peaks(columns[Figure.SAVED])
-    allocated = held + passing + on_rank @ columns[Figure.STATE]
-    memory = ((1 + share) * allocated + process).max(axis=0).tolist()
+    peaks = order.clock(skips).peaks
+    names = list(figures)
+    # [recomputations, figures, stages, columns], and what each rank would need under each.
+    every = np.stack([np.stack(of, axis=-1) for of in figures.values()])
+    needed = np.stack(
+        [
+            (1 + share)
+            * (
+                peaks(columns[Figure.SAVED])
+                + (on_rank[..., None] * columns[Figure.PASSING]).max(axis=1)
+                + on_rank @ columns[Figure.STATE]
+            )
+            + process
+            for columns in every
+        ]
+    )
+    fits = needed <= device.memory_bytes
+    fits[-1] = True
+    chosen = fits.argmax(axis=0)  # [ranks, columns]
+    of_stage = chosen[list(schedule.ranks)]
+    columns = np.take_along_axis(every, of_stage[None, None], axis=0)[0]
+    memory = np.take_along_axis(needed, chosen[None], axis=0)[0].max(axis=0).tolist()
+    _, times = clocked(order, columns, sent, skips)
     step_s = (times.step_s + (on_rank @ columns[Figure.UPDATE]).max(axis=0)).tolist()
-    return [Trial(*priced) for priced in zip(cuts, step_s, memory, strict=True)]
+    recompute = [tuple(names[i] for i in of) for of in of_stage.T.tolist()]
+    return [Trial(*priced) for priced in zip(cuts, step_s, memory, recompute, strict=True)]
