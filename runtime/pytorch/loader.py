@@ -37,11 +37,11 @@ class Loader:
         shuffle: bool = False,
         seed: int = 0,
         drop_last: bool = False,
-        between: Callable[[], None] = lambda: None,
+        between: Callable[[Loader], None] = lambda loader: None,
         **options: Any,
     ) -> None:
-        """``between`` is called when a batch is done with; ``options`` are those of `DataLoader`:
-        ``num_workers``, ``collate_fn``, ``prefetch_factor`` and so on."""
+        """``between`` is called with this when a batch is done with; ``options`` are those of
+        `DataLoader`: ``num_workers``, ``collate_fn``, ``prefetch_factor`` and so on."""
         for name in OURS:
             if name in options:
                 raise LoaderError(f"loader({name}=...): the split over data ranks decides that")
@@ -91,8 +91,8 @@ class Loader:
             place = (self.epoch, number)
             if self.given == len(self):
                 self.epoch, self.given = self.epoch + 1, 0
-            yield LocalBatch(read, rows, samples, place)
-            self._between()
+            yield LocalBatch(read, rows, samples, place, self)
+            self._between(self)
 
     def _order(self) -> list[int] | range:
         count = len(self.dataset)

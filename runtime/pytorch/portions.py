@@ -51,6 +51,7 @@ class LocalBatch(dict[str, Any]):
     rows:    its samples; where there are none, the tensors hold one of other ranks.
     samples: those of all data ranks; None where only that many is known.
     place:   which batch of a loader it is: epoch and number.
+    source:  that loader.
     """
 
     def __init__(
@@ -59,11 +60,13 @@ class LocalBatch(dict[str, Any]):
         rows: int,
         samples: int | None = None,
         place: tuple[int, int] = (0, 0),
+        source: object = None,
     ) -> None:
         super().__init__(entries)
         self.rows = rows
         self.samples = samples
         self.place = place
+        self.source = source
 
 
 class CutBatch(dict[str, Any]):

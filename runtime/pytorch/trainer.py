@@ -134,6 +134,7 @@ class Trainer:
         self._stop, self._stopping = Stopping(), False
         self._kept_in: tuple[Path, int, int] | None = None
         self._last_kept = -1
+        self._source: object = None
         seed_draws(workload, self.ranks)
         staged = program.model is None
         self._sizes = None if folder is None else Sizes(folder, self.ranks, self.settings, staged)
@@ -170,7 +171,8 @@ class Trainer:
         batch of `loader`, or with ``local``, is that of this data rank. One with fewer samples than
         were planned counts them as one device does: the loss is that of the samples there are.
         """
-        self._between()
+        self._between(None)
+        self._source = batch.source if isinstance(batch, LocalBatch) else None
         start = time.perf_counter()
         self._tell("")
         loss = self.backward(batch, local)
@@ -342,8 +344,11 @@ class Trainer:
         self._kept_in = (Path(folder), every, keep)
         self._last_kept = self.step_number
 
-    def _between(self) -> None:
-        """Saves if it is time to, see `keep_checkpoints`; behind each step, before the next."""
+    def _between(self, loader: Loader | None) -> None:
+        """Saves if it is time to, see `keep_checkpoints`; behind each step, before the next batch
+        is taken from the ``loader`` that the step's was from, or before the next step."""
+        if loader is not None and loader is not self._source:
+            return  # one of an evaluation behind the step, which is to be whole
         if self._kept_in is None or self._last_kept == self.step_number:
             return
         folder, every, keep = self._kept_in
