@@ -2,8 +2,8 @@
 
     python -m benchmarks.job [--rounds 12] [--steps 4] [--processes 4] [--json]
 
-Both sides train the Llama of `examples/07_train_script.py` on its batches with its optimizer,
-clipping and schedule, in the same processes: rounds of some steps take turns, and who goes first
+Both sides train the Llama of `examples/07_train_script.py` on its batches with its groups and
+clipping, in the same processes: rounds of some steps take turns, and who goes first
 changes. A ratio is the median over rounds of what a step of the one takes by what one of the other
 takes; both sides must have the same losses.
 """
@@ -34,7 +34,7 @@ levels:
   - {{name: loopback, span: {0}, bandwidth: 1 GB/s, latency: 100 us, library: gloo}}
 """
 LIMIT = 1.0
-BATCH, LR, CLIP, DECAY = 16, 3e-3, 1.0, 0.1
+BATCH, LR, CLIP, DECAY = 16, 3e-4, 1.0, 0.1
 Step = Callable[[], float]
 
 
