@@ -258,6 +258,29 @@ def explanation(
     return shown_parts, data
 
 
+def other_memory(folder: Path, sizes: str) -> tuple[list[RenderableType], dict[str, Any]]:
+    """Tables and object of ``autopar explain --memory``.
+
+    Raises `PlanFolderError`, `UserError` for what is no size.
+    """
+    from autopar.report.memories import bought, memory_objects, memory_table
+
+    asked = [round(_size(text)) for text in sizes.split(",")]
+    own = plan_folder.read_cluster(folder).device.memory_bytes
+    progress(f"planning for devices of {sizes} and of what there is")
+    rows = bought(folder, asked)
+    return memory_table(rows, own), {"by_memory": memory_objects(rows)}
+
+
+def _size(text: str) -> float:
+    from autopar.cost_models.units import UnitError, parse_quantity
+
+    try:
+        return parse_quantity(text.strip(), "size_bytes")
+    except UnitError as error:
+        raise UserError(f"--memory {text}: {error}") from None
+
+
 def difference(a: Path, b: Path) -> tuple[list[RenderableType], dict[str, Any]]:
     """Tables and object of ``autopar diff``. Raises `PlanFolderError`."""
     from autopar.report.diff import diff, diff_object

@@ -21,12 +21,22 @@ def explain(
         Path | None,
         typer.Option(metavar="FILE", help="Also write the step as a trace that Perfetto opens."),
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZES",
+            help="Only what devices of other memory would buy: 90GB, or 64GiB,96GiB.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Why a plan is as it is: strategies, what they move and cost, what else was close."""
-    from autopar.cli.commands import explanation
+    from autopar.cli.commands import explanation, other_memory
 
-    parts, data = explanation(folder, what, trace)
+    if memory is not None:
+        parts, data = other_memory(folder, memory)
+    else:
+        parts, data = explanation(folder, what, trace)
     show(parts, data, json)
 
 

@@ -1,0 +1,103 @@
+"""What more or less memory would buy: plans of the same model on devices that have it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from autopar.files import plan_folder
+from autopar.nouns.plan import RECOMPUTE
+from autopar.planner.fixed import Fixed
+from autopar.planner.memories import WithMemory, plans_by_memory
+from autopar.planner.question import Answer, Question
+from autopar.report.opened import opened
+from autopar.report.render import indented, table
+from autopar.report.units import duration, size
+from autopar.rules.batch import flow_or_obstacle
+from autopar.rules.fusion import ALONE, fusion
+
+
+def asked_again(folder: str | Path) -> Question:
+    """The question that a plan's folder answers, with nothing pinned. Raises `PlanFolderError`."""
+    contents = opened(folder)
+    plan, graph, dims = contents.plan, contents.graph, contents.batch_dims
+    flow, obstacle = flow_or_obstacle(graph, dims)
+    batched = [
+        e.shape[e.batch_dim] for e in plan_folder.read_batch(folder) if e.batch_dim is not None
+    ]
+    return Question(
+        graph=graph,
+        batch_dims=dims,
+        data_choices=flow.choices,
+        batch=batched[0] if batched else 1,
+        obstacles=flow.obstacles,
+        cluster=plan_folder.read_cluster(folder),
+        precision=plan.precision,
+        optimizer=plan.optimizer,
+        fixed=Fixed(),
+        uneven=plan.framework != "jax",
+        splits_batch=obstacle is None,
+        fusion=fusion(graph) if plan.style == "compiled" else ALONE,
+        framework=plan.framework,
+        clips=plan.clip_norm is not None,
+    )
+
+
+def bought(folder: str | Path, sizes: Sequence[int]) -> list[WithMemory]:
+    """Plans for devices of these bytes, and of what they have. Raises `PlanFolderError`."""
+    question = asked_again(folder)
+    return [*plans_by_memory(question, [*sizes, question.cluster.device.memory_bytes])]
+
+
+def memory_table(rows: Sequence[WithMemory], own_bytes: int) -> list[RenderableType]:
+    """Step and layout by memory, beside those of the memory that there is."""
+    own = next(row.best for row in rows if row.memory_bytes == own_bytes)
+    shown = table("memory", "step", "against", "takes", "layout", right=("memory", "step", "takes"))
+    for row in rows:
+        name = size(row.memory_bytes) + (" (there is)" if row.memory_bytes == own_bytes else "")
+        if row.best is None:
+            shown.add_row(name, "", "", "", "nothing fits")
+            continue
+        step_s = row.best.time.total_s
+        against = "" if own is None or row.best is own else f"{step_s / own.time.total_s - 1:+.1%}"
+        taken = size(row.best.memory.total)
+        shown.add_row(name, duration(step_s), against, taken, layout_text(row.best))
+    return [Text("What other memory would buy, with nothing pinned", style="bold"), indented(shown)]
+
+
+def memory_objects(rows: Sequence[WithMemory]) -> list[dict[str, Any]]:
+    """The same as JSON-like values."""
+    return [
+        {
+            "memory_bytes": row.memory_bytes,
+            "step_time_s": row.best.time.total_s if row.best else None,
+            "taken_bytes": row.best.memory.total if row.best else None,
+            "layout": layout_text(row.best) if row.best else None,
+        }
+        for row in rows
+    ]
+
+
+def layout_text(answer: Answer) -> str:
+    """Degrees above one, ZeRO, microbatches, recomputation and schedule."""
+    layout, stages = answer.layout, answer.stages
+    degrees = {
+        "dp_replicate": layout.dp_replicate,
+        "dp_shard": layout.dp_shard,
+        "tp": answer.candidate.tp,
+        "pp": answer.pp,
+    }
+    split = " x ".join(f"{name} {ways}" for name, ways in degrees.items() if ways > 1)
+    again = {stage.recompute for stage in stages} or {layout.recompute}
+    words = [
+        split or "one device",
+        f"ZeRO {layout.zero}",
+        f"{answer.candidate.microbatches} microbatches",
+        "recompute " + " and ".join(name for name in RECOMPUTE if name in again),
+        *([answer.schedule] if answer.pp > 1 else []),
+    ]
+    return ", ".join(words)
