@@ -36,7 +36,12 @@ def load_workload(target: str) -> Workload:
             what = (
                 "does not exist" if value is None else f"is a {type(value).__name__}, not a model"
             )
-            raise LoadError(f"{target}: {name} {what} in {path}; {has}")
+            made_there = (
+                ". A plan that a script made is loaded there: autopar.load(plan, model=...)"
+                if isinstance(value, type)
+                else ""
+            )
+        raise LoadError(f"{target}: {name} {what} in {path}; {has}{made_there}")
         return workload
     if not workloads:
         raise LoadError(

@@ -119,3 +119,8 @@ def test_what_is_missing_is_said(planned: PlanFolder, one: Cluster, tmp_path: Pa
 def test_a_plan_of_a_module_is_made_without_its_weights(one: Cluster, tmp_path: Path) -> None:
     made = autopar.plan(skeleton(Words()), words(4), replace(one), folder=tmp_path / "plan")
     assert made.plan.device_count == 1
+
+
+def test_a_plan_of_a_script_says_where_it_is_loaded(planned: PlanFolder) -> None:
+    with pytest.raises(UserError, match=r"is loaded there: autopar\.load\(plan, model=\.\.\.\)"):
+        autopar.load(planned)
