@@ -36,12 +36,12 @@ def load_workload(target: str) -> Workload:
             what = (
                 "does not exist" if value is None else f"is a {type(value).__name__}, not a model"
             )
-            made_there = (
+            by_script = (
                 ". A plan that a script made is loaded there: autopar.load(plan, model=...)"
                 if isinstance(value, type)
                 else ""
             )
-        raise LoadError(f"{target}: {name} {what} in {path}; {has}{made_there}")
+            raise LoadError(f"{target}: {name} {what} in {path}; {has}{by_script}")
         return workload
     if not workloads:
         raise LoadError(
