@@ -48,6 +48,17 @@ class Action(NamedTuple):
         return Action(int(match[1]), cast(ActionKind, match[2]), int(match[3]))
 
 
+_MADE: dict[tuple[int, ActionKind], list[Action]] = {}
+
+
+def passes(stage: int, kind: ActionKind, microbatches: int) -> list[Action]:
+    """One action for each microbatch, in order. They are values: large searches make many
+    schedules of the same ones, so each is made once."""
+    made = _MADE.setdefault((stage, kind), [])
+    made += [Action(stage, kind, i) for i in range(len(made), microbatches)]
+    return made[:microbatches]
+
+
 Lists = tuple[tuple[Action, ...], ...]
 """The actions of every rank, in order."""
 

@@ -9,9 +9,9 @@ sums and maxima are those of `play`, number by number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -95,7 +95,7 @@ class Clock:
     def peaks(self, saved: Table) -> Table:
         """[ranks, columns]: the most that ranks hold; ``saved`` [stages, columns] a microbatch."""
         if self._held is None:
-            self._held = [_held(actions, len(self.ranks)) for actions in self.schedule.lists]
+            self._held = _held(self._actions, len(self.schedule.lists), len(self.ranks))
         return np.stack([(held @ saved).max(axis=0) for held in self._held])
 
 
@@ -114,14 +114,9 @@ class _Actions(NamedTuple):
     @staticmethod
     def of(schedule: Schedule) -> _Actions:
         lists = schedule.lists
-        stage, kind, microbatch = (
-            np.fromiter(column, dtype=np.intp)
-            for column in (
-                (action.stage for actions in lists for action in actions),
-                (PLACES[action.kind] for actions in lists for action in actions),
-                (action.microbatch for actions in lists for action in actions),
-            )
-        )
+        stages, kinds, numbers = zip(*chain.from_iterable(lists), strict=True)
+        stage, microbatch = (np.array(column, dtype=np.intp) for column in (stages, numbers))
+        kind = np.array([PLACES[kind] for kind in kinds], dtype=np.intp)
         rank = np.repeat(np.arange(len(lists)), [len(actions) for actions in lists])
         forward = kind == PLACES["F"]
         own = np.flatnonzero(forward)
@@ -196,21 +191,24 @@ def first_forwards(schedule: Schedule) -> frozenset[Action]:
     return frozenset(firsts.values())
 
 
-def _held(actions: Iterable[Action], stages: int) -> NDArray[np.intp]:
-    """Which counts of microbatches, by stage, a rank holds at its peaks."""
-    now = [0] * stages
-    counts: dict[tuple[int, ...], None] = {}
-    rising = False
-    for stage, kind, _ in actions:
-        if kind == "F":
-            now[stage] += 1
-            rising = True
-        elif kind != "I":
-            if rising:
-                counts[tuple(now)] = None
-            now[stage] -= 1
-            rising = False
-    return np.array([*counts] or [tuple(now)], dtype=np.intp)
+def _held(actions: _Actions, ranks: int, stages: int) -> list[NDArray[np.intp]]:
+    """Of each rank which counts of microbatches, by stage, it holds at its peaks."""
+    kind = actions.cost - COSTS * actions.stage
+    change = np.where(actions.pass_ == 0, 1, np.where(kind == PLACES["I"], 0, -1))
+    begin = np.searchsorted(actions.rank, np.arange(ranks + 1))
+    counts = []
+    for first, end in pairwise(begin.tolist()):
+        changed = first + np.flatnonzero(change[first:end])
+        own, place = np.unique(actions.stage[changed], return_inverse=True)
+        rows = np.zeros((len(changed), len(own)), dtype=np.intp)
+        rows[np.arange(len(changed)), place] = change[changed]
+        now = rows.cumsum(axis=0)
+        peaks = np.flatnonzero((change[changed][:-1] > 0) & (change[changed][1:] < 0))
+        distinct = np.unique(now[peaks], axis=0) if len(own) > 1 else now[peaks].max(axis=0)[None]
+        held = np.zeros((len(distinct), stages), dtype=np.intp)
+        held[:, own] = distinct
+        counts.append(held)
+    return counts
 
 
 def _last_backwards(schedule: Schedule) -> list[list[int]]:

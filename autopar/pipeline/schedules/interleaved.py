@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from itertools import chain
 
-from autopar.pipeline.actions import Action, ActionKind, Schedule, one_route
+from autopar.pipeline.actions import Action, ActionKind, Schedule, one_route, passes
 
 
 def interleaved(pp: int, microbatches: int, v: int = 2) -> Schedule:
@@ -36,11 +36,12 @@ def _ranks(pp: int, v: int) -> tuple[int, ...]:
 def turns(kind: ActionKind, rank: int, pp: int, microbatches: int, v: int) -> list[Action]:
     """All forwards or backwards of a rank: p microbatches through each stage in turn."""
     chunks = range(v) if kind == "F" else range(v - 1, -1, -1)
+    each = [passes(chunk * pp + rank, kind, microbatches) for chunk in chunks]
     return [
-        Action(chunk * pp + rank, kind, i)
+        action
         for first in range(0, microbatches, pp)
-        for chunk in chunks
-        for i in range(first, min(first + pp, microbatches))
+        for actions in each
+        for action in actions[first : first + pp]
     ]
 
 

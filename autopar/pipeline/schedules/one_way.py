@@ -9,7 +9,9 @@ eager-1f1b  twice as many forwards first, 2 (p - r) - 1 in flight: sends are hid
 
 from __future__ import annotations
 
-from autopar.pipeline.actions import Action, Schedule, one_route
+from itertools import chain
+
+from autopar.pipeline.actions import Action, Schedule, one_route, passes
 
 
 def gpipe(pp: int, microbatches: int, _: int = 1) -> Schedule:
@@ -30,8 +32,6 @@ def eager_one_f_one_b(pp: int, microbatches: int, _: int = 1) -> Schedule:
 def _warm(stage: int, microbatches: int, first: int) -> tuple[Action, ...]:
     """``first`` forwards, then one forward and one backward in turn, then what is left."""
     first = min(first, microbatches)
-    actions = [Action(stage, "F", i) for i in range(first)]
-    for i in range(microbatches - first):
-        actions += [Action(stage, "F", first + i), Action(stage, "B", i)]
-    actions += [Action(stage, "B", i) for i in range(microbatches - first, microbatches)]
-    return tuple(actions)
+    forwards, backwards = (passes(stage, kind, microbatches) for kind in ("F", "B"))
+    both = chain.from_iterable(zip(forwards[first:], backwards, strict=False))
+    return (*forwards[:first], *both, *backwards[microbatches - first :])

@@ -16,8 +16,9 @@ What is said of bubbles holds where F, I and W take the same time.
 from __future__ import annotations
 
 from collections import Counter, deque
+from typing import cast
 
-from autopar.pipeline.actions import Action, ActionKind, Lists, Schedule, one_route
+from autopar.pipeline.actions import KINDS, Action, ActionKind, Lists, Schedule, one_route, passes
 from autopar.pipeline.schedules.interleaved import turns
 
 PASSES: tuple[ActionKind, ...] = ("F", "I", "W")
@@ -95,6 +96,11 @@ class _Vee:
 
     def __init__(self, rank: int, pp: int, microbatches: int) -> None:
         self.stages = {"down": rank, "up": 2 * pp - 1 - rank}
+        self.made = {
+            (stage, kind): passes(stage, kind, microbatches)
+            for stage in self.stages.values()
+            for kind in KINDS
+        }
         self.microbatches = microbatches
         self.count: Counter[tuple[str, bool]] = Counter()
         self.put_off: deque[tuple[int, int]] = deque()
@@ -104,17 +110,17 @@ class _Vee:
         words = [word.rpartition(" ") for word in text.split(", ")]
         for _ in range(times):
             for stage, _, kind in words:
-                self._one(stage, kind)
+                self._one(stage, cast(ActionKind, kind))
 
     def ended(self) -> tuple[Action, ...]:
         self.repeat(len(self.put_off), "W")
         return tuple(self.actions)
 
-    def _one(self, stage: str, kind: str) -> None:
+    def _one(self, stage: str, kind: ActionKind) -> None:
         if kind == "W":
             if self.put_off:
                 number, i = self.put_off.popleft()
-                self.actions.append(Action(number, "W", i))
+                self.actions.append(self.made[number, "W"][i])
             return
         i = self.count[stage, kind == "F"]
         if i == self.microbatches:
@@ -123,6 +129,4 @@ class _Vee:
         number = self.stages[stage]
         if kind == "I":
             self.put_off.append((number, i))
-            self.actions.append(Action(number, "I", i))
-        else:
-            self.actions.append(Action(number, "F" if kind == "F" else "B", i))
+        self.actions.append(self.made[number, kind][i])
