@@ -28,10 +28,10 @@ def batch(step=0):
         from autopar.runtime.pytorch.pipeline.stage_run import StageRun
         forward = StageRun.forward
 
-        def killed(self, i, inputs):
+        def killed(self, i, *inputs):
             if i == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return forward(self, i, inputs)
+            return forward(self, i, *inputs)
 
         StageRun.forward = killed
     return tiny_gpt.batch(step)
