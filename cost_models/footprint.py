@@ -88,7 +88,8 @@ def footprint(arch: Arch, layout: Layout, software: Software, precision: str = "
     """The footprint of the fullest pipeline rank; `precision` is what matrix products read."""
     pipeline = layout.pipeline(arch.layers)
     held, layers = pipeline.held_layers(), pipeline.rank_layers()
-    ends = pipeline.end_ranks()
+    first, last = pipeline.end_ranks()
+    ends = first | last
     # Of ranks without embedding and head only those can be fullest that hold most of something.
     between = [rank for rank in range(layout.pp) if rank not in ends]
     most = {max(between, key=of.__getitem__) for of in (held, layers) if between}
@@ -103,15 +104,13 @@ def rank_footprint(
     x = layout
     pipeline = x.pipeline(arch.layers)
     first, last = pipeline.end_ranks()
-    has_head = rank == last
+    has_embedding, has_head = rank in first, rank in last
     layers = pipeline.rank_layers()[rank]
     share = _moe_share(arch, layers, rank, x.pp)
     outside, routed = arch.mean_parameters(share)
-    ends = (
-        arch.embedding_parameters * (rank == first)
-        + (arch.head_parameters + (arch.embedding_parameters if arch.tied and first != last else 0))
-        * has_head
-    )
+    ends = arch.embedding_parameters * has_embedding + arch.head_parameters * has_head
+    if arch.tied and has_head and not has_embedding:
+        ends += arch.embedding_parameters
     dense = (outside * layers + ends) / x.tp
     expert = routed * layers / x.expert_ranks
     states = _states(dense, expert, x, software, precision)

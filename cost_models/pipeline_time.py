@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.pipeline.actions import Schedule
 from autopar.pipeline.clock import COSTS
 from autopar.pipeline.schedules.table import SCHEDULES, schedule
 from autopar.pipeline.steady import ROUNDS, SteadyClock
@@ -68,9 +69,10 @@ class Pipeline:
         """Layers of each rank."""
         return _rank_layers(self.schedule, self.pp, self.interleave, self.layers)
 
-    def end_ranks(self) -> tuple[int, int]:
-        """The ranks of the embedding and of the output head."""
-        return 0, 0 if SCHEDULES[self.schedule].stages == 2 else self.pp - 1
+    def end_ranks(self) -> tuple[frozenset[int], frozenset[int]]:
+        """The ranks that hold the embedding, and the output head: of a schedule with two routes
+        both ends have both."""
+        return _end_ranks(self.schedule, self.pp, self.interleave)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +182,21 @@ def _send(pipelines: Sequence[Pipeline], c: Costs, rank: int, other: int) -> Arr
 
 
 @lru_cache(maxsize=4096)
-def _rank_layers(name: str, pp: int, interleave: int, layers: int) -> tuple[int, ...]:
+def _shortest(name: str, pp: int, interleave: int) -> Schedule:
+    """The schedule of as few microbatches as it takes: for what each rank has of the model."""
     turns = pp if SCHEDULES[name].turns else 1
-    made = schedule(name, pp, max(turns, SCHEDULES[name].least(pp)), interleave)
+    return schedule(name, pp, max(turns, SCHEDULES[name].least(pp)), interleave)
+
+
+def _end_ranks(name: str, pp: int, interleave: int) -> tuple[frozenset[int], frozenset[int]]:
+    made = _shortest(name, pp, interleave)
+    first, last = (frozenset(made.ranks[route[end]] for route in made.routes) for end in (0, -1))
+    return first, last
+
+
+@lru_cache(maxsize=4096)
+def _rank_layers(name: str, pp: int, interleave: int, layers: int) -> tuple[int, ...]:
+    made = _shortest(name, pp, interleave)
     total = [0] * pp
     for route in made.routes:
         for count, stage in zip(layers_of(layers, len(route)), route, strict=True):

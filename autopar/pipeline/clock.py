@@ -17,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.pipeline import kernels
 from autopar.pipeline.actions import KINDS, Action, Schedule
 from autopar.pipeline.check import check
 
@@ -50,6 +49,8 @@ class Clock:
     """
 
     def __init__(self, schedule: Schedule, skips: Sequence[Pair] = ()) -> None:
+        from autopar.pipeline import kernels
+
         self.schedule = schedule
         self.ranks = schedule.ranks
         chained = [(min(a, b), max(a, b)) for route in schedule.routes for a, b in pairwise(route)]
@@ -57,7 +58,7 @@ class Clock:
         self._sends = _sends(schedule, skips, self.pairs)
         self._links = int(self._sends.link.max(initial=-1)) + 1
         self._actions = _Actions.of(schedule)
-        self._order = kernels.order(*self._actions, *self._sends, schedule.microbatches)
+        self._order = kernels.order(self._actions, self._sends, schedule.microbatches)
         if len(self._order) < len(self._actions.stage):
             check(schedule)  # says what waits for what
         self._count = np.zeros((len(schedule.lists), COSTS * len(self.ranks)))
@@ -72,12 +73,14 @@ class Clock:
         sends_s:   [pairs, columns].
         reduce_s:  [stages, columns] of a stage's gradients, behind its last backward.
         """
+        from autopar.pipeline import kernels
+
         columns = actions_s.shape[-1]
         costs = actions_s.reshape(-1, columns)
         free, begun, ended = kernels.times(
             self._order,
-            *self._actions,
-            *self._sends,
+            self._actions,
+            self._sends,
             np.ascontiguousarray(costs, dtype=np.float64),
             np.ascontiguousarray(sends_s, dtype=np.float64),
             self._links,

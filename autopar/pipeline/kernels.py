@@ -1,6 +1,7 @@
 """The inner loops of `autopar.pipeline.clock`, compiled.
 
-Arguments are the arrays of `clock._Actions` and `clock._Sends`, one after the other.
+``actions`` and ``sends`` are `clock._Actions` and `clock._Sends`. Imported with the first clock: a
+plan of one stage needs no compiler.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -16,23 +17,11 @@ BLOCK = 8
 
 
 @jit
-def order(
-    rank,
-    stage,
-    pass_,
-    microbatch,
-    cost,
-    needs_at,
-    source,
-    arrives,
-    gives_at,
-    wire,
-    link,
-    pair,
-    microbatches,
-):
+def order(actions, sends, microbatches):
     """Actions in an order in which each stands behind what it needs; fewer where lists wait for
     one another."""
+    rank, stage, pass_, microbatch, _ = actions
+    needs_at, source, _, _, _, _, _ = sends
     stages = (len(needs_at) - 1) // 2
     ranks = rank[-1] + 1 if len(rank) else 0
     begin = np.zeros(ranks + 1, np.intp)
@@ -67,27 +56,11 @@ def order(
 
 
 @jit
-def times(
-    order,
-    rank,
-    stage,
-    pass_,
-    microbatch,
-    cost,
-    needs_at,
-    source,
-    arrives,
-    gives_at,
-    wire,
-    link,
-    pair,
-    costs,
-    sends,
-    links,
-    microbatches,
-):
+def times(order, actions, sends, costs, sends_s, links, microbatches):
     """For [ranks, columns] when each rank ends and begins, for [stages, columns] the end of the
     last action that is no forward and sends no more."""
+    rank, stage, pass_, microbatch, cost = actions
+    needs_at, _, arrives, gives_at, wire, link, pair = sends
     stages = (len(needs_at) - 1) // 2
     ranks = rank[-1] + 1 if len(rank) else 0
     columns = costs.shape[1]
@@ -125,7 +98,7 @@ def times(
                 for e in range(gives_at[row], gives_at[row + 1]):
                     line, place = link[e], wire[e] * microbatches + i
                     for c in range(width):
-                        busy[line, c] = max(now[c], busy[line, c]) + sends[pair[e], left + c]
+                        busy[line, c] = max(now[c], busy[line, c]) + sends_s[pair[e], left + c]
                         arrived[place, c] = busy[line, c]
             if pass_[k] > 0:  # the last one stays: W is behind its I
                 for c in range(width):

@@ -2,9 +2,10 @@
 
 What a schedule takes is a maximum over paths of sums of costs, so with costs that stay the same it
 grows by the same for every further turn of microbatches once no other path can become the longest
-(the cycle time of a max-plus linear system: Baccelli et al. 1992, theorem 3.17). Until then the
-growth only rises, so a step from the growth seen in a short run, and from what the busiest rank
-must compute, are both below the true one; the larger is taken.
+(the cycle time of a max-plus linear system: Baccelli et al. 1992, chapter 3). No rank can grow by
+less than it computes, so of that and the growth seen in a short run the larger is taken. It is an
+estimate from either side: where the fill of a schedule depends on how many microbatches there are,
+as that of eager 1F1B does, a short run may grow faster than a long one.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class SteadyClock:
         turn = pp if kind.turns else 1
         kind_of(name, pp, -(-microbatches // turn) * turn, interleave)
         self.microbatches = microbatches
-        self._most = max(ROUNDS * pp, kind.least(pp) + pp)
-        whole = microbatches <= self._most and microbatches % turn == 0
-        few = microbatches if whole else min(self._most, max(1, microbatches // turn) * turn)
+        most = max(ROUNDS * pp, kind.least(pp) + pp)
+        whole = microbatches <= most and microbatches % turn == 0
+        few = microbatches if whole else min(most, max(1, microbatches // turn) * turn)
         self._few = _clock(name, pp, few, interleave)
         self._fewer = None
         if not whole:

@@ -53,7 +53,7 @@ KEPT = 24
 """Schedules that are kept with their clocks."""
 SPARE = 1.05
 """Of its memory, what a rank may need in a cut into equal parts for the core to be tried."""
-SQUEEZED = 12
+TIGHTEST = 12
 """Pipelines that are priced in full where nothing fits."""
 FILLED = 0.9
 """Of its memory, what a plan must take for it to bind."""
@@ -104,6 +104,12 @@ class Pipelines:
                 self._know(solved)
         self._solve_alone(max(shape.samples for shape in shapes))
         self._dive(shapes)
+        self._best_first(shapes)
+        if self.standings.best is None:
+            self._squeeze()
+        self._relieve()
+
+    def _best_first(self, shapes: Sequence[Shape]) -> None:
         turn = count()
         heap: list[tuple[float, int, Item]] = [
             (self._shape_bound(shape), next(turn), shape) for shape in shapes
@@ -124,14 +130,12 @@ class Pipelines:
             self.solver.check()
             for next_s, opened in self._open(item):
                 heapq.heappush(heap, (max(bound_s, next_s), next(turn), opened))
-        if self.standings.best is None:
-            self._squeeze()
 
     def _squeeze(self) -> None:
         """Where nothing fits: prices the pipelines that may need least."""
         # The schedule that comes first holds least.
         first = {(core.shape, core.recompute): (size, core) for size, core in self._too_big[::-1]}
-        for needed, core in sorted(first.values(), key=lambda pair: pair[0])[:SQUEEZED]:
+        for needed, core in sorted(first.values(), key=lambda pair: pair[0])[:TIGHTEST]:
             tightest = self.standings.tightest
             if tightest is not None and needed >= tightest.memory.total:
                 return
@@ -139,7 +143,7 @@ class Pipelines:
                 if isinstance(played, Played):
                     self.standings.offer(played.trials.tightest(played.plain))
 
-    def relieve(self) -> None:
+    def _relieve(self) -> None:
         """Where memory binds the best plan: the same shape with ranks that recompute as much as
         each must, under every usual schedule."""
         best, fixed = self.standings.best, self.question.fixed

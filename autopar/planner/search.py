@@ -75,7 +75,6 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
             standings.best = best
             pipelines = Pipelines(question, solver, standings)
             pipelines.search(degrees, firsts)
-            pipelines.relieve()
             tried += pipelines.tried
             lower_bound_s = min(lower_bound_s, pipelines.bound_s)
             if standings.best is not None and standings.best.stages:
@@ -120,7 +119,6 @@ def _search_pinned(question: Question, progress: Progress) -> Outcome:
         question, Solver(question.searcher, progress, question.verbose), standings
     )
     pipelines.search([pp], [])
-    pipelines.relieve()
     if standings.best is None:
         if standings.tightest is None:
             raise FixError(

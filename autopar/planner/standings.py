@@ -196,8 +196,10 @@ def size_text(size_bytes: int) -> str:
 def layout_text(answer: Answer) -> str:
     """Every choice of a layout in one line."""
     layout, candidate = answer.layout, answer.candidate
+    chosen = {stage.recompute for stage in answer.stages} or {layout.recompute}
+    recompute = " and ".join(name for name in RECOMPUTE if name in chosen)
     return (
         f"dp_replicate={layout.dp_replicate}, dp_shard={layout.dp_shard}, tp={candidate.tp}, "
         + (f"pp={answer.pp}, {answer.schedule}, " if answer.pp > 1 else "")
-        + f"ZeRO {layout.zero}, {candidate.microbatches} microbatches, recompute={layout.recompute}"
+        + f"ZeRO {layout.zero}, {candidate.microbatches} microbatches, recompute={recompute}"
     )

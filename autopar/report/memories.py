@@ -10,10 +10,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from autopar.files import plan_folder
-from autopar.nouns.plan import RECOMPUTE
 from autopar.planner.fixed import Fixed
 from autopar.planner.memories import WithMemory, plans_by_memory
-from autopar.planner.question import Answer, Question
+from autopar.planner.question import Question
+from autopar.planner.standings import layout_text
 from autopar.report.opened import opened
 from autopar.report.render import indented, table
 from autopar.report.units import duration, size
@@ -80,24 +80,3 @@ def memory_objects(rows: Sequence[WithMemory]) -> list[dict[str, Any]]:
         }
         for row in rows
     ]
-
-
-def layout_text(answer: Answer) -> str:
-    """Degrees above one, ZeRO, microbatches, recomputation and schedule."""
-    layout, stages = answer.layout, answer.stages
-    degrees = {
-        "dp_replicate": layout.dp_replicate,
-        "dp_shard": layout.dp_shard,
-        "tp": answer.candidate.tp,
-        "pp": answer.pp,
-    }
-    split = " x ".join(f"{name} {ways}" for name, ways in degrees.items() if ways > 1)
-    again = {stage.recompute for stage in stages} or {layout.recompute}
-    words = [
-        split or "one device",
-        f"ZeRO {layout.zero}",
-        f"{answer.candidate.microbatches} microbatches",
-        "recompute " + " and ".join(name for name in RECOMPUTE if name in again),
-        *([answer.schedule] if answer.pp > 1 else []),
-    ]
-    return ", ".join(words)

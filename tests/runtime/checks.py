@@ -425,7 +425,7 @@ def main() -> None:
     for name, check in checks.items():
         try:
             results_of[name] = check()
-        except Exception:
+        except Exception:  # whatever a check raises: told with its name
             results_of[name] = {"failed": traceback.format_exc()}
             if dist.get_rank() != 0:
                 raise

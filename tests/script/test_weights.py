@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -18,8 +19,6 @@ from autopar.nouns.errors import UserError
 from autopar.runtime.pytorch.checkpoint import Piece
 from autopar.runtime.pytorch.weights import _runs, contents, load_weights, save_weights
 from tests.plans import cluster
-
-transformers = pytest.importorskip("transformers")
 
 
 @st.composite
