@@ -95,4 +95,4 @@ def test_layers_in_flight(pipeline: Pipeline, held: tuple[int, ...]) -> None:
     [("1f1b", {0}, {3}), ("zb-v", {0}, {0}), ("hanayo", {0}, {0}), ("chimera", {0, 3}, {0, 3})],
 )
 def test_who_has_the_ends_of_the_model(name: str, first: set[int], last: set[int]) -> None:
-    assert Pipeline(name, 4, 1, 8, 16).end_ranks() == (first, last)
+    assert Pipeline(name, 4, 1, 8, 16).end_ranks() == (frozenset(first), frozenset(last))
