@@ -168,3 +168,17 @@ def test_memory_holds_the_measured_process_and_its_heap() -> None:
     assert measured.total == pytest.approx(1.5 * lives + 10**8)
     assert assumed.total == pytest.approx(1.04 * lives + 350_000_000)
     assert measured.limit == device.memory_bytes
+
+
+def test_a_unit_is_gathered_before_the_last_ones_gradients_are_reduced() -> None:
+    """Layers that take longer than their traffic hide all of it but the first gather of each way
+    and the last reduction; on gloo, where each waits for the other, nothing is hidden."""
+    lines = cluster(unit_gather=1e-9, unit_reduce=2e-9)
+    streams = replace(lines, levels=(replace(lines.levels[0], library="nccl"),))
+    one = 4 * NUMEL * 1e-9
+    spent = replace(summary(), microbatches=2)
+    sharded = replace(state(3), microbatches=2)
+    hidden, waited = (simulate(spent, sharded, c, "none") for c in (streams, lines))
+    assert hidden.exposed_s == pytest.approx(2 * (2 * one + 2 * one))
+    assert waited.exposed_s == pytest.approx(waited.data_communication_s)
+    assert waited.data_communication_s == pytest.approx(2 * 4 * (2 * one + 2 * one))

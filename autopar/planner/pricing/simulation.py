@@ -82,10 +82,11 @@ def simulate(summary: Summary, state: StateSharding, cluster: Cluster, recompute
     once = sums_s(summary, state, cluster)
     late += once.norm_s
     each_gathers = state.split.parameters
-    forward, total = _play(pieces, gather=state.fsdp, last=microbatches == 1)
+    hides = _hides(state, cluster)
+    forward, total = _play(pieces, state.fsdp, microbatches == 1, hides)
     if microbatches > 1:
-        middle = _play(pieces, gather=each_gathers, last=False)
-        end = _play(pieces, gather=each_gathers, last=True)
+        middle = _play(pieces, each_gathers, False, hides)
+        end = _play(pieces, each_gathers, True, hides)
         forward += middle[0] * (microbatches - 2) + end[0]
         total += middle[1] * (microbatches - 2) + end[1]
     gathers = state.split.gathers(microbatches)
@@ -94,10 +95,7 @@ def simulate(summary: Summary, state: StateSharding, cluster: Cluster, recompute
         p.regather_s * gathers + p.reduce_s * microbatches + p.reduce_last_s for p in pieces
     )
     # What is hidden is not free: the collective works on the same cores and memory.
-    outermost = cluster.levels[-1]
-    # FSDP2 hides its collectives by streams of a GPU; on gloo it waits for each of them.
-    waits = state.fsdp and outermost.library == "gloo"
-    contention = 1.0 if waits else outermost.contention
+    contention = cluster.levels[-1].contention
     computed = sum(p.forward_s for p in pieces) * microbatches
     total += contention * max(0.0, data - (total - busy * microbatches))
     forward += contention * max(0.0, gathered - (forward - computed))
@@ -106,7 +104,7 @@ def simulate(summary: Summary, state: StateSharding, cluster: Cluster, recompute
     total += counted
     last_backward_s = sum(p.backward_s for p in pieces)
     hidden_s = min(once.loss_s, last_backward_s)
-    total += outermost.contention * hidden_s + once.loss_s - hidden_s
+    total += contention * hidden_s + once.loss_s - hidden_s
     jitter_sqrt_s = cluster.device.jitter_sqrt_s
     waiting = _waiting_s(units, pieces, microbatches, gathers, state.fsdp, jitter_sqrt_s)
     return StepTime(
@@ -153,7 +151,8 @@ def stage_time(
     pieces = [_piece(summary.root, state, cluster, "none", root=True)]
     pieces += [bodies[name] for name in summary.calls]
     each_gathers = state.split.parameters
-    forward, total = _play(pieces, gather=each_gathers, last=False)
+    hides = _hides(state, cluster)
+    forward, total = _play(pieces, each_gathers, False, hides)
     if state.fsdp:
         reduce_s = sum(p.reduce_last_s for p in pieces)
     else:
@@ -166,7 +165,7 @@ def stage_time(
         reduce_s=reduce_s,
         update_s=_optimizer_s(summary, state, cluster) + late,
         meetings=sum(sum(unit.meetings) for unit in units),
-        first_s=_play(pieces, gather=True, last=False)[0] - forward if state.fsdp else 0.0,
+        first_s=_play(pieces, True, False, hides)[0] - forward if state.fsdp else 0.0,
     )
 
 
@@ -175,34 +174,47 @@ def apart_s(cluster: Cluster, meetings: float, computed_s: float) -> float:
     return cluster.device.jitter_sqrt_s * math.sqrt(meetings * max(0.0, computed_s))
 
 
-def _play(units: list[_Piece], gather: bool, last: bool) -> tuple[float, float]:
+def _hides(state: StateSharding, cluster: Cluster) -> bool:
+    """Whether state moves beside compute: FSDP2 hides its collectives by streams of a GPU; on gloo
+    it waits for each of them."""
+    return not (state.fsdp and cluster.levels[-1].library == "gloo")
+
+
+def _play(
+    units: list[_Piece], gather: bool, last: bool, hides: bool = True
+) -> tuple[float, float]:
     """Seconds of one microbatch's forward, and of all of it.
 
-    Unit 0 is the root, gathered first and reduced last.
+    Unit 0 is the root, gathered first and reduced last. The gather of a unit is issued when the
+    unit before it starts to compute, so backward it goes ahead of that unit's reduction.
+    ``hides``: communication runs beside compute, else each waits for the other.
     """
     compute = communication = 0.0
-    ready: list[float] = []
-    starts: list[float] = []
-    for i, unit in enumerate(units):
-        # The gather of unit i is issued when unit i-1 starts to compute.
-        issued = starts[i - 1] if i else 0.0
-        if gather:
-            communication = max(communication, issued) + unit.gather_s
-        ready.append(communication if gather else 0.0)
-        starts.append(max(compute, ready[i]))
-        compute = starts[i] + unit.forward_s
-    forward = issued = compute
-    for unit in reversed(units):
-        arrived = 0.0
-        if gather and unit.regather_s:
-            communication = max(communication, issued) + unit.regather_s
-            arrived = communication
+
+    def moved(issued: float, seconds: float) -> float:
+        """When a collective is done; it starts no sooner than ``issued``."""
+        nonlocal compute, communication
+        if not seconds:
+            return 0.0
+        if not hides:
+            compute += seconds
+            return compute
+        communication = max(communication, issued) + seconds
+        return communication
+
+    arrived = moved(0.0, units[0].gather_s) if gather else 0.0
+    for unit, following in zip(units, [*units[1:], None], strict=True):
         start = max(compute, arrived)
-        issued = start
-        compute = start + unit.backward_s
-        reduce_s = unit.reduce_s + (unit.reduce_last_s if last else 0.0)
-        if reduce_s:
-            communication = max(communication, compute) + reduce_s
+        arrived = moved(start, following.gather_s) if gather and following else 0.0
+        compute = max(start, compute) + unit.forward_s
+    forward = compute
+    backward = units[::-1]
+    arrived = moved(forward, backward[0].regather_s) if gather else 0.0
+    for unit, following in zip(backward, [*backward[1:], None], strict=True):
+        start = max(compute, arrived)
+        arrived = moved(start, following.regather_s) if gather and following else 0.0
+        compute = max(start, compute) + unit.backward_s
+        moved(compute, unit.reduce_s + (unit.reduce_last_s if last else 0.0))
     return forward, max(compute, communication)
 
 

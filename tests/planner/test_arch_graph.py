@@ -1,0 +1,129 @@
+"""The graph of an architecture's figures is the one that a frontend captures; its written sharding
+is what a search chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.cost_models.family import Arch, LatentAttention
+from autopar.files.cluster_file import load_cluster
+from autopar.frontends.captured import Captured
+from autopar.frontends.dispatch import capture
+from autopar.frontends.loading import load_workload
+from autopar.lowering.precision import at_precision
+from autopar.nouns.graph import Graph
+from autopar.planner.arch_graph import BATCH_DIMS, LAYER, NoGraph, graph_of
+from autopar.planner.architecture import arch_of
+from autopar.planner.candidates import Candidate, Layout
+from autopar.planner.fixed import Fixed
+from autopar.planner.megatron import spread_of
+from autopar.planner.pricing.prices import Prices
+from autopar.planner.pricing.repricing import objective
+from autopar.planner.pricing.state_prices import StatePrices
+from autopar.planner.pricing.utilization import model_flops
+from autopar.planner.problem.solving import Solver
+from autopar.planner.question import Question
+from autopar.planner.solved import lowered_of, solve, state_of
+from autopar.rules.batch import data_choices
+from autopar.rules.fusion import fusion
+
+ROOT = Path(__file__).parents[2]
+MODULES_OWN = {"scale", "padding_idx", "upcast", "eps", "torch", "instance", "block"}
+"""Attrs that libraries choose each in its way, and names."""
+SHIFT = {"pad", "slice"}
+"""What a library moves its labels by; the figures' graph is given targets."""
+
+
+def wiring(graph: Graph) -> Iterator[tuple[Any, ...]]:
+    """Every op with what it reads and makes, whatever the names."""
+    number: dict[str, int] = {}
+
+    def seen(name: str) -> tuple[Any, ...]:
+        tensor = graph.tensors[name]
+        place = number.setdefault(name, len(number))
+        return place, tensor.shape, tensor.dtype, tensor.role, tensor.differentiable
+
+    for op in graph.ops:
+        if op.kind in SHIFT:
+            number[op.name] = number[op.inputs[0]] = len(number)
+            continue
+        attrs = tuple(sorted((k, v) for k, v in op.attrs.items() if k not in MODULES_OWN))
+        labels = op.kind == "reshape" and graph.tensors[op.name].dtype == "int64"
+        reads = () if labels else tuple(map(seen, op.inputs))
+        yield op.kind, reads, tuple(seen(name)[1:] for name in op.outputs), attrs
+        if labels:
+            del number[op.name]
+
+
+@pytest.fixture(scope="module", params=["02_gpt.py", "03_llama.py"])
+def captured(request: pytest.FixtureRequest) -> Captured:
+    return capture(load_workload(str(ROOT / "examples" / request.param)))
+
+
+def test_it_is_the_graph_that_is_captured(captured: Captured) -> None:
+    made = graph_of(arch_of(captured.graph, captured.samples, "m").arch, captured.samples)
+    (block,) = captured.graph.blocks.values()
+    assert list(wiring(made.blocks[LAYER].body)) == list(wiring(block.body))
+    assert [op.kind for op in made.ops] == [
+        op.kind for op in captured.graph.ops if op.kind not in SHIFT
+    ]
+    assert model_flops(made) == model_flops(captured.graph)
+    assert sorted(t.shape for _, t in made.parameters()) == sorted(
+        t.shape for _, t in captured.graph.parameters()
+    )
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        Arch("m", 3, 32, 4, 2, 64, vocab=101, seq=16),
+        Arch("m", 3, 32, 4, 4, 128, vocab=101, seq=16, gated=False, tied=True, positions=True),
+        Arch("m", 2, 32, 4, 4, 64, vocab=96, seq=16, gated=False, head_dim=16, causal=False),
+    ],
+)
+def test_figures_survive_the_way_there_and_back(figures: Arch) -> None:
+    assert arch_of(graph_of(figures, 8), 8, "m").arch == figures
+
+
+@pytest.mark.parametrize(
+    ("figures", "what"),
+    [
+        ({"experts": 8, "top_k": 2}, "experts"),
+        ({"latent": LatentAttention(8, 8, 4, 8)}, "latent attention"),
+        ({"windowed_layers": 1, "window": 4}, "windows of attention"),
+    ],
+)
+def test_what_no_graph_says_is_refused(figures: dict[str, Any], what: str) -> None:
+    with pytest.raises(NoGraph, match=what):
+        graph_of(replace(Arch("m", 3, 32, 4, 2, 64, vocab=101, seq=16), **figures), 8)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_the_written_sharding_is_as_good_as_a_searched_one(gated: bool) -> None:
+    """Under the searchers' own objective; how the table of tokens is split makes the difference."""
+    figures = Arch("m", 40, 8192, 64, 8, 28672, vocab=32000, seq=8192, gated=gated)
+    graph = at_precision(graph_of(figures, 256), "bfloat16")
+    choices = data_choices(graph, BATCH_DIMS)
+    cluster = load_cluster(str(ROOT / "examples/clusters/a100_128x8.yaml"))
+    question = Question(
+        *(graph, BATCH_DIMS, choices, 256, (), cluster, "bfloat16", "adamw", Fixed(tp=8)),
+        fusion=fusion(graph),
+    )
+    candidate = Candidate(128, 8, 2)
+    solved = solve(question, candidate, Solver("elimination"))
+    assert solved is not None
+    mesh = solved.spread.mesh
+
+    def cost(sequence_parallel: bool) -> int:
+        lowered = lowered_of(question, spread_of(graph, mesh, sequence_parallel), candidate)
+        prices = Prices(cluster, lowered.mesh, "bfloat16", question.fusion)
+        state = state_of(question, Layout(1, 128, 1, "none"), candidate)
+        return objective(lowered, prices, StatePrices(cluster, state, 0.0))
+
+    assert solved.solution.cost <= cost(True) <= 1.002 * solved.solution.cost
+    assert cost(True) < cost(False)
