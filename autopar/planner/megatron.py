@@ -37,7 +37,9 @@ INSIDE: Mapping[str, str] = {
 """Op -> the factor of its rule that ``tp`` splits."""
 
 BETWEEN: Mapping[str, str] = {
-    **{f"{name}/{kind}": "e1" for name in ("attention_norm", "mlp_norm", "norm") for kind in _NORMS},
+    **{
+        f"{name}/{kind}": "e1" for name in ("attention_norm", "mlp_norm", "norm") for kind in _NORMS
+    },
     **{f"{name}/add": "e1" for name in _ROWS},
     **{name: "e1" for name in ("add", "add_1")},
     "positions/embedding": "e0",

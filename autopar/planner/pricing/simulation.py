@@ -180,9 +180,7 @@ def _hides(state: StateSharding, cluster: Cluster) -> bool:
     return not (state.fsdp and cluster.levels[-1].library == "gloo")
 
 
-def _play(
-    units: list[_Piece], gather: bool, last: bool, hides: bool = True
-) -> tuple[float, float]:
+def _play(units: list[_Piece], gather: bool, last: bool, hides: bool = True) -> tuple[float, float]:
     """Seconds of one microbatch's forward, and of all of it.
 
     Unit 0 is the root, gathered first and reduced last. The gather of a unit is issued when the
