@@ -5,18 +5,13 @@ The comparison is the original model on one device in float64, within 1e-9 of ea
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autopar.runtime.jobs.pytorch_launch import local_launcher
 from tests.runtime.wrong_optimizers import WRONG
+from tests.warm_ranks import results_of
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.gloo
 
 LAYOUTS = (
@@ -39,23 +34,7 @@ LAYOUTS = (
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("checks")
-    command = local_launcher(4, folder / "exit_codes.json")
-    done = subprocess.run(
-        [*command, "-m", "tests.runtime.checks", str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    results: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    for name, result in results.items():
-        if isinstance(result, dict) and "failed" in result:
-            pytest.fail(f"{name}:\n{result['failed']}")
-    return results
+    return results_of("tests.runtime.checks", tmp_path_factory.mktemp("checks"))
 
 
 @pytest.mark.parametrize("wrong", WRONG)

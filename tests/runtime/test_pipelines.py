@@ -5,41 +5,20 @@ The comparison is the original model on one device in float64, within 1e-9 of ea
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autopar.pipeline.check import held
 from autopar.pipeline.schedules.table import SCHEDULES, schedule
-from autopar.runtime.jobs.pytorch_launch import local_launcher
+from tests.warm_ranks import results_of
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.gloo
 
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("pipelines")
-    command = local_launcher(4, folder / "exit_codes.json")
-    done = subprocess.run(
-        [*command, "-m", "tests.runtime.pipeline_checks", str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    results: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    for name, result in results.items():
-        if isinstance(result, dict) and "failed" in result:
-            pytest.fail(f"{name}:\n{result['failed']}")
-    return results
+    return results_of("tests.runtime.pipeline_checks", tmp_path_factory.mktemp("checks"))
 
 
 def right(result: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,9 @@ FIXES = {
     "a pipeline": {"pp": "2", "schedule": "1f1b", "microbatch": "2"},
 }
 STEPS = 3
+ROOT = Path(__file__).parents[2]
+TORCHRUN = ("torch.distributed.run", "--nproc-per-node")
+LIKE_IT = ("tests.runtime.loose_ranks",)  # its environment, for a third of its start
 
 
 def folder_of(where: Path, fix: dict[str, str]) -> Path:
@@ -73,14 +77,18 @@ def folder_of(where: Path, fix: dict[str, str]) -> Path:
 
 @pytest.mark.gloo(4)
 @pytest.mark.parametrize("name", FIXES)
-def test_torchrun_prints_the_losses_of_a_run(tmp_path: Path, name: str) -> None:
+def test_train_py_prints_the_losses_of_a_run(tmp_path: Path, name: str) -> None:
     folder = folder_of(tmp_path, FIXES[name])
     ranks = str(plan_folder.read_plan(folder).device_count)
     losses = run(folder, STEPS, quiet=True).losses
     file = folder / plan_folder.PROGRAM / plan_folder.TRAIN
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", ranks)
+    start = TORCHRUN if name == "every axis of a mesh" else LIKE_IT
     started = subprocess.run(
-        [*torchrun, str(file), "--steps", str(STEPS)], capture_output=True, text=True
+        [sys.executable, "-m", *start, ranks, str(file), "--steps", str(STEPS)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
     )
     assert started.returncode == 0, started.stderr
     printed = [f"step {i}  loss {loss:.6f}" for i, loss in enumerate(losses)]

@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autopar.runtime.jobs.pytorch_launch import local_launcher
 from tests.script.checks import LAYOUTS
+from tests.warm_ranks import results_of
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.gloo
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("checks")
-    done = subprocess.run(
-        [*local_launcher(4, folder / "exit_codes.json"), "-m", "tests.script.checks", str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    results: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    for name, result in results.items():
-        if isinstance(result, dict) and "failed" in result:
-            pytest.fail(f"{name}:\n{result['failed']}")
-    return results
+    return results_of("tests.script.checks", tmp_path_factory.mktemp("checks"))
 
 
 def test_one_rank_plans_and_every_machine_has_the_plan(seen: dict[str, Any]) -> None:
