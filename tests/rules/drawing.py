@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,13 +13,14 @@ from torch import Tensor
 
 from autopar.nouns.graph import Op
 from autopar.nouns.graph import Tensor as Noun
+from autopar.rules.strategies import flows
 from tests.rules.reference import Call, run
 
 SIZES = st.sampled_from((1, 2, 3, 4, 5, 6, 8))
 SMALL = st.sampled_from((1, 2, 3, 4))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Case:
     """One op with values for its operands (leaves, float64 where they have gradients)."""
 
@@ -36,6 +38,23 @@ class Case:
             name: Noun(name, tuple(t.shape), str(t.dtype)[6:], "activation", t.requires_grad)
             for name, t in pairs
         }
+
+    @cached_property
+    def backward(self) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+        """Random gradients of all results, and what they make of the operands that have some."""
+        into, out = flows(self.op, self.nouns)
+        generator = torch.Generator().manual_seed(11)
+        arriving = [
+            torch.rand(t.shape, dtype=torch.double, generator=generator) for t in self.results
+        ]
+        gradients = torch.autograd.grad(
+            [r for r, g in zip(self.results, out, strict=True) if g],
+            [o for o, g in zip(self.operands, into, strict=True) if g],
+            [a for a, g in zip(arriving, out, strict=True) if g],
+            retain_graph=True,
+            materialize_grads=True,
+        )
+        return arriving, gradients
 
 
 class Draw:
