@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import replace
 
@@ -27,6 +28,7 @@ def on(devices: int, limit_bytes: int) -> Question:
     return replace(asked, cluster=replace(asked.cluster, groups=groups, levels=levels))
 
 
+@functools.cache
 def least(cut: bool = True) -> int:
     """Bytes of the tightest layout, found where nothing fits."""
     with pytest.raises(NothingFits) as error:
@@ -35,6 +37,7 @@ def least(cut: bool = True) -> int:
     return error.value.tightest.memory.total
 
 
+@functools.cache
 def needed(**fix: str) -> int:
     """Bytes of the fastest layout with these choices."""
     return search_plan(question(GRAPH, 32, NODE, fix)).best.memory.total
