@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from autopar.files import plan_folder
 from autopar.frontends.loading import load_workload
+from autopar.nouns.batch import BatchEntry
 from autopar.nouns.workload import Workload, WorkloadError, workload_of
 
 TRAINING = ("learning_rate", "weight_decay", "betas", "eps", "seed")
@@ -27,11 +28,43 @@ def maker_of(module: Any) -> Callable[[], Any]:
     return lambda: skeleton(module)
 
 
-def workload_for(folder: str | Path, model: Any = None) -> Workload:
+def maker_of_arrays(params: Any) -> Callable[[Any], Any]:
+    """An ``init`` that gives ``params``, of which only shapes count where it is traced."""
+
+    def init(key: Any) -> Any:
+        import jax
+        import jax.numpy as jnp
+
+        def array(leaf: Any) -> Any:
+            shape = isinstance(leaf, jax.ShapeDtypeStruct)
+            return jnp.zeros(leaf.shape, leaf.dtype) if shape else leaf
+
+        return jax.tree.map(array, params)
+
+    return init
+
+
+def zeros(entries: Sequence[BatchEntry]) -> dict[str, Any]:
+    """A batch of the planned shapes for a JAX loss."""
+    import numpy as np
+
+    return {e.name: np.zeros(e.shape, _numpy_dtype(e.dtype)) for e in entries}
+
+
+def _numpy_dtype(name: str) -> Any:
+    import jax.numpy as jnp
+
+    return jnp.dtype(name)
+
+
+def workload_for(folder: str | Path, model: Any = None, params: Any = None) -> Workload:
     """The workload that the plan in ``folder`` trains, with ``model`` in the place of its own.
 
-    model: None (the plan's file is run), a `Workload` or decorated class, a class or callable, or
-           an `nn.Module`. Of the last three the plan knows the rest. Raises `UserError`.
+    model:  None (the plan's file is run), a `Workload` or decorated class, a class or callable, or
+            an `nn.Module`. Of the last three the plan knows the rest. JAX: the loss function.
+    params: JAX: the tree of arrays that the loss function takes.
+
+    Raises `UserError`.
     """
     plan = plan_folder.read_plan(folder)
     if model is None:
@@ -39,22 +72,31 @@ def workload_for(folder: str | Path, model: Any = None) -> Workload:
     whole = load_workload(model) if isinstance(model, str) else workload_of(model)
     if whole is not None:
         return whole
-    if plan.framework == "jax" or not callable(model):
-        raise WorkloadError(
-            f"load(plan, model={type(model).__name__}): give "
-            + (
-                "an autopar.Workload with loss=..., init=... and batch=..."
-                if plan.framework == "jax"
-                else "an nn.Module, a class or function that makes one, or an autopar.Workload"
-            )
-        )
-    from autopar.runtime.pytorch.own_model import zeros
-
     entries = plan_folder.read_batch(folder)
     kept = plan.fingerprints.training
+    made: dict[str, Any]
+    if plan.framework == "jax":
+        if not callable(model) or is_module(model) or params is None:
+            raise WorkloadError(
+                f"load(plan, model={type(model).__name__}): give the loss function and its "
+                "parameters, load(plan, model=loss, params=...), or an autopar.Workload with "
+                "loss=..., init=... and batch=..."
+            )
+        made = {"loss": model, "init": maker_of_arrays(params), "batch": lambda: zeros(entries)}
+    elif callable(model):
+        from autopar.runtime.pytorch.own_model import zeros as torch_zeros
+
+        made = {
+            "model": maker_of(model) if is_module(model) else model,
+            "batch": lambda: torch_zeros(entries),
+        }
+    else:
+        raise WorkloadError(
+            f"load(plan, model={type(model).__name__}): give an nn.Module, a class or function "
+            "that makes one, or an autopar.Workload"
+        )
     return Workload(
-        model=maker_of(model) if is_module(model) else model,
-        batch=lambda: zeros(entries),
+        **made,
         optimizer=plan.optimizer,
         precision=plan.precision,
         clip_norm=plan.clip_norm,

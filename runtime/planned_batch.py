@@ -29,6 +29,15 @@ def check_planned(batch: Mapping[str, Any], planned: Iterable[BatchEntry]) -> No
             )
 
 
+def is_planned(batch: Mapping[str, Any], planned: Iterable[BatchEntry]) -> bool:
+    """Whether `check_planned` lets ``batch`` pass."""
+    try:
+        check_planned(batch, planned)
+    except OtherBatch:
+        return False
+    return True
+
+
 def _shown(value: Any) -> str:
     """``int64 [8, 16]``"""
     if not hasattr(value, "shape"):

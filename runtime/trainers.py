@@ -18,6 +18,7 @@ def load(
     device: str = "auto",
     optimizer: Any = None,
     groups: Sequence[Mapping[str, Any]] | None = None,
+    params: Any = None,
 ) -> Any:
     """The trainer (`autopar.runtime.pytorch.trainer`, or `autopar.runtime.jax.trainer`) of the plan
     in ``folder``, or of what `autopar.plan` gave, with the initial weights of the original model.
@@ -27,6 +28,9 @@ def load(
     that was planned. PyTorch: ``optimizer`` is one over that module's parameters, or a callable
     that takes groups of them (``torch.optim.AdamW``); ``groups`` choose by name or predicate, as in
     ``[{"params": "*.bias", "weight_decay": 0.0}, ...]``.
+
+    JAX: ``model`` is the loss function, ``params`` its tree of arrays, which are the initial ones;
+    ``optimizer`` is an optax transformation with its schedule.
 
     PyTorch: called by every process of a torchrun job. JAX: called once, by a process that sees all
     devices. Raises `UserError` where plan, program, model or devices do not fit together.
@@ -38,9 +42,14 @@ def load(
     if plan_folder.read_plan(folder).framework == "jax":
         from autopar.runtime.jax import load as jax_load
 
-        if optimizer is not None or groups is not None:
-            raise UserError("load(optimizer=..., groups=...) is for PyTorch; JAX takes neither yet")
-        return jax_load.load(folder, model=model)
+        if groups is not None:
+            raise UserError(
+                "load(groups=...) is for PyTorch; with JAX optax has them: "
+                "optimizer=optax.multi_transform({...}, labels)"
+            )
+        return jax_load.load(folder, model=model, params=params, optimizer=optimizer)
+    if params is not None:
+        raise UserError("load(params=...) is for JAX; of a PyTorch plan model=... has the weights")
     from autopar.runtime.pytorch import load as loading
 
     return loading.load(folder, device, model=model, optimizer=optimizer, groups=groups)

@@ -9,17 +9,23 @@ from typing import Any
 
 from autopar.frontends.loading import load_workload
 from autopar.nouns.workload import Workload, WorkloadError, workload_of
-from autopar.runtime.given_model import is_module, maker_of
+from autopar.runtime.given_model import is_module, maker_of, maker_of_arrays
 
 
 def given_workload(model: Any, batch: Any, more: Mapping[str, Any]) -> tuple[str, Workload]:
     """The name (``"file.py:Class"``) and the workload of what `autopar.script.plan` was given.
 
     model: ``"model.py:Name"``, a `Workload`, a class under `parallelize`, a class or callable that
-           makes the module, or a module; None for JAX, whose ``loss`` and ``init`` are in ``more``.
+           makes the module, or a module; JAX: the loss function.
     batch: a dict of one global batch's arrays, or a callable that makes it.
-    more:  other fields of `Workload`. Raises `WorkloadError`, `LoadError`.
+    more:  other fields of `Workload`, and ``params`` in the place of ``init``.
+
+    Raises `WorkloadError`, `LoadError`.
     """
+    more = dict(more)
+    is_loss = (model is None and "loss" in more) or "params" in more or "init" in more
+    if model is None:
+        model = more.pop("loss", None)
     whole = load_workload(model) if isinstance(model, str) else workload_of(model)
     if whole is not None:
         _check_alone(batch, more)
@@ -30,7 +36,14 @@ def given_workload(model: Any, batch: Any, more: Mapping[str, Any]) -> tuple[str
             "model's forward, or a callable that makes one; dim 0 counts the samples of one step "
             "on all devices together"
         )
+    if is_loss:
+        return name_of(model), _of_loss(model, batch, more)
     make = model
+    if not isinstance(model, type) and callable(model) and _takes(model) == 2:
+        raise WorkloadError(
+            f"model={name_of(model).rpartition(':')[2]} takes two arguments, as a JAX loss does: "
+            "give its parameters too, plan(loss, batch, params=...), or init=..."
+        )
     if is_module(model):
         make = maker_of(model)
     elif model is not None and not callable(model):
@@ -38,8 +51,21 @@ def given_workload(model: Any, batch: Any, more: Mapping[str, Any]) -> tuple[str
             f"model={type(model).__name__}: give an nn.Module, a class or function that makes one, "
             "an autopar.Workload, or 'model.py:Name'"
         )
-    named = model if model is not None else more.get("loss")
-    return name_of(named), Workload(model=make, batch=_callable(batch), **more)
+    return name_of(model), Workload(model=make, batch=_callable(batch), **more)
+
+
+def _of_loss(loss: Any, batch: Any, more: dict[str, Any]) -> Workload:
+    """JAX: ``loss(params, batch)`` with its ``params``, arrays or shapes, or its ``init``."""
+    if not callable(loss) or is_module(loss):
+        raise WorkloadError(
+            f"model={type(loss).__name__} with {'params' if 'params' in more else 'init'}=...: for "
+            "JAX give the loss function, plan(loss, batch, params=...)"
+        )
+    params = more.pop("params", None)
+    if params is not None and "init" in more:
+        raise WorkloadError("give params=... (a tree of arrays or shapes) or init=..., not both")
+    init = more.pop("init", None) if params is None else maker_of_arrays(params)
+    return Workload(loss=loss, init=init, batch=_callable(batch), **more)
 
 
 def name_of(model: Any) -> str:
@@ -54,6 +80,15 @@ def name_of(model: Any) -> str:
     except TypeError:  # no source: a class of a notebook, a partial
         file = None
     return f"{file if file and Path(file).is_file() else 'script'}:{name}"
+
+
+def _takes(function: Any) -> int:
+    """How many arguments a function has that must be given by place."""
+    if is_module(function) or not inspect.isfunction(function):
+        return 0
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    every = inspect.signature(function).parameters.values()
+    return sum(p.default is p.empty and p.kind in by_place for p in every)
 
 
 def _check_alone(batch: Any, more: Mapping[str, Any]) -> None:

@@ -24,8 +24,10 @@ from autopar.runtime import program_module
 from autopar.runtime.given_model import workload_for
 from autopar.runtime.jax import program as jax_program
 from autopar.runtime.jax.layout import Layout, by_name
-from autopar.runtime.jax.step import Step
-from autopar.runtime.jax.trainer import Trainer
+from autopar.runtime.jax.own_optimizer import OwnOptimizer
+from autopar.runtime.jax.step import Step, held
+from autopar.runtime.jax.trainer import Trainer, stored
+from autopar.runtime.jax.user_tree import UserTree
 from autopar.runtime.program_module import read_train
 from autopar.runtime.settings import (
     ProgramError,
@@ -66,35 +68,73 @@ class Program:
         return make
 
 
-def read(folder: str | Path, check_model: bool = True, model: Any = None) -> Program:
+def read(
+    folder: str | Path, check_model: bool = True, model: Any = None, params: Any = None
+) -> Program:
     """The program of the plan in ``folder``; raises as `load`."""
     plan = plan_folder.read_plan(folder)
-    workload = workload_for(folder, model)
+    workload = workload_for(folder, model, params)
     captured = capture_workload(workload)
     if check_model:
-        check_model_of(plan, captured, workload, folder)
+        check_model_of(plan, captured, workload, folder, tell=model is None)
     return Program(read_program(folder), workload, captured.stacks, captured.constants)
 
 
-def load(folder: str | Path, check_model: bool = True, model: Any = None) -> Trainer:
+def load(
+    folder: str | Path,
+    check_model: bool = True,
+    model: Any = None,
+    params: Any = None,
+    optimizer: Any = None,
+) -> Trainer:
     """The trainer of the plan in ``folder``, with the initial parameters of its workload, or of
-    ``model`` where that is given.
+    ``model`` where that is given, or ``params``; ``optimizer`` steps in the place of the plan's.
 
     Raises `StalePlan`, `TooFewDevices`, and what reading the folder raises.
     """
-    program = read(folder, check_model, model)
+    program = read(folder, check_model, model, params)
     step = Step(program.model, program.workload, read_train(folder))
-    state = step.initial(program.parameters(step.layout), program.constants)
-    return Trainer(program.workload, step, state, planned=plan_folder.read_batch(folder))
+    init = program.workload.init
+    assert init is not None
+    shapes = jax.eval_shape(init, jax.random.key(program.workload.seed))
+    tree = UserTree(step.layout, shapes, program.stacks)
+    if params is None:
+        state = step.initial(program.parameters(step.layout), program.constants)
+    else:
+        tree.check(params, "params=")
+        check_arrays(params)
+        state = step.state_of(stored(step, tree, params), program.constants)
+    trainer = Trainer(
+        program.workload, step, state, planned=plan_folder.read_batch(folder), tree=tree
+    )
+    if optimizer is not None:
+        trainer.optimizer = OwnOptimizer.of(optimizer, tree, step.mesh)
+        trainer.opt_state = trainer.optimizer.init(state["params"])
+        trainer.state = held(state)
+    return trainer
 
 
-def check_model_of(plan: Plan, captured: Captured, workload: Workload, folder: str | Path) -> None:
+def check_model_of(
+    plan: Plan, captured: Captured, workload: Workload, folder: str | Path, tell: bool = True
+) -> None:
     """Raises `StalePlan` where ``captured`` is not what was planned, or not by this version, and
-    `StaleSettings` where ``workload`` trains it otherwise."""
+    `StaleSettings` where ``workload`` trains it otherwise. A changed learning rate and the like is
+    told (``tell``), and used."""
     check_tool(plan)
     check_workload(plan, workload)
     check_fingerprint(plan, captured.fingerprint(), changed_batch(folder, captured.batch))
-    tell_changes(plan, workload, captured.digests)
+    if tell:
+        tell_changes(plan, workload, captured.digests)
+
+
+def check_arrays(params: Any) -> None:
+    """Raises `ProgramError` where a leaf of ``params`` is a shape without numbers."""
+    odd = next((p for p, leaf in paths_of(params) if isinstance(leaf, jax.ShapeDtypeStruct)), None)
+    if odd is not None:
+        raise ProgramError(
+            f"params: {odd!r} is a shape without numbers, which is enough for autopar.plan; give "
+            "load the arrays, or leave params=... out to start from init"
+        )
 
 
 def read_program(folder: str | Path, lift: str | None = None) -> ModuleType:

@@ -43,7 +43,10 @@ class Step:
     ``step(state, batch)`` gives the next state, the loss, and the norm of the gradient (0 where
     nothing is clipped); ``watched(state, batch, given)`` gives the reduced gradients in the norm's
     place, leaves the old state alone and steps on the gradients that are ``given``. A batch has the
-    microbatches as its first dim: [m, samples, ...]; see `Step.cut`.
+    microbatches as its first dim: [m, samples, ...]; see `Step.cut`. ``gradients(held, batch)``
+    gives loss and reduced gradients, ``evaluate(held, batch)`` the loss alone, and
+    ``update(state, gradients)`` the next state and the norm; they are not jitted, and the first two
+    take `held` of a state.
     """
 
     def __init__(
@@ -62,20 +65,47 @@ class Step:
         plain = PartitionSpec()
         batch = dict(program.BATCH)
         given, state = (self.state_specs, batch), self.state_specs
+        self.held_specs = held(state)
+        self.reduced_specs = reduced
+        self.batch_specs = batch
         self.step = self._jit(self._step, given, (state, plain, plain), donate=(0,))
         self.watched = self._jit(self._watched, (*given, reduced), (state, plain, reduced))
+        known = (self.held_specs, batch)
+        self.gradients = self._on_pieces(self._gradients, known, (plain, reduced))
+        self.evaluate = self._on_pieces(self._evaluate, known, plain)
+        self.update = self._on_pieces(self._update, (state, reduced), (state, plain))
 
     def _jit(self, function: Any, given: Any, made: Any, donate: tuple[int, ...] = ()) -> Any:
-        local = jax.shard_map(
+        return self.compiled(self._on_pieces(function, given, made), given, made, donate)
+
+    def _on_pieces(self, function: Any, given: Any, made: Any) -> Any:
+        return jax.shard_map(
             function, mesh=self.mesh, in_specs=given, out_specs=made, check_vma=False
         )
+
+    def compiled(self, function: Any, given: Any, made: Any, donate: tuple[int, ...] = ()) -> Any:
+        """``function`` jitted; ``given`` and ``made`` are the partition specs of its arguments and
+        results."""
         return jax.jit(
-            local,
+            function,
             in_shardings=placed(self.mesh, given),
             out_shardings=placed(self.mesh, made),
             donate_argnums=donate,
             compiler_options=_COMPILER_OPTIONS.get(self.mesh.devices.flat[0].platform),
         )
+
+    def state_of(self, params: Arrays, constants: Arrays = MappingProxyType({})) -> State:
+        """The state before the first step, from parameters that lie as it holds them."""
+        slots = {n: s for n, s in self.state_specs.items() if n not in ("params", "frozen")}
+
+        def make() -> State:
+            zeros = {k: jnp.zeros(p.shape, p.dtype) for k, p in params.items()}
+            return {n: jnp.zeros((), jnp.int32) if n == "step" else zeros for n in slots}
+
+        specs = placed(self.mesh, self.state_specs)
+        frozen = jax.device_put(self.layout.gather_frozen(constants), specs["frozen"])
+        made = jax.jit(make, out_shardings={n: specs[n] for n in slots})()
+        return {"params": dict(params), **made, "frozen": frozen}
 
     def initial(
         self, parameters: Callable[[], Arrays], constants: Arrays = MappingProxyType({})
@@ -141,6 +171,25 @@ class Step:
         loss, gradients = self._train.backward(self, state, batch)
         return self._train.update(self, state, given)[0], loss, gradients
 
+    def _gradients(self, state: State, batch: Arrays) -> tuple[Array, Arrays]:
+        loss, gradients = self._train.backward(self, state, batch)
+        return loss, gradients
+
+    def _update(self, state: State, gradients: Arrays) -> tuple[State, Array]:
+        state, norm = self._train.update(self, state, gradients)
+        return state, norm
+
+    def _evaluate(self, state: State, batch: Arrays) -> Array:
+        def add(so_far: Array, microbatch: Arrays) -> tuple[Array, None]:
+            share = self._share(state, state["params"], microbatch)
+            return so_far + share.astype(so_far.dtype), None
+
+        first = {name: entry[0] for name, entry in batch.items()}
+        share = jax.eval_shape(lambda: self._share(state, state["params"], first))
+        zero = jnp.zeros((), jnp.promote_types(share.dtype, jnp.float32))
+        loss, _ = lax.scan(add, zero, batch)
+        return lax.psum(loss, self.layout.data_axes) if self.layout.data_axes else loss
+
     def zeros(self, state: State, batch: Arrays) -> tuple[Array, dict[str, Array]]:
         """What `value_and_grad` gives of a microbatch, all zero."""
         first = {name: entry[0] for name, entry in batch.items()}
@@ -155,22 +204,24 @@ class Step:
         with ZeRO 3 parameters are gathered layer by layer."""
         params, frozen = state["params"], state["frozen"]
         split = self.layout.settings.split
-        pieces = split.gradients and not split.parameters
         if split.parameters:
             # else XLA gathers once before the loop over microbatches, and keeps what it gathered
             params, frozen, batch = lax.optimization_barrier((params, frozen, batch))
-
-        def share(own: Arrays) -> Array:
-            given = params if pieces else {}
-            return self.program.loss(
-                self._given({**own, **frozen}, given), **self._computing(batch)
-            )
-
-        own = params
-        if pieces:
+        own, whole = params, {}
+        if split.gradients and not split.parameters:
             own = {k: own_part(self.layout, k, p) for k, p in params.items()}
-        loss, gradients = jax.value_and_grad(share)(own)
+            whole = params
+        loss, gradients = jax.value_and_grad(
+            lambda own: self._share({"frozen": frozen}, own, batch, whole)
+        )(own)
         return loss.astype(jnp.promote_types(loss.dtype, jnp.float32)), dict(gradients)
+
+    def _share(
+        self, state: State, own: Arrays, batch: Arrays, whole: Arrays = MappingProxyType({})
+    ) -> Array:
+        """This device's share of a microbatch's loss; ``own``, ``whole``: see `_given`."""
+        given = self._given({**own, **state["frozen"]}, whole)
+        return self.program.loss(given, **self.computing(batch))
 
     def _given(self, own: Arrays, whole: Arrays) -> dict[str, Any]:
         """What the program's ``loss`` reads: parameters by name, and a `Stack` for each block.
@@ -197,7 +248,7 @@ class Step:
     def _prepared(self, leaves: Mapping[str, Leaf], arrays: Mapping[str, Any]) -> dict[str, Array]:
         """A unit's parameters whole over ``dp_shard``, in the dtype of compute."""
         if self.layout.settings.split.parameters:
-            dtypes = {name: self._dtype(a.dtype, leaves[name]) for name, a in arrays.items()}
+            dtypes = {name: self.dtype_of(a.dtype, leaves[name]) for name, a in arrays.items()}
             cuts = {name: leaf.cut for name, leaf in leaves.items()}
             frozen = [name for name, leaf in leaves.items() if leaf.parameter.frozen]
             return gathered(arrays, cuts, dtypes, frozen)
@@ -205,17 +256,24 @@ class Step:
         for name, given in arrays.items():
             piece, whole = given if isinstance(given, tuple) else (None, given)
             x = whole if piece is None else scattered(whole, piece, leaves[name].cut or 0)
-            prepared[name] = x.astype(self._dtype(whole.dtype, leaves[name]))
+            prepared[name] = x.astype(self.dtype_of(whole.dtype, leaves[name]))
         return prepared
 
-    def _dtype(self, dtype: Any, leaf: Leaf | None = None) -> Any:
+    def dtype_of(self, dtype: Any, leaf: Leaf | None = None) -> Any:
+        """In which numbers of ``dtype`` are computed with."""
         precision = self.layout.settings.precision
         narrow = precision in ("bfloat16", "float16") and dtype == jnp.float32
         narrow &= leaf is None or not leaf.parameter.buffer
         return jnp.dtype(precision) if narrow else dtype
 
-    def _computing(self, batch: Arrays) -> dict[str, Array]:
-        return {n: a.astype(self._dtype(a.dtype)) for n, a in batch.items()}
+    def computing(self, batch: Arrays) -> dict[str, Array]:
+        """In the dtype of compute."""
+        return {n: a.astype(self.dtype_of(a.dtype)) for n, a in batch.items()}
+
+
+def held(state: State) -> State:
+    """What a forward and a backward pass read of a state, or of its specs."""
+    return {name: state[name] for name in ("params", "frozen", "step")}
 
 
 def make_mesh(**sizes: int) -> Mesh:

@@ -2,31 +2,55 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
+from autopar.frontends.jax import paths_of
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.workload import Workload
+from autopar.runtime.checkpoint_folder import MANIFEST
 from autopar.runtime.jax import checkpoint
-from autopar.runtime.jax.step import Step, placed
-from autopar.runtime.planned_batch import check_planned
+from autopar.runtime.jax.other_sizes import any_size, placed_batch
+from autopar.runtime.jax.own_optimizer import OwnOptimizer, norm_of
+from autopar.runtime.jax.step import Array, Arrays, State, Step, held, placed
+from autopar.runtime.jax.user_tree import Tree, UserTree
+from autopar.runtime.kept_checkpoints import drop_old, newest, of_step
+from autopar.runtime.planned_batch import check_planned, is_planned
+from autopar.runtime.settings import ProgramError
+from autopar.runtime.stopping import Stopping
 
 
 @dataclass(slots=True)
 class Trainer:
-    """A program in training. ``gradient_norm`` of the last step, 0 where nothing is clipped."""
+    """A program in training. ``gradient_norm`` of the last step, 0 where nothing is clipped.
+
+    ``opt_state`` is that of an optimizer of the user's own, which steps in the place of the
+    plan's; None where there is none.
+    """
 
     workload: Workload
     compiled: Step
     state: dict[str, Any]
     gradient_norm: Any = 0.0
     planned: Sequence[BatchEntry] = ()
+    tree: UserTree | None = None
+    optimizer: OwnOptimizer | None = None
+    opt_state: Any = None
     _run: Any = None
+    _jitted: dict[str, Any] = field(default_factory=dict)
+    _stop: Stopping = field(default_factory=Stopping)
+    _kept_in: tuple[Path, int, int] | None = None
+    _last_kept: int = -1
 
     @property
     def step_number(self) -> int:
@@ -38,13 +62,114 @@ class Trainer:
 
         Raises `OtherBatch` for a batch that was not planned for.
         """
-        if self.planned:
-            check_planned(_as_jax_takes(batch), self.planned)
-        cut = self.compiled.cut(batch)
+        self._between()
+        cut = self._cut(batch)
         if self._run is None:
-            self._run = self.compiled.step.lower(self.state, cut).compile()
-        self.state, loss, self.gradient_norm = self._run(self.state, cut)
+            function = self.compiled.step if self.optimizer is None else self._own_step()
+            self._run = function.lower(*self._before(), cut).compile()
+        made = self._run(*self._before(), cut)
+        if self.optimizer is None:
+            self.state, loss, self.gradient_norm = made
+        else:
+            self.state, self.opt_state, loss, self.gradient_norm = made
         return loss
+
+    def value_and_grad(self, batch: Mapping[str, Any]) -> tuple[Any, Tree]:
+        """Loss and gradients of a global batch, and no step: `jax.value_and_grad` of the loss.
+
+        The gradients are a tree like the parameters, neither clipped nor scaled, and where ZeRO
+        splits anything each device has its pieces. `update` takes them, or sums of them; or the
+        user's own update, which gives `params` anew.
+        """
+
+        def made(state: State, batch: Arrays) -> tuple[Array, Tree]:
+            loss, gradients = self.compiled.gradients(state, batch)
+            return loss, self._tree.tree(gradients)
+
+        step = self.compiled
+        function = self._once(
+            "value_and_grad",
+            lambda: step.compiled(
+                made,
+                (step.held_specs, step.batch_specs),
+                (PartitionSpec(), self._tree.specs(cut=True)),
+            ),
+        )
+        loss, gradients = function(held(self.state), self._cut(batch))
+        return loss, gradients
+
+    def update(self, gradients: Tree) -> Any:
+        """Steps the optimizer on ``gradients``, a tree like the parameters, clipped as the plan
+        says; returns their norm, 0 where nothing is clipped."""
+        self._tree.check(gradients, "the tree of gradients")
+        step, specs = self.compiled, self._tree.specs(cut=True)
+        gradients = jax.device_put(gradients, placed(step.mesh, specs))
+        plain = PartitionSpec()
+        if self.optimizer is None:
+
+            def planned(state: State, gradients: Tree) -> tuple[State, Array]:
+                made: tuple[State, Array] = step.update(state, self._tree.stored(gradients))
+                return made
+
+            known = step.state_specs
+            function = self._once(
+                "update", lambda: step.compiled(planned, (known, specs), (known, plain), (0,))
+            )
+            self.state, self.gradient_norm = function(self.state, gradients)
+            return self.gradient_norm
+        own = self.optimizer
+
+        def updated(state: State, opt: Any, gradients: Tree) -> tuple[State, Any, Array]:
+            stored = self._tree.stored(gradients)
+            return self._updated(state, opt, stored, jnp.zeros(()))
+
+        states = (step.held_specs, own.specs)
+        function = self._once(
+            "update",
+            lambda: step.compiled(updated, (*states, specs), (*states, plain), donate=(0, 1)),
+        )
+        self.state, self.opt_state, self.gradient_norm = function(*self._before(), gradients)
+        return self.gradient_norm
+
+    def evaluate(self, batch: Mapping[str, Any]) -> Any:
+        """The loss of a global batch as the parameters are now; nothing changes.
+
+        Of the planned size it is the forward pass of the plan's program. Of any other it is the
+        loss function as it stands, partitioned by XLA.
+        """
+        step = self.compiled
+        if not self.planned or is_planned(_as_jax_takes(batch), self.planned):
+            known = (step.held_specs, step.batch_specs)
+            function = self._once(
+                "evaluate", lambda: step.compiled(step.evaluate, known, PartitionSpec())
+            )
+            return function(held(self.state), step.cut(batch))
+        loss = self.workload.loss
+        assert loss is not None
+        given = placed_batch(step, self.planned, batch)
+        function = self._once("any size", lambda: any_size(step, self._tree, loss))
+        return function(self.state["params"], given)
+
+    @property
+    def params(self) -> Tree:
+        """The parameters as the tree that the loss takes, of arrays on the plan's devices: a copy,
+        which later steps leave alone. Other functions take it, as in
+        ``jax.jit(logits)(trainer.params, batch)``. It may be set."""
+        specs = self._tree.specs(self._splits_parameters)
+
+        def copied(params: Arrays) -> Tree:
+            return jax.tree.map(jnp.copy, self._tree.tree(params))
+
+        step = self.compiled
+        function = self._once(
+            "params", lambda: step.compiled(copied, (step.held_specs["params"],), specs)
+        )
+        return function(self.state["params"])
+
+    @params.setter
+    def params(self, tree: Tree) -> None:
+        self._tree.check(tree, "the tree of parameters")
+        self.state = {**self.state, "params": stored(self.compiled, self._tree, tree)}
 
     @property
     def peak_memory_bytes(self) -> int:
@@ -55,39 +180,151 @@ class Trainer:
             return 0
         return int(memory.argument_size_in_bytes + memory.temp_size_in_bytes)
 
-    def save(self, folder: str | Path) -> None:
-        """Writes parameters by full name, and the optimizer's slots, whole: any plan of the model
-        can go on from them."""
-        layout = self.compiled.layout
-        arrays: dict[str, Any] = {"step": np.asarray(self.state["step"])}
-        for slot in self.state:
-            if slot not in ("step", "frozen"):
-                named = layout.names(self.state[slot])
-                arrays.update((f"{slot}/{n}", np.asarray(a)) for n, a in named.items())
-        checkpoint.write(folder, arrays)
+    def save(self, folder: str | Path, keep: int | None = None) -> None:
+        """Writes parameters by full name, and the optimizer's state, whole: any plan of the model
+        can go on from them. With ``keep`` it goes to ``folder/step-N``, and the oldest are removed
+        so that so many are left."""
+        target = Path(folder) if keep is None else of_step(folder, self.step_number)
+        checkpoint.write(target, {n: np.asarray(a) for n, a in self._named(whole=True).items()})
+        if keep is not None:
+            drop_old(folder, keep)
+
+    def keep_checkpoints(self, folder: str | Path, every: int = 0, keep: int = 2) -> None:
+        """Goes on from the newest checkpoint in ``folder``, if there is one, and from now on saves
+        there, the ``keep`` newest: every so many steps, and on SIGTERM, which then ends the process
+        with exit code 143. It saves where the next `step` begins."""
+        if (newest(folder) / MANIFEST).is_file():
+            self.load(folder)
+        self._stop.listen()
+        self._kept_in, self._last_kept = (Path(folder), every, keep), self.step_number
+
+    def _between(self) -> None:
+        """Saves if it is time to, see `keep_checkpoints`."""
+        if self._kept_in is None or self._last_kept == self.step_number:
+            return
+        folder, every, keep = self._kept_in
+        if not self._stop.asked and not (every and self.step_number % every == 0):
+            return
+        self._last_kept = self.step_number
+        self.save(folder, keep)
+        if self._stop.asked:
+            text = f"autopar: SIGTERM: saved step {self.step_number} in {folder}"
+            print(text, file=sys.stderr, flush=True)
+            raise SystemExit(128 + signal.SIGTERM)
 
     def load(self, folder: str | Path) -> None:
-        """Goes on from what `save` wrote, under this plan or another.
+        """Goes on from what `save` wrote, under this plan or another; of a folder of several from
+        the newest.
 
         Raises `CheckpointError`, and leaves the trainer as it was.
         """
         layout = self.compiled.layout
-        wanted: dict[str, Any] = {"step": self.state["step"]}
-        for slot in self.state:
-            if slot not in ("step", "frozen"):
-                named = jax.eval_shape(layout.names, self.state[slot])
-                wanted.update((f"{slot}/{n}", a) for n, a in named.items())
-        arrays = checkpoint.read(folder, wanted)
+        arrays = checkpoint.read(newest(folder), self._named(whole=False))
         state: dict[str, Any] = {"step": arrays["step"]}
         for slot in self.state:
             if slot not in ("step", "frozen"):
                 head = f"{slot}/"
                 own = {n[len(head) :]: a for n, a in arrays.items() if n.startswith(head)}
                 state[slot] = layout.gather_names(own)
-        specs = placed(self.compiled.mesh, self.compiled.state_specs)
+        specs = placed(self.compiled.mesh, self._state_specs)
         frozen = {"frozen": self.state["frozen"]}  # the loss has them, a checkpoint does not
         del specs["frozen"]
+        opt = None
+        if self.optimizer is not None:
+            leaves = [arrays[f"{_OWN}/{path}"] for path, _ in paths_of(self.opt_state)]
+            given = jax.tree.unflatten(jax.tree.structure(self.opt_state), leaves)
+            opt = jax.device_put(given, placed(self.compiled.mesh, self.optimizer.specs))
         self.state = {**jax.device_put(state, specs), **frozen}
+        self.opt_state = opt
+
+    def _named(self, whole: bool) -> dict[str, Any]:
+        """What a checkpoint has, by name; ``whole``: the arrays, else their shapes."""
+        layout = self.compiled.layout
+        names = layout.names if whole else partial(jax.eval_shape, layout.names)
+        arrays: dict[str, Any] = {"step": self.state["step"]}
+        for slot in self.state:
+            if slot not in ("step", "frozen"):
+                arrays.update((f"{slot}/{n}", a) for n, a in names(self.state[slot]).items())
+        if self.optimizer is not None:
+            arrays.update((f"{_OWN}/{path}", a) for path, a in paths_of(self.opt_state))
+        return arrays
+
+    # -- what is compiled ------------------------------------------------------------------------
+
+    @property
+    def _tree(self) -> UserTree:
+        if self.tree is None:
+            raise ProgramError("a trainer of `autopar.load` knows the tree of its parameters")
+        return self.tree
+
+    @property
+    def _splits_parameters(self) -> bool:
+        return self.compiled.layout.settings.split.parameters
+
+    @property
+    def _state_specs(self) -> State:
+        step = self.compiled
+        return dict(step.state_specs if self.optimizer is None else step.held_specs)
+
+    def _before(self) -> tuple[Any, ...]:
+        return (self.state,) if self.optimizer is None else (self.state, self.opt_state)
+
+    def _cut(self, batch: Mapping[str, Any]) -> dict[str, Array]:
+        if self.planned:
+            check_planned(_as_jax_takes(batch), self.planned)
+        return self.compiled.cut(batch)
+
+    def _own_step(self) -> Any:
+        """A step of the user's own optimizer, jitted: the program's backward, then `_updated`."""
+        step, own = self.compiled, self.optimizer
+        assert own is not None
+
+        def run(state: State, opt: Any, batch: Arrays) -> tuple[State, Any, Array, Array]:
+            loss, gradients = step.gradients(state, batch)
+            state, opt, norm = self._updated(state, opt, gradients, loss)
+            return state, opt, loss, norm.astype(loss.dtype)
+
+        states, plain = (step.held_specs, own.specs), PartitionSpec()
+        return step.compiled(
+            run, (*states, step.batch_specs), (*states, plain, plain), donate=(0, 1)
+        )
+
+    def _updated(
+        self, state: State, opt: Any, gradients: Arrays, loss: Array
+    ) -> tuple[State, Any, Array]:
+        """Clipped as the plan says, and stepped by the user's own optimizer; to be traced."""
+        assert self.optimizer is not None
+        norm, largest = jnp.zeros(()), self.workload.clip_norm
+        if largest is not None:
+            norm = norm_of(self._tree.tree(gradients))
+            scale = jnp.minimum(1.0, largest / (norm + 1e-6))
+            gradients = {k: g * scale.astype(g.dtype) for k, g in gradients.items()}
+        params, opt = self.optimizer.updated(state["params"], opt, gradients, loss)
+        return {**state, "params": params, "step": state["step"] + 1}, opt, norm
+
+    def _once(self, name: str, make: Any) -> Any:
+        if name not in self._jitted:
+            self._jitted[name] = make()
+        return self._jitted[name]
+
+
+_OWN = "optimizer"
+"""Before the names of an own optimizer's state in checkpoints."""
+
+
+def stored(step: Step, tree: UserTree, given: Tree) -> dict[str, Any]:
+    """The parameters of a state from the user's tree of arrays, wherever these are."""
+    specs = step.held_specs["params"]
+    own = tree.specs(cut=step.layout.settings.split.parameters)
+    there = jax.device_put(given, placed(step.mesh, own))
+    dtypes = jax.tree.map(lambda shape: shape.dtype, tree.shapes)
+
+    def make(given: Tree) -> dict[str, Any]:
+        cast = jax.tree.map(lambda a, dtype: jnp.copy(a.astype(dtype)), given, dtypes)
+        return tree.stored(cast)
+
+    made: dict[str, Any] = step.compiled(make, (own,), specs)(there)
+    return made
 
 
 def _as_jax_takes(batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,10 +43,10 @@ from autopar.runtime.pytorch.portions import LocalBatch, rows_of
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.sizes import Sizes
 from autopar.runtime.pytorch.state import State
-from autopar.runtime.pytorch.stopping import Stopping
 from autopar.runtime.pytorch.storage import Held, Storage
 from autopar.runtime.pytorch.weights import aliases_of, load_weights, save_weights
 from autopar.runtime.settings import ProgramError, Settings
+from autopar.runtime.stopping import Stopping
 
 Fill = Callable[[Mapping[str, Target]], object]
 """Writes the initial value of every parameter and buffer, by name, into its target."""

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from autopar.frontends.jax import capture
@@ -291,7 +292,15 @@ def test_cross_entropy_forms_agree() -> None:
             "sum": -jnp.take_along_axis(likelihood, labels[:, None], 1).sum(),
         }
 
+    def of_optax(params: Any, batch: Any) -> Any:
+        losses = optax.softmax_cross_entropy_with_integer_labels
+        return losses(batch["x"] @ params["w"], batch["label"]).mean()
+
     params = {"w": models.shape(8, 10)}
+    for rows in ((6,), (3, 5)):
+        batch = {"x": models.shape(*rows, 8), "label": models.ids(*rows)}
+        made = kinds(equal(of_optax, params, batch))
+        assert [kind for kind in made if kind != "reshape"] == ["linear_t", "cross_entropy"]
     batch = {"x": models.shape(6, 8), "label": models.ids(6)}
     for name in ("gather", "index", "one_hot", "logsumexp", "sum"):
 

@@ -105,6 +105,11 @@ def row_of_logsumexp(x: Array, labels: Array) -> Array:
     return jax.nn.logsumexp(x, axis=-1) - picked
 
 
+def row_of_logsumexp_optax(x: Array, labels: Array) -> Array:
+    picked = jnp.take_along_axis(x, labels[..., None], axis=-1).take(0, axis=-1)
+    return jax.nn.logsumexp(x, axis=-1) - picked
+
+
 def pick_one_hot(x: Array, labels: Array) -> Array:
     return jnp.sum(jax.nn.one_hot(labels, x.shape[-1], dtype=x.dtype) * x, axis=-1)
 

@@ -159,6 +159,15 @@ def _rows(*kinds: str) -> Callable[[Node, Builder], Operands | None]:
     return operands
 
 
+def _rows_of_matrix(*kinds: str) -> Callable[[Node, Builder], Operands | None]:
+    """`_rows` of an [n, v] operand: `x[jnp.arange(n), labels]` of more dims picks otherwise."""
+
+    def operands(node: Node, builder: Builder) -> Operands | None:
+        return _rows(*kinds)(node, builder) if len(node.out.shape) == 1 else None
+
+    return operands
+
+
 def _labels_dtype(node: Node, builder: Builder) -> str:
     """The dtype of the integers that a result was picked with."""
     todo, seen = list(node.values), 0
@@ -190,9 +199,9 @@ def _negative_log(node: Node, bound: Bound, builder: Builder) -> Operand:
 
 GROUPS: tuple[tuple[Idiom, ...], ...] = (
     (
-        Idiom((forms.row_of_logsumexp,), _rows("sub"), _negative_log),
+        Idiom((forms.row_of_logsumexp, forms.row_of_logsumexp_optax), _rows("sub"), _negative_log),
         Idiom((forms.pick_one_hot,), _rows("sum"), _picked),
-        Idiom((forms.pick_by_index,), _rows("jax::gather"), _picked),
+        Idiom((forms.pick_by_index,), _rows_of_matrix("jax::gather"), _picked),
     ),
     (
         Idiom((forms.softmax, forms.softmax_plain), _like_result("div"), _last_dim("softmax")),

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from autopar.frontends.jax.draft import Builder, Node, Operand, Shape, Uniform, Value
+from autopar.frontends.jax.simplify import folded
 
 Outs = Sequence[tuple[Shape, str]]
 Convert = Callable[[Mapping[str, Any], list[Operand], Outs, Builder], list[Operand]]
@@ -260,7 +262,7 @@ def _gather(
     shape, dtype = outs[0]
     if tuple(numbers.collapsed_slice_dims) != (dim,) or sizes[dim] != 1:
         return None
-    index = builder.reshape(indices, indices.shape[:-1])
+    index = builder.reshape(_number(indices, builder) or indices, indices.shape[:-1])
     whole = all(n == sizes[d] for d, n in enumerate(x.shape) if d != dim)
     rank = len(index.shape)
     if not batching and whole and dim == 0:
@@ -276,11 +278,31 @@ def _gather(
         rows = builder.op("index_select", (x, flat), taken, dtype, dim=0)
         return [builder.reshape(rows, shape)]
     others = tuple(d for d in range(len(x.shape)) if d != dim)
+    if not batching and whole and isinstance(index, Uniform) and index.shape == ():
+        place = int(index.value)  # x.take(3, axis)
+        if 0 <= place < x.shape[dim]:
+            return [builder.op("select", (x,), shape, dtype, dim=dim, index=place)]
     if batching == others == tuple(numbers.start_indices_batching_dims) and rank == len(x.shape):
         if numbers.offset_dims or tuple(index.shape) != shape:
             return None
         return [builder.op("gather", (x, _value(index, builder)), shape, dtype, dim=dim)]
     return None
+
+
+def _number(x: Operand, builder: Builder) -> Uniform | None:
+    """The number that ``x`` is everywhere, where it is arithmetic on numbers."""
+    if isinstance(x, Uniform):
+        return x
+    node = builder.maker.get(x)
+    if node is None or not node.inputs:
+        return None
+    numbers = [_number(y, builder) for y in node.inputs]
+    known = tuple(y for y in numbers if y is not None)
+    if len(known) < len(numbers):
+        return None
+    if node.kind in ("expand", "reshape"):
+        return replace(known[0], shape=node.out.shape)
+    return folded(replace(node, inputs=known))
 
 
 def _conv(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand] | None:

@@ -71,7 +71,7 @@ def _size(draft: Draft) -> tuple[Any, ...]:
 
 def _visit(node: Node, builder: Builder) -> Sequence[Operand] | None:
     if node.kind in ELEMENTWISE:
-        simpler = _folded(node) or _neutral(node, builder) or _mean(node, builder)
+        simpler = folded(node) or _neutral(node, builder) or _mean(node, builder)
         if simpler is not None:
             return [simpler]
         return _broadcasting(node, builder)
@@ -82,8 +82,8 @@ def _visit(node: Node, builder: Builder) -> Sequence[Operand] | None:
     return None
 
 
-def _folded(node: Node) -> Uniform | None:
-    """Arithmetic on plain numbers."""
+def folded(node: Node) -> Uniform | None:
+    """Arithmetic on plain numbers; None for all else."""
     if not all(isinstance(x, Uniform) for x in node.inputs):
         return None
     numbers = [x.value for x in node.inputs if isinstance(x, Uniform)]

@@ -1,0 +1,106 @@
+"""An optimizer of the user's own: anything with optax's ``init`` and ``update``.
+
+It sees the parameters as the user's own tree of whole arrays, so that norms over tensors, factored
+moments, masks and labels by path mean what they mean on one device. XLA partitions it: what is
+element by element runs on the pieces that ``dp_shard`` cuts, as the plan's own optimizer does, and
+everything in its state that is shaped as a parameter lies as that parameter's pieces do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from autopar.frontends.jax import paths_of
+from autopar.nouns.errors import UserError
+from autopar.runtime.jax.step import placed
+from autopar.runtime.jax.user_tree import Tree, UserTree
+
+Array = Any
+Arrays = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class OwnOptimizer:
+    """``given`` over the parameters of ``tree``; ``specs``: how its state lies on ``mesh``."""
+
+    given: Any
+    tree: UserTree
+    mesh: Mesh
+    shapes: Any
+    specs: Any
+
+    @staticmethod
+    def of(given: Any, tree: UserTree, mesh: Mesh) -> OwnOptimizer:
+        """Raises `UserError` for what is no optimizer, or does not take these parameters."""
+        if not (hasattr(given, "init") and hasattr(given, "update")) or isinstance(given, type):
+            name = getattr(given, "__name__", type(given).__name__)
+            call = f"; call it, as in optimizer={name}(1e-3)" if callable(given) else ""
+            raise UserError(
+                f"load(optimizer={name}): a JAX plan takes an optax transformation, such as "
+                f"optax.adamw(schedule), or anything with its init and update{call}"
+            )
+        try:
+            shapes = jax.eval_shape(given.init, tree.shapes)
+        except Exception as error:  # of the user's transformation
+            raise UserError(
+                f"the optimizer's init fails on these parameters ({type(error).__name__}: "
+                f"{str(error).partition(chr(10))[0]}); give one for the tree that the loss takes"
+            ) from error
+        return OwnOptimizer(given, tree, mesh, shapes, _specs(shapes, tree))
+
+    def init(self, params: Arrays) -> Any:
+        """The optimizer's state for the ``params`` of a program's state, each piece where it
+        belongs."""
+
+        def make(params: Arrays) -> Any:
+            return self.given.init(self.tree.tree(params))
+
+        return jax.jit(make, out_shardings=placed(self.mesh, self.specs))(params)
+
+    def updated(
+        self, params: Arrays, state: Any, gradients: Arrays, loss: Array
+    ) -> tuple[dict[str, Array], Any]:
+        """Parameters and state after a step; to be traced. ``loss`` goes to transformations that
+        ask for a ``value``, as `optax.contrib.reduce_on_plateau` does."""
+        pieces = placed(self.mesh, self.tree.specs(cut=True))
+        own = lax.with_sharding_constraint(self.tree.tree(params), pieces)
+        asked = {"value": loss} if _takes_more(self.given) else {}
+        changes, state = self.given.update(self.tree.tree(gradients), state, own, **asked)
+        made = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), own, changes)
+        return self.tree.stored(lax.with_sharding_constraint(made, pieces)), state
+
+
+def norm_of(gradients: Tree) -> Array:
+    """The 2-norm of all leaves together, in at least float32; to be traced."""
+    squares = (
+        jnp.square(g.astype(jnp.promote_types(g.dtype, jnp.float32))).sum()
+        for g in jax.tree.leaves(gradients)
+    )
+    return jnp.sqrt(sum(squares, jnp.zeros(())))
+
+
+def _takes_more(given: Any) -> bool:
+    return any(kind.__name__ == "GradientTransformationExtraArgs" for kind in type(given).__mro__)
+
+
+def _specs(shapes: Any, tree: UserTree) -> Any:
+    """As the parameter whose path ends a leaf's own, where the shapes are the same; else whole."""
+    parameters = {path: tuple(leaf.shape) for path, leaf in paths_of(tree.shapes)}
+
+    def spec(path: str, shape: tuple[int, ...]) -> Any:
+        keys = path.split(".")
+        for start in range(len(keys)):
+            name = ".".join(keys[start:])
+            if parameters.get(name) == shape:
+                return tree.spec(name, cut=True)
+        return PartitionSpec()
+
+    made = [spec(path, tuple(leaf.shape)) for path, leaf in paths_of(shapes)]
+    return jax.tree.unflatten(jax.tree.structure(shapes), made)
