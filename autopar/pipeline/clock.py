@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -117,9 +118,15 @@ class _Actions(NamedTuple):
     @staticmethod
     def of(schedule: Schedule) -> _Actions:
         lists = schedule.lists
-        stages, kinds, numbers = zip(*chain.from_iterable(lists), strict=True)
-        stage, microbatch = (np.array(column, dtype=np.intp) for column in (stages, numbers))
-        kind = np.array([PLACES[kind] for kind in kinds], dtype=np.intp)
+        flat = list(chain.from_iterable(lists))
+        stage, kind, microbatch = (
+            np.fromiter(column, np.intp, len(flat))
+            for column in (
+                map(attrgetter("stage"), flat),
+                map(PLACES.__getitem__, map(attrgetter("kind"), flat)),
+                map(attrgetter("microbatch"), flat),
+            )
+        )
         rank = np.repeat(np.arange(len(lists)), [len(actions) for actions in lists])
         forward = kind == PLACES["F"]
         own = np.flatnonzero(forward)
