@@ -90,13 +90,17 @@ def calibrate(
         heap_share=max(0.0, grown / lived - 1) if lived else 0.0,
         fitted=phase_factors(by_subject["run"], run_basis(bool(by_subject["op"]), style)),
     )
-    groups = tuple(
-        DeviceGroup(_measured_as(group.device, measured), group.count) for group in cluster.groups
-    )
     curves = collective_curves(by_subject["collective"])
     contention = overlap_contention(by_subject["overlap"])
-    levels = tuple(_level(cluster, i, curves, contention) for i in range(len(cluster.levels)))
-    return replace(cluster, groups=groups, levels=levels)
+    groups = tuple(
+        DeviceGroup(
+            _measured_as(group.device, measured),
+            group.count,
+            _levels(group.levels, curves, contention),
+        )
+        for group in cluster.groups
+    )
+    return replace(cluster, groups=groups, levels=_levels(cluster.levels, curves, contention))
 
 
 CORE_FLOPS_PER_S = 2e13
@@ -139,14 +143,19 @@ def _measured_as(device: Device, measured: Device) -> Device:
     return replace(measured, memory_bytes=device.memory_bytes)
 
 
-def _level(
-    cluster: Cluster, number: int, curves: Sequence[MeasuredCollective], contention: float
-) -> Level:
-    """Level `number` with the collectives of the groups that it is the outermost level of."""
-    level = cluster.levels[number]
-    inner = cluster.levels[number - 1].span if number else 1
-    mine = tuple(m for m in curves if inner < m.ranks * m.stride <= level.span)
-    return replace(level, measured=mine, contention=contention)
+def _levels(
+    levels: Sequence[Level], curves: Sequence[MeasuredCollective], contention: float
+) -> tuple[Level, ...]:
+    """Each with the collectives of the groups that it is the outermost level of."""
+    inner = (1, *(level.span for level in levels))
+    return tuple(
+        replace(
+            level,
+            measured=tuple(m for m in curves if below < m.ranks * m.stride <= level.span),
+            contention=contention,
+        )
+        for level, below in zip(levels, inner, strict=False)
+    )
 
 
 def op_rates(measurements: Sequence[Measurement]) -> tuple[MeasuredRate, ...]:

@@ -7,16 +7,28 @@
       - {name: nvlink, span: 8, bandwidth: 450 GB/s, latency: 2 us}
       - {name: infiniband, span: 256, bandwidth: 400 Gbit/s, latency: 5 us, ports: 8}
 
+Groups that are joined otherwise inside than others have `levels:` of their own, up to a span that
+divides their count; those at the end of the file go on from there:
+
+    groups:
+      - {device: A100, count: 8, levels: [{name: nvlink 3, span: 8, bandwidth: 300 GB/s, ...}]}
+      - {device: H100, count: 8, levels: [{name: nvlink 4, span: 8, bandwidth: 450 GB/s, ...}]}
+    levels:
+      - {name: infiniband, span: 16, bandwidth: 200 Gbit/s, latency: 5 us}
+
 Bandwidths are one direction, per port; `ports` (default: one per device) is how many of them attach
 one domain of the level below. Everything that pydantic checks stays in this file.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +38,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from autopar.cost_models.catalogue import UnknownDevice, device_from_figures, find_device
 from autopar.cost_models.units import Quantity, UnitError, parse_quantity
 from autopar.files.file_errors import sentences, unique_yaml, yaml_sentence
-from autopar.nouns.cluster import Cluster, Device, DeviceGroup, Level
+from autopar.nouns.cluster import Cluster, Device, DeviceGroup, Level, slowest_levels
 from autopar.nouns.errors import UserError
 
 # Figures outside these ranges are slips of a unit, not hardware.
@@ -73,13 +85,6 @@ class _DeviceText(_Strict):
     source: str = "cluster file"
 
 
-class _GroupText(_Strict):
-    """``device`` is a name; its figures stand in the catalogue or under `devices:`."""
-
-    device: str
-    count: int = Field(gt=0, le=MOST_DEVICES)
-
-
 class _LevelText(_Strict):
     name: str
     span: int = Field(gt=0)
@@ -93,11 +98,19 @@ class _LevelText(_Strict):
     library: Literal["nccl", "gloo", "xla"] = "nccl"
 
 
+class _GroupText(_Strict):
+    """``device`` is a name; its figures stand in the catalogue or under `devices:`."""
+
+    device: str
+    count: int = Field(gt=0, le=MOST_DEVICES)
+    levels: list[_LevelText] = []
+
+
 class _ClusterText(_Strict):
     name: str | None = None
     devices: dict[str, _DeviceText] = {}
     groups: list[_GroupText] = Field(min_length=1)
-    levels: list[_LevelText] = Field(min_length=1)
+    levels: list[_LevelText] = Field(default=[], min_length=1)
 
 
 def load_cluster(path: str | Path) -> Cluster:
@@ -135,12 +148,62 @@ def cluster_from_text(text: str, default_name: str = "cluster") -> Cluster:
     except ValidationError as error:
         errors = sentences(error, _ClusterText, _EXAMPLES)
         raise ClusterFileError("; ".join(errors)) from None
+    if not any((parsed.levels, *(group.levels for group in parsed.groups), parsed.groups[1:])):
+        raise ClusterFileError("levels: missing; give at least 1 (see examples/clusters/)")
     groups = tuple(
         DeviceGroup(_device(group.device, parsed.devices, f"groups[{i}]"), group.count)
         for i, group in enumerate(parsed.groups)
     )
-    count = sum(group.count for group in groups)
-    return Cluster(parsed.name or default_name, groups, _levels(parsed.levels, count))
+    if any(group.levels for group in parsed.groups):
+        views = [*_views(parsed, groups)]
+        groups = tuple(replace(g, levels=view) for g, view in zip(groups, views, strict=True))
+        levels = slowest_levels(views)
+    else:
+        _joined(parsed.levels, groups)
+        levels = _levels(parsed.levels, sum(group.count for group in groups), "levels")
+    return Cluster(parsed.name or default_name, groups, levels)
+
+
+def _joined(texts: Sequence[_LevelText], groups: Sequence[DeviceGroup]) -> None:
+    """Raises `ClusterFileError` where no level joins all ``groups``."""
+    count, widest = sum(group.count for group in groups), max((t.span for t in texts), default=1)
+    if widest < count and len(groups) > 1:
+        listed = [f"{group.count} x {group.device.name}" for group in groups]
+        raise ClusterFileError(
+            f"no link joins the groups {', '.join(listed[:-1])} and {listed[-1]}: the widest of "
+            f"`levels:` spans {widest} of {count} devices; add one with span {count}, with the "
+            "bandwidth and latency between the groups, or plan each group by its own cluster file"
+        )
+
+
+def _views(parsed: _ClusterText, groups: Sequence[DeviceGroup]) -> Iterator[tuple[Level, ...]]:
+    """For each group all levels of the cluster, if its own stood in every group."""
+    _joined(parsed.levels, groups)
+    spans = {level.span for text in parsed.groups for level in text.levels}
+    for i, text in enumerate(parsed.groups):
+        where = f"groups[{i}].levels"
+        widest = max((level.span for level in text.levels), default=1)
+        outer = min((level.span for level in parsed.levels), default=widest)
+        if text.count % widest:
+            raise ClusterFileError(
+                f"{where}: span {widest} does not divide the {text.count} devices of the group"
+            )
+        if text.levels and parsed.levels and (outer % widest or outer <= widest):
+            raise ClusterFileError(
+                f"levels[0].span {outer} is not a multiple of the span {widest} of {where}, which "
+                "it joins; give it the devices of several such domains"
+            )
+        own = _levels([*text.levels, *parsed.levels], sum(g.count for g in groups), where)
+        if any(level.topology == "torus" for level in own) and len(spans) > 1:
+            raise ClusterFileError(f"{where}: groups beside a torus have levels of its spans")
+        yield own
+    chain = sorted(spans)
+    odd = [(a, b) for a, b in pairwise(chain) if b % a]
+    if odd:
+        raise ClusterFileError(
+            f"groups have levels of spans {odd[0][0]} and {odd[0][1]}; of two spans one must be a "
+            f"multiple of the other, such as {math.gcd(*odd[0])} and {odd[0][1]}"
+        )
 
 
 def _device(name: str, own: dict[str, _DeviceText], where: str) -> Device:
@@ -160,11 +223,11 @@ def _device(name: str, own: dict[str, _DeviceText], where: str) -> Device:
         ) from None
 
 
-def _levels(texts: list[_LevelText], device_count: int) -> tuple[Level, ...]:
+def _levels(texts: Sequence[_LevelText], device_count: int, place: str) -> tuple[Level, ...]:
     levels: list[Level] = []
     inner = 1
     for i, text in enumerate(texts):
-        where = f"levels[{i}] ({text.name})"
+        where = f"{place}[{i}] ({text.name})"
         if text.span % inner or (text.span <= inner and inner > 1):
             raise ClusterFileError(
                 f"{where}.span {text.span} is not a multiple of the span {inner} inside it; "

@@ -4,12 +4,17 @@ A rank is a device's place in one linear order: group after group, the innermost
 A `Level` joins devices into domains of `span` consecutive ranks; levels run from the innermost
 (an NVLink domain, a core's shared memory) to the outermost, whose span is the whole cluster.
 Everything is SI; bandwidths are one direction.
+
+Groups may differ in device and levels. Ranks that share work equally go at the pace of the slowest
+of them, so a cluster has *views* (`Cluster.alike`): itself as if all of its devices were as those
+of some range of ranks. Prices know clusters of equal devices alone, and are asked in a view.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -138,10 +143,15 @@ class Device:
 
 @dataclass(frozen=True)
 class DeviceGroup:
-    """`count` equal devices with consecutive ranks."""
+    """`count` equal devices with consecutive ranks.
+
+    levels: of the whole cluster, if all of it were joined as these devices are; none: they are
+            joined as the cluster's levels say.
+    """
 
     device: Device
     count: int
+    levels: tuple[Level, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -175,11 +185,16 @@ class Level:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Groups of devices and the levels that join them, innermost first."""
+    """Groups of devices and the levels that join them, innermost first.
+
+    levels: what devices of all groups together have of the links: the slowest of each.
+    idle:   groups that the cluster's file describes and a plan leaves out.
+    """
 
     name: str
     groups: tuple[DeviceGroup, ...]
     levels: tuple[Level, ...]
+    idle: tuple[DeviceGroup, ...] = ()
 
     @cached_property
     def device_count(self) -> int:
@@ -211,12 +226,40 @@ class Cluster:
     @cached_property
     def device(self) -> Device:
         """The device that limits an even split: of the slowest kind, with the least memory."""
-        slowest = min(
-            (group.device for group in self.groups),
-            key=lambda d: (max(flops for _, flops in d.peak_flops_per_s), d.memory_bytes),
-        )
-        least = min(group.device.memory_bytes for group in self.groups)
-        return slowest if slowest.memory_bytes == least else replace(slowest, memory_bytes=least)
+        return slowest_device([group.device for group in self.groups])
+
+    @cached_property
+    def kinds(self) -> tuple[DeviceGroup, ...]:
+        """Groups that differ in device or levels, all that are alike as one."""
+        counts: dict[tuple[Device, tuple[Level, ...]], int] = {}
+        for group in self.groups:
+            same = group.device, group.levels or self.levels
+            counts[same] = counts.get(same, 0) + group.count
+        return tuple(DeviceGroup(*same[:1], count, same[1]) for same, count in counts.items())
+
+    def alike(self, first: int, count: int) -> Cluster:
+        """The cluster as if all of its devices were as the ``count`` from rank ``first`` on: where
+        these differ, as the slowest of them. Itself where that says nothing new."""
+        start, inside = 0, []
+        for group in self.groups:
+            if start < first + count and first < start + group.count:
+                inside.append(replace(group, count=0, levels=group.levels or self.levels))
+            start += group.count
+        return self._view(tuple(dict.fromkeys(inside)))
+
+    def _view(self, inside: tuple[DeviceGroup, ...]) -> Cluster:
+        if len(inside) == len(self.kinds):
+            return self
+        if inside not in self._views:
+            levels = slowest_levels([group.levels for group in inside])
+            device = slowest_device([group.device for group in inside])
+            group = DeviceGroup(device, self.device_count)
+            self._views[inside] = Cluster(f"{device.name} of {self.name}", (group,), levels)
+        return self._views[inside]
+
+    @cached_property
+    def _views(self) -> dict[tuple[DeviceGroup, ...], Cluster]:
+        return {}
 
     @property
     def memory_bytes(self) -> int:
@@ -224,27 +267,99 @@ class Cluster:
         return self.device.memory_bytes
 
     def to_json(self) -> str:
-        """The text form; `Cluster.from_json` reads it back."""
-        return json.dumps(asdict(self), sort_keys=True)
+        """The text form; `Cluster.from_json` reads it back. What is empty of groups is left out."""
+        data = asdict(self)
+        for group in (*data["groups"], *data["idle"]):
+            if not group["levels"]:
+                del group["levels"]
+        if not self.idle:
+            del data["idle"]
+        return json.dumps(data, sort_keys=True)
 
     @staticmethod
     def from_json(text: str) -> Cluster:
         data: dict[str, Any] = json.loads(text)
-        groups = tuple(
-            DeviceGroup(_device_from_dict(group["device"]), group["count"])
-            for group in data["groups"]
+        return Cluster(
+            data["name"],
+            tuple(map(_group_from_dict, data["groups"])),
+            tuple(map(_level_from_dict, data["levels"])),
+            tuple(map(_group_from_dict, data.get("idle", ()))),
         )
-        levels = tuple(
-            Level(
-                **{
-                    **level,
-                    "torus_shape": tuple(level["torus_shape"]),
-                    "measured": tuple(map(_measured_from_dict, level["measured"])),
-                }
-            )
-            for level in data["levels"]
-        )
-        return Cluster(data["name"], groups, levels)
+
+
+def slowest_device(devices: Sequence[Device]) -> Device:
+    """What limits all of them where each has as much to do: the slowest one, with the least of each
+    figure that any of them has."""
+    slowest = min(
+        devices,
+        key=lambda d: (max(flops for _, flops in d.peak_flops_per_s), d.memory_bytes),
+    )
+    if all(device == slowest for device in devices):
+        return slowest
+    peaks = tuple(
+        (dtype, min(device.peak(dtype) for device in devices))
+        for dtype, _ in slowest.peak_flops_per_s
+    )
+    return replace(
+        slowest,
+        memory_bytes=min(d.memory_bytes for d in devices),
+        memory_bandwidth_bytes_per_s=min(d.memory_bandwidth_bytes_per_s for d in devices),
+        launch_overhead_s=max(d.launch_overhead_s for d in devices),
+        peak_flops_per_s=peaks,
+    )
+
+
+def slowest_levels(views: Sequence[tuple[Level, ...]]) -> tuple[Level, ...]:
+    """Levels under which nothing is faster than under any of ``views``, of as many devices each."""
+    if all(levels == views[0] for levels in views):
+        return views[0]
+    spans = sorted({level.span for levels in views for level in levels})
+    columns = zip(*(_spanned(levels, spans) for levels in views), strict=True)
+    return tuple(map(_slowest_level, columns))
+
+
+def _spanned(levels: Sequence[Level], spans: Sequence[int]) -> Iterator[Level]:
+    """The same links with a level for each of ``spans``, which have those of ``levels``.
+
+    A switch of wide domains is one of narrow ones, and above it one that joins these with the
+    ports of all that they hold.
+    """
+    child = own = 1
+    rest = list(levels)
+    for span in spans:
+        ports = rest[0].ports * child // own
+        yield replace(rest[0], span=span, ports=max(1, ports))
+        child = span
+        if span == rest[0].span:
+            own = span
+            rest.pop(0)
+
+
+def _slowest_level(levels: Sequence[Level]) -> Level:
+    """Of one span. Times that a profile measured stay where all levels have the same."""
+    first = levels[0]
+    same = all(level.measured == first.measured for level in levels)
+    return replace(
+        first,
+        name=" and ".join(dict.fromkeys(level.name for level in levels)),
+        bandwidth_bytes_per_s=min(level.bandwidth_bytes_per_s for level in levels),
+        latency_s=max(level.latency_s for level in levels),
+        ports=min(level.ports for level in levels),
+        oversubscription=max(level.oversubscription for level in levels),
+        in_network_reduction=all(level.in_network_reduction for level in levels),
+        contention=max(level.contention for level in levels),
+        measured=first.measured if same else (),
+    )
+
+
+def _group_from_dict(data: dict[str, Any]) -> DeviceGroup:
+    levels = tuple(map(_level_from_dict, data.get("levels", ())))
+    return DeviceGroup(_device_from_dict(data["device"]), data["count"], levels)
+
+
+def _level_from_dict(data: dict[str, Any]) -> Level:
+    measured = tuple(map(_measured_from_dict, data["measured"]))
+    return Level(**{**data, "torus_shape": tuple(data["torus_shape"]), "measured": measured})
 
 
 def _measured_from_dict(data: dict[str, Any]) -> MeasuredCollective:

@@ -86,7 +86,7 @@ class Fingerprints:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Predicted peak on the worst device, bytes. ``limit`` is what one device offers."""
+    """Predicted peak on the fullest device, bytes. ``limit`` is what that device offers."""
 
     total: int
     parameters: int
@@ -95,6 +95,11 @@ class Memory:
     activations: int
     buffers: int
     limit: int
+
+    @property
+    def filled(self) -> float:
+        """Share of the limit."""
+        return self.total / self.limit
 
 
 @dataclass(frozen=True, slots=True)

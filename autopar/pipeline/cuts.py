@@ -44,35 +44,35 @@ class NoCuts(DoesNotFit):
 
 
 def cut(
-    busy: Table,
-    fill: Table,
-    stages: int,
+    busy: Sequence[Table],
+    fill: Sequence[Table],
     microbatches: int,
     allowed: Sequence[Mask] | None = None,
 ) -> Cuts:
-    """The fastest cut of a chain into ``stages``, none of them empty.
+    """The fastest cut of a chain into stages, none of them empty.
 
-    busy, fill: [units + 1, units + 1] seconds of one microbatch on units ``first`` to ``end - 1``:
-                compute, and that with its sends.
+    busy, fill: of every stage [units + 1, units + 1] seconds of one microbatch on units ``first``
+                to ``end - 1``: compute, and that with its sends.
     allowed:    of every stage which runs fit the device at its place; None: all.
 
     Raises:
         NoCuts: more stages than units, or no cut whose stages are all allowed.
     """
-    units = len(busy) - 1
+    units, stages = len(busy[0]) - 1, len(busy)
     if stages > units:
         raise NoCuts(
             f"{stages} stages of {units} units that a model can be cut between: take at most "
             f"{units} stages"
         )
-    chain = _Chain(busy, fill, stages, allowed)
+    chain = _Chain(busy, fill, allowed)
     free = chain.least_fill(np.inf)
     if free is None:
         raise NoCuts(
             f"no cut of {units} units into {stages} stages fits: for every cut some stage has no "
             "layout that its device holds; take more stages, recompute, or split more state"
         )
-    runs = busy[np.triu_indices(units + 1, 1)]
+    own = {id(table): table for table in busy}.values()
+    runs = np.concatenate([table[np.triu_indices(units + 1, 1)] for table in own])
     digit = max(float(runs.max()) * SAME, np.finfo(float).tiny)
     bounds = np.unique(np.ceil(runs / digit)) * digit
     low, high = 0, len(bounds) - 1
@@ -89,7 +89,8 @@ def cut(
         least = chain.least_fill(bounds[place])
         assert least is not None
         total, chosen = least
-        slowest = max(busy[a, b] for a, b in zip((0, *chosen), chosen, strict=False))
+        runs_of = zip(busy, (0, *chosen), chosen, strict=False)
+        slowest = max(table[a, b] for table, a, b in runs_of)
         if total + steady * slowest < best:
             best, ends = total + steady * slowest, chosen
         if total <= free[0]:
@@ -102,40 +103,49 @@ class _Chain:
     """Tables as bands: [end, width - 1] of the run of ``width`` units before ``end``."""
 
     def __init__(
-        self, busy: Table, fill: Table, stages: int, allowed: Sequence[Mask] | None
+        self, busy: Sequence[Table], fill: Sequence[Table], allowed: Sequence[Mask] | None
     ) -> None:
-        units = len(busy) - 1
-        self.units, self.stages, self.tried = units, stages, 0
-        widest = units - stages + 1
-        ends = np.arange(units + 1)[:, None]
+        self.units, self.stages, self.tried = len(busy[0]) - 1, len(busy), 0
+        widest = self.units - self.stages + 1
+        ends = np.arange(self.units + 1)[:, None]
         first = ends - np.arange(1, widest + 1)[None, :]
         self.first = np.maximum(first, 0)
         there = first >= 0
-        self.busy = np.where(there, busy[self.first, ends], np.inf)
-        self.fill = np.where(there, fill[self.first, ends], np.inf)
-        self.allowed = None
-        if allowed is not None:
-            bands = {id(mask): mask[self.first, ends] for mask in allowed}
-            self.allowed = [bands[id(mask)] for mask in allowed]
+        masks = allowed or [there] * self.stages
+        # Stages of equal tables share one place in each of these.
+        kinds: dict[tuple[int, ...], int] = {}
+        self.busy: list[Table] = []
+        self.fill: list[Table] = []
+        self.kind = []
+        for tables in zip(busy, fill, masks, strict=True):
+            key = tuple(map(id, tables))
+            if key not in kinds:
+                kinds[key] = len(kinds)
+                one, filled, mask = tables
+                allows = there & mask[self.first, ends] if allowed else there
+                self.busy.append(np.where(allows, one[self.first, ends], np.inf))
+                self.fill.append(np.where(allows, filled[self.first, ends], np.inf))
+            self.kind.append(kinds[key])
 
     def least_fill(self, bound: float) -> tuple[float, tuple[int, ...]] | None:
         """The chain of least ``sum fill`` among those that keep the bound, and its ends."""
         self.tried += 1
-        keeps = self.busy <= bound
-        wide = int(np.flatnonzero(np.any(keeps, axis=0)).max(initial=-1)) + 1
+        keeps = [busy <= bound for busy in self.busy]
+        some = np.any([np.any(kept, axis=0) for kept in keeps], axis=0)
+        wide = int(np.flatnonzero(some).max(initial=-1)) + 1
         if not wide:
             return None
-        fill = np.where(keeps[:, :wide], self.fill[:, :wide], np.inf)
+        fills = [
+            np.where(kept[:, :wide], fill[:, :wide], np.inf)
+            for kept, fill in zip(keeps, self.fill, strict=True)
+        ]
         first = self.first[:, :wide]
         rows = np.arange(self.units + 1)
         reach = np.full(self.units + 1, np.inf)
         reach[0] = 0.0
         came = []
-        for stage in range(self.stages):
-            taken = fill
-            if self.allowed is not None:
-                taken = np.where(self.allowed[stage][:, :wide], fill, np.inf)
-            through = reach[first] + taken
+        for kind in self.kind:
+            through = reach[first] + fills[kind]
             chosen = through.argmin(axis=1)
             came.append(chosen)
             reach = through[rows, chosen]

@@ -39,6 +39,8 @@ def candidates(devices: int, batch: int, fixed: Fixed) -> list[Candidate]:
         FixError: none is left; the message says which numbers do not divide, and which would.
     """
     ranks = _data_ranks(devices, fixed)
+    if not ranks:
+        raise FixError(f"--fix {fixed} does not make up {devices} devices of a stage")
     possible = [
         Candidate(data, devices // data, count)
         for data in ranks

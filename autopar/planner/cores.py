@@ -16,7 +16,7 @@ from math import comb
 import numpy as np
 
 from autopar.cost_models.physics import check
-from autopar.nouns.cluster import Cluster
+from autopar.nouns.cluster import Cluster, Device
 from autopar.nouns.plan import RECOMPUTE, Memory, Stage
 from autopar.nouns.zero import ZERO
 from autopar.pipeline.actions import to_text
@@ -57,6 +57,11 @@ class Shape:
     candidate: Candidate
     samples: int
 
+    def views(self, cluster: Cluster) -> list[Cluster]:
+        """The cluster as every pipeline rank sees it."""
+        each = self.candidate.data * self.candidate.tp
+        return [cluster.alike(rank * each, each) for rank in range(self.pp)]
+
 
 @dataclass(frozen=True, slots=True)
 class Core:
@@ -91,6 +96,7 @@ class Model:
     """A solved sharding, for every shape with as many samples on as many tensor-parallel ranks.
 
     whole: all of the model as one stage without data traffic, by recomputation; alone: its stages.
+    Where devices differ all this is on the slowest of them.
     """
 
     solved: Solved
@@ -99,8 +105,9 @@ class Model:
     alone: dict[str, PipelinePrices]
     layouts: dict[tuple[int, str], list[Whole]] = field(default_factory=dict)
     """All of the model under each layout of state, by data ranks and recomputation."""
-    _plain: dict[str, Table] = field(default_factory=dict)
+    _plain: dict[tuple[str, Cluster], Table] = field(default_factory=dict)
     _pass_s: dict[tuple[StateSharding, str], float] = field(default_factory=dict)
+    _speeds: dict[Cluster, float] = field(default_factory=dict)
 
     @property
     def pass_s(self) -> float:
@@ -111,20 +118,39 @@ class Model:
         """Forward and backward of one microbatch through all of the model, in the layout that moves
         least state with it."""
         whole = self.whole[recompute]
-        if any(not ZERO[one.state.zero].gradients for one in fitting):
-            return whole.forward_s + whole.backward_s  # moves none
+        free = any(not ZERO[one.state.zero].gradients for one in fitting)
+        if free or len(cluster.kinds) > 1:  # moves none; or is moved faster elsewhere
+            return whole.forward_s + whole.backward_s
         for one in fitting:
             if (one.state, recompute) not in self._pass_s:
                 time = stage_time(self.solved.summary, one.state, cluster, recompute)
                 self._pass_s[one.state, recompute] = time.forward_s + time.backward_s
         return min(self._pass_s[one.state, recompute] for one in fitting)
 
-    def plain(self, recompute: str) -> Table:
+    def plain(self, recompute: str, view: Cluster) -> Table:
         """Figures of all runs without data traffic and optimizer: no layout takes less."""
-        if recompute not in self._plain:
-            table = self._plain[recompute] = self.alone[recompute].table()
+        key = recompute, view
+        if key not in self._plain:
+            table = self._plain[key] = self.alone[recompute].on(view).table()
             table[[Figure.REDUCE, Figure.UPDATE]] = 0.0
-        return self._plain[recompute]
+        return self._plain[key]
+
+    def speed(self, view: Cluster) -> float:
+        """At most how many times as fast as on the slowest devices any part of the model is."""
+        if view == self.cuts.prices.cluster:
+            return 1.0
+        if view not in self._speeds:
+            slow, own = (_passes_s(self.plain("none", v)) for v in (self.cuts.prices.cluster, view))
+            some = own > 0
+            self._speeds[view] = max(1.0, float((slow[some] / own[some]).max(initial=1.0)))
+        return self._speeds[view]
+
+
+def _passes_s(table: Table) -> Table:
+    """[3, units] of every unit alone: forward, the way back to its inputs, gradients of weights."""
+    units = np.arange(table.shape[-1] - 1)
+    forward, backward, weights = table[: Figure.WEIGHTS + 1, units, units + 1]
+    return np.stack([forward, backward - weights, weights])
 
 
 @dataclass(slots=True)
@@ -136,8 +162,17 @@ class CoreTrials:
     model: Model
     order: Order
     layouts: Sequence[Layout]
+    views: list[Cluster] = field(init=False)
+    """The cluster as every pipeline rank sees it; those that differ; of each rank which."""
+    distinct: list[Cluster] = field(init=False)
+    kinds: list[int] = field(init=False)
     _prices: dict[tuple[Layout, str], PipelinePrices] = field(default_factory=dict)
     _tables: dict[tuple[Layout, str], Table] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.views = self.core.shape.views(self.question.cluster)
+        self.distinct = [*dict.fromkeys(self.views)]
+        self.kinds = [self.distinct.index(view) for view in self.views]
 
     @property
     def stages(self) -> int:
@@ -157,13 +192,17 @@ class CoreTrials:
     def answers(self, plain: Trial) -> Iterator[Answer]:
         """The best cut of each layout that is among the fastest; where none fits, the answer that
         needs least. ``plain``: the cut to start from."""
-        limit = self.question.cluster.device.memory_bytes
-        runs = runs_of(plain.ends, self.order.schedule)
+        schedule = self.order.schedule
+        runs = runs_of(plain.ends, schedule)
+        views = [self.views[rank] for rank in schedule.ranks]
+
+        def figures(layout: Layout, recompute: str) -> Table:
+            prices = self.prices(layout, recompute)
+            stages = zip(views, runs, strict=True)
+            return np.array([prices.on(view).figures(*run) for view, run in stages]).T
+
         exact = {
-            recompute: [
-                np.array([self.prices(layout, recompute).figures(*run) for run in runs]).T
-                for layout in self.layouts
-            ]
+            recompute: [figures(layout, recompute) for layout in self.layouts]
             for recompute in self.core.levels
         }
         now = self._played([plain.ends] * len(self.layouts), exact)
@@ -176,9 +215,9 @@ class CoreTrials:
                     fits = True
                     yield answer
         else:
-            fitting = [pair for pair in ranked if pair[0].memory_bytes <= limit]
+            fitting = [pair for pair in ranked if pair[0].filled <= 1]
             for trial, layout in fitting[:LAYOUTS]:
-                moved = self._moved(self.tables(layout), trial, limit)
+                moved = self._moved(self.tables(layout), trial, 1.0)
                 for answer in self._fitting(layout, [moved, trial]):
                     fits = True
                     yield answer
@@ -187,7 +226,7 @@ class CoreTrials:
                     fits = True
                     yield answer
         if not fits:
-            trial, layout = min(ranked, key=lambda pair: pair[0].memory_bytes)
+            trial, layout = min(ranked, key=lambda pair: pair[0].filled)
             yield self.answer(layout, trial)
 
     def prices(self, layout: Layout, recompute: str) -> PipelinePrices:
@@ -200,16 +239,18 @@ class CoreTrials:
         return self._prices[key]
 
     def tables(self, layout: Layout) -> dict[str, Table]:
-        """Figures of all runs, for what a rank may choose."""
+        """Figures of all runs on all kinds of devices, for what a rank may choose."""
         for recompute in self.core.levels:
             if (layout, recompute) not in self._tables:
-                self._tables[layout, recompute] = self.prices(layout, recompute).table()
+                prices = self.prices(layout, recompute)
+                every = [prices.on(view).table() for view in self.distinct]
+                self._tables[layout, recompute] = np.stack(every)
         return {recompute: self._tables[layout, recompute] for recompute in self.core.levels}
 
     def _plain_tables(self) -> dict[str, Table]:
         """Without data traffic and without a limit of memory: nothing recomputes that need not."""
         least = self.core.levels[0]
-        return {least: self.model.plain(least)}
+        return {least: np.stack([self.model.plain(least, view) for view in self.distinct])}
 
     @property
     def _sends(self) -> Sends:
@@ -223,28 +264,41 @@ class CoreTrials:
             return []
         return [(*inner, units) for inner in combinations(range(1, units), self.stages - 1)]
 
-    def _cut(self, table: Table, allowed: list[Mask] | None = None) -> Ends:
-        busy = table[Figure.FORWARD] + table[Figure.BACKWARD]
-        fill = busy + 2 * self._sends.crossing_s[None, :]
+    def _cut(self, tables: Table, allowed: list[Mask] | None = None) -> Ends:
+        busy = list(tables[:, Figure.FORWARD] + tables[:, Figure.BACKWARD])
+        schedule, sends = self.order.schedule, self._sends
+        ranks = [schedule.ranks[stage] for stage in schedule.routes[0]]
+        links = [int(sends.links[a, b]) for a, b in pairwise((*ranks, ranks[-1]))]
+        kinds = [(self.kinds[rank], link) for rank, link in zip(ranks, links, strict=True)]
+        fill = {
+            (kind, link): busy[kind] + 2 * sends.crossing_s[link][None, :]
+            for kind, link in dict.fromkeys(kinds)
+        }
         m = self.core.shape.candidate.microbatches
-        return cut(busy, fill, self.stages, m, allowed).ends
+        return cut([busy[kind] for kind, _ in kinds], [fill[key] for key in kinds], m, allowed).ends
 
     def _by_table(self, tables: Mapping[str, Table], cuts: Sequence[Ends]) -> list[Trial]:
         schedule = self.order.schedule
         figures = {
-            recompute: [figures_at(table, ends, schedule) for ends in cuts]
+            recompute: [figures_at(table, ends, schedule, self.kinds) for ends in cuts]
             for recompute, table in tables.items()
         }
         return self._played(cuts, figures)
 
     def _played(self, cuts: Sequence[Ends], figures: Mapping[str, Sequence[Table]]) -> list[Trial]:
-        device, packages = self.question.cluster.device, self.model.cuts.summary.packages
-        return trials(self.order, self._sends, cuts, figures, device, packages)
+        packages = self.model.cuts.summary.packages
+        return trials(self.order, self._sends, cuts, figures, self._devices, packages)
 
-    def _moved(self, tables: Mapping[str, Table], best: Trial, limit: float) -> Trial:
+    @property
+    def _devices(self) -> list[Device]:
+        """Of every pipeline rank."""
+        return [view.device for view in self.views]
+
+    def _moved(self, tables: Mapping[str, Table], best: Trial, most: float) -> Trial:
+        """``most``: of its memory, what a rank may need."""
         for _ in range(MOVES):
             options = self._by_table(tables, [*_moves(best.ends)])
-            fitting = [option for option in options if option.memory_bytes <= limit]
+            fitting = [option for option in options if option.filled <= most]
             faster = min(fitting, key=lambda option: option.step_s, default=best)
             if faster.step_s >= best.step_s * (1 - 1e-9):
                 break
@@ -253,32 +307,29 @@ class CoreTrials:
 
     def _squeezed(self, ranked: Sequence[tuple[Trial, Layout]]) -> Iterator[Answer]:
         """The first layout that fits under cuts which mind the memory of each rank."""
-        device = self.question.cluster.device
-        near = [layout for t, layout in ranked if t.memory_bytes <= SQUEEZED * device.memory_bytes]
+        near = [layout for trial, layout in ranked if trial.filled <= SQUEEZED]
         for layout in near[:LAYOUTS]:
-            ends = self._cut_within(layout, device.memory_bytes)
+            ends = self._cut_within(layout, 1.0)
             if ends is None:
                 continue
             tables = self.tables(layout)
             (trial,) = self._by_table(tables, [ends])
-            moved = self._moved(tables, trial, device.memory_bytes)
+            moved = self._moved(tables, trial, 1.0)
             for answer in self._fitting(layout, [moved, trial]):
                 yield answer
                 return
 
     def tightest(self, plain: Trial) -> Answer:
         """Of the layout that needs least the cut whose fullest rank needs least, to a percent."""
-        runs = runs_of(plain.ends, self.order.schedule)
+        schedule = self.order.schedule
+        runs = runs_of(plain.ends, schedule)
         least = self.core.levels[-1]
-        needs = {
-            layout: max(
-                memory.total
-                for memory in self.prices(layout, least).memory(runs, self.order.schedule)
-            )
-            for layout in self.layouts
-        }
+        needs = {}
+        for layout in self.layouts:
+            prices = self.prices(layout, least).staged(schedule)
+            needs[layout] = max(memory.filled for memory in prices.memory(runs, schedule))
         layout = min(needs, key=needs.__getitem__)
-        low, high, best = 0.0, float(needs[layout]), plain.ends
+        low, high, best = 0.0, needs[layout], plain.ends
         while high - low > 0.01 * high:
             middle = (low + high) / 2
             ends = self._cut_within(layout, middle)
@@ -288,30 +339,34 @@ class CoreTrials:
                 high, best = middle, ends
         return self.answer(layout, replace(plain, ends=best, recompute=(least,) * len(runs)))
 
-    def _cut_within(self, layout: Layout, memory_bytes: float) -> Ends | None:
-        """The best cut whose ranks need no more, if each holds as much as its fullest stage."""
-        device, schedule = self.question.cluster.device, self.order.schedule
-        share, process = overhead(self.model.cuts.summary.packages, device)
-        room = (memory_bytes - process) / (1 + share)
+    def _cut_within(self, layout: Layout, most: float) -> Ends | None:
+        """The best cut whose ranks need no more of their memory than ``most``, if each holds as
+        much as its fullest stage."""
+        schedule, packages = self.order.schedule, self.model.cuts.summary.packages
         each = len(schedule.ranks) // len(schedule.lists)
         clock = self.order.clock(())
         passes = clock.peaks(np.eye(len(schedule.ranks))).max(axis=0)  # of each stage
-        table = self.tables(layout)[self.core.levels[-1]]
-        needed = {
-            count: each * (table[Figure.STATE] + count * table[Figure.SAVED])
-            + table[Figure.PASSING]
-            for count in set(passes.tolist())
-        }
-        masks = {count: bytes_ <= room for count, bytes_ in needed.items()}
+        tables = self.tables(layout)[self.core.levels[-1]]
+        masks: dict[tuple[int, int], Mask] = {}
+
+        def mask(stage: int) -> Mask:
+            kind, count = self.kinds[schedule.ranks[stage]], int(passes[stage])
+            if (kind, count) not in masks:
+                device, table = self.distinct[kind].device, tables[kind]
+                share, process = overhead(packages, device)
+                room = (most * device.memory_bytes - process) / (1 + share)
+                held = table[Figure.STATE] + count * table[Figure.SAVED]
+                masks[kind, count] = each * held + table[Figure.PASSING] <= room
+            return masks[kind, count]
+
         try:
-            return self._cut(table, [masks[passes[stage]] for stage in schedule.routes[0]])
+            return self._cut(tables, [mask(stage) for stage in schedule.routes[0]])
         except NoCuts:
             return None
 
     def _fitting(self, layout: Layout, options: Sequence[Trial]) -> Iterator[Answer]:
         """The fastest of them that fits, priced in full."""
-        limit = self.question.cluster.device.memory_bytes
-        fitting = [trial for trial in options if trial.memory_bytes <= limit]
+        fitting = [trial for trial in options if trial.filled <= 1]
         for trial in sorted(fitting, key=lambda trial: trial.step_s)[:2]:
             answer = self.answer(layout, trial)
             if answer.memory.total <= answer.memory.limit:
@@ -321,7 +376,7 @@ class CoreTrials:
     def answer(self, layout: Layout, trial: Trial) -> Answer:
         """The trial priced in full."""
         layout = replace(layout, recompute=max(trial.recompute, key=RECOMPUTE.index))
-        prices = self.prices(layout, layout.recompute).recomputing(trial.recompute)
+        prices = self.prices(layout, layout.recompute).staged(self.order.schedule, trial.recompute)
         solved, candidate = self.model.solved, self.core.shape.candidate
         blank = Answer(
             candidate,
@@ -357,7 +412,7 @@ def piped(
     ranks = prices.memory(runs, schedule)
     check(pipeline_bounds(ranks, each, state_bytes(question.graph)))
     time = prices.step(runs, schedule, *prices.clocked(runs, order))
-    memory = max(ranks, key=lambda memory: memory.total)
+    memory = max(ranks, key=lambda memory: memory.filled)
     return replace(
         known,
         time=time,

@@ -29,9 +29,11 @@ class Fewer:
 def fewer(question: Question, outcome: Outcome) -> Fewer | None:
     """The least part of the cluster that is as fast as the plan; None where there is none.
 
-    Nothing is looked for where a choice is pinned, or where Ctrl-C has ended the search.
+    Nothing is looked for where a choice is pinned, or where Ctrl-C has ended the search; nor where
+    devices differ, of which the search itself leaves out what slows the others down.
     """
-    if question.fixed.pinned() or not outcome.lower_bound_s:
+    differ = len(question.cluster.kinds) > 1
+    if question.fixed.pinned() or differ or not outcome.lower_bound_s:
         return None
     slowest_s = AS_FAST * outcome.best.time.total_s
     alone_s = peak_time_s(question.graph, question.cluster.device)

@@ -9,13 +9,16 @@ so that what is found is never slower than they are.
 
 from __future__ import annotations
 
+import numpy as np
+
+from autopar.nouns.cluster import Cluster
 from autopar.pipeline.actions import Action, Schedule, ScheduleError, one_route
 from autopar.pipeline.cuts import NoCuts, cut
 from autopar.pipeline.greedy import Setting, shortest
 from autopar.pipeline.refine import FEW, refined
 from autopar.planner.cores import Core, Model
 from autopar.planner.pricing.pipeline import Figure, clocked
-from autopar.planner.pricing.sends import Order, Sends, pairs_of
+from autopar.planner.pricing.sends import Order, Sends
 from autopar.planner.pricing.trials import figures_at
 
 FOUND = "found"
@@ -32,7 +35,7 @@ def limits(pp: int, microbatches: int) -> list[int]:
     return sorted({min(n, microbatches) for n in (pp, pp * 3 // 2, 2 * pp, microbatches)})
 
 
-def found_order(core: Core, model: Model, sends: Sends) -> Order:
+def found_order(core: Core, model: Model, cluster: Cluster, sends: Sends) -> Order:
     """Raises `ScheduleError` where there is none, with what stands against it."""
     pp, m = core.shape.pp, core.shape.candidate.microbatches
     stages = pp * core.depth
@@ -43,15 +46,21 @@ def found_order(core: Core, model: Model, sends: Sends) -> Order:
             f"with {m} microbatches have {(2 + split) * stages * m:,}: give --fix microbatch= "
             "with more samples, or take a schedule by name, such as zb-v"
         )
-    table = model.plain(core.recompute)
-    busy = table[Figure.FORWARD] + table[Figure.BACKWARD]
+    once = [*range(pp)]
+    ranks = once + once[::-1] if core.depth == VEE else once * core.depth
+    views = core.shape.views(cluster)
+    distinct = [*dict.fromkeys(views)]
+    kinds = [distinct.index(view) for view in views]
+    tables = np.stack([model.plain(core.recompute, view) for view in distinct])
+    each = [*(tables[:, Figure.FORWARD] + tables[:, Figure.BACKWARD])]
+    busy = [each[kinds[rank]] for rank in ranks]
     try:
-        ends = cut(busy, busy, stages, m).ends
+        ends = cut(busy, busy, m).ends
     except NoCuts as error:
         raise ScheduleError(str(error)) from None
-    skips, between = sends.between([ends])
-    sent = dict(zip(pairs_of(stages, skips), between[:, 0].tolist(), strict=True))
-    took = table[:, [0, *ends[:-1]], list(ends)]
+    sent = sends.between([ends])
+    own = one_route(FOUND, tuple(ranks), ((),) * pp, m)
+    took = figures_at(tables, ends, own, kinds)
     forward, backward, weights = took[: Figure.WEIGHTS + 1].tolist()
 
     def time_s(action: Action) -> float:
@@ -63,17 +72,15 @@ def found_order(core: Core, model: Model, sends: Sends) -> Order:
         return float(backward[stage] - (weights[stage] if kind == "I" else 0.0))
 
     def send_s(a: int, b: int) -> float:
-        return float(sent.get((min(a, b), max(a, b)), 0.0))
+        return float(sent.between(own, [(min(a, b), max(a, b))])[0, 0])
 
     def step_s(made: Schedule) -> float:
-        figures = figures_at(table, ends, made)[..., None]
-        return float(clocked(Order(made), figures, between, skips)[1].step_s[0])
+        figures = figures_at(tables, ends, made, kinds)[..., None]
+        return float(clocked(Order(made), figures, sent)[1].step_s[0])
 
     limit = [core.limit * core.depth] * pp
-    once = [*range(pp)]
-    ranks = once + once[::-1] if core.depth == VEE else once * core.depth
     setting = Setting(ranks, [range(stages)], [0] * m, limit, time_s, split)
     made = one_route(FOUND, tuple(ranks), shortest(setting), m)
-    if sum(map(len, made.lists)) <= FEW and not skips:
+    if sum(map(len, made.lists)) <= FEW and not sent.skips:
         made = min(made, refined(made, limit, time_s, send_s), key=step_s)
     return Order(made, written=True)

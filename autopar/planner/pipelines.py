@@ -8,10 +8,11 @@ its step is the next bound; then with the layouts of state (`autopar.planner.cor
 ends where no bound is below the best plan.
 
 What bounds assume of the cost model: a device is no faster with a part of an op than with all of
-it, per sample no faster with fewer samples, and takes no less for more. What is not looked at:
-deeper schedules of several stages a rank once they take `RELIEF` longer; again, cuts that take so
-much more than the best plan; cores whose ranks would need `SPARE` times their memory if all had as
-much of the model.
+it, per sample no faster with fewer samples, and takes no less for more; where devices differ, a
+kind gains no more over the slowest than it does where one device has all of the model. What is not
+looked at: deeper schedules of several stages a rank once they take `RELIEF` longer; again, cuts
+that take so much more than the best plan; cores whose ranks would need `SPARE` times their memory
+if all had as much of the model.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class Pipelines:
     bound_s: float = float("inf")
     refused: str = ""
     sample_s: float = 0.0
-    """Of forward and backward, at least, on one tensor-parallel rank."""
+    """Of forward and backward, at least, on one tensor-parallel rank of the slowest kind."""
+    _alone: Model | None = None
     _models: dict[tuple[int, int], Model | None] = field(default_factory=dict)
     _orders: dict[tuple[object, ...], Order | None] = field(default_factory=dict)
     _order_of_best: Order | None = None
@@ -149,8 +151,7 @@ class Pipelines:
         best, fixed = self.standings.best, self.question.fixed
         if best is None or best.pp == 1 or fixed.recompute:
             return
-        limit = self.question.cluster.device.memory_bytes
-        if best.layout.recompute == "none" and best.memory.total < FILLED * limit:
+        if best.layout.recompute == "none" and best.memory.filled < FILLED:
             return
         if fixed.schedule not in (None, *SCHEDULES):
             return
@@ -199,7 +200,7 @@ class Pipelines:
         order = self._order_of_best
         assert order is not None
         stages = PipelinePrices(cuts, question.cluster, state, layout.recompute, best.pp)
-        stages = stages.recomputing(recompute_of(best.stages, order.schedule))
+        stages = stages.staged(order.schedule, recompute_of(best.stages, order.schedule))
         places = {name: i for i, name in enumerate(cuts.units)}
         ends = (*(places[stage.first] for stage in best.stages[1:]), len(cuts.units))
         hidden = Layout(1, candidate.data, 1 if candidate.data > 1 else 0, "none")
@@ -276,16 +277,17 @@ class Pipelines:
         question, shape = self.question, core.shape
         m, pp = shape.candidate.microbatches, shape.pp
         life = model.solved.summary.lives[core.recompute]
+        views = shape.views(question.cluster)
         share, process = overhead(model.solved.summary.packages, question.cluster.device)
         saved = min(m, pp) * life.saved / pp + life.peak - life.saved
         wholes = self._wholes(core, model)
         needed = [(1 + share) * (whole.state_bytes / pp + saved) + process for whole in wholes]
-        room = SPARE * question.cluster.device.memory_bytes
+        room = SPARE * sum(view.device.memory_bytes for view in views) / pp
         fitting = [whole for whole, size in zip(wholes, needed, strict=True) if size <= room]
         if not fitting:
             return min(needed, default=float("inf")), float("inf")
         pass_s = model.least_pass_s(fitting, core.recompute, question.cluster)
-        return min(needed), m * pass_s / pp
+        return min(needed), m * pass_s / sum(map(model.speed, views))
 
     def _wholes(self, core: Core, model: Model) -> list[Whole]:
         """All of the model under each layout of state."""
@@ -311,32 +313,40 @@ class Pipelines:
 
     def _shape_bound(self, shape: Shape) -> float:
         tp, m = shape.candidate.tp, shape.candidate.microbatches
-        model = self._models.get((tp, shape.samples))
+        model, views = self._models.get((tp, shape.samples)), shape.views(self.question.cluster)
         if model is not None:
+            speeds = [*map(model.speed, views)]
             waited_s = model.pass_s - model.whole["none"].weights_s
-            return max(m * model.pass_s / shape.pp, waited_s) + self._update_bound(shape, model)
+            least_s = max(m * model.pass_s / sum(speeds), waited_s / max(speeds))
+            return least_s + self._update_bound(shape, model)
         pass_s = self.sample_s * shape.samples / tp
         for (their_tp, samples), other in self._models.items():
             if their_tp == tp and other is not None:
                 # More samples take no less, fewer of them no less each.
                 pass_s = max(pass_s, other.pass_s * min(1.0, shape.samples / samples))
-        return pass_s * max(m / shape.pp, WAITED)
+        speeds = [1.0 if self._alone is None else self._alone.speed(view) for view in views]
+        return pass_s * max(m / sum(speeds), WAITED / max(speeds))
 
     def _update_bound(self, shape: Shape, model: Model) -> float:
-        """The optimizer where all ranks share it."""
+        """The optimizer where all ranks share it; nothing where devices differ."""
+        if len(self.question.cluster.kinds) > 1:
+            return 0.0
         return model.whole["none"].update_s / (shape.pp * shape.candidate.data)
 
     def _core_bound(self, core: Core, model: Model) -> float:
         """The most of: the work of the mean rank; what a microbatch waits for; and where each rank
         has one stage, what it waits for before its first action and, where backward is whole, after
         its last, for the cut that is best for that."""
-        whole = model.whole[core.levels[0]]
+        whole, views = model.whole[core.levels[0]], core.shape.views(self.question.cluster)
+        speeds = [*map(model.speed, views)]
         m, p = core.shape.candidate.microbatches, core.shape.pp
         pass_s = whole.forward_s + whole.backward_s
         kind = SCHEDULES.get(core.name)
         splits_backward = (kind is None or kind.splits) and core.levels[0] == "none"
-        least_s = max(m * pass_s / p, pass_s - (whole.weights_s if splits_backward else 0.0))
-        if kind is not None and kind.stages == core.depth == 1 and not kind.even_ranks:
+        waited_s = pass_s - (whole.weights_s if splits_backward else 0.0)
+        least_s = max(m * pass_s / sum(speeds), waited_s / max(speeds))
+        simple = kind is not None and kind.stages == core.depth == 1 and not kind.even_ranks
+        if simple and max(speeds) == 1:
             # With x[r] the share of a pass before rank r: m (x[r+1] - x[r]) + waits x[r] <= step.
             waits = whole.forward_s / pass_s if splits_backward else 1.0
             least_s = max(least_s, pass_s * waits / (1 - (1 - waits / m) ** p))
@@ -372,6 +382,7 @@ class Pipelines:
         model = self._model(Shape(1, alone, samples))
         if model is not None:
             self.sample_s = model.pass_s / samples
+            self._alone = model
 
     # Cores: schedules and recomputation.
 
@@ -446,7 +457,9 @@ class Pipelines:
                 if lists is not None:
                     self._orders[key] = self._by_hand(lists, m)
                 elif core.limit:
-                    self._orders[key] = found_order(core, model, self._sends(core, model))
+                    self._orders[key] = found_order(
+                        core, model, self.question.cluster, self._sends(core, model)
+                    )
                 else:
                     made = schedule(core.name, pp, m, core.depth)
                     searched = self.question.fixed.schedule == FOUND

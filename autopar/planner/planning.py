@@ -25,7 +25,7 @@ from autopar.planner.fewer import Fewer, fewer
 from autopar.planner.fixed import Fixed
 from autopar.planner.pricing.bands import memory_band, time_band
 from autopar.planner.pricing.bounds import prediction_bounds
-from autopar.planner.pricing.utilization import peak_time_s
+from autopar.planner.pricing.utilization import cluster_peak_s
 from autopar.planner.question import Answer, Outcome, Question
 from autopar.planner.remedies import search_or_advise
 from autopar.planner.unruled import check_allowed, check_registered, unruled
@@ -59,6 +59,7 @@ class Options:
 class PlanResult:
     """A plan with what it was made from.
 
+    cluster:       what the plan uses of the one that was given, in the order of its ranks.
     search_time_s: CPU seconds by phase.
     obstacles:     what stands against data ranks or microbatches.
     fewer:         a part of the cluster that would be as fast.
@@ -132,7 +133,7 @@ def plan(
     return PlanResult(
         plan=made,
         workload=workload,
-        cluster=cluster,
+        cluster=result.cluster,
         captured=captured,
         graph=result.graph,
         lowered=result.lowered,
@@ -164,7 +165,7 @@ def _measured(cluster: Cluster, options: Options, style: Style, progress: Progre
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The outcome for a captured model."""
+    """The outcome for a captured model; ``cluster``: what it uses of the one that was given."""
 
     plan: Plan
     graph: Graph
@@ -172,6 +173,7 @@ class Planned:
     unruled_ops: tuple[str, ...]
     obstacles: tuple[str, ...]
     fewer: Fewer | None
+    cluster: Cluster
 
 
 def plan_captured(
@@ -221,12 +223,15 @@ def plan_captured(
         clips=workload.clip_norm is not None,
     )
     outcome = search_or_advise(question, progress)
+    question = replace(question, cluster=outcome.cluster)
     made = _plan(outcome, question, captured, workload, workload_ref, style, tuple(missing))
     against = tuple(f"No microbatches: {reason}." for reason in flow.obstacles)
     if obstacle is not None:
         against = (f"One data rank only: {obstacle}",)
     enough = fewer(question, outcome) if not outcome.best.stages else None
-    return Planned(made, graph, outcome.best.lowered, tuple(missing), against, enough)
+    return Planned(
+        made, graph, outcome.best.lowered, tuple(missing), against, enough, outcome.cluster
+    )
 
 
 def check_style(framework: str, asked: Style | None) -> None:
@@ -290,7 +295,7 @@ def _prediction(
 ) -> Prediction:
     seconds = best.time.total_s
     cluster = question.cluster
-    at_peak_s = peak_time_s(question.graph, cluster.device) / cluster.device_count
+    at_peak_s = cluster_peak_s(question.graph, cluster)
     made = Prediction(
         step_time_s=seconds,
         lower_bound_s=lower_bound_s,

@@ -72,9 +72,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The best answer, the bound over all candidates, and the best of each family that lost."""
+    """The best answer, the bound over all candidates, and the best of each family that lost.
+
+    cluster: what the answer is for: the cluster that was asked for, or a part of it, with its
+             groups in the order of ranks.
+    """
 
     best: Answer
     lower_bound_s: float
     runners_up: tuple[RunnerUp, ...]
     tried: int
+    cluster: Cluster

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from autopar.nouns.cluster import Cluster, DeviceGroup, Level
@@ -21,11 +22,24 @@ def resized(cluster: Cluster, devices: int) -> Cluster:
     Raises:
         NoSuchCluster: a domain would be filled in part.
     """
-    total, levels = cluster.device_count, cluster.levels
     if devices < 1:
         raise NoSuchCluster(f"{devices} devices: give a number from 1")
+    total, levels = cluster.device_count, _resized(cluster, cluster.levels, devices)
+    groups: tuple[DeviceGroup, ...] = (DeviceGroup(cluster.device, devices),)
+    if all(group.count * devices % total == 0 for group in cluster.groups):
+        groups = tuple(
+            replace(
+                group,
+                count=group.count * devices // total,
+                levels=_resized(cluster, group.levels, devices) if group.levels else (),
+            )
+            for group in cluster.groups
+        )
+    return replace(cluster, groups=groups, levels=levels)
+
+
+def _resized(cluster: Cluster, levels: Sequence[Level], devices: int) -> tuple[Level, ...]:
     inside = [level for level in levels[:-1] if level.span < devices]
-    outer = levels[len(inside)]
     for level in inside:
         if devices % level.span:
             less = devices // level.span * level.span
@@ -33,14 +47,13 @@ def resized(cluster: Cluster, devices: int) -> Cluster:
                 f"{devices} devices of {cluster.name} would fill a domain of {level.name} in part: "
                 f"it has {level.span} devices; give {less} or {less + level.span}"
             )
-    groups: tuple[DeviceGroup, ...] = (DeviceGroup(cluster.device, devices),)
-    if all(group.count * devices % total == 0 for group in cluster.groups):
-        groups = tuple(replace(g, count=g.count * devices // total) for g in cluster.groups)
-    return replace(cluster, groups=groups, levels=(*inside, _spanning(outer, devices)))
+    return (*inside, spanning(levels[len(inside)], devices))
 
 
-def _spanning(level: Level, devices: int) -> Level:
-    """Raises `NoSuchCluster` where a torus cannot be that large along its slowest dimension."""
+def spanning(level: Level, devices: int) -> Level:
+    """``level`` as the outermost of so many devices.
+
+    Raises `NoSuchCluster` where a torus cannot be that large along its slowest dimension."""
     shape = level.torus_shape
     if shape and devices != level.span:
         longest, left = divmod(shape[0] * devices, level.span)

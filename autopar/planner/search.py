@@ -12,15 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from autopar.nouns.errors import UserError
 from autopar.planner.candidates import Candidate, Layout, candidates, layouts
 from autopar.planner.fixed import FixError, divisors
 from autopar.planner.pipelines import Pipelines
 from autopar.planner.pricing.memory import step_memory
 from autopar.planner.pricing.simulation import simulate
+from autopar.planner.pricing.utilization import cluster_peak_s
 from autopar.planner.problem.solving import Solver
 from autopar.planner.question import Answer, Outcome, Question
+from autopar.planner.selections import selections
 from autopar.planner.solved import Solved, lowered_of, solve, state_of
-from autopar.planner.standings import Standings, order, too_big
+from autopar.planner.standings import Standings, compared, devices_text, order, too_big
 
 AS_FAST = 1.01
 """Step times this close are equal to a reader; the model's own error is larger. Between such, a
@@ -35,12 +38,37 @@ Progress = Callable[[str], None]
 
 
 def search_plan(question: Question, progress: Progress = lambda _: None) -> Outcome:
-    """The fastest layout that fits.
+    """The fastest layout that fits; where devices differ, of all orders and parts of the cluster
+    that are worth a search.
 
     Raises:
         NothingFits: nothing does; says what is short and by how much.
         FixError: the batch, the pinned degrees and the devices do not divide.
     """
+    if len(question.cluster.kinds) == 1:
+        return _search(question, progress)
+    outcomes: list[Outcome] = []
+    refused: UserError | None = None
+    for cluster in selections(question.cluster):
+        best_s = min((outcome.best.time.total_s for outcome in outcomes), default=float("inf"))
+        if cluster_peak_s(question.graph, cluster) >= best_s:
+            continue
+        devices = devices_text(cluster.groups)
+        progress(f"searching layouts of {devices}")
+        try:
+            outcomes.append(_search(replace(question, cluster=cluster), progress))
+        except UserError as error:
+            refused = refused or error
+            progress(f"{devices}: {error}")
+        if outcomes and not outcomes[-1].lower_bound_s:
+            break  # the user stopped it
+    if not outcomes:
+        assert refused is not None
+        raise refused
+    return compared(outcomes)
+
+
+def _search(question: Question, progress: Progress) -> Outcome:
     if (question.fixed.pp or 1) > 1:
         return _search_pinned(question, progress)
     solver = Solver(question.searcher, progress, question.verbose)
@@ -94,6 +122,7 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
         lower_bound_s=lower_bound_s,
         runners_up=standings.runners_up(best),
         tried=tried,
+        cluster=question.cluster,
     )
 
 
@@ -107,8 +136,10 @@ def _pipeline_degrees(question: Question) -> list[int]:
 
 def _search_pinned(question: Question, progress: Progress) -> Outcome:
     """The fastest plan of ``question.fixed.pp`` pipeline ranks."""
-    pp = question.fixed.pp or 1
-    listed = candidates(question.cluster.device_count // pp, question.batch, question.fixed)
+    pp, devices = question.fixed.pp or 1, question.cluster.device_count
+    if devices % pp:
+        raise FixError(f"--fix pp={pp} makes equal groups of devices, and there are {devices}")
+    listed = candidates(devices // pp, question.batch, question.fixed)
     if not question.splits_batch or question.obstacles:
         raise FixError(
             f"--fix pp={pp} cuts the batch into microbatches, and this one cannot be: "
@@ -132,6 +163,7 @@ def _search_pinned(question: Question, progress: Progress) -> Outcome:
         lower_bound_s=min(pipelines.bound_s, best.time.total_s),
         runners_up=standings.runners_up(best),
         tried=pipelines.tried,
+        cluster=question.cluster,
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from autopar.nouns.cluster import Cluster
+from autopar.nouns.cluster import Cluster, DeviceGroup
 from autopar.nouns.errors import DoesNotFit
 from autopar.nouns.plan import RECOMPUTE, RunnerUp
 from autopar.planner.candidates import Candidate
-from autopar.planner.question import Answer
+from autopar.planner.question import Answer, Outcome
 
 RUNNERS_UP = 6
 NOTABLE = 0.01
@@ -88,6 +89,31 @@ class Standings:
         piped = {"pp" in r.degrees for r in first} | {winner.pp > 1}
         other = next((r for r in shown[RUNNERS_UP:] if ("pp" in r.degrees) not in piped), None)
         return tuple(first if other is None else [*first[:-1], other])
+
+
+def compared(outcomes: Sequence[Outcome]) -> Outcome:
+    """The fastest of searches over several clusters, with what others could do; the first of
+    equals."""
+    first = min(outcomes, key=lambda outcome: round(outcome.best.time.total_s, 12))
+    others: dict[tuple[tuple[str, int], ...], RunnerUp] = {}
+    for other in sorted(outcomes, key=lambda outcome: outcome.best.time.total_s):
+        if other is not first:
+            named = tuple((group.device.name, group.count) for group in other.cluster.groups)
+            reason = _behind(_runner_up(other.best, ""), first.best)
+            where = devices_text(other.cluster.groups)
+            others.setdefault(named, _runner_up(other.best, f"ranks of {where}: {reason}"))
+    shown = (*others.values(), *first.runners_up)
+    return replace(
+        first,
+        lower_bound_s=min(outcome.lower_bound_s for outcome in outcomes),
+        runners_up=shown[: max(RUNNERS_UP, len(others))],
+        tried=sum(outcome.tried for outcome in outcomes),
+    )
+
+
+def devices_text(groups: Sequence[DeviceGroup]) -> str:
+    """``8 x A100, 8 x H100``"""
+    return ", ".join(f"{group.count} x {group.device.name}" for group in groups)
 
 
 def family(answer: Answer) -> Family:

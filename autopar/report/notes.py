@@ -10,6 +10,7 @@ from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.plan import Plan, key
 from autopar.planner.fewer import Fewer
 from autopar.planner.fixed import divisors
+from autopar.planner.standings import devices_text
 from autopar.report.units import count, duration, size
 from autopar.rules.work import PRODUCTS
 
@@ -38,7 +39,7 @@ def notes(
     for axis in lowered.mesh.model_axes:
         lines += [*_whole(lowered, axis), *_uneven(lowered, axis)]
     lines += [*_batch(plan.device_count, samples), *obstacles]
-    return [*lines, *_narrow(lowered, plan), *_mixed(cluster)]
+    return [*lines, *_narrow(lowered, plan), *_mixed(plan, cluster)]
 
 
 def _enough(fewer: Fewer, plan: Plan, cluster: Cluster) -> str:
@@ -132,13 +133,38 @@ def _narrow(lowered: Lowered, plan: Plan) -> Iterator[str]:
         )
 
 
-def _mixed(cluster: Cluster) -> Iterator[str]:
-    names = list(dict.fromkeys(group.device.name for group in cluster.groups))
-    if len(names) > 1:
+def _mixed(plan: Plan, cluster: Cluster) -> Iterator[str]:
+    """What devices that differ have to do, and which have nothing."""
+    if cluster.idle:
         yield (
-            f"Devices differ ({', '.join(names)}); all are priced as {cluster.device.name} with "
-            f"{size(cluster.memory_bytes)}, the slowest kind with the least memory."
+            f"{devices_text(cluster.idle)} stay idle: no plan that uses them too came out as fast. "
+            "Plans that lost say what some would take."
         )
+    if len(cluster.kinds) == 1:
+        return
+    yield f"Devices differ; start the processes in this order: {_ranks(cluster)}."
+    each = plan.device_count // len(plan.groups)
+    views = [cluster.alike(first, each) for first in plan.groups]
+    pace = {view: [i for i, other in enumerate(views) if other == view] for view in views}
+    for view, ranks in pace.items():
+        inside = {cluster.device_at(i * each + place).name for i in ranks for place in range(each)}
+        if len(inside) > 1:
+            where = f"Pipeline ranks {_listed(ranks)} have" if len(views) > 1 else "The plan has"
+            yield (
+                f"{where} {' and '.join(sorted(inside))} beside one another with equal shares: all "
+                f"are priced as {view.device.name} with {size(view.device.memory_bytes)}, the "
+                "slowest kind with the least of each figure."
+            )
+
+
+def _ranks(cluster: Cluster) -> str:
+    """``ranks 0 to 7 on H100, 8 to 15 on A100-80GB``"""
+    parts, first = [], 0
+    for group in cluster.groups:
+        last = first + group.count - 1
+        parts.append(f"{f'{first} to {last}' if last > first else first} on {group.device.name}")
+        first = last + 1
+    return f"ranks {', '.join(parts)}"
 
 
 def _ops(lowered: Lowered) -> Iterator[tuple[str, LoweredOp]]:

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from autopar.planner.pricing.pipeline import PricedPipeline, runs_of
-from autopar.planner.pricing.sends import Ends
+from autopar.planner.pricing.sends import Ends, pairs_of
 from autopar.report.render import indented, table
 from autopar.report.units import duration, size
 
@@ -28,9 +28,9 @@ def explain_pipeline(priced: PricedPipeline) -> list[RenderableType]:
         "recompute",
         right=("stage", "rank", "units", "forward", "backward", "sends", "keeps"),
     )
+    sends_s = _sends_s(priced)
     for stage, (first, end) in enumerate(priced.runs):
         time = prices.at(stage).time(first, end)
-        part = prices.model.part(first, end)
         stages.add_row(
             str(stage),
             str(priced.schedule.ranks[stage]),
@@ -38,7 +38,7 @@ def explain_pipeline(priced: PricedPipeline) -> list[RenderableType]:
             str(end - first),
             duration(time.forward_s),
             duration(time.backward_s),
-            duration(prices.send_s(part, part.gives) if part.gives else 0.0),
+            duration(sends_s[stage]),
             size(prices.saved_bytes(stage, first, end)),
             prices.at(stage).recompute,
         )
@@ -49,7 +49,23 @@ def explain_pipeline(priced: PricedPipeline) -> list[RenderableType]:
     for rank, (busy_s, memory) in enumerate(zip(timeline.busy_s, memories, strict=True)):
         idle = 1 - busy_s / timeline.step_s
         ranks.add_row(str(rank), duration(busy_s), f"{idle:.1%}", size(memory.total))
-    parts: list[RenderableType] = [
+    kinds = kinds_of(priced)
+    shares = table(
+        "devices", "ranks", "a microbatch", "speed", "units", right=("ranks", "speed", "units")
+    )
+    for kind in kinds:
+        shares.add_row(
+            kind["device"],
+            str(kind["ranks"]),
+            duration(kind["pass_s"]),
+            f"{kind['speed']:.2f}",
+            f"{kind['units']:.4g}",
+        )
+    parts: list[RenderableType] = []
+    if len(kinds) > 1:
+        why = "Devices: all of the model's microbatch on one rank, and units that a rank has"
+        parts += [Text(why, style="bold"), indented(shares), Text("")]
+    parts += [
         Text(f"Stages under {priced.schedule.name}, times of one microbatch", style="bold"),
         indented(stages),
         Text(f"\nRanks in a step of {duration(timeline.step_s)}", style="bold"),
@@ -62,6 +78,44 @@ def explain_pipeline(priced: PricedPipeline) -> list[RenderableType]:
             others.add_row(row["cut"], row["moved"], row["says"])
         parts += [Text("\nCuts one unit off", style="bold"), indented(others)]
     return [*parts, Text("")]
+
+
+def kinds_of(priced: PricedPipeline) -> list[dict[str, Any]]:
+    """Of each kind of ranks: its device; how many ranks; seconds of all of the model's forward and
+    backward on one of them, and how fast that is beside the slowest; units that a rank has in the
+    mean."""
+    prices, schedule = priced.prices, priced.schedule
+    views = [prices.view(rank) for rank in range(len(schedule.lists))]
+    held = [0] * len(views)
+    for stage, (first, end) in enumerate(priced.runs):
+        held[schedule.ranks[stage]] += end - first
+    rows: list[dict[str, Any]] = []
+    for view in dict.fromkeys(views):
+        own = [count for count, other in zip(held, views, strict=True) if other == view]
+        time = prices.on(view).time(0, len(prices.model.units))
+        rows.append(
+            {
+                "device": view.device.name,
+                "ranks": len(own),
+                "pass_s": time.forward_s + time.backward_s,
+                "units": sum(own) / len(own),
+            }
+        )
+    slowest_s = max(row["pass_s"] for row in rows)
+    return [{**row, "speed": slowest_s / row["pass_s"]} for row in rows]
+
+
+def _sends_s(priced: PricedPipeline) -> list[float]:
+    """Of every stage, what it sends forward of one microbatch."""
+    schedule = priced.schedule
+    sent = priced.prices.sent(priced.runs, schedule)
+    seconds = [0.0] * len(schedule.ranks)
+    for route in schedule.routes:
+        for a, b in pairs_of(len(route), sent.skips):
+            if schedule.ranks[route[a]] != schedule.ranks[route[b]]:
+                pair = min(route[a], route[b]), max(route[a], route[b])
+                seconds[route[a]] += float(sent.between(schedule, [pair])[0, 0])
+    return seconds
 
 
 def other_cuts(priced: PricedPipeline) -> list[dict[str, Any]]:
@@ -117,6 +171,7 @@ def pipeline_object(priced: PricedPipeline) -> dict[str, Any]:
             }
             for stage, (first, end) in enumerate(priced.runs)
         ],
+        "devices": kinds_of(priced),
         "ranks": [
             {"busy_s": busy_s, "memory_bytes": memory.total}
             for busy_s, memory in zip(priced.timeline.busy_s, memories, strict=True)

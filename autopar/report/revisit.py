@@ -181,7 +181,7 @@ def _priced(
         step = priced.prices.step(
             priced.runs, priced.schedule, priced.timeline.step_s, priced.timeline.busy_s
         )
-        return max(ranks, key=lambda memory: memory.total), step
+        return max(ranks, key=lambda memory: memory.filled), step
     (stage,) = plan.stages
     memory = step_memory(summary, sharding, stage.recompute, cluster.device)
     return memory, simulate(summary, sharding, cluster, stage.recompute)

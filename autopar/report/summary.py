@@ -14,6 +14,7 @@ from autopar.cost_models.provenance import summary as counted
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Plan, RunnerUp
 from autopar.nouns.zero import ZERO
+from autopar.planner.standings import devices_text
 from autopar.report.parts import memory_parts, time_parts
 from autopar.report.render import indented, table
 from autopar.report.units import count, degrees, duration, percent, size
@@ -93,8 +94,10 @@ def summary(plan: Plan, cluster: Cluster, notes: Sequence[str] = ()) -> list[Ren
 
 def _decisions(plan: Plan, cluster: Cluster) -> RenderableType:
     rows = table("", "")
-    devices = ", ".join(f"{group.count} x {group.device.name}" for group in cluster.groups)
-    rows.add_row("devices", f"{plan.device_count} used of {devices}")
+    described = devices_text((*cluster.groups, *cluster.idle))
+    rows.add_row("devices", f"{plan.device_count} used of {described}")
+    if cluster.idle:
+        rows.add_row("idle", devices_text(cluster.idle))
     rows.add_row("degrees", degrees(plan.degrees))
     rows.add_row("state sharding", zero_text(plan))
     rows.add_row("microbatches", str(plan.microbatches))

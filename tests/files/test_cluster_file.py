@@ -132,6 +132,51 @@ levels: [{name: net, span: 8, bandwidth: 100 Gbit/s, latency: 5 us}]
     assert cluster.memory_bytes == 40 * 2**30
 
 
+OWN_LEVELS = """
+groups:
+  - {device: A100, count: 8, levels: [{name: old, span: 4, bandwidth: 300 GB/s, latency: 2 us}]}
+  - {device: H100, count: 16, levels: [{name: new, span: 8, bandwidth: 450 GB/s, latency: 2 us}]}
+levels:
+  - {name: ib, span: 24, bandwidth: 200 Gbit/s, latency: 5 us}
+"""
+
+
+def test_groups_may_have_levels_of_their_own() -> None:
+    cluster = cluster_from_text(OWN_LEVELS)
+    old, new = (group.levels for group in cluster.groups)
+    assert [level.span for level in old] == [4, 24]
+    assert [level.span for level in new] == [8, 24]
+    # Together they are as far apart as the smaller nodes are, with as many ports a device.
+    assert [(level.span, level.ports) for level in cluster.levels] == [(4, 1), (8, 4), (24, 8)]
+    assert [level.bandwidth_bytes_per_s for level in cluster.levels] == [300e9, 25e9, 25e9]
+    assert Cluster.from_json(cluster.to_json()) == cluster
+    assert cluster.alike(8, 16).levels == new
+    assert cluster.alike(0, 24) is cluster
+    assert cluster.alike(4, 8).device.name == "A100-80GB"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("span: 24", "span: 8", "no link joins the groups 8 x A100.* and 16 x H100: the widest"),
+        ("levels:\n  - {name: ib", "devices: {}\n#", "no link joins the groups.*spans 1 of 24"),
+        ("span: 4", "span: 3", r"groups\[0\].levels: span 3 does not divide the 8 devices"),
+        ("span: 8", "span: 16", r"levels\[0\].span 24 is not a multiple of the span 16 of groups"),
+        ("count: 8, ", "count: 6, ", "span 4 does not divide the 6 devices of the group"),
+    ],
+)
+def test_groups_that_do_not_go_together_are_refused(old: str, new: str, says: str) -> None:
+    with pytest.raises(ClusterFileError, match=says):
+        cluster_from_text(OWN_LEVELS.replace(old, new, 1))
+
+
+def test_spans_of_groups_divide_one_another() -> None:
+    text = OWN_LEVELS.replace("count: 8", "count: 12").replace("span: 4", "span: 6")
+    text = text.replace("count: 16", "count: 36").replace("span: 24", "span: 48")
+    with pytest.raises(ClusterFileError, match="spans 4 and 6; of two spans one must"):
+        cluster_from_text(text.replace("span: 8", "span: 4"))
+
+
 def test_a_binary_cluster_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_bytes(b"\x80\xe9\x00")
     with pytest.raises(ClusterFileError, match="cannot be read as text"):

@@ -29,15 +29,15 @@ Price = Callable[[int, int, int], StagePrice | None]
 
 def cut_by(units: int, stages: int, microbatches: int, price: Price, free: Price) -> Cuts:
     """`cut` with the tables of ``free`` and what ``price`` allows of them."""
-    busy, fill = (np.full((units + 1, units + 1), np.inf) for _ in range(2))
-    allowed = [np.zeros(busy.shape, dtype=bool) for _ in range(stages)]
+    busy, fill = (np.full((stages, units + 1, units + 1), np.inf) for _ in range(2))
+    allowed = np.zeros(busy.shape, dtype=bool)
     for first, end in itertools.combinations(range(units + 1), 2):
-        costs = free(0, first, end)
-        assert costs is not None
-        busy[first, end], fill[first, end] = costs.busy_s, costs.fill_s
         for stage in range(stages):
-            allowed[stage][first, end] = price(stage, first, end) is not None
-    return cut(busy, fill, stages, microbatches, allowed)
+            costs = free(stage, first, end)
+            assert costs is not None
+            busy[stage, first, end], fill[stage, first, end] = costs.busy_s, costs.fill_s
+            allowed[stage, first, end] = price(stage, first, end) is not None
+    return cut([*busy], [*fill], microbatches, [*allowed])
 
 
 def brute_force(units: int, stages: int, microbatches: int, price: Price) -> float | None:
@@ -55,13 +55,21 @@ def brute_force(units: int, stages: int, microbatches: int, price: Price) -> flo
     return best
 
 
-def chain(times: list[int], sends: list[int], room: int, memory: list[int], stages: int) -> Price:
-    """Earlier stages hold more microbatches; a send at each cut."""
+def chain(
+    times: list[int],
+    sends: list[int],
+    room: int,
+    memory: list[int],
+    stages: int,
+    slower: list[int] | None = None,
+) -> Price:
+    """Earlier stages hold more microbatches; a send at each cut. ``slower``: of each stage, how
+    many times as long it takes."""
 
     def price(stage: int, first: int, end: int) -> StagePrice | None:
         if sum(memory[first:end]) * (stages - stage) > room:
             return None
-        busy = float(sum(times[first:end]))
+        busy = float(sum(times[first:end])) * (slower[stage] if slower else 1)
         return StagePrice(busy, busy + (sends[end - 1] if end < len(times) else 0))
 
     return price
@@ -76,8 +84,9 @@ def test_the_cut_is_the_optimum(data: st.DataObject) -> None:
     times, sends, memory = (
         data.draw(st.lists(each, min_size=units, max_size=units)) for _ in range(3)
     )
-    price = chain(times, sends, data.draw(st.integers(5, 120)), memory, stages)
-    free = chain(times, sends, 10**6, memory, stages)
+    slower = data.draw(st.lists(st.integers(1, 3), min_size=stages, max_size=stages))
+    price = chain(times, sends, data.draw(st.integers(5, 120)), memory, stages, slower)
+    free = chain(times, sends, 10**6, memory, stages, slower)
     m = data.draw(st.integers(1, 20))
     expected = brute_force(units, stages, m, price)
     if expected is None:
@@ -121,4 +130,4 @@ def test_embedding_and_head_take_layers_off_the_end_stages() -> None:
 
 def test_more_stages_than_units_are_refused() -> None:
     with pytest.raises(NoCuts, match="at most 3 stages"):
-        cut(np.ones((4, 4)), np.ones((4, 4)), 4, 8)
+        cut([np.ones((4, 4))] * 4, [np.ones((4, 4))] * 4, 8)

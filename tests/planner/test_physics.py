@@ -28,7 +28,7 @@ from autopar.nouns.errors import UserError
 from autopar.planner import planning
 from autopar.planner.estimate import PRECISIONS, estimate
 from autopar.planner.planning import Planned, plan_captured
-from autopar.planner.pricing.utilization import peak_time_s
+from autopar.planner.pricing.utilization import cluster_peak_s
 from autopar.rules.work import PRODUCTS, op_work
 from tests.planner.dtype_mixes import MIXES, B, S
 
@@ -191,8 +191,8 @@ def test_a_core_faster_than_assumed_raises_its_peak(tmp_path: Path) -> None:
 
 
 def test_an_impossible_prediction_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = peak_time_s
-    monkeypatch.setattr(planning, "peak_time_s", lambda *given: 1e9 * real(*given))
+    real = cluster_peak_s
+    monkeypatch.setattr(planning, "cluster_peak_s", lambda *given: 1e9 * real(*given))
     with pytest.raises(Impossible, match="internal error: step time came out as"):
         planned(0, node("A100"))
 

@@ -189,8 +189,8 @@ def test_ranks_recompute_as_much_as_each_must(name: str) -> None:
     prices = PipelinePrices(model, tight.cluster, state, "none", 4)
     times = []
     for each in product(RECOMPUTE, repeat=4):
-        mixed = prices.recomputing(each)
+        mixed = prices.staged(made, each)
         if max(memory.total for memory in mixed.memory(runs, made)) <= limit:
             times.append(mixed.play(runs, made).step_s)
-    chosen = prices.recomputing([stage.recompute for stage in best.stages]).play(runs, made).step_s
+    chosen = prices.staged(made, [stage.recompute for stage in best.stages]).play(runs, made).step_s
     assert chosen == min(times)

@@ -62,5 +62,8 @@ def test_data_ranks_that_the_batch_rules_out_and_mixed_devices() -> None:
     other = replace(NODE.device, name="H50", peak_flops_per_s=(("fp32", 1e12),))
     mixed = replace(NODE, groups=(DeviceGroup(NODE.device, 4), DeviceGroup(other, 4)))
     text = " ".join(notes(best.lowered, plan, mixed, 8))
-    assert "Devices differ (H100, H50); all are priced as H50" in text
+    assert "Devices differ; start the processes in this order: ranks 0 to 3 on H100, 4 to 7" in text
+    assert "The plan has H100 and H50 beside one another with equal shares: all are priced" in text
+    one = replace(NODE, idle=(DeviceGroup(other, 4),))
+    assert "4 x H50 stay idle" in " ".join(notes(best.lowered, plan, one, 8))
     assert "rules out" not in text

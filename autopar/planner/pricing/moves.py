@@ -44,11 +44,6 @@ def bucket_time_s(
     return full * one + last
 
 
-def send_time_s(cluster: Cluster, ranks: int, apart: int, size_bytes: float) -> float:
-    """From every device of a stage to its like in the next; stages are ``apart`` devices apart."""
-    return price(cluster, "p2p", AxisGroup(ranks, apart)).time_s(size_bytes)
-
-
 def move_time_s(cluster: Cluster, mesh: Mesh, kind: str, axis: str, size_bytes: float) -> float:
     """One collective over every group of ``axis`` at once; ``size_bytes`` is its full-size side."""
     return price(cluster, cast(Kind, kind), group_of(mesh, axis)).time_s(size_bytes)

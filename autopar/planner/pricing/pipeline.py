@@ -7,9 +7,9 @@ as runs of as many blocks, are summed up once, wherever they stand.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from functools import partial
+from functools import cache
 
 import numpy as np
 
@@ -19,15 +19,15 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Memory, Plan, Stage
 from autopar.pipeline.actions import Action, Schedule
 from autopar.pipeline.check import held
-from autopar.pipeline.clock import Clock, Pair, Times, first_forwards
+from autopar.pipeline.clock import Clock, Times, first_forwards
 from autopar.pipeline.of_plan import schedule_of
 from autopar.pipeline.play import Costs, Timeline, play
 from autopar.pipeline.schedules.one_way import one_f_one_b
+from autopar.planner.pricing.links import links
 from autopar.planner.pricing.memory import StageBytes, rank_memory, stage_bytes
-from autopar.planner.pricing.moves import send_time_s
 from autopar.planner.pricing.prices import Prices
 from autopar.planner.pricing.runs import Table, runs_of_kinds
-from autopar.planner.pricing.sends import Ends, Flow, Order, Sends, flows, pairs_of
+from autopar.planner.pricing.sends import Ends, Flow, Order, Sends, Sent, flows
 from autopar.planner.pricing.simulation import (
     StageTime,
     StepTime,
@@ -48,6 +48,8 @@ class CutModel:
 
     units: first ops of the smallest parts that stages are made of.
     kinds: equal numbers for units of equal ops and equal resharding.
+
+    One may be had for every view of a cluster (`on`); they share what prices do not change.
     """
 
     lowered: Lowered
@@ -60,12 +62,27 @@ class CutModel:
     _kinds: bytes = b""
     _parts: dict[tuple[int, int], StagePart] = field(default_factory=dict)
     _summaries: dict[Signature, Summary] = field(default_factory=dict)
+    _views: dict[Cluster, CutModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.units = cut_points(self.lowered)
-        self.kinds = _kinds(self.lowered, self.units)
-        self._kinds = np.array(self.kinds, dtype=np.int32).tobytes()
-        self.flows = flows(self.lowered, self.units)
+        if not self.units:
+            self.units = cut_points(self.lowered)
+            self.kinds = _kinds(self.lowered, self.units)
+            self._kinds = np.array(self.kinds, dtype=np.int32).tobytes()
+            self.flows = flows(self.lowered, self.units)
+
+    def on(self, view: Cluster) -> CutModel:
+        """The same on other devices, or with other links."""
+        if view == self.prices.cluster:
+            return self
+        if view not in self._views:
+            known = self.prices
+            prices = Prices(view, known.mesh, known.precision, known.fusion)
+            summary = summarise(self.lowered, prices, self.framework)
+            self._views[view] = replace(
+                self, summary=summary, prices=prices, _summaries={}, _views={}
+            )
+        return self._views[view]
 
     def part(self, first: int, end: int) -> StagePart:
         """Units ``first`` to ``end - 1`` as a stage."""
@@ -142,7 +159,8 @@ class PipelinePrices:
     """`CutModel` under one layout of state: what its stages take and hold.
 
     pp: ranks of the pipeline; stages are as many devices apart as ``state.mesh`` has.
-    by_stage: of each stage the prices under its own recomputation; empty: all are as this one.
+    by_stage: of each stage the prices on its own devices, under its own recomputation; empty: all
+              are as this one.
     """
 
     model: CutModel
@@ -153,31 +171,41 @@ class PipelinePrices:
     by_stage: tuple[PipelinePrices, ...] = ()
     _times: dict[Signature, StageTime] = field(default_factory=dict)
     _figures: dict[Signature, tuple[float, ...]] = field(default_factory=dict)
-    _value_s: dict[int, float] = field(default_factory=dict)
     _sends: Sends | None = None
+    _views: dict[Cluster, PipelinePrices] = field(default_factory=dict)
 
     def at(self, stage: int) -> PipelinePrices:
         """The prices of one stage."""
         return self.by_stage[stage] if self.by_stage else self
 
-    def recomputing(self, each: Sequence[str]) -> PipelinePrices:
-        """The same where every stage recomputes as ``each`` says."""
-        if set(each) == {self.recompute}:
+    def view(self, rank: int) -> Cluster:
+        """The cluster as the devices of one pipeline rank see it."""
+        apart = self.state.mesh.device_count
+        return self.cluster.alike(rank * apart, apart)
+
+    def on(self, view: Cluster) -> PipelinePrices:
+        """Those of stages on such devices."""
+        if view == self.cluster:
             return self
+        if view not in self._views:
+            self._views[view] = PipelinePrices(
+                self.model.on(view), view, self.state, self.recompute, self.pp
+            )
+        return self._views[view]
+
+    def staged(self, schedule: Schedule, recompute: Sequence[str] = ()) -> PipelinePrices:
+        """The same where every stage of the schedule has the devices of its rank, and recomputes
+        as it says; none: as this."""
+        each = recompute or [self.recompute] * len(schedule.ranks)
         levels = {self.recompute: self}
-        for recompute in each:
-            if recompute not in levels:
-                levels[recompute] = PipelinePrices(
-                    self.model, self.cluster, self.state, recompute, self.pp
-                )
-        return PipelinePrices(
-            self.model,
-            self.cluster,
-            self.state,
-            self.recompute,
-            self.pp,
-            tuple(levels[recompute] for recompute in each),
+        for name in each:
+            if name not in levels:
+                levels[name] = PipelinePrices(self.model, self.cluster, self.state, name, self.pp)
+        views = [self.view(rank) for rank in range(len(schedule.lists))]
+        stages = tuple(
+            levels[name].on(views[rank]) for name, rank in zip(each, schedule.ranks, strict=True)
         )
+        return self if {*map(id, stages)} == {id(self)} else replace(self, by_stage=stages)
 
     def saved_bytes(self, stage: int, first: int, end: int) -> int:
         """That a stage of these units keeps of one microbatch."""
@@ -196,32 +224,23 @@ class PipelinePrices:
             self._times[key] = stage_time(summary, self.state, self.cluster, self.recompute)
         return self._times[key]
 
-    def send_s(self, part: StagePart, names: Sequence[str]) -> float:
-        """Of these values of a microbatch, from one stage to the next."""
-        return sum(self.value_s(part.lowered.local_bytes(name)) for name in names)
-
-    def value_s(self, size_bytes: int) -> float:
-        """Of one value."""
-        if size_bytes not in self._value_s:
-            apart = self.state.mesh.device_count
-            self._value_s[size_bytes] = send_time_s(self.cluster, self.pp, apart, size_bytes)
-        return self._value_s[size_bytes]
-
     @property
     def sends(self) -> Sends:
         if self._sends is None:
-            self._sends = Sends(self.model.flows, len(self.model.units), self.value_s)
+            joined = links(self.cluster, self.pp, self.state.mesh.device_count)
+            self._sends = Sends(self.model.flows, len(self.model.units), joined)
         return self._sends
+
+    def sent(self, runs: Sequence[tuple[int, int]], schedule: Schedule) -> Sent:
+        """What stages send one another."""
+        return self.sends.between([ends_of(runs, schedule)])
 
     def play(self, runs: Sequence[tuple[int, int]], schedule: Schedule) -> Timeline:
         """``runs``: units of every stage of the schedule."""
         times = [self.at(stage).time(*run) for stage, run in enumerate(runs)]
         splits = [self.at(stage).splits_backward for stage in range(len(runs))]
-        part = schedule.part
-        past, sends = self.sends.between([ends_of(runs, schedule)])
-        stages = len(schedule.routes[0])
-        sent = dict(zip(pairs_of(stages, past), sends[:, 0].tolist(), strict=True))
-
+        sent = self.sent(runs, schedule)
+        skips = [(route[a], route[b]) for route in schedule.routes for a, b in sent.skips]
         first = first_forwards(schedule)
 
         def action_s(action: Action) -> float:
@@ -233,11 +252,11 @@ class PipelinePrices:
                 return weights_s
             return time.backward_s - (weights_s if action.kind == "I" else 0.0)
 
+        @cache
         def send_s(source: int, target: int) -> float:
-            low, high = sorted((part[source], part[target]))
-            return float(sent[low, high])
+            pair = min(source, target), max(source, target)
+            return float(sent.between(schedule, [pair])[0, 0])
 
-        skips = [(route[a], route[b]) for route in schedule.routes for a, b in past]
         return play(
             schedule,
             Costs(action_s, send_s, reduce_s=lambda stage: times[stage].reduce_s, skips=skips),
@@ -272,8 +291,7 @@ class PipelinePrices:
         """Seconds of the timeline and of each rank's compute, as `play` has them."""
         each = [self.at(stage).figures(*run) for stage, run in enumerate(runs)]
         figures = np.array(each).T[..., None]
-        skips, sends = self.sends.between([ends_of(runs, order.schedule)])
-        _, times = clocked(order, figures, sends, skips)
+        _, times = clocked(order, figures, self.sent(runs, order.schedule))
         return float(times.step_s[0]), times.busy_s[:, 0].tolist()
 
     def bytes_of(self, first: int, end: int) -> StageBytes:
@@ -287,8 +305,10 @@ class PipelinePrices:
             [stage for i, stage in enumerate(each) if schedule.ranks[i] == rank]
             for rank in range(len(peaks))
         ]
-        device = self.cluster.device
-        return [rank_memory(own[rank], int(peak), device) for rank, peak in enumerate(peaks)]
+        return [
+            rank_memory(own[rank], int(peak), self.view(rank).device)
+            for rank, peak in enumerate(peaks)
+        ]
 
     def step(
         self,
@@ -311,7 +331,8 @@ class PipelinePrices:
             met[ranks[stage]] += passes * sum(
                 other is not None and ranks[other] != ranks[stage] for other in around
             )
-        waiting_s = max(map(partial(apart_s, self.cluster), met, busy_s))
+        views = map(self.view, range(len(own)))
+        waiting_s = max(map(apart_s, views, met, busy_s))
         once = sums_s(self.model.summary, self.state, self.cluster, self.pp)
         summed_s = once.norm_s + once.loss_s
         return StepTime(
@@ -326,19 +347,13 @@ class PipelinePrices:
         )
 
 
-def clocked(
-    order: Order, figures: Table, sends: Table, skips: tuple[Pair, ...] = ()
-) -> tuple[Clock, Times]:
-    """What the schedule takes by ``figures`` [figures, stages, columns] and ``sends``, see
-    `Sends.between`."""
-    clock, part = order.clock(skips), order.schedule.part
+def clocked(order: Order, figures: Table, sent: Sent) -> tuple[Clock, Times]:
+    """What the schedule takes by ``figures`` [figures, stages, columns]."""
+    clock = order.clock(sent.skips)
     forward, backward, weights = figures[: Figure.WEIGHTS + 1]
     every = [forward, backward, backward - weights, weights, forward + figures[Figure.FIRST]]
-    place = {
-        pair: i for i, pair in enumerate(pairs_of(len(part) // len(order.schedule.routes), skips))
-    }
-    rows = [place[part[a], part[b]] for a, b in clock.pairs]
-    return clock, clock.times(np.stack(every, axis=1), sends[rows], figures[Figure.REDUCE])
+    seconds = sent.between(order.schedule, clock.pairs)
+    return clock, clock.times(np.stack(every, axis=1), seconds, figures[Figure.REDUCE])
 
 
 def ends_of(runs: Sequence[tuple[int, int]], schedule: Schedule) -> Ends:
@@ -392,7 +407,7 @@ def price_pipeline(
     priced = PipelinePrices(model, cluster, state, first.recompute, len(plan.groups))
     several = len(plan.stages) > 1
     schedule = schedule_of(plan) if several else one_f_one_b(1, plan.microbatches, 1)
-    priced = priced.recomputing(recompute_of(plan.stages, schedule))
+    priced = priced.staged(schedule, recompute_of(plan.stages, schedule))
     places = {name: i for i, name in enumerate(model.units)}
     unknown = [s.first for s in plan.stages[1:] if s.first not in places]
     if unknown:

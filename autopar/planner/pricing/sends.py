@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +12,7 @@ from autopar.lowering.spread import Lowered
 from autopar.lowering.stages import remade
 from autopar.pipeline.actions import Schedule
 from autopar.pipeline.clock import Clock, Pair
+from autopar.planner.pricing.links import Links, Places
 from autopar.planner.pricing.runs import Table
 
 Ends = tuple[int, ...]
@@ -49,50 +51,73 @@ def flows(lowered: Lowered, units: Sequence[str]) -> tuple[Flow, ...]:
     )
 
 
-class Sends:
-    """``units``: how many there are; ``value_s``: seconds of a value by its bytes."""
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What parts of the model send one another under some cuts into equally many.
 
-    def __init__(self, sent: Sequence[Flow], units: int, value_s: Callable[[int], float]) -> None:
-        makers, before, readers, seconds = [], [], [], []
-        self.crossing_s = np.zeros(units + 1)
-        """[units + 1] of all values that pass each cut."""
+    skips:   the pairs of parts that send past the next part under any of the cuts.
+    seconds: [links, pairs of parts, cuts] of a microbatch; pairs are `pairs_of`.
+    links:   [ranks, ranks] place in ``seconds``, of the ranks that parts live on.
+    """
+
+    skips: tuple[Pair, ...]
+    seconds: Table
+    links: Places
+
+    def between(self, schedule: Schedule, pairs: Sequence[Pair]) -> Table:
+        """[pairs, cuts] of these pairs of a schedule's stages."""
+        part, ranks = schedule.part, schedule.ranks
+        parts = len(part) // len(schedule.routes)
+        place = {pair: i for i, pair in enumerate(pairs_of(parts, self.skips))}
+        links = [self.links[ranks[a], ranks[b]] for a, b in pairs]
+        return self.seconds[links, [place[part[a], part[b]] for a, b in pairs]]
+
+
+class Sends:
+    """``units``: how many there are; ``links``: what pipeline ranks send over."""
+
+    def __init__(self, sent: Sequence[Flow], units: int, links: Links) -> None:
+        self.links = links.between
+        makers, before, readers = [], [], []
+        took: list[list[float]] = []
+        crossing: list[tuple[int, int, list[float]]] = []
         for flow in sent:
-            took = value_s(flow.size_bytes)
-            self.crossing_s[flow.maker + 1 : flow.readers[-1] + 1] += took
+            each = [link.time_s(flow.size_bytes) for link in links.kinds]
+            crossing.append((flow.maker + 1, flow.readers[-1] + 1, each))
             for last, reader in zip((flow.maker, *flow.readers), flow.readers, strict=False):
                 makers.append(flow.maker)
                 before.append(last)
                 readers.append(reader)
-                seconds.append(took)
+                took.append(each)
         self._places = np.array([makers, before, readers], dtype=np.intp)
-        self._seconds = np.array(seconds)
+        self._seconds = np.array(took).reshape(len(took), len(links.kinds)).T
+        self.crossing_s = np.zeros((len(links.kinds), units + 1))
+        """[links, units + 1] of all values that pass each cut."""
+        for first, end, each in crossing:
+            self.crossing_s[:, first:end] += np.array(each)[:, None]
 
-    def between(self, cuts: Sequence[Ends]) -> tuple[tuple[Pair, ...], Table]:
-        """What parts of the model send one another, for cuts into equally many.
-
-        The pairs of parts that send past the next part under any of the cuts, and seconds of a
-        microbatch [pairs, cuts]; the pairs of its rows are `pairs_of`.
-        """
+    def between(self, cuts: Sequence[Ends]) -> Sent:
         ends = np.array(cuts)
         columns, parts = ends.shape
-        starts = np.zeros((columns, len(self.crossing_s)), dtype=np.intp)
+        starts = np.zeros((columns, self.crossing_s.shape[1]), dtype=np.intp)
         starts[np.arange(columns)[:, None], ends] = 1
         part = starts.cumsum(axis=1)  # of each unit
         maker, before, reader = np.moveaxis(part[:, self._places], 1, 0)  # [columns, values]
         sent = reader != before  # once to each part, however many of its units read it
-        seconds = np.broadcast_to(self._seconds, sent.shape)[sent]
-        column = np.broadcast_to(np.arange(columns)[:, None], sent.shape)[sent]
+        column, value = sent.nonzero()
         maker, reader = maker[sent], reader[sent]
         near = reader == maker + 1
-        nearest = np.bincount(
-            maker[near] * columns + column[near], seconds[near], minlength=(parts - 1) * columns
-        ).reshape(parts - 1, columns)
-        far: dict[Pair, Table] = {}
-        for i in (~near).nonzero()[0].tolist():
-            pair = int(maker[i]), int(reader[i])
-            far.setdefault(pair, np.zeros(columns))[column[i]] += seconds[i]
-        skips = tuple(sorted(far))
-        return skips, np.vstack([nearest, *(far[pair] for pair in skips)])
+        far = (~near).nonzero()[0].tolist()
+        skips = tuple(sorted({(int(maker[i]), int(reader[i])) for i in far}))
+        row = {pair: parts - 1 + i for i, pair in enumerate(skips)}
+        rows = maker.copy()  # of its pair of parts
+        rows[far] = [row[int(maker[i]), int(reader[i])] for i in far]
+        shape = len(self._seconds), parts - 1 + len(skips), columns
+        seconds = [
+            np.bincount(rows * columns + column, took[value], minlength=math.prod(shape[1:]))
+            for took in self._seconds
+        ]
+        return Sent(skips, np.reshape(seconds, shape), self.links)
 
 
 def pairs_of(parts: int, skips: Sequence[Pair]) -> list[Pair]:

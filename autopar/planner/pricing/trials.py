@@ -20,19 +20,21 @@ from autopar.planner.pricing.sends import Ends, Order, Sends
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """step_s: the timeline and the slowest rank's optimizer; memory_bytes: of the fullest rank;
-    recompute: of every stage of the schedule."""
+    """step_s: the timeline and the slowest rank's optimizer; filled: of its device's memory, what
+    the fullest rank needs; recompute: of every stage of the schedule."""
 
     ends: Ends
     step_s: float
-    memory_bytes: float
+    filled: float
     recompute: tuple[str, ...]
 
 
-def figures_at(table: Table, ends: Ends, schedule: Schedule) -> Table:
-    """[figures, stages] of a cut, from those of all runs."""
-    parts = table[:, [0, *ends[:-1]], list(ends)]
-    return parts[:, [schedule.part[stage] for stage in range(len(schedule.ranks))]]
+def figures_at(tables: Table, ends: Ends, schedule: Schedule, kinds: Sequence[int]) -> Table:
+    """[figures, stages] of a cut, from those of all runs on devices of every kind [kinds, figures,
+    units + 1, units + 1]. ``kinds``: of every pipeline rank."""
+    runs = list(zip((0, *ends), ends, strict=False))
+    first, end = zip(*(runs[part] for part in schedule.part), strict=True)
+    return tables[[kinds[rank] for rank in schedule.ranks], :, first, end].T
 
 
 def trials(
@@ -40,21 +42,24 @@ def trials(
     sends: Sends,
     cuts: Sequence[Ends],
     figures: Mapping[str, Sequence[Table]],
-    device: Device,
+    devices: Sequence[Device],
     packages: frozenset[str],
 ) -> list[Trial]:
     """One trial for each cut.
 
     figures:  of each cut its `figures_at`, for every recomputation that a rank may choose, the one
-              that keeps most first: each rank takes the first that the device holds, or the last.
+              that keeps most first: each rank takes the first that its device holds, or the last.
+    devices:  of every pipeline rank.
     packages: installed ones that the model's code lies in.
     """
     schedule = order.schedule
     on_rank = np.zeros((len(schedule.lists), len(schedule.ranks)))
     on_rank[list(schedule.ranks), range(len(schedule.ranks))] = 1.0
-    share, process = overhead(packages, device)
-    skips, sent = sends.between(cuts)
-    peaks = order.clock(skips).peaks
+    outside = [overhead(packages, device) for device in devices]
+    share, process = (np.array(column)[:, None] for column in zip(*outside, strict=True))
+    limits = np.array([device.memory_bytes for device in devices])[:, None]
+    sent = sends.between(cuts)
+    peaks = order.clock(sent.skips).peaks
     names = list(figures)
     # [recomputations, figures, stages, columns], and what each rank would need under each.
     every = np.stack([np.stack(of, axis=-1) for of in figures.values()])
@@ -70,13 +75,13 @@ def trials(
             for columns in every
         ]
     )
-    fits = needed <= device.memory_bytes
+    fits = needed <= limits
     fits[-1] = True
     chosen = fits.argmax(axis=0)  # [ranks, columns]
     of_stage = chosen[list(schedule.ranks)]
     columns = np.take_along_axis(every, of_stage[None, None], axis=0)[0]
-    memory = np.take_along_axis(needed, chosen[None], axis=0)[0].max(axis=0).tolist()
-    _, times = clocked(order, columns, sent, skips)
+    filled = (np.take_along_axis(needed, chosen[None], axis=0)[0] / limits).max(axis=0).tolist()
+    _, times = clocked(order, columns, sent)
     step_s = (times.step_s + (on_rank @ columns[Figure.UPDATE]).max(axis=0)).tolist()
     recompute = [tuple(names[i] for i in of) for of in of_stage.T.tolist()]
-    return [Trial(*priced) for priced in zip(cuts, step_s, memory, recompute, strict=True)]
+    return [Trial(*priced) for priced in zip(cuts, step_s, filled, recompute, strict=True)]

@@ -11,7 +11,7 @@ is at most 1 for any mix of dtypes. Where all compute in one it is what others c
 
 from __future__ import annotations
 
-from autopar.nouns.cluster import Device
+from autopar.nouns.cluster import Cluster, Device
 from autopar.nouns.graph import Graph
 from autopar.rules.registry import bind
 from autopar.rules.work import PRODUCTS, arithmetic_dtype, flops
@@ -36,3 +36,11 @@ def model_flops(graph: Graph) -> dict[str, float]:
 def peak_time_s(graph: Graph, device: Device) -> float:
     """Seconds that ``device`` alone would take for them at its peaks."""
     return sum(count / device.peak(dtype) for dtype, count in model_flops(graph).items())
+
+
+def cluster_peak_s(graph: Graph, cluster: Cluster) -> float:
+    """The same of all devices of ``cluster``, each with as much as it can do."""
+    alone = [(kind.count, peak_time_s(graph, kind.device)) for kind in cluster.kinds]
+    if len(alone) == 1 or not alone[0][1]:
+        return alone[0][1] / alone[0][0]
+    return 1 / sum(count / seconds for count, seconds in alone)

@@ -80,9 +80,9 @@ def _pipeline(priced: PricedPipeline) -> Markup:
     saved = [priced.prices.saved_bytes(stage, *run) for stage, run in enumerate(priced.runs)]
     curves = memory(priced.timeline, lambda stage: saved[stage], lambda stage: 0.0)
     held = priced.prices.memory(priced.runs, priced.schedule)
-    limit = priced.prices.cluster.device.memory_bytes
     ranks = len(held)
-    fullest = max(range(ranks), key=lambda rank: held[rank].total)
+    limits = " or ".join(map(size, sorted({memory.limit for memory in held})))
+    fullest = max(range(ranks), key=lambda rank: held[rank].filled)
     curved = set(range(ranks)) if ranks <= MOST_CURVES else {0, fullest, ranks - 1}
     rows = []
     for rank in range(ranks):
@@ -92,7 +92,7 @@ def _pipeline(priced: PricedPipeline) -> Markup:
         parts = [_lane(own, end_s, len(drawn) <= FEW_SPANS)]
         if rank in curved:
             curve = [(t, state + kept) for t, kept in curves[rank] if t <= end_s]
-            parts.append(_curve(_stepped(curve, end_s), end_s, limit, "curve"))
+            parts.append(_curve(_stepped(curve, end_s), end_s, held[rank].limit, "curve"))
         busy = percent(priced.timeline.busy_s[rank] / priced.timeline.step_s)
         text = f"busy {busy}, {size(held[rank].total)}"
         label = tag("span", f"rank {rank}")
@@ -105,7 +105,7 @@ def _pipeline(priced: PricedPipeline) -> Markup:
         for kind in COLOUR
         if kind in kinds
     ]
-    note += f" Under each lane: its memory against the device's {size(limit)} (dashed, where near)."
+    note += f" Under each lane: its memory against its device's {limits} (dashed, where near)."
     return section(
         "Ranks over time",
         tag("ul", *key, class_="legend"),
