@@ -2,7 +2,7 @@
 
     checkpoint.json   format, framework, and the size and SHA-256 of every other file; written last
     .metadata, *.distcp   PyTorch: a checkpoint of `torch.distributed.checkpoint`
-    state.npz         JAX
+    state.npz, *.state.npz   JAX: of one process, of each of several
 
 `autopar.runtime.save_target` says how one is made.
 """

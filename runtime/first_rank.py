@@ -15,12 +15,24 @@ def first_rank_makes(make: Callable[[], Mapping[str, str]], folder: Path) -> Non
     A machine that does not share the file system gets a copy from its own first process. In a
     process without a job it is a plain call. Raises on every rank what ``make`` raised.
     """
+    if _of_several_jax_processes():
+        from autopar.runtime.jax.processes import make_and_share as share_by_jax
+
+        share_by_jax(make, folder)
+        return
     if not _in_a_job():
         make()
         return
     from autopar.runtime.pytorch.first_rank import make_and_share
 
     make_and_share(make, folder)
+
+
+def _of_several_jax_processes() -> bool:
+    jax = sys.modules.get("jax")
+    if jax is None or not jax.distributed.is_initialized():
+        return False
+    return bool(jax.process_count() > 1)
 
 
 def _in_a_job() -> bool:

@@ -44,6 +44,14 @@ def maker_of_arrays(params: Any) -> Callable[[Any], Any]:
     return init
 
 
+def closed_over(loss: Callable[..., Any], params: Any, frozen: Any) -> tuple[Any, Any]:
+    """JAX: a loss of the parameters that are trained, and these; see `runtime.jax.frozen`."""
+    from autopar.runtime.jax.frozen import of_trained, parted
+
+    trained, held = parted(params, frozen)
+    return of_trained(loss, held), trained
+
+
 def zeros(entries: Sequence[BatchEntry]) -> dict[str, Any]:
     """A batch of the planned shapes for a JAX loss."""
     import numpy as np

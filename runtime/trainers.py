@@ -19,6 +19,7 @@ def load(
     optimizer: Any = None,
     groups: Sequence[Mapping[str, Any]] | None = None,
     params: Any = None,
+    frozen: Any = None,
 ) -> Any:
     """The trainer (`autopar.runtime.pytorch.trainer`, or `autopar.runtime.jax.trainer`) of the plan
     in ``folder``, or of what `autopar.plan` gave, with the initial weights of the original model.
@@ -30,10 +31,12 @@ def load(
     ``[{"params": "*.bias", "weight_decay": 0.0}, ...]``.
 
     JAX: ``model`` is the loss function, ``params`` its tree of arrays, which are the initial ones;
-    ``optimizer`` is an optax transformation with its schedule.
+    ``optimizer`` is an optax transformation with its schedule, and ``frozen``, as it was given to
+    `autopar.plan`, says which parameters are not trained.
 
-    PyTorch: called by every process of a torchrun job. JAX: called once, by a process that sees all
-    devices. Raises `UserError` where plan, program, model or devices do not fit together.
+    PyTorch: called by every process of a torchrun job. JAX: called by a process that sees all
+    devices, or by every process of a job of `jax.distributed`. Raises `UserError` where plan,
+    program, model or devices do not fit together.
     """
     if model in ("auto", "cpu", "cuda"):
         raise UserError(f"load(plan, {model!r}): write device={model!r}; model= comes first")
@@ -47,9 +50,12 @@ def load(
                 "load(groups=...) is for PyTorch; with JAX optax has them: "
                 "optimizer=optax.multi_transform({...}, labels)"
             )
-        return jax_load.load(folder, model=model, params=params, optimizer=optimizer)
-    if params is not None:
-        raise UserError("load(params=...) is for JAX; of a PyTorch plan model=... has the weights")
+        return jax_load.load(folder, model=model, params=params, optimizer=optimizer, frozen=frozen)
+    if params is not None or frozen is not None:
+        raise UserError(
+            "load(params=..., frozen=...) is for JAX; of a PyTorch plan model=... has the weights, "
+            "and parameters without requires_grad are frozen"
+        )
     from autopar.runtime.pytorch import load as loading
 
     return loading.load(folder, device, model=model, optimizer=optimizer, groups=groups)

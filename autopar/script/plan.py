@@ -33,7 +33,8 @@ def plan(
 
     model:    an nn.Module (on the meta device too), a class or callable that makes one, a
               `Workload` or decorated class, or ``"model.py:Name"``. JAX: ``loss(params, batch)``,
-              with ``params=``, its tree of arrays or of `jax.ShapeDtypeStruct`, or ``init=``.
+              with ``params=``, its tree of arrays or of `jax.ShapeDtypeStruct`, or ``init=``;
+              ``frozen=``: patterns of paths that are not trained.
     batch:    one *global* batch, as a dict of example tensors or a callable that makes it.
     cluster:  a file, ``"local"`` for this machine, or a `Cluster`.
     fix:      what is decided already: ``{"tp": 2, "zero": 3}`` or ``"tp=2,zero=3"``.

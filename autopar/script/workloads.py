@@ -9,7 +9,7 @@ from typing import Any
 
 from autopar.frontends.loading import load_workload
 from autopar.nouns.workload import Workload, WorkloadError, workload_of
-from autopar.runtime.given_model import is_module, maker_of, maker_of_arrays
+from autopar.runtime.given_model import closed_over, is_module, maker_of, maker_of_arrays
 
 
 def given_workload(model: Any, batch: Any, more: Mapping[str, Any]) -> tuple[str, Workload]:
@@ -18,7 +18,8 @@ def given_workload(model: Any, batch: Any, more: Mapping[str, Any]) -> tuple[str
     model: ``"model.py:Name"``, a `Workload`, a class under `parallelize`, a class or callable that
            makes the module, or a module; JAX: the loss function.
     batch: a dict of one global batch's arrays, or a callable that makes it.
-    more:  other fields of `Workload`, and ``params`` in the place of ``init``.
+    more:  other fields of `Workload`; ``params`` in the place of ``init``, and ``frozen``, which of
+           them are not trained.
 
     Raises `WorkloadError`, `LoadError`.
     """
@@ -61,7 +62,11 @@ def _of_loss(loss: Any, batch: Any, more: dict[str, Any]) -> Workload:
             f"model={type(loss).__name__} with {'params' if 'params' in more else 'init'}=...: for "
             "JAX give the loss function, plan(loss, batch, params=...)"
         )
-    params = more.pop("params", None)
+    params, frozen = more.pop("params", None), more.pop("frozen", None)
+    if frozen is not None:
+        if params is None:
+            raise WorkloadError("frozen=... needs params=..., the arrays that stay as they are")
+        loss, params = closed_over(loss, params, frozen)
     if params is not None and "init" in more:
         raise WorkloadError("give params=... (a tree of arrays or shapes) or init=..., not both")
     init = more.pop("init", None) if params is None else maker_of_arrays(params)

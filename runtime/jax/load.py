@@ -23,6 +23,7 @@ from autopar.nouns.workload import Workload
 from autopar.runtime import program_module
 from autopar.runtime.given_model import workload_for
 from autopar.runtime.jax import program as jax_program
+from autopar.runtime.jax.frozen import of_trained, parted
 from autopar.runtime.jax.layout import Layout, by_name
 from autopar.runtime.jax.own_optimizer import OwnOptimizer
 from autopar.runtime.jax.step import Step, held
@@ -86,12 +87,21 @@ def load(
     model: Any = None,
     params: Any = None,
     optimizer: Any = None,
+    frozen: Any = None,
 ) -> Trainer:
     """The trainer of the plan in ``folder``, with the initial parameters of its workload, or of
-    ``model`` where that is given, or ``params``; ``optimizer`` steps in the place of the plan's.
+    ``model`` where that is given, or ``params``.
+
+    ``optimizer`` steps in the place of the plan's; ``frozen`` parameters stay as they are.
 
     Raises `StalePlan`, `TooFewDevices`, and what reading the folder raises.
     """
+    held_back = None
+    if frozen is not None:
+        if params is None or not callable(model):
+            raise UserError("load(frozen=...) goes with model=loss and params=..., all of them")
+        params, held_back = parted(params, frozen)
+        model = of_trained(model, held_back)
     program = read(folder, check_model, model, params)
     step = Step(program.model, program.workload, read_train(folder))
     init = program.workload.init
@@ -105,7 +115,12 @@ def load(
         check_arrays(params)
         state = step.state_of(stored(step, tree, params), program.constants)
     trainer = Trainer(
-        program.workload, step, state, planned=plan_folder.read_batch(folder), tree=tree
+        program.workload,
+        step,
+        state,
+        planned=plan_folder.read_batch(folder),
+        tree=tree,
+        frozen=held_back,
     )
     if optimizer is not None:
         trainer.optimizer = OwnOptimizer.of(optimizer, tree, step.mesh)

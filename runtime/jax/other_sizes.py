@@ -11,9 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from autopar.nouns.batch import BatchEntry
+from autopar.runtime.jax.processes import put
 from autopar.runtime.jax.step import Array, Arrays, Step
 from autopar.runtime.jax.user_tree import UserTree
 from autopar.runtime.planned_batch import OtherBatch
@@ -56,7 +58,8 @@ def placed_batch(
     for name, value in batch.items():
         split = bool(axes) and samples.get(name, 1) % width == 0
         spec = PartitionSpec(axes) if split else PartitionSpec()
-        made[name] = jax.device_put(jnp.asarray(value), NamedSharding(step.mesh, spec))
+        given = np.asarray(value) if jax.process_count() > 1 else jnp.asarray(value)
+        made[name] = put(given, NamedSharding(step.mesh, spec))
     return made
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -23,6 +24,7 @@ from autopar.nouns.workload import Workload
 from autopar.runtime.jax.gradients import own_part
 from autopar.runtime.jax.layout import Layout, Leaf
 from autopar.runtime.jax.optimizer import SLOTS
+from autopar.runtime.jax.processes import put
 from autopar.runtime.jax.program import Stack
 from autopar.runtime.jax.units import gathered, scattered
 from autopar.runtime.program_module import run_program
@@ -103,7 +105,7 @@ class Step:
             return {n: jnp.zeros((), jnp.int32) if n == "step" else zeros for n in slots}
 
         specs = placed(self.mesh, self.state_specs)
-        frozen = jax.device_put(self.layout.gather_frozen(constants), specs["frozen"])
+        frozen = put(self.layout.gather_frozen(constants), specs["frozen"])
         made = jax.jit(make, out_shardings={n: specs[n] for n in slots})()
         return {"params": dict(params), **made, "frozen": frozen}
 
@@ -122,18 +124,19 @@ class Step:
             return {"params": params, **slots, "step": jnp.zeros((), jnp.int32)}
 
         specs = placed(self.mesh, self.state_specs)
-        frozen = jax.device_put(self.layout.gather_frozen(constants), specs.pop("frozen"))
+        frozen = put(self.layout.gather_frozen(constants), specs.pop("frozen"))
         return {**jax.jit(make, out_shardings=specs)(), "frozen": frozen}
 
     def cut(self, batch: Mapping[str, Any]) -> dict[str, Array]:
         """A global batch with its microbatches apart, each entry where its readers are."""
         pieces = {}
         for name, spec in self.program.BATCH.items():
-            array = jnp.asarray(batch[name])
+            several = jax.process_count() > 1
+            array = np.asarray(batch[name]) if several else jnp.asarray(batch[name])
             shape = self._cut_shape(name, array)
             whole = len(shape) > array.ndim and shape[1:] == array.shape
             array = jnp.broadcast_to(array, shape) if whole else array.reshape(shape)
-            pieces[name] = jax.device_put(array, NamedSharding(self.mesh, spec))
+            pieces[name] = put(array, NamedSharding(self.mesh, spec))
         return pieces
 
     def shapes(self, batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec
 
 from autopar.frontends.jax import paths_of
@@ -20,8 +18,11 @@ from autopar.nouns.batch import BatchEntry
 from autopar.nouns.workload import Workload
 from autopar.runtime.checkpoint_folder import MANIFEST
 from autopar.runtime.jax import checkpoint
+from autopar.runtime.jax.checkpoint import Piece, layers_of, pieces_of
+from autopar.runtime.jax.frozen import held_by, joined, without
 from autopar.runtime.jax.other_sizes import any_size, placed_batch
 from autopar.runtime.jax.own_optimizer import OwnOptimizer, norm_of
+from autopar.runtime.jax.processes import put, texts
 from autopar.runtime.jax.step import Array, Arrays, State, Step, held, placed
 from autopar.runtime.jax.user_tree import Tree, UserTree
 from autopar.runtime.kept_checkpoints import drop_old, newest, of_step
@@ -44,6 +45,7 @@ class Trainer:
     gradient_norm: Any = 0.0
     planned: Sequence[BatchEntry] = ()
     tree: UserTree | None = None
+    frozen: Tree = None
     optimizer: OwnOptimizer | None = None
     opt_state: Any = None
     _run: Any = None
@@ -77,9 +79,9 @@ class Trainer:
     def value_and_grad(self, batch: Mapping[str, Any]) -> tuple[Any, Tree]:
         """Loss and gradients of a global batch, and no step: `jax.value_and_grad` of the loss.
 
-        The gradients are a tree like the parameters, neither clipped nor scaled, and where ZeRO
-        splits anything each device has its pieces. `update` takes them, or sums of them; or the
-        user's own update, which gives `params` anew.
+        The gradients are a tree like the parameters, None where these are frozen, neither clipped
+        nor scaled, and where ZeRO splits anything each device has its pieces. `update` takes them,
+        or sums of them; or the user's own update, which gives `params` anew.
         """
 
         def made(state: State, batch: Arrays) -> tuple[Array, Tree]:
@@ -154,7 +156,7 @@ class Trainer:
     def params(self) -> Tree:
         """The parameters as the tree that the loss takes, of arrays on the plan's devices: a copy,
         which later steps leave alone. Other functions take it, as in
-        ``jax.jit(logits)(trainer.params, batch)``. It may be set."""
+        ``jax.jit(logits)(trainer.params, batch)``. It may be set, but for what is frozen."""
         specs = self._tree.specs(self._splits_parameters)
 
         def copied(params: Arrays) -> Tree:
@@ -164,10 +166,15 @@ class Trainer:
         function = self._once(
             "params", lambda: step.compiled(copied, (step.held_specs["params"],), specs)
         )
-        return function(self.state["params"])
+        trained = function(self.state["params"])
+        if self.frozen is None:
+            return trained
+        return joined(trained, held_by(step, self.state["frozen"], self.frozen))
 
     @params.setter
     def params(self, tree: Tree) -> None:
+        if self.frozen is not None:
+            tree = without(tree, self.frozen)
         self._tree.check(tree, "the tree of parameters")
         self.state = {**self.state, "params": stored(self.compiled, self._tree, tree)}
 
@@ -181,18 +188,23 @@ class Trainer:
         return int(memory.argument_size_in_bytes + memory.temp_size_in_bytes)
 
     def save(self, folder: str | Path, keep: int | None = None) -> None:
-        """Writes parameters by full name, and the optimizer's state, whole: any plan of the model
-        can go on from them. With ``keep`` it goes to ``folder/step-N``, and the oldest are removed
-        so that so many are left."""
+        """Writes parameters by full name, and the optimizer's state: any plan of the model can go
+        on from them, on any number of devices and processes. All processes call.
+
+        With ``keep`` it goes to ``folder/step-N``, and the oldest are removed so that so many are
+        left.
+        """
         target = Path(folder) if keep is None else of_step(folder, self.step_number)
-        checkpoint.write(target, {n: np.asarray(a) for n, a in self._named(whole=True).items()})
-        if keep is not None:
+        checkpoint.write(target, self._pieces())
+        if keep is not None and jax.process_index() == 0:
             drop_old(folder, keep)
 
     def keep_checkpoints(self, folder: str | Path, every: int = 0, keep: int = 2) -> None:
         """Goes on from the newest checkpoint in ``folder``, if there is one, and from now on saves
         there, the ``keep`` newest: every so many steps, and on SIGTERM, which then ends the process
-        with exit code 143. It saves where the next `step` begins."""
+        with exit code 143. It saves where the next `step` begins; several processes, of which all
+        call, look for SIGTERM where they save.
+        """
         if (newest(folder) / MANIFEST).is_file():
             self.load(folder)
         self._stop.listen()
@@ -203,13 +215,16 @@ class Trainer:
         if self._kept_in is None or self._last_kept == self.step_number:
             return
         folder, every, keep = self._kept_in
-        if not self._stop.asked and not (every and self.step_number % every == 0):
+        due = bool(every) and self.step_number % every == 0
+        if not due and (jax.process_count() > 1 or not self._stop.asked):
             return
+        stopping = any(texts("asked" if self._stop.asked else ""))
         self._last_kept = self.step_number
         self.save(folder, keep)
-        if self._stop.asked:
-            text = f"autopar: SIGTERM: saved step {self.step_number} in {folder}"
-            print(text, file=sys.stderr, flush=True)
+        if stopping:
+            if jax.process_index() == 0:
+                text = f"autopar: SIGTERM: saved step {self.step_number} in {folder}"
+                print(text, file=sys.stderr, flush=True)
             raise SystemExit(128 + signal.SIGTERM)
 
     def load(self, folder: str | Path) -> None:
@@ -219,13 +234,12 @@ class Trainer:
         Raises `CheckpointError`, and leaves the trainer as it was.
         """
         layout = self.compiled.layout
-        arrays = checkpoint.read(newest(folder), self._named(whole=False))
+        arrays = checkpoint.read(newest(folder), self._shapes())
         state: dict[str, Any] = {"step": arrays["step"]}
-        for slot in self.state:
-            if slot not in ("step", "frozen"):
-                head = f"{slot}/"
-                own = {n[len(head) :]: a for n, a in arrays.items() if n.startswith(head)}
-                state[slot] = layout.gather_names(own)
+        for slot in self._slots:
+            head = f"{slot}/"
+            own = {n[len(head) :]: a for n, a in arrays.items() if n.startswith(head)}
+            state[slot] = layout.gather_names(own)
         specs = placed(self.compiled.mesh, self._state_specs)
         frozen = {"frozen": self.state["frozen"]}  # the loss has them, a checkpoint does not
         del specs["frozen"]
@@ -233,21 +247,37 @@ class Trainer:
         if self.optimizer is not None:
             leaves = [arrays[f"{_OWN}/{path}"] for path, _ in paths_of(self.opt_state)]
             given = jax.tree.unflatten(jax.tree.structure(self.opt_state), leaves)
-            opt = jax.device_put(given, placed(self.compiled.mesh, self.optimizer.specs))
-        self.state = {**jax.device_put(state, specs), **frozen}
+            opt = put(given, placed(self.compiled.mesh, self.optimizer.specs))
+        self.state = {**put(state, specs), **frozen}
         self.opt_state = opt
 
-    def _named(self, whole: bool) -> dict[str, Any]:
-        """What a checkpoint has, by name; ``whole``: the arrays, else their shapes."""
-        layout = self.compiled.layout
-        names = layout.names if whole else partial(jax.eval_shape, layout.names)
+    def _shapes(self) -> dict[str, Any]:
+        """The arrays of a checkpoint by name, as shapes."""
         arrays: dict[str, Any] = {"step": self.state["step"]}
-        for slot in self.state:
-            if slot not in ("step", "frozen"):
-                arrays.update((f"{slot}/{n}", a) for n, a in names(self.state[slot]).items())
+        for slot in self._slots:
+            named = jax.eval_shape(self.compiled.layout.names, self.state[slot])
+            arrays.update((f"{slot}/{name}", array) for name, array in named.items())
+        return arrays | dict(self._own_state())
+
+    def _pieces(self) -> dict[str, list[Piece]]:
+        """What this process writes of each."""
+        arrays = {"step": pieces_of(self.state["step"])}
+        for slot in self._slots:
+            for key, leaf in self.compiled.layout.trained.items():
+                whole = pieces_of(self.state[slot][key])
+                for i, name in enumerate(leaf.names):
+                    arrays[f"{slot}/{name}"] = layers_of(whole, i) if leaf.layers else whole
+        return arrays | {name: pieces_of(array) for name, array in self._own_state()}
+
+    @property
+    def _slots(self) -> list[str]:
+        """Parameters, and what the plan's optimizer keeps of each."""
+        return [slot for slot in self.state if slot not in ("step", "frozen")]
+
+    def _own_state(self) -> Iterator[tuple[str, Any]]:
         if self.optimizer is not None:
-            arrays.update((f"{_OWN}/{path}", a) for path, a in paths_of(self.opt_state))
-        return arrays
+            for path, array in paths_of(self.opt_state):
+                yield f"{_OWN}/{path}", array
 
     # -- what is compiled ------------------------------------------------------------------------
 
@@ -316,7 +346,7 @@ def stored(step: Step, tree: UserTree, given: Tree) -> dict[str, Any]:
     """The parameters of a state from the user's tree of arrays, wherever these are."""
     specs = step.held_specs["params"]
     own = tree.specs(cut=step.layout.settings.split.parameters)
-    there = jax.device_put(given, placed(step.mesh, own))
+    there = put(given, placed(step.mesh, own))
     dtypes = jax.tree.map(lambda shape: shape.dtype, tree.shapes)
 
     def make(given: Tree) -> dict[str, Any]:

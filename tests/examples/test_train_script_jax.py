@@ -43,7 +43,7 @@ def start(devices: int, output: Path, log: Path, fix: str) -> subprocess.Popen[b
         )
 
 
-def told(*logs: Path) -> dict[tuple[str, str], float]:
+def figures(*logs: Path) -> dict[tuple[str, str], float]:
     text = "".join(log.read_text() for log in logs)
     rows = re.findall(r"step (\d+)  (loss|held out) ([\d.]+)", text)
     return {(step, what): float(value) for step, what, value in rows}
@@ -64,7 +64,7 @@ def test_stopped_and_gone_on_with_it_is_what_it_would_have_been(tmp_path: Path) 
         broken.kill()
     assert "SIGTERM: saved step" in first.read_text()
     assert start(2, tmp_path / "broken", second, "tp=2").wait(120) == 0
-    wanted, seen = told(whole), told(first, second)
+    wanted, seen = figures(whole), figures(first, second)
     assert wanted.keys() == seen.keys()
     assert ("12", "held out") in wanted
     assert max(abs(seen[key] - wanted[key]) for key in wanted) < 1e-12

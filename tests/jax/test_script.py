@@ -167,10 +167,40 @@ def test_other_functions_take_the_parameters_as_they_are(trainer: Any) -> None:
     assert largest(made, outputs(held, jnp.asarray(batch()["x"]))) < 1e-12
 
 
+def test_frozen_parameters_stay_and_have_no_state(tmp_path: Path) -> None:
+    fix = {"dp_shard": 2, "tp": 2, "zero": 3}
+    given = {"params": start(), "frozen": "up.*"}
+    plan = autopar.plan(MODEL.loss, batch(), cluster(4), fix, tmp_path / "plan", **given)
+    optimizer = optax.adam(1e-2)
+    trainer: Any = autopar.load(plan, model=MODEL.loss, optimizer=optimizer, **given)
+    assert {leaf.shape for leaf in jax.tree.leaves(trainer.opt_state)} == {(), (32, 64), (32,)}
+
+    def down(own: Any, given: Any) -> Any:
+        return MODEL.loss({**start(), "down": own}, given)
+
+    own = start()["down"]
+    state = optimizer.init(own)
+    for number in range(3):
+        loss, gradients = jax.value_and_grad(down)(own, batch(number))
+        changes, state = optimizer.update(gradients, state, own)
+        own = optax.apply_updates(own, changes)
+        assert float(trainer.step(batch(number))) == pytest.approx(float(loss), rel=1e-12)
+    assert largest(trainer.params, {**start(), "down": own}) < 1e-12
+    assert trainer.value_and_grad(batch())[1]["up"] == {"bias": None, "weight": None}
+    made = jax.jit(MODEL.loss)(trainer.params, batch(0, 3))
+    assert float(trainer.evaluate(batch(0, 3))) == pytest.approx(float(made), rel=1e-12)
+    trainer.params = start()
+    assert largest(trainer.params, start()) == 0
+    held = jax.tree.leaves(trainer.state["frozen"])
+    assert any("tp" in str(leaf.sharding.spec) for leaf in held)
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "uncalled": ({"optimizer": optax.adamw}, r"optimizer=adamw.*call it, as in .*adamw\(1e-3\)"),
     "groups": ({"groups": []}, "optax.multi_transform"),
     "shapes": ({"params": shapes()}, "'down.bias' is a shape without numbers"),
+    "frozen": ({"frozen": ["up.wieght"]}, r"frozen='up.wieght'.*mean.*up.weight"),
+    "all frozen": ({"frozen": "*"}, "all 4 parameters: leave one"),
     "no parameters": ({"params": None}, "params=..."),
 }
 

@@ -1,0 +1,88 @@
+"""Jobs of several JAX processes, each with some of the devices; of one process alone, too.
+
+Every process calls the same, as `jax.distributed` asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from autopar.files import plan_folder
+from autopar.nouns.errors import UserError
+
+Made = TypeVar("Made")
+
+
+class ProcessFailed(UserError):
+    """Another process of the job failed at what all of them do."""
+
+
+def texts(own: str) -> list[str]:
+    """What each process says, by its number; a collective call."""
+    if jax.process_count() == 1:
+        return [own]
+    data = np.frombuffer(own.encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.array([data.size], np.int32)).ravel()
+    padded = np.zeros(int(sizes.max()), np.uint8)
+    padded[: data.size] = data
+    rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(sizes), -1)
+    return [row[:n].astype(np.uint8).tobytes().decode() for row, n in zip(rows, sizes, strict=True)]
+
+
+def together(do: Callable[[], Made]) -> Made:
+    """``do()``, behind which all processes have done it. A collective call; raises on all what one
+    of them raised."""
+    failed: Exception | None = None
+    try:
+        made = do()
+    except Exception as error:  # the others must not wait for this process
+        failed = error
+    every = texts("" if failed is None else f"{type(failed).__name__}: {failed}")
+    if failed is not None:
+        raise failed
+    at = next((i for i, text in enumerate(every) if text), None)
+    if at is not None:
+        raise ProcessFailed(f"process {at} failed: {every[at]}")
+    return made
+
+
+def put(tree: Any, shardings: Any) -> Any:
+    """`jax.device_put` of arrays that every process has whole."""
+    if jax.process_count() == 1:
+        return jax.device_put(tree, shardings)
+
+    def one(array: Any, sharding: Any) -> Any:
+        whole = np.asarray(array)
+        whole = whole.astype(jax.dtypes.canonicalize_dtype(whole.dtype))
+        return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+    return jax.tree.map(one, tree, shardings)
+
+
+def make_and_share(make: Callable[[], Mapping[str, str]], folder: Path) -> None:
+    """See `autopar.runtime.first_rank`; a collective call."""
+    import json
+
+    first = jax.process_index() == 0
+    files = together(lambda: dict(make()) if first else {})
+    given: dict[str, str] = json.loads(texts(json.dumps(files))[0])
+
+    def copied() -> None:
+        there = all(_text(folder / name) == text for name, text in given.items())
+        if not first and not there:
+            plan_folder.write(folder, given)
+
+    together(copied)
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
