@@ -16,19 +16,19 @@ divides their count; those at the end of the file go on from there:
     levels:
       - {name: infiniband, span: 16, bandwidth: 200 Gbit/s, latency: 5 us}
 
+Where they span a whole group, the next level may join groups of other sizes.
+
 Bandwidths are one direction, per port; `ports` (default: one per device) is how many of them attach
 one domain of the level below. Everything that pydantic checks stays in this file.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -177,9 +177,9 @@ def _joined(texts: Sequence[_LevelText], groups: Sequence[DeviceGroup]) -> None:
 
 
 def _views(parsed: _ClusterText, groups: Sequence[DeviceGroup]) -> Iterator[tuple[Level, ...]]:
-    """For each group all levels of the cluster, if its own stood in every group."""
+    """For each group all levels of the cluster, its own inside."""
     _joined(parsed.levels, groups)
-    spans = {level.span for text in parsed.groups for level in text.levels}
+    total = sum(group.count for group in groups)
     for i, text in enumerate(parsed.groups):
         where = f"groups[{i}].levels"
         widest = max((level.span for level in text.levels), default=1)
@@ -188,22 +188,19 @@ def _views(parsed: _ClusterText, groups: Sequence[DeviceGroup]) -> Iterator[tupl
             raise ClusterFileError(
                 f"{where}: span {widest} does not divide the {text.count} devices of the group"
             )
-        if text.levels and parsed.levels and (outer % widest or outer <= widest):
+        parts = outer % widest and (widest < text.count or outer < total)
+        if text.levels and parsed.levels and (parts or outer <= widest):
             raise ClusterFileError(
                 f"levels[0].span {outer} is not a multiple of the span {widest} of {where}, which "
-                "it joins; give it the devices of several such domains"
+                "it joins; give it the devices of several such domains, or of all groups"
             )
-        own = _levels([*text.levels, *parsed.levels], sum(g.count for g in groups), where)
-        if any(level.topology == "torus" for level in own) and len(spans) > 1:
-            raise ClusterFileError(f"{where}: groups beside a torus have levels of its spans")
-        yield own
-    chain = sorted(spans)
-    odd = [(a, b) for a, b in pairwise(chain) if b % a]
-    if odd:
-        raise ClusterFileError(
-            f"groups have levels of spans {odd[0][0]} and {odd[0][1]}; of two spans one must be a "
-            f"multiple of the other, such as {math.gcd(*odd[0])} and {odd[0][1]}"
-        )
+        if any(level.topology == "torus" for level in text.levels) and len(groups) > 1:
+            raise ClusterFileError(
+                f"{where}: a torus joins all devices of a cluster; describe its links as a switch "
+                "where other groups lie beside it"
+            )
+        own = _levels(text.levels, text.count, where)
+        yield (*own, *_levels(parsed.levels, total, "levels", widest))
 
 
 def _device(name: str, own: dict[str, _DeviceText], where: str) -> Device:
@@ -223,12 +220,16 @@ def _device(name: str, own: dict[str, _DeviceText], where: str) -> Device:
         ) from None
 
 
-def _levels(texts: Sequence[_LevelText], device_count: int, place: str) -> tuple[Level, ...]:
+def _levels(
+    texts: Sequence[_LevelText], device_count: int, place: str, inside: int = 1
+) -> tuple[Level, ...]:
+    """``inside``: devices of the domains that the first level joins."""
     levels: list[Level] = []
-    inner = 1
+    inner = inside
     for i, text in enumerate(texts):
         where = f"{place}[{i}] ({text.name})"
-        if text.span % inner or (text.span <= inner and inner > 1):
+        whole = inner == inside > 1  # a group, which other groups need not be as large as
+        if (text.span % inner and not whole) or (text.span <= inner and inner > 1):
             raise ClusterFileError(
                 f"{where}.span {text.span} is not a multiple of the span {inner} inside it; "
                 f"try {max(2, round(text.span / inner)) * inner}"
@@ -265,7 +266,7 @@ def _levels(texts: Sequence[_LevelText], device_count: int, place: str) -> tuple
             )
         )
         inner = text.span
-    if inner != device_count:
+    if inner != device_count and place == "levels":
         raise ClusterFileError(
             f"the outermost level spans {inner} of {device_count} devices; "
             f"add a level with span {device_count} that joins them"

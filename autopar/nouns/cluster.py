@@ -17,6 +17,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal
 
 Topology = Literal["switch", "torus", "bus"]
@@ -313,26 +314,29 @@ def slowest_levels(views: Sequence[tuple[Level, ...]]) -> tuple[Level, ...]:
     """Levels under which nothing is faster than under any of ``views``, of as many devices each."""
     if all(levels == views[0] for levels in views):
         return views[0]
-    spans = sorted({level.span for levels in views for level in levels})
+    total = views[0][-1].span
+    spans = [1]
+    for span in sorted({level.span for levels in views for level in levels}):
+        if span % spans[-1] == 0 and total % span == 0:  # else what lies further out joins these
+            spans.append(span)
     columns = zip(*(_spanned(levels, spans) for levels in views), strict=True)
     return tuple(map(_slowest_level, columns))
 
 
 def _spanned(levels: Sequence[Level], spans: Sequence[int]) -> Iterator[Level]:
-    """The same links with a level for each of ``spans``, which have those of ``levels``.
+    """The same links with a level from each of ``spans`` to the next.
 
     A switch of wide domains is one of narrow ones, and above it one that joins these with the
     ports of all that they hold.
     """
-    child = own = 1
-    rest = list(levels)
-    for span in spans:
-        ports = rest[0].ports * child // own
-        yield replace(rest[0], span=span, ports=max(1, ports))
-        child = span
-        if span == rest[0].span:
-            own = span
-            rest.pop(0)
+    inside = (1, *(level.span for level in levels))
+    for child, span in pairwise(spans):
+        crossed = [
+            replace(level, span=span, ports=max(1, level.ports * child // own))
+            for own, level in zip(inside, levels, strict=False)
+            if own < span and level.span > child
+        ]
+        yield _slowest_level(crossed)
 
 
 def _slowest_level(levels: Sequence[Level]) -> Level:

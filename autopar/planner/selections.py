@@ -81,7 +81,10 @@ def part_of(cluster: Cluster, counts: Sequence[int]) -> Cluster:
     starts = accumulate((group.count for group in cluster.groups), initial=0)
     ranges = [(start, start + n) for start, n in zip(starts, counts, strict=False) if n]
     used = [count for count in counts if count]
-    views = [_levels(group.levels or cluster.levels, ranges, used) for group in groups]
+    views = [
+        _levels(group.levels or cluster.levels, ranges, [count] if group.levels else used)
+        for group, count in zip(groups, used, strict=True)
+    ]
     own = any(view != views[0] for view in views)
     kept = [
         replace(group, count=count, levels=view if own else ())
@@ -98,12 +101,14 @@ def part_of(cluster: Cluster, counts: Sequence[int]) -> Cluster:
 def _levels(
     levels: Sequence[Level], ranges: Sequence[tuple[int, int]], counts: Sequence[int]
 ) -> tuple[Level, ...]:
-    """Those that are left where only these ranges of ranks are used, so many of each.
+    """Those that are left where only these ranges of ranks are used; domains lie inside parts of
+    ``counts`` devices.
 
-    Domains that ranges fill in part are taken as smaller ones that they fill.
+    Domains that are filled in part are taken as smaller ones that are full.
     """
-    devices = sum(counts)
-    first, last = ranges[0][0], ranges[-1][1] - 1
+    devices = sum(end - start for start, end in ranges)
+    start = ranges[0][0] if len(ranges) == 1 else 0
+    first, last = ranges[0][0] - start, ranges[-1][1] - 1 - start
     outer = next(level for level in levels if first // level.span == last // level.span)
     kept: list[Level] = []
     child = own = 1

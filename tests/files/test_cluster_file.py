@@ -161,8 +161,8 @@ def test_groups_may_have_levels_of_their_own() -> None:
         ("span: 24", "span: 8", "no link joins the groups 8 x A100.* and 16 x H100: the widest"),
         ("levels:\n  - {name: ib", "devices: {}\n#", "no link joins the groups.*spans 1 of 24"),
         ("span: 4", "span: 3", r"groups\[0\].levels: span 3 does not divide the 8 devices"),
-        ("span: 8", "span: 16", r"levels\[0\].span 24 is not a multiple of the span 16 of groups"),
         ("count: 8, ", "count: 6, ", "span 4 does not divide the 6 devices of the group"),
+        ("span: 4, ", "span: 4, topology: torus, torus_shape: [4], ", "describe its links as a sw"),
     ],
 )
 def test_groups_that_do_not_go_together_are_refused(old: str, new: str, says: str) -> None:
@@ -170,11 +170,23 @@ def test_groups_that_do_not_go_together_are_refused(old: str, new: str, says: st
         cluster_from_text(OWN_LEVELS.replace(old, new, 1))
 
 
-def test_spans_of_groups_divide_one_another() -> None:
-    text = OWN_LEVELS.replace("count: 8", "count: 12").replace("span: 4", "span: 6")
-    text = text.replace("count: 16", "count: 36").replace("span: 24", "span: 48")
-    with pytest.raises(ClusterFileError, match="spans 4 and 6; of two spans one must"):
-        cluster_from_text(text.replace("span: 8", "span: 4"))
+def test_groups_of_any_sizes_are_joined_as_wholes() -> None:
+    text = OWN_LEVELS.replace("span: 4,", "span: 8,").replace(
+        "span: 8, bandwidth: 450", "span: 16, bandwidth: 450"
+    )
+    cluster = cluster_from_text(text)
+    assert [[level.span for level in group.levels] for group in cluster.groups] == [
+        [8, 24],
+        [16, 24],
+    ]
+    # Two of the larger group's devices may lie in two domains of eight: taken as over ib.
+    assert [level.span for level in cluster.levels] == [8, 24]
+    assert [level.bandwidth_bytes_per_s for level in cluster.levels] == [300e9, 25e9]
+    parts = text.replace("count: 16", "count: 32").replace("span: 24", "span: 40")
+    with pytest.raises(
+        ClusterFileError, match="span 40 is not a multiple of the span 16 of groups"
+    ):
+        cluster_from_text(parts)
 
 
 def test_a_binary_cluster_file_is_refused(tmp_path: Path) -> None:
