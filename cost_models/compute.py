@@ -30,6 +30,7 @@ from autopar.cost_models.rates import (
     product_share,
 )
 from autopar.nouns.cluster import Cluster, Device, short_dtype
+from autopar.nouns.optimizer import is_own
 from autopar.rules.work import PRODUCTS
 
 OpClass = Literal["matmul", "attention", "elementwise", "reduction", "gather", "conv"]
@@ -166,8 +167,10 @@ def op_rate(
 
 
 def update_time_s(device: Device, moved_bytes: float, optimizer: str) -> float:
-    """Seconds of an optimizer's step that reads and writes `moved_bytes`."""
-    rate = _measured(device, "fp32", "update", optimizer, "forward")
+    """Seconds of an optimizer's step that reads and writes `moved_bytes`; one of the user's own
+    takes AdamW's time for each."""
+    kind = "adamw" if is_own(optimizer) else optimizer
+    rate = _measured(device, "fp32", "update", kind, "forward")
     slower = device.slower("optimizer")
     if rate is not None:
         return slower * rate.time_s(0.0, moved_bytes)

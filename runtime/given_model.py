@@ -10,6 +10,8 @@ from typing import Any
 from autopar.files import plan_folder
 from autopar.frontends.loading import load_workload
 from autopar.nouns.batch import BatchEntry
+from autopar.nouns.optimizer import is_own, own_name
+from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload, WorkloadError, workload_of
 
 TRAINING = ("learning_rate", "weight_decay", "betas", "eps", "seed")
@@ -50,6 +52,31 @@ def closed_over(loss: Callable[..., Any], params: Any, frozen: Any) -> tuple[Any
 
     trained, held = parted(params, frozen)
     return of_trained(loss, held), trained
+
+
+def name_of_optimizer(optimizer: Any, params: Any = None) -> str:
+    """What a plan calls the user's ``optimizer``, by what it keeps of each parameter.
+
+    params: JAX: the tree that it is for. Raises `UserError`.
+    """
+    if isinstance(optimizer, str):
+        return optimizer
+    if params is not None:
+        from autopar.runtime.jax.own_optimizer import state_share as jax_share
+
+        return own_name(jax_share(optimizer, params))
+    from autopar.runtime.pytorch.state_size import state_share
+
+    return own_name(state_share(optimizer))
+
+
+def check_given(plan: Plan, optimizer: Any) -> None:
+    """Raises `WorkloadError` where a plan for an optimizer of the user's own gets none."""
+    if is_own(plan.optimizer) and optimizer is None:
+        raise WorkloadError(
+            f"the plan was made for an optimizer of the script's own ({plan.optimizer}): give it "
+            "to load too, load(plan, model=..., optimizer=...), or plan with optimizer='adamw'"
+        )
 
 
 def zeros(entries: Sequence[BatchEntry]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from autopar.files import plan_folder
 from autopar.nouns.errors import UserError
+from autopar.runtime.given_model import check_given
 from autopar.runtime.jobs.machine import check_device
 
 
@@ -42,7 +43,9 @@ def load(
         raise UserError(f"load(plan, {model!r}): write device={model!r}; model= comes first")
     check_device(device)
     folder = Path(folder)
-    if plan_folder.read_plan(folder).framework == "jax":
+    plan = plan_folder.read_plan(folder)
+    check_given(plan, optimizer)
+    if plan.framework == "jax":
         from autopar.runtime.jax import load as jax_load
 
         if groups is not None:

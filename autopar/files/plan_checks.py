@@ -18,9 +18,10 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import AXES, Mesh
+from autopar.nouns.optimizer import OPTIMIZERS, is_own
 from autopar.nouns.plan import FORMAT, RECOMPUTE, Plan, key
 from autopar.nouns.style import STYLES
-from autopar.nouns.workload import OPTIMIZERS, PRECISIONS
+from autopar.nouns.workload import PRECISIONS
 from autopar.nouns.zero import ZERO_LEVELS
 
 _ONE = TypeAdapter(tuple[Plan], config=ConfigDict(extra="forbid"))
@@ -58,7 +59,8 @@ def check_values(plan: Plan) -> None:
     _one_of("framework", plan.framework, ("torch", "jax"))
     _one_of("style", plan.style, STYLES)
     _one_of("precision", plan.precision, PRECISIONS)
-    _one_of("optimizer", plan.optimizer, OPTIMIZERS)
+    if not is_own(plan.optimizer):
+        _one_of("optimizer", plan.optimizer, OPTIMIZERS)
     _count("microbatches", plan.microbatches)
     if plan.clip_norm is not None and not 0 < plan.clip_norm < math.inf:
         raise _bad("clip_norm", plan.clip_norm, "a number, more than 0, or null")

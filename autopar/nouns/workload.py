@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from autopar.nouns.errors import UserError, did_you_mean
+from autopar.nouns.optimizer import OPTIMIZERS, is_known
 
-OPTIMIZERS = ("adamw", "sgd")
 PRECISIONS = ("float32", "bfloat16", "float16", "float64")
 DECORATED = "__autopar_workload__"
 
@@ -116,8 +116,11 @@ class Workload:
                     f"{name}={type(value).__name__}(...) is not callable: write {name}=lambda: "
                     "..., so that it can be made under fake tensors"
                 )
-        if self.optimizer not in OPTIMIZERS:
-            raise WorkloadError(f"optimizer={self.optimizer!r}: choose {' or '.join(OPTIMIZERS)}")
+        if not isinstance(self.optimizer, str) or not is_known(self.optimizer):
+            raise WorkloadError(
+                f"optimizer={self.optimizer!r}: choose {' or '.join(OPTIMIZERS)}; one of your own "
+                "goes to autopar.plan(..., optimizer=...) and to load, in a script"
+            )
         if self.precision not in PRECISIONS:
             raise WorkloadError(f"precision={self.precision!r}: choose {', '.join(PRECISIONS)}")
         self._check_figures()

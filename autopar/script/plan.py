@@ -39,6 +39,8 @@ def plan(
     cluster:  a file, ``"local"`` for this machine, or a `Cluster`.
     fix:      what is decided already: ``{"tp": 2, "zero": 3}`` or ``"tp=2,zero=3"``.
     training: other fields of `Workload`: ``optimizer``, ``clip_norm``, ``precision``, ``seed`` ...
+              ``optimizer`` may also be the one that `autopar.load` gets, of torch or optax: memory
+              is then priced by what it keeps.
 
     Raises `UserError`, on every rank.
     """

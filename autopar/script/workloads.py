@@ -9,7 +9,13 @@ from typing import Any
 
 from autopar.frontends.loading import load_workload
 from autopar.nouns.workload import Workload, WorkloadError, workload_of
-from autopar.runtime.given_model import closed_over, is_module, maker_of, maker_of_arrays
+from autopar.runtime.given_model import (
+    closed_over,
+    is_module,
+    maker_of,
+    maker_of_arrays,
+    name_of_optimizer,
+)
 
 
 def given_workload(model: Any, batch: Any, more: Mapping[str, Any]) -> tuple[str, Workload]:
@@ -52,6 +58,8 @@ def given_workload(model: Any, batch: Any, more: Mapping[str, Any]) -> tuple[str
             f"model={type(model).__name__}: give an nn.Module, a class or function that makes one, "
             "an autopar.Workload, or 'model.py:Name'"
         )
+    if "optimizer" in more:
+        more["optimizer"] = name_of_optimizer(more["optimizer"])
     return name_of(model), Workload(model=make, batch=_callable(batch), **more)
 
 
@@ -67,6 +75,13 @@ def _of_loss(loss: Any, batch: Any, more: dict[str, Any]) -> Workload:
         if params is None:
             raise WorkloadError("frozen=... needs params=..., the arrays that stay as they are")
         loss, params = closed_over(loss, params, frozen)
+    if "optimizer" in more and not isinstance(more["optimizer"], str):
+        if params is None:
+            raise WorkloadError(
+                "plan(optimizer=...) with init=...: give params=jax.eval_shape(init, key), which "
+                "says how much the optimizer keeps"
+            )
+        more["optimizer"] = name_of_optimizer(more["optimizer"], params)
     if params is not None and "init" in more:
         raise WorkloadError("give params=... (a tree of arrays or shapes) or init=..., not both")
     init = more.pop("init", None) if params is None else maker_of_arrays(params)

@@ -39,20 +39,7 @@ class OwnOptimizer:
     @staticmethod
     def of(given: Any, tree: UserTree, mesh: Mesh) -> OwnOptimizer:
         """Raises `UserError` for what is no optimizer, or does not take these parameters."""
-        if not (hasattr(given, "init") and hasattr(given, "update")) or isinstance(given, type):
-            name = getattr(given, "__name__", type(given).__name__)
-            call = f"; call it, as in optimizer={name}(1e-3)" if callable(given) else ""
-            raise UserError(
-                f"load(optimizer={name}): a JAX plan takes an optax transformation, such as "
-                f"optax.adamw(schedule), or anything with its init and update{call}"
-            )
-        try:
-            shapes = jax.eval_shape(given.init, tree.shapes)
-        except Exception as error:  # of the user's transformation
-            raise UserError(
-                f"the optimizer's init fails on these parameters ({type(error).__name__}: "
-                f"{str(error).partition(chr(10))[0]}); give one for the tree that the loss takes"
-            ) from error
+        shapes = _shapes(given, tree.shapes)
         return OwnOptimizer(given, tree, mesh, shapes, _specs(shapes, tree))
 
     def init(self, params: Arrays) -> Any:
@@ -75,6 +62,36 @@ class OwnOptimizer:
         changes, state = self.given.update(self.tree.tree(gradients), state, own, **asked)
         made = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), own, changes)
         return self.tree.stored(lax.with_sharding_constraint(made, pieces)), state
+
+
+def state_share(given: Any, params: Tree) -> float:
+    """Bytes of the optimizer's state for each byte of ``params``, arrays or shapes.
+
+    Raises `UserError` as `OwnOptimizer.of`.
+    """
+    state, whole = (
+        sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree) if leaf.shape)
+        for tree in (_shapes(given, params), params)
+    )
+    return float(state / max(1, whole))
+
+
+def _shapes(given: Any, params: Tree) -> Any:
+    """The optimizer's state as shapes."""
+    if not (hasattr(given, "init") and hasattr(given, "update")) or isinstance(given, type):
+        name = getattr(given, "__name__", type(given).__name__)
+        call = f"; call it, as in optimizer={name}(1e-3)" if callable(given) else ""
+        raise UserError(
+            f"optimizer={name}: JAX takes an optax transformation, such as "
+            f"optax.adamw(schedule), or anything with its init and update{call}"
+        )
+    try:
+        return jax.eval_shape(given.init, params)
+    except Exception as error:  # of the user's transformation
+        raise UserError(
+            f"the optimizer's init fails on these parameters ({type(error).__name__}: "
+            f"{str(error).partition(chr(10))[0]}); give one for the tree that the loss takes"
+        ) from error
 
 
 def norm_of(gradients: Tree) -> Array:

@@ -120,7 +120,7 @@ class Step:
         def make() -> State:
             params = dict(parameters())
             zeros = {k: jnp.zeros_like(p) for k, p in params.items()}
-            slots = {slot: zeros for slot in SLOTS[self.workload.optimizer]}
+            slots = {slot: zeros for slot in SLOTS.get(self.workload.optimizer, ())}
             return {"params": params, **slots, "step": jnp.zeros((), jnp.int32)}
 
         specs = placed(self.mesh, self.state_specs)
@@ -288,7 +288,7 @@ def make_mesh(**sizes: int) -> Mesh:
 def _train_of(layout: Layout, workload: Workload) -> ModuleType:
     """The ``train.py`` of a program that has none beside it."""
     mesh = meshes.Mesh(tuple(layout.mesh), tuple(layout.mesh.values()))
-    settings, slots = layout.settings, SLOTS[workload.optimizer]
+    settings, slots = layout.settings, SLOTS.get(workload.optimizer, ())
     how = How(mesh, settings.zero, settings.microbatches, workload.clip_norm, slots=slots)
     return run_program(train_text(how), "<train.py>")
 

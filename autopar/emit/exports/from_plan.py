@@ -12,6 +12,7 @@ from autopar.nouns.batch import BatchEntry
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph, Tensor
+from autopar.nouns.optimizer import is_own
 from autopar.nouns.plan import Plan, key
 from autopar.nouns.sharding import Sharding
 
@@ -42,9 +43,9 @@ def setup_of(plan: Plan, graph: Graph, batch: Iterable[BatchEntry], cluster: Clu
         interleave=len(plan.stages) // degrees["pp"],
         sequence_parallel=any(_splits_tokens(text) for text in _shared(plan).values()),
         precision=plan.precision,
-        optimizer=plan.optimizer,
+        optimizer="adamw" if is_own(plan.optimizer) else plan.optimizer,
         clip_norm=plan.clip_norm,
-        training=plan.fingerprints.training,
+        training={} if is_own(plan.optimizer) else plan.fingerprints.training,
         layers=sum(layers) or None,
         cuts=layers,
         parameters=tuple(_parameters(plan, graph)),

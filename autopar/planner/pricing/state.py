@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import DATA_AXES, Mesh
+from autopar.nouns.optimizer import state_per_parameter
 from autopar.nouns.zero import Zero, over
 from autopar.rules.resharding import Collective
-
-OPTIMIZER_SLOTS = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +57,12 @@ class StateSharding:
 
     def optimizer_bytes(self, numel: int, dtype: str) -> int:
         held = self._held(numel, self.split.optimizer)
-        return held * DTYPE_BYTES[dtype] * OPTIMIZER_SLOTS[self.optimizer]
+        return round(held * DTYPE_BYTES[dtype] * state_per_parameter(self.optimizer))
 
     def update_bytes(self, numel: int, dtype: str) -> int:
         """Memory traffic of the optimizer: parameter and slots read and written, gradient read."""
-        touched = 3 + 2 * OPTIMIZER_SLOTS[self.optimizer]
-        return self._held(numel, self.split.optimizer) * DTYPE_BYTES[dtype] * touched
+        touched = 3 + 2 * state_per_parameter(self.optimizer)
+        return round(self._held(numel, self.split.optimizer) * DTYPE_BYTES[dtype] * touched)
 
     def _held(self, numel: int, split: bool) -> int:
         return -(-numel // self.shard) if split else numel
