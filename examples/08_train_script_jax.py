@@ -107,8 +107,9 @@ def main(args: argparse.Namespace) -> None:
         optax.adamw(schedule, b2=0.95, weight_decay=args.weight_decay, mask=decays),
     )
     example, out = batch_of(text, 0, args.batch_size), args.output
-    plan = autopar.plan(loss, example, args.cluster, args.fix, out / "plan", params=params)
-    trainer = autopar.load(plan, model=loss, params=params, optimizer=optimizer)
+    given = {"params": params, "optimizer": optimizer}
+    plan = autopar.plan(loss, example, args.cluster, args.fix, out / "plan", **given)
+    trainer = autopar.load(plan, model=loss, **given)
     trainer.keep_checkpoints(out / "checkpoints", every=args.save_every, keep=2)
 
     while trainer.step_number < args.steps:

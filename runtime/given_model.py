@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.files import plan_folder
-from autopar.frontends.loading import load_workload
+from autopar.frontends.loading import NoModel, load_workload
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.optimizer import is_own, own_name
 from autopar.nouns.plan import Plan
@@ -16,6 +16,19 @@ from autopar.nouns.workload import Workload, WorkloadError, workload_of
 
 TRAINING = ("learning_rate", "weight_decay", "betas", "eps", "seed")
 """What a plan remembers of its workload's optimizer, see `nouns.workload.training`."""
+
+
+def planned_workload(folder: str | Path, plan: Plan) -> Workload:
+    """The workload of the file that the plan in ``folder`` names. Raises `LoadError`."""
+    try:
+        return load_workload(plan_folder.workload_of(folder, plan))
+    except (NoModel, plan_folder.PlanFolderError) as error:
+        raise type(error)(
+            f"{error}. If a script made this plan, that script trains it: autopar.load(plan, "
+            "model=...). `autopar run` and `autopar verify` take their batches from a file: write "
+            "workload = autopar.Workload(model=..., batch=...), for JAX loss=..., init=... and "
+            "batch=..., and plan that file"
+        ) from None
 
 
 def is_module(model: Any) -> bool:
@@ -103,7 +116,7 @@ def workload_for(folder: str | Path, model: Any = None, params: Any = None) -> W
     """
     plan = plan_folder.read_plan(folder)
     if model is None:
-        return load_workload(plan_folder.workload_of(folder, plan))
+        return planned_workload(folder, plan)
     whole = load_workload(model) if isinstance(model, str) else workload_of(model)
     if whole is not None:
         return whole

@@ -18,6 +18,10 @@ class LoadError(UserError):
     """The file that should hold the model cannot give one."""
 
 
+class NoModel(LoadError):
+    """There is no such file, or it has no model of that name."""
+
+
 def load_workload(target: str) -> Workload:
     """The workload of ``"model.py"``, or of ``"model.py:Name"`` where the file has several.
 
@@ -36,12 +40,7 @@ def load_workload(target: str) -> Workload:
             what = (
                 "does not exist" if value is None else f"is a {type(value).__name__}, not a model"
             )
-            by_script = (
-                ". A plan that a script made is loaded there: autopar.load(plan, model=...)"
-                if isinstance(value, type)
-                else ""
-            )
-            raise LoadError(f"{target}: {name} {what} in {path}; {has}{by_script}")
+            raise NoModel(f"{target}: {name} {what} in {path}; {has}")
         return workload
     if not workloads:
         raise LoadError(
@@ -87,9 +86,7 @@ class _Uncached(SourceFileLoader):
 
 def _run(path: Path) -> ModuleType:
     if not path.is_file():
-        raise LoadError(
-            f"{path} is not a file; give a Python file, as in model.py or model.py:Name"
-        )
+        raise NoModel(f"{path} is not a file; give a Python file, as in model.py or model.py:Name")
     path = path.resolve()
     if path.suffix != ".py":
         raise LoadError(f"{path} is not a Python file: its name must end in .py")

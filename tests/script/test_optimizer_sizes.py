@@ -48,7 +48,10 @@ def test_a_trial_step_tells_what_torch_keeps(name: str) -> None:
 
 def test_groups_count_by_their_size() -> None:
     model = torch.nn.Linear(3, 9)  # 27 with momentum and 9 without
-    groups = [{"params": [model.weight], "momentum": 0.9}, {"params": [model.bias]}]
+    groups: list[dict[str, Any]] = [
+        {"params": [model.weight], "momentum": 0.9},
+        {"params": [model.bias]},
+    ]
     assert name_of_optimizer(torch.optim.SGD(groups, lr=0.1)) == "own:0.75"
 
 

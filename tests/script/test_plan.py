@@ -13,6 +13,7 @@ from torch import nn
 import autopar
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
+from autopar.runtime.given_model import planned_workload
 from autopar.runtime.pytorch.own_model import skeleton
 from autopar.script.planned import PlanFolder
 from tests.plans import cluster, cluster_text
@@ -121,6 +122,17 @@ def test_a_plan_of_a_module_is_made_without_its_weights(one: Cluster, tmp_path: 
     assert made.plan.device_count == 1
 
 
-def test_a_plan_of_a_script_says_where_it_is_loaded(planned: PlanFolder) -> None:
-    with pytest.raises(UserError, match=r"is loaded there: autopar\.load\(plan, model=\.\.\.\)"):
-        autopar.load(planned)
+@pytest.mark.parametrize("what", ["class", "notebook"])
+def test_a_command_says_what_to_do_with_a_scripts_plan(
+    planned: PlanFolder, tmp_path: Path, what: str
+) -> None:
+    plan = planned.plan
+    if what == "notebook":
+        plan = replace(plan, workload="script:Words")
+    with pytest.raises(
+        UserError, match=r"that script trains it: autopar.load\(plan, model="
+    ) as refused:
+        planned_workload(planned.folder, plan)
+    named = "Words is a type, not a model" if what == "class" else "workload is 'script:Words'"
+    assert named in str(refused.value)
+    assert "and plan that file" in str(refused.value)

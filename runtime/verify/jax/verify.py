@@ -21,9 +21,9 @@ import numpy as np
 from autopar.files import plan_folder
 from autopar.frontends.jax import Captured, paths_of
 from autopar.frontends.jax.capture import capture_workload
-from autopar.frontends.loading import load_workload
 from autopar.lowering.collectives import Row
 from autopar.nouns.workload import Workload
+from autopar.runtime.given_model import planned_workload
 from autopar.runtime.jax.layout import by_name
 from autopar.runtime.jax.load import check_model_of, read_program
 from autopar.runtime.jax.step import Step
@@ -72,7 +72,7 @@ def verify(folder: str | Path) -> dict[str, Any]:
     """Verifies the plan in ``folder``: a `VerifyResult` as `dataclasses.asdict` gives it."""
     begin = time.perf_counter()
     plan = plan_folder.read_plan(folder)
-    workload = load_workload(plan_folder.workload_of(folder, plan))
+    workload = planned_workload(folder, plan)
     captured = capture_workload(workload)
     check_model_of(plan, captured, workload, folder)
     assert workload.init is not None

@@ -22,12 +22,12 @@ import torch.distributed as dist
 from torch import nn
 
 from autopar.files import plan_folder
-from autopar.frontends.loading import load_workload
 from autopar.frontends.pytorch import capture
 from autopar.lowering.collectives import Row
 from autopar.nouns.errors import UserError
 from autopar.nouns.workload import Workload
 from autopar.pipeline.of_plan import lists_of
+from autopar.runtime.given_model import planned_workload
 from autopar.runtime.program_module import read_train
 from autopar.runtime.pytorch import program
 from autopar.runtime.pytorch.initialize import initialize
@@ -66,7 +66,7 @@ def verify(folder: str | Path) -> dict[str, Any]:
     place = start()
     check_same(plan, folder)
     target = plan_folder.workload_of(folder, plan)
-    workload = load_workload(target)
+    workload = planned_workload(folder, plan)
     if (target, plan.fingerprints.model) not in _checked:
         check_model_of(plan, workload, folder)
         _checked.add((target, plan.fingerprints.model))
