@@ -65,6 +65,7 @@ class Storage:
 
     grad_scale = 1.0
     """What the loss share is multiplied with before backward."""
+    compiled = False
     norm_over: None = None
     """All ranks know the same parameters, so each knows over which axes a norm is summed."""
 
@@ -173,6 +174,7 @@ class Storage:
 
     def compile(self) -> None:
         """`torch.compile` of the whole forward."""
+        self.compiled = True
         self.model.compile()
 
 
@@ -297,6 +299,7 @@ class Sharded(Storage):
 
     def compile(self) -> None:
         # FSDP2's hooks sit around the units: what lies between them is compiled.
+        self.compiled = True
         for group in self.groups[:-1] or self.groups:
             assert isinstance(group, nn.Module)
             group.compile()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,11 +43,29 @@ def all_reduce_async(value: torch.Tensor, ranks: Ranks, *axes: str) -> Total:
     )
 
 
+class LateCounts(Mapping[str, torch.Tensor]):
+    """Sums by name; who reads one waits for them, and forward passes read them last."""
+
+    def __init__(self, names: Sequence[str], total: Total) -> None:
+        self._sums = dict(zip(names, total.value.unbind(), strict=True))
+        self._total = total
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self._total.wait()
+        return self._sums[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sums)
+
+    def __len__(self) -> int:
+        return len(self._sums)
+
+
 def total_counts(
     state: Storage | Stages, microbatches: Sequence[Mapping[str, Any]]
-) -> dict[str, dict[str, torch.Tensor]]:
+) -> dict[str, Mapping[str, torch.Tensor]]:
     """``{"counts": ...}`` of the whole batch where the program divides by them: one all-reduce over
-    the data axes of what its ``counts`` finds in this rank's microbatches."""
+    the data axes, meanwhile, of what its ``counts`` finds in this rank's microbatches."""
     asking: list[Any] = [state.model]
     if isinstance(state, Stages):
         asking = list(state.model.children())
@@ -61,5 +79,7 @@ def total_counts(
         ]
         names = list(each[0])
         own = [torch.stack([counts[n].to(torch.int64) for counts in each]).sum() for n in names]
-        total = all_reduce_async(torch.stack(own), state.ranks, *state.ranks.data_axes).wait()
-    return {"counts": dict(zip(names, total.unbind(), strict=True))}
+        total = all_reduce_async(torch.stack(own), state.ranks, *state.ranks.data_axes)
+        counts = LateCounts(names, total)
+    # What is compiled is not to be cut where it waits.
+    return {"counts": dict(counts) if state.compiled else counts}

@@ -13,6 +13,7 @@ from autopar.lowering.stages import CutError, stage_parts
 from autopar.nouns.errors import DoesNotFit
 from autopar.nouns.plan import Stage
 from autopar.pipeline.of_plan import schedule_of
+from autopar.pipeline.schedules.table import SCHEDULES
 from autopar.planner.fixed import Fixed, FixError
 from autopar.planner.pricing.bounds import pipeline_bounds, state_bytes
 from autopar.planner.pricing.pipeline import PricedPipeline, price_pipeline, runs_of
@@ -45,8 +46,7 @@ def priced(of: Question, best: Answer) -> PricedPipeline:
     return price_pipeline(plan, best.lowered, summary, prices, of.cluster)
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1", "interleaved-1f1b", "zb-v"])
-@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize(("name", "pp"), [*((name, 4) for name in SCHEDULES), ("1f1b", 2)])
 def test_no_cut_is_faster(name: str, pp: int) -> None:
     """Every way to cut, played under the schedule, is the referee."""
     of = asked({"pp": str(pp), "schedule": name, "tp": str(8 // pp), "microbatch": "2"})

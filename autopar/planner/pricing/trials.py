@@ -13,7 +13,7 @@ import numpy as np
 from autopar.nouns.cluster import Device
 from autopar.pipeline.actions import Schedule
 from autopar.planner.pricing.memory import overhead
-from autopar.planner.pricing.pipeline import Figure, clocked
+from autopar.planner.pricing.pipeline import Figure, clocked, runs_of
 from autopar.planner.pricing.runs import Table
 from autopar.planner.pricing.sends import Ends, Order, Sends
 
@@ -32,8 +32,7 @@ class Trial:
 def figures_at(tables: Table, ends: Ends, schedule: Schedule, kinds: Sequence[int]) -> Table:
     """[figures, stages] of a cut, from those of all runs on devices of every kind [kinds, figures,
     units + 1, units + 1]. ``kinds``: of every pipeline rank."""
-    runs = list(zip((0, *ends), ends, strict=False))
-    first, end = zip(*(runs[part] for part in schedule.part), strict=True)
+    first, end = zip(*runs_of(ends, schedule), strict=True)
     return tables[[kinds[rank] for rank in schedule.ranks], :, first, end].T
 
 

@@ -43,6 +43,7 @@ class Stages:
     """
 
     grad_scale = 1.0
+    compiled = False
 
     def __init__(
         self,
@@ -239,6 +240,7 @@ class Stages:
 
     def compile(self) -> None:
         """`torch.compile` of every stage; its I then does the whole backward."""
+        self.compiled = True
         for run in self.runs.values():
             run.storage.compile()
             run.whole_backward = True
