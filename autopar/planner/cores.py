@@ -107,7 +107,9 @@ class Model:
     """All of the model under each layout of state, by data ranks and recomputation."""
     _plain: dict[tuple[str, Cluster], Table] = field(default_factory=dict)
     _pass_s: dict[tuple[StateSharding, str], float] = field(default_factory=dict)
-    _speeds: dict[Cluster, float] = field(default_factory=dict)
+    _paces: dict[tuple[str, tuple[Cluster, ...]], tuple[dict[Cluster, float], float]] = field(
+        default_factory=dict
+    )
 
     @property
     def pass_s(self) -> float:
@@ -135,22 +137,41 @@ class Model:
             table[[Figure.REDUCE, Figure.UPDATE]] = 0.0
         return self._plain[key]
 
-    def speed(self, view: Cluster) -> float:
-        """At most how many times as fast as on the slowest devices any part of the model is."""
-        if view == self.cuts.prices.cluster:
-            return 1.0
-        if view not in self._speeds:
-            slow, own = (_passes_s(self.plain("none", v)) for v in (self.cuts.prices.cluster, view))
-            some = own > 0
-            self._speeds[view] = max(1.0, float((slow[some] / own[some]).max(initial=1.0)))
-        return self._speeds[view]
+    def pace(self, views: Sequence[Cluster], recompute: str) -> Pace:
+        """How fast ranks with these views of the cluster are, beside the slowest devices."""
+        distinct = tuple(dict.fromkeys(views))
+        if distinct == (self.cuts.prices.cluster,):
+            return Pace(len(views), 1.0)
+        key = recompute, distinct
+        if key not in self._paces:
+            slow = self._units_s(self.cuts.prices.cluster, recompute)
+            own = np.stack([self._units_s(view, recompute) for view in distinct])
+            # With w of each rank any weights, and every unit on some rank: the sum over ranks of
+            # w times its work is at least that over units of the least of w times what they take.
+            weights = slow.sum() / own.sum(axis=(1, 2))
+            least = (weights[:, None] * own.sum(axis=1)).min(axis=0).sum() / slow.sum()
+            some = own.min(axis=0) > 0
+            fastest = (slow[some] / own.min(axis=0)[some]).max(initial=1.0)
+            self._paces[key] = dict(zip(distinct, weights / least, strict=True)), float(fastest)
+        speeds, fastest = self._paces[key]
+        return Pace(float(sum(speeds[view] for view in views)), fastest)
+
+    def _units_s(self, view: Cluster, recompute: str) -> Table:
+        """[3, units] of every unit alone: forward, the way back to its inputs, gradients of
+        weights."""
+        prices = self.alone[recompute].on(view)
+        each = [prices.figures(unit, unit + 1) for unit in range(len(self.cuts.units))]
+        forward, backward, weights = np.array(each).T[: Figure.WEIGHTS + 1]
+        return np.stack([forward, backward - weights, weights])
 
 
-def _passes_s(table: Table) -> Table:
-    """[3, units] of every unit alone: forward, the way back to its inputs, gradients of weights."""
-    units = np.arange(table.shape[-1] - 1)
-    forward, backward, weights = table[: Figure.WEIGHTS + 1, units, units + 1]
-    return np.stack([forward, backward - weights, weights])
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """``ranks``: at most how many of the slowest devices do as much as all ranks together;
+    ``fastest``: at most how many times as fast as there any part of the model is somewhere."""
+
+    ranks: float
+    fastest: float
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from autopar.pipeline.actions import Lists, ScheduleError
 from autopar.pipeline.schedules.table import SCHEDULES, kind_of, schedule
 from autopar.pipeline.written import written
 from autopar.planner.candidates import Candidate, Layout, candidates, layouts
-from autopar.planner.cores import BY_RANK, Core, CoreTrials, Model, Shape, Whole, piped
+from autopar.planner.cores import BY_RANK, Core, CoreTrials, Model, Pace, Shape, Whole, piped
 from autopar.planner.fixed import FixError, splits
 from autopar.planner.found import FOUND, NAMED, VEE, found_order, limits
 from autopar.planner.pricing.memory import overhead, stage_bytes
@@ -287,7 +287,7 @@ class Pipelines:
         if not fitting:
             return min(needed, default=float("inf")), float("inf")
         pass_s = model.least_pass_s(fitting, core.recompute, question.cluster)
-        return min(needed), m * pass_s / sum(map(model.speed, views))
+        return min(needed), m * pass_s / model.pace(views, core.levels[0]).ranks
 
     def _wholes(self, core: Core, model: Model) -> list[Whole]:
         """All of the model under each layout of state."""
@@ -315,17 +315,17 @@ class Pipelines:
         tp, m = shape.candidate.tp, shape.candidate.microbatches
         model, views = self._models.get((tp, shape.samples)), shape.views(self.question.cluster)
         if model is not None:
-            speeds = [*map(model.speed, views)]
+            pace = model.pace(views, "none")
             waited_s = model.pass_s - model.whole["none"].weights_s
-            least_s = max(m * model.pass_s / sum(speeds), waited_s / max(speeds))
+            least_s = max(m * model.pass_s / pace.ranks, waited_s / pace.fastest)
             return least_s + self._update_bound(shape, model)
         pass_s = self.sample_s * shape.samples / tp
         for (their_tp, samples), other in self._models.items():
             if their_tp == tp and other is not None:
                 # More samples take no less, fewer of them no less each.
                 pass_s = max(pass_s, other.pass_s * min(1.0, shape.samples / samples))
-        speeds = [1.0 if self._alone is None else self._alone.speed(view) for view in views]
-        return pass_s * max(m / sum(speeds), WAITED / max(speeds))
+        pace = Pace(shape.pp, 1.0) if self._alone is None else self._alone.pace(views, "none")
+        return pass_s * max(m / pace.ranks, WAITED / pace.fastest)
 
     def _update_bound(self, shape: Shape, model: Model) -> float:
         """The optimizer where all ranks share it; nothing where devices differ."""
@@ -338,15 +338,15 @@ class Pipelines:
         has one stage, what it waits for before its first action and, where backward is whole, after
         its last, for the cut that is best for that."""
         whole, views = model.whole[core.levels[0]], core.shape.views(self.question.cluster)
-        speeds = [*map(model.speed, views)]
+        pace = model.pace(views, core.levels[0])
         m, p = core.shape.candidate.microbatches, core.shape.pp
         pass_s = whole.forward_s + whole.backward_s
         kind = SCHEDULES.get(core.name)
         splits_backward = (kind is None or kind.splits) and core.levels[0] == "none"
         waited_s = pass_s - (whole.weights_s if splits_backward else 0.0)
-        least_s = max(m * pass_s / sum(speeds), waited_s / max(speeds))
+        least_s = max(m * pass_s / pace.ranks, waited_s / pace.fastest)
         simple = kind is not None and kind.stages == core.depth == 1 and not kind.even_ranks
-        if simple and max(speeds) == 1:
+        if simple and pace == Pace(p, 1.0):
             # With x[r] the share of a pass before rank r: m (x[r+1] - x[r]) + waits x[r] <= step.
             waits = whole.forward_s / pass_s if splits_backward else 1.0
             least_s = max(least_s, pass_s * waits / (1 - (1 - waits / m) ** p))
