@@ -17,7 +17,8 @@ from autopar.cost_models.layout import Layout, Recompute
 from autopar.cost_models.recompute import MODULES
 from autopar.cost_models.software import Software
 from autopar.cost_models.units import parse_quantity
-from autopar.nouns.cluster import Cluster, Device, DeviceGroup, Level
+from autopar.nouns.cluster import Cluster, Device, DeviceGroup
+from autopar.nouns.level import Level
 from benchmarks.published_declarations import Cells, Knowledge, Row, matching, software_of
 from benchmarks.published_guesses import likely_microbatch, that_fits
 

@@ -20,14 +20,8 @@ from scipy.optimize import isotonic_regression
 
 from autopar.cost_models.profile_db import Measurement, ProfileDb
 from autopar.cost_models.profile_file import ProfileError
-from autopar.nouns.cluster import (
-    Cluster,
-    Device,
-    DeviceGroup,
-    Level,
-    MeasuredCollective,
-    MeasuredRate,
-)
+from autopar.nouns.cluster import Cluster, Device, DeviceGroup, MeasuredRate
+from autopar.nouns.level import Level, MeasuredCollective
 from autopar.nouns.style import Style
 
 # Traffic that a core's own caches may still hold: between the second level's 1-2 MB and a share of

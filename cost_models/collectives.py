@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from autopar.cost_models.constants import constant
 from autopar.cost_models.torus import torus_line
-from autopar.nouns.cluster import Cluster, Level
+from autopar.nouns.cluster import Cluster
+from autopar.nouns.level import Level
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p"]
 KINDS: tuple[Kind, ...] = (

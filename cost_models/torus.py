@@ -8,7 +8,7 @@ Austin et al. 2025, "How to Scale Your Model", chapter 3.
 
 from __future__ import annotations
 
-from autopar.nouns.cluster import Level
+from autopar.nouns.level import Level
 
 
 def covered(level: Level, count: int, spacing: int) -> list[tuple[int, bool, float]]:

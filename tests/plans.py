@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from autopar.nouns.cluster import Cluster, Device, DeviceGroup, Level
+from autopar.nouns.cluster import Cluster, Device, DeviceGroup
+from autopar.nouns.level import Level
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Fingerprints, Memory, Plan, Prediction, RunnerUp, Spread, Stage
 

@@ -16,6 +16,7 @@ from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster, short_dtype
 from autopar.nouns.errors import DoesNotFit, UserError
 from autopar.nouns.style import Style
+from autopar.nouns.text.cluster import devices_text
 from autopar.planner import scaling
 from autopar.planner.estimate import default_batch
 from autopar.report.estimates import render, to_object
@@ -85,10 +86,20 @@ def answer(question: Question) -> Answer:
         batch = default_batch(pinned, max(counts, default=cluster.device_count))
     asked = scaling.Asked(sizes.arch, cluster, batch, sizes.precision, sizes.style, sizes.software)
     priced = _answer(asked, counts, pinned)
-    if not sizes.notes:
+    notes = [*sizes.notes, *_mixed(cluster)]
+    if not notes:
         return priced
-    text = "\n".join([priced.text, *(f"note: {note}" for note in sizes.notes)])
-    return replace(priced, text=text, data={**priced.data, "notes": list(sizes.notes)})
+    text = "\n".join([priced.text, *(f"note: {note}" for note in notes)])
+    return replace(priced, text=text, data={**priced.data, "notes": notes})
+
+
+def _mixed(cluster: Cluster) -> list[str]:
+    if len(cluster.kinds) == 1:
+        return []
+    return [
+        f"{devices_text(cluster.groups)}: all are priced as {cluster.device.name}, the slowest "
+        "kind, with the least of each figure; `autopar plan` gives each kind its own share"
+    ]
 
 
 def _answer(asked: scaling.Asked, counts: list[int], pinned: Mapping[str, int | str]) -> Answer:

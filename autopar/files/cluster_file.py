@@ -38,8 +38,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from autopar.cost_models.catalogue import UnknownDevice, device_from_figures, find_device
 from autopar.cost_models.units import Quantity, UnitError, parse_quantity
 from autopar.files.file_errors import sentences, unique_yaml, yaml_sentence
-from autopar.nouns.cluster import Cluster, Device, DeviceGroup, Level, slowest_levels
+from autopar.nouns.cluster import Cluster, Device, DeviceGroup
 from autopar.nouns.errors import UserError
+from autopar.nouns.level import Level, slowest_levels
 
 # Figures outside these ranges are slips of a unit, not hardware.
 _PHYSICAL: dict[str, tuple[Quantity, float, float]] = {

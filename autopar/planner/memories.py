@@ -20,7 +20,9 @@ class WithMemory:
 
 
 def with_memory(cluster: Cluster, memory_bytes: int) -> Cluster:
-    """The same devices with as much memory each."""
+    """The same devices with as much memory each; itself for what the least of them has."""
+    if memory_bytes == cluster.memory_bytes:
+        return cluster
     groups = tuple(
         replace(group, device=replace(group.device, memory_bytes=memory_bytes))
         for group in cluster.groups

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autopar.nouns.cluster import Cluster, DeviceGroup, Level
+from autopar.nouns.cluster import Cluster, DeviceGroup
 from autopar.nouns.errors import UserError
+from autopar.nouns.level import Level, slowest_levels
 
 
 class NoSuchCluster(UserError):
@@ -24,21 +26,44 @@ def resized(cluster: Cluster, devices: int) -> Cluster:
     """
     if devices < 1:
         raise NoSuchCluster(f"{devices} devices: give a number from 1")
-    total, levels = cluster.device_count, _resized(cluster, cluster.levels, devices)
-    groups: tuple[DeviceGroup, ...] = (DeviceGroup(cluster.device, devices),)
-    if all(group.count * devices % total == 0 for group in cluster.groups):
-        groups = tuple(
-            replace(
-                group,
-                count=group.count * devices // total,
-                levels=_resized(cluster, group.levels, devices) if group.levels else (),
-            )
-            for group in cluster.groups
-        )
-    return replace(cluster, groups=groups, levels=levels)
+    total, groups = cluster.device_count, cluster.groups
+    whole = all(group.count * devices % total == 0 for group in groups)
+    if len(cluster.kinds) == 1 or not whole:
+        levels = _resized(cluster, devices)
+        if not whole:
+            return replace(cluster, groups=(DeviceGroup(cluster.device, devices),), levels=levels)
+        kept = [replace(g, count=g.count * devices // total, levels=()) for g in groups]
+        return replace(cluster, groups=tuple(kept), levels=levels)
+    counts = [group.count * devices // total for group in groups]
+    views = [joined(group.levels or cluster.levels, devices, counts) for group in groups]
+    own = any(view != views[0] for view in views)
+    mixed = [
+        replace(group, count=count, levels=view if own else ())
+        for group, count, view in zip(groups, counts, views, strict=True)
+    ]
+    return replace(cluster, groups=tuple(mixed), levels=slowest_levels(views))
 
 
-def _resized(cluster: Cluster, levels: Sequence[Level], devices: int) -> tuple[Level, ...]:
+def joined(levels: Sequence[Level], devices: int, counts: Sequence[int]) -> tuple[Level, ...]:
+    """``levels``, the last one joining so many ``devices``, the others inside each of ``counts``.
+
+    Domains that are filled in part are taken as smaller ones that are full. Raises `NoSuchCluster`
+    where a torus is not as large.
+    """
+    kept: list[Level] = []
+    child = own = 1
+    for level in levels[:-1]:
+        span = math.gcd(level.span, *counts)
+        if child < span < devices and not (level.topology == "torus" and span < level.span):
+            kept.append(replace(level, span=span, ports=max(1, level.ports * child // own)))
+            child = span
+        own = level.span
+    outer = replace(levels[-1], ports=max(1, levels[-1].ports * child // own))
+    return (*kept, spanning(outer, devices))
+
+
+def _resized(cluster: Cluster, devices: int) -> tuple[Level, ...]:
+    levels = cluster.levels
     inside = [level for level in levels[:-1] if level.span < devices]
     for level in inside:
         if devices % level.span:

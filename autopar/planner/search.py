@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from autopar.nouns.errors import UserError
+from autopar.nouns.text.cluster import devices_text
 from autopar.planner.candidates import Candidate, Layout, candidates, layouts
 from autopar.planner.fixed import FixError, divisors
 from autopar.planner.pipelines import Pipelines
@@ -23,7 +24,7 @@ from autopar.planner.problem.solving import Solver
 from autopar.planner.question import Answer, Outcome, Question
 from autopar.planner.selections import selections
 from autopar.planner.solved import Solved, lowered_of, solve, state_of
-from autopar.planner.standings import Standings, compared, devices_text, order, too_big
+from autopar.planner.standings import Standings, compared, order, too_big
 
 AS_FAST = 1.01
 """Step times this close are equal to a reader; the model's own error is larger. Between such, a

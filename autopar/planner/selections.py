@@ -7,14 +7,14 @@ that would slow the others down, or those that are too many to make up equal gro
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, chain, combinations, permutations
 
-from autopar.nouns.cluster import Cluster, DeviceGroup, Level, slowest_levels
-from autopar.planner.resized import NoSuchCluster, spanning
+from autopar.nouns.cluster import Cluster, DeviceGroup
+from autopar.nouns.level import Level, slowest_levels
+from autopar.planner.resized import NoSuchCluster, joined
 
 FEW_GROUPS = 3
 """Groups up to which all orders are tried; of more the given one and its reverse."""
@@ -101,23 +101,9 @@ def part_of(cluster: Cluster, counts: Sequence[int]) -> Cluster:
 def _levels(
     levels: Sequence[Level], ranges: Sequence[tuple[int, int]], counts: Sequence[int]
 ) -> tuple[Level, ...]:
-    """Those that are left where only these ranges of ranks are used; domains lie inside parts of
-    ``counts`` devices.
-
-    Domains that are filled in part are taken as smaller ones that are full.
-    """
+    """Those that are left where only these ranges of ranks are used, see `joined`."""
     devices = sum(end - start for start, end in ranges)
     start = ranges[0][0] if len(ranges) == 1 else 0
     first, last = ranges[0][0] - start, ranges[-1][1] - 1 - start
     outer = next(level for level in levels if first // level.span == last // level.span)
-    kept: list[Level] = []
-    child = own = 1
-    for level in levels[: levels.index(outer)]:
-        span = math.gcd(level.span, *counts)
-        if child < span < devices and not (level.topology == "torus" and span < level.span):
-            ports = max(1, level.ports * child // own)
-            kept.append(replace(level, span=span, ports=ports))
-            child = span
-        own = level.span
-    ports = max(1, outer.ports * child // own)
-    return (*kept, spanning(replace(outer, ports=ports), devices))
+    return joined((*levels[: levels.index(outer)], outer), devices, counts)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from autopar.nouns.cluster import Cluster, DeviceGroup
+from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import DoesNotFit
 from autopar.nouns.plan import RECOMPUTE, RunnerUp
+from autopar.nouns.text.cluster import devices_text
 from autopar.planner.candidates import Candidate
 from autopar.planner.question import Answer, Outcome
 
@@ -109,11 +110,6 @@ def compared(outcomes: Sequence[Outcome]) -> Outcome:
         runners_up=shown[: max(RUNNERS_UP, len(others))],
         tried=sum(outcome.tried for outcome in outcomes),
     )
-
-
-def devices_text(groups: Sequence[DeviceGroup]) -> str:
-    """``8 x A100, 8 x H100``"""
-    return ", ".join(f"{group.count} x {group.device.name}" for group in groups)
 
 
 def family(answer: Answer) -> Family:

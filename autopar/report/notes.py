@@ -8,9 +8,9 @@ from autopar.lowering.spread import Lowered, LoweredOp
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.plan import Plan, key
+from autopar.nouns.text.cluster import devices_text, ranks_text
 from autopar.planner.fewer import Fewer
 from autopar.planner.fixed import divisors
-from autopar.planner.standings import devices_text
 from autopar.report.units import count, duration, size
 from autopar.rules.work import PRODUCTS
 
@@ -142,7 +142,7 @@ def _mixed(plan: Plan, cluster: Cluster) -> Iterator[str]:
         )
     if len(cluster.kinds) == 1:
         return
-    yield f"Devices differ; start the processes in this order: {_ranks(cluster)}."
+    yield f"Devices differ; start the processes in this order: {ranks_text(cluster)}."
     each = plan.device_count // len(plan.groups)
     views = [cluster.alike(first, each) for first in plan.groups]
     pace = {view: [i for i, other in enumerate(views) if other == view] for view in views}
@@ -155,16 +155,6 @@ def _mixed(plan: Plan, cluster: Cluster) -> Iterator[str]:
                 f"are priced as {view.device.name} with {size(view.device.memory_bytes)}, the "
                 "slowest kind with the least of each figure."
             )
-
-
-def _ranks(cluster: Cluster) -> str:
-    """``ranks 0 to 7 on H100, 8 to 15 on A100-80GB``"""
-    parts, first = [], 0
-    for group in cluster.groups:
-        last = first + group.count - 1
-        parts.append(f"{f'{first} to {last}' if last > first else first} on {group.device.name}")
-        first = last + 1
-    return f"ranks {', '.join(parts)}"
 
 
 def _ops(lowered: Lowered) -> Iterator[tuple[str, LoweredOp]]:

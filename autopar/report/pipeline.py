@@ -64,7 +64,8 @@ def explain_pipeline(priced: PricedPipeline) -> list[RenderableType]:
     parts: list[RenderableType] = []
     if len(kinds) > 1:
         why = "Devices: all of the model's microbatch on one rank, and units that a rank has"
-        parts += [Text(why, style="bold"), indented(shares), Text("")]
+        ops = f"Ops below the cuts are priced on {prices.cluster.device.name}, the slowest."
+        parts += [Text(why, style="bold"), indented(shares), indented(Text(ops)), Text("")]
     parts += [
         Text(f"Stages under {priced.schedule.name}, times of one microbatch", style="bold"),
         indented(stages),

@@ -13,8 +13,8 @@ from autopar.cost_models.provenance import collective_origins, op_origins
 from autopar.cost_models.provenance import summary as counted
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Plan, RunnerUp
+from autopar.nouns.text.cluster import devices_text
 from autopar.nouns.zero import ZERO
-from autopar.planner.standings import devices_text
 from autopar.report.parts import memory_parts, time_parts
 from autopar.report.render import indented, table
 from autopar.report.units import count, degrees, duration, percent, size

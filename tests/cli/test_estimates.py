@@ -59,6 +59,15 @@ def test_nothing_pinned_is_searched_and_what_it_names_reads_back(run: Run) -> No
     assert answer["step_time_s"] <= again["step_time_s"]
 
 
+def test_devices_that_differ_are_priced_as_the_slowest_and_that_is_told(run: Run) -> None:
+    mixed = ("--cluster", str(ROOT / "examples/clusters/a100_8_h100_8.yaml"))
+    fix = ("--fix", "dp_shard=16,zero=3,global_batch=32")
+    code, out, _ = run("estimate", "--arch", "sizes.yaml", *mixed, *fix)
+    assert code == 0
+    assert "note: 8 x A100-80GB, 8 x H100: all are priced as A100-80GB, the slowest kind" in out
+    assert "16 A100-80GB" in out
+
+
 def test_a_table_of_devices(run: Run) -> None:
     code, out, err = run(*ARCH, "--devices", "16,1,8", "--global-batch", "32")
     assert (code, err) == (0, "1 devices\n8 devices\n16 devices\n")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from autopar.cost_models.catalogue import find_device
 from autopar.cost_models.collectives import KINDS, AxisGroup, Kind, collective_time_s
 from autopar.files.cluster_file import load_cluster
-from autopar.nouns.cluster import Cluster, DeviceGroup, Level
+from autopar.nouns.cluster import Cluster, DeviceGroup
+from autopar.nouns.level import Level
 
 ROOT = Path(__file__).parents[2]
 SWITCHED = ["h100_8", "h100_32x8", "ethernet_2x4"]

@@ -9,7 +9,8 @@ from autopar.cost_models.catalogue import find_device
 from autopar.cost_models.collectives import AxisGroup, collective_time_s
 from autopar.cost_models.constants import constant
 from autopar.cost_models.torus import covered
-from autopar.nouns.cluster import Cluster, DeviceGroup, Level, MeasuredCollective
+from autopar.nouns.cluster import Cluster, DeviceGroup
+from autopar.nouns.level import Level, MeasuredCollective
 
 H100 = find_device("H100")
 CUBE = Level("ici", 64, 1e11, 1e-6, topology="torus", torus_shape=(4, 4, 4), library="xla")

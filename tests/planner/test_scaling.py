@@ -45,6 +45,14 @@ def test_a_resized_cluster_has_the_devices_and_its_levels_join_them(cluster, fac
     assert resized(other, cluster.device_count) == cluster
 
 
+@pytest.mark.parametrize(("devices", "spans"), [(8, [4, 8]), (32, [8, 32])])
+def test_kinds_keep_their_shares_and_share_no_near_domain(devices: int, spans: list[int]) -> None:
+    other = resized(load_cluster(CLUSTERS / "a100_8_h100_8.yaml"), devices)
+    assert [group.count for group in other.groups] == [devices // 2, devices // 2]
+    for levels in (other.levels, *(group.levels for group in other.groups)):
+        assert [level.span for level in levels] == spans
+
+
 def test_devices_of_one_domain_need_no_level_above() -> None:
     assert [level.name for level in resized(H100_64, 4).levels] == [H100_64.levels[0].name]
     assert resized(H100_64, 1).levels[0].span == 1

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from autopar.files.cluster_file import load_cluster
-from autopar.nouns.cluster import Cluster, MeasuredCollective, MeasuredRate
+from autopar.nouns.cluster import Cluster, MeasuredRate
+from autopar.nouns.level import MeasuredCollective
 from autopar.nouns.mesh import Mesh
 from autopar.planner.pricing.activations import Life
 from autopar.planner.pricing.memory import step_memory

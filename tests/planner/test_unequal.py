@@ -10,20 +10,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.nouns.cluster import Cluster, Device, DeviceGroup, Level
+from autopar.nouns.cluster import Cluster, Device, DeviceGroup
+from autopar.nouns.level import Level
 from autopar.pipeline.actions import ScheduleError
 from autopar.pipeline.schedules.table import schedule
 from autopar.planner.candidates import Candidate, Layout, candidates, layouts
 from autopar.planner.fixed import Fixed
 from autopar.planner.pipelines import USUAL
 from autopar.planner.pricing.links import links
-from autopar.planner.pricing.pipeline import CutModel, PipelinePrices, runs_of
+from autopar.planner.pricing.pipeline import (
+    CutModel,
+    PipelinePrices,
+    price_pipeline,
+    runs_of,
+)
 from autopar.planner.pricing.prices import Prices
+from autopar.planner.pricing.summary import summarise
 from autopar.planner.problem.solving import Solver
 from autopar.planner.question import Outcome, Question
 from autopar.planner.search import AS_FAST, search_plan
 from autopar.planner.selections import part_of, selections
 from autopar.planner.solved import solve, state_of
+from autopar.report.pipeline import explain_pipeline, kinds_of
+from autopar.report.render import to_text
+from tests import plans
 from tests.planner.graphs import gpt
 from tests.planner.test_search import LARGE, NODE, question
 
@@ -172,6 +182,29 @@ def test_devices_that_would_slow_the_others_down_are_idle() -> None:
     assert outcome.cluster.idle == (DeviceGroup(poor, 2),)
     assert [group.device for group in outcome.cluster.groups] == [SLOW]
     assert any("poor" in lost.reason and "slower" in lost.reason for lost in outcome.runners_up)
+
+
+def test_the_explanation_says_how_fast_each_kind_is(planned: Outcome) -> None:
+    of, best = asked(planned.cluster), planned.best
+    plan = plans.plan(
+        spreads=(best.spread,),
+        stages=best.stages,
+        microbatches=best.candidate.microbatches,
+        schedule=best.schedule,
+    )
+    prices = Prices(of.cluster, best.lowered.mesh, of.precision, of.fusion)
+    summary = summarise(best.lowered, prices)
+    priced = price_pipeline(plan, best.lowered, summary, prices, of.cluster)
+    assert priced.prices.step(
+        priced.runs, priced.schedule, priced.timeline.step_s, priced.timeline.busy_s
+    ).total_s == pytest.approx(best.time.total_s, rel=1e-12)
+    fast, slow = sorted(kinds_of(priced), key=lambda kind: -kind["speed"])
+    assert (fast["device"], fast["ranks"], slow["device"], slow["ranks"]) == ("fast", 2, "H100", 2)
+    assert 1.7 < fast["speed"] < 2.5
+    assert slow["speed"] == 1
+    assert 2 * (fast["units"] + slow["units"]) == len(priced.prices.model.units)
+    text = to_text(explain_pipeline(priced))
+    assert "Ops below the cuts are priced on H100, the slowest." in text
 
 
 def test_sends_take_the_links_between_their_ranks() -> None:

@@ -15,6 +15,7 @@ from autopar.nouns.graph import Graph, Tensor
 from autopar.nouns.optimizer import is_own
 from autopar.nouns.plan import Plan, key
 from autopar.nouns.sharding import Sharding
+from autopar.nouns.text.cluster import ranks_text
 
 
 def setup_of(plan: Plan, graph: Graph, batch: Iterable[BatchEntry], cluster: Cluster) -> Setup:
@@ -65,7 +66,8 @@ def machines(cluster: Cluster, devices: int) -> Machines:
     device = cluster.device
     while devices % each:
         each -= 1
-    return Machines(devices // each, each, device.name, device.kind)
+    ranks = ranks_text(cluster) if len(cluster.kinds) > 1 else ""
+    return Machines(devices // each, each, device.name, device.kind, ranks)
 
 
 def _sequence(entries: Iterable[BatchEntry]) -> int | None:

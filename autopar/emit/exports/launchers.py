@@ -42,6 +42,7 @@ RAY = {
 
 def slurm(setup: Setup) -> Export:
     """``job.sbatch``. Raises `Refused`."""
+    _one_kind(setup, "slurm")
     _no_tpu(setup, "slurm", "its nodes are reserved through the cloud's own queue")
     m = setup.machines
     left_out = _placeholders(
@@ -67,6 +68,7 @@ def slurm(setup: Setup) -> Export:
 
 def kubeflow(setup: Setup) -> Export:
     """``trainjob.yaml`` for the Kubeflow trainer 2.3. Raises `Refused`."""
+    _one_kind(setup, "kubeflow")
     _no_tpu(setup, "kubeflow", "the torch-distributed runtime starts GPU and CPU pods")
     if setup.framework == "jax":
         raise refuse(
@@ -101,6 +103,7 @@ def kubeflow(setup: Setup) -> Export:
 
 def ray(setup: Setup) -> Export:
     """``ray_job.py``. Raises `Refused`."""
+    _one_kind(setup, "ray")
     _no_tpu(setup, "ray", "TorchTrainer's workers have GPUs or CPUs")
     if setup.framework == "jax":
         raise refuse(
@@ -143,6 +146,7 @@ if __name__ == "__main__":
 
 def skypilot(setup: Setup) -> Export:
     """``sky.yaml``. Raises `Refused`."""
+    _one_kind(setup, "skypilot")
     m = setup.machines
     if m.kind == "cpu":
         resources: dict[str, Any] = {"cpus": f"{m.devices_per_node}+"}
@@ -181,6 +185,16 @@ def _command(setup: Setup, job: str, endpoint: str) -> str:
 def _placeholders(*what: str) -> tuple[str, ...]:
     lines = [f"the training script: {SCRIPT} stands for it, as capitals for all that is yours"]
     return (*lines, *what)
+
+
+def _one_kind(setup: Setup, target: str) -> None:
+    if setup.machines.ranks:
+        raise refuse(
+            target,
+            "devices of several kinds",
+            f"its job asks for one, and the plan has {setup.machines.ranks}",
+            "Start torchrun on every node with its --node-rank in that order",
+        )
 
 
 def _no_tpu(setup: Setup, target: str, why: str) -> None:

@@ -39,6 +39,8 @@ class Machines:
     accelerator: str
     kind: str = "gpu"
     """gpu, tpu or cpu"""
+    ranks: str = ""
+    """Which ranks are on which devices, where these differ."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autopar.nouns.cluster import Cluster, Level
+from autopar.nouns.cluster import Cluster
+from autopar.nouns.level import Level
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan
 from autopar.report.page.html import Markup, joined, section, table, tag

@@ -124,6 +124,11 @@ def parse(file: str, text: str) -> Any:
         ("partition-specs", layout(), "a model of no framework"),
         ("slurm", layout(machines=Machines(4, 4, "TPU-v5p", "tpu")), "Export to skypilot"),
         (
+            "skypilot",
+            layout(machines=Machines(2, 8, "A100-80GB", ranks="ranks 0 to 7 on H100, 8 to 15 on")),
+            "devices of several kinds: .* ranks 0 to 7 on H100.* --node-rank in that order",
+        ),
+        (
             "ray",
             CASES["gpt_jax"],
             "a JAX job",
