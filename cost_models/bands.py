@@ -36,7 +36,7 @@ class Band:
 
 
 ASSUMED_CORE = Band(
-    0.5, 2.0, "assumed", "nothing measured: figures of a CPU that are assumed, off by two or more"
+    0.5, 2.0, "assumed", "no measured run: figures of a CPU that are assumed, off by two or more"
 )
 """Cores of two makers and three generations differ by as much in float32 products."""
 

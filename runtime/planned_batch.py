@@ -13,6 +13,15 @@ class OtherBatch(UserError):
     """A global batch that is not what was planned for."""
 
 
+def check_batch(batch: Any) -> None:
+    """Raises `OtherBatch` unless ``batch`` is one at all."""
+    if not isinstance(batch, Mapping):
+        raise OtherBatch(
+            f"a batch is a mapping of names to tensors, and this is a {type(batch).__name__}: of a "
+            "data set or a loader give one batch after the other"
+        )
+
+
 def check_planned(batch: Mapping[str, Any], planned: Iterable[BatchEntry]) -> None:
     """Raises `OtherBatch` unless ``batch`` has the entries of ``planned`` in shape and dtype.
 

@@ -243,7 +243,8 @@ def explanation(
     step_time_s = again.plan.prediction.step_time_s
     state = () if what else state_moved(again.lowered, plan_folder.read_collectives(folder))
     forbidden = again.forbidden
-    shown_parts = explain(rows, closest, step_time_s, state, forbidden)
+    ranks = again.plan.degrees["pp"]
+    shown_parts = explain(rows, closest, step_time_s, state, forbidden, ranks)
     data = explain_object(rows, closest, state, forbidden)
     if trace is not None or len(again.plan.stages) > 1:
         from autopar.report.pipeline import explain_pipeline, pipeline_object, trace_of

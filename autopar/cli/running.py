@@ -14,7 +14,7 @@ from autopar.cli.progress import progress
 
 def run(
     folder: PlanFolder,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to train.")],
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to train.")] = 20,
     compile: Annotated[
         bool | None,
         typer.Option(

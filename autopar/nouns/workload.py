@@ -212,6 +212,13 @@ def parallelize(
     """
 
     def mark(model: Class) -> Class:
+        if not isinstance(model, type):
+            name = getattr(model, "__name__", str(model))
+            raise WorkloadError(
+                f"@autopar.parallelize marks an nn.Module class; {name} is a "
+                f"{type(model).__name__}. For a loss function in JAX write workload = "
+                "autopar.Workload(loss=..., init=..., batch=...)"
+            )
         setattr(model, DECORATED, Workload(model=model, batch=batch, **options))
         return model
 

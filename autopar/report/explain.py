@@ -147,10 +147,12 @@ def explain(
     step_time_s: float,
     state: Sequence[StateMoved] = (),
     forbidden: Sequence[Forbidden] = (),
+    ranks: int = 1,
 ) -> list[RenderableType]:
     """Tables by block: one line an op with what it moves and what else was close.
 
-    Ops that neither compute nor move anything (views) are left out.
+    Ops that neither compute nor move anything (views) are left out. ``ranks``: of the pipeline,
+    which the ops are spread over.
     """
     parts: list[RenderableType] = []
     for block, members in _by_block(rows).items():
@@ -172,7 +174,7 @@ def explain(
                 row.key.removeprefix(f"{block}::"),
                 row.strategy,
                 duration(time_s),
-                percent(time_s / step_time_s) if step_time_s else "",
+                percent(time_s / (ranks * step_time_s)) if step_time_s else "",
                 "\n".join(str(move) for move in row.moved),
                 _closest(alternatives.get(row.key, ())),
             )
@@ -193,6 +195,8 @@ def explain(
         parts += [indented(Text(f"({'; '.join(legend)})"))] if legend else []
         parts += [*(indented(Text(rule)) for rule in rules), Text()]
         parts.append(Text(_STRATEGY))
+    if ranks > 1:
+        parts.append(Text(f"of it: of the step of all {ranks} pipeline ranks together"))
     if alternatives:
         parts.append(Text("instead: the closest other split; all other ops chosen anew for it"))
     for rule in forbidden:

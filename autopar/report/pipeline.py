@@ -69,7 +69,10 @@ def explain_pipeline(priced: PricedPipeline) -> list[RenderableType]:
     parts += [
         Text(f"Stages under {priced.schedule.name}, times of one microbatch", style="bold"),
         indented(stages),
-        Text(f"\nRanks in a step of {duration(timeline.step_s)}", style="bold"),
+        Text(
+            f"\nRanks in {duration(timeline.step_s)} of schedule, behind which the optimizer steps",
+            style="bold",
+        ),
         indented(ranks),
     ]
     rows = other_cuts(priced)

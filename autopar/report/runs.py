@@ -38,6 +38,15 @@ def run_summary(
         apart += [] if cells[-1] != "-" or name == MEMORY else [name.strip()]
     title = f"{len(result.losses)} steps: loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f}"
     parts: list[RenderableType] = [Text(title, style="bold"), indented(rows)]
+    least, most = predicted.time_band_s
+    if result.style == style and not least <= result.step_time_s <= most:
+        outside = f"  outside the band, {duration(least)} to {duration(most)}: "
+        parts.append(
+            Text(
+                outside + "more processes than cores, other work here, or another device; "
+                "measure this machine (autopar profile, plan --profile)"
+            )
+        )
     if result.style != style:
         was = f"  the run was {result.style}, the plan's times are of {style} execution"
         parts.append(Text(was))

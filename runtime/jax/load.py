@@ -64,6 +64,7 @@ class Program:
 
         def make() -> Mapping[str, Any]:
             tree = init(jax.random.key(self.workload.seed))
+            check_arrays(tree, FROM_INIT)
             return layout.gather_names(by_name(paths_of(tree), self.stacks))
 
         return make
@@ -142,13 +143,17 @@ def check_model_of(
         tell_changes(plan, workload, captured.digests)
 
 
-def check_arrays(params: Any) -> None:
-    """Raises `ProgramError` where a leaf of ``params`` is a shape without numbers."""
+FROM_LOAD = "give load the arrays, or leave params=... out to start from init"
+FROM_INIT = "to train or to verify, init(key) has to return arrays"
+
+
+def check_arrays(params: Any, instead: str = FROM_LOAD) -> None:
+    """Raises `ProgramError` where a leaf of ``params`` is a shape without numbers; ``instead``:
+    what to do about it."""
     odd = next((p for p, leaf in paths_of(params) if isinstance(leaf, jax.ShapeDtypeStruct)), None)
     if odd is not None:
         raise ProgramError(
-            f"params: {odd!r} is a shape without numbers, which is enough for autopar.plan; give "
-            "load the arrays, or leave params=... out to start from init"
+            f"params: {odd!r} is a shape without numbers, which is enough to plan; {instead}"
         )
 
 

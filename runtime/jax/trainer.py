@@ -26,7 +26,7 @@ from autopar.runtime.jax.processes import put, texts
 from autopar.runtime.jax.step import Array, Arrays, State, Step, held, placed
 from autopar.runtime.jax.user_tree import Tree, UserTree
 from autopar.runtime.kept_checkpoints import drop_old, newest, of_step
-from autopar.runtime.planned_batch import check_planned, is_planned
+from autopar.runtime.planned_batch import check_batch, check_planned, is_planned
 from autopar.runtime.settings import ProgramError
 from autopar.runtime.stopping import Stopping
 
@@ -139,6 +139,7 @@ class Trainer:
         Of the planned size it is the forward pass of the plan's program. Of any other it is the
         loss function as it stands, partitioned by XLA.
         """
+        check_batch(batch)
         step = self.compiled
         if not self.planned or is_planned(_as_jax_takes(batch), self.planned):
             known = (step.held_specs, step.batch_specs)
@@ -300,6 +301,7 @@ class Trainer:
         return (self.state,) if self.optimizer is None else (self.state, self.opt_state)
 
     def _cut(self, batch: Mapping[str, Any]) -> dict[str, Array]:
+        check_batch(batch)
         if self.planned:
             check_planned(_as_jax_takes(batch), self.planned)
         return self.compiled.cut(batch)

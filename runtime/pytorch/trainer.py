@@ -24,7 +24,7 @@ from autopar.pipeline.actions import Lists
 from autopar.runtime.checkpoint_folder import MANIFEST
 from autopar.runtime.jobs.phases import Stopwatch
 from autopar.runtime.kept_checkpoints import drop_old, newest, of_step
-from autopar.runtime.planned_batch import check_planned
+from autopar.runtime.planned_batch import check_batch, check_planned
 from autopar.runtime.program_module import run_program
 from autopar.runtime.pytorch.agreement import of_first
 from autopar.runtime.pytorch.batches import Batch, Comparison, compare_batches
@@ -232,6 +232,7 @@ class Trainer:
         self, batch: Batch, local: bool
     ) -> tuple[Comparison | LocalComparison | None, Batch]:
         """``batch``, as a local one if it is, on its way to be compared with that of others."""
+        check_batch(batch)
         if local and not isinstance(batch, LocalBatch):
             batch = LocalBatch(batch, rows_of(batch, self._any_size.entries))
         everywhere = self.step_number % COMPARED_EVERY == 0 or not self._checked

@@ -213,7 +213,7 @@ def test_explanation_names_stages_ranks_and_other_cuts() -> None:
     text = to_text(explain_pipeline(priced(of, search_plan(of).best)))
     for word in (
         "Stages under 1f1b",
-        "Ranks in a step of",
+        "of schedule, behind which the optimizer steps",
         "Cuts one unit off",
         "earlier",
         "later",

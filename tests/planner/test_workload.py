@@ -77,3 +77,9 @@ def test_a_workload_is_copied_and_shown_as_any_record() -> None:
 def test_the_ends_of_the_ranges() -> None:
     made = workload(learning_rate=0, weight_decay=0.0, betas=(0.0, 0.999), eps=1e-30, clip_norm=1)
     assert made.seed == 0
+
+
+def test_a_loss_function_is_no_class_to_mark() -> None:
+    mark: Any = parallelize(batch=dict)
+    with pytest.raises(WorkloadError, match=r"is a function\. .* Workload\(loss="):
+        mark(lambda params, batch: 0.0)

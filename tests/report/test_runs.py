@@ -47,6 +47,14 @@ def test_a_run_in_another_style_than_the_plan_s_says_so() -> None:
     assert "the run was eager, the plan's times are of compiled execution" in text
 
 
+def test_a_run_outside_the_band_says_so() -> None:
+    prediction = replace(plans.plan().prediction, time_band_s=(0.05, 0.15))
+    inside = RunResult((5.0, 4.0), 0.12, 0.1, ranks=4, step=2)
+    assert "outside the band" not in to_text(run_summary(inside, prediction))
+    text = to_text(run_summary(replace(inside, step_time_s=0.2), prediction))
+    assert "outside the band, 50.0 ms to 150 ms: more processes than cores" in text
+
+
 def test_measured_stands_beside_predicted() -> None:
     run = RunResult((5.0, 4.0), 0.2, 0.1, ranks=4, step=2, peak_memory_bytes=3 << 20)
     prediction = plans.plan().prediction

@@ -11,12 +11,18 @@ import torch
 
 from autopar.files import plan_folder
 from autopar.nouns.batch import BatchEntry, from_json, to_json
-from autopar.runtime.planned_batch import OtherBatch, check_planned
+from autopar.runtime.planned_batch import OtherBatch, check_batch, check_planned
 from autopar.runtime.pytorch.load import load
 from tests.runtime import folders
 
 PLANNED = (BatchEntry("x", (8, 4), "float32", 0), BatchEntry("y", (8,), "int64", 0))
 RIGHT = {"x": torch.zeros(8, 4), "y": torch.zeros(8, dtype=torch.int64)}
+
+
+@pytest.mark.parametrize("given", [[RIGHT], iter([RIGHT]), RIGHT["x"]])
+def test_what_is_no_batch(given: Any) -> None:
+    with pytest.raises(OtherBatch, match=f"this is a {type(given).__name__}: .* one batch after"):
+        check_batch(given)
 
 
 def test_the_planned_batch() -> None:

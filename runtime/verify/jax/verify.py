@@ -25,7 +25,7 @@ from autopar.lowering.collectives import Row
 from autopar.nouns.workload import Workload
 from autopar.runtime.given_model import planned_workload
 from autopar.runtime.jax.layout import by_name
-from autopar.runtime.jax.load import check_model_of, read_program
+from autopar.runtime.jax.load import FROM_INIT, check_arrays, check_model_of, read_program
 from autopar.runtime.jax.step import Step
 from autopar.runtime.jobs.steps import batch_of
 from autopar.runtime.program_module import read_train
@@ -76,7 +76,9 @@ def verify(folder: str | Path) -> dict[str, Any]:
     captured = capture_workload(workload)
     check_model_of(plan, captured, workload, folder)
     assert workload.init is not None
-    tree = jax.tree.map(np.asarray, workload.init(jax.random.key(workload.seed)))
+    made = workload.init(jax.random.key(workload.seed))
+    check_arrays(made, FROM_INIT)
+    tree = jax.tree.map(np.asarray, made)
     batches = [dict(batch_of(workload, i)) for i in range(STEPS)]
     with jax.enable_x64(True):
         wide = jax.tree.map(_float64, tree)
