@@ -58,8 +58,8 @@ workload = ZOO[{family!r}]()
 
 
 def model_file(family: str, folder: Path) -> Path:
-    """The workload's file: an example's own, or one written for the family."""
-    if family.endswith(".py"):
+    """The workload's file and name: an example's own, or one written for the family."""
+    if ".py" in family:
         return Path(family)
     model = folder / "model.py"
     model.write_text(_MODEL.format(family=family))

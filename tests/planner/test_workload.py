@@ -81,5 +81,5 @@ def test_the_ends_of_the_ranges() -> None:
 
 def test_a_loss_function_is_no_class_to_mark() -> None:
     mark: Any = parallelize(batch=dict)
-    with pytest.raises(WorkloadError, match=r"is a function\. .* Workload\(loss="):
+    with pytest.raises(WorkloadError, match=r"is a function\..*Workload\(loss="):
         mark(lambda params, batch: 0.0)
