@@ -14,7 +14,7 @@ from autopar.nouns.optimizer import is_own, own_name
 from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload, WorkloadError, workload_of
 
-TRAINING = ("learning_rate", "weight_decay", "betas", "eps", "seed")
+TRAINING = ("learning_rate", "weight_decay", "betas", "eps", "seed", "has_aux")
 """What a plan remembers of its workload's optimizer, see `nouns.workload.training`."""
 
 

@@ -34,6 +34,24 @@ class ModelTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Number:
+    """An array of one number."""
+
+    value: bool | int | float
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Aux:
+    """``tree`` is the structure; a leaf is a number, or a result of the graph, of which the loss is
+    number 0."""
+
+    tree: Any
+    leaves: tuple[int | Number, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Captured:
     """A captured model.
 
@@ -43,6 +61,7 @@ class Captured:
     stacks:   for a leaf of a parameter tree that holds all layers of a scan, the names that its
               slices have in the graph; other leaves are named by their own path.
     constants: arrays by the name of the tensor that they are, for what a loss closes over.
+    aux:      JAX: what the loss function returns beside the loss; None: nothing.
     notes:    sentences on what the program leaves out or does otherwise than one might think.
     """
 
@@ -54,6 +73,7 @@ class Captured:
     classes: Mapping[str, str] = field(default_factory=dict)
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
+    aux: Aux | None = None
     notes: tuple[str, ...] = ()
 
     @property

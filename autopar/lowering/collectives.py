@@ -16,7 +16,8 @@ from autopar.lowering.state import (
     state_collectives,
     sums,
 )
-from autopar.nouns.graph import Graph
+from autopar.nouns.graph import DTYPE_BYTES, Graph
+from autopar.nouns.mesh import DATA_AXES
 from autopar.nouns.plan import Plan
 from autopar.nouns.sharding import Sharding
 from autopar.pipeline.actions import Schedule
@@ -65,7 +66,20 @@ def priced_collectives(
     for entry in state:
         moved = entry.collective
         counts[moved.kind, moved.axis, moved.size_bytes, entry.what] += entry.count
+    for axis, size in _beside_the_loss(lowered):
+        counts["all_reduce", axis, size, "what is beside the loss"] += 1
     return _rows(counts, 0)
+
+
+def _beside_the_loss(lowered: Lowered) -> Iterator[tuple[str, int]]:
+    """(axes, bytes) of what a JAX loss function returns more and every data rank has a share of:
+    added up behind the step, in at least 32 bits. XLA joins that with the sum of the loss, so no
+    time is priced for it."""
+    for output in lowered.outputs[1:]:
+        axes = [a for a in DATA_AXES if output.wanted.on(a).kind == "P" and a in lowered.mesh.axes]
+        tensor = lowered.graph.tensors[output.name]
+        if axes:
+            yield "+".join(axes), tensor.numel * max(4, DTYPE_BYTES[tensor.dtype])
 
 
 _Place = tuple[str, str, int, str]

@@ -175,13 +175,14 @@ def lower(
             settle(graph.tensors[name], produced)
         lowered.append(LoweredOp(op, bound, strategy, operands, gives))
 
-    outputs = []
+    outputs: list[Operand] = []
     for name in graph.outputs:
         shared = tensors[name].shared
         wanted = shared
-        if block is None:  # the loss: model axes agree, the shares of data ranks add up to it
+        if block is None:  # the loss, and others of JAX: model axes agree, shares of data ranks
+            # add up to it
             wanted = Sharding.of((a, _share(shared.on(a))) for a in mesh.axes if a in BATCH_AXES)
-        grad = graph.tensors[name].differentiable
+        grad = graph.tensors[name].differentiable and (block is not None or not outputs)
         steps = _steps(graph.tensors[name], shared, wanted, mesh, block, grad)
         outputs.append(Operand(name, wanted, steps, grad))
     return Lowered(graph, mesh, block, tensors, tuple(lowered), tuple(outputs), blocks)

@@ -75,6 +75,8 @@ class Workload:
                    with no other scalar, or a record with ``.loss``. Called under fake tensors: no
                    weights are allocated.
     loss, init:    JAX: ``loss(params, batch)`` is the scalar loss, ``init(key)`` makes the params.
+    has_aux:       JAX: the loss function returns ``(loss, aux)``, a tree of other arrays, as for
+                   `jax.value_and_grad`; a step gives both.
     batch:         makes one *global* batch by name; dim 0 of every tensor counts the samples. It
                    may take the number of the step.
     optimizer:     ``adamw`` or ``sgd``; ``learning_rate``, ``weight_decay``, ``betas`` and ``eps``
@@ -100,6 +102,7 @@ class Workload:
     precision: str = "float32"
     seed: int = 0
     whole_inputs: tuple[str, ...] = ()
+    has_aux: bool = False
 
     def __post_init__(self) -> None:
         if (self.model is None) == (self.loss is None):
@@ -109,6 +112,8 @@ class Workload:
             )
         if (self.loss is None) != (self.init is None):
             raise WorkloadError("loss=... and init=... go together: init(key) makes loss's params")
+        if self.has_aux and self.loss is None:
+            raise WorkloadError("has_aux=True goes with a JAX loss, which returns (loss, aux)")
         for name in ("batch", "model", "loss", "init"):
             value = getattr(self, name)
             if value is not None and not callable(value):
@@ -140,6 +145,13 @@ class Workload:
             raise WorkloadError(f"seed={self.seed!r}: give a whole number, 0 or more")
 
     @property
+    def scalar_loss(self) -> Callable[..., Any]:
+        """JAX: ``loss`` without what it returns beside."""
+        loss = self.loss
+        assert loss is not None
+        return (lambda params, batch: loss(params, batch)[0]) if self.has_aux else loss
+
+    @property
     def framework(self) -> Literal["torch", "jax"]:
         return "jax" if self.model is None else "torch"
 
@@ -159,6 +171,8 @@ def training(workload: Workload) -> dict[str, str]:
     digest = hashlib.sha256()
     for text in sorted(_meaning(Path(file)) for file in files if file):
         digest.update(text.encode())
+    if workload.has_aux:
+        settings["has_aux"] = "True"
     return {**settings, "code": digest.hexdigest()[:16]}
 
 

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from autopar.files import plan_folder
+from autopar.frontends.captured import Aux
 from autopar.frontends.jax import Captured, paths_of
 from autopar.frontends.jax.capture import capture_workload
 from autopar.nouns.errors import UserError
@@ -50,12 +51,14 @@ class Program:
     model:     ``model.py``.
     stacks:    the user's arrays that hold several layers, see `by_name`.
     constants: arrays that the loss closes over, by name.
+    aux:       what it returns beside the loss.
     """
 
     model: ModuleType
     workload: Workload
     stacks: Mapping[str, Sequence[str]]
     constants: Mapping[str, Any]
+    aux: Aux | None = None
 
     def parameters(self, layout: Layout) -> Callable[[], Mapping[str, Any]]:
         """What makes the workload's initial parameters, as `Step.initial` takes it."""
@@ -79,7 +82,8 @@ def read(
     captured = capture_workload(workload)
     if check_model:
         check_model_of(plan, captured, workload, folder, tell=model is None)
-    return Program(read_program(folder), workload, captured.stacks, captured.constants)
+    model_of = read_program(folder)
+    return Program(model_of, workload, captured.stacks, captured.constants, captured.aux)
 
 
 def load(
@@ -122,6 +126,7 @@ def load(
         planned=plan_folder.read_batch(folder),
         tree=tree,
         frozen=held_back,
+        aux=program.aux,
     )
     if optimizer is not None:
         trainer.optimizer = OwnOptimizer.of(optimizer, tree, step.mesh)

@@ -24,6 +24,7 @@ from autopar.nouns.workload import Workload
 from autopar.runtime.jax.gradients import own_part
 from autopar.runtime.jax.layout import Layout, Leaf
 from autopar.runtime.jax.optimizer import SLOTS
+from autopar.runtime.jax.outputs import OutputKinds, Outputs
 from autopar.runtime.jax.processes import put
 from autopar.runtime.jax.program import Stack
 from autopar.runtime.jax.units import gathered, scattered
@@ -42,13 +43,15 @@ _COMPILER_OPTIONS = {"cpu": {"xla_disable_hlo_passes": "cse_barrier_expander"}}
 class Step:
     """The jitted functions of a program.
 
-    ``step(state, batch)`` gives the next state, the loss, and the norm of the gradient (0 where
-    nothing is clipped); ``watched(state, batch, given)`` gives the reduced gradients in the norm's
-    place, leaves the old state alone and steps on the gradients that are ``given``. A batch has the
-    microbatches as its first dim: [m, samples, ...]; see `Step.cut`. ``gradients(held, batch)``
-    gives loss and reduced gradients, ``evaluate(held, batch)`` the loss alone, and
-    ``update(state, gradients)`` the next state and the norm; they are not jitted, and the first two
-    take `held` of a state.
+    ``step(state, batch)`` gives the next state, the loss, the norm of the gradient (0 where nothing
+    is clipped), and a tuple of what the loss function returns beside, if anything, as
+    `OutputKinds.reduced` leaves it. ``watched(state, batch, given)`` gives the reduced gradients in
+    the norm's place, leaves the old state alone and steps on the gradients that are ``given``. A
+    batch has the microbatches as its first dim: [m, samples, ...]; see `Step.cut`.
+
+    ``gradients(held, batch)`` gives loss, reduced gradients and that tuple, ``evaluate(held,
+    batch)`` loss and tuple alone, and ``update(state, gradients)`` the next state and the norm;
+    they are not jitted, and the first two take `held` of a state.
     """
 
     def __init__(
@@ -59,10 +62,12 @@ class Step:
         self.program = program
         self.workload = workload
         self.layout = Layout.of(program)
-        self._train: Any = train or _train_of(self.layout, workload)
+        self._train: Any = train or _train_of(self.layout, workload, hasattr(program, "OUTPUTS"))
         self.mesh: Mesh
         self.mesh, specs = self._train.hold(self.layout)
         self.state_specs: dict[str, Any] = {"frozen": {}, **specs}
+        self.outputs = OutputKinds(getattr(program, "OUTPUTS", ()), self.layout.data_axes)
+        more = self.outputs.specs
         reduced = self.layout.specs(cut=True)
         plain = PartitionSpec()
         batch = dict(program.BATCH)
@@ -70,11 +75,13 @@ class Step:
         self.held_specs = held(state)
         self.reduced_specs = reduced
         self.batch_specs = batch
-        self.step = self._jit(self._step, given, (state, plain, plain), donate=(0,))
+        self.step = self._jit(
+            self._step, given, (state, plain, plain, *((more,) if more else ())), (0,)
+        )
         self.watched = self._jit(self._watched, (*given, reduced), (state, plain, reduced))
         known = (self.held_specs, batch)
-        self.gradients = self._on_pieces(self._gradients, known, (plain, reduced))
-        self.evaluate = self._on_pieces(self._evaluate, known, plain)
+        self.gradients = self._on_pieces(self._gradients, known, (plain, reduced, more))
+        self.evaluate = self._on_pieces(self._evaluate, known, (plain, more))
         self.update = self._on_pieces(self._update, (state, reduced), (state, plain))
 
     def _jit(self, function: Any, given: Any, made: Any, donate: tuple[int, ...] = ()) -> Any:
@@ -165,46 +172,48 @@ class Step:
 
     # -- on the pieces of one device -------------------------------------------------------------
 
-    def _step(self, state: State, batch: Arrays) -> tuple[State, Array, Array]:
-        loss, gradients = self._train.backward(self, state, batch)
+    def _step(self, state: State, batch: Arrays) -> tuple[Any, ...]:
+        loss, gradients, outputs = self._gradients(state, batch)
         state, norm = self._train.update(self, state, gradients)
-        return state, loss, norm.astype(loss.dtype)
+        return state, loss, norm.astype(loss.dtype), *((outputs,) if outputs else ())
 
     def _watched(self, state: State, batch: Arrays, given: Arrays) -> tuple[State, Array, Arrays]:
-        loss, gradients = self._train.backward(self, state, batch)
+        loss, gradients, _ = self._gradients(state, batch)
         return self._train.update(self, state, given)[0], loss, gradients
 
-    def _gradients(self, state: State, batch: Arrays) -> tuple[Array, Arrays]:
-        loss, gradients = self._train.backward(self, state, batch)
-        return loss, gradients
+    def _gradients(self, state: State, batch: Arrays) -> tuple[Array, Arrays, Outputs]:
+        loss, gradients, *rest = self._train.backward(self, state, batch)
+        return loss, gradients, self.outputs.reduced(rest[0] if rest else ())
 
     def _update(self, state: State, gradients: Arrays) -> tuple[State, Array]:
         state, norm = self._train.update(self, state, gradients)
         return state, norm
 
-    def _evaluate(self, state: State, batch: Arrays) -> Array:
-        def add(so_far: Array, microbatch: Arrays) -> tuple[Array, None]:
-            share = self._share(state, state["params"], microbatch)
-            return so_far + share.astype(so_far.dtype), None
+    def _evaluate(self, state: State, batch: Arrays) -> tuple[Array, Outputs]:
+        def add(so_far: Array, microbatch: Arrays) -> tuple[Array, Outputs]:
+            share, outputs = self._share(state, state["params"], microbatch)
+            return so_far + share.astype(so_far.dtype), outputs
 
         first = {name: entry[0] for name, entry in batch.items()}
-        share = jax.eval_shape(lambda: self._share(state, state["params"], first))
+        share, _ = jax.eval_shape(lambda: self._share(state, state["params"], first))
         zero = jnp.zeros((), jnp.promote_types(share.dtype, jnp.float32))
-        loss, _ = lax.scan(add, zero, batch)
-        return lax.psum(loss, self.layout.data_axes) if self.layout.data_axes else loss
+        loss, outputs = lax.scan(add, zero, batch)
+        loss = lax.psum(loss, self.layout.data_axes) if self.layout.data_axes else loss
+        return loss, self.outputs.reduced(outputs)
 
     def zeros(self, state: State, batch: Arrays) -> tuple[Array, dict[str, Array]]:
-        """What `value_and_grad` gives of a microbatch, all zero."""
+        """Loss and gradients that `value_and_grad` gives of a microbatch, all zero."""
         first = {name: entry[0] for name, entry in batch.items()}
-        shapes = jax.eval_shape(partial(self.value_and_grad, state), first)
+        shapes = jax.eval_shape(partial(self.value_and_grad, state), first)[:2]
         zeros: tuple[Array, dict[str, Array]] = jax.tree.map(
             lambda s: jnp.zeros(s.shape, s.dtype), shapes
         )
         return zeros
 
-    def value_and_grad(self, state: State, batch: Arrays) -> tuple[Array, dict[str, Array]]:
-        """Loss share and gradients of one microbatch; with ZeRO 2 every layer's are cut at once,
-        with ZeRO 3 parameters are gathered layer by layer."""
+    def value_and_grad(self, state: State, batch: Arrays) -> tuple[Any, ...]:
+        """Loss share and gradients of one microbatch, and a tuple of what `loss` returns beside, if
+        anything; with ZeRO 2 every layer's are cut at once, with ZeRO 3 parameters are gathered
+        layer by layer."""
         params, frozen = state["params"], state["frozen"]
         split = self.layout.settings.split
         if split.parameters:
@@ -214,17 +223,20 @@ class Step:
         if split.gradients and not split.parameters:
             own = {k: own_part(self.layout, k, p) for k, p in params.items()}
             whole = params
-        loss, gradients = jax.value_and_grad(
-            lambda own: self._share({"frozen": frozen}, own, batch, whole)
+        (loss, outputs), gradients = jax.value_and_grad(
+            lambda own: self._share({"frozen": frozen}, own, batch, whole), has_aux=True
         )(own)
-        return loss.astype(jnp.promote_types(loss.dtype, jnp.float32)), dict(gradients)
+        loss = loss.astype(jnp.promote_types(loss.dtype, jnp.float32))
+        return (loss, dict(gradients), outputs) if self.outputs else (loss, dict(gradients))
 
     def _share(
         self, state: State, own: Arrays, batch: Arrays, whole: Arrays = MappingProxyType({})
-    ) -> Array:
-        """This device's share of a microbatch's loss; ``own``, ``whole``: see `_given`."""
+    ) -> tuple[Array, Outputs]:
+        """This device's share of a microbatch's loss, and what is beside it; ``own``, ``whole``:
+        see `_given`."""
         given = self._given({**own, **state["frozen"]}, whole)
-        return self.program.loss(given, **self.computing(batch))
+        made = self.program.loss(given, **self.computing(batch))
+        return (made[0], tuple(made[1:])) if self.outputs else (made, ())
 
     def _given(self, own: Arrays, whole: Arrays) -> dict[str, Any]:
         """What the program's ``loss`` reads: parameters by name, and a `Stack` for each block.
@@ -285,11 +297,13 @@ def make_mesh(**sizes: int) -> Mesh:
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=auto)
 
 
-def _train_of(layout: Layout, workload: Workload) -> ModuleType:
+def _train_of(layout: Layout, workload: Workload, outputs: bool) -> ModuleType:
     """The ``train.py`` of a program that has none beside it."""
     mesh = meshes.Mesh(tuple(layout.mesh), tuple(layout.mesh.values()))
     settings, slots = layout.settings, SLOTS.get(workload.optimizer, ())
-    how = How(mesh, settings.zero, settings.microbatches, workload.clip_norm, slots=slots)
+    how = How(
+        mesh, settings.zero, settings.microbatches, workload.clip_norm, slots=slots, outputs=outputs
+    )
     return run_program(train_text(how), "<train.py>")
 
 

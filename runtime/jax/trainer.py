@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from autopar.frontends.captured import Aux
 from autopar.frontends.jax import paths_of
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.workload import Workload
@@ -21,6 +22,7 @@ from autopar.runtime.jax import checkpoint
 from autopar.runtime.jax.checkpoint import Piece, layers_of, pieces_of
 from autopar.runtime.jax.frozen import held_by, joined, without
 from autopar.runtime.jax.other_sizes import any_size, placed_batch
+from autopar.runtime.jax.outputs import Outputs, tree_of
 from autopar.runtime.jax.own_optimizer import OwnOptimizer, norm_of
 from autopar.runtime.jax.processes import put, texts
 from autopar.runtime.jax.step import Array, Arrays, State, Step, held, placed
@@ -46,6 +48,7 @@ class Trainer:
     planned: Sequence[BatchEntry] = ()
     tree: UserTree | None = None
     frozen: Tree = None
+    aux: Aux | None = None
     optimizer: OwnOptimizer | None = None
     opt_state: Any = None
     _run: Any = None
@@ -60,7 +63,8 @@ class Trainer:
         return int(self.state["step"])
 
     def step(self, batch: Mapping[str, Any]) -> Any:
-        """One step on a global batch; returns its loss.
+        """One step on a global batch; returns its loss, of a loss function with ``has_aux`` the
+        pair that it returns, of the whole batch.
 
         Raises `OtherBatch` for a batch that was not planned for.
         """
@@ -71,22 +75,33 @@ class Trainer:
             self._run = function.lower(*self._before(), cut).compile()
         made = self._run(*self._before(), cut)
         if self.optimizer is None:
-            self.state, loss, self.gradient_norm = made
+            self.state, loss, self.gradient_norm, *rest = made
         else:
-            self.state, self.opt_state, loss, self.gradient_norm = made
-        return loss
+            self.state, self.opt_state, loss, self.gradient_norm, *rest = made
+        return self._with_aux(loss, rest[0] if rest else ())
+
+    def _with_aux(self, loss: Array, outputs: Outputs) -> Any:
+        """``loss``, or the pair of it and the user's ``aux``; ``outputs`` as of `OutputKinds`."""
+        if self.aux is None:
+            return loss
+        kinds = self.compiled.outputs
+        function = self._once(
+            "aux", lambda: self.compiled.compiled(kinds.joined, (kinds.specs,), kinds.joined_specs)
+        )
+        return loss, tree_of(self.aux, loss, function(outputs))
 
     def value_and_grad(self, batch: Mapping[str, Any]) -> tuple[Any, Tree]:
-        """Loss and gradients of a global batch, and no step: `jax.value_and_grad` of the loss.
+        """Loss and gradients of a global batch, and no step: `jax.value_and_grad` of the loss, with
+        ``has_aux`` of the pair.
 
         The gradients are a tree like the parameters, None where these are frozen, neither clipped
         nor scaled, and where ZeRO splits anything each device has its pieces. `update` takes them,
         or sums of them; or the user's own update, which gives `params` anew.
         """
 
-        def made(state: State, batch: Arrays) -> tuple[Array, Tree]:
-            loss, gradients = self.compiled.gradients(state, batch)
-            return loss, self._tree.tree(gradients)
+        def made(state: State, batch: Arrays) -> tuple[Array, Tree, Outputs]:
+            loss, gradients, outputs = self.compiled.gradients(state, batch)
+            return loss, self._tree.tree(gradients), outputs
 
         step = self.compiled
         function = self._once(
@@ -94,11 +109,11 @@ class Trainer:
             lambda: step.compiled(
                 made,
                 (step.held_specs, step.batch_specs),
-                (PartitionSpec(), self._tree.specs(cut=True)),
+                (PartitionSpec(), self._tree.specs(cut=True), step.outputs.specs),
             ),
         )
-        loss, gradients = function(held(self.state), self._cut(batch))
-        return loss, gradients
+        loss, gradients, outputs = function(held(self.state), self._cut(batch))
+        return self._with_aux(loss, outputs), gradients
 
     def update(self, gradients: Tree) -> Any:
         """Steps the optimizer on ``gradients``, a tree like the parameters, clipped as the plan
@@ -134,7 +149,8 @@ class Trainer:
         return self.gradient_norm
 
     def evaluate(self, batch: Mapping[str, Any]) -> Any:
-        """The loss of a global batch as the parameters are now; nothing changes.
+        """The loss of a global batch as the parameters are now, with ``has_aux`` the pair that the
+        loss function returns; nothing changes.
 
         Of the planned size it is the forward pass of the plan's program. Of any other it is the
         loss function as it stands, partitioned by XLA.
@@ -143,10 +159,9 @@ class Trainer:
         step = self.compiled
         if not self.planned or is_planned(_as_jax_takes(batch), self.planned):
             known = (step.held_specs, step.batch_specs)
-            function = self._once(
-                "evaluate", lambda: step.compiled(step.evaluate, known, PartitionSpec())
-            )
-            return function(held(self.state), step.cut(batch))
+            made = (PartitionSpec(), step.outputs.specs)
+            function = self._once("evaluate", lambda: step.compiled(step.evaluate, known, made))
+            return self._with_aux(*function(held(self.state), step.cut(batch)))
         loss = self.workload.loss
         assert loss is not None
         given = placed_batch(step, self.planned, batch)
@@ -311,15 +326,14 @@ class Trainer:
         step, own = self.compiled, self.optimizer
         assert own is not None
 
-        def run(state: State, opt: Any, batch: Arrays) -> tuple[State, Any, Array, Array]:
-            loss, gradients = step.gradients(state, batch)
+        def run(state: State, opt: Any, batch: Arrays) -> tuple[Any, ...]:
+            loss, gradients, outputs = step.gradients(state, batch)
             state, opt, norm = self._updated(state, opt, gradients, loss)
-            return state, opt, loss, norm.astype(loss.dtype)
+            return state, opt, loss, norm.astype(loss.dtype), outputs
 
         states, plain = (step.held_specs, own.specs), PartitionSpec()
-        return step.compiled(
-            run, (*states, step.batch_specs), (*states, plain, plain), donate=(0, 1)
-        )
+        made = (*states, plain, plain, step.outputs.specs)
+        return step.compiled(run, (*states, step.batch_specs), made, donate=(0, 1))
 
     def _updated(
         self, state: State, opt: Any, gradients: Arrays, loss: Array

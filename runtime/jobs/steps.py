@@ -54,7 +54,8 @@ def take_steps(
         where["step"] = f"in step {step}"
         batch = batches(trainer.workload, step)
         begin = time.perf_counter()
-        losses.append(float(trainer.step(batch)))
+        loss = trainer.step(batch)
+        losses.append(float(loss[0] if trainer.workload.has_aux else loss))
         times.append(time.perf_counter() - begin)
         split.append(phases())
         if not options["quiet"]:

@@ -68,6 +68,24 @@ def test_program_equals_loss_function_and_moves_what_was_priced(name: str) -> No
     assert differences(program.priced_in_float64(), issued) == []
 
 
+def test_what_a_loss_returns_beside_is_priced_and_moves_no_gradient() -> None:
+    model = models.mlp()
+
+    def loss(params: Any, batch: Any) -> Any:
+        h = jax.nn.relu(batch["x"] @ params["up"]["weight"].T + params["up"]["bias"])
+        y = h @ params["down"]["weight"].T + params["down"]["bias"]
+        return ((y - batch["y"]) ** 2).mean(), {"size": (y**2).mean(0), "outputs": y}
+
+    fix = {"dp_shard": "2", "dp_replicate": "2", "tp": "2", "zero": "2", "microbatch": "1"}
+    program = made_of("aux", replace(model, loss=loss), fix, clip_norm=0.5, has_aux=True)
+    assert 'OUTPUTS = (0, "sum")' in program.text
+    assert program.exact()[0].largest <= TOLERANCE
+    step = Step(program.program(), program.workload)
+    issued = jax_verify.issued_collectives(step, program.workload.batch(0))
+    assert differences(program.priced(), issued) == []
+    assert any(row.size_bytes == 4 * models.W for row in program.priced())
+
+
 def test_parameters_that_are_gathered_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As large ones are; those of the other tests travel together."""
     monkeypatch.setattr(jax_units, "SMALL_BYTES", 0)

@@ -231,3 +231,56 @@ def test_a_loss_without_its_parameters(tmp_path: Path) -> None:
         autopar.plan(
             MODEL.loss, batch(), cluster(2), folder=tmp_path / "p", params=1, init=lambda key: 1
         )
+
+
+def scored(params: Any, given: Any) -> Any:
+    """A sum over samples, rows of each, a count, a number and the loss itself beside the loss."""
+    h = jax.nn.relu(given["x"] @ params["up"]["weight"].T + params["up"]["bias"])
+    y = h @ params["down"]["weight"].T + params["down"]["bias"]
+    loss = jnp.mean((y - given["y"]) ** 2)
+    right = jnp.argmax(y, -1) == jnp.argmax(given["y"], -1)
+    rows = {"outputs": y, "best": jnp.argmax(y, -1)}
+    return loss, {**rows, "right": right.sum(), "share": right.mean(), "seven": 7.0, "loss": loss}
+
+
+@pytest.mark.parametrize("name", FIXES)
+def test_what_a_loss_returns_beside_is_that_of_the_whole_batch(
+    plans: dict[str, PlanFolder], tmp_path: Path, name: str
+) -> None:
+    devices, fix = FIXES[name]
+    plan = autopar.plan(
+        scored, batch(), cluster(devices), fix, tmp_path / name, params=start(), has_aux=True
+    )
+    optimizer = optax.adam(1e-2) if name == "zero3" else None
+    trainer: Any = autopar.load(plan, model=scored, params=start(), optimizer=optimizer)
+    assert trainer.compiled.layout.settings.microbatches == (2 if name == "zero3" else 1)
+    wanted = scored(start(), batch())
+
+    def same(made: Any) -> None:
+        assert largest(made, wanted) < 1e-12
+        assert jax.tree.map(lambda a: jnp.result_type(a), made) == jax.tree.map(
+            lambda a: jnp.result_type(a), wanted
+        )
+
+    same(trainer.evaluate(batch()))
+    pair, gradients = trainer.value_and_grad(batch())
+    same(pair)
+    assert largest(gradients, jax.grad(MODEL.loss)(start(), batch())) < 1e-12
+    same(trainer.step(batch()))
+    assert largest(trainer.evaluate(batch(1, 3)), scored(trainer.params, batch(1, 3))) < 1e-12
+
+
+def test_what_is_no_aux(tmp_path: Path) -> None:
+    def passed_on(params: Any, given: Any) -> Any:
+        return MODEL.loss(params, given), given["x"]
+
+    for loss, message in (
+        (MODEL.loss, "returns .loss, aux."),
+        (passed_on, "'x' in aux as it came"),
+    ):
+        with pytest.raises(UserError, match=message):
+            autopar.plan(
+                loss, batch(), cluster(2), folder=tmp_path / "p", params=start(), has_aux=True
+            )
+    with pytest.raises(UserError, match="has_aux=True is for one that returns"):
+        autopar.plan(passed_on, batch(), cluster(2), folder=tmp_path / "p", params=start())

@@ -80,6 +80,7 @@ def emit(
         *_blocks(lowered),
         "",
         *_batch(captured, mesh),
+        *_outputs(lowered),
     ]
     code = "\n".join(tables) + "\n\n\n" + "\n\n\n".join(parts) + "\n"
     model = f"{_docstring(lowered, plan, captured)}\n\n{_imports(code)}\n\n{code}"
@@ -115,6 +116,7 @@ def _how(plan: Plan, captured: CapturedModel, code: str) -> train.How:
         optimizer=plan.optimizer,
         slots={"adamw": ("m", "v")}.get(plan.optimizer, ()),
         frozen=", frozen=True)" in code,
+        outputs="OUTPUTS = (" in code,
         about=tuple(
             train_heading(plan, captured.samples, "python", "device", "by SETTINGS of model.py")
         ),
@@ -214,6 +216,21 @@ def _batch(captured: CapturedModel, mesh: Mesh) -> list[str]:
     return [*lines, "}"]
 
 
+def _outputs(lowered: Lowered) -> list[str]:
+    """How data axes and microbatches hold what `loss` returns beside the loss."""
+    others = lowered.outputs[1:]
+    if not others:
+        return []
+    lines = ["", "# what `loss` returns beside the loss: split along a dim, or shares to add up"]
+    kinds = []
+    for output in others:
+        placements = [output.wanted.on(a) for a in lowered.mesh.axes if a in BATCH_AXES]
+        first = placements[0] if placements else None
+        kinds.append("None" if first is None else str(first.dim) if first.kind == "S" else '"sum"')
+    rest = "," if len(kinds) == 1 else ""
+    return [*lines, f"OUTPUTS = ({', '.join(kinds)}{rest})"]
+
+
 def _block_function(lowered: Lowered, block: Block, printing: Printing) -> str:
     arguments, lines = body(lowered, "p", printing)
     given = [
@@ -233,7 +250,10 @@ def _loss_function(lowered: Lowered, printing: Printing) -> str:
         for variable, name in zip(arguments, lowered.graph.inputs, strict=True)
     ]
     renamed = [f"    {v} = {n}" for v, n in zip(arguments, keyed, strict=True) if v != n]
-    doc = '    """This device\'s share: summed over data axes and microbatches, the loss."""'
+    others = " Behind it OUTPUTS." if lowered.outputs[1:] else ""
+    doc = (
+        f'    """This device\'s share: summed over data axes and microbatches, the loss.{others}"""'
+    )
     return "\n".join([f"def loss(params, {', '.join(keyed)}):", doc, *renamed, *lines])
 
 

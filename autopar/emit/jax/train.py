@@ -27,6 +27,7 @@ class How:
     deferred: whether some gradients are partial sums over model axes when backward ends.
     slots:    what the optimizer keeps of every parameter.
     frozen:   whether there are parameters without gradients.
+    outputs:  whether the loss function returns more than the loss.
     about:    lines of the docstring.
     """
 
@@ -38,6 +39,7 @@ class How:
     optimizer: str = "adamw"
     slots: tuple[str, ...] = ("m", "v")
     frozen: bool = True
+    outputs: bool = False
     about: tuple[str, ...] = ("One training step.",)
 
     @property
@@ -107,19 +109,25 @@ def _hold(how: How) -> list[str]:
 
 def _backward(how: How) -> list[str]:
     lines = Lines(4)
+    made = "loss, gradients, outputs" if how.outputs else "loss, gradients"
     lines.add('"""On one device: the loss of a global batch, and its pieces of the gradients."""')
     if how.microbatches == 1:
         lines.add("microbatch = {name: entry[0] for name, entry in batch.items()}")
-        made = "loss, gradients = step.value_and_grad(state, microbatch)"
-        lines.add(made, _moved(how), above=True)
+        lines.add(f"{made} = step.value_and_grad(state, microbatch)", _moved(how), above=True)
+        if how.outputs:
+            lines.add("outputs = tuple(output[None] for output in outputs)")
     else:
         lines.blank()
-        lines.add("def add(so_far: Arrays, microbatch: Arrays) -> tuple[Arrays, None]:")
+        kept = "tuple[Array, ...]" if how.outputs else "None"
+        lines.add(f"def add(so_far: Arrays, microbatch: Arrays) -> tuple[Arrays, {kept}]:")
         inner = Lines(8)
-        inner.add("more = step.value_and_grad(state, microbatch)", _moved(how), above=True)
-        inner.add("return jax.tree.map(jnp.add, so_far, more), None")
+        into = "loss, gradients, outputs" if how.outputs else "more"
+        inner.add(f"{into} = step.value_and_grad(state, microbatch)", _moved(how), above=True)
+        summed = "(loss, gradients)), outputs" if how.outputs else "more), None"
+        inner.add(f"return jax.tree.map(jnp.add, so_far, {summed}")
         lines.lines += [*inner.lines, ""]
-        lines.add("(loss, gradients), _ = lax.scan(add, step.zeros(state, batch), batch)")
+        kept = "outputs" if how.outputs else "_"
+        lines.add(f"(loss, gradients), {kept} = lax.scan(add, step.zeros(state, batch), batch)")
     if how.data:
         lines.add(f"loss = lax.psum(loss, {_names(how.data)})")
     own = f"lax.psum(g, {_names(how.data)})" if how.data else "g"
@@ -128,9 +136,10 @@ def _backward(how: How) -> list[str]:
         own = "reduced(leaves[name], g)"
     if own != "g":
         lines.add(f"gradients = {{name: {own} for name, g in gradients.items()}}")
-    lines.add("return loss, gradients")
+    lines.add(f"return {made}")
+    gives = "tuple[Array, Arrays, tuple[Array, ...]]" if how.outputs else "tuple[Array, Arrays]"
     return [
-        "def backward(step: Step, state: State, batch: Arrays) -> tuple[Array, Arrays]:",
+        f"def backward(step: Step, state: State, batch: Arrays) -> {gives}:",
         *lines.lines,
     ]
 
@@ -229,7 +238,8 @@ def _main(how: How) -> list[str]:
     lines.add("for number in range(steps):")
     inner = Lines(8)
     inner.add("batch = global_batch(program.workload, number)")
-    inner.add("state, loss, _ = step.step(state, step.cut(batch))")
+    rest = "*_" if how.outputs else "_"
+    inner.add(f"state, loss, {rest} = step.step(state, step.cut(batch))")
     inner.add('print(f"step {number}  loss {float(loss):.6f}", flush=True)')
     count = how.mesh.device_count
     return [

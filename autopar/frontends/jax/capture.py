@@ -13,9 +13,10 @@ import numpy as np
 
 from autopar.frontends.captured import Captured
 from autopar.frontends.jax.attention import attention_lifted
+from autopar.frontends.jax.aux import aux_of, results_of, single_results
 from autopar.frontends.jax.constants import Constants, held_note, stored
 from autopar.frontends.jax.derivatives import Rules
-from autopar.frontends.jax.draft import Draft, Value
+from autopar.frontends.jax.draft import Draft, Operand, Value
 from autopar.frontends.jax.errors import (
     BatchError,
     BuildError,
@@ -61,26 +62,29 @@ def capture(
     batch: Mapping[str, Any],
     whole_inputs: tuple[str, ...] = (),
     precision: str = "float32",
+    has_aux: bool = False,
 ) -> Captured:
     """The graph of ``loss(params, batch)``.
 
     ``params`` is a tree and ``batch`` a dict of arrays or of anything with shape and dtype; only
     shapes are looked at. ``whole_inputs`` names batch entries without a batch dim; ``precision`` is
-    that of the workload: casts that the loss asks for in it are ops of the graph. Raises
+    that of the workload: casts that the loss asks for in it are ops of the graph. ``has_aux``: the
+    loss returns a pair, and what is in its second part are further results of the graph. Raises
     `CaptureError` and its kinds.
     """
     params = abstract_parameters(params)
     batch = abstract_batch(batch)
     entries = batch_entries(batch, whole_inputs)
     samples = samples_of(entries)
-    closed = _jaxpr(loss, params, batch)
+    flat = results_of(loss) if has_aux else loss
+    closed, shapes = _jaxpr(loss, flat, params, batch)
     rules = Rules()
-    exact = exact_constants(loss, closed, params, batch, rules)
+    exact = exact_constants(flat, closed, params, batch, rules)
     inputs = _inputs(params, batch)
     constants = Constants(loss, [v.path for v in inputs])
-    casts = own_casts(loss, closed, params, batch, precision)
+    casts = own_casts(flat, closed, params, batch, precision)
     draft = draft_of(closed, inputs, exact, rules, constants, casts.at)
-    graph, stacks = _graph(draft, constants)
+    graph, stacks, results = _graph(draft, constants)
     named = flat_parameters(constants.arrays, stacks)
     tensors = model_tensors(graph)
     held = {n: a for n, a in named.items() if n in tensors}
@@ -92,6 +96,7 @@ def capture(
         tokens_of(entries),
         stacks=stacks,
         constants=held,
+        aux=aux_of(shapes, results) if has_aux else None,
         notes=(*remarks(closed, precision, casts), *held_note(held)),
     )
 
@@ -109,7 +114,8 @@ def _capture_workload(workload: Workload, loss: Loss, init: Callable[..., Any]) 
     params = _parameters(init, workload.seed)
     batch = _batch(workload.batch)
     try:
-        return capture(loss, params, batch, workload.whole_inputs, workload.precision)
+        whole, precision = workload.whole_inputs, workload.precision
+        return capture(loss, params, batch, whole, precision, workload.has_aux)
     except BatchError as error:
         raise BatchError(f"{_declared(workload.batch)}: {error}") from error
     except NotFloating as error:
@@ -139,7 +145,9 @@ def _batch(make: Callable[..., Any]) -> Any:
         ) from error
 
 
-def _graph(draft: Draft, constants: Constants) -> tuple[Graph, Stacks]:
+def _graph(draft: Draft, constants: Constants) -> tuple[Graph, Stacks, tuple[Operand, ...]]:
+    """The graph, how it names stacks, and what the function returns: numbers, and else results of
+    the graph in their order."""
     for step in (
         simplified,
         lifted,
@@ -150,7 +158,8 @@ def _graph(draft: Draft, constants: Constants) -> tuple[Graph, Stacks]:
         folded,
     ):
         draft = step(draft)
-    graph, stacks = graph_of(stored(draft, constants))
+    draft, results = single_results(stored(draft, constants))
+    graph, stacks = graph_of(draft)
     frozen = flat_parameters(constants.arrays, stacks)
     without = [
         name for name, t in graph.parameters() if not t.differentiable and name not in frozen
@@ -162,7 +171,7 @@ def _graph(draft: Draft, constants: Constants) -> tuple[Graph, Stacks]:
             f"parameters: {shown}. Take them out of the tree, use them in the loss, or pass what "
             "is not trained as a batch entry"
         )
-    return graph, stacks
+    return graph, stacks, results
 
 
 def _inputs(params: Any, batch: Mapping[str, Any]) -> tuple[Value, ...]:
@@ -183,9 +192,11 @@ def _inputs(params: Any, batch: Mapping[str, Any]) -> tuple[Value, ...]:
     return tuple(values)
 
 
-def _jaxpr(loss: Loss, params: Any, batch: Mapping[str, Any]) -> Any:
+def _jaxpr(loss: Loss, flat: Loss, params: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The jaxpr of ``flat``, which is ``loss`` or its results in a row, and the shapes of what it
+    returns."""
     try:
-        closed, shapes = jax.make_jaxpr(loss, return_shape=True)(params, batch)
+        closed, shapes = jax.make_jaxpr(flat, return_shape=True)(params, batch)
     except jax.errors.ConcretizationTypeError as error:
         text = str(error).partition("\n")[0]
         raise ControlFlow(
@@ -193,20 +204,22 @@ def _jaxpr(loss: Loss, params: Any, batch: Mapping[str, Any]) -> Any:
             f"({text}). The program must be the same for every batch: replace if, int() and bool() "
             "on arrays by jnp.where"
         ) from error
+    except CaptureError:
+        raise
     except Exception as error:  # a user's function
         raise LossError(
             f"{_place(error, loss)}: the loss failed: {_first_line(error)}\nIt is called as "
             f"loss(params, batch); the batch has {_shapes(batch)}"
         ) from error
-    leaves = jax.tree.leaves(shapes)
+    leaves = jax.tree.leaves(shapes if flat is loss else shapes[0])
     single = len(leaves) == 1 and leaves[0].shape == () and "float" in str(leaves[0].dtype)
     if not single:
         shown = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves) or "nothing"
         raise NotScalarLoss(
             f"the loss function returns {shown}, not one floating-point number: reduce it, as in "
-            "losses.mean()"
+            "losses.mean(); has_aux=True is for one that returns (loss, aux)"
         )
-    return closed
+    return closed, shapes
 
 
 def _shapes(batch: Mapping[str, Any]) -> str:

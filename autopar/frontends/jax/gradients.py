@@ -8,12 +8,13 @@ STOPS = frozenset(("detach", "sign", "floor", "jax::is_finite", "one_hot", "argm
 
 
 def differentiable(draft: Draft) -> set[Value]:
-    """Values that depend on a floating-point parameter and on which the result depends, both
-    through ops that have derivatives. Values inside bodies of scans are among them."""
+    """Values that depend on a floating-point parameter and on which the first result, the loss,
+    depends, both through ops that have derivatives. Values inside bodies of scans are among
+    them."""
     depends: set[Value] = set()
     _forward(draft, depends)
     reaches: set[Value] = set()
-    _backward(draft, {v for v in draft.outputs if isinstance(v, Value)}, reaches)
+    _backward(draft, {v for v in draft.outputs[:1] if isinstance(v, Value)}, reaches)
     return depends & reaches
 
 

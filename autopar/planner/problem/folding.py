@@ -367,10 +367,12 @@ class _Folding:
                 self.ledger.edge(source, shared, tensor, wants, 1, tensor.differentiable)
 
     def _to_output(self, graph: Graph, name: str) -> None:
-        """The loss is whole on the model axes, a share of the sum on each data rank."""
+        """The loss is whole on the model axes, a share of the sum on each data rank. What is
+        returned beside it has no gradient."""
         tensor = graph.tensors[name]
         index, inner = self.source[None, name]
         gives = self.ledger.nodes[index].results[inner]
         wants = self.codes.batch_part(gives)
         node = self.ledger.nodes[index]
-        self.ledger.leave(node, tensor, gives, wants, tensor.differentiable)
+        grad = tensor.differentiable and name == graph.outputs[0]
+        self.ledger.leave(node, tensor, gives, wants, grad)

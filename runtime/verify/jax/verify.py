@@ -151,8 +151,7 @@ def reference(
 ) -> Record:
     """Steps of the user's own function on one device, in float64; ``params`` and ``batches`` in the
     dtypes that the user gives them, 64-bit types enabled."""
-    assert workload.loss is not None
-    given = reference_of(workload.loss, params, batches[0])
+    given = reference_of(workload.scalar_loss, params, batches[0])
     function = jax.jit(given.function)
     record = Record(unchecked=given.unchecked)
     params = jax.tree.map(lambda a: _float64(np.asarray(a)), params)
