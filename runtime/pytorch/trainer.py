@@ -40,6 +40,7 @@ from autopar.runtime.pytorch.parameters import running
 from autopar.runtime.pytorch.pipeline.records import Stage, Value
 from autopar.runtime.pytorch.pipeline.stages import Stages
 from autopar.runtime.pytorch.portions import LocalBatch, rows_of
+from autopar.runtime.pytorch.predict import Asked, asked, result
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.sizes import Sizes
 from autopar.runtime.pytorch.state import State
@@ -131,6 +132,7 @@ class Trainer:
         self.predicted: Prediction | None = None
         self._on_step: list[OnStep] = []
         self._wants_norm = False
+        self._asked: dict[str | None, Asked] = {}
         self._stop, self._stopping = Stopping(), False
         self._kept_in: tuple[Path, int, int] | None = None
         self._last_kept = -1
@@ -263,6 +265,32 @@ class Trainer:
         if compared is not None:
             compared.finish()
         return loss
+
+    def predict(
+        self, batch: Batch, of: str | None = None, local: bool = False, gather: bool = False
+    ) -> torch.Tensor:
+        """Logits, or another result of the forward pass, as `evaluate` runs it; all ranks call.
+
+        of:     the module whose result it is, by its path (``"lm_head"``), outside of layers that
+                repeat; None: what the cross-entropy of the loss reads.
+        gather: every rank gets all samples in the order of the batch (Accelerate's
+                ``gather_for_metrics``); else each data rank its own, the same on all of its ranks.
+
+        The batch has all entries of the forward, labels too. Raises `NoResult`, and as `evaluate`.
+        """
+        folder = self._any_size.folder
+        if of not in self._asked:
+            self._asked[of] = asked(folder, self.workload, of)
+        compared, batch = self._compared(batch, local)
+        cut = self._any_size.for_evaluation(batch)
+        with self._here():
+            made = result(
+                lambda: loss_of(self.storage, cut),
+                self._asked[of], self.model, cut.microbatches, self.ranks, gather,
+            )  # fmt: skip
+        if compared is not None:
+            compared.finish()
+        return made
 
     def update(self) -> torch.Tensor | None:
         """Clips as the program says, steps the optimizer; returns the norm where it clips."""

@@ -21,6 +21,7 @@ from autopar.nouns.errors import UserError
 from autopar.runtime.first_rank import first_rank_makes
 from autopar.runtime.pytorch.checkpoint import Piece, load_plain
 from autopar.runtime.pytorch.load import start
+from autopar.runtime.pytorch.portions import even_split
 from autopar.runtime.pytorch.weights import contents, load_weights, save_weights
 from tests.plans import cluster
 from tests.script.models import Dropping, Exact, Points, Words, points, words
@@ -137,10 +138,24 @@ def evaluated(folder: Path, layout: str) -> dict[str, Any]:
     for size in SIZES:
         with torch.no_grad():
             off.append(abs(float(trainer.evaluate(words(size, size)) - model(**words(size, size)))))
+    predicted = [predictions_apart(trainer, model, words(size, size)) for size in SIZES]
     trainer.model.eval()  # dropout is off in the steps too from here on
     short = [compare_gradients(trainer, model, words(size, 9)) for size in (3, 11, 15)]
     same = all(map(torch.equal, *weights)) and losses[0] == losses[1]
-    return {"same": all(everywhere(same)), "off": max(off), "short": max(short)}
+    figures = {"off": max(off), "short": max(short), "predicted": max(predicted)}
+    return {"same": all(everywhere(same)), **figures}
+
+
+def predictions_apart(trainer: Any, model: Words, batch: dict[str, torch.Tensor]) -> float:
+    """How far logits are from those of one device: of all samples, and each data rank's own."""
+    with torch.no_grad():
+        wanted = model.logits(batch["tokens"])
+    whole, own = trainer.predict(batch, gather=True), trainer.predict(batch, "head")
+    rows = even_split(len(wanted), trainer.data_size, trainer.data_rank)
+    assert whole.shape == wanted.shape
+    assert own.shape[0] == len(rows)
+    apart = [(whole - wanted).abs().max(), (own - wanted[rows.start : rows.stop]).abs().sum()]
+    return max(everywhere(max(map(float, apart))))
 
 
 def compare_gradients(trainer: Any, model: nn.Module, batch: dict[str, torch.Tensor]) -> float:

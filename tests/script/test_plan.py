@@ -136,3 +136,17 @@ def test_a_command_says_what_to_do_with_a_scripts_plan(
     named = "Words is a type, not a model" if what == "class" else "workload is 'script:Words'"
     assert named in str(refused.value)
     assert "and plan that file" in str(refused.value)
+
+
+def test_logits_and_results_of_modules_by_name(planned: PlanFolder) -> None:
+    model = Words()
+    trainer: Any = autopar.load(planned, model=model)
+    batch = words(3, 5)
+    assert torch.equal(trainer.predict(batch), model.logits(batch["tokens"]))
+    assert torch.equal(trainer.predict(batch, "tokens"), model.tokens(batch["tokens"]))
+    for name, message in (("haed", "Did you mean head"), ("layers.0.up", "layers that repeat")):
+        with pytest.raises(UserError, match=message):
+            trainer.predict(batch, name)
+    before = float(trainer.evaluate(batch))
+    assert float(trainer.step(words(4))) > 0  # by the program's own forward again
+    assert float(trainer.evaluate(batch)) != before

@@ -16,6 +16,7 @@ import torch
 from autopar.runtime.verify.differences import Seen
 
 _recorder: list[Seen] | None = None
+_only: str | None = None
 
 
 def probe(name: str, x: torch.Tensor, sharding: str = "R") -> torch.Tensor:
@@ -23,7 +24,7 @@ def probe(name: str, x: torch.Tensor, sharding: str = "R") -> torch.Tensor:
 
     ``sharding`` is that of the result over all axes, the microbatch included.
     """
-    if _recorder is not None:
+    if _recorder is not None and _only in (None, name):
         seen = Seen(name, sharding, x.detach().clone())
         _recorder.append(seen)
         if x.requires_grad:
@@ -36,11 +37,13 @@ def _keep(seen: Seen, gradient: torch.Tensor) -> None:
 
 
 @contextmanager
-def recording() -> Iterator[list[Seen]]:
-    """Inside, `probe` appends to the list that this yields, in the order of the calls."""
-    global _recorder
-    before, _recorder = _recorder, []
+def recording(only: str | None = None) -> Iterator[list[Seen]]:
+    """Inside, `probe` appends to the list that this yields, in the order of the calls. ``only``:
+    the one result that is kept."""
+    global _recorder, _only
+    before = _recorder, _only
+    _recorder, _only = [], only
     try:
         yield _recorder
     finally:
-        _recorder = before
+        _recorder, _only = before
