@@ -1,12 +1,12 @@
-"""The two prices of a dense transformer's layouts, part by part: the family's formulas, which the
-published runs are compared with, and the planner's, which chooses.
+"""The two prices of a dense transformer's layouts, part by part: that of `autopar estimate --arch`,
+which published runs are compared with, and the planner's, which chooses.
 
     python -m benchmarks.agreement [--rows gpt3,...] [--json]
 
 Seconds of a step and bytes of the fullest rank. Both are of parameters, gradients and AdamW's state
 in float32, products in bfloat16 and fused kernels. A part is what the layers of the busiest rank
-take in a step before anything hides; ``of step`` is the planner's less the formulas' over the
-formulas' step.
+take in a step before anything hides; ``of step`` is the planner's less the estimate's over the
+estimated step.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from autopar.cost_models.footprint import footprint
 from autopar.cost_models.layout import Layout, check_layout, layout_from_fix, parse_fix
 from autopar.cost_models.rates import rates_of
 from autopar.cost_models.software import Software
-from autopar.cost_models.step_time import LIGHT_BACKWARD, step_time
-from autopar.cost_models.work import work_of
+from autopar.cost_models.step_time import step_time
 from autopar.files.arch_file import load_arch
 from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster
 from autopar.planner.arch_graph import LAYER
 from autopar.planner.arch_prices import Planned, planned
+from autopar.planner.layouts import work_for
 from autopar.planner.pricing.prices import PICOSECONDS
 from benchmarks.figures import Target, show
 
-GPT3 = replace(load_arch("examples/archs/gpt3_175b.yaml"), positions=True)
+GPT3 = load_arch("examples/archs/gpt3_175b.yaml")
 LLAMA_70B = load_arch("examples/archs/llama3_70b.yaml")
 LLAMA_8B = replace(LLAMA_70B, name="Llama-3-8B", layers=32, hidden=4096, heads=32, ffn=14336)
 SOFTWARE = Software(states="fsdp")
@@ -73,17 +73,17 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def by_formulas(case: Case) -> tuple[dict[str, float], dict[str, float]]:
+def by_estimate(case: Case) -> tuple[dict[str, float], dict[str, float]]:
     """Seconds and bytes by part, the whole under ``step`` and ``memory``."""
     cluster, x = case.read()
-    work = work_of(case.arch, x, cluster, SOFTWARE)
+    work = work_for(case.arch, cluster, x, SOFTWARE, "bf16")
     rates = rates_of(cluster.device, "bf16", SOFTWARE, case.arch.dim)
     step = step_time(work, rates)
     each = work.microbatches * work.layers
     products = work.matmul_flops + rates.thin_size * work.matmul_thin
     attention = work.attention_flops / rates.attention_flops_per_s
     attention *= 1 + rates.attention_seq / work.attention_seq
-    light = (1 + LIGHT_BACKWARD) * work.elementwise_bytes / rates.memory_bytes_per_s
+    light = (work.elementwise_bytes + work.elementwise_back_bytes) / rates.memory_bytes_per_s
     seconds = {
         "step": step.total_s,
         "products": each * 3 * products / rates.matmul_flops_per_s,
@@ -165,14 +165,14 @@ def rows_of(name: str) -> Iterator[dict[str, Any]]:
     """One row a part."""
     case = CASES[name]
     for theirs, ours, whole, unit in zip(
-        by_formulas(case), by_planner(case), ("step", "memory"), ("s", "GB"), strict=True
+        by_estimate(case), by_planner(case), ("step", "memory"), ("s", "GB"), strict=True
     ):
         scale = 1.0 if unit == "s" else 1e-9
         for part, size in theirs.items():
             yield {
                 "layout": name,
                 "part": f"{part}, {unit}",
-                "formulas": size * scale,
+                "estimate": size * scale,
                 "planner": ours[part] * scale,
                 "of step": f"{(ours[part] - size) / theirs[whole]:+.1%}",
             }
@@ -187,7 +187,7 @@ def main() -> None:
     targets = [
         Target(
             f"{row['layout']}: {CASES[row['layout']].fix}",
-            abs(row["planner"] / row["formulas"] - 1),
+            abs(row["planner"] / row["estimate"] - 1),
             STEP_LIMIT,
         )
         for row in rows

@@ -21,7 +21,8 @@ from scipy.optimize import least_squares
 
 from autopar.cost_models.rates import rates_of
 from autopar.cost_models.step_time import Rates, step_time
-from autopar.cost_models.work import Work, stacked, work_of
+from autopar.cost_models.work import Work, stacked
+from autopar.planner.layouts import work_for
 from benchmarks.published_priors import priors
 from benchmarks.published_rows import Run
 
@@ -111,7 +112,7 @@ class Fit:
 
 def run_work(run: Run) -> Work:
     """The work of one published run."""
-    return work_of(run.arch, run.layout, run.cluster, run.software, run.precision)
+    return work_for(run.arch, run.cluster, run.layout, run.software, run.precision)
 
 
 def source_of(run: Run) -> str:

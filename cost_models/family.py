@@ -62,7 +62,9 @@ class Arch:
     tied: bool = False
     causal: bool = True
     positions: bool = False
-    """Learned position embeddings."""
+    """Learned position embeddings; without them queries and keys are turned by angles."""
+    biases: bool | None = None
+    """Whether products add vectors; None: those of a plain MLP's model do."""
     latent: LatentAttention | None = None
     windowed_layers: int = 0
     """Layers whose attention sees only `window` tokens."""
@@ -75,6 +77,10 @@ class Arch:
     @property
     def value_dim(self) -> int:
         return self.latent.value_dim if self.latent else self.dim
+
+    @property
+    def has_biases(self) -> bool:
+        return not self.gated if self.biases is None else self.biases
 
     @property
     def is_moe(self) -> bool:

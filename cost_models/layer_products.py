@@ -3,43 +3,43 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from autopar.cost_models.family import Arch, Matrix
-from autopar.cost_models.layout import Layout
+from autopar.cost_models.family import Matrix
 
 # Edge of the result's tiles of a large product.
 TILE = 256
 
 
+@dataclass(frozen=True)
+class Product:
+    """A matrix product of rows x depth and depth x columns, ``times`` in a layer."""
+
+    rows: float
+    columns: float
+    depth: float
+    times: float = 1.0
+
+
+def split_product(matrix: Matrix, ways: int, rows: float, times: float) -> Product:
+    """What one of ``ways`` ranks does of a product with a weight."""
+    columns = matrix.outputs / ways if matrix.split == "out" else matrix.outputs
+    depth = matrix.inputs / ways if matrix.split == "in" else matrix.inputs
+    return Product(rows, columns, depth, times)
+
+
 class Products:
     """Sums over the matrix products of one layer."""
 
-    def __init__(self, arch: Arch, layout: Layout, rows: float) -> None:
-        self.arch, self.layout, self.rows = arch, layout, rows
+    def __init__(self, products: Iterable[Product]) -> None:
         self.flops = self.thin = self.count = self.operand_elements = 0.0
-
-    def add(self, matrices: tuple[Matrix, ...], weight: float = 1.0) -> None:
-        for m in matrices:
-            tp = self.layout.tp
-            columns = m.outputs / tp if m.split == "out" else m.outputs
-            depth = m.inputs / tp if m.split == "in" else m.inputs
-            self._sum(self.rows, columns, depth, 1.0, weight)
-
-    def add_experts(
-        self, matrices: tuple[Matrix, ...], rows: float, experts: float, weight: float
-    ) -> None:
-        etp = self.layout.expert_tp
-        for m in matrices:
-            columns = m.outputs / etp if m.split == "out" else m.outputs
-            depth = m.inputs / etp if m.split == "in" else m.inputs
-            self._sum(rows, columns, depth, experts, weight)
-
-    def _sum(self, rows: float, columns: float, depth: float, times: float, weight: float) -> None:
-        flops = 2 * rows * _padded(columns) * _padded(depth) * times * weight
-        self.flops += flops
-        self.thin += flops * (1 / rows + 1 / columns + 1 / depth)
-        self.count += weight * times
-        self.operand_elements += rows * depth * times * weight
+        for p in products:
+            flops = 2 * p.rows * _padded(p.columns) * _padded(p.depth) * p.times
+            self.flops += flops
+            self.thin += flops * (1 / p.rows + 1 / p.columns + 1 / p.depth)
+            self.count += p.times
+            self.operand_elements += p.rows * p.depth * p.times
 
 
 def _padded(size: float) -> float:

@@ -27,15 +27,6 @@ class LayoutCollectives:
             return 0.0
         return collective_time_s(self.cluster, kind, size_bytes, group)
 
-    def tensor(self, size_bytes: float) -> float:
-        """An all-reduce, or a gather and a scatter under sequence parallelism."""
-        group = AxisGroup(self.layout.tp)
-        if not self.layout.sequence_parallel:
-            return self.over("all_reduce", size_bytes, group)
-        return self.over("all_gather", size_bytes, group) + self.over(
-            "reduce_scatter", size_bytes, group
-        )
-
     def experts(self, size_bytes: float) -> float:
         """Gathering routed tokens for the parts of their experts, and scattering the sums."""
         group = AxisGroup(self.layout.expert_tp)

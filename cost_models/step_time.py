@@ -24,8 +24,7 @@ from autopar.cost_models.overlap import Room, exposed_s
 from autopar.cost_models.pipeline_time import Costs, Pipeline, pipelines_s
 from autopar.cost_models.work import Work
 
-# Traffic of an elementwise op's backward over its forward's: gradients in and out and the saved
-# input, where the forward has one input and one output; residual additions need nothing.
+# Backward traffic of scores, routing and conversions over forward's.
 LIGHT_BACKWARD = 1.3
 
 Number = Any
@@ -113,12 +112,14 @@ def step_time(work: Work, rates: Rates) -> StepTime:
     attention_f = attention_f * (1 + r.attention_seq / w.attention_seq)
     softmax_f = w.softmax_bytes / r.softmax_bytes_per_s
     light_f = (w.elementwise_bytes + w.cast_bytes) / r.memory_bytes_per_s
+    light_b = (w.elementwise_back_bytes + LIGHT_BACKWARD * w.cast_bytes) / r.memory_bytes_per_s
     route_f = w.route_bytes / r.route_bytes_per_s
     forward = product_f + expert_f + attention_f + softmax_f + light_f + route_f
     backward = (
         2 * (product_f + expert_f)
         + r.attention_backward * attention_f
-        + LIGHT_BACKWARD * (softmax_f + light_f + route_f)
+        + LIGHT_BACKWARD * (softmax_f + route_f)
+        + light_b
     )
     again = w.again_products * product_f + w.again_experts * expert_f
     again = again + w.again_attention * (attention_f + softmax_f)

@@ -17,12 +17,13 @@ import numpy as np
 
 from autopar.cost_models.collectives import AxisGroup
 from autopar.cost_models.family import Arch
-from autopar.cost_models.layer_products import Products
+from autopar.cost_models.layer_figures import LayerFigures, by_formulas
+from autopar.cost_models.layer_products import Product, Products, split_product
 from autopar.cost_models.layout import Layout
 from autopar.cost_models.layout_collectives import LayoutCollectives
 from autopar.cost_models.pipeline_time import Pipeline
 from autopar.cost_models.precision import is_narrow, stream_bytes
-from autopar.cost_models.recompute import Traffic, run_again
+from autopar.cost_models.recompute import run_again
 from autopar.cost_models.software import Software
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.zero import ZERO
@@ -45,9 +46,6 @@ ROUTE_PASSES = {"fused": 6, "dispatched": 8, "kernels": 14, "eager": 30}
 # Traffic of one element's conversion: 16 bits read, two 8-bit copies written (one transposed, for
 # the gradient's product).
 CAST_BYTES = 4
-
-# Edge of the keys' tiles of an attention kernel.
-KEY_TILE = 128
 
 
 @dataclass(frozen=True)
@@ -73,6 +71,8 @@ class Work:
     head_dim: float
     # device-memory traffic of one layer, forward
     elementwise_bytes: float
+    elementwise_back_bytes: float
+    """The same of backward."""
     softmax_bytes: float
     route_bytes: float
     cast_bytes: float
@@ -133,34 +133,36 @@ def stacked(works: Sequence[Work]) -> Work:
 
 
 def work_of(
-    arch: Arch, layout: Layout, cluster: Cluster, software: Software, precision: str = "bf16"
+    arch: Arch,
+    layout: Layout,
+    cluster: Cluster,
+    software: Software,
+    precision: str = "bf16",
+    figures: LayerFigures | None = None,
 ) -> Work:
-    """The work of the busiest rank. `precision` is what matrix products compute in."""
+    """The work of the busiest rank.
+
+    precision: what matrix products compute in. figures: of a layer; None: by the formulas.
+    """
     x = layout
     tokens = x.microbatch * arch.seq / x.cp
-    sp = x.tp if x.sequence_parallel else 1
-    dense = Products(arch, x, tokens)
+    wire = stream_bytes(precision)  # of an activation or gathered parameter
+    layer = figures or by_formulas(arch, x, software, wire)
+    dense = Products(layer.products)
     share = arch.moe_layers / arch.layers
-    dense.add(arch.attention)
-    if share < 1:
-        dense.add(arch.dense_mlp, weight=1 - share)
-    if share > 0 and arch.shared_mlp:
-        dense.add(arch.shared_mlp, weight=share)
-    experts = Products(arch, x, tokens)
+    routed_products: list[Product] = []
     routed_tokens = tokens * arch.top_k / (x.tp if x.sequence_parallel else 1)
     # Ranks that split an expert gather their tokens first, where each has tokens of its own.
     gathered = x.expert_tp if x.sequence_parallel else 1
     if share > 0:
         per_expert = routed_tokens * gathered * x.ep / arch.experts * software.imbalance
         per_expert = max(1.0, per_expert)
-        experts.add_experts(arch.expert_mlp, per_expert, arch.experts / x.ep, share)
-
-    attention_flops = (
-        2 * tokens * _attended(arch, software) * arch.heads * (arch.dim + arch.value_dim) / x.tp
-    )
-    wire = stream_bytes(precision)  # of an activation or gathered parameter
-    traffic = _traffic(arch, x, tokens, sp, software, wire)
-    again = run_again(arch, x, software, traffic)
+        times = arch.experts / x.ep * share
+        routed_products = [
+            split_product(m, x.expert_tp, per_expert, times) for m in arch.expert_mlp
+        ]
+    experts = Products(routed_products)
+    again = run_again(arch, x, software, layer.traffic)
     # Grouped products with conversion fused in read 16-bit operands, all others converted ones.
     cast_elements = dense.operand_elements
     if software.routing != "fused":
@@ -169,7 +171,7 @@ def work_of(
         cast_elements = 0.0
     comm = LayoutCollectives(cluster, x, software, wire)
     hidden_bytes = tokens * arch.hidden * wire
-    tp_s = 2 * comm.tensor(hidden_bytes) if x.tp > 1 else 0.0
+    tp_s = sum(comm.over(kind, size, AxisGroup(x.tp)) for kind, size in layer.moved)
     if arch.is_moe and x.tp > 1 and x.sequence_parallel:
         tp_s *= 1 - share / 2 * (0 if arch.shared_experts else 1)
     kv_bytes = 2 * tokens * arch.kv_heads * arch.dim / min(x.tp, arch.kv_heads) * wire
@@ -181,8 +183,7 @@ def work_of(
         ep_s += share * comm.experts(routed_bytes * gathered * software.imbalance)
 
     far_s, near_s = comm.pipeline(hidden_bytes / x.tp)
-    outside, routed = arch.layer_parameters
-    outside_local, routed_local = outside / x.tp, routed / x.expert_ranks
+    outside_local, routed_local = layer.parameters, arch.layer_parameters[1] / x.expert_ranks
     local = outside_local + routed_local
     pipeline = replace(
         x.pipeline(arch.layers),
@@ -190,7 +191,7 @@ def work_of(
         neighbours=comm.neighbours(),
     )
     layers = float(max(pipeline.rank_layers()))
-    rank_parameters = local * layers + arch.vocab * arch.hidden / x.tp
+    rank_parameters = local * layers + layer.table
     gather_layer_s = 0.0
     gradient_bytes = max(wire, software.gradient_bytes or GRADIENT_BYTES[software.states])
     scatter_layer_s = 0.0
@@ -203,7 +204,7 @@ def work_of(
             reduce_s = comm.replicated(rank_parameters * gradient_bytes / x.dp_shard)
     else:
         reduce_s, gather_s = comm.gradients(
-            outside_local * layers + arch.vocab * arch.hidden / x.tp,
+            outside_local * layers + layer.table,
             routed_local * layers,
             gradient_bytes,
         )
@@ -220,10 +221,11 @@ def work_of(
         expert_flops=experts.flops,
         expert_thin=experts.thin,
         expert_products=experts.count,
-        attention_flops=attention_flops,
+        attention_flops=layer.attention_flops,
         attention_seq=arch.mean_context,
         head_dim=arch.dim,
-        elementwise_bytes=traffic.total,
+        elementwise_bytes=layer.traffic.total,
+        elementwise_back_bytes=layer.traffic_back,
         softmax_bytes=_softmax_bytes(arch, x, software, wire),
         route_bytes=share * ROUTE_PASSES[software.routing] * routed_bytes * software.imbalance,
         cast_bytes=cast_elements * CAST_BYTES,
@@ -232,10 +234,9 @@ def work_of(
         again_attention=again.attention,
         again_light=again.light,
         again_route=again.route,
-        head_flops=2 * tokens * arch.hidden * arch.vocab / x.tp,
-        loss_bytes=tokens
-        * arch.vocab
-        / x.tp
+        head_flops=2 * layer.head.rows * layer.head.columns * layer.head.depth,
+        loss_bytes=layer.head.rows
+        * layer.head.columns
         * {"eager": 16, "fused": 6, "chunked": 8}[software.loss],
         optimizer_bytes=0.0 if x.offload_optimizer else states * 34,
         offloaded_parameters=states if x.offload_optimizer else 0.0,
@@ -257,15 +258,6 @@ def work_of(
     )
 
 
-def _attended(arch: Arch, software: Software) -> float:
-    """Keys that a kernel multiplies each query with, averaged over layers."""
-    whole = arch.seq * (0.5 if arch.causal and software.attention != "unfused" else 1.0)
-    seen = min(whole, arch.window + KEY_TILE) if arch.window else whole
-    return (arch.windowed_layers * seen + (arch.layers - arch.windowed_layers) * whole) / (
-        arch.layers
-    )
-
-
 def _copies(arch: Arch, layout: Layout, cluster: Cluster, software: Software) -> float:
     """Copies of a routed token that travel, over top_k: n (1 - (1 - 1/n)^k) to n targets."""
     if not arch.is_moe or software.dispatch == "all_to_all" or layout.ep == 1:
@@ -277,33 +269,6 @@ def _copies(arch: Arch, layout: Layout, cluster: Cluster, software: Software) ->
         else (layout.ep)
     )
     return targets * (1 - (1 - 1 / targets) ** arch.top_k) / arch.top_k
-
-
-def _traffic(
-    arch: Arch, layout: Layout, tokens: float, sp: int, software: Software, element_bytes: int
-) -> Traffic:
-    """Forward traffic of norms, residuals, rotary, activations of one layer.
-
-    A gated activation reads gate and up and writes their product; eager writes and reads what
-    comes of the gate between. Kernels that join a residual to the norm after it are not counted.
-    """
-    passes = (5 if software.style == "eager" else 3) if arch.gated else 2
-    share = arch.moe_layers / arch.layers
-    width = arch.ffn * (arch.shared_experts + arch.top_k * software.imbalance) * share
-    width += (arch.dense_ffn or arch.ffn) * (1 - share)
-    return Traffic(
-        hidden=element_bytes * tokens * arch.hidden * (16 if software.dropout else 10) / sp,
-        heads=element_bytes * tokens * _rotated(arch) / layout.tp,
-        activation=element_bytes * tokens * width * passes / layout.tp,
-    )
-
-
-def _rotated(arch: Arch) -> float:
-    """Elements of one token that rotary embedding reads and writes."""
-    if arch.latent is None:
-        return 2.0 * (arch.heads + 2 * arch.kv_heads) * arch.dim
-    # Queries turn in place; keys are put together from a part of each head and one shared part.
-    return arch.heads * (2.0 * arch.latent.rope_dim + 2 * arch.dim - arch.latent.rope_dim)
 
 
 def _softmax_bytes(arch: Arch, layout: Layout, software: Software, element_bytes: int) -> float:

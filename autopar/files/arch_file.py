@@ -55,6 +55,8 @@ class _ArchText(BaseModel):
     dense_ffn: int = Field(default=0, ge=0, le=100_000_000)
     tied: bool = False
     causal: bool = True
+    positions: bool = False
+    biases: bool | None = None
     latent: _LatentText | None = None
     window: int = Field(default=0, ge=0, le=1_000_000_000)
     windowed_layers: int = Field(default=0, ge=0, le=100_000)

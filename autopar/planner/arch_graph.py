@@ -34,16 +34,18 @@ def unsaid(arch: Arch) -> str:
     return ", ".join(name for name, has in parts.items() if has)
 
 
-def graph_of(arch: Arch, samples: int) -> Graph:
+def graph_of(arch: Arch, samples: int, dropout: float = 0.0) -> Graph:
     """One forward pass of ``samples`` sequences to the mean cross-entropy, parameters in float32.
+
+    dropout: behind the table, attention and the MLP, before what they read is added.
 
     Raises:
         NoGraph: experts, latent or windowed attention.
     """
     if missing := unsaid(arch):
         raise NoGraph(f"{arch.name}: no graph is made of {missing}")
-    body = _layer(arch, samples)
-    g = _Draft()
+    body = _layer(arch, samples, dropout)
+    g = _Draft(dropout)
     tokens, targets = (g.given(name, samples, arch.seq, dtype="int64") for name in BATCH_DIMS)
     table = g.parameter("tokens.weight", arch.vocab, arch.hidden)
     wide = (samples, arch.seq, arch.hidden)
@@ -53,6 +55,7 @@ def graph_of(arch: Arch, samples: int) -> Graph:
         x = _learned(g, arch, x, wide)
     else:
         angles = _angles(g, arch)
+    x = g.dropped("", x, wide)
     instances = tuple(f"layers.{i}" for i in range(arch.layers))
     for instance in instances:
         x = g.op("block", instance, (x, *angles), wide, block=LAYER, instance=instance)
@@ -69,9 +72,9 @@ def graph_of(arch: Arch, samples: int) -> Graph:
     return g.graph(loss, {LAYER: Block(LAYER, body, instances)})
 
 
-def _layer(arch: Arch, samples: int) -> Graph:
+def _layer(arch: Arch, samples: int, dropout: float) -> Graph:
     """One layer: attention, then the feed-forward part, each added to what it read."""
-    g = _Draft()
+    g = _Draft(dropout)
     wide = (samples, arch.seq, arch.hidden)
     x = g.given("x", *wide, dtype="float32", grad=True)
     angles: list[str] = []
@@ -92,13 +95,14 @@ def _layer(arch: Arch, samples: int) -> Graph:
     shape = (samples, arch.heads, arch.seq, arch.dim)
     mixed = g.op(
         *("attention", "attention", tuple(apart), shape),
-        **{"causal": arch.causal, "dropout_p": 0.0, "scale": None},
+        **{"causal": arch.causal, "dropout_p": dropout, "scale": None},
     )
     shape = (samples, arch.seq, arch.heads, arch.dim)
     y = g.op("transpose", "attention", (mixed,), shape, dims=(0, 2, 1, 3))
     joined = (samples, arch.seq, arch.heads * arch.dim)
     y = g.op("reshape", "attention", (y,), joined, shape=joined)
-    x = g.op("add", "", (x, _product(g, arch, "out", y, arch.hidden)), wide)
+    y = g.dropped("out", _product(g, arch, "out", y, arch.hidden), wide)
+    x = g.op("add", "", (x, y), wide)
     normed = _norm(g, arch, "mlp_norm", x, wide)
     between = (samples, arch.seq, arch.ffn)
     if arch.gated:
@@ -107,7 +111,8 @@ def _layer(arch: Arch, samples: int) -> Graph:
     else:
         up = _product(g, arch, "up", normed, arch.ffn)
         y = g.op("gelu", "mlp", (up,), between, approximate="none")
-    return g.graph(g.op("add", "", (x, _product(g, arch, "down", y, arch.hidden)), wide), {})
+    y = g.dropped("down", _product(g, arch, "down", y, arch.hidden), wide)
+    return g.graph(g.op("add", "", (x, y), wide), {})
 
 
 def _norm(g: _Draft, arch: Arch, name: str, x: str, shape: tuple[int, ...]) -> str:
@@ -120,10 +125,10 @@ def _norm(g: _Draft, arch: Arch, name: str, x: str, shape: tuple[int, ...]) -> s
 
 
 def _product(g: _Draft, arch: Arch, name: str, x: str, outputs: int) -> str:
-    """``x`` times the weight called ``name``, with a bias in plain models."""
+    """``x`` times the weight called ``name``, with a bias where the model has them."""
     *rows, inputs = g.tensors[x].shape
     y = g.op("linear", name, (x, g.parameter(f"{name}.weight", outputs, inputs)), (*rows, outputs))
-    if arch.gated:
+    if not arch.has_biases:
         return y
     bias = g.parameter(f"{name}.bias", outputs)
     return g.op("add", name, (y, bias), (*rows, outputs), bias=True)
@@ -153,6 +158,7 @@ def _angles(g: _Draft, arch: Arch) -> tuple[str, str]:
 class _Draft:
     """A graph under construction; every method returns the name of the tensor that it adds."""
 
+    dropout: float
     tensors: dict[str, Tensor] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
@@ -188,6 +194,10 @@ class _Draft:
         self.ops.append(Op(kind, inputs, (name,), attrs))
         grad = any(self.tensors[n].differentiable for n in inputs)
         return self.add(name, shape, "activation", result, grad)
+
+    def dropped(self, module: str, x: str, shape: tuple[int, ...]) -> str:
+        """``x`` behind dropout, where there is any."""
+        return self.op("dropout", module, (x,), shape, p=self.dropout) if self.dropout else x
 
     def graph(self, output: str, blocks: dict[str, Block]) -> Graph:
         last = self.tensors[output]

@@ -15,6 +15,7 @@ from autopar.cost_models.step_time import Rates, StepTime, stacked_rates, step_t
 from autopar.cost_models.work import Work, stacked, work_of
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.style import Style
+from autopar.planner.graph_figures import figures_of
 
 
 def software_for(cluster: Cluster, layout: Layout, style: Style | None = None) -> Software:
@@ -29,7 +30,15 @@ def time_of(
 ) -> StepTime:
     """Seconds of one legal layout, by part."""
     rates = rates_of(cluster.device, precision, software, arch.dim)
-    return step_time(work_of(arch, layout, cluster, software, precision), rates)
+    return step_time(work_for(arch, cluster, layout, software, precision), rates)
+
+
+def work_for(
+    arch: Arch, cluster: Cluster, layout: Layout, software: Software, precision: str
+) -> Work:
+    """What the busiest rank does; its layers as the model's graph has them, where one says it."""
+    figures = figures_of(arch, layout, software, precision)
+    return work_of(arch, layout, cluster, software, precision, figures)
 
 
 def memory_of(arch: Arch, layout: Layout, software: Software, precision: str) -> Footprint:
@@ -116,7 +125,7 @@ def fitting(
         peak = memory_of(arch, layout, held, precision).total
         if peak <= cluster.memory_bytes:
             fits.append((peak, layout))
-            works.append(work_of(arch, layout, cluster, held, precision))
+            works.append(work_for(arch, cluster, layout, held, precision))
             rates.append(rates_of(cluster.device, precision, held, arch.dim))
     if not fits:
         return []

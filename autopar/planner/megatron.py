@@ -17,32 +17,30 @@ from autopar.planner.arch_graph import LAYER
 from autopar.rules.registry import bind
 from autopar.rules.strategies import operand_placement
 
+NORMS = ("layer_norm", "rms_norm")
 _COLUMNS, _ROWS = ("q", "k", "v", "gate", "up"), ("out", "down")
-_NORMS = ("layer_norm", "rms_norm")
 
-INSIDE: Mapping[str, str] = {
+INSIDE: Mapping[str, str | int] = {
     **{f"{name}/linear": "n" for name in (*_COLUMNS, "head")},
-    **{f"{name}/add": "e2" for name in _COLUMNS},
+    **{f"{name}/add": 2 for name in _COLUMNS},
     **{f"{name}/linear": "k" for name in _ROWS},
-    **{f"attention/reshape{i}": "c" for i in ("", "_1", "_2", "_3")},
-    **{f"attention/transpose{i}": "c" for i in ("", "_1", "_2")},
-    **{f"attention/rotary{i}": "h" for i in ("", "_1")},
+    **{f"attention/reshape{i}": 2 for i in ("", "_1", "_2", "_3")},
+    **{f"attention/transpose{i}": 1 for i in ("", "_1", "_2")},
+    **{f"attention/rotary{i}": 1 for i in ("", "_1")},
     "attention/attention": "g",
-    "attention/transpose_3": "b",
-    **{f"mlp/{kind}": "e2" for kind in ("silu", "mul", "gelu")},
+    "attention/transpose_3": 2,
+    **{f"mlp/{kind}": 2 for kind in ("silu", "mul", "gelu")},
     "tokens/embedding": "v",
-    "reshape": "c",
+    "reshape": 1,
     "cross_entropy": "v",
 }
-"""Op -> the factor of its rule that ``tp`` splits."""
+"""Op -> the factor of its rule that ``tp`` splits, or the dim of its result."""
 
-BETWEEN: Mapping[str, str] = {
-    **{
-        f"{name}/{kind}": "e1" for name in ("attention_norm", "mlp_norm", "norm") for kind in _NORMS
-    },
-    **{f"{name}/add": "e1" for name in _ROWS},
-    **{name: "e1" for name in ("add", "add_1")},
-    "positions/embedding": "e0",
+BETWEEN: Mapping[str, str | int] = {
+    **{f"{name}/{kind}": 1 for name in ("attention_norm", "mlp_norm", "norm") for kind in NORMS},
+    **{f"{name}/{kind}": 1 for name in _ROWS for kind in ("add", "dropout")},
+    **{name: 1 for name in ("add", "add_1", "dropout")},
+    "positions/embedding": 0,
 }
 """The same under sequence parallelism; without it every rank does all of these."""
 
@@ -62,12 +60,14 @@ def spread_of(graph: Graph, mesh: Mesh, sequence_parallel: bool) -> Spread:
         for op in part.ops:
             if len(readers[op.name]) > 1 and op.name in BETWEEN:
                 # What several products read is whole, and its gradient a partial sum.
-                shared[key(scope, op.name)] = "tp:D" if op.kind in _NORMS else stream
-            choice = choices.get(op.name, "")
-            if not choice:
+                shared[key(scope, op.name)] = "tp:D" if op.kind in NORMS else stream
+            choice = choices.get(op.name)
+            if choice is None:
                 continue
-            ops[key(scope, op.name)] = f"tp:{choice}"
             bound = bind(op, part.tensors)
+            if isinstance(choice, int):
+                choice = bound.results[0][choice][0]
+            ops[key(scope, op.name)] = f"tp:{choice}"
             for i, name in enumerate(op.inputs):
                 if part.tensors[name].role == "parameter":
                     stored = operand_placement(bound, i, choice, differentiable=True)
