@@ -3,9 +3,10 @@
     time = launch + max(flops / (e_c * peak), bytes / (e_m * memory bandwidth))
 
 (Williams, Waterman, Patterson 2009.) `e_c` and `e_m` are shares of the datasheet's peak that ops of
-a class reach. On GPUs and TPUs those of matrix products and attention are the fitted constants that
-the transformer family has too (`rates`), so that a captured model and an architecture file are
-priced alike; all others are in `efficiency.yaml`, with how each was found. Odd shapes reach less:
+a class reach. On GPUs and TPUs those of matrix products, attention and streams are the fitted
+constants that the transformer family has too (`rates`), so that a captured model and an
+architecture file are priced alike; all others are in `efficiency.yaml`, with how each was found.
+Odd shapes reach less:
 
     e_c = e / (1 + half_size * thinness)
 
@@ -29,6 +30,7 @@ from autopar.cost_models.rates import (
     fitted_table,
     product_share,
 )
+from autopar.cost_models.software import default_software
 from autopar.nouns.cluster import Cluster, Device, short_dtype
 from autopar.nouns.optimizer import is_own
 from autopar.rules.work import PRODUCTS
@@ -174,7 +176,33 @@ def update_time_s(device: Device, moved_bytes: float, optimizer: str) -> float:
     slower = device.slower("optimizer")
     if rate is not None:
         return slower * rate.time_s(0.0, moved_bytes)
-    return slower * moved_bytes / device.memory_bandwidth_bytes_per_s
+    return slower * _streamed_s(device, moved_bytes)
+
+
+def added_time_s(device: Device, gradient_bytes: float) -> float:
+    """Seconds of adding gradients to those of the microbatches before: read and written. Measured
+    backward passes have it in them."""
+    if _in_measured_steps(device):
+        return 0.0
+    return _streamed_s(device, 2 * gradient_bytes)
+
+
+def beside_product_s(device: Device) -> float:
+    """Seconds that a matrix product takes in a step beside its kernel, for its launch and tail and
+    what small work surrounds it. Measured products have it in them."""
+    if _in_measured_steps(device):
+        return 0.0
+    whole = default_software(device.family, device.kind, zero=0).graphs
+    return fitted()["product_graph_s" if whole else "product_s"]
+
+
+def _in_measured_steps(device: Device) -> bool:
+    return device.kind == "cpu" or bool(device.rates)
+
+
+def _streamed_s(device: Device, moved_bytes: float) -> float:
+    share = 1.0 if device.kind == "cpu" else fitted()["memory"]
+    return moved_bytes / (share * device.memory_bandwidth_bytes_per_s)
 
 
 def _measured(
@@ -220,13 +248,16 @@ def efficiency(device: Device, dtype: str, op_class: OpClass, head_dim: int = 0)
         how=entry["how"],
         basis=entry["basis"],
     )
-    if device.kind == "cpu" or op_class not in ("matmul", "attention"):
+    if device.kind == "cpu" or op_class in ("gather", "conv"):
         return assumed
     return _fitted(assumed, device, op_class, head_dim)
 
 
 def _fitted(general: Efficiency, device: Device, op_class: OpClass, head_dim: int) -> Efficiency:
     constants = fitted()
+    if op_class in ("elementwise", "reduction"):
+        origin = fitted_table()["memory"]
+        return replace(general, memory=origin.value, how=origin.how, basis=origin.basis)
     if op_class == "matmul":
         share, size = product_share(device, constants), constants["thin_size"]
         name = family_constant("matmul", device, constants)

@@ -35,13 +35,15 @@ PRECISION = "bfloat16"
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What the planner says of a layout; ``memory`` is of the rank that needs most."""
+    """What the planner says of a layout; ``memory`` is of the rank that needs most. first_s: of the
+    first gathers of all stages, which come one after the other."""
 
     lowered: Lowered
     prices: Prices
     summary: Summary
     time: StepTime
     memory: Memory
+    first_s: float = 0.0
 
 
 def planned(arch: Arch, layout: Layout, cluster: Cluster, style: Style) -> Planned:
@@ -70,7 +72,9 @@ def planned(arch: Arch, layout: Layout, cluster: Cluster, style: Style) -> Plann
     runs = runs_of(_ends(cuts, arch, x), order.schedule)
     time = of_stages.step(runs, order.schedule, *of_stages.clocked(runs, order))
     ranks = of_stages.memory(runs, order.schedule)
-    return Planned(lowered, prices, summary, time, max(ranks, key=lambda rank: rank.total))
+    first_s = sum(of_stages.at(stage).time(*run).first_s for stage, run in enumerate(runs))
+    most = max(ranks, key=lambda rank: rank.total)
+    return Planned(lowered, prices, summary, time, most, first_s)
 
 
 def _ends(cuts: CutModel, arch: Arch, layout: Layout) -> Ends:

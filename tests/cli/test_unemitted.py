@@ -86,6 +86,7 @@ peak memory of rank 0 at backward of a layer
  of it # GiB allocated, # GiB reserved; most for outside, workspace, activations
 
 fits
+layers: by the older formulas of the family, since no graph says cp
 constants of the time: # fitted, # assumed (cost_models/fitted.yaml)
 priced by the transformer family; no backend emits cp=2 yet, so no program is written
 note: of a parameter, 4 bytes are the weight, 4 the gradient and 8 what the optimizer keeps

@@ -1,13 +1,23 @@
 """The roofline: rates add up, special entries go before general ones."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.cost_models.catalogue import find_device
-from autopar.cost_models.compute import OP_CLASSES, OpClass, efficiency, op_rate, op_time_s
+from autopar.cost_models.compute import (
+    OP_CLASSES,
+    OpClass,
+    added_time_s,
+    beside_product_s,
+    efficiency,
+    op_rate,
+    op_time_s,
+)
 from autopar.cost_models.rates import fitted
-from autopar.nouns.cluster import short_dtype
+from autopar.nouns.cluster import MeasuredRate, short_dtype
 
 H100 = find_device("H100")
 amounts = st.floats(0, 1e14)
@@ -44,14 +54,15 @@ def test_small_heads_reach_less() -> None:
 
 def test_streams_are_bound_by_memory() -> None:
     seconds = op_time_s(H100, 1e9, 3e9, "bf16", "elementwise")
-    assert seconds == pytest.approx(3e9 / (0.85 * 3.35e12), rel=0.01)
+    assert seconds == pytest.approx(3e9 / (fitted()["memory"] * 3.35e12), rel=0.01)
 
 
 def test_entries_say_how_they_were_found() -> None:
     assert efficiency(H100, "bf16", "matmul").how == "fitted"
     assert efficiency(find_device("cpu-core"), "fp32", "matmul").how == "assumed"
     assert op_rate(H100, "bf16", "matmul").how == "fitted"
-    assert efficiency(H100, "bf16", "elementwise").how == "assumed"
+    assert efficiency(H100, "bf16", "elementwise").how == "fitted"
+    assert efficiency(H100, "bf16", "gather").how == "assumed"
 
 
 def test_wider_dtypes_stand_in_for_missing_ones() -> None:
@@ -63,3 +74,12 @@ def test_wider_dtypes_stand_in_for_missing_ones() -> None:
 def test_an_unknown_class_is_refused() -> None:
     with pytest.raises(ValueError, match="no op class"):
         op_time_s(H100, 1.0, 1.0, "bf16", "magic")  # type: ignore[arg-type]
+
+
+def test_what_a_step_adds_to_kernels_is_priced_where_it_was_not_measured() -> None:
+    """Profiles measure products and backward passes as steps have them: nothing is added there."""
+    measured = replace(H100, rates=(MeasuredRate("matmul", "bf16", 1e-6, 1e-15, 1e-12),))
+    assert beside_product_s(H100) > beside_product_s(find_device("TPU-v5p")) > 0
+    assert added_time_s(H100, 2e9) == 2 * added_time_s(H100, 1e9) > 0
+    for one in (measured, find_device("cpu-core")):
+        assert beside_product_s(one) == added_time_s(one, 1e9) == 0

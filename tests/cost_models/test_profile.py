@@ -54,7 +54,7 @@ def test_measurements_become_rates(tmp_path: Path) -> None:
     assert Cluster.from_json(cluster.to_json()) == cluster
     hows = {origin.what: origin.how for origin in op_origins(cluster, "bf16")}
     assert hows["matmul bf16"] == "measured"
-    assert hows["elementwise bf16"] == "assumed"
+    assert hows["gather bf16"] == "assumed"
     assert any(origin.how == "measured" for origin in collective_origins(cluster))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autopar.cost_models.compute import op_rate, op_time_s
+from autopar.cost_models.compute import added_time_s, beside_product_s, op_rate, op_time_s
 from autopar.lowering.spread import LoweredOp, internal_collectives
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Tensor
@@ -91,6 +91,10 @@ class Prices:
         work = op_work(op.op, op.bound, op.strategy, self.mesh, tensors, fused)
         return self._time(work, forward=True), self._time(work, forward=False)
 
+    def added(self, gradient_bytes: int) -> int:
+        """Picoseconds of adding gradients to those of the microbatches before."""
+        return round(added_time_s(self.cluster.device, gradient_bytes) * PICOSECONDS)
+
     def _time(self, work: Work, forward: bool) -> int:
         flops = work.forward_flops if forward else work.backward_flops
         moved = work.forward_bytes if forward else work.backward_bytes
@@ -98,13 +102,17 @@ class Prices:
             return 0
         launches = work.launches[0 if forward else 1]
         shape = (work.thinness, work.head_dim)
-        place = (work.dtype, work.kind, forward, flops, moved, launches, shape)
+        place = (work.dtype, work.kind, forward, flops, moved, launches, shape, work.forward_flops)
         price = self._ops.get(place)
         if price is None:
             way = "forward" if forward else "backward"
             rate = op_rate(
                 self.cluster.device, work.dtype, work.cost, work.kind, way, work.head_dim
             )
+            beside_s = beside_product_s(self.cluster.device) if work.cost == "matmul" else 0.0
+            launches = launches and not beside_s
             seconds = rate.time_s(flops, moved, launches, work.thinness)
+            if beside_s and work.forward_flops:
+                seconds += round(flops / work.forward_flops) * beside_s
             price = self._ops[place] = round(seconds * PICOSECONDS)
         return price

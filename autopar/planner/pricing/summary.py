@@ -185,6 +185,8 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
                 met_backward += 1
     for operand in lowered.outputs:
         add(operand.steps, tensors[operand.name], operand.differentiable)
+    added = prices.added(sum(n * DTYPE_BYTES[dtype] for dtype, n in trained.items()))
+    backward, weights = backward + added, weights + added
     return Unit(
         forward / PICOSECONDS,
         backward / PICOSECONDS,
