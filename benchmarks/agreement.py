@@ -36,6 +36,7 @@ from autopar.planner.pricing.prices import PICOSECONDS
 from benchmarks.figures import Target, show
 
 GPT3 = load_arch("examples/archs/gpt3_175b.yaml")
+GPT_1T = replace(GPT3, name="GPT 1T", layers=128, hidden=25600, heads=160, kv_heads=160, ffn=102400)
 LLAMA_70B = load_arch("examples/archs/llama3_70b.yaml")
 LLAMA_8B = replace(LLAMA_70B, name="Llama-3-8B", layers=32, hidden=4096, heads=32, ffn=14336)
 SOFTWARE = Software(states="fsdp")
@@ -69,6 +70,11 @@ CASES: Mapping[str, Case] = {
     "70b": Case(LLAMA_70B, "h100_32x8", "tp=8,pp=4,zero=1,global_batch=128"),
     "70b whole": Case(
         LLAMA_70B, "h100_32x8", "tp=8,pp=4,zero=1,sequence_parallel=off,global_batch=128"
+    ),
+    "1t sharded": Case(
+        GPT_1T,
+        "a100_128x8",
+        "tp=4,dp_shard=256,zero=3,microbatch=4,recompute=full,global_batch=1024",
     ),
     "8b sharded": Case(LLAMA_8B, "h100_8", "zero=3,global_batch=64"),
     "8b full": Case(LLAMA_8B, "h100_8", "zero=3,microbatch=2,recompute=full,global_batch=64"),

@@ -6,6 +6,7 @@ import math
 from typing import cast
 
 from autopar.cost_models.collectives import AxisGroup, Kind, measured, price
+from autopar.cost_models.rates import fitted
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.mesh import Mesh
 
@@ -17,6 +18,16 @@ _HELD = {
     False: {"all_reduce": "bucket_reduce"},
 }
 """What FSDP2 (True) and DDP (False) make of a collective, as profiles call it."""
+
+
+def contention_of(cluster: Cluster) -> float:
+    """What a second of communication takes of the compute that hides it: they share cores and
+    memory. As a profile measured it; without one what published runs on accelerators were fitted
+    with."""
+    level = cluster.levels[-1]
+    if level.measured or level.contention or level.library == "gloo":
+        return level.contention
+    return fitted()["contention"]
 
 
 def state_time_s(

@@ -21,6 +21,7 @@ from autopar.planner.pricing.moves import (
     BUCKET_BYTES,
     FIRST_BUCKET_BYTES,
     bucket_time_s,
+    contention_of,
     move_time_s,
     state_time_s,
 )
@@ -94,8 +95,7 @@ def simulate(summary: Summary, state: StateSharding, cluster: Cluster, recompute
     data = gathered + sum(
         p.regather_s * gathers + p.reduce_s * microbatches + p.reduce_last_s for p in pieces
     )
-    # What is hidden is not free: the collective works on the same cores and memory.
-    contention = cluster.levels[-1].contention
+    contention = contention_of(cluster)
     computed = sum(p.forward_s for p in pieces) * microbatches
     total += contention * max(0.0, data - (total - busy * microbatches))
     forward += contention * max(0.0, gathered - (forward - computed))
@@ -153,6 +153,14 @@ def stage_time(
     each_gathers = state.split.parameters
     hides = _hides(state, cluster)
     forward, total = _play(pieces, each_gathers, False, hides)
+    backward, contention = total - forward, contention_of(cluster)
+    if each_gathers:
+        gathered = sum(p.gather_s for p in pieces)
+        exposed = forward - sum(p.forward_s for p in pieces)
+        forward += contention * max(0.0, gathered - exposed)
+    moved = sum(p.reduce_s + p.regather_s * each_gathers for p in pieces)
+    exposed = backward - sum(p.backward_s for p in pieces)
+    backward += contention * max(0.0, moved - exposed)
     if state.fsdp:
         reduce_s = sum(p.reduce_last_s for p in pieces)
     else:
@@ -160,12 +168,12 @@ def stage_time(
     late = _late_reduction_s(summary, state, cluster)
     return StageTime(
         forward_s=forward,
-        backward_s=total - forward,
+        backward_s=backward,
         weights_s=sum(unit.weights_s for unit in units),
         reduce_s=reduce_s,
         update_s=_optimizer_s(summary, state, cluster) + late,
         meetings=sum(sum(unit.meetings) for unit in units),
-        first_s=_play(pieces, True, False, hides)[0] - forward if state.fsdp else 0.0,
+        first_s=max(0.0, _play(pieces, True, False, hides)[0] - forward) if state.fsdp else 0.0,
     )
 
 
