@@ -142,7 +142,8 @@ def memory(name: str) -> dict[str, Any]:
     tensors that a step makes."""
     counts: dict[str, list[int]] = {}
     peaks: dict[str, list[int]] = {}
-    for microbatches in (8, 32):
+    few_and_many = (8, 32 if name == "1f1b" else 16)
+    for microbatches in few_and_many:
         trainer = make("gpt", name, microbatches=microbatches, rows=2)
         stages = trainer.storage
         assert isinstance(stages, Stages)
@@ -160,7 +161,7 @@ def memory(name: str) -> dict[str, Any]:
             trainer.backward(batch)
         counts[str(microbatches)] = everywhere(stages.interpreter.most_held)
         peaks[str(microbatches)] = everywhere(live.peak)
-    planned = {str(m): [int(h) for h in held(lists_of(name, 4, m))] for m in (8, 32)}
+    planned = {str(m): [int(h) for h in held(lists_of(name, 4, m))] for m in few_and_many}
     return {"held": counts, "planned": planned, "bytes": peaks}
 
 

@@ -51,13 +51,13 @@ def test_some_stages_recompute(checked: dict[str, Any], name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-v"])
 def test_memory_is_that_of_the_lists(checked: dict[str, Any], name: str) -> None:
-    """Tracked bytes of what a step makes: with four times the microbatches not one byte more, but
-    for GPipe, which holds them all."""
+    """Tracked bytes of what a step makes: with more microbatches not one byte more, but for GPipe,
+    which holds them all."""
     result = checked[f"memory: {name}"]
     assert result["held"] == result["planned"]
-    few, many = (result["bytes"][str(m)] for m in (8, 32))
+    few, many = result["bytes"].values()
     if name == "gpipe":
-        assert all(3 < b / a < 4 for a, b in zip(few, many, strict=True))
+        assert all(1.5 < b / a < 2 for a, b in zip(few, many, strict=True))
     else:
         assert few == many
 
