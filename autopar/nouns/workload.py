@@ -226,7 +226,8 @@ def parallelize(
     """
 
     def mark(model: Class) -> Class:
-        if not isinstance(model, type):
+        given: object = model
+        if not isinstance(given, type):
             name = getattr(model, "__name__", str(model))
             raise WorkloadError(
                 f"@autopar.parallelize marks an nn.Module class; {name} is a "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,16 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from autopar.frontends.captured import Aux
-from autopar.frontends.jax import paths_of
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.workload import Workload
 from autopar.runtime.checkpoint_folder import MANIFEST
 from autopar.runtime.jax import checkpoint
-from autopar.runtime.jax.checkpoint import Piece, layers_of, pieces_of
 from autopar.runtime.jax.frozen import held_by, joined, without
 from autopar.runtime.jax.other_sizes import any_size, placed_batch
 from autopar.runtime.jax.outputs import Outputs, tree_of
 from autopar.runtime.jax.own_optimizer import OwnOptimizer, norm_of
 from autopar.runtime.jax.processes import put, texts
+from autopar.runtime.jax.saved_state import SavedState
 from autopar.runtime.jax.step import Array, Arrays, State, Step, held, placed
 from autopar.runtime.jax.user_tree import Tree, UserTree
 from autopar.runtime.kept_checkpoints import drop_old, newest, of_step
@@ -211,7 +210,7 @@ class Trainer:
         left.
         """
         target = Path(folder) if keep is None else of_step(folder, self.step_number)
-        checkpoint.write(target, self._pieces())
+        checkpoint.write(target, self._saved.pieces(self.state, self.opt_state))
         if keep is not None and jax.process_index() == 0:
             drop_old(folder, keep)
 
@@ -249,51 +248,13 @@ class Trainer:
 
         Raises `CheckpointError`, and leaves the trainer as it was.
         """
-        layout = self.compiled.layout
-        arrays = checkpoint.read(newest(folder), self._shapes())
-        state: dict[str, Any] = {"step": arrays["step"]}
-        for slot in self._slots:
-            head = f"{slot}/"
-            own = {n[len(head) :]: a for n, a in arrays.items() if n.startswith(head)}
-            state[slot] = layout.gather_names(own)
-        specs = placed(self.compiled.mesh, self._state_specs)
-        frozen = {"frozen": self.state["frozen"]}  # the loss has them, a checkpoint does not
-        del specs["frozen"]
-        opt = None
-        if self.optimizer is not None:
-            leaves = [arrays[f"{_OWN}/{path}"] for path, _ in paths_of(self.opt_state)]
-            given = jax.tree.unflatten(jax.tree.structure(self.opt_state), leaves)
-            opt = put(given, placed(self.compiled.mesh, self.optimizer.specs))
-        self.state = {**put(state, specs), **frozen}
-        self.opt_state = opt
-
-    def _shapes(self) -> dict[str, Any]:
-        """The arrays of a checkpoint by name, as shapes."""
-        arrays: dict[str, Any] = {"step": self.state["step"]}
-        for slot in self._slots:
-            named = jax.eval_shape(self.compiled.layout.names, self.state[slot])
-            arrays.update((f"{slot}/{name}", array) for name, array in named.items())
-        return arrays | dict(self._own_state())
-
-    def _pieces(self) -> dict[str, list[Piece]]:
-        """What this process writes of each."""
-        arrays = {"step": pieces_of(self.state["step"])}
-        for slot in self._slots:
-            for key, leaf in self.compiled.layout.trained.items():
-                whole = pieces_of(self.state[slot][key])
-                for i, name in enumerate(leaf.names):
-                    arrays[f"{slot}/{name}"] = layers_of(whole, i) if leaf.layers else whole
-        return arrays | {name: pieces_of(array) for name, array in self._own_state()}
+        saved = self._saved
+        arrays = checkpoint.read(newest(folder), saved.shapes(self.state, self.opt_state))
+        self.state, self.opt_state = saved.restored(arrays, self.state, self.opt_state)
 
     @property
-    def _slots(self) -> list[str]:
-        """Parameters, and what the plan's optimizer keeps of each."""
-        return [slot for slot in self.state if slot not in ("step", "frozen")]
-
-    def _own_state(self) -> Iterator[tuple[str, Any]]:
-        if self.optimizer is not None:
-            for path, array in paths_of(self.opt_state):
-                yield f"{_OWN}/{path}", array
+    def _saved(self) -> SavedState:
+        return SavedState(self.compiled, self.optimizer)
 
     # -- what is compiled ------------------------------------------------------------------------
 
@@ -306,11 +267,6 @@ class Trainer:
     @property
     def _splits_parameters(self) -> bool:
         return self.compiled.layout.settings.split.parameters
-
-    @property
-    def _state_specs(self) -> State:
-        step = self.compiled
-        return dict(step.state_specs if self.optimizer is None else step.held_specs)
 
     def _before(self) -> tuple[Any, ...]:
         return (self.state,) if self.optimizer is None else (self.state, self.opt_state)
@@ -352,10 +308,6 @@ class Trainer:
         if name not in self._jitted:
             self._jitted[name] = make()
         return self._jitted[name]
-
-
-_OWN = "optimizer"
-"""Before the names of an own optimizer's state in checkpoints."""
 
 
 def stored(step: Step, tree: UserTree, given: Tree) -> dict[str, Any]:

@@ -134,7 +134,8 @@ def evaluated(folder: Path, layout: str) -> dict[str, Any]:
             for size in SIZES if evaluates else ():
                 trainer.evaluate(words(size, size))
         weights.append([h.leaf.detach() for h in trainer.held])
-    model = plain(trainer, Dropping(), folder / "saved").eval()
+    model = Dropping().eval()
+    plain(trainer, model, folder / "saved")
     for size in SIZES:
         with torch.no_grad():
             off.append(abs(float(trainer.evaluate(words(size, size)) - model(**words(size, size)))))
@@ -155,7 +156,8 @@ def predictions_apart(trainer: Any, model: Words, batch: dict[str, torch.Tensor]
     assert whole.shape == wanted.shape
     assert own.shape[0] == len(rows)
     apart = [(whole - wanted).abs().max(), (own - wanted[rows.start : rows.stop]).abs().sum()]
-    return max(everywhere(max(map(float, apart))))
+    largest: float = max(everywhere(max(map(float, apart))))
+    return largest
 
 
 def compare_gradients(trainer: Any, model: nn.Module, batch: dict[str, torch.Tensor]) -> float:

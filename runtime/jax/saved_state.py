@@ -1,0 +1,73 @@
+"""What a checkpoint has of a JAX training: parameters and what optimizers keep, each by its name.
+
+Names are those of the model and of the user's own optimizer, whichever plan trains them, and every
+array counts as whole. What the loss closes over is not among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from autopar.frontends.jax import paths_of
+from autopar.runtime.jax.checkpoint import Piece, Whole, layers_of, pieces_of
+from autopar.runtime.jax.own_optimizer import OwnOptimizer
+from autopar.runtime.jax.processes import put
+from autopar.runtime.jax.step import State, Step, placed
+
+_OWN = "optimizer"
+"""Before the names of an own optimizer's state."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """The state of ``step``, and of an ``optimizer`` of the user's own beside it."""
+
+    step: Step
+    optimizer: OwnOptimizer | None
+
+    def shapes(self, state: State, opt: Any) -> dict[str, Any]:
+        """What `autopar.runtime.jax.checkpoint.read` is to find: shapes and dtypes by name."""
+        arrays: dict[str, Any] = {"step": state["step"]}
+        for slot in _slots(state):
+            named = jax.eval_shape(self.step.layout.names, state[slot])
+            arrays.update((f"{slot}/{name}", array) for name, array in named.items())
+        return arrays | dict(self._own(opt))
+
+    def pieces(self, state: State, opt: Any) -> dict[str, list[Piece]]:
+        """What this process writes of each."""
+        arrays = {"step": pieces_of(state["step"])}
+        for slot in _slots(state):
+            for key, leaf in self.step.layout.trained.items():
+                whole = pieces_of(state[slot][key])
+                for i, name in enumerate(leaf.names):
+                    arrays[f"{slot}/{name}"] = layers_of(whole, i) if leaf.layers else whole
+        return arrays | {name: pieces_of(array) for name, array in self._own(opt)}
+
+    def restored(self, arrays: Mapping[str, Whole], state: State, opt: Any) -> tuple[State, Any]:
+        """State and own optimizer's state from ``arrays`` by name; ``state`` has the rest."""
+        made: State = {"step": arrays["step"]}
+        for slot in _slots(state):
+            head = f"{slot}/"
+            own = {n[len(head) :]: a for n, a in arrays.items() if n.startswith(head)}
+            made[slot] = self.step.layout.gather_names(own)
+        every = self.step.state_specs if self.optimizer is None else self.step.held_specs
+        specs = placed(self.step.mesh, {name: every[name] for name in made})
+        if self.optimizer is not None:
+            leaves = [arrays[f"{_OWN}/{path}"] for path, _ in paths_of(opt)]
+            given = jax.tree.unflatten(jax.tree.structure(opt), leaves)
+            opt = put(given, placed(self.step.mesh, self.optimizer.specs))
+        return {**put(made, specs), "frozen": state["frozen"]}, opt
+
+    def _own(self, opt: Any) -> Iterator[tuple[str, Any]]:
+        if self.optimizer is not None:
+            for path, array in paths_of(opt):
+                yield f"{_OWN}/{path}", array
+
+
+def _slots(state: State) -> list[str]:
+    """Parameters, and what the plan's optimizer keeps of each."""
+    return [slot for slot in state if slot not in ("step", "frozen")]
