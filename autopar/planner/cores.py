@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import combinations, pairwise
 from math import comb
 
@@ -57,10 +58,16 @@ class Shape:
     candidate: Candidate
     samples: int
 
-    def views(self, cluster: Cluster) -> list[Cluster]:
+    def views(self, cluster: Cluster) -> tuple[Cluster, ...]:
         """The cluster as every pipeline rank sees it."""
-        each = self.candidate.data * self.candidate.tp
-        return [cluster.alike(rank * each, each) for rank in range(self.pp)]
+        return _views(cluster, self.pp, self.candidate.data * self.candidate.tp)
+
+
+@lru_cache(maxsize=256)
+def _views(cluster: Cluster, ranks: int, each: int) -> tuple[Cluster, ...]:
+    if len(cluster.kinds) == 1:
+        return (cluster,) * ranks
+    return tuple(cluster.alike(rank * each, each) for rank in range(ranks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +146,9 @@ class Model:
 
     def pace(self, views: Sequence[Cluster], recompute: str) -> Pace:
         """How fast ranks with these views of the cluster are, beside the slowest devices."""
-        distinct = tuple(dict.fromkeys(views))
-        if distinct == (self.cuts.prices.cluster,):
+        if len(self.cuts.prices.cluster.kinds) == 1:
             return Pace(len(views), 1.0)
+        distinct = tuple(dict.fromkeys(views))
         key = recompute, distinct
         if key not in self._paces:
             slow = self._units_s(self.cuts.prices.cluster, recompute)
@@ -183,7 +190,7 @@ class CoreTrials:
     model: Model
     order: Order
     layouts: Sequence[Layout]
-    views: list[Cluster] = field(init=False)
+    views: tuple[Cluster, ...] = field(init=False)
     """The cluster as every pipeline rank sees it; those that differ; of each rank which."""
     distinct: list[Cluster] = field(init=False)
     kinds: list[int] = field(init=False)

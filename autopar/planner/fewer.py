@@ -1,4 +1,4 @@
-"""Whether part of the cluster would train the model as fast: one device, or one innermost domain.
+"""Whether part of the cluster would train the model as fast: one device, or one domain.
 
 A plan uses every device of its cluster. For a model that is too small for them that costs time, so
 the plan says what fewer of them would do. Looked at only where it can be: the part's peak FLOP/s
@@ -51,8 +51,10 @@ def fewer(question: Question, outcome: Outcome) -> Fewer | None:
 
 
 def _parts(cluster: Cluster) -> Iterator[Cluster]:
-    """One device, then the innermost domain, as clusters; only those that are a part."""
-    inner = cluster.levels[:1]
-    for devices in dict.fromkeys((1, inner[0].span)):
+    """One device, then one domain of each level, as clusters; only those that are a part."""
+    inner = {1: cluster.levels[:1]}
+    for i, level in enumerate(cluster.levels[:-1], 1):
+        inner.setdefault(level.span, cluster.levels[:i])
+    for devices, levels in inner.items():
         if devices < cluster.device_count:
-            yield replace(cluster, groups=(DeviceGroup(cluster.device, devices),), levels=inner)
+            yield replace(cluster, groups=(DeviceGroup(cluster.device, devices),), levels=levels)

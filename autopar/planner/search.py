@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.text.cluster import devices_text
 from autopar.planner.candidates import Candidate, Layout, candidates, layouts
@@ -22,7 +23,7 @@ from autopar.planner.pricing.simulation import simulate
 from autopar.planner.pricing.utilization import cluster_peak_s
 from autopar.planner.problem.solving import Solver
 from autopar.planner.question import Answer, Outcome, Question
-from autopar.planner.selections import selections
+from autopar.planner.selections import orders, parts
 from autopar.planner.solved import Solved, lowered_of, solve, state_of
 from autopar.planner.standings import Standings, compared, order, too_big
 
@@ -39,8 +40,8 @@ Progress = Callable[[str], None]
 
 
 def search_plan(question: Question, progress: Progress = lambda _: None) -> Outcome:
-    """The fastest layout that fits; where devices differ, of all orders and parts of the cluster
-    that are worth a search.
+    """The fastest layout that fits; where devices differ, of all parts of the cluster that are
+    worth a search, then of the best one's groups in other orders.
 
     Raises:
         NothingFits: nothing does; says what is short and by how much.
@@ -49,23 +50,34 @@ def search_plan(question: Question, progress: Progress = lambda _: None) -> Outc
     if len(question.cluster.kinds) == 1:
         return _search(question, progress)
     outcomes: list[Outcome] = []
-    refused: UserError | None = None
-    for cluster in selections(question.cluster):
+    refused: list[UserError] = []
+
+    def tried(cluster: Cluster) -> bool:
+        """False: the user has stopped the search."""
         best_s = min((outcome.best.time.total_s for outcome in outcomes), default=float("inf"))
         if cluster_peak_s(question.graph, cluster) >= best_s:
-            continue
+            return True
         devices = devices_text(cluster.groups)
         progress(f"searching layouts of {devices}")
         try:
             outcomes.append(_search(replace(question, cluster=cluster), progress))
         except UserError as error:
-            refused = refused or error
+            refused.append(error)
             progress(f"{devices}: {error}")
-        if outcomes and not outcomes[-1].lower_bound_s:
-            break  # the user stopped it
+            return True
+        except KeyboardInterrupt:
+            if not outcomes:
+                raise
+            return False
+        return outcomes[-1].lower_bound_s > 0
+
+    going = all(map(tried, parts(question.cluster)))
+    if going and outcomes and compared(outcomes).best.stages:
+        going = all(map(tried, orders(compared(outcomes).cluster)))
+    if going and all(outcome.cluster.idle for outcome in outcomes):
+        all(map(tried, orders(question.cluster)))  # all devices fit in another order, maybe
     if not outcomes:
-        assert refused is not None
-        raise refused
+        raise refused[0]
     return compared(outcomes)
 
 

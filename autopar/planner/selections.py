@@ -7,7 +7,7 @@ that would slow the others down, or those that are too many to make up equal gro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, chain, combinations, permutations
@@ -22,18 +22,12 @@ FEW_KINDS = 4
 """Kinds of devices up to which any of them may be left idle; of more all but one."""
 
 
-def selections(cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster, and where its devices differ in other orders, then parts of it."""
-    seen: dict[tuple[object, ...], None] = {}
-    for part in (cluster, *_parts(cluster)):
-        for ordered in (part, *_orders(part)):
-            key = tuple((group.device, group.count, group.levels) for group in ordered.groups)
-            if key not in seen:
-                seen[key] = None
-                yield ordered
+def parts(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster, and where its devices differ parts of it."""
+    yield from _distinct((cluster, *_parts(cluster)))
 
 
-def _orders(cluster: Cluster) -> Iterator[Cluster]:
+def orders(cluster: Cluster) -> Iterator[Cluster]:
     """Its groups in other orders that leave every domain whole."""
     if len(cluster.kinds) == 1:
         return
@@ -41,14 +35,24 @@ def _orders(cluster: Cluster) -> Iterator[Cluster]:
     inner = [level.span for level in cluster.levels if level.span < cluster.device_count]
     free = all(count % span == 0 for count in counts for span in inner)
     if free and len(counts) <= FEW_GROUPS:
-        orders = [*permutations(cluster.groups)]
+        listed = [*permutations(cluster.groups)]
     else:  # domains of one size, from the other end
-        orders = [cluster.groups[::-1]]
-    yield from (replace(cluster, groups=order) for order in orders)
+        listed = [cluster.groups[::-1]]
+    _, *others = _distinct((cluster, *(replace(cluster, groups=groups) for groups in listed)))
+    yield from others
+
+
+def _distinct(clusters: Iterable[Cluster]) -> Iterable[Cluster]:
+    """The first of those with equal groups."""
+    seen: dict[tuple[object, ...], Cluster] = {}
+    for cluster in clusters:
+        key = tuple((group.device, group.count, group.levels) for group in cluster.groups)
+        seen.setdefault(key, cluster)
+    return seen.values()
 
 
 def _parts(cluster: Cluster) -> Iterator[Cluster]:
-    """Some of its kinds of devices; then of each group as many as make up whole stages."""
+    """Some of its kinds of devices; then of each group as many as make up equal stages."""
     kinds, groups = cluster.kinds, cluster.groups
     if len(kinds) == 1:
         return

@@ -29,7 +29,7 @@ from autopar.planner.pricing.summary import summarise
 from autopar.planner.problem.solving import Solver
 from autopar.planner.question import Outcome, Question
 from autopar.planner.search import AS_FAST, search_plan
-from autopar.planner.selections import part_of, selections
+from autopar.planner.selections import orders, part_of, parts
 from autopar.planner.solved import solve, state_of
 from autopar.report.pipeline import explain_pipeline, kinds_of
 from autopar.report.render import to_text
@@ -132,10 +132,10 @@ def test_groups_of_equal_devices_are_one_group(pins: dict[str, int]) -> None:
     assert (a.best.spread, a.runners_up) == (b.best.spread, b.runners_up)
 
 
-@pytest.mark.parametrize("pins", [{"pp": 4}, {"pp": 2, "tp": 2}, {}])
-def test_a_faster_kind_never_makes_the_plan_slower(pins: dict[str, int]) -> None:
+@pytest.mark.parametrize("pins", [{"pp": 4, "schedule": "1f1b"}, {}])
+def test_a_faster_kind_never_makes_the_plan_slower(pins: dict[str, int | str]) -> None:
     seconds = []
-    for factor in (1.0, 1.2, 1.7, 2.5, 4.0):
+    for factor in (1.0, 1.7, 4.0):
         peaks = tuple((dtype, factor * flops) for dtype, flops in SLOW.peak_flops_per_s)
         other = replace(SLOW, name="other", peak_flops_per_s=peaks)
         seconds.append(search_plan(asked(cluster(SLOW, other), **pins)).best.time.total_s)
@@ -229,8 +229,9 @@ def test_parts_of_a_cluster_are_clusters(data: st.DataObject) -> None:
     total = sum(counts)
     levels = tuple(Level(f"of {span}", span, 1e10, 1e-6) for span in sorted({inner, total}))
     whole = Cluster("drawn", groups, levels)
-    listed = [*selections(whole)]
+    listed = [*parts(whole)]
     assert listed[0] == whole
+    listed += [other for part in listed for other in orders(part)]
     for part in listed:
         used = {kind.name: 0 for kind in kinds}
         for group in (*part.groups, *part.idle):
