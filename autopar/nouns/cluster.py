@@ -199,6 +199,8 @@ class Cluster:
     def alike(self, first: int, count: int) -> Cluster:
         """The cluster as if all of its devices were as the ``count`` from rank ``first`` on: where
         these differ, as the slowest of them. Itself where that says nothing new."""
+        if len(self.kinds) == 1:
+            return self
         start, inside = 0, []
         for group in self.groups:
             if start < first + count and first < start + group.count:
