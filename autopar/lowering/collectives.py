@@ -152,7 +152,7 @@ def pipeline_collectives(
     zero = max(stage.zero for stage in plan.stages)
     cutting, wide = cutting_axes(everything, mesh, zero, plan.framework), is_wide(everything)
     for rank in ranks:
-        for entry in sums(mesh, cutting, clips, wide):
+        for entry in sums(mesh, cutting, clips, wide, plan.precision == "float16"):
             moved = entry.collective
             counts[rank][moved.kind, moved.axis, moved.size_bytes, entry.what] += entry.count
     return [row for rank in ranks for row in _rows(counts[rank], rank)]

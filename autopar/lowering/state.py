@@ -17,6 +17,7 @@ all_reduce of ``D`` gradients  the D axes as one group             once, of the 
 all_reduce of the norm         axes that cut any trainable tensor  once where gradients are clipped
 all_reduce of the loss         all data axes                       once
 all_reduce of the counts       all data axes                       once where the program has any
+all_reduce of overflow         all ranks                           once in float16 (torch)
 =============================  ==================================  ================================
 
 A unit is a block instance that is called once; all else is the root. Units are gathered in the
@@ -114,7 +115,9 @@ def state_collectives(
     for axes, size in late.items():
         yield from _all_reduce("deferred gradients", axes, size)
     if loss:
-        yield from sums(mesh, cutting_axes(stored, mesh, zero, framework), clips, is_wide(stored))
+        cutting = cutting_axes(stored, mesh, zero, framework)
+        scales = precision == "float16" and framework == "torch"
+        yield from sums(mesh, cutting, clips, is_wide(stored), scales)
     yield from count_sums(mesh, counts)
 
 
@@ -133,12 +136,16 @@ def is_wide(stored: Iterable[Stored]) -> bool:
 
 
 def sums(
-    mesh: Mesh, cutting: Collection[str], clips: bool, wide: bool = False
+    mesh: Mesh, cutting: Collection[str], clips: bool, wide: bool = False, scales: bool = False
 ) -> Iterator[StateCollective]:
     """Norm and loss of all ranks of ``mesh``, of which ``pp`` cuts every parameter and the loss.
 
-    cutting: see `cutting_axes`. wide: see `is_wide`.
+    cutting: see `cutting_axes`. wide: see `is_wide`. scales: whether the loss is scaled, and ranks
+    tell each other of gradients that overflow.
     """
+    if scales:
+        every = tuple(a for a in mesh.axes if mesh.size(a) > 1)
+        yield from _all_reduce("overflow", every, LOSS_BYTES)
     size = 2 if wide else 1
     if clips:
         axes = tuple(a for a in mesh.axes if mesh.size(a) > 1 and (a in cutting or a == "pp"))

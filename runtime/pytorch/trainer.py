@@ -34,12 +34,13 @@ from autopar.runtime.pytorch.gradients import add_gradients, gradients_of, total
 from autopar.runtime.pytorch.initialize import Target, seed_draws
 from autopar.runtime.pytorch.loader import Loader
 from autopar.runtime.pytorch.local_batches import LocalComparison, compare_local
+from autopar.runtime.pytorch.loss_scale import LossScale
 from autopar.runtime.pytorch.metrics import Metrics, OnStep, measured
 from autopar.runtime.pytorch.optimizer import make_optimizer
 from autopar.runtime.pytorch.parameters import running
 from autopar.runtime.pytorch.pipeline.records import Stage, Value
 from autopar.runtime.pytorch.pipeline.stages import Stages
-from autopar.runtime.pytorch.portions import LocalBatch, rows_of
+from autopar.runtime.pytorch.portions import LocalBatch, rows_of, scaled
 from autopar.runtime.pytorch.predict import Asked, asked, result
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.sizes import Sizes
@@ -129,6 +130,11 @@ class Trainer:
         made = make_optimizer(workload, self.held) if optimizer is None else optimizer(self.held)
         self.optimizer: torch.optim.Optimizer = made
         self.state = State(self.storage, self.ranks, self.optimizer)
+        self.loss_scale: LossScale | None = None
+        if self.settings.precision == "float16":
+            # a trainer without a plan's folder is verified, gradient by gradient
+            self.loss_scale = LossScale() if folder else LossScale(1.0, every=0)
+            self.state.register([self.loss_scale])
         self.predicted: Prediction | None = None
         self._on_step: list[OnStep] = []
         self._wants_norm = False
@@ -223,9 +229,10 @@ class Trainer:
             check_planned(batch, self.planned)
         before = gradients_of(self.held) if accumulate else {}
         self.watch.start()
-        with self._here():
-            loss: torch.Tensor = self.train.backward(self.storage, batch)
-        add_gradients(self.held, before, weight)
+        scale = 1.0 if self.loss_scale is None else self.loss_scale.scale
+        with self._here(), scaled(scale):
+            loss: torch.Tensor = self.train.backward(self.storage, batch) / scale
+        add_gradients(self.held, before, weight / scale)
         self._stopping = self._stop.asked if compared is None else compared.finish()
         self.watch.lap("exchange")
         return loss
@@ -293,7 +300,16 @@ class Trainer:
         return made
 
     def update(self) -> torch.Tensor | None:
-        """Clips as the program says, steps the optimizer; returns the norm where it clips."""
+        """Clips as the program says, steps the optimizer; returns the norm where it clips.
+
+        In float16 a step whose gradients overflow on any rank is left out on all of them, and does
+        not count in `step_number`; see `LossScale`.
+        """
+        if self.loss_scale is not None:
+            overflowed = self.loss_scale.overflowed(self.held, self.ranks)
+            self.loss_scale.stepped(not overflowed)
+            if overflowed:
+                return torch.tensor(torch.inf) if self.clips else None
         norm: torch.Tensor | None = self.train.update(self.storage, self.optimizer)
         self.step_number += 1
         self.watch.lap("optimizer")

@@ -107,9 +107,9 @@ SIZES = (1, 3, 16, 21)
 
 
 @functools.cache
-def plan_of(layout: str, make: type[nn.Module], folder: Path) -> Any:
+def plan_of(layout: str, make: type[nn.Module], folder: Path, **more: Any) -> Any:
     data = points if make is Points else words
-    return autopar.plan(make, data(16), cluster(4), LAYOUTS[layout], folder=folder)
+    return autopar.plan(make, data(16), cluster(4), LAYOUTS[layout], folder=folder, **more)
 
 
 def plain(trainer: Any, model: nn.Module, folder: Path) -> nn.Module:
@@ -261,6 +261,21 @@ def optimizer_travels(folder: Path) -> list[float]:
     return kept
 
 
+def overflows(folder: Path) -> list[Any]:
+    """One rank's gradient overflows: all of them leave the step out, and take the next one."""
+    made = plan_of("pipeline", Words, folder / "plan", precision="float16", clip_norm=1.0)
+    trainer: Any = autopar.load(made, model=Words)
+    before = [h.leaf.detach().clone() for h in trainer.held]
+    losses = [float(trainer.backward(words(16)))]
+    if dist.get_rank() == 1:
+        trainer.held[0].leaf.grad.view(-1)[0] = torch.inf
+    norm = trainer.update()
+    same = all(torch.equal(h.leaf, w) for h, w in zip(trainer.held, before, strict=True))
+    left = [float(norm), trainer.step_number, trainer.loss_scale.scale, same]
+    losses += [float(trainer.step(words(16))), float(trainer.step(words(16)))]
+    return everywhere([*left, losses, trainer.step_number])
+
+
 CHECKS: dict[str, Callable[[Path], Any]] = {
     "planned once": planned_once,
     "refused everywhere": refused_everywhere,
@@ -268,6 +283,7 @@ CHECKS: dict[str, Callable[[Path], Any]] = {
     **{f"evaluated: {layout}": functools.partial(evaluated, layout=layout) for layout in LAYOUTS},
     "mean of squares": mean_of_squares,
     "loaded": loaded,
+    "overflows": overflows,
     "weights travel": weights_travel,
     "optimizer travels": optimizer_travels,
 }

@@ -77,3 +77,12 @@ def test_weights_are_read_under_another_plan_bit_for_bit(seen: dict[str, Any]) -
 def test_groups_and_momentum_go_on_under_another_plan(seen: dict[str, Any]) -> None:
     first, *others = seen["optimizer travels"]
     assert others == pytest.approx([first] * 2, rel=1e-12)
+
+
+def test_an_overflow_on_one_rank_leaves_the_step_out_on_all(seen: dict[str, Any]) -> None:
+    first = seen["overflows"][0]
+    assert first[:4] == [float("inf"), 0, 32768.0, True]
+    left_out, taken, last = first[4]
+    assert left_out == taken > last  # of the same weights, and of those after a step
+    assert first[5] == 2
+    assert seen["overflows"] == [first] * 4

@@ -316,15 +316,17 @@ class Sums:
 
 
 def sums_s(summary: Summary, state: StateSharding, cluster: Cluster, pp: int = 1) -> Sums:
-    """The norm of the gradient and the loss; ``summary`` is of all stages."""
+    """The norm of the gradient, with overflow in float16, and the loss; ``summary`` is of all
+    stages."""
     mesh = Mesh(("pp", *state.mesh.axes), (pp, *state.mesh.sizes))
     cutting = summary.cutting | ({"dp_shard"} if state.fsdp else set())
     wide = any("float64" in unit.trained for unit, _ in summary.owners())
     seconds = {
         entry.what: _time_s(entry, mesh, cluster)
-        for entry in sums(mesh, cutting, state.clips, wide)
+        for entry in sums(mesh, cutting, state.clips, wide, state.precision == "float16")
     }
-    return Sums(seconds.get("gradient norm", 0.0), seconds.get("loss", 0.0))
+    late = seconds.get("gradient norm", 0.0) + seconds.get("overflow", 0.0)
+    return Sums(late, seconds.get("loss", 0.0))
 
 
 def _time_s(entry: StateCollective, mesh: Mesh, cluster: Cluster) -> float:
