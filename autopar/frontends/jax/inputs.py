@@ -50,10 +50,16 @@ def abstract_batch(batch: Any) -> dict[str, Any]:
         made[name] = _abstract(value)
         if made[name] is None:
             dtype = f" of {value.dtype}" if hasattr(value, "dtype") else ""
+            instead = (
+                "a loss cannot draw random numbers yet: draw them where the batch is made, as in "
+                f"{{'keep': jax.random.bernoulli({name}, 0.9, shape)}}"
+                if "key<" in dtype
+                else "return a numpy or jax array, as in np.asarray(...); constants belong into "
+                "the loss's closure"
+            )
             raise BatchError(
                 f"batch[{name!r}] is a {type(value).__name__}{dtype}, not an array of numbers: "
-                "return a numpy or jax array, as in np.asarray(...); constants belong into the "
-                "loss's closure"
+                f"{instead}"
             )
     return made
 
@@ -64,7 +70,7 @@ def _abstract(leaf: Any) -> Any:
         leaf = jnp.asarray(leaf)
     try:
         array = jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, ValueError):  # ValueError: of a random key's dtype
         return None
     numbers = jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool
     return array if numbers else None
