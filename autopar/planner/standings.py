@@ -201,8 +201,9 @@ def too_big(standings: Standings, cluster: Cluster, candidates: int) -> NothingF
     }
     most = max(shares, key=lambda n: shares[n])
     listed = ", ".join(f"{name} {size_text(size)}" for name, size in shares.items())
+    names = " and ".join(dict.fromkeys(kind.device.name for kind in cluster.kinds))
     return NothingFits(
-        f"nothing fits {cluster.device.name} with {size_text(memory.limit)}. The tightest "
+        f"nothing fits {names} with {size_text(memory.limit)}. The tightest "
         f"layout ({layout_text(answer)}) needs {size_text(memory.total)}, "
         f"{size_text(memory.total - memory.limit)} too much: {listed}. Most of it is {most}.",
         answer,

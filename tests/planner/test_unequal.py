@@ -105,6 +105,22 @@ def test_no_plan_of_any_cut_or_order_is_faster(planned: Outcome) -> None:
     assert planned.lower_bound_s <= min(every)
 
 
+@pytest.mark.parametrize("pp", [2, 4])
+def test_nor_where_memory_binds(pp: int) -> None:
+    """The search may also let ranks differ in recomputation."""
+    devices = [
+        replace(device, memory_bytes=int(share * device.memory_bytes))
+        for device, share in ((SLOW, 0.05), (FAST, 0.035))
+    ]
+    of = asked(cluster(*devices), pp=pp)
+    every, free = [*every_pipeline(of, pp)], asked(MIXED, pp=pp)
+    outcome = search_plan(of)
+    assert outcome.best.time.total_s <= min(every) * (1 + 1e-9)
+    assert outcome.lower_bound_s <= outcome.best.time.total_s
+    assert outcome.best.time.total_s > search_plan(free).best.time.total_s
+    assert outcome.best.memory.filled <= 1
+
+
 def test_the_fast_have_more_of_the_model() -> None:
     of = replace(asked(MIXED, pp=4, schedule="1f1b"), graph=gpt(layers=16, **{**LARGE, "b": 4}))
     outcome = search_plan(of)
