@@ -9,19 +9,20 @@ from typing import Any
 from autopar.cost_models.footprint import Footprint
 from autopar.cost_models.provenance import family_origins, summary
 from autopar.planner.estimate import Estimate
+from autopar.report.units import duration, percent, size
 
 
 def render(estimate: Estimate) -> str:
     """The report as plain text."""
-    x, gib = estimate.layout, 2.0**30
+    x = estimate.layout
     lines = [
         f"{estimate.arch.name}: {_count(estimate.arch.parameters)} parameters on "
         f"{x.device_count} {estimate.device.name} ({estimate.cluster}), {estimate.precision}, "
         f"{estimate.style}",
         f"layout   {x}",
-        f"step     {estimate.step_time_s:.3g} s  (band {estimate.time_band_s[0]:.3g} to "
-        f"{estimate.time_band_s[1]:.3g})   {estimate.tokens_per_s:,.0f} tokens/s   "
-        f"{estimate.tokens_per_s / x.device_count:,.0f} per device   MFU {estimate.mfu:.1%}",
+        f"step     {duration(estimate.step_time_s)}  (band {duration(estimate.time_band_s[0])} to "
+        f"{duration(estimate.time_band_s[1])})   {estimate.tokens_per_s:,.0f} tokens/s   "
+        f"{estimate.tokens_per_s / x.device_count:,.0f} per device   MFU {percent(estimate.mfu)}",
         "",
         "where the time goes",
     ]
@@ -29,19 +30,19 @@ def render(estimate: Estimate) -> str:
         if name != "total_s" and abs(float(seconds)) > 1e-9:
             label = name.removesuffix("_s").replace("_", " ")
             share = float(seconds) / estimate.step_time_s
-            lines.append(f"  {label:16s} {float(seconds):10.4g} s {share:6.1%}")
+            lines.append(f"  {label:16s} {duration(float(seconds)):>10s} {percent(share):>8s}")
     low, high = estimate.memory.band
     lines += [
         "",
         f"peak memory of rank {estimate.memory.rank} at {estimate.memory.moment}",
     ]
-    for name, size in estimate.memory.parts():
-        lines.append(f"  {name:16s} {size / gib:10.2f} GiB")
+    for name, used in estimate.memory.parts():
+        lines.append(f"  {name:16s} {size(used):>10s}")
     lines += [
-        f"  {'total':16s} {estimate.memory.total / gib:10.2f} GiB  (band {low / gib:.1f} to "
-        f"{high / gib:.1f}) of {estimate.memory_limit_bytes / gib:.1f} GiB",
-        f"  of it {estimate.memory.allocated / gib:.2f} GiB allocated, "
-        f"{estimate.memory.reserved / gib:.2f} GiB reserved; most for {_largest(estimate.memory)}",
+        f"  {'total':16s} {size(estimate.memory.total):>10s}  (band {size(low)} to {size(high)}) "
+        f"of {size(estimate.memory_limit_bytes)}",
+        f"  of it {size(estimate.memory.allocated)} allocated, "
+        f"{size(estimate.memory.reserved)} reserved; most for {_largest(estimate.memory)}",
         "",
     ]
     if estimate.fits:
@@ -49,10 +50,8 @@ def render(estimate: Estimate) -> str:
             "fits" if high <= estimate.memory_limit_bytes else "fits, but the band does not"
         )
     else:
-        short = (estimate.memory.total - estimate.memory_limit_bytes) / gib
-        lines.append(
-            f"does not fit: {short:.1f} GiB short on {estimate.device.name}; {estimate.advice}"
-        )
+        short = size(estimate.memory.total - estimate.memory_limit_bytes)
+        lines.append(f"does not fit: {short} short on {estimate.device.name}; {estimate.advice}")
     lines.append(f"layers: {priced_by(estimate)}")
     origins = summary(family_origins(estimate.device.family))
     lines.append(f"constants of the time: {origins} (cost_models/fitted.yaml)")

@@ -60,30 +60,30 @@ GOLDEN = """\
 PATH: 0.9 M parameters on 8 H100 (8 H100), fp32, eager
 layout global_batch=16,microbatch=2,dp_replicate=1,dp_shard=1,tp=2,cp=2,ep=1,pp=2,zero=1,\
 schedule=gpipe,interleave=1,recompute=none,sequence_parallel=on
-step # s (band # to #) # tokens/s # per device MFU #%
+step TIME (band TIME to TIME) # tokens/s # per device MFU # %
 
 where the time goes
- layer compute # s #%
- head # s #%
- tensor # s #%
- context # s #%
- bubble # s #%
- data # s #%
- optimizer # s #%
- other # s #%
+ layer compute TIME # %
+ head TIME # %
+ tensor TIME # %
+ context TIME # %
+ bubble TIME # %
+ data TIME # %
+ optimizer TIME # %
+ other TIME # %
 
 peak memory of rank 0 at backward of a layer
- parameters # GiB
- gradients # GiB
- optimizer # GiB
- activations # GiB
- working # GiB
- gathered # GiB
- workspace # GiB
- reserve # GiB
- outside # GiB
- total # GiB (band # to #) of # GiB
- of it # GiB allocated, # GiB reserved; most for outside, workspace, activations
+ parameters SIZE
+ gradients SIZE
+ optimizer SIZE
+ activations SIZE
+ working SIZE
+ gathered SIZE
+ workspace SIZE
+ reserve SIZE
+ outside SIZE
+ total SIZE (band SIZE to SIZE) of SIZE
+ of it SIZE allocated, SIZE reserved; most for outside, workspace, activations
 
 fits
 layers: by the older formulas of the family, since no graph says cp
@@ -99,6 +99,8 @@ def shape_of(text: str) -> str:
     for line in text.replace(GPT, "PATH").splitlines():
         if not line.startswith(("PATH", "layout", "peak", "priced", "note")):
             line = re.sub(r"\d[\d.,]*(e-?\d+)?", "#", line)
+            line = re.sub(r"# [mun]?s\b", "TIME", line)
+            line = re.sub(r"# ([KMG]i)?B\b", "SIZE", line)
         kept.append(re.sub(" +", " ", line))
     return "\n".join(kept) + "\n"
 

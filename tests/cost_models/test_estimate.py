@@ -24,6 +24,7 @@ from autopar.nouns.errors import UserError
 from autopar.planner.estimate import estimate, estimate_files
 from autopar.planner.layouts import _least_split, price, sweep
 from autopar.report.estimates import render, to_json
+from autopar.report.units import size
 
 ROOT = Path(__file__).parents[2]
 LLAMA = load_arch(ROOT / "examples/archs/llama3_70b.yaml")
@@ -486,7 +487,7 @@ def test_what_is_allocated_reserved_and_outside_is_told_apart() -> None:
     taken = footprint(LLAMA, layout, replace(software, memory="reserved"))
     assert taken.total == pytest.approx(memory.reserved)
     text = render(priced)
-    assert f"{memory.allocated / 2**30:.2f} GiB allocated" in text
+    assert f"{size(memory.allocated)} allocated, {size(memory.reserved)} reserved" in text
     assert "most for " + max(memory.parts(), key=lambda part: part[1])[0] in text
 
 
