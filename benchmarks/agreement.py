@@ -21,7 +21,6 @@ import numpy as np
 
 from autopar.cost_models.compute import beside_product_s
 from autopar.cost_models.family import Arch
-from autopar.cost_models.footprint import footprint
 from autopar.cost_models.layout import Layout, check_layout, layout_from_fix, parse_fix
 from autopar.cost_models.rates import rates_of
 from autopar.cost_models.software import Software
@@ -31,7 +30,7 @@ from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster
 from autopar.planner.arch_graph import LAYER
 from autopar.planner.arch_prices import Planned, planned
-from autopar.planner.layouts import work_for
+from autopar.planner.layouts import footprint_of, work_for
 from autopar.planner.pricing.prices import PICOSECONDS
 from benchmarks.figures import Target, show
 
@@ -109,7 +108,7 @@ def by_estimate(case: Case) -> tuple[dict[str, float], dict[str, float]]:
         "optimizer": step.optimizer_s,
         "step's own, stragglers": step.other_s,
     }
-    held = footprint(case.arch, x, replace(SOFTWARE, memory="device"))
+    held = footprint_of(case.arch, x, replace(SOFTWARE, memory="device"), "bf16")
     sizes = {
         "memory": held.total,
         "gradients": held.gradients,

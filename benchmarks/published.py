@@ -27,9 +27,9 @@ import scipy
 from numpy.typing import NDArray
 
 from autopar.cost_models.bands import time_band
-from autopar.cost_models.footprint import footprint
 from autopar.cost_models.rates import fitted, fitted_table, rates_of
 from autopar.cost_models.step_time import step_time
+from autopar.planner.layouts import footprint_of
 from benchmarks.published_bands import report, time_ratios, write_bands
 from benchmarks.published_declarations import Row
 from benchmarks.published_errors import (
@@ -125,7 +125,7 @@ def read_all(rows: Iterable[Row]) -> tuple[list[Run], dict[str, str]]:
         try:
             run = read_run(row)
             price_run(run)
-            footprint(run.arch, run.layout, run.software, run.precision)
+            footprint_of(run.arch, run.layout, run.software, run.precision)
         except Unpriceable as error:
             reasons[row["id"]] = str(error)
         except (ValueError, KeyError, TypeError, ArithmeticError) as error:
@@ -155,7 +155,7 @@ def row_report(row_id: str, runs: Sequence[Run], reasons: dict[str, str]) -> dic
     if run is None:
         return row
     seconds = price_run(run)
-    memory = footprint(run.arch, run.layout, run.software, run.precision)
+    memory = footprint_of(run.arch, run.layout, run.software, run.precision)
     tokens = run.layout.global_batch * run.arch.seq / run.layout.device_count
     band = time_band(run.cluster.device.family, run.arch.is_moe)
     row["predicted_tokens_per_s_per_gpu"] = tokens / seconds

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost_models.footprint import footprint
+from autopar.planner.layouts import footprint_of
 from benchmarks.published_bands import Ratio
 from benchmarks.published_fit import Fit
 from benchmarks.published_rows import Run
@@ -53,7 +53,7 @@ def memory_ratios(runs: Sequence[Run]) -> list[Ratio]:
     by_key: dict[str, Ratio] = {}
     for run in runs:
         if run.memory_bytes:
-            total = footprint(run.arch, run.layout, run.software, run.precision).total
+            total = footprint_of(run.arch, run.layout, run.software, run.precision).total
             by_key[run.key] = Ratio("peak memory", run.source, run.memory_bytes / total)
     return list(by_key.values())
 

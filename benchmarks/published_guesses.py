@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autopar.cost_models.family import Arch
-from autopar.cost_models.footprint import footprint
 from autopar.cost_models.layout import Layout, Recompute
 from autopar.cost_models.software import Software
 from autopar.nouns.cluster import Device
+from autopar.planner.layouts import footprint_of
 from benchmarks.published_priors import priors
 
 
@@ -32,7 +32,7 @@ def _may_fit(
     arch: Arch, layout: Layout, software: Software, precision: str, device: Device
 ) -> bool:
     allocated = replace(software, memory="allocated")
-    return footprint(arch, layout, allocated, precision).band[0] <= device.memory_bytes
+    return footprint_of(arch, layout, allocated, precision).band[0] <= device.memory_bytes
 
 
 def likely_microbatch(

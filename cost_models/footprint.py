@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 from autopar.cost_models.bands import memory_band
 from autopar.cost_models.constants import constant
 from autopar.cost_models.family import Arch
+from autopar.cost_models.layer_figures import Saved
 from autopar.cost_models.layout import Layout
 from autopar.cost_models.precision import is_narrow, stream_bytes
 from autopar.cost_models.software import Software
@@ -84,8 +85,18 @@ class Footprint:
         ]
 
 
-def footprint(arch: Arch, layout: Layout, software: Software, precision: str = "bf16") -> Footprint:
-    """The footprint of the fullest pipeline rank; `precision` is what matrix products read."""
+def footprint(
+    arch: Arch,
+    layout: Layout,
+    software: Software,
+    precision: str = "bf16",
+    kept: Saved | None = None,
+) -> Footprint:
+    """The footprint of the fullest pipeline rank.
+
+    precision: what matrix products read. kept: by a layer that recomputes nothing; None: by the
+    formulas.
+    """
     pipeline = layout.pipeline(arch.layers)
     held, layers = pipeline.held_layers(), pipeline.rank_layers()
     first, last = pipeline.end_ranks()
@@ -93,12 +104,19 @@ def footprint(arch: Arch, layout: Layout, software: Software, precision: str = "
     # Of ranks without embedding and head only those can be fullest that hold most of something.
     between = [rank for rank in range(layout.pp) if rank not in ends]
     most = {max(between, key=of.__getitem__) for of in (held, layers) if between}
-    ranks = [rank_footprint(arch, layout, software, rank, precision) for rank in {*ends, *most}]
+    ranks = [
+        rank_footprint(arch, layout, software, rank, precision, kept) for rank in {*ends, *most}
+    ]
     return max(ranks, key=lambda f: (f.total, -f.rank))
 
 
 def rank_footprint(
-    arch: Arch, layout: Layout, software: Software, rank: int, precision: str = "bf16"
+    arch: Arch,
+    layout: Layout,
+    software: Software,
+    rank: int,
+    precision: str = "bf16",
+    kept: Saved | None = None,
 ) -> Footprint:
     """The footprint of one rank, with the layers in flight that its schedule gives it."""
     x = layout
@@ -116,8 +134,8 @@ def rank_footprint(
     states = _states(dense, expert, x, software, precision)
     layer_local = outside / x.tp + routed / x.expert_ranks
 
-    saved = saved_bytes(arch, x, software, share, precision)
-    whole = saved_bytes(arch, replace(x, recompute="none"), software, share, precision)
+    saved = saved_bytes(arch, x, software, share, precision, kept)
+    whole = saved_bytes(arch, replace(x, recompute="none"), software, share, precision, kept)
     activations = saved * pipeline.held_layers()[rank]
     tokens = x.microbatch * arch.seq / x.cp
     logits = tokens * arch.vocab / x.tp * LOGIT_BYTES[software.loss] * has_head
@@ -188,12 +206,17 @@ def _moe_share(arch: Arch, layers: float, stage: int, pp: int) -> float:
 
 
 def saved_bytes(
-    arch: Arch, layout: Layout, software: Software, share: float = 0.0, precision: str = "bf16"
+    arch: Arch,
+    layout: Layout,
+    software: Software,
+    share: float = 0.0,
+    precision: str = "bf16",
+    kept: Saved | None = None,
 ) -> float:
     """Activation bytes that one layer saves for backward, one microbatch, on one rank.
 
     `share` of the layer has experts. Operands of 8-bit products are saved in 8 bits; in 32 or 64
-    bits all is as much wider.
+    bits all is as much wider. `kept`: see `footprint`.
     """
     x = layout
     tokens = x.microbatch * arch.seq / x.cp
@@ -202,19 +225,29 @@ def saved_bytes(
     wider = stream_bytes(precision) / 2
     if x.recompute == "full":
         plain = replace(x, recompute="none")
-        kept = 1 - x.recompute_share
+        rest = 1 - x.recompute_share
         again = wider * tokens * layer_input * x.recompute_share
-        return again + kept * saved_bytes(arch, plain, software, share, precision)
+        return again + rest * saved_bytes(arch, plain, software, share, precision, kept)
     operand = 1 if is_narrow(precision) else 2
     dropped = dropped_modules(x)
     ops = bool(dropped) and not x.recompute_modules and software.selective == "ops"
+    scores = 0.0
+    if software.attention == "unfused" and "core_attn" not in dropped:
+        scores = arch.heads * arch.seq / x.tp * (5 if software.dropout else 4)
+    wide_norms = 8 * arch.hidden / sp if software.style == "eager" else 0.0
+    if kept is not None:
+        half, narrow = 0.5 if ops else 1.0, operand / 2
+        total = half * (kept.inputs + kept.heads) + narrow * kept.mixed
+        total += narrow * kept.norms * ("layernorm" not in dropped)
+        if "mlp" not in dropped:
+            total += half * kept.before + narrow * kept.after * ("moe_act" not in dropped)
+        return total + wider * tokens * (scores + wide_norms)
     norms = (1 if ops else 2) * layer_input
     if "layernorm" not in dropped:
         norms += operand * arch.hidden / sp * 2
     if software.dropout:
         norms += 2 * arch.hidden / sp
-    if software.style == "eager":
-        norms += 8 * arch.hidden / sp
+    norms += wide_norms
     heads = 2 * (arch.heads * arch.dim + 2 * arch.kv_heads * arch.dim) * (0.5 if ops else 1.0)
     if arch.latent is not None:
         heads += 2 * arch.heads * arch.dim
@@ -223,9 +256,6 @@ def saved_bytes(
     heads = (heads + operand * arch.heads * arch.value_dim + 4 * arch.heads) / x.tp
     if arch.latent is not None:
         heads += 2 * (arch.latent.kv_rank + arch.latent.q_rank)
-    scores = 0.0
-    if software.attention == "unfused" and "core_attn" not in dropped:
-        scores = arch.heads * arch.seq / x.tp * (5 if software.dropout else 4)
     per_width = 2.0 * (2 if arch.gated else 1) * (0.5 if ops else 1.0)
     if "moe_act" not in dropped:
         per_width += operand

@@ -27,11 +27,29 @@ KEY_TILE = 128
 
 
 @dataclass(frozen=True)
+class Saved:
+    """Bytes that a layer keeps of one microbatch for backward, by what recomputation may drop.
+
+    inputs: of norms, and masks of dropout. norms, mixed, after: what products read: results of
+    norms, of attention, of the MLP's activation. heads: queries, keys and values as attention takes
+    them, and a sum for each of its rows. before: what the activation is made of.
+    """
+
+    inputs: float
+    norms: float
+    heads: float
+    mixed: float
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
 class LayerFigures:
     """Of one microbatch, after sharding; bytes as the stream's dtype has them.
 
     attention_flops: forward. traffic: forward; traffic_back: bytes of all of it in backward.
     moved: collectives over the tensor-parallel ranks, forward; backward has as much.
+    saved: None where formulas say it (`autopar.cost_models.footprint.saved_bytes`).
     parameters: of the layer. table: of the table of tokens, or of the head. head: its product.
     """
 
@@ -43,6 +61,7 @@ class LayerFigures:
     parameters: float
     table: float
     head: Product
+    saved: Saved | None = None
 
 
 def by_formulas(arch: Arch, layout: Layout, software: Software, element_bytes: int) -> LayerFigures:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import cast
 
 from autopar.cost_models.collectives import Kind
 from autopar.cost_models.family import Arch
-from autopar.cost_models.layer_figures import LayerFigures, by_formulas
+from autopar.cost_models.layer_figures import LayerFigures, Saved, by_formulas
 from autopar.cost_models.layer_products import Product
 from autopar.cost_models.layout import Layout
 from autopar.cost_models.precision import stream_bytes
@@ -21,15 +21,17 @@ from autopar.cost_models.recompute import Traffic
 from autopar.cost_models.software import Software
 from autopar.lowering.precision import at_precision
 from autopar.lowering.spread import Lowered, LoweredOp, lower
+from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.nouns.style import Style
 from autopar.planner.arch_graph import BATCH_DIMS, LAYER, graph_of, unsaid
 from autopar.planner.megatron import NORMS, spread_of
+from autopar.planner.pricing.activations import Places
 from autopar.rules.batch import data_choices
 from autopar.rules.fusion import ALONE, Fusion, fusion
 from autopar.rules.resharding import collectives
-from autopar.rules.work import Work, extents, op_work
+from autopar.rules.work import Moves, Work, extents, kept_bytes, op_work
 
 _DTYPES = {8: "float64", 4: "float32", 2: "bfloat16"}
 _JOINED = ({"q", "k", "v"}, {"gate", "up"})
@@ -104,19 +106,23 @@ def _lowered(arch: Arch, way: Way) -> LayerFigures:
         parameters=_parameters(body),
         table=head.columns * head.depth,
         head=head,
+        saved=_saved(body, fused),
     )
 
 
 def _work(op: LoweredOp, body: Lowered, fused: Fusion) -> Work:
     assert op.bound is not None
-    kernel = fused.moves.get(key(LAYER, op.op.name))
-    if op.op.kind in ALONE_BY_HAND:
-        kernel = None
+    kernel = _kernel(op, fused)
     work = op_work(op.op, op.bound, op.strategy, body.mesh, body.graph.tensors, kernel)
     if work.kind == "bias" and kernel is None:
         # The product before it adds it; its gradient is a sum over rows.
         return replace(work, forward_bytes=0.0, backward_bytes=work.backward_bytes / 2)
     return work
+
+
+def _kernel(op: LoweredOp, fused: Fusion) -> Moves | None:
+    """What the op moves in a kernel with others; None: it is one by itself."""
+    return None if op.op.kind in ALONE_BY_HAND else fused.moves.get(key(LAYER, op.op.name))
 
 
 def _part(name: str) -> str:
@@ -156,6 +162,42 @@ def _moved(body: Lowered) -> Iterator[tuple[Kind, float]]:
     for way, tensor in steps:
         for moved in collectives(way, tensor.dtype, body.mesh, "forward"):
             yield cast(Kind, moved.kind), float(moved.size_bytes)
+
+
+def _saved(body: Lowered, fused: Fusion) -> Saved:
+    """By groups; of what is gathered for products, the piece that each rank makes."""
+    places = Places(body)
+    sizes: dict[str, float] = {}
+    for op in body.ops:
+        assert op.bound is not None
+        kernel = _kernel(op, fused)
+        rule = op.bound.rule
+        read = rule.saves if kernel is None else kernel.saved
+        made = rule.saves_results if kernel is None else kernel.saved_results
+        names = [op.op.inputs[i] for i in read] + [op.op.outputs[i] for i in made]
+        for root in (places.root[name] for name in names):
+            value = body.tensors[root]
+            if value.tensor.differentiable and value.tensor.role != "parameter":
+                local = value.produced.local_shape(value.tensor.shape, body.mesh)
+                sizes[root] = math.prod(local) * DTYPE_BYTES[value.tensor.dtype]
+        kept = sum(kept_bytes(op.bound, extents(op.bound, op.strategy, body.mesh)))
+        sizes[f"{op.op.name} keeps"] = float(kept)
+    groups = dict.fromkeys((f.name for f in fields(Saved)), 0.0)
+    for name, size in sizes.items():
+        groups[_group(name)] += size
+    return Saved(**groups)
+
+
+def _group(name: str) -> str:
+    """The field of `Saved` that a tensor belongs to."""
+    module, _, kind = name.partition("/")
+    if kind in NORMS:
+        return "norms"
+    if name in ("attention/attention", "mlp/mul", "mlp/gelu"):
+        return "mixed" if module == "attention" else "after"
+    if module in ("attention", "q", "k", "v"):
+        return "heads"
+    return "before" if module in ("mlp", "gate", "up") else "inputs"
 
 
 def _parameters(body: Lowered) -> float:

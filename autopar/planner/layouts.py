@@ -15,7 +15,7 @@ from autopar.cost_models.step_time import Rates, StepTime, stacked_rates, step_t
 from autopar.cost_models.work import Work, stacked, work_of
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.style import Style
-from autopar.planner.graph_figures import figures_of
+from autopar.planner.graph_figures import figures_of, no_graph
 
 
 def software_for(cluster: Cluster, layout: Layout, style: Style | None = None) -> Software:
@@ -43,7 +43,14 @@ def work_for(
 
 def memory_of(arch: Arch, layout: Layout, software: Software, precision: str) -> Footprint:
     """Peak memory of one legal layout, as the devices see it."""
-    return footprint(arch, layout, replace(software, memory="device"), precision)
+    return footprint_of(arch, layout, replace(software, memory="device"), precision)
+
+
+def footprint_of(arch: Arch, layout: Layout, software: Software, precision: str) -> Footprint:
+    """Peak memory as ``software`` counts it; what a layer keeps is that of the model's graph."""
+    formulas = bool(no_graph(arch, layout))
+    kept = None if formulas else figures_of(arch, layout, software, precision).saved
+    return footprint(arch, layout, software, precision, kept)
 
 
 def layouts(arch: Arch, cluster: Cluster, global_batch: int) -> Iterator[Layout]:

@@ -95,7 +95,10 @@ def test_wider_precisions_need_more_of_everything() -> None:
     for narrow, wide in pairwise(estimates):
         assert narrow.memory.activations < wide.memory.activations
         assert narrow.step_time_s < wide.step_time_s
-    assert estimates[2].memory.activations == 2 * estimates[1].memory.activations
+    # All but a sum for each row of attention's heads and of two norms, float32 in either.
+    half, single = (one.memory.activations for one in estimates[1:3])
+    sums = 4 * 4 * LLAMA.seq / 8 * (LLAMA.heads + 2)
+    assert single - sums == 2 * (half - sums)
     states = (
         estimates[2].memory.parameters
         + estimates[2].memory.gradients

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from autopar.cost_models.family import Arch
+from autopar.cost_models.footprint import saved_bytes
 from autopar.cost_models.layer_figures import LayerFigures, by_formulas
 from autopar.cost_models.layer_products import Products
-from autopar.cost_models.layout import Layout
+from autopar.cost_models.layout import Layout, Recompute
 from autopar.cost_models.software import Software
 from autopar.nouns.style import Style
 from autopar.planner.graph_figures import figures_of, no_graph
@@ -38,6 +39,29 @@ def test_graph_and_formulas_agree(arch: Arch, style: Style, tp: int, split: bool
     assert sorted(graph.moved) == sorted(formulas.moved)
     assert graph.parameters == pytest.approx(formulas.parameters, rel=1e-3)
     assert (graph.head, graph.table) == (formulas.head, formulas.table)
+
+
+@pytest.mark.parametrize("arch", [LLAMA, GPT])
+@pytest.mark.parametrize(
+    ("style", "recompute"),
+    [("eager", "none"), ("compiled", "none"), ("compiled", "selective"), ("compiled", "full")],
+)
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_what_a_layer_keeps_is_what_the_formulas_count(
+    arch: Arch, style: Style, recompute: Recompute, precision: str
+) -> None:
+    for software in (
+        Software(style=style, attention="unfused", dropout=True),
+        Software(style=style, selective="ops"),
+    ):
+        for tp, split in ((1, True), (8, True), (8, False)):
+            layout = Layout(64, 3, tp=tp, sequence_parallel=split, recompute=recompute)
+            kept = figures_of(arch, layout, software, precision).saved
+            graph, formulas = (
+                saved_bytes(arch, layout, software, precision=precision, kept=saved)
+                for saved in (kept, None)
+            )
+            assert graph == pytest.approx(formulas, rel=5e-3)
 
 
 def test_scores_of_unfused_attention_are_computed_whole() -> None:
