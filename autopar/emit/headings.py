@@ -8,14 +8,31 @@ from autopar.nouns.mesh import DATA_AXES
 from autopar.nouns.plan import Plan
 
 
-def state_held(plan: Plan) -> str:
-    """How the data ranks hold the model's state."""
-    return (
-        "every data rank holds all of the state",
-        "optimizer state is split over dp_shard",
-        "gradients and optimizer state are split over dp_shard",
-        "parameters, gradients and optimizer state are split over dp_shard",
-    )[max(stage.zero for stage in plan.stages)]
+def state_held(plan: Plan, rank: str = "rank") -> str:
+    """Which part of the model's state each ``rank`` holds."""
+    mesh = plan.program_mesh
+    zero = max(stage.zero for stage in plan.stages)
+    if zero and mesh.size("dp_shard") > 1:
+        return f"{('', *_SPLIT)[zero]} split over dp_shard"
+    model = any(mesh.size(a) > 1 for a in mesh.axes if a not in (*DATA_AXES, "pp"))
+    if not model and mesh.size("pp") == 1:
+        return (
+            f"every data {rank} holds all of it"
+            if mesh.device_count > 1
+            else f"the one {rank} holds all of it"
+        )
+    part = ("", "the state of its stages", "its pieces of the state", "its pieces of its stages'")[
+        (mesh.size("pp") > 1) + 2 * model
+    ]
+    copies = any(mesh.size(axis) > 1 for axis in DATA_AXES)
+    return f"each {rank} holds {part}" + (f"; data {rank}s hold the same" if copies else "")
+
+
+_SPLIT = (
+    "optimizer state is",
+    "gradients and optimizer state are",
+    "parameters, gradients and optimizer state are",
+)
 
 
 def count_of(count: int, noun: str, plural: str = "s") -> str:
@@ -39,7 +56,7 @@ def train_heading(plan: Plan, samples: int, command: str, ranks: str, again: str
         f"    {command} program/train.py --steps 10",
         "",
         f"Batch:     {batch}.",
-        f"State:     {state_held(plan)}.",
+        f"State:     {state_held(plan, ranks)}.",
         f"Optimizer: {plan.optimizer}, its numbers in the workload's file.",
         f"Recompute: {recompute}{'' if recompute == 'none' else f', {again}'}.",
         f"Precision: {plan.precision}.",

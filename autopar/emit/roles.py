@@ -16,7 +16,7 @@ _OPERANDS: Mapping[str, tuple[str, ...]] = {
     "cos": ("angles",),
     "sin": ("angles",),
 }
-_LONGEST = 16  # letters of an argument of a block that names what is given for it
+_LONGEST = 24  # letters of an argument of a block that names what is given for it
 # What changes a value and leaves it what it is.
 _THROUGH = frozenset(
     "reshape transpose expand cast identity rotary rms_norm layer_norm repeat_heads".split()

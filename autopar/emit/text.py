@@ -101,6 +101,13 @@ class Lines:
             self.lines.append(f"{pad}# {comment}")
         self.lines.extend([line] if len(line) <= COLUMNS else wrap(text, self.indent))
 
+    def document(self, about: Sequence[str]) -> None:
+        """A docstring; its first line stands behind the quotes."""
+        pad = " " * self.indent
+        first, *more = about
+        self.lines.append(f'{pad}"""{first}' + ("" if more else '"""'))
+        self.lines += [pad + line for line in more] + [f'{pad}"""'] * bool(more)
+
     def blank(self) -> None:
         if self.lines and self.lines[-1]:
             self.lines.append("")
@@ -183,6 +190,8 @@ def _last_bracket(text: str, columns: int) -> int | None:
     """Where the bracket opens that closes last in ``text``; an earlier one where the text before
     it is longer than ``columns``."""
     brackets = [i for i, char, depth in _code(text) if char in "([{" and not depth]
+    if text.startswith("def "):
+        brackets = brackets[:1]  # of the arguments, not of the result's type
     short = [i for i in brackets if i < columns]
     return short[-1] if short else brackets[-1] if brackets else None
 

@@ -283,7 +283,7 @@ def _docstring(lowered: Lowered, plan: Plan, captured: CapturedModel) -> str:
             f'"""{plan.workload.rpartition("/")[2]} on {devices}: {mesh}.',
             "",
             f"Batch:     {captured.samples} samples in {count_of(size, 'microbatch', 'es')}.",
-            f"State:     {state_held(plan)}.",
+            f"State:     {state_held(plan, 'device')}.",
             f"Precision: {plan.precision}.",
             "",
             "`loss` runs on the pieces of one device, inside one `jax.shard_map`. A comment gives",

@@ -149,8 +149,8 @@ def _moved(how: How) -> str:
     if not how.split.gradients:
         return "`loss` of model.py"
     if not how.split.parameters:
-        return "`loss` of model.py; a layer's gradients are reduce-scattered over dp_shard"
-    return "`loss` of model.py, a layer's parameters all-gathered over dp_shard twice"
+        return "`loss` of model.py; gradients are reduce-scattered over dp_shard, layer by layer"
+    return "`loss` of model.py; parameters are all-gathered over dp_shard, layer by layer, twice"
 
 
 def _names(axes: tuple[str, ...]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from autopar.emit.marks import unmarked
 from autopar.emit.names import LAYERS, class_name, first_free, identifier
 from autopar.emit.pytorch import modules
+from autopar.emit.pytorch.alike import Alike, Printed
 from autopar.emit.pytorch.forward import Forward
 from autopar.emit.pytorch.reading import interface, reads
 from autopar.emit.pytorch.scopes import Scope, under
@@ -15,7 +16,7 @@ from autopar.emit.pytorch.site import model_part
 from autopar.emit.pytorch.values import Surroundings
 from autopar.emit.roles import Known
 from autopar.emit.sizes import NONE, Sizes
-from autopar.emit.text import Lines, literal, split_items
+from autopar.emit.text import COLUMNS, Lines, literal, split_items
 from autopar.lowering.spread import Lowered, Operand
 from autopar.nouns.graph import Tensor
 
@@ -65,6 +66,7 @@ class Printing:
     returned:   what the forwards printed so far return, by block and path.
     known:      what names the values of a block, of those that were asked for so far.
     declared:   what the classes printed so far declare, by their names.
+    alike:      what named the values of the forwards printed so far.
     sizes:      what sizes that follow from the batch are called.
     """
 
@@ -80,6 +82,7 @@ class Printing:
     returned: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     known: dict[str, Known] = field(default_factory=dict)
     declared: dict[str, modules.Node] = field(default_factory=dict)
+    alike: Alike = field(default_factory=Alike)
     sizes: Sizes = NONE
 
     def built(self, name: str) -> modules.Built:
@@ -119,7 +122,11 @@ def scope_class(
     """
     root = module_tree(scope, lowered, instance, printing, blocks or {})
     around = surroundings(scope, lowered, root, printing)
-    names = argument_names(scope, lowered, inputs)
+    arguments = argument_names(scope, lowered, inputs, around.known)
+    own = Printed((), dict(zip(inputs, arguments, strict=True)), around.known)
+    printed = printing.alike.names(scope, lowered, inputs, outputs, own)
+    around = replace(around, known=printed.known)
+    names = [printed.arguments[name] for name in inputs]
     whole = not scope.path
     forward = Forward(scope, around, dict(zip(inputs, names, strict=True)), outputs, whole)
     returned = forward.run()
@@ -128,14 +135,15 @@ def scope_class(
         for text, output in zip(split_items(returned), outputs, strict=True)
     ]
     lines = Lines(4)
-    lines.add(docstring(lowered, inputs, names, outputs))
+    made = printing.returned[lowered.block or ""][scope.path]
+    lines.document(_shapes(lowered, inputs, names, outputs, made))
     lines.blank()
     _init(root, lines)
     counted = [n for n in ("counts",) if any(o.op.name in printing.counts for o in scope.ops())]
-    arguments = ["self", *(f"{n}: Tensor" for n in names)]
-    arguments += [f"{n}: dict[str, Tensor]" for n in counted]
+    given = ["self", *(f"{n}: Tensor" for n in names)]
+    given += [f"{n}: dict[str, Tensor]" for n in counted]
     result = "Tensor" if len(outputs) == 1 else f"tuple[{', '.join(['Tensor'] * len(outputs))}]"
-    lines.add(f"def forward({', '.join(arguments)}) -> {result}:")
+    lines.add(f"def forward({', '.join(given)}) -> {result}:")
     finish(lines, forward, returned)
     text = "\n".join([f"({modules.base(root)}):", *lines.lines])
     name = printing.library.add(hint, text)
@@ -250,7 +258,9 @@ def _outer_uses(scope: Scope, lowered: Lowered) -> dict[str, int]:
     return uses
 
 
-def argument_names(scope: Scope, lowered: Lowered, inputs: Sequence[str]) -> list[str]:
+def argument_names(
+    scope: Scope, lowered: Lowered, inputs: Sequence[str], known: Known
+) -> list[str]:
     """Names of a forward's arguments: the stream is ``x``, others by what reads them."""
     roles: dict[str, str] = {}
     for op in scope.ops():
@@ -258,9 +268,13 @@ def argument_names(scope: Scope, lowered: Lowered, inputs: Sequence[str]) -> lis
             hint = HINTS.get((op.op.kind, place))
             if hint is not None:
                 roles.setdefault(name, hint)
+    roles |= {n: role for n in inputs if (role := known.roles.get(n, "")) and n not in roles}
     tensors = lowered.graph.tensors
     plain = [n for n in inputs if n not in roles and "float" in tensors[n].dtype]
-    streams = [n for n in plain if tensors[n].differentiable] or plain[: len(inputs) == 1]
+    made = next((o for op in reversed([*scope.ops()]) for o in op.op.outputs), "")
+    goes_on = plain[:1] if plain and tensors[plain[0]].shape == tensors[made].shape else []
+    streams = goes_on or [n for n in plain if tensors[n].differentiable]
+    streams = streams or plain[: len(inputs) == 1]
     names: list[str] = []
     for name in inputs:
         hint = roles.get(name) or ("x" if name == next(iter(streams), None) else "")
@@ -283,13 +297,20 @@ def _plain_name(tensor: Tensor) -> str:
     return {"bool": "mask", "int64": "ids"}.get(tensor.dtype, "values")
 
 
-def docstring(
-    lowered: Lowered, inputs: Sequence[str], names: Sequence[str], outputs: Sequence[Operand]
-) -> str:
-    """Local shapes: ``x [4, 512, 64], cos [1, 512, 8] -> [4, 512, 64]``."""
+def _shapes(
+    lowered: Lowered,
+    inputs: Sequence[str],
+    names: Sequence[str],
+    outputs: Sequence[Operand],
+    made: Sequence[str],
+) -> list[str]:
+    """Lines of local shapes: ``x [4, 512, 64], cos [1, 512, 8] -> [4, 512, 64]``.
+
+    names: the variables of ``inputs``. made: names of ``outputs``, shown where there are several.
+    """
     mesh = lowered.mesh
 
-    def shown(name: str) -> str:
+    def shown(name: str, variable: str) -> str:
         value = lowered.tensors[name]
         placed = replace(
             model_part(value.shared),
@@ -298,13 +319,27 @@ def docstring(
             ),
         )
         text = str(list(value.shared.local_shape(value.tensor.shape, mesh)))
-        return f"{text} {placed}" if placed.placements else text
+        return " ".join(filter(None, (variable, text, str(placed) if placed.placements else "")))
 
-    left = "".join(f"{n} {shown(t)}, " for n, t in zip(names, inputs, strict=True)).rstrip(", ")
-    right = ", ".join(shown(o.name) for o in outputs)
-    text = f'"""{left} -> {right}"""' if left else f'"""-> {right}"""'
-    shorter = f'"""-> {right}"""'
-    return next((t for t in (text, shorter) if len(t) <= 92), f'"""-> {len(outputs)} tensors"""')
+    given = [shown(t, n) for n, t in zip(names, inputs, strict=True)]
+    named = made if len(outputs) > 1 else [""] * len(outputs)
+    results = [shown(o.name, n) for n, o in zip(named, outputs, strict=True)]
+    line = f"{', '.join(given)} -> {', '.join(results)}".strip()
+    if len(line) <= COLUMNS - 10:
+        return [line]
+    return [*_filled(given, ""), *_filled([f"-> {results[0]}", *results[1:]], "")]
+
+
+def _filled(items: Sequence[str], end: str) -> list[str]:
+    """``items`` with commas between them, as many a line as fit; ``end`` after the last."""
+    lines: list[str] = []
+    for i, item in enumerate(items):
+        item += "," if i + 1 < len(items) else end
+        if lines and len(f"{lines[-1]} {item}") <= COLUMNS - 8:
+            lines[-1] += f" {item}"
+        else:
+            lines.append(item)
+    return lines
 
 
 def block_class(

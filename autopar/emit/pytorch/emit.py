@@ -76,7 +76,7 @@ def emit(
         classes.update(dict.fromkeys(instances, made))
     if parts:
         prepared = [replace(p, lowered=_prepared(p.lowered, probes, sizes)) for p in parts]
-        top = stage_classes(prepared, plan, captured, printing, classes)
+        top = stage_classes(prepared, parts, whole, plan, captured, printing, classes)
     else:
         scope = scopes(lowered)
         root = module_tree(scope, lowered, "", printing, classes)

@@ -58,6 +58,7 @@ class Forward(Values):
         super().__init__(around, count_uses(items, outputs, around.lowered))
         self.items = items
         self.outputs = outputs
+        self.path = scope.path
         self.cuts: dict[Cut, str] = {}  # variables of pieces that others want too
         self.wanted_cuts = Counter(
             (o.name, o.steps)
@@ -282,7 +283,7 @@ class Forward(Values):
         """A name for a result: what its readers see in it, else what the model's source calls it,
         else by kind and module, else that of the value it goes on with."""
         role = self.around.known.roles.get(name) or self.around.known.assigned.get(name)
-        role = role or preferred(op.op.name, op.op.kind)
+        role = role or preferred(op.op.name.removeprefix(self.path), op.op.kind)
         if role or not op.op.inputs:
             return role
         tensors = self.lowered.graph.tensors

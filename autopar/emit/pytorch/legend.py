@@ -12,6 +12,8 @@ from autopar.nouns.plan import Plan
 
 WIDTH = 27  # columns of a term; the longest is `backward="reduce_scatter"` in backquotes
 
+_A_LAYER = "Linear(...)"
+
 # Where a word occurs, how it is written, what it means.
 _WORDS = (
     (r':S\d(?!")', "tp:S1", "split over the ranks of tp along dim 1"),
@@ -29,7 +31,7 @@ _WORDS = (
     ),
     (
         rf"\b({'|'.join(sorted(LAYERS))})\(",
-        "Linear(...)",
+        _A_LAYER,
         "the layer of that name on this rank's pieces; it moves nothing",
     ),
     (r"\bWeights\(", "Weights", "the parameters of one layer under their own names"),
@@ -65,7 +67,9 @@ def legend(body: str, lowered: Lowered) -> list[str]:
     """Lines for the docstring of the file whose code is ``body``."""
     lines = []
     for pattern, term, meaning in _WORDS:
-        if re.search(pattern, body):
+        if match := re.search(pattern, body):
+            if term == _A_LAYER and "Linear(" not in body:
+                term = f"{match[1]}(...)"
             lines.append(f"    {'`' + term + '`':{WIDTH}} {meaning}")
     if _is_uneven(lowered):
         lines += ["", *_UNEVEN]

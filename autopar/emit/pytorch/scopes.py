@@ -7,7 +7,7 @@ norm, a list) stand in the forward of the module around them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 from autopar.lowering.spread import Lowered, LoweredOp
@@ -52,9 +52,9 @@ def under(path: str, parent: str) -> bool:
     return not parent or path == parent or path.startswith(parent + ".")
 
 
-def scopes(lowered: Lowered, calls: bool = True) -> Scope:
-    """The tree of forwards of a graph. ``calls``: those inside of it may call blocks."""
-    classes = _classes(lowered, calls)
+def scopes(lowered: Lowered, whole: Container[str] | None = None) -> Scope:
+    """The tree of forwards of a graph. ``whole``: the modules that may have one, None for all."""
+    classes = {path for path in _classes(lowered) if whole is None or path in whole}
     root = Scope("")
     open_scopes = [root]
     for op in lowered.ops:
@@ -70,7 +70,7 @@ def scopes(lowered: Lowered, calls: bool = True) -> Scope:
     return root
 
 
-def _classes(lowered: Lowered, calls: bool) -> set[str]:
+def _classes(lowered: Lowered) -> set[str]:
     """The module paths that get a class."""
     places: dict[str, list[int]] = {}
     direct: dict[str, int] = {}
@@ -98,7 +98,7 @@ def _classes(lowered: Lowered, calls: bool) -> set[str]:
         unbroken = indices[-1] - indices[0] + 1 == len(indices)
         listed = bool(inner) and all(name.isdigit() for name in inner) and not direct.get(path)
         large = len(indices) >= (2 if inner else LONG_LEAF)
-        taken = any(under(path, b) or (under(b, path) and not calls) for b in blocks)
+        taken = any(under(path, b) for b in blocks)
         if unbroken and large and not listed and not taken and path not in outside:
             paths.add(path)
     return paths

@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from textwrap import wrap
 
 from autopar.emit.names import first_free
 from autopar.emit.pytorch.classes import Printing, argument_names, module_tree
+from autopar.emit.pytorch.contents import contents, whole_modules
 from autopar.emit.pytorch.counts import counted
 from autopar.emit.pytorch.original import CapturedModel
 from autopar.emit.pytorch.precision import wide_values
 from autopar.emit.pytorch.scopes import scopes
-from autopar.emit.pytorch.top import batch_names, top_class
+from autopar.emit.pytorch.top import batch_names, documented, top_class
+from autopar.emit.roles import Known
 from autopar.emit.sizes import Sizes
 from autopar.emit.text import COLUMNS, Lines, literal
+from autopar.lowering.spread import Lowered
 from autopar.lowering.stages import StagePart
 from autopar.nouns.plan import Plan
 from autopar.pipeline.of_plan import schedule_of
 
 LOSS = "loss"
 """The name under which the runtime knows the loss of a stage."""
-ACTIONS = "# What each pipeline rank does in turn: stage, forward or backward, microbatch"
+SPELLED = 4
+"""Stages of one class whose modules are listed."""
 _LAYERS = re.compile(r"(?<=for i in )range\(\d+, \d+\)(?=}\))")
+_KINDS = {
+    "F": "F is its forward",
+    "B": "B its backward",
+    "I": "I the gradient of its inputs",
+    "W": "W that of its weights",
+}
 
 
 def stage_classes(
     parts: Sequence[StagePart],
+    cut: Sequence[StagePart],
+    model: Lowered,
     plan: Plan,
     captured: CapturedModel | None,
     printing: Printing,
@@ -34,25 +47,62 @@ def stage_classes(
 ) -> str:
     """The classes, then ``VALUES``, ``STAGES`` and, as a comment, what each rank does in order.
 
+    cut:     ``parts`` before ops were rewritten for printing, of ``model``.
     classes: of every block instance, by path.
     """
     (loss,) = parts[-1].lowered.graph.outputs[-1:]
-    texts: dict[str, str] = {}
-    made = []
-    for number, part in enumerate(parts):
-        ending = "First" if number == 0 else "Last" if number == len(parts) - 1 else "Middle"
-        text, layers = _class(part, loss, captured, printing, classes)
-        name = next((n for n, known in texts.items() if known == text), "")
-        if not name:
-            name = first_free([ending], [*texts, *printing.library.texts])
-            texts[name] = text
-        made.append(f"lambda: {name}({layers})" if layers else name)
-    body = [f"class {name}{text}" for name, text in texts.items()]
-    return "\n\n\n".join([*body, _tables(parts, plan, made, loss, printing.sizes)])
+    schedule = schedule_of(plan)
+    whole = [whole_modules(part.lowered, model) for part in cut]
+    made = [
+        _class(part, modules, loss, captured, printing, classes)
+        for part, modules in zip(parts, whole, strict=True)
+    ]
+    alike: dict[str, list[int]] = {}  # the parts of each class
+    for number, (text, _) in enumerate(made):
+        alike.setdefault(text, []).append(number)
+    calls = [""] * len(parts)
+    body = []
+    for text, numbers in alike.items():
+        stages = [n for n in range(len(schedule.ranks)) if schedule.part[n] in numbers]
+        name = first_free([_class_name(stages)], printing.library.texts)
+        for number in numbers:
+            layers = made[number][1]
+            calls[number] = f"lambda: {name}({layers})" if layers else name
+        held = [(n, contents(cut[schedule.part[n]].lowered, model)) for n in stages]
+        if loss in parts[numbers[-1]].gives:
+            held = [(n, [*modules, "the loss"]) for n, modules in held]
+        about = _about([(n, schedule.ranks[n], modules) for n, modules in held])
+        body.append(f"class {name}{documented(text, about)}")
+    return "\n\n\n".join([*body, _tables(parts, plan, calls, loss, printing.sizes)])
+
+
+def _class_name(stages: Sequence[int]) -> str:
+    """``Stage2``, ``Stages1To6``, ``Stages0And7``."""
+    runs: list[list[int]] = []
+    for stage in stages:
+        if runs and runs[-1][-1] + 1 == stage:
+            runs[-1].append(stage)
+        else:
+            runs.append([stage])
+    texts = [f"{run[0]}To{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return f"Stage{'s' * (len(stages) > 1)}{'And'.join(texts)}"
+
+
+def _about(stages: Sequence[tuple[int, int, list[str]]]) -> list[str]:
+    """The docstring of the class of stages, each with its rank and its modules."""
+    if len(stages) > SPELLED:
+        return ["Stages with layers of their own, see STAGES."]
+    lines = []
+    for number, rank, modules in stages:
+        held = f": {', '.join(modules)}" if modules else ""
+        text = f"Stage {number} on rank {rank}{held}."
+        lines += wrap(text, COLUMNS - 8, subsequent_indent=" " * 4)
+    return lines
 
 
 def _class(
     part: StagePart,
+    whole: Container[str],
     loss: str,
     captured: CapturedModel | None,
     printing: Printing,
@@ -67,15 +117,14 @@ def _class(
         known={name: known for name, known in printing.known.items() if name},
     )
     here = {i: classes[i] for block in lowered.graph.blocks.values() for i in block.instances}
-    scope = scopes(lowered, calls=False)
+    scope = scopes(lowered, whole)
     root = module_tree(scope, lowered, "", own, here)
     entries = [n for n in lowered.graph.inputs if n not in part.takes]
     batch = batch_names(entries)
-    streams = argument_names(scope, lowered, part.takes)
+    streams = argument_names(scope, lowered, part.takes, Known.of(lowered))
     free = [first_free([name], batch.values()) for name in streams]
     names = {**batch, **dict(zip(part.takes, free, strict=True))}
-    about = "One stage on one rank; see the top of this file."
-    text = top_class(lowered, scope, root, captured, own, names, loss, about)
+    text = top_class(lowered, scope, root, captured, own, names, loss)
     layers = _LAYERS.findall(text)
     if len(layers) != 1:
         return text, ""
@@ -110,7 +159,15 @@ def _tables(
             arguments += [f"zero={stage.zero}", f"recompute={literal(stage.recompute)}"]
         stages.add(f"Stage({', '.join(arguments)}),")
     order = [_shortened(f"# rank {i}: ", map(str, a)) for i, a in enumerate(schedule.lists)]
-    tables = ["VALUES = {", *values.lines, "}", ACTIONS, *order, "STAGES = (", *stages.lines, ")"]
+    kinds = {action.kind for actions in schedule.lists for action in actions}
+    spelled = ", ".join(text for kind, text in _KINDS.items() if kind in kinds)
+    actions = [
+        "# What each pipeline rank does in turn: the number of a stage, what it does, with which",
+        f"# microbatch; {spelled}.",
+    ]
+    if any(line.endswith("...") for line in order):
+        actions.append("# All of them: `program.lists` of train.py.")
+    tables = ["VALUES = {", *values.lines, "}", *actions, *order, "STAGES = (", *stages.lines, ")"]
     return "\n".join(tables)
 
 

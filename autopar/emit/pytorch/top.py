@@ -26,11 +26,18 @@ def model_class(
     printing: Printing,
 ) -> str:
     """The whole model's class, from its bases on."""
-    about = "The whole model on one rank; see the top of this file."
     names = batch_names(lowered.graph.inputs)
-    return top_class(
-        lowered, scope, root, captured, printing, names, lowered.outputs[0].name, about
-    )
+    loss = lowered.outputs[0].name
+    text = top_class(lowered, scope, root, captured, printing, names, loss)
+    return documented(text, ["The whole model on one rank; see the top of this file."])
+
+
+def documented(text: str, about: Sequence[str]) -> str:
+    """A class, from its bases on, with lines of a docstring."""
+    bases, _, body = text.partition("\n")
+    lines = Lines(4)
+    lines.document(about)
+    return "\n".join([bases, *lines.lines, "", body])
 
 
 def batch_names(entries: Sequence[str]) -> dict[str, str]:
@@ -49,13 +56,11 @@ def top_class(
     printing: Printing,
     names: Mapping[str, str],
     loss: str,
-    about: str,
 ) -> str:
-    """A class from its bases on.
+    """A class from its bases on, without a docstring.
 
     names: the argument for each of the graph's inputs.
     loss:  the output that is the model's loss.
-    about: the first line of its docstring.
     """
     around = surroundings(scope, lowered, root, printing)
     forward = Forward(scope, around, dict(names), lowered.outputs)
@@ -64,8 +69,6 @@ def top_class(
         for text, output in zip(split_items(forward.run()), lowered.outputs, strict=True)
     ]
     lines = Lines(4)
-    lines.add(f'"""{about}"""')
-    lines.blank()
     _init(lowered, root, captured, lines)
     means = bool(counted(lowered))
     if means:

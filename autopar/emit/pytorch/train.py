@@ -170,10 +170,10 @@ def _loop(how: How, lines: Lines, given: str) -> None:
 
 
 def _play(how: How, lines: Lines) -> None:
-    played = f"forwards and backwards as {how.schedule} orders them" if how.schedule else ""
     given = "microbatches, counts" if how.counts else "microbatches"
-    if played:
-        lines.add(f"# {played}; model.py has what the stages are and send")
+    if how.schedule:
+        lines.add(f"# forwards and backwards as {how.schedule} orders them;")
+        lines.add("# what each stage is, takes and gives stands in model.py")
     lines.add(f"share = state.play({given})")
     lines.add(f"loss = {_summed(how, 'share')}")
 
