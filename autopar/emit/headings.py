@@ -15,15 +15,13 @@ def state_held(plan: Plan, rank: str = "rank") -> str:
     if zero and mesh.size("dp_shard") > 1:
         return f"{('', *_SPLIT)[zero]} split over dp_shard"
     model = any(mesh.size(a) > 1 for a in mesh.axes if a not in (*DATA_AXES, "pp"))
+    if mesh.device_count == 1:
+        return f"the one {rank} holds all of it"
     if not model and mesh.size("pp") == 1:
-        return (
-            f"every data {rank} holds all of it"
-            if mesh.device_count > 1
-            else f"the one {rank} holds all of it"
-        )
-    part = ("", "the state of its stages", "its pieces of the state", "its pieces of its stages'")[
-        (mesh.size("pp") > 1) + 2 * model
-    ]
+        return f"every {rank} holds all of it"
+    part = "the state of its stages"
+    if model:
+        part = "its pieces of the state" + (" of its stages" if mesh.size("pp") > 1 else "")
     copies = any(mesh.size(axis) > 1 for axis in DATA_AXES)
     return f"each {rank} holds {part}" + (f"; data {rank}s hold the same" if copies else "")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ _OPERANDS: Mapping[str, tuple[str, ...]] = {
     "cos": ("angles",),
     "sin": ("angles",),
 }
+_NUMBERED = re.compile(r"shared\d*")
 _LONGEST = 24  # letters of an argument of a block that names what is given for it
 # What changes a value and leaves it what it is.
 _THROUGH = frozenset(
@@ -41,6 +43,11 @@ class Known:
         return Known(roles(lowered), source_names(lowered), statement_names(lowered))
 
 
+def unnamed(argument: str) -> bool:
+    """Whether the name of a block's input says no more than that all layers read it."""
+    return _NUMBERED.fullmatch(argument) is not None
+
+
 def roles(lowered: Lowered) -> dict[str, str]:
     """Role by tensor, of those whose readers all see the same in them."""
     readers = lowered.graph.consumers()
@@ -54,6 +61,7 @@ def roles(lowered: Lowered) -> dict[str, str]:
             name = graph.inputs[place]
             stream = next((n for n in graph.inputs if graph.tensors[n].differentiable), "")
             own = name != stream and name.isidentifier() and len(name) <= _LONGEST
+            own = own and not unnamed(name)
             return inside[block].get(name) or (name if own else "")
         known = _OPERANDS.get(reader.kind, ())
         if place < len(known) and known[place]:

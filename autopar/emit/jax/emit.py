@@ -9,10 +9,13 @@ from typing import Protocol
 from autopar.emit.headings import count_of, state_held, train_heading
 from autopar.emit.jax import train
 from autopar.emit.jax.errors import JaxEmitError
-from autopar.emit.jax.functions import Marks, Printing, body, shown
+from autopar.emit.jax.functions import Marks, Printing, body, shown, signature
+from autopar.emit.jax.legend import WORDS
 from autopar.emit.jax.loops import last_alone, last_stack
 from autopar.emit.jax.own_derivatives import own_derivatives
+from autopar.emit.legend import legend
 from autopar.emit.names import BUILTINS, identifier
+from autopar.emit.roles import Known, roles, unnamed
 from autopar.emit.sizes import Sizes
 from autopar.emit.text import Lines, literal, tuple_text
 from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered
@@ -24,11 +27,11 @@ from autopar.nouns.sharding import Sharding
 
 FILE = "model.py"
 OWN = (
-    "BF16 FP16 FP32 Block Parameter Settings all_reduce all_to_all attention clamp conv copy_to "
-    "cross_entropy derivative embedding gather keep_first layer layer_norm layers linear pad "
-    "reduce_scatter rms_norm shard whole"
+    "BF16 FP16 FP32 Block Parameter Settings Stack all_reduce all_to_all attention clamp conv "
+    "copy_to cross_entropy derivative embedding gather keep_first layer layer_norm layers linear "
+    "pad reduce_scatter rms_norm shard whole"
 ).split()
-RESERVED = BUILTINS | frozenset((*OWN, "jax", "jnp", "lax", "loss", "P"))
+RESERVED = BUILTINS | frozenset((*OWN, "jax", "jnp", "lax", "loss", "Array", "P"))
 
 
 class CapturedModel(Protocol):
@@ -61,7 +64,8 @@ def emit(
     own, definitions = own_derivatives(lowered, RESERVED | frozenset(functions.values()))
     functions |= own
     reserved = RESERVED | frozenset(functions.values())
-    printing = Printing(functions, reserved, marked, Sizes.of(lowered, captured.batch))
+    sizes = Sizes.of(lowered, captured.batch)
+    printing = Printing(functions, reserved, marked, sizes, _arguments(lowered))
     parts = [
         *definitions,
         *(
@@ -69,7 +73,7 @@ def emit(
             for name, repeated in lowered.blocks.items()
         ),
     ]
-    parts.append(_loss_function(lowered, printing))
+    parts.append(_loss_function(lowered, captured, printing))
     tables = [
         f"MESH = {_mesh(mesh)}",
         *_settings(plan, captured),
@@ -79,11 +83,11 @@ def emit(
         "",
         *_blocks(lowered),
         "",
-        *_batch(captured, mesh),
+        *_batch(captured, mesh, plan.microbatches),
         *_outputs(lowered),
     ]
     code = "\n".join(tables) + "\n\n\n" + "\n\n\n".join(parts) + "\n"
-    model = f"{_docstring(lowered, plan, captured)}\n\n{_imports(code)}\n\n{code}"
+    model = f"{_docstring(lowered, plan, captured, code)}\n\n{_imports(code)}\n\n{code}"
     return {FILE: model, train.FILE: train.train_text(_how(plan, captured, code))}
 
 
@@ -101,6 +105,28 @@ def _block_names(lowered: Lowered) -> dict[str, str]:
         while hint in (*RESERVED, *names.values()):
             hint += "_"
         names[block] = hint
+    return names
+
+
+def _arguments(lowered: Lowered) -> dict[str, dict[str, str]]:
+    """By block, names of the inputs that have none of their own: what they are read as, else what
+    the first caller's source calls what it gives."""
+    names: dict[str, dict[str, str]] = {}
+    outside = Known.of(lowered)
+    for op in lowered.ops:
+        if op.op.kind != "block" or op.op.attrs["block"] in names:
+            continue
+        block = op.op.attrs["block"]
+        inside = roles(lowered.blocks[block])
+        own = names[block] = {}
+        for name, given in zip(lowered.blocks[block].graph.inputs, op.op.inputs, strict=True):
+            hint = inside.get(name) or outside.assigned.get(given, "")
+            hint = hint or outside.statements.get(given, "")
+            if not hint and lowered.graph.tensors[given].differentiable:
+                hint = "context"
+            taken = {*lowered.blocks[block].graph.inputs, *own.values(), "p"}
+            if unnamed(name) and hint and hint not in taken:
+                own[name] = hint
     return names
 
 
@@ -206,13 +232,16 @@ def _instances(names: tuple[str, ...]) -> str:
     return tuple_text(names)
 
 
-def _batch(captured: CapturedModel, mesh: Mesh) -> list[str]:
+def _batch(captured: CapturedModel, mesh: Mesh, microbatches: int) -> list[str]:
     axes = tuple(a for a in DATA_AXES if a in mesh.axes)
     over = literal(axes[0] if len(axes) == 1 else axes) if axes else "None"
-    lines = ["# the first dim counts microbatches", "BATCH = {"]
+    lines = ["# the first dim counts microbatches: shapes of all devices", "BATCH = {"]
     for entry in captured.batch:
         spec = f"P(None, {over})" if entry.batch_dim is not None else "P(None)"
-        lines.append(f'    "{entry.name}": {spec},  # {list(entry.shape)}')
+        shape = entry.shape
+        if entry.batch_dim is not None:
+            shape = (shape[0] // microbatches, *shape[1:])
+        lines.append(f'    "{entry.name}": {spec},  # {[microbatches, *shape]}')
     return [*lines, "}"]
 
 
@@ -239,11 +268,12 @@ def _block_function(lowered: Lowered, block: Block, printing: Printing) -> str:
     ]
     made = [shown(lowered.graph.tensors[o.name], o.wanted, lowered) for o in lowered.outputs]
     doc = f'    """{", ".join(given)} -> {", ".join(made)}"""'
-    head = f"def {printing.functions[block.name]}(p, {', '.join(arguments)}):"
-    return "\n".join([head, doc, *lines])
+    typed = ["p: dict[str, Array]", *(f"{name}: Array" for name in arguments)]
+    head = signature(printing.functions[block.name], typed, len(made))
+    return "\n".join([*head, doc, *lines])
 
 
-def _loss_function(lowered: Lowered, printing: Printing) -> str:
+def _loss_function(lowered: Lowered, captured: CapturedModel, printing: Printing) -> str:
     arguments, lines = body(lowered, "params", printing)
     keyed = [
         variable if variable == name else f"{name}"
@@ -254,7 +284,12 @@ def _loss_function(lowered: Lowered, printing: Printing) -> str:
     doc = (
         f'    """This device\'s share: summed over data axes and microbatches, the loss.{others}"""'
     )
-    return "\n".join([f"def loss(params, {', '.join(keyed)}):", doc, *renamed, *lines])
+    entries = [e.name for e in captured.batch]  # in the order of BATCH; calls give keywords
+    given = sorted(keyed, key=lambda name: entries.index(name) if name in entries else len(entries))
+    stacks = " | Stack" if lowered.blocks else ""
+    typed = [f"params: dict[str, Array{stacks}]", *(f"{name}: Array" for name in given)]
+    head = signature("loss", typed, len(lowered.outputs))
+    return "\n".join([*head, doc, *renamed, *lines])
 
 
 def _imports(code: str) -> str:
@@ -264,8 +299,7 @@ def _imports(code: str) -> str:
         lines.append("import jax")
     if "jnp." in code:
         lines.append("import jax.numpy as jnp")
-    if re.search(r"\blax\.", code):
-        lines.append("from jax import lax")
+    lines.append("from jax import Array" + ", lax" * bool(re.search(r"\blax\.", code)))
     lines += ["from jax.sharding import PartitionSpec as P", ""]
     block = Lines(0)
     ordered = sorted(used, key=lambda n: (not n.isupper(), n[0].islower(), n))
@@ -274,7 +308,7 @@ def _imports(code: str) -> str:
     return "\n".join([*lines, *block.lines, ")"])
 
 
-def _docstring(lowered: Lowered, plan: Plan, captured: CapturedModel) -> str:
+def _docstring(lowered: Lowered, plan: Plan, captured: CapturedModel, code: str) -> str:
     mesh = plan.program_mesh
     size = lowered.mesh.size(MICROBATCH)
     devices = count_of(mesh.device_count, "device")
@@ -287,10 +321,11 @@ def _docstring(lowered: Lowered, plan: Plan, captured: CapturedModel) -> str:
             f"Precision: {plan.precision}.",
             "",
             "`loss` runs on the pieces of one device, inside one `jax.shard_map`. A comment gives",
-            "a result's shape there, for one microbatch, and how the model axes hold it: `tp:S2`",
-            "is split along dim 2, `tp:P` a partial sum; all else is whole on every device.",
-            "Collectives are the calls that name an axis. The decisions stand in ../plan.json;",
-            "train.py makes training steps of this.",
+            "a result's shape there, for one microbatch, and how the model axes hold it where it",
+            "is not whole on every device. Collectives are the calls that name an axis.",
+            "",
+            *([*words, ""] if (words := legend(code, WORDS, "device")) else []),
+            "The decisions stand in ../plan.json; train.py makes training steps of this.",
             '"""',
         ]
     )

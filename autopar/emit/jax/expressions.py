@@ -133,7 +133,9 @@ class _Writer:
             if self.attrs.get("scalar_first"):
                 sides.reverse()
         left, right = sides
-        text = f"{left.within(level)} {sign} {right.within(level + 1)}"
+        # `(a * b) @ c`: products of numbers and of matrices bind alike, and read otherwise
+        left_level = UNARY if sign == "@" else level
+        text = f"{left.within(left_level)} {sign} {right.within(level + 1)}"
         return Expr(text, level, weight=self.weight)
 
     def _reduction(self, name: str) -> Expr:
@@ -247,8 +249,8 @@ def _joined(function: str) -> Callable[[_Writer], Expr]:
 
 
 def _pad(w: _Writer) -> Expr:
-    value = f"constant_values={literal(w.attrs['value'])}"
-    return w.call("jnp.pad", w.given(), tuple_text(w.attrs["low_high"]), value)
+    value = [f"constant_values={literal(w.attrs['value'])}"] if w.attrs["value"] else []
+    return w.call("jnp.pad", w.given(), tuple_text(w.attrs["low_high"]), *value)
 
 
 def _neg(w: _Writer) -> Expr:

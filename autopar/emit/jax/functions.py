@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from autopar.emit.jax import loops
@@ -57,12 +57,14 @@ class Printing:
     functions: their names, of blocks by name and of ops with a derivative of their own by `key`.
     reserved:  names that variables must not have.
     sizes:     what sizes that follow from the batch are called.
+    arguments: by block, names of inputs that the model gives none.
     """
 
     functions: Mapping[str, str]
     reserved: frozenset[str]
     marks: Marks = "none"
     sizes: Sizes = NONE
+    arguments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def body(
@@ -87,6 +89,7 @@ class _Writer:
     ) -> None:
         self.marks = printing.marks
         self.sizes = printing.sizes
+        self.renamed = printing.arguments.get(lowered.block or "", {})
         self.lowered = lowered
         self.parameters = parameters
         self.functions = printing.functions
@@ -99,6 +102,7 @@ class _Writer:
         self.readers = {
             o.name: (op, o) for op in lowered.ops for o in op.operands if self.left[o.name] == 1
         }
+        self.makers = {name: op.op for op in lowered.ops for name in op.op.outputs}
         self.known = Known.of(lowered)
         self.holds: Counter[str] = Counter()  # variables in what is not written yet
         self.read: set[str] = set()  # by the statement that is being made
@@ -219,7 +223,7 @@ class _Writer:
         carry = [inputs[i] for i in run.carried]
         function = self.functions[block.name]
         stack = f'{self.parameters}["{block.name}"]'
-        shared = f", shared=({', '.join(fixed)},)" if fixed else ""
+        shared = f", shared=({', '.join(fixed)}{',' * (len(fixed) == 1)})" if fixed else ""
         extra = shared + self._between(run)
         text = f"layers({function}, {stack}, {', '.join(carry)}{extra})"
         for op in run.ops[1:]:
@@ -254,7 +258,7 @@ class _Writer:
     # -- tensors ---------------------------------------------------------------------------------
 
     def _argument(self, name: str) -> str:
-        variable = identifier(name)
+        variable = identifier(self.renamed.get(name, name))
         while variable in self.reserved or variable in self.taken:
             variable += "_"
         self.taken[variable] = name
@@ -329,7 +333,7 @@ class _Writer:
         hint = self._preferred(op)
         hints.append(hint if hint != "x" or kind == "embedding" else "h")
         if kind == "mean":
-            hints.append("mean")
+            hints.append("variance" if self._is_centred_square(op.op.inputs[0]) else "mean")
         hints.append(self.known.statements.get(name, ""))
         given = [self.lowered.graph.tensors[n] for n in op.op.inputs]
         if given and all(t.role in ("parameter", "buffer") for t in given):
@@ -339,6 +343,12 @@ class _Writer:
         plain = {"bool": "mask", "int": "ids"}.get(tensor.dtype.rstrip("0123456789"), "values")
         hints.append("h" if tensor.differentiable else plain)
         return self._take(name, [w for w in hints if w])
+
+    def _is_centred_square(self, name: str) -> bool:
+        """Whether a value is the square of a difference, whose mean is a variance."""
+        square = self.makers.get(name)
+        less = self.makers.get(square.inputs[0]) if square and square.kind == "square" else None
+        return less is not None and less.kind == "sub"
 
     def _preferred(self, op: LoweredOp) -> str:
         """A name by kind and module, which is that of a product's parameter."""
@@ -375,6 +385,14 @@ class _Writer:
 
     def _comment(self, name: str, sharding: Sharding) -> str:
         return shown(self.lowered.graph.tensors[name], sharding, self.lowered)
+
+
+def signature(name: str, arguments: Sequence[str], results: int) -> list[str]:
+    """The lines of a ``def`` with typed ``arguments``."""
+    lines = Lines(0)
+    made = "Array" if results == 1 else f"tuple[{', '.join(['Array'] * results)}]"
+    lines.add(f"def {name}({', '.join(arguments)}) -> {made}:")
+    return lines.lines
 
 
 def shown(tensor: Tensor, sharding: Sharding, lowered: Lowered) -> str:

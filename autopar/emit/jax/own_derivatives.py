@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 
 from autopar.emit.jax.errors import JaxEmitError
-from autopar.emit.jax.functions import Printing, body, shown
+from autopar.emit.jax.functions import Printing, body, shown, signature
 from autopar.emit.names import identifier
 from autopar.emit.text import tuple_text
 from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered, LoweredOp, lower
@@ -63,6 +63,7 @@ def _function(side: str, graph: Graph, op: LoweredOp) -> str:
     """The lines of one function. A collective cannot be in it: it is on a mesh of one device."""
     alone = lower(graph, Spread(Mesh((), ())), 1, {o.name: "" for o in graph.ops}, {})
     arguments, lines = body(alone, "params", Printing({}, frozenset()))
+    typed = [f"{variable}: Array" for variable in arguments]
     given = ", ".join(
         f"{variable} {shown(graph.tensors[n], alone.tensors[n].produced, alone)}"
         for variable, n in zip(arguments, graph.inputs, strict=True)
@@ -72,10 +73,10 @@ def _function(side: str, graph: Graph, op: LoweredOp) -> str:
     )
     doc = f'    """{given} -> {made}"""'
     if side == "backward":
-        return "\n".join([f"def {NAME}{SUFFIX}({', '.join(arguments)}):", doc, *lines])
+        return "\n".join([*signature(NAME + SUFFIX, typed, len(graph.outputs)), doc, *lines])
     gradients = op.op.attrs["gradients"]
     of = "" if len(gradients) == len(op.op.inputs) else f", of={tuple_text(gradients)}"
-    head = [f"@derivative({NAME}{SUFFIX}{of})", f"def {NAME}({', '.join(arguments)}):"]
+    head = [f"@derivative({NAME}{SUFFIX}{of})", *signature(NAME, typed, len(graph.outputs))]
     return "\n".join([*head, doc, *lines])
 
 

@@ -55,7 +55,7 @@ def _linear(site: Site) -> Expr:
             return layer
     if site.kind == "linear_t":
         if site.bias is None:
-            return Expr(f"{site.args[0].within(PRODUCT)} @ {weight.atom}", PRODUCT, weight=HEAVY)
+            return Expr(f"{site.args[0].within(UNARY)} @ {weight.atom}", PRODUCT, weight=HEAVY)
         weight = Expr(f"{weight.atom}.t()")
     arguments = [x, weight.text, *([site.bias.text] if site.bias is not None else [])]
     return Expr(call("F.linear", arguments), weight=HEAVY)
@@ -63,7 +63,7 @@ def _linear(site: Site) -> Expr:
 
 def _matmul(site: Site) -> Expr:
     left, right = site.args
-    text = f"{left.within(PRODUCT)} @ {right.within(UNARY)}"
+    text = f"{left.within(UNARY)} @ {right.within(UNARY)}"
     return Expr(text, PRODUCT, weight=HEAVY)
 
 

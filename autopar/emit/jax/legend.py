@@ -1,0 +1,30 @@
+"""What the words of a JAX program mean."""
+
+from __future__ import annotations
+
+from autopar.emit.legend import MOVES, PARTIAL, SPLIT, Word
+
+WORDS = (
+    SPLIT,
+    PARTIAL,
+    Word(
+        r'Parameter\([^)]*\), (P\([^)]*"\w+"\))',
+        "Parameter(..., {})",
+        "the shape of the whole; tp splits the dim where it stands in P",
+    ),
+    Word(
+        r'Parameter\(.*(deferred=\("\w+",?)',
+        "{})",
+        "whole on every rank; train.py adds up its gradients over tp",
+    ),
+    Word(
+        r"\blayers\(",
+        "layers(f, stack, x)",
+        "x = f(p, *shared, x) for each layer's p; the layers are stacked",
+    ),
+    Word(r"\blayer\(", "layer(f, stack, i, x)", "the same for the layer at i alone"),
+    Word(r"\bcopy_to\(", "copy_to", "itself; the gradients of the ranks are summed"),
+    Word(r"\bwhole\(", "whole", "itself; the gradient is kept on the first rank alone"),
+    Word(r"\bkeep_first\(", "keep_first", "itself on the first rank, zeros on the others"),
+    *MOVES,
+)
