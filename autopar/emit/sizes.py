@@ -135,9 +135,11 @@ class Sizes:
         flow.follow(lowered)
         origins = flow.origins
         names = {origins.root(together): GLOBAL} if together >= 0 else {}
+        equal = len({origins.sizes[origin] for origin in lengths.values()}) == 1
         for name, origin in lengths.items():
             own = f"{identifier(name).upper()}_LENGTH"
-            names.setdefault(origins.root(origin), own if LENGTH in names.values() else LENGTH)
+            first = equal and LENGTH not in names.values()
+            names.setdefault(origins.root(origin), LENGTH if first else own)
         resolved = {
             name: tuple(flow.resolved(dim) for dim in every) for name, every in flow.dims.items()
         }

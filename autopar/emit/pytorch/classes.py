@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.emit.marks import unmarked
-from autopar.emit.names import LAYERS, class_name, first_free, identifier
+from autopar.emit.names import FUNCTIONS, LAYERS, class_name, first_free, identifier
 from autopar.emit.pytorch import modules
 from autopar.emit.pytorch.alike import Alike, Printed
 from autopar.emit.pytorch.forward import Forward
@@ -278,7 +278,8 @@ def argument_names(
     names: list[str] = []
     for name in inputs:
         hint = roles.get(name) or ("x" if name == next(iter(streams), None) else "")
-        names.append(first_free([hint, _plain_name(lowered.graph.tensors[name])], names))
+        hints = [hint, _plain_name(lowered.graph.tensors[name])]
+        names.append(first_free(hints, [*names, *FUNCTIONS]))
     return names
 
 

@@ -289,7 +289,10 @@ class Forward(Values):
         tensors = self.lowered.graph.tensors
         given = [n for n in op.op.inputs if tensors[n].role not in ("parameter", "buffer")]
         if not given:
-            return identifier(op.op.inputs[0].split(".")[-1])
+            last = identifier(op.op.inputs[0].split(".")[-1])
+            if len(op.op.outputs) == 1:
+                return last
+            return f"{last.rpartition('_')[2]}{op.op.outputs.index(name)}"  # a piece of it
         if op.op.kind == "not" or (op.op.kind == "add" and len(given) > 1):
             return ""  # the opposite, or of two equals
         if len(op.op.outputs) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from textwrap import wrap
@@ -15,6 +16,7 @@ from autopar.emit.pytorch.original import CapturedModel
 from autopar.emit.pytorch.precision import wide_values
 from autopar.emit.pytorch.scopes import scopes
 from autopar.emit.pytorch.top import batch_names, documented, top_class
+from autopar.emit.pytorch.widths import changed
 from autopar.emit.roles import Known
 from autopar.emit.sizes import Sizes
 from autopar.emit.text import COLUMNS, Lines, literal
@@ -28,6 +30,7 @@ LOSS = "loss"
 SPELLED = 4
 """Stages of one class whose modules are listed."""
 _LAYERS = re.compile(r"(?<=for i in )range\(\d+, \d+\)(?=}\))")
+_LAYER = re.compile(r'(?<=[{\[])"\d+"(?=: |\])')
 _KINDS = {
     "F": "F is its forward",
     "B": "B its backward",
@@ -53,10 +56,12 @@ def stage_classes(
     (loss,) = parts[-1].lowered.graph.outputs[-1:]
     schedule = schedule_of(plan)
     whole = [whole_modules(part.lowered, model) for part in cut]
-    made = [
-        _class(part, modules, loss, captured, printing, classes)
-        for part, modules in zip(parts, whole, strict=True)
-    ]
+    made = _joined(
+        [
+            _class(part, modules, loss, captured, printing, classes)
+            for part, modules in zip(parts, whole, strict=True)
+        ]
+    )
     alike: dict[str, list[int]] = {}  # the parts of each class
     for number, (text, _) in enumerate(made):
         alike.setdefault(text, []).append(number)
@@ -66,8 +71,8 @@ def stage_classes(
         stages = [n for n in range(len(schedule.ranks)) if schedule.part[n] in numbers]
         name = first_free([_class_name(stages)], printing.library.texts)
         for number in numbers:
-            layers = made[number][1]
-            calls[number] = f"lambda: {name}({layers})" if layers else name
+            given = made[number][1]
+            calls[number] = f"lambda: {name}({given})" if given else name
         held = [(n, contents(cut[schedule.part[n]].lowered, model)) for n in stages]
         if loss in parts[numbers[-1]].gives:
             held = [(n, [*modules, "the loss"]) for n, modules in held]
@@ -107,8 +112,8 @@ def _class(
     captured: CapturedModel | None,
     printing: Printing,
     classes: Mapping[str, str],
-) -> tuple[str, str]:
-    """A stage's class from its bases on, and which layers it is of where it has to be told."""
+) -> str:
+    """A stage's class from its bases on."""
     lowered = part.lowered
     own = replace(
         printing,
@@ -124,12 +129,34 @@ def _class(
     streams = argument_names(scope, lowered, part.takes, Known.of(lowered))
     free = [first_free([name], batch.values()) for name in streams]
     names = {**batch, **dict(zip(part.takes, free, strict=True))}
-    text = top_class(lowered, scope, root, captured, own, names, loss)
-    layers = _LAYERS.findall(text)
-    if len(layers) != 1:
+    return top_class(lowered, scope, root, captured, own, names, loss)
+
+
+def _joined(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """The classes, and what each is given: several that differ in their layers alone are one."""
+    general = [_of_layers(text) for text in texts]
+    often = Counter(text for text, _ in general)
+    return [
+        made if often[made[0]] > 1 else (text, "")
+        for text, made in zip(texts, general, strict=True)
+    ]
+
+
+def _of_layers(text: str) -> tuple[str, str]:
+    """A class that is told its run of layers, or its one layer, and what ``text`` has there."""
+    head = "def __init__(self)"
+    runs, alone = _LAYERS.findall(text), _LAYER.findall(text)
+    if len(runs) == 1 and not alone:
+        made = _LAYERS.sub("layers", text)
+        return made.replace(head, "def __init__(self, layers: range)"), f"layers={runs[0]}"
+    if runs or len({*alone}) != 1:
         return text, ""
-    general = _LAYERS.sub("layers", text)
-    return general.replace("def __init__(self)", "def __init__(self, layers: range)"), layers[0]
+    made = changed(text, lambda statement: _LAYER.sub("self.layer", statement))
+    made = _LAYER.sub("self.layer", made).replace(head, "def __init__(self, layer: str)")
+    init = "super().__init__()\n"
+    made = made.replace(init, f"{init}{' ' * 8}self.layer = layer\n", 1)
+    fits = all(len(line) <= COLUMNS for line in made.split("\n"))
+    return (made, f"layer={alone[0]}") if fits else (text, "")
 
 
 def _tables(

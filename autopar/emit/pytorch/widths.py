@@ -112,8 +112,8 @@ def with_arguments(
         def change(line: str, made: Mapping[str, str] = made) -> str:
             return re.sub(r"\b(\w+)\(\)", lambda m: made.get(m[1], m[0]), line)
 
-        texts = {name: _changed(text, change) for name, text in texts.items()}
-        top = _changed(top, change)
+        texts = {name: changed(text, change) for name, text in texts.items()}
+        top = changed(top, change)
 
 
 def _numbered(
@@ -132,7 +132,7 @@ def _numbered(
     return {names[name]: renamed(text) for name, text in texts.items()}, renamed(top)
 
 
-def _changed(text: str, change: Callable[[str], str]) -> str:
+def changed(text: str, change: Callable[[str], str]) -> str:
     """``text`` with the statements of its constructors changed, and broken into lines again."""
     lines = text.split("\n")
     made: list[str] = []
