@@ -181,9 +181,9 @@ def _code(text: str) -> Iterator[tuple[int, str, int]]:
 
 
 def _is_chain(text: str) -> bool:
-    """Whether operators, or methods of a result, stand outside of all brackets."""
+    """Whether operators, or methods of a method's result, stand outside of all brackets."""
     outside = "".join(char for _, char, depth in _code(text) if not depth)
-    return " " in outside or ")." in outside
+    return " " in outside or outside.count(").") > 1
 
 
 def _last_bracket(text: str, columns: int) -> int | None:

@@ -62,11 +62,18 @@ def _drawn(axes: str | Sequence[str], function: Callable[..., Tensor], *args: ob
         return function(*args)
 
 
-def dropout(x: Tensor, p: float, axis: str | Sequence[str], features: bool = False) -> Tensor:
+def dropout(
+    x: Tensor,
+    p: float,
+    training: bool = True,
+    *,
+    axis: str | Sequence[str],
+    features: bool = False,
+) -> Tensor:
     """`F.dropout` of a piece of a tensor that the ranks of ``axis`` split.
 
     ``features``: of x [b, c, *s], whole features are dropped.
     """
-    if not p:
+    if not (p and training):
         return x
     return drawn_apart(axis, torch.feature_dropout if features else torch.dropout, x, p, True)

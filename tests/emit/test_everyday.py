@@ -521,7 +521,7 @@ def test_ranks_that_hold_pieces_drop_apart() -> None:
     whole = emitted(made, Spread(mesh)).text
     assert all(f"F.dropout{n}(" in whole for n in ("", "1d", "2d", "3d"))
     split = emitted(made, Spread(mesh, ops={plain: "tp:e2", volume: "tp:c"})).text
-    assert '0.4 * self.training, axis="tp")' in split
+    assert '0.4, self.training, axis="tp")' in split
     assert "F.dropout(" not in split
     # a feature whose parts are on several ranks is dropped by all of them
     assert "F.dropout3d(" in split

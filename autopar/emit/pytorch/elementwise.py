@@ -151,7 +151,7 @@ def _dropout(site: Site) -> Expr:
     rate, features = literal(float(site.attrs["p"])), bool(site.attrs.get("features"))
     apart = site.drawn_apart(dims=2 if features else None)
     if apart:
-        given = [f"{rate} * self.training", axis_argument(apart)]
+        given = [rate, "self.training", axis_argument(apart)]
         given += ["features=True"] if features else []
         return Expr(call("dropout", [site.args[0].text, *given]), weight=LIGHT)
     name, spatial = "F.dropout", len(site.whole(0)) - 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from autopar.emit.pytorch.site import LIGHT, EmitError, Printer, Site
@@ -15,11 +15,16 @@ def _numbers(values: tuple[int, ...]) -> str:
 
 
 def _reshape(site: Site) -> Expr:
-    return reshaped(site.args[0], site.operand_sizes(0), site.sizes())
+    return reshaped(site.args[0], site.operand_sizes(0), site.sizes(), site.pieces(0))
 
 
-def reshaped(x: Expr, old: tuple[int, ...], new: tuple[int, ...]) -> Expr:
-    """``x``, which has shape ``old``, in shape ``new``; by the narrowest method there is."""
+def reshaped(
+    x: Expr, old: tuple[int, ...], new: tuple[int, ...], pieces: Container[int] = ()
+) -> Expr:
+    """``x``, which has shape ``old``, in shape ``new``; by the narrowest method there is.
+
+    pieces: dims of ``x`` of which a rank has a piece: heads, say, as many as there are.
+    """
     if old == new:
         return Expr(x.text, x.level)
     for dim in range(len(new)):
@@ -44,7 +49,10 @@ def reshaped(x: Expr, old: tuple[int, ...], new: tuple[int, ...]) -> Expr:
         after = len(old) - dim - 1
         kept = new[:dim] + new[len(new) - after :]
         if len(new) > len(old) and kept == old[:dim] + old[dim + 1 :]:
-            return Expr(f"{x.atom}.unflatten({dim}, {literal(new[dim : len(new) - after])})")
+            parts = new[dim : len(new) - after]
+            if dim in pieces and -1 not in parts:
+                parts = (-1, *parts[1:])
+            return Expr(f"{x.atom}.unflatten({dim}, {literal(parts)})")
     return Expr(f"{x.atom}.reshape({_numbers(new) or '()'})")
 
 
@@ -66,7 +74,7 @@ def _view(site: Site) -> Expr:
     x, shape = site.args[0], site.operand(0)
     cut, order, joined = (site.attrs[name] for name in ("cut", "order", "joined"))
     if cut:
-        x, shape = reshaped(x, shape, cut), cut
+        x, shape = reshaped(x, shape, cut, site.pieces(0)), cut
     if order:
         x, shape = _ordered(x, order), tuple(shape[d] for d in order)
     return reshaped(x, shape, joined) if joined else Expr(x.text, x.level)

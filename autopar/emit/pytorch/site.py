@@ -104,6 +104,11 @@ class Site:
         axes = self.at.operands[operand].wanted.split_axes(dim)
         return tuple(a for a in axes if a != "microbatch")
 
+    def pieces(self, operand: int) -> frozenset[int]:
+        """Dims of an operand that model axes split."""
+        placements = model_part(self.at.operands[operand].wanted).placements
+        return frozenset(placed.dim for _, placed in placements if placed.kind == "S")
+
     def drawn_apart(self, result: int = 0, dims: int | None = None) -> tuple[str, ...]:
         """Model axes that split a result, or its first ``dims`` dims: their ranks drop apart."""
         placements = self.at.results[result].placements
