@@ -45,3 +45,28 @@ def test_layers_that_stand_apart_share_their_table() -> None:
     found = text("gpt")
     assert found.count("Block(") == 2
     assert 'parameters=BLOCKS["blocks"].parameters)' in found
+
+
+def test_what_layers_share_has_a_name_and_a_type() -> None:
+    made = text("t5")
+    assert "shared0" not in made
+    assert "def encoder_layer(p: dict[str, Array], mask: Array, x: Array) -> Array:" in made
+    assert re.search(
+        r"def decoder_layer\([^)]*mask: Array, (context|memory): Array, x: Array", made
+    )
+    assert "def loss(params: dict[str, Array | Stack], input_ids: Array, labels: Array)" in made
+
+
+def test_arguments_stand_in_the_order_of_the_batch() -> None:
+    made = text("llama")
+    assert "tokens: Array, labels: Array) -> Array:" in made
+    assert made.index('"tokens": P(') < made.index('"labels": P(')
+
+
+def test_the_legend_has_the_words_of_the_program_and_no_others() -> None:
+    made = text("t5")
+    head = made.partition('"""\n\nfrom')[0]
+    for word in ('`Parameter(..., P("tp"))`', '`deferred=("tp",)`', "`copy_to`", "`layers("):
+        assert word in head, head
+    assert "`gather" not in head
+    assert "`tp:" not in text("llama", Mesh.parse("dp_shard=2")).partition("from __future__")[0]

@@ -9,10 +9,11 @@ from typing import Protocol
 from autopar.emit.headings import count_of, state_held, train_heading
 from autopar.emit.jax import train
 from autopar.emit.jax.errors import JaxEmitError
-from autopar.emit.jax.functions import Marks, Printing, body, shown, signature
+from autopar.emit.jax.functions import Marks, Printing, body
 from autopar.emit.jax.legend import WORDS
 from autopar.emit.jax.loops import last_alone, last_stack
 from autopar.emit.jax.own_derivatives import own_derivatives
+from autopar.emit.jax.shapes import shown, signature
 from autopar.emit.legend import legend
 from autopar.emit.names import BUILTINS, identifier
 from autopar.emit.roles import Known, roles, unnamed

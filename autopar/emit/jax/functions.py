@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from autopar.emit.jax import loops
-from autopar.emit.jax.errors import UnevenPieces
 from autopar.emit.jax.expressions import expression
+from autopar.emit.jax.shapes import check_even, shown
 from autopar.emit.jax.steps import call
 from autopar.emit.marks import RESHARDED, mark
 from autopar.emit.names import identifier, preferred
@@ -19,8 +18,7 @@ from autopar.emit.roles import Known
 from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import ATOM, Expr, Lines
 from autopar.emit.text import variable as variable_of
-from autopar.lowering.spread import BATCH_AXES, Lowered, LoweredOp, Operand
-from autopar.nouns.graph import Tensor
+from autopar.lowering.spread import Lowered, LoweredOp, Operand
 from autopar.nouns.kinds import OWN_DERIVATIVE
 from autopar.nouns.plan import key
 from autopar.nouns.sharding import Sharding
@@ -111,8 +109,8 @@ class _Writer:
     def run(self) -> list[str]:
         for value in self.lowered.tensors.values():
             tensor = value.tensor
-            _check_even(tensor, value.produced, self.lowered)
-            _check_even(tensor, value.shared, self.lowered)
+            check_even(tensor, value.produced, self.lowered)
+            check_even(tensor, value.shared, self.lowered)
             if tensor.role in ("parameter", "buffer"):
                 self.held[tensor.name] = _Held(Expr(f'{self.parameters}["{tensor.name}"]'))
                 self._shared(tensor.name)
@@ -137,7 +135,7 @@ class _Writer:
     def _op(self, op: LoweredOp, index: int) -> None:
         inputs = [self._brought(o) for o in op.operands]
         for result, name in zip(op.results, op.op.outputs, strict=True):
-            _check_even(self.lowered.graph.tensors[name], result, self.lowered)
+            check_even(self.lowered.graph.tensors[name], result, self.lowered)
         if op.op.kind == "block":
             made = self._call(op, inputs)
         elif op.op.kind.startswith(OWN_DERIVATIVE):
@@ -284,7 +282,7 @@ class _Writer:
         """An operand as its reader wants it."""
         held = self.held[operand.name]
         text = held.text
-        _check_even(self.lowered.graph.tensors[operand.name], operand.wanted, self.lowered)
+        check_even(self.lowered.graph.tensors[operand.name], operand.wanted, self.lowered)
         for step in operand.steps:
             text = replace(text, text=call(step, text.text), level=ATOM, weight=text.weight + 1)
         self._read(operand.name)
@@ -385,32 +383,3 @@ class _Writer:
 
     def _comment(self, name: str, sharding: Sharding) -> str:
         return shown(self.lowered.graph.tensors[name], sharding, self.lowered)
-
-
-def signature(name: str, arguments: Sequence[str], results: int) -> list[str]:
-    """The lines of a ``def`` with typed ``arguments``."""
-    lines = Lines(0)
-    made = "Array" if results == 1 else f"tuple[{', '.join(['Array'] * results)}]"
-    lines.add(f"def {name}({', '.join(arguments)}) -> {made}:")
-    return lines.lines
-
-
-def shown(tensor: Tensor, sharding: Sharding, lowered: Lowered) -> str:
-    """Local shape and model axes: ``[8, 64, 128] tp:S1``."""
-    local = list(sharding.local_shape(tensor.shape, lowered.mesh))
-    model = " ".join(
-        f"{a}:{p}" for a, p in sharding.placements if a not in BATCH_AXES and p.kind in "SP"
-    )
-    return f"{local} {model}".strip()
-
-
-def _check_even(tensor: Tensor, sharding: Sharding, lowered: Lowered) -> None:
-    for dim, size in enumerate(tensor.shape):
-        axes = sharding.split_axes(dim)
-        ways = math.prod(lowered.mesh.size(a) for a in axes)
-        if size % ways:
-            raise UnevenPieces(
-                f"{tensor.name} has dim {dim} of {size}, which {' x '.join(axes)} = {ways} does "
-                "not divide, and JAX cuts arrays evenly: change the size (a vocabulary can be "
-                f"rounded up), or plan with another degree, as in --fix {axes[-1]}=1"
-            )

@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterator
 
 from autopar.emit.jax.errors import JaxEmitError
-from autopar.emit.jax.functions import Printing, body, shown, signature
+from autopar.emit.jax.functions import Printing, body
+from autopar.emit.jax.shapes import shown, signature
 from autopar.emit.names import identifier
 from autopar.emit.text import tuple_text
 from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered, LoweredOp, lower

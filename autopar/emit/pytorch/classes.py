@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autopar.emit.marks import unmarked
-from autopar.emit.names import FUNCTIONS, LAYERS, class_name, first_free, identifier
+from autopar.emit.names import LAYERS, class_name
 from autopar.emit.pytorch import modules
 from autopar.emit.pytorch.alike import Alike, Printed
 from autopar.emit.pytorch.forward import Forward
 from autopar.emit.pytorch.reading import interface, reads
 from autopar.emit.pytorch.scopes import Scope, under
+from autopar.emit.pytorch.signatures import argument_names, shapes
 from autopar.emit.pytorch.site import model_part
 from autopar.emit.pytorch.values import Surroundings
 from autopar.emit.roles import Known
 from autopar.emit.sizes import NONE, Sizes
-from autopar.emit.text import COLUMNS, Lines, literal, split_items
+from autopar.emit.text import Lines, literal, split_items
 from autopar.lowering.spread import Lowered, Operand
 from autopar.nouns.graph import Tensor
 
@@ -25,7 +26,6 @@ TAKEN = LAYERS | frozenset(
 )
 CONTAINERS = frozenset(("", "Module", "ModuleDict", "ModuleList", "Sequential"))
 """Classes that say nothing of what they hold."""
-HINTS = {("rotary", 1): "cos", ("rotary", 2): "sin", ("attention", 3): "mask"}
 
 
 @dataclass(slots=True)
@@ -136,7 +136,7 @@ def scope_class(
     ]
     lines = Lines(4)
     made = printing.returned[lowered.block or ""][scope.path]
-    lines.document(_shapes(lowered, inputs, names, outputs, made))
+    lines.document(shapes(lowered, inputs, names, outputs, made))
     lines.blank()
     _init(root, lines)
     counted = [n for n in ("counts",) if any(o.op.name in printing.counts for o in scope.ops())]
@@ -256,91 +256,6 @@ def _outer_uses(scope: Scope, lowered: Lowered) -> dict[str, int]:
     for output in lowered.outputs:
         uses[output.name] = uses.get(output.name, 0) + 1
     return uses
-
-
-def argument_names(
-    scope: Scope, lowered: Lowered, inputs: Sequence[str], known: Known
-) -> list[str]:
-    """Names of a forward's arguments: the stream is ``x``, others by what reads them."""
-    roles: dict[str, str] = {}
-    for op in scope.ops():
-        for place, name in enumerate(op.op.inputs):
-            hint = HINTS.get((op.op.kind, place))
-            if hint is not None:
-                roles.setdefault(name, hint)
-    roles |= {n: role for n in inputs if (role := known.roles.get(n, "")) and n not in roles}
-    tensors = lowered.graph.tensors
-    plain = [n for n in inputs if n not in roles and "float" in tensors[n].dtype]
-    made = next((o for op in reversed([*scope.ops()]) for o in op.op.outputs), "")
-    goes_on = plain[:1] if plain and tensors[plain[0]].shape == tensors[made].shape else []
-    streams = goes_on or [n for n in plain if tensors[n].differentiable]
-    streams = streams or plain[: len(inputs) == 1]
-    names: list[str] = []
-    for name in inputs:
-        hint = roles.get(name) or ("x" if name == next(iter(streams), None) else "")
-        hints = [hint, _plain_name(lowered.graph.tensors[name])]
-        names.append(first_free(hints, [*names, *FUNCTIONS]))
-    return names
-
-
-# Names under which Hugging Face hands the angles to every layer.
-_ANGLES = {"position_embeddings.0": "cos", "position_embeddings.1": "sin"}
-
-
-def _plain_name(tensor: Tensor) -> str:
-    """An argument's name where its use does not say one: its own, or one for its dtype."""
-    if tensor.name in _ANGLES:
-        return _ANGLES[tensor.name]
-    if "/" not in tensor.name and tensor.role == "input":
-        return identifier(tensor.name)
-    if tensor.differentiable:
-        return "h"
-    return {"bool": "mask", "int64": "ids"}.get(tensor.dtype, "values")
-
-
-def _shapes(
-    lowered: Lowered,
-    inputs: Sequence[str],
-    names: Sequence[str],
-    outputs: Sequence[Operand],
-    made: Sequence[str],
-) -> list[str]:
-    """Lines of local shapes: ``x [4, 512, 64], cos [1, 512, 8] -> [4, 512, 64]``.
-
-    names: the variables of ``inputs``. made: names of ``outputs``, shown where there are several.
-    """
-    mesh = lowered.mesh
-
-    def shown(name: str, variable: str) -> str:
-        value = lowered.tensors[name]
-        placed = replace(
-            model_part(value.shared),
-            placements=tuple(
-                (a, p) for a, p in model_part(value.shared).placements if p.kind in "SP"
-            ),
-        )
-        text = str(list(value.shared.local_shape(value.tensor.shape, mesh)))
-        return " ".join(filter(None, (variable, text, str(placed) if placed.placements else "")))
-
-    given = [shown(t, n) for n, t in zip(names, inputs, strict=True)]
-    named = made if len(outputs) > 1 else [""] * len(outputs)
-    results = [shown(o.name, n) for n, o in zip(named, outputs, strict=True)]
-    line = f"{', '.join(given)} -> {', '.join(results)}".strip()
-    if len(line) <= COLUMNS - 10:
-        return [line]
-    return [*_filled(given, ""), *_filled([f"-> {results[0]}", *results[1:]], "")]
-
-
-def _filled(items: Sequence[str], end: str) -> list[str]:
-    """``items`` with commas between them, as many a line as fit; ``end`` after the last."""
-    lines: list[str] = []
-    for i, item in enumerate(items):
-        item += "," if i + 1 < len(items) else end
-        if lines and len(f"{lines[-1]} {item}") <= COLUMNS - 8:
-            lines[-1] += f" {item}"
-        else:
-            lines.append(item)
-    return lines
 
 
 def block_class(

@@ -9,12 +9,13 @@ from dataclasses import replace
 from textwrap import wrap
 
 from autopar.emit.names import first_free
-from autopar.emit.pytorch.classes import Printing, argument_names, module_tree
+from autopar.emit.pytorch.classes import Printing, module_tree
 from autopar.emit.pytorch.contents import contents, whole_modules
 from autopar.emit.pytorch.counts import counted
 from autopar.emit.pytorch.original import CapturedModel
 from autopar.emit.pytorch.precision import wide_values
 from autopar.emit.pytorch.scopes import scopes
+from autopar.emit.pytorch.signatures import argument_names
 from autopar.emit.pytorch.top import batch_names, documented, top_class
 from autopar.emit.pytorch.widths import changed
 from autopar.emit.roles import Known
