@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +24,7 @@ from autopar.runtime.jax.processes import put, texts
 from autopar.runtime.jax.saved_state import SavedState
 from autopar.runtime.jax.step import Array, Arrays, State, Step, held, placed
 from autopar.runtime.jax.user_tree import Tree, UserTree
+from autopar.runtime.keeping import Keeping
 from autopar.runtime.kept_checkpoints import drop_old, newest, of_step
 from autopar.runtime.planned_batch import check_batch, check_planned, is_planned
 from autopar.runtime.settings import ProgramError
@@ -53,8 +52,7 @@ class Trainer:
     _run: Any = None
     _jitted: dict[str, Any] = field(default_factory=dict)
     _stop: Stopping = field(default_factory=Stopping)
-    _kept_in: tuple[Path, int, int] | None = None
-    _last_kept: int = -1
+    _keeping: Keeping | None = None
 
     @property
     def step_number(self) -> int:
@@ -223,24 +221,21 @@ class Trainer:
         if (newest(folder) / MANIFEST).is_file():
             self.load(folder)
         self._stop.listen()
-        self._kept_in, self._last_kept = (Path(folder), every, keep), self.step_number
+        self._keeping = Keeping(Path(folder), every, keep, self.step_number)
 
     def _between(self) -> None:
         """Saves if it is time to, see `keep_checkpoints`."""
-        if self._kept_in is None or self._last_kept == self.step_number:
+        keeping = self._keeping
+        if keeping is None or keeping.saved == self.step_number:
             return
-        folder, every, keep = self._kept_in
-        due = bool(every) and self.step_number % every == 0
-        if not due and (jax.process_count() > 1 or not self._stop.asked):
+        alone = jax.process_count() == 1
+        if not keeping.due(self.step_number) and not (alone and self._stop.asked):
             return
         stopping = any(texts("asked" if self._stop.asked else ""))
-        self._last_kept = self.step_number
-        self.save(folder, keep)
+        self.save(keeping.folder, keeping.keep)
+        keeping.saved = self.step_number
         if stopping:
-            if jax.process_index() == 0:
-                text = f"autopar: SIGTERM: saved step {self.step_number} in {folder}"
-                print(text, file=sys.stderr, flush=True)
-            raise SystemExit(128 + signal.SIGTERM)
+            keeping.end(first=jax.process_index() == 0)
 
     def load(self, folder: str | Path) -> None:
         """Goes on from what `save` wrote, under this plan or another; of a folder of several from

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -23,6 +21,7 @@ from autopar.nouns.workload import Workload
 from autopar.pipeline.actions import Lists
 from autopar.runtime.checkpoint_folder import MANIFEST
 from autopar.runtime.jobs.phases import Stopwatch
+from autopar.runtime.keeping import Keeping
 from autopar.runtime.kept_checkpoints import drop_old, newest, of_step
 from autopar.runtime.planned_batch import check_batch, check_planned
 from autopar.runtime.program_module import run_program
@@ -140,8 +139,7 @@ class Trainer:
         self._wants_norm = False
         self._asked: dict[str | None, Asked] = {}
         self._stop, self._stopping = Stopping(), False
-        self._kept_in: tuple[Path, int, int] | None = None
-        self._last_kept = -1
+        self._keeping: Keeping | None = None
         self._source: object = None
         seed_draws(workload, self.ranks)
         staged = program.model is None
@@ -386,27 +384,22 @@ class Trainer:
         if of_first((newest(folder) / MANIFEST).is_file()):
             self.load(folder)
         self._stop.listen()
-        self._kept_in = (Path(folder), every, keep)
-        self._last_kept = self.step_number
+        self._keeping = Keeping(Path(folder), every, keep, self.step_number)
 
     def _between(self, loader: Loader | None) -> None:
         """Saves if it is time to, see `keep_checkpoints`; behind each step, before the next batch
         is taken from the ``loader`` that the step's was from, or before the next step."""
         if loader is not None and loader is not self._source:
             return  # one of an evaluation behind the step, which is to be whole
-        if self._kept_in is None or self._last_kept == self.step_number:
+        keeping = self._keeping
+        if keeping is None or keeping.saved == self.step_number:
             return
-        folder, every, keep = self._kept_in
         stopping, self._stopping = self._stopping, False
-        if not stopping and not (every and self.step_number % every == 0):
-            return
-        self._last_kept = self.step_number
-        self.save(folder, keep)
+        if stopping or keeping.due(self.step_number):
+            self.save(keeping.folder, keeping.keep)
+            keeping.saved = self.step_number
         if stopping:
-            if self.ranks.rank == 0:
-                text = f"autopar: SIGTERM: saved step {self.step_number} in {folder}"
-                print(text, file=sys.stderr, flush=True)
-            raise SystemExit(128 + signal.SIGTERM)
+            keeping.end(first=self.ranks.rank == 0)
 
     def load_weights(self, folder: str | Path) -> None:
         """The model's weights from safetensors files, as ``save_pretrained`` writes them; each rank
