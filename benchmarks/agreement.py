@@ -39,7 +39,7 @@ GPT_1T = replace(GPT3, name="GPT 1T", layers=128, hidden=25600, heads=160, kv_he
 LLAMA_70B = load_arch("examples/archs/llama3_70b.yaml")
 LLAMA_8B = replace(LLAMA_70B, name="Llama-3-8B", layers=32, hidden=4096, heads=32, ffn=14336)
 SOFTWARE = Software(states="fsdp")
-STEP_LIMIT = 0.07
+STEP_LIMIT = 0.06
 """Of the steps, what they may be apart. Most of it is what programs do otherwise than the software
 of published runs: stages gather their parameters when their first microbatch has come, and queries,
 keys and values are products of their own."""
