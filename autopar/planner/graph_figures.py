@@ -39,6 +39,8 @@ _JOINED = ({"q", "k", "v"}, {"gate", "up"})
 ALONE_BY_HAND = (*NORMS, "dropout")
 """What compilers join with its neighbours, and most of the kernels that are written do not."""
 DROPOUT = 0.1
+FEW_LAYERS = 2
+"""Of the graph that is lowered: a layer is the same whatever their number."""
 
 
 def figures_of(arch: Arch, layout: Layout, software: Software, precision: str) -> LayerFigures:
@@ -54,7 +56,7 @@ def figures_of(arch: Arch, layout: Layout, software: Software, precision: str) -
         element_bytes=stream_bytes(precision),
         samples=layout.microbatch,
     )
-    return _lowered(arch, way)
+    return _lowered(replace(arch, layers=FEW_LAYERS), way)
 
 
 def no_graph(arch: Arch, layout: Layout) -> str:

@@ -36,8 +36,9 @@ def _attention(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]
     rows, columns = query[2], key[2]
     seen = 1.0
     if op.attrs.get("causal"):
-        # Row i sees the columns up to i: count them.
-        seen = sum(min(i + 1, columns) for i in range(min(rows, columns))) / (rows * columns)
+        # Row i sees the columns up to i, and no more than there are.
+        short = min(rows, columns)
+        seen = short * (short + 1) / 2 / (rows * columns)
         seen += max(rows - columns, 0) * columns / (rows * columns)
     space = ("b", "g", "s", "t") if shared == 1 else ("b", "g", "r", "s", "t")
     heads_kept = ("g",) if shared == 1 else ("g", "r")
