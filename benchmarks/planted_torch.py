@@ -184,7 +184,7 @@ ERRORS: tuple[Planted, ...] = (
     _runtime("a norm over the batch forgets part of its gradient", "images zero 3",
         "batch_norm:_Normalise.backward", "(wide - mean - result * scaled)", "(wide - mean)"),
     _runtime("what ranks split is not dropped", "gpt tp",
-        "dropout:dropout", "if not p:", "if True:"),
+        "dropout:dropout", "if not (p and training):", "if True:"),
     _runtime("dropout scales what it keeps twice", "gpt tp",
         "dropout:dropout", "torch.dropout, x, p", "torch.dropout, x / (1 - p), p"),
 )  # fmt: skip
