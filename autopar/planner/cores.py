@@ -65,8 +65,6 @@ class Shape:
 
 @lru_cache(maxsize=256)
 def _views(cluster: Cluster, ranks: int, each: int) -> tuple[Cluster, ...]:
-    if len(cluster.kinds) == 1:
-        return (cluster,) * ranks
     return tuple(cluster.alike(rank * each, each) for rank in range(ranks))
 
 

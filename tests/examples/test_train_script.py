@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples.script_logs import losses_of
 from tests.plans import cluster_text
 
 ROOT = Path(__file__).parents[2]
@@ -57,12 +58,6 @@ def gone(group: int, seconds: float) -> bool:
     return False
 
 
-def told(*logs: Path) -> dict[tuple[str, str], float]:
-    text = "".join(log.read_text() for log in logs)
-    rows = re.findall(r"step (\d+)  (loss|held out) ([\d.]+)", text)
-    return {(step, what): float(value) for step, what, value in rows}
-
-
 @pytest.mark.gloo
 def test_killed_and_gone_on_with_it_is_what_it_would_have_been(tmp_path: Path) -> None:
     import transformers
@@ -83,7 +78,7 @@ def test_killed_and_gone_on_with_it_is_what_it_would_have_been(tmp_path: Path) -
     assert "SIGTERM: saved step" in first.read_text()
     assert "step 12 " not in first.read_text()
     assert start(2, tmp_path / "broken", second, "pp=2").wait(120) == 0
-    wanted, seen = told(whole), told(first, second)
+    wanted, seen = losses_of(whole), losses_of(first, second)
     assert wanted.keys() == seen.keys()
     assert ("12", "loss") in wanted  # two epochs of six batches, the last of each short
     assert max(abs(seen[key] - wanted[key]) for key in wanted) < 1e-6  # norms are float32

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.examples.script_logs import losses_of
 from tests.plans import cluster_text
 
 ROOT = Path(__file__).parents[2]
@@ -43,12 +44,6 @@ def start(devices: int, output: Path, log: Path, fix: str) -> subprocess.Popen[b
         )
 
 
-def figures(*logs: Path) -> dict[tuple[str, str], float]:
-    text = "".join(log.read_text() for log in logs)
-    rows = re.findall(r"step (\d+)  (loss|held out) ([\d.]+)", text)
-    return {(step, what): float(value) for step, what, value in rows}
-
-
 @pytest.mark.gloo
 def test_stopped_and_gone_on_with_it_is_what_it_would_have_been(tmp_path: Path) -> None:
     whole, first, second = (tmp_path / f"{name}.txt" for name in ("whole", "first", "second"))
@@ -64,7 +59,7 @@ def test_stopped_and_gone_on_with_it_is_what_it_would_have_been(tmp_path: Path) 
         broken.kill()
     assert "SIGTERM: saved step" in first.read_text()
     assert start(2, tmp_path / "broken", second, "tp=2").wait(120) == 0
-    wanted, seen = figures(whole), figures(first, second)
+    wanted, seen = losses_of(whole), losses_of(first, second)
     assert wanted.keys() == seen.keys()
     assert ("12", "held out") in wanted
     assert max(abs(seen[key] - wanted[key]) for key in wanted) < 1e-12
