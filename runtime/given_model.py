@@ -93,16 +93,25 @@ def check_given(plan: Plan, optimizer: Any) -> None:
 
 
 def zeros(entries: Sequence[BatchEntry]) -> dict[str, Any]:
-    """A batch of the planned shapes for a JAX loss."""
+    """A batch of the planned shapes for a JAX loss, its random keys as shapes alone."""
+    import jax
+    import jax.numpy as jnp
     import numpy as np
 
-    return {e.name: np.zeros(e.shape, _numpy_dtype(e.dtype)) for e in entries}
+    dtypes = {str(key.dtype): key.dtype for key in map(_key, ("threefry2x32", "rbg", "unsafe_rbg"))}
+
+    def made(entry: BatchEntry) -> Any:
+        if entry.dtype in dtypes:
+            return jax.ShapeDtypeStruct(entry.shape, dtypes[entry.dtype])
+        return np.zeros(entry.shape, jnp.dtype(entry.dtype))
+
+    return {entry.name: made(entry) for entry in entries if entry.kind != "drawn"}
 
 
-def _numpy_dtype(name: str) -> Any:
-    import jax.numpy as jnp
+def _key(kind: str) -> Any:
+    import jax
 
-    return jnp.dtype(name)
+    return jax.eval_shape(lambda: jax.random.key(0, impl=kind))
 
 
 def workload_for(folder: str | Path, model: Any = None, params: Any = None) -> Workload:
@@ -148,6 +157,8 @@ def workload_for(folder: str | Path, model: Any = None, params: Any = None) -> W
         optimizer=plan.optimizer,
         precision=plan.precision,
         clip_norm=plan.clip_norm,
-        whole_inputs=tuple(e.name for e in entries if e.batch_dim is None and e.shape),
+        whole_inputs=tuple(
+            e.name for e in entries if e.batch_dim is None and e.shape and e.kind == "data"
+        ),
         **{name: ast.literal_eval(kept[name]) for name in TRAINING if name in kept},
     )

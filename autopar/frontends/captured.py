@@ -62,6 +62,8 @@ class Captured:
               slices have in the graph; other leaves are named by their own path.
     constants: arrays by the name of the tensor that they are, for what a loss closes over.
     aux:      JAX: what the loss function returns beside the loss; None: nothing.
+    draws:    JAX: the random numbers that are drawn before a step, which are entries of ``batch``
+              in the place of the random keys (`frontends.jax.draws`); None: there are none.
     notes:    sentences on what the program leaves out or does otherwise than one might think.
     """
 
@@ -74,6 +76,7 @@ class Captured:
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
     aux: Aux | None = None
+    draws: Any = None
     notes: tuple[str, ...] = ()
 
     @property

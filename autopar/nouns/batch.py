@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+Kind = Literal["data", "key", "drawn"]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchEntry:
-    """One tensor of the global batch. ``batch_dim`` is None where every device gets it whole."""
+    """One tensor of the global batch. ``batch_dim`` is None where every device gets it whole.
+
+    kind: ``key``, random keys, which a program does not read itself; ``drawn``, random numbers that
+          follow from them, which the user does not give; all else is ``data``.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     batch_dim: int | None
+    kind: Kind = field(default="data", repr=False)
 
 
 def to_json(batch: Iterable[BatchEntry]) -> str:
     """``batch.json``."""
-    rows = {e.name: {"shape": e.shape, "dtype": e.dtype, "batch_dim": e.batch_dim} for e in batch}
+    rows = {
+        e.name: {"shape": e.shape, "dtype": e.dtype, "batch_dim": e.batch_dim}
+        | ({} if e.kind == "data" else {"kind": e.kind})
+        for e in batch
+    }
     return json.dumps(rows, indent=1) + "\n"
 
 
@@ -37,6 +48,7 @@ def _entry(name: str, row: Any) -> BatchEntry:
         case {"shape": [*shape], "dtype": str(dtype), "batch_dim": int() | None as dim} if all(
             isinstance(n, int) and n > 0 for n in shape
         ):
-            if dim is None or 0 <= dim < len(shape):
-                return BatchEntry(name, tuple(shape), dtype, dim)
+            kind = row.get("kind", "data")
+            if (dim is None or 0 <= dim < len(shape)) and kind in get_args(Kind):
+                return BatchEntry(name, tuple(shape), dtype, dim, kind)
     raise ValueError(f"{name} is {row}: it needs a shape, a dtype and a batch_dim within the shape")

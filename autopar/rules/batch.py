@@ -46,12 +46,14 @@ class BatchFlow:
     """``choices`` by op key: what data axes do; for inputs of blocks by tensor key: a placement.
 
     ``tensors`` gives every tensor's placement on the data axes (``S0``, ``P``, ``D``, ``R``).
-    ``obstacles`` are the reasons against gradient accumulation; none: it is legal.
+    ``obstacles`` are the reasons against gradient accumulation; none: it is legal. ``pieces``: of
+    free inputs of the graph that all readers split along one dim that dim.
     """
 
     choices: Mapping[str, str]
     tensors: Mapping[str, str]
     obstacles: tuple[str, ...]
+    pieces: Mapping[str, int] = field(default_factory=dict)
 
 
 def data_choices(graph: Graph, batch_dims: Mapping[str, int]) -> Mapping[str, str]:
@@ -96,7 +98,17 @@ def batch_flow(graph: Graph, batch_dims: Mapping[str, int]) -> BatchFlow:
         {k: v for scope in every for k, v in scope.named_choices().items()},
         {k: v for scope in every for k, v in scope.named_states().items()},
         tuple(dict.fromkeys(o for scope in every for o in scope.all_obstacles())),
+        top.pieces,
     )
+
+
+def inputs_in_pieces(graph: Graph, batch_dims: Mapping[str, int]) -> Mapping[str, int]:
+    """Inputs without a batch dim that all of their readers split along one dim, and that dim; none
+    where the batch cannot be split, or an op has no rule."""
+    try:
+        return batch_flow(graph, batch_dims).pieces
+    except UserError:
+        return {}
 
 
 @dataclass(slots=True)
@@ -111,6 +123,7 @@ class _Scope:
     choices: dict[str, str] = field(default_factory=dict)
     bound: dict[str, BoundRule] = field(default_factory=dict)
     obstacles: dict[str, str] = field(default_factory=dict)
+    pieces: dict[str, int] = field(default_factory=dict)
     followed: dict[str, State] | None = None
     """What entered when the ops were last followed."""
 
@@ -252,12 +265,15 @@ class _Scope:
             for i, name in enumerate(op.inputs):
                 held = bound.operand_holder(i, choice)
                 wanted.setdefault(name, set()).add(held)
-        for name in self.graph.inputs if self.name is not None else ():
+        for name in self.graph.inputs:
             dims = wanted.get(name, set())
-            if self.states.get(name) is None and len(dims) == 1:
-                dim = next(iter(dims))
-                if dim is not None:
-                    self.states[name] = self.entering[name] = split(dim)
+            dim = next(iter(dims)) if len(dims) == 1 else None
+            if self.states.get(name) is not None or dim is None:
+                continue
+            if self.name is None:  # how it enters is not ours to say
+                self.pieces[name] = dim
+            else:
+                self.states[name] = self.entering[name] = split(dim)
 
     def _pull_op(self, op: Op, wanted: Mapping[str, set[int | None]]) -> None:
         if any(self.states.get(n) is not None for n in op.outputs):

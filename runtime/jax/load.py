@@ -18,6 +18,7 @@ from autopar.files import plan_folder
 from autopar.frontends.captured import Aux
 from autopar.frontends.jax import Captured, paths_of
 from autopar.frontends.jax.capture import capture_workload
+from autopar.frontends.jax.draws import Draws
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload
@@ -52,6 +53,7 @@ class Program:
     stacks:    the user's arrays that hold several layers, see `by_name`.
     constants: arrays that the loss closes over, by name.
     aux:       what it returns beside the loss.
+    draws:     the random numbers in it.
     """
 
     model: ModuleType
@@ -59,6 +61,7 @@ class Program:
     stacks: Mapping[str, Sequence[str]]
     constants: Mapping[str, Any]
     aux: Aux | None = None
+    draws: Draws | None = None
 
     def parameters(self, layout: Layout) -> Callable[[], Mapping[str, Any]]:
         """What makes the workload's initial parameters, as `Step.initial` takes it."""
@@ -83,7 +86,9 @@ def read(
     if check_model:
         check_model_of(plan, captured, workload, folder, tell=model is None)
     model_of = read_program(folder)
-    return Program(model_of, workload, captured.stacks, captured.constants, captured.aux)
+    return Program(
+        model_of, workload, captured.stacks, captured.constants, captured.aux, captured.draws
+    )
 
 
 def load(
@@ -127,6 +132,7 @@ def load(
         tree=tree,
         frozen=held_back,
         aux=program.aux,
+        draws=program.draws,
     )
     if optimizer is not None:
         trainer.optimizer = OwnOptimizer.of(optimizer, tree, step.mesh)

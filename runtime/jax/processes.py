@@ -14,6 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from autopar.files import plan_folder
+from autopar.frontends.jax import is_key
 from autopar.nouns.errors import UserError
 
 Made = TypeVar("Made")
@@ -58,6 +59,9 @@ def put(tree: Any, shardings: Any) -> Any:
         return jax.device_put(tree, shardings)
 
     def one(array: Any, sharding: Any) -> Any:
+        if is_key(array):
+            data = one(jax.random.key_data(array), sharding)
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
         whole = np.asarray(array)
         whole = whole.astype(jax.dtypes.canonicalize_dtype(whole.dtype))
         return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])

@@ -7,7 +7,7 @@ is reduced when is the table of `autopar.lowering.state`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -134,17 +134,37 @@ class Step:
         frozen = put(self.layout.gather_frozen(constants), specs.pop("frozen"))
         return {**jax.jit(make, out_shardings=specs)(), "frozen": frozen}
 
-    def cut(self, batch: Mapping[str, Any]) -> dict[str, Array]:
-        """A global batch with its microbatches apart, each entry where its readers are."""
+    def cut(
+        self, batch: Mapping[str, Any], drawn: Arrays = MappingProxyType({})
+    ) -> dict[str, Array]:
+        """A global batch with its microbatches apart, each entry where its readers are; those that
+        are ``drawn`` are so already, see `drawing`."""
         pieces = {}
         for name, spec in self.program.BATCH.items():
+            if name in drawn:
+                pieces[name] = drawn[name]
+                continue
             several = jax.process_count() > 1
             array = np.asarray(batch[name]) if several else jnp.asarray(batch[name])
-            shape = self._cut_shape(name, array)
-            whole = len(shape) > array.ndim and shape[1:] == array.shape
-            array = jnp.broadcast_to(array, shape) if whole else array.reshape(shape)
-            pieces[name] = put(array, NamedSharding(self.mesh, spec))
+            pieces[name] = put(self._apart(name, array), NamedSharding(self.mesh, spec))
         return pieces
+
+    def drawing(self, draw: Callable[[Arrays], Arrays], names: Iterable[str]) -> Any:
+        """What takes a batch's random keys to the entries ``names`` of `cut`, that ``draw`` gives
+        whole: each device draws what it reads."""
+        batch = self.program.BATCH
+        specs = {name: batch[name] for name in names if name in batch}
+
+        def run(keys: Arrays) -> dict[str, Array]:
+            made = draw(keys)
+            return {name: self._apart(name, made[name]) for name in specs}
+
+        return self.compiled(run, (PartitionSpec(),), specs)
+
+    def _apart(self, name: str, array: Any) -> Any:
+        shape = self._cut_shape(name, array)
+        whole = len(shape) > array.ndim and shape[1:] == array.shape
+        return jnp.broadcast_to(array, shape) if whole else array.reshape(shape)
 
     def shapes(self, batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """What `step` and `watched` take, as shapes: of the state, and of a global batch."""
@@ -283,7 +303,8 @@ class Step:
 
     def computing(self, batch: Arrays) -> dict[str, Array]:
         """In the dtype of compute."""
-        return {n: a.astype(self.dtype_of(a.dtype)) for n, a in batch.items()}
+        dtypes = {n: self.dtype_of(a.dtype) for n, a in batch.items()}
+        return {n: a if a.dtype == dtypes[n] else a.astype(dtypes[n]) for n, a in batch.items()}
 
 
 def held(state: State) -> State:

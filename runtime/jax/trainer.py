@@ -9,9 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from autopar.frontends.captured import Aux
+from autopar.frontends.jax.draws import Draws
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.workload import Workload
 from autopar.runtime.checkpoint_folder import MANIFEST
@@ -47,6 +48,7 @@ class Trainer:
     tree: UserTree | None = None
     frozen: Tree = None
     aux: Aux | None = None
+    draws: Draws | None = None
     optimizer: OwnOptimizer | None = None
     opt_state: Any = None
     _run: Any = None
@@ -154,14 +156,16 @@ class Trainer:
         """
         check_batch(batch)
         step = self.compiled
-        if not self.planned or is_planned(_as_jax_takes(batch), self.planned):
+        keys, data, planned = self._keys_apart(batch)
+        if not planned or is_planned(_as_jax_takes(data), planned):
             known = (step.held_specs, step.batch_specs)
             made = (PartitionSpec(), step.outputs.specs)
             function = self._once("evaluate", lambda: step.compiled(step.evaluate, known, made))
-            return self._with_aux(*function(held(self.state), step.cut(batch)))
+            cut = step.cut(data, self._drawn(keys))
+            return self._with_aux(*function(held(self.state), cut))
         loss = self.workload.loss
         assert loss is not None
-        given = placed_batch(step, self.planned, batch)
+        given = {**placed_batch(step, planned, data), **keys}
         function = self._once("any size", lambda: any_size(step, self._tree, loss))
         return function(self.state["params"], given)
 
@@ -268,9 +272,30 @@ class Trainer:
 
     def _cut(self, batch: Mapping[str, Any]) -> dict[str, Array]:
         check_batch(batch)
-        if self.planned:
-            check_planned(_as_jax_takes(batch), self.planned)
-        return self.compiled.cut(batch)
+        keys, data, planned = self._keys_apart(batch)
+        if planned:
+            check_planned(_as_jax_takes(data), planned)
+        return self.compiled.cut(data, self._drawn(keys))
+
+    def _keys_apart(
+        self, batch: Mapping[str, Any]
+    ) -> tuple[dict[str, Array], Mapping[str, Any], Sequence[BatchEntry]]:
+        """The random keys of ``batch``, on all devices, its other entries, and those planned."""
+        if self.draws is None:
+            return {}, batch, self.planned
+        keys, data = self.draws.apart(batch)
+        planned = [entry for entry in self.planned if entry.kind == "data"]
+        whole = NamedSharding(self.compiled.mesh, PartitionSpec())
+        return put(keys, dict.fromkeys(keys, whole)), data, planned
+
+    def _drawn(self, keys: Arrays) -> Arrays:
+        """The random numbers of a step, as `Step.cut` takes them."""
+        draws = self.draws
+        if draws is None:
+            return {}
+        drawing = self.compiled.drawing
+        made: Arrays = self._once("draws", lambda: drawing(draws.draw, draws.names))(keys)
+        return made
 
     def _own_step(self) -> Any:
         """A step of the user's own optimizer, jitted: the program's backward, then `_updated`."""

@@ -128,11 +128,6 @@ WRONG: dict[str, tuple[dict[str, Any], type[UserError], str]] = {
     "entry_list": ({"batch": _with(y=[1, 2])}, BatchError, r"batch\['y'\] is a list"),
     "entry_text": ({"batch": _with(y="s")}, BatchError, r"batch\['y'\] is a str"),
     "entry_objects": ({"batch": _with(y=np.array(["s"]))}, BatchError, r"ndarray of <U1"),
-    "entry_key": (
-        {"batch": lambda: {**_with()(), "y": jax.random.key(0)}},
-        BatchError,
-        "draw them where the batch",
-    ),
     "batch_dims": ({"batch": _with(y=np.zeros(3))}, BatchError, r"x \[4, 8\], y \[3\]"),
     "batch_arguments": ({"batch": lambda step, k: _batch()}, BuildError, "batch.*step=0"),
     "init_arguments": (

@@ -51,7 +51,7 @@ def setup_of(plan: Plan, graph: Graph, batch: Iterable[BatchEntry], cluster: Clu
         cuts=layers,
         parameters=tuple(_parameters(plan, graph)),
         activations=tuple(_activations(plan, graph)),
-        batch_dims={e.name: (len(e.shape), e.batch_dim) for e in entries},
+        batch_dims={e.name: (len(e.shape), e.batch_dim) for e in entries if e.kind != "drawn"},
     )
 
 

@@ -156,7 +156,7 @@ def _mesh(mesh: Mesh) -> str:
 
 
 def _settings(plan: Plan, captured: CapturedModel) -> list[str]:
-    whole = tuple(e.name for e in captured.batch if e.batch_dim is None and e.shape)
+    whole = tuple(e.name for e in _read(captured) if e.batch_dim is None and e.shape)
     lines = Lines(0)
     lines.add(
         f"SETTINGS = Settings(zero={plan.each('zero')}, microbatches={plan.microbatches}, "
@@ -237,13 +237,18 @@ def _batch(captured: CapturedModel, mesh: Mesh, microbatches: int) -> list[str]:
     axes = tuple(a for a in DATA_AXES if a in mesh.axes)
     over = literal(axes[0] if len(axes) == 1 else axes) if axes else "None"
     lines = ["# the first dim counts microbatches: shapes of all devices", "BATCH = {"]
-    for entry in captured.batch:
+    for entry in _read(captured):
         spec = f"P(None, {over})" if entry.batch_dim is not None else "P(None)"
         shape = entry.shape
         if entry.batch_dim is not None:
             shape = (shape[0] // microbatches, *shape[1:])
         lines.append(f'    "{entry.name}": {spec},  # {[microbatches, *shape]}')
     return [*lines, "}"]
+
+
+def _read(captured: CapturedModel) -> list[BatchEntry]:
+    """The entries that a program is given."""
+    return [entry for entry in captured.batch if entry.kind != "key"]
 
 
 def _outputs(lowered: Lowered) -> list[str]:
@@ -285,7 +290,7 @@ def _loss_function(lowered: Lowered, captured: CapturedModel, printing: Printing
     doc = (
         f'    """This device\'s share: summed over data axes and microbatches, the loss.{others}"""'
     )
-    entries = [e.name for e in captured.batch]  # in the order of BATCH; calls give keywords
+    entries = [e.name for e in _read(captured)]  # in the order of BATCH; calls give keywords
     given = sorted(keyed, key=lambda name: entries.index(name) if name in entries else len(entries))
     stacks = " | Stack" if lowered.blocks else ""
     typed = [f"params: dict[str, Array{stacks}]", *(f"{name}: Array" for name in given)]

@@ -2,6 +2,6 @@
 
 from autopar.frontends.captured import Captured
 from autopar.frontends.jax.capture import capture, capture_workload
-from autopar.frontends.jax.inputs import paths_of
+from autopar.frontends.jax.inputs import is_key, paths_of
 
-__all__ = ["Captured", "capture", "capture_workload", "paths_of"]
+__all__ = ["Captured", "capture", "capture_workload", "is_key", "paths_of"]

@@ -17,6 +17,7 @@ from autopar.frontends.jax.aux import aux_of, results_of, single_results
 from autopar.frontends.jax.constants import Constants, held_note, stored
 from autopar.frontends.jax.derivatives import Rules
 from autopar.frontends.jax.draft import Draft, Operand, Value
+from autopar.frontends.jax.draws import drawn_entries, drawn_note, draws_of
 from autopar.frontends.jax.errors import (
     BatchError,
     BuildError,
@@ -34,6 +35,7 @@ from autopar.frontends.jax.inputs import (
     abstract_batch,
     abstract_parameters,
     batch_entries,
+    is_key,
     model_tensors,
     paths_of,
     samples_of,
@@ -74,10 +76,16 @@ def capture(
     """
     params = abstract_parameters(params)
     batch = abstract_batch(batch)
-    entries = batch_entries(batch, whole_inputs)
-    samples = samples_of(entries)
     flat = results_of(loss) if has_aux else loss
-    closed, shapes = _jaxpr(loss, flat, params, batch)
+    given = {n: v for n, v in batch.items() if not is_key(v)}
+    entries = batch_entries(given, tuple(n for n in whole_inputs if n in given or n not in batch))
+    closed, shapes = _jaxpr(loss, flat, params, batch, has_aux)
+    draws = draws_of(flat, closed, params, batch)
+    if draws is not None:
+        flat, batch = draws.loss, draws.planned()
+        closed, shapes = _jaxpr(loss, flat, params, batch, has_aux)
+        entries = tuple(e for e in entries if e.name in batch)
+    samples = samples_of(entries)
     rules = Rules()
     exact = exact_constants(flat, closed, params, batch, rules)
     inputs = _inputs(params, batch)
@@ -88,6 +96,8 @@ def capture(
     named = flat_parameters(constants.arrays, stacks)
     tensors = model_tensors(graph)
     held = {n: a for n, a in named.items() if n in tensors}
+    if draws is not None:
+        entries = (*entries, *drawn_entries(graph, entries, draws))
     return Captured(
         graph,
         tensors,
@@ -97,7 +107,8 @@ def capture(
         stacks=stacks,
         constants=held,
         aux=aux_of(shapes, results) if has_aux else None,
-        notes=(*remarks(closed, precision, casts), *held_note(held)),
+        draws=draws,
+        notes=(*remarks(closed, precision, casts), *held_note(held), *drawn_note(draws)),
     )
 
 
@@ -192,7 +203,9 @@ def _inputs(params: Any, batch: Mapping[str, Any]) -> tuple[Value, ...]:
     return tuple(values)
 
 
-def _jaxpr(loss: Loss, flat: Loss, params: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+def _jaxpr(
+    loss: Loss, flat: Loss, params: Any, batch: Mapping[str, Any], has_aux: bool
+) -> tuple[Any, Any]:
     """The jaxpr of ``flat``, which is ``loss`` or its results in a row, and the shapes of what it
     returns."""
     try:
@@ -211,7 +224,7 @@ def _jaxpr(loss: Loss, flat: Loss, params: Any, batch: Mapping[str, Any]) -> tup
             f"{_place(error, loss)}: the loss failed: {_first_line(error)}\nIt is called as "
             f"loss(params, batch); the batch has {_shapes(batch)}"
         ) from error
-    leaves = jax.tree.leaves(shapes if flat is loss else shapes[0])
+    leaves = jax.tree.leaves(shapes[0] if has_aux else shapes)
     single = len(leaves) == 1 and leaves[0].shape == () and "float" in str(leaves[0].dtype)
     if not single:
         shown = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves) or "nothing"

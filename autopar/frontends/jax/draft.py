@@ -54,7 +54,9 @@ Operand = Value | Uniform
 class Node:
     """One op; ``kind`` and ``attrs`` as in `autopar.nouns.kinds`.
 
-    Besides those there is ``scan``: a block whose body is the `Draft` ``attrs["body"]``.
+    Besides those there is ``scan``: a block whose body is the `Draft` ``attrs["body"]``. Where
+    ``attrs["each"]`` has an input of the body, every layer has an entry of the batch of its own
+    there, and the first one's stands in ``inputs``.
     """
 
     kind: str

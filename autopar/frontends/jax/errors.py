@@ -43,3 +43,7 @@ class BatchError(CaptureError):
 
 class RuleFailed(CaptureError):
     """The rule of a ``custom_vjp`` or ``custom_jvp`` raised an error, or does not fit its call."""
+
+
+class RandomKeys(CaptureError):
+    """A random key that follows from data, or a use of random keys that no program can have."""

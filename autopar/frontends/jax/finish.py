@@ -119,11 +119,17 @@ class _Finisher:
         """One op of kind ``block`` for every layer."""
         block = self._block(node)
         consts = node.attrs["consts"]
-        fixed = [names[v] for v in node.values[:consts]]
+        each = node.attrs.get("each", {})
+        reverse = -1 if node.attrs["reverse"] else 1
+        rows = [
+            each.get(own, (v,))[::reverse]
+            for own, v in zip(node.attrs["body"].inputs, node.values[:consts], strict=False)
+        ]
         carry = [names[v] for v in node.values[consts : _split(node)]]
         ops = []
         instances = block.instances
-        for instance in instances:
+        for layer, instance in enumerate(instances):
+            fixed = [names[row[layer] if len(row) > 1 else row[0]] for row in rows]
             outs: list[str] = []
             for out in node.outputs:
                 name = unique(f"{instance}/block", (*tensors, *outs))

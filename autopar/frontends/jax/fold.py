@@ -153,15 +153,17 @@ def _wiring(before: _Layer, after: _Layer) -> tuple[int | None, ...]:
 
 
 def _chained(before: _Layer, after: _Layer, readers: dict[Value, list[Node]], draft: Draft) -> bool:
-    """Equal layers; each input of ``after`` is an output of ``before`` or what that had there, and
-    nobody else reads what ``before`` gives."""
+    """Equal layers; each input of ``after`` is an output of ``before``, what that had there, or an
+    entry of the batch as that had there; and nobody else reads what ``before`` gives."""
     if before.signature != after.signature:
         return False
     made, allowed = set(before.outputs), {*before.nodes, *after.nodes}
     if any(v in draft.outputs or not allowed.issuperset(readers[v]) for v in made):
         return False
     pairs = zip(before.inputs, after.inputs, strict=True)
-    return made <= set(after.inputs) and all(b in made or b is a for a, b in pairs)
+    return made <= set(after.inputs) and all(
+        b in made or b is a or a.role == b.role == "input" for a, b in pairs
+    )
 
 
 def _replaced(draft: Draft, run: Sequence[_Layer], prefix: str) -> Draft:
@@ -194,6 +196,8 @@ def _replaced(draft: Draft, run: Sequence[_Layer], prefix: str) -> Draft:
         body_nodes.append(replace(node, inputs=inputs, outputs=outs))
     results = tuple(inner[v] for v in first.outputs)
     body = Draft(tuple(body_inputs), tuple(body_nodes), results)
+    rows = {first.inputs[p]: tuple(layer.inputs[p] for layer in run) for p in fixed}
+    each = {inner[value]: row for value, row in rows.items() if len(set(row)) > 1}
     operands: list[Operand] = [first.inputs[p] for p in (*fixed, *moving)]
     # one operand per stacked parameter: the first layer's stands for all
     operands += [value for _, value in first.parameters]
@@ -202,6 +206,7 @@ def _replaced(draft: Draft, run: Sequence[_Layer], prefix: str) -> Draft:
         "length": len(run),
         "consts": len(fixed),
         "carries": len(moving),
+        "each": each,
         "reverse": False,
         "instances": tuple(f"{base}{layer.index}" for layer in run),
     }

@@ -36,7 +36,8 @@ def abstract_parameters(params: Any) -> Any:
 
 
 def abstract_batch(batch: Any) -> dict[str, Any]:
-    """The batch with shapes and dtypes only. Raises `BatchError` where it is no dict of arrays."""
+    """The batch with shapes and dtypes only, random keys among them. Raises `BatchError` where it
+    is no dict of arrays."""
     if not isinstance(batch, Mapping) or not batch:
         kind = "empty" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
         if batch is None:
@@ -47,21 +48,21 @@ def abstract_batch(batch: Any) -> dict[str, Any]:
         )
     made = {}
     for name, value in batch.items():
-        made[name] = _abstract(value)
+        keys = hasattr(value, "dtype") and is_key(value)
+        made[name] = jax.ShapeDtypeStruct(value.shape, value.dtype) if keys else _abstract(value)
         if made[name] is None:
             dtype = f" of {value.dtype}" if hasattr(value, "dtype") else ""
-            instead = (
-                "a loss cannot draw random numbers yet: draw them where the batch is made, as in "
-                f"{{'keep': jax.random.bernoulli({name}, 0.9, shape)}}"
-                if "key<" in dtype
-                else "return a numpy or jax array, as in np.asarray(...); constants belong into "
-                "the loss's closure"
-            )
             raise BatchError(
                 f"batch[{name!r}] is a {type(value).__name__}{dtype}, not an array of numbers: "
-                f"{instead}"
+                "return a numpy or jax array, as in np.asarray(...); constants belong into the "
+                "loss's closure"
             )
     return made
+
+
+def is_key(array: Any) -> bool:
+    """Whether ``array`` has random keys of JAX's own dtype."""
+    return bool(jnp.issubdtype(array.dtype, jax.dtypes.prng_key))
 
 
 def _abstract(leaf: Any) -> Any:

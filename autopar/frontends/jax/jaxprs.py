@@ -205,7 +205,8 @@ class _Walker:
             and length > 1
             and stacked
             and not gives_stacks
-            and all(isinstance(x, Value) and x.role == "parameter" for x in stacked)
+            and any(_is_parameter(x) for x in stacked)
+            and all(_is_parameter(x) or self._rows(x) for x in stacked)
         ):
             return self._block(eqn, inputs, source)
         if length > MOST_STEPS:
@@ -230,45 +231,57 @@ class _Walker:
 
     def _block(self, eqn: Any, inputs: list[Operand], source: Source) -> list[Operand]:
         """The scan as one node; its body's operands are those of the jaxpr's, but numbers and masks
-        that are made from constants: those are made in the body, where attention can see them."""
+        that are made from constants: those are made in the body, where attention can see them.
+        What each layer has of its own of the batch counts as constant."""
         params = eqn.params
         fixed, carried = params["num_consts"], params["num_carry"]
         walker = _Walker(
             Builder(), source.module, source, self.exact, self.rules, self.constants, self.casts
         )
         given: list[Operand] = []
-        inner: list[Value] = []
-        operands: list[Operand] = []
+        parts: list[list[tuple[Value, Operand]]] = [[], [], [], []]
+        each: dict[Value, tuple[Value, ...]] = {}
         for place, (x, var) in enumerate(zip(inputs, params["jaxpr"].jaxpr.invars, strict=True)):
             own = self._constant_inside(x, walker.builder) if place < fixed else None
             if own is not None:
                 given.append(own)
                 continue
             shape, dtype = tuple(map(int, var.aval.shape)), str(var.aval.dtype)
-            outer = self._whole(x)
-            stacked = place >= fixed + carried
             value = Value(shape, dtype)
-            if stacked:
+            if place < fixed + carried:
+                parts[0 if place < fixed else 2].append((value, self._whole(x)))
+            elif rows := self._rows(x):
+                each[value] = rows
+                parts[1].append((value, rows[0]))
+            else:
+                outer = self._whole(x)
                 value = Value(shape, dtype, "parameter", outer.path, outer.frozen)
+                parts[3].append((value, outer))
             given.append(value)
-            inner.append(value)
-            operands.append(outer)
         consts = [walker.constant(c) for c in params["jaxpr"].consts]
         results = walker.run(params["jaxpr"].jaxpr, [*consts, *given])[:carried]
         made = tuple(walker._whole(x) for x in results)
-        body = Draft(tuple(inner), tuple(walker.builder.nodes), made)
+        pairs = [pair for part in parts for pair in part]
+        body = Draft(tuple(v for v, _ in pairs), tuple(walker.builder.nodes), made)
         outs = tuple(Value(tuple(map(int, v.aval.shape)), str(v.aval.dtype)) for v in eqn.outvars)
-        stacks = len(inputs) - fixed - carried
         attrs = {
             "body": body,
             "length": params["length"],
-            "consts": len(operands) - carried - stacks,
+            "consts": len(parts[0]) + len(parts[1]),
+            "each": each,
             "carries": carried,
             "reverse": params["reverse"],
         }
         self.builder.source = source
-        self.builder.append(Node("scan", tuple(operands), outs[:carried], attrs, source))
+        operands = tuple(x for _, x in pairs)
+        self.builder.append(Node("scan", operands, outs[:carried], attrs, source))
         return list(outs)
+
+    def _rows(self, x: Operand) -> tuple[Value, ...]:
+        """The batch entries of which ``x`` is the stack, along dim 0; else nothing."""
+        node = self.builder.made_by(x, "stack")
+        rows = () if node is None or node.attrs["dim"] else node.values
+        return rows if all(row.role == "input" for row in rows) else ()
 
     def _constant_inside(self, x: Operand, inside: Builder) -> Operand | None:
         """``x`` made again in ``inside`` if it is a number or a mask made from constants."""
@@ -302,6 +315,8 @@ class _Walker:
     def _pick(self, x: Operand, step: int) -> Operand:
         if isinstance(x, Uniform):
             return replace(x, shape=x.shape[1:])
+        if rows := self._rows(x):
+            return rows[step]
         return self.builder.op("select", (x,), x.shape[1:], x.dtype, dim=0, index=step)
 
     def _stack(self, pieces: Mapping[int, Operand], var: Any) -> Operand:
@@ -320,6 +335,10 @@ def scope_of(stack: str) -> str:
     """``"blocks.0/attn/jit(silu)"`` as ``"blocks.0.attn"``: named scopes only, neither transforms
     nor the equations that einsum leaves."""
     return ".".join(part for part in stack.split("/") if re.fullmatch(r"\w[\w.-]*", part))
+
+
+def _is_parameter(x: Operand) -> bool:
+    return isinstance(x, Value) and x.role == "parameter"
 
 
 def _number(value: Any) -> bool | int | float:

@@ -184,6 +184,11 @@ def _concatenate(params: Any, inputs: list[Operand], outs: Outs, builder: Builde
     return [builder.op("cat", values, *outs[0], dim=int(params["dimension"]))]
 
 
+def _stack(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand]:
+    values = [_value(x, builder) for x in inputs]
+    return [builder.op("stack", values, *outs[0], dim=int(params["axis"]))]
+
+
 def _pad(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand] | None:
     x, value = inputs
     pairs = tuple((int(low), int(high)) for low, high, _ in params["padding_config"])
@@ -344,6 +349,7 @@ TABLE: Mapping[str, Callable[..., list[Operand] | None]] = {
     "dynamic_slice": _dynamic_slice,
     "split": _split,
     "concatenate": _concatenate,
+    "stack": _stack,
     "pad": _pad,
     "rev": _rev,
     "argmax": _argmax,

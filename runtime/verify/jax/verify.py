@@ -21,6 +21,7 @@ import numpy as np
 from autopar.files import plan_folder
 from autopar.frontends.jax import Captured, paths_of
 from autopar.frontends.jax.capture import capture_workload
+from autopar.frontends.jax.draws import Draws
 from autopar.lowering.collectives import Row
 from autopar.nouns.workload import Workload
 from autopar.runtime.given_model import planned_workload
@@ -49,6 +50,7 @@ from autopar.runtime.verify.verified import (
 STEPS = 2
 MEASUREMENTS = 2
 """How often rounding is measured: that of a single number may be small by chance."""
+DRAWN = "which random numbers follow from the batch's keys; model and program read the same ones"
 Named = dict[str, np.ndarray]
 
 
@@ -80,6 +82,10 @@ def verify(folder: str | Path) -> dict[str, Any]:
     check_arrays(made, FROM_INIT)
     tree = jax.tree.map(np.asarray, made)
     batches = [dict(batch_of(workload, i)) for i in range(STEPS)]
+    unchecked: tuple[str, ...] = ()
+    if captured.draws is not None:
+        workload, batches = without_keys(workload, captured.draws, batches)
+        unchecked = (DRAWN,)
     with jax.enable_x64(True):
         wide = jax.tree.map(_float64, tree)
         wide_batches = [{n: _float64(np.asarray(a)) for n, a in b.items()} for b in batches]
@@ -109,7 +115,7 @@ def verify(folder: str | Path) -> dict[str, Any]:
         collective_differences=tuple(lines),
         issued=tuple(asdict(row) for row in issued),
         time_s=time.perf_counter() - begin,
-        unchecked=right.unchecked,
+        unchecked=(*unchecked, *right.unchecked),
     )
     if result.passed:
         return asdict(result)
@@ -119,6 +125,18 @@ def verify(folder: str | Path) -> dict[str, Any]:
     else:
         where = edits_of(folder, plan, captured)
     return asdict(replace(result, first_difference=where))
+
+
+def without_keys(
+    workload: Workload, draws: Draws, batches: list[dict[str, Any]]
+) -> tuple[Workload, list[dict[str, Any]]]:
+    """The loss that takes the random numbers it would draw, and ``batches`` with these: model and
+    program are compared on the same ones."""
+    made = []
+    for batch in batches:
+        keys, data = draws.apart(batch)
+        made.append({**data, **draws.draw(keys)})
+    return replace(workload, loss=draws.loss), made
 
 
 def run(

@@ -1,0 +1,177 @@
+"""Random numbers in a loss: they are drawn before a step, whole, and are entries of its batch.
+
+What follows from random keys alone leaves the loss (see `apart`), so that every device and every
+microbatch gets its part of the very numbers that one device alone would draw. Which arrays these
+are the loss itself says; a key is whole wherever it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from autopar.frontends.jax.apart import Apart, Data, Drawn, is_random
+from autopar.frontends.jax.errors import BatchError
+from autopar.frontends.jax.inputs import is_key
+from autopar.nouns.batch import BatchEntry
+from autopar.nouns.graph import Graph
+from autopar.rules.batch import inputs_in_pieces
+
+Arrays = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The random numbers of ``flat(params, batch)``, a loss, or its results in a row.
+
+    closed: its jaxpr for the planned shapes; keys: the batch's entries of random keys.
+    names:  the entries that stand for them; shapes: of these.
+    """
+
+    flat: Callable[..., Any]
+    closed: Any
+    params: Any
+    batch: Arrays
+    keys: tuple[str, ...]
+    shapes: Arrays
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The entries that the drawn arrays are."""
+        return tuple(self.shapes)
+
+    def planned(self) -> dict[str, Any]:
+        """The batch of `loss`, as shapes."""
+        return {n: v for n, v in self.batch.items() if n not in self.keys} | dict(self.shapes)
+
+    def draw(self, keys: Arrays) -> dict[str, Any]:
+        """The drawn arrays by name, for the ``keys`` of a batch; may be traced."""
+        walk = Apart(drawing=True)
+        _walked(walk, self.closed, self.params, self.batch, self.keys, keys)
+        return dict(zip(self.shapes, (x.value for x in walk.needed), strict=True))
+
+    def apart(self, batch: Arrays) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The keys of a user's batch, and its other entries. Raises `BatchError` for other keys
+        than were planned for."""
+        keys: dict[str, Any] = {}
+        for name in self.keys:
+            wanted, given = self.batch[name], batch.get(name)
+            dtype, shape = getattr(given, "dtype", None), getattr(given, "shape", None)
+            if dtype != wanted.dtype or shape != wanted.shape:
+                there = "missing" if shape is None else f"{dtype} {list(shape)}"
+                raise BatchError(
+                    f"batch[{name!r}] is {there}; where the plan was made it is a random key, "
+                    f"{wanted.dtype} {list(wanted.shape)}: give each step such a key, as in "
+                    "jax.random.fold_in(key, step)"
+                )
+            keys[name] = given
+        return keys, {name: value for name, value in batch.items() if name not in keys}
+
+    def loss(self, params: Any, batch: Arrays) -> Any:
+        """``flat`` of the batch without keys and with the drawn arrays; to be traced."""
+        shapes = jax.tree.map(_shape, params)
+        given = {name: value for name, value in batch.items() if name not in self.shapes}
+        keys = {name: self.batch[name] for name in self.keys}
+        whole = {**{name: _shape(value) for name, value in given.items()}, **keys}
+        closed, made = jax.make_jaxpr(self.flat, return_shape=True)(shapes, whole)
+        walk = Apart(given=[batch[name] for name in self.shapes])
+        results = _walked(walk, closed, params, {**whole, **given}, self.keys)
+        return jax.tree.unflatten(jax.tree.structure(made), list(map(walk.number, results)))
+
+
+def draws_of(flat: Callable[..., Any], closed: Any, params: Any, batch: Arrays) -> Draws | None:
+    """What ``flat`` with its jaxpr ``closed`` draws; None where no random number is in it.
+
+    Raises `RandomKeys` where keys follow from data.
+    """
+    random = any(map(is_random, closed.jaxpr.eqns))
+    keys = tuple(n for n, v in batch.items() if is_key(v) or (random and _is_raw(v)))
+    if not keys and not random:
+        return None
+    walk = Apart()
+    for result in _walked(walk, closed, params, batch, keys):
+        walk.number(result)
+    if not walk.needed:
+        return None if not keys else Draws(flat, closed, params, batch, keys, {})
+    names = _names(keys[0] if keys else "random", len(walk.needed), batch)
+    drawn = (jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in walk.needed)
+    return Draws(flat, closed, params, batch, keys, dict(zip(names, drawn, strict=True)))
+
+
+def drawn_entries(
+    graph: Graph, entries: Sequence[BatchEntry], draws: Draws
+) -> tuple[BatchEntry, ...]:
+    """The drawn arrays as entries of the batch: cut as their readers cut them, whole where these
+    do not agree or another dim than the first has the samples. Behind them the keys."""
+    dims = {e.name: e.batch_dim for e in entries if e.batch_dim is not None}
+    samples = next(e.shape[e.batch_dim] for e in entries if e.batch_dim is not None)
+    cut = inputs_in_pieces(graph, dims)
+    drawn = tuple(
+        BatchEntry(
+            name,
+            shape.shape,
+            str(shape.dtype),
+            0 if cut.get(name) == 0 and shape.shape[0] == samples else None,
+            "drawn",
+        )
+        for name, shape in draws.shapes.items()
+    )
+    keys = ((name, draws.batch[name]) for name in draws.keys)
+    whole = (BatchEntry(n, tuple(k.shape), str(k.dtype), None, "key") for n, k in keys)
+    return (*drawn, *whole)
+
+
+def drawn_note(draws: Draws | None) -> tuple[str, ...]:
+    """What is drawn, in words."""
+    if draws is None or not draws.shapes:
+        return ()
+    count = sum(math.prod(s.shape) * s.dtype.itemsize for s in draws.shapes.values())
+    of = " and ".join(f"batch[{name!r}]" for name in draws.keys) or "keys in the loss"
+    return (
+        f"{len(draws.shapes)} arrays of random numbers, {count / 2**20:.3g} MiB of a global batch, "
+        f"follow from {of}; they are drawn before each step, and that time is not in the "
+        "prediction",
+    )
+
+
+def _walked(
+    walk: Apart,
+    closed: Any,
+    params: Any,
+    batch: Arrays,
+    names: Collection[str],
+    keys: Arrays = MappingProxyType({}),
+) -> list[Any]:
+    """The results of ``closed`` for a batch with keys at ``names``, which have values in ``keys``
+    where anything is drawn."""
+    operands = [
+        *map(Data, jax.tree.leaves(params)),
+        *(
+            Drawn(batch[name], keys.get(name)) if name in names else Data(batch[name])
+            for name in sorted(batch)  # as a tree has them
+        ),
+    ]
+    return walk.run(closed.jaxpr, closed.consts, operands)
+
+
+def _names(base: str, count: int, taken: Collection[str]) -> list[str]:
+    free = (name for i in itertools.count() if (name := f"{base}_{i}") not in taken)
+    return list(itertools.islice(free, count))
+
+
+def _is_raw(array: Any) -> bool:
+    """Whether it may be keys as `jax.random.PRNGKey` makes them. Where it is other data, what
+    follows from it alone is computed before the step, and is the same."""
+    shape = tuple(array.shape)
+    return array.dtype == jnp.uint32 and len(shape) in (1, 2) and shape[-1] in (2, 4)
+
+
+def _shape(array: Any) -> Any:
+    return jax.ShapeDtypeStruct(jnp.shape(array), jnp.result_type(array))
