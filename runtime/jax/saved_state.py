@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from autopar.frontends.jax import paths_of
+from autopar.frontends.jax import is_key, paths_of
 from autopar.runtime.jax.checkpoint import Piece, Whole, layers_of, pieces_of
 from autopar.runtime.jax.own_optimizer import OwnOptimizer
 from autopar.runtime.jax.processes import put
@@ -57,7 +57,7 @@ class SavedState:
         every = self.step.state_specs if self.optimizer is None else self.step.held_specs
         specs = placed(self.step.mesh, {name: every[name] for name in made})
         if self.optimizer is not None:
-            leaves = [arrays[f"{_OWN}/{path}"] for path, _ in paths_of(opt)]
+            leaves = [_as(arrays[f"{_OWN}/{path}"], known) for path, known in paths_of(opt)]
             given = jax.tree.unflatten(jax.tree.structure(opt), leaves)
             opt = put(given, placed(self.step.mesh, self.optimizer.specs))
         return {**put(made, specs), "frozen": state["frozen"]}, opt
@@ -65,7 +65,14 @@ class SavedState:
     def _own(self, opt: Any) -> Iterator[tuple[str, Any]]:
         if self.optimizer is not None:
             for path, array in paths_of(opt):
-                yield f"{_OWN}/{path}", array
+                yield f"{_OWN}/{path}", jax.random.key_data(array) if is_key(array) else array
+
+
+def _as(array: Whole, known: Any) -> Any:
+    """What was saved of ``known``: random keys of their numbers."""
+    if not is_key(known):
+        return array
+    return jax.random.wrap_key_data(array, impl=jax.random.key_impl(known))
 
 
 def _slots(state: State) -> list[str]:

@@ -67,6 +67,9 @@ def chosen() -> dict[str, Any]:
         "adamw": optax.chain(clipped, optax.adamw(SCHEDULE, weight_decay=0.1, mask=matrices)),
         "adafactor": optax.adafactor(SCHEDULE, min_dim_size_to_factor=8),
         "several": optax.multi_transform(kinds, labels),
+        "noise": optax.chain(
+            optax.add_noise(0.01, 0.55, jax.random.key(7)), optax.sgd(SCHEDULE, 0.9)
+        ),
     }
 
 
@@ -91,7 +94,7 @@ def largest(ours: Any, theirs: Any) -> float:
     return float(max(jax.tree.leaves(apart)))
 
 
-@pytest.mark.parametrize("name", ["adamw", "adafactor", "several"])
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "several", "noise"])
 def test_any_transformation_steps_as_on_one_device(
     plans: dict[str, PlanFolder], tmp_path: Path, name: str
 ) -> None:

@@ -47,7 +47,7 @@ class Drawn:
 
     @property
     def bytes(self) -> int:
-        return math.prod(self.aval.shape) * int(self.aval.dtype.itemsize)
+        return int(math.prod(self.aval.shape) * self.aval.dtype.itemsize)
 
 
 @dataclass(eq=False, slots=True)
