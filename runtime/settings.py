@@ -13,6 +13,10 @@ from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload, training
 from autopar.nouns.zero import ZERO, ZERO_LEVELS, Zero
 
+FIRST_LOSS_SCALE = 65536.0
+LOSS_SCALE_GROWS_EVERY = 2000
+"""Steps in a row: the rule of `torch.amp.GradScaler`, in float16."""
+
 
 class ProgramError(UserError):
     """A program that cannot be run as it stands; the text says what to change."""

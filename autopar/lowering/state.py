@@ -17,7 +17,7 @@ all_reduce of ``D`` gradients  the D axes as one group             once, of the 
 all_reduce of the norm         axes that cut any trainable tensor  once where gradients are clipped
 all_reduce of the loss         all data axes                       once
 all_reduce of the counts       all data axes                       once where the program has any
-all_reduce of overflow         all ranks                           once in float16 (torch)
+all_reduce of overflow         all ranks                           once in float16
 =============================  ==================================  ================================
 
 A unit is a block instance that is called once; all else is the root. Units are gathered in the
@@ -116,8 +116,7 @@ def state_collectives(
         yield from _all_reduce("deferred gradients", axes, size)
     if loss:
         cutting = cutting_axes(stored, mesh, zero, framework)
-        scales = precision == "float16" and framework == "torch"
-        yield from sums(mesh, cutting, clips, is_wide(stored), scales)
+        yield from sums(mesh, cutting, clips, is_wide(stored), precision == "float16")
     yield from count_sums(mesh, counts)
 
 

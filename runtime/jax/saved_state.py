@@ -31,7 +31,7 @@ class SavedState:
 
     def shapes(self, state: State, opt: Any) -> dict[str, Any]:
         """What `autopar.runtime.jax.checkpoint.read` is to find: shapes and dtypes by name."""
-        arrays: dict[str, Any] = {"step": state["step"]}
+        arrays: dict[str, Any] = _counters(state)
         for slot in _slots(state):
             named = jax.eval_shape(self.step.layout.names, state[slot])
             arrays.update((f"{slot}/{name}", array) for name, array in named.items())
@@ -39,7 +39,7 @@ class SavedState:
 
     def pieces(self, state: State, opt: Any) -> dict[str, list[Piece]]:
         """What this process writes of each."""
-        arrays = {"step": pieces_of(state["step"])}
+        arrays = {name: pieces_of(array) for name, array in _counters(state).items()}
         for slot in _slots(state):
             for key, leaf in self.step.layout.trained.items():
                 whole = pieces_of(state[slot][key])
@@ -50,6 +50,8 @@ class SavedState:
     def restored(self, arrays: Mapping[str, Whole], state: State, opt: Any) -> tuple[State, Any]:
         """State and own optimizer's state from ``arrays`` by name; ``state`` has the rest."""
         made: State = {"step": arrays["step"]}
+        if "scale" in state:
+            made["scale"] = {name: arrays[f"scale/{name}"] for name in state["scale"]}
         for slot in _slots(state):
             head = f"{slot}/"
             own = {n[len(head) :]: a for n, a in arrays.items() if n.startswith(head)}
@@ -77,4 +79,10 @@ def _as(array: Whole, known: Any) -> Any:
 
 def _slots(state: State) -> list[str]:
     """Parameters, and what the plan's optimizer keeps of each."""
-    return [slot for slot in state if slot not in ("step", "frozen")]
+    return [slot for slot in state if slot not in ("step", "frozen", "scale")]
+
+
+def _counters(state: State) -> dict[str, Any]:
+    """The number of the step and, in float16, the scale of the loss."""
+    scale = state.get("scale", {})
+    return {"step": state["step"], **{f"scale/{name}": array for name, array in scale.items()}}

@@ -21,6 +21,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from autopar.emit.jax.train import How, train_text
 from autopar.nouns import mesh as meshes
 from autopar.nouns.workload import Workload
+from autopar.runtime.jax import loss_scale
 from autopar.runtime.jax.gradients import own_part
 from autopar.runtime.jax.layout import Layout, Leaf
 from autopar.runtime.jax.optimizer import SLOTS
@@ -33,7 +34,8 @@ from autopar.runtime.program_module import run_program
 Array = Any
 Arrays = Mapping[str, Array]
 State = dict[str, Any]
-"""``params`` and one dict of arrays for each slot of the optimizer, and the number of ``step``s."""
+"""``params`` and one dict of arrays for each slot of the optimizer, and the number of ``step``s; in
+float16 the loss's ``scale``."""
 
 # XLA drops barriers on CPUs before it merges equal ops, so a layer outside of a loop would keep for
 # its backward pass what it is to gather or compute again; a barrier itself costs nothing there
@@ -65,7 +67,9 @@ class Step:
         self._train: Any = train or _train_of(self.layout, workload, hasattr(program, "OUTPUTS"))
         self.mesh: Mesh
         self.mesh, specs = self._train.hold(self.layout)
-        self.state_specs: dict[str, Any] = {"frozen": {}, **specs}
+        self.scales = self.layout.settings.precision == "float16"
+        scale = {"scale": loss_scale.SPECS} if self.scales else {}
+        self.state_specs: dict[str, Any] = {"frozen": {}, **specs, **scale}
         self.outputs = OutputKinds(getattr(program, "OUTPUTS", ()), self.layout.data_axes)
         more = self.outputs.specs
         reduced = self.layout.specs(cut=True)
@@ -109,7 +113,7 @@ class Step:
 
         def make() -> State:
             zeros = {k: jnp.zeros(p.shape, p.dtype) for k, p in params.items()}
-            return {n: jnp.zeros((), jnp.int32) if n == "step" else zeros for n in slots}
+            return {**dict.fromkeys(slots, zeros), **self.counters()}
 
         specs = placed(self.mesh, self.state_specs)
         frozen = put(self.layout.gather_frozen(constants), specs["frozen"])
@@ -128,11 +132,16 @@ class Step:
             params = dict(parameters())
             zeros = {k: jnp.zeros_like(p) for k, p in params.items()}
             slots = {slot: zeros for slot in SLOTS.get(self.workload.optimizer, ())}
-            return {"params": params, **slots, "step": jnp.zeros((), jnp.int32)}
+            return {"params": params, **slots, **self.counters()}
 
         specs = placed(self.mesh, self.state_specs)
         frozen = put(self.layout.gather_frozen(constants), specs.pop("frozen"))
         return {**jax.jit(make, out_shardings=specs)(), "frozen": frozen}
+
+    def counters(self) -> State:
+        """What a state has beside arrays of parameters, before the first step."""
+        scale = {"scale": loss_scale.initial()} if self.scales else {}
+        return {"step": jnp.zeros((), jnp.int32), **scale}
 
     def cut(
         self, batch: Mapping[str, Any], drawn: Arrays = MappingProxyType({})
@@ -177,7 +186,7 @@ class Step:
             key: jax.ShapeDtypeStruct(leaf.shape, leaf.parameter.dtype)
             for key, leaf in self.layout.frozen.items()
         }
-        state["step"] = jax.ShapeDtypeStruct((), jnp.int32)
+        state |= jax.eval_shape(self.counters)
         cut = {
             name: jax.ShapeDtypeStruct(self._cut_shape(name, batch[name]), batch[name].dtype)
             for name in self.program.BATCH
@@ -194,7 +203,7 @@ class Step:
 
     def _step(self, state: State, batch: Arrays) -> tuple[Any, ...]:
         loss, gradients, outputs = self._gradients(state, batch)
-        state, norm = self._train.update(self, state, gradients)
+        state, norm = self._update(state, gradients)
         return state, loss, norm.astype(loss.dtype), *((outputs,) if outputs else ())
 
     def _watched(self, state: State, batch: Arrays, given: Arrays) -> tuple[State, Array, Arrays]:
@@ -206,8 +215,14 @@ class Step:
         return loss, gradients, self.outputs.reduced(rest[0] if rest else ())
 
     def _update(self, state: State, gradients: Arrays) -> tuple[State, Array]:
-        state, norm = self._train.update(self, state, gradients)
-        return state, norm
+        after, norm = self._train.update(self, state, gradients)
+        if not self.scales:
+            return after, norm
+        axes = tuple(axis for axis, size in self.layout.mesh.items() if size > 1)
+        overflow = loss_scale.overflowed(gradients, axes)
+        state = loss_scale.settled(overflow, state, after)
+        state["scale"] = loss_scale.stepped(after["scale"], overflow)
+        return state, loss_scale.norm_of(overflow, norm, self.workload.clip_norm)
 
     def _evaluate(self, state: State, batch: Arrays) -> tuple[Array, Outputs]:
         def add(so_far: Array, microbatch: Arrays) -> tuple[Array, Outputs]:
@@ -243,9 +258,17 @@ class Step:
         if split.gradients and not split.parameters:
             own = {k: own_part(self.layout, k, p) for k, p in params.items()}
             whole = params
-        (loss, outputs), gradients = jax.value_and_grad(
-            lambda own: self._share({"frozen": frozen}, own, batch, whole), has_aux=True
-        )(own)
+        scale = state["scale"]["scale"] if self.scales else None
+
+        def share(own: Arrays) -> tuple[Array, tuple[Array, Outputs]]:
+            loss, outputs = self._share({"frozen": frozen}, own, batch, whole)
+            if scale is None:
+                return loss, (loss, outputs)
+            return loss.astype(scale.dtype) * scale, (loss, outputs)
+
+        (_, (loss, outputs)), gradients = jax.value_and_grad(share, has_aux=True)(own)
+        if scale is not None:
+            gradients = {k: (g / scale).astype(g.dtype) for k, g in gradients.items()}
         loss = loss.astype(jnp.promote_types(loss.dtype, jnp.float32))
         return (loss, dict(gradients), outputs) if self.outputs else (loss, dict(gradients))
 
@@ -309,7 +332,7 @@ class Step:
 
 def held(state: State) -> State:
     """What a forward and a backward pass read of a state, or of its specs."""
-    return {name: state[name] for name in ("params", "frozen", "step")}
+    return {n: state[n] for n in ("params", "frozen", "step", "scale") if n in state}
 
 
 def make_mesh(**sizes: int) -> Mesh:

@@ -16,7 +16,7 @@ from autopar.frontends.jax.draws import Draws
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.workload import Workload
 from autopar.runtime.checkpoint_folder import MANIFEST
-from autopar.runtime.jax import checkpoint
+from autopar.runtime.jax import checkpoint, loss_scale
 from autopar.runtime.jax.frozen import held_by, joined, without
 from autopar.runtime.jax.other_sizes import any_size, placed_batch
 from autopar.runtime.jax.outputs import Outputs, tree_of
@@ -58,8 +58,13 @@ class Trainer:
 
     @property
     def step_number(self) -> int:
-        """Steps taken so far."""
+        """Steps taken so far, in float16 without those whose gradients overflowed."""
         return int(self.state["step"])
+
+    @property
+    def loss_scale(self) -> float | None:
+        """By what the loss is multiplied in float16; None where it is not."""
+        return float(self.state["scale"]["scale"]) if self.compiled.scales else None
 
     def step(self, batch: Mapping[str, Any]) -> Any:
         """One step on a global batch; returns its loss, of a loss function with ``has_aux`` the
@@ -316,13 +321,20 @@ class Trainer:
     ) -> tuple[State, Any, Array]:
         """Clipped as the plan says, and stepped by the user's own optimizer; to be traced."""
         assert self.optimizer is not None
+        before, kept = state, opt
         norm, largest = jnp.zeros(()), self.workload.clip_norm
         if largest is not None:
             norm = norm_of(self._tree.tree(gradients))
             scale = jnp.minimum(1.0, largest / (norm + 1e-6))
             gradients = {k: g * scale.astype(g.dtype) for k, g in gradients.items()}
         params, opt = self.optimizer.updated(state["params"], opt, gradients, loss)
-        return {**state, "params": params, "step": state["step"] + 1}, opt, norm
+        state = {**state, "params": params, "step": state["step"] + 1}
+        if self.compiled.scales:
+            overflow = loss_scale.overflowed(gradients)
+            state, opt = loss_scale.settled(overflow, (before, kept), (state, opt))
+            state["scale"] = loss_scale.stepped(before["scale"], overflow)
+            norm = loss_scale.norm_of(overflow, norm, largest)
+        return state, opt, norm
 
     def _once(self, name: str, make: Any) -> Any:
         if name not in self._jitted:

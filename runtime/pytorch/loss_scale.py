@@ -16,9 +16,7 @@ import torch.distributed as dist
 
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.storage import Held
-
-FIRST = 65536.0
-EVERY = 2000
+from autopar.runtime.settings import FIRST_LOSS_SCALE, LOSS_SCALE_GROWS_EVERY
 
 
 @dataclass(slots=True)
@@ -26,8 +24,8 @@ class LossScale:
     """``scale`` now; it grows after ``every`` steps, 0: it stays as it is. ``taken``: steps since
     it changed."""
 
-    scale: float = FIRST
-    every: int = EVERY
+    scale: float = FIRST_LOSS_SCALE
+    every: int = LOSS_SCALE_GROWS_EVERY
     taken: int = 0
 
     def overflowed(self, held: Iterable[Held], ranks: Ranks) -> bool:

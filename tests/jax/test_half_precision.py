@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import autopar
 from autopar.nouns.workload import Workload
+from autopar.runtime.jax import loss_scale
 from autopar.runtime.jax.optimizer import SLOTS, optimizer_step
 from autopar.runtime.jax.step import Step
 from autopar.runtime.verify.collectives import differences
@@ -17,6 +21,7 @@ from autopar.runtime.verify.jax import verify as jax_verify
 from autopar.runtime.verify.verified import TOLERANCE, rounding_of
 from tests.jax import models
 from tests.jax.planned import made_of
+from tests.plans import cluster
 
 
 def _workload(**options: Any) -> Workload:
@@ -80,4 +85,65 @@ def test_parameters_in_bfloat16_train_and_are_verified() -> None:
     assert jax_verify.errors(own, right, "bfloat16", rounding).largest <= rounding
     assert own.weights["up"].dtype == jnp.bfloat16
     moved = jax_verify.issued_collectives(step, batches[0])
+    assert differences(program.priced(), moved) == []
+
+
+def test_the_scale_halves_doubles_and_begins_again() -> None:
+    """As that of PyTorch, whose numbers these are."""
+    given = {"scale": jnp.float32(65536.0), "taken": jnp.int32(1997)}
+    for overflow in (False, False, False, False, True, False):
+        given = loss_scale.stepped(given, jnp.array(overflow))
+    assert (float(given["scale"]), int(given["taken"])) == (65536.0, 1)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_step_that_overflows_is_left_out_everywhere_and_the_scale_is_saved(
+    tmp_path: Path, own: bool
+) -> None:
+    """Of one device's rows alone the gradients overflow."""
+    given = models.mlp()
+    start = models.concrete(given.params, "float32", seed=1)
+    batch = {name: np.array(a) for name, a in models.concrete(given.batch, "float32").items()}
+    fix = {"dp_shard": 2, "tp": 2, "zero": 2 if own else 1}
+    more: dict[str, Any] = {"params": start, **({"optimizer": optax.adam(1e-3)} if own else {})}
+    plan = autopar.plan(
+        given.loss, batch, cluster(4), fix, tmp_path / "plan", precision="float16", clip_norm=1.0,
+        **more,
+    )  # fmt: skip
+    trainer: Any = autopar.load(plan, model=given.loss, **more)
+
+    def held() -> Any:
+        return jax.tree.map(np.asarray, (trainer.params, trainer.opt_state, trainer.step_number))
+
+    before = held()
+    assert trainer.loss_scale == 65536.0
+    odd = {**batch, "x": batch["x"].copy()}
+    odd["x"][0, 0] = 6e4
+    trainer.step(odd)
+    assert trainer.loss_scale == 32768.0
+    assert np.isinf(trainer.gradient_norm)
+    assert jax.tree.all(jax.tree.map(np.array_equal, held(), before))
+    exact = jax.value_and_grad(given.loss)(start, batch)
+    loss, gradients = trainer.value_and_grad(batch)
+    assert float(loss) == pytest.approx(float(exact[0]), rel=1e-2)
+    for ours, theirs in zip(*map(jax.tree.leaves, (gradients, exact[1])), strict=True):
+        assert np.linalg.norm(ours - theirs) < 2e-2 * np.linalg.norm(theirs)
+    trainer.step(batch)
+    assert (trainer.step_number, trainer.loss_scale) == (1, 32768.0)
+    assert not jax.tree.all(jax.tree.map(np.array_equal, held(), before))
+    trainer.save(tmp_path / "saved")
+    other: Any = autopar.load(plan, model=given.loss, **more)
+    other.load(tmp_path / "saved")
+    assert (other.loss_scale, int(other.state["scale"]["taken"])) == (32768.0, 1)
+
+
+def test_float16_is_verified_and_its_collectives_are_priced() -> None:
+    program = made_of(
+        "mlp", models.mlp(), {"dp_shard": "2", "tp": "2", "zero": "2"}, precision="float16"
+    )
+    errors, _ = program.exact()
+    assert errors.largest <= TOLERANCE
+    step = Step(program.program(), program.workload)
+    moved = jax_verify.issued_collectives(step, dict(program.workload.batch(0)))
+    assert [row.axis for row in moved if row.size_bytes == 4].count("dp_replicate+dp_shard+tp") == 1
     assert differences(program.priced(), moved) == []

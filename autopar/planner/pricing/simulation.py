@@ -321,10 +321,9 @@ def sums_s(summary: Summary, state: StateSharding, cluster: Cluster, pp: int = 1
     mesh = Mesh(("pp", *state.mesh.axes), (pp, *state.mesh.sizes))
     cutting = summary.cutting | ({"dp_shard"} if state.fsdp else set())
     wide = any("float64" in unit.trained for unit, _ in summary.owners())
-    scales = state.precision == "float16" and summary.xla is None  # PyTorch's loss is scaled
     seconds = {
         entry.what: _time_s(entry, mesh, cluster)
-        for entry in sums(mesh, cutting, state.clips, wide, scales)
+        for entry in sums(mesh, cutting, state.clips, wide, state.precision == "float16")
     }
     late = seconds.get("gradient norm", 0.0) + seconds.get("overflow", 0.0)
     return Sums(late, seconds.get("loss", 0.0))

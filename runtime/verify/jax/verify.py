@@ -151,6 +151,8 @@ def run(
     record = Record()
     layout = step.layout
     state = step.initial(lambda: layout.gather_names(parameters), parameters)
+    if step.scales:  # what is compared is the gradient, and not what a scale makes of it
+        state["scale"] = {**state["scale"], "scale": jnp.ones_like(state["scale"]["scale"])}
     for batch, given in zip(batches, right.gradients, strict=True):
         arrays = layout.gather_names(given)
         arrays = {key: a.astype(state["params"][key].dtype) for key, a in arrays.items()}
@@ -290,7 +292,7 @@ def compiled(step: Step, function: Any, batch: Mapping[str, Any], wide: bool = F
         )
         for key, leaf in step.layout.frozen.items()
     }
-    state["step"] = jax.ShapeDtypeStruct((), jnp.int32)
+    state |= jax.eval_shape(step.counters)
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), cut)
     gradients = (params,) if function is step.watched else ()
     lowered = function.lower(state, shapes, *gradients)
