@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ def device_from_figures(name: str, figures: dict[str, Any]) -> Device:
         short_dtype(dtype): parse_quantity(flops, "flops_per_s")
         for dtype, flops in figures["peak"].items()
     }
-    return Device(
+    made = Device(
         name=name,
         kind=figures["kind"],
         memory_bytes=round(parse_quantity(figures["memory"], "size_bytes")),
@@ -63,6 +64,14 @@ def device_from_figures(name: str, figures: dict[str, Any]) -> Device:
         family=figures.get("family", ""),
         power_w=float(figures.get("power_w", 0.0)),
         source=figures["source"],
+    )
+    host = figures.get("host")
+    if host is None:
+        return made
+    return replace(
+        made,
+        host_bandwidth_bytes_per_s=parse_quantity(host["bandwidth"], "bandwidth_bytes_per_s"),
+        host_memory_bytes=round(parse_quantity(host["memory"], "size_bytes")),
     )
 
 

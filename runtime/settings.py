@@ -9,6 +9,7 @@ from types import CodeType, MappingProxyType
 
 from autopar.nouns.errors import UserError
 from autopar.nouns.mesh import Mesh
+from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload, training
 from autopar.nouns.zero import ZERO, ZERO_LEVELS, Zero
@@ -34,6 +35,7 @@ class Settings:
     recompute:    ``none``, ``compute`` or ``full``; the program's forward does it.
     units:        module path patterns (``*`` matches one path component) whose parameters are
                   gathered and reduced together; the rest of the model is one more unit.
+    offload:      ``none``, or ``optimizer``: its state is in host memory between steps.
     whole_inputs: batch entries that every microbatch and rank gets uncut.
     """
 
@@ -43,6 +45,12 @@ class Settings:
     recompute: str = "none"
     units: tuple[str, ...] = ()
     whole_inputs: tuple[str, ...] = ()
+    offload: str = "none"
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the optimizer's state is in host memory."""
+        return self.offload == "optimizer"
 
     @property
     def split(self) -> Zero:
@@ -52,6 +60,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.zero not in ZERO_LEVELS:
             raise ProgramError(f"zero={self.zero}: state sharding is 0, 1, 2 or 3")
+        if self.offload not in OFFLOAD:
+            raise ProgramError(f"offload={self.offload!r}: choose {' or '.join(OFFLOAD)}")
         if self.microbatches < 1:
             raise ProgramError(f"microbatches={self.microbatches}: at least 1 is needed")
         if self.precision not in ("float64", "float32", "bfloat16", "float16"):
@@ -72,6 +82,7 @@ def check_settings(plan: Plan, mesh: Mapping[str, int], settings: Settings) -> N
         "microbatches": str(plan.microbatches),
         "precision": plan.precision,
         "recompute": plan.each("recompute"),
+        "offload": plan.each("offload"),
     }
     for name, there in decided.items():
         if there != str(getattr(settings, name)):

@@ -213,7 +213,7 @@ def explanation(
     Raises `PlanFolderError`.
     """
     from autopar.report.alternatives import alternatives
-    from autopar.report.explain import explain, explain_object, explained, state_moved
+    from autopar.report.explain import explain, explain_object, explained, state_moved, streamed
     from autopar.report.revisit import open_folder
 
     again = open_folder(folder)
@@ -241,7 +241,9 @@ def explanation(
         ).items()
     }
     step_time_s = again.plan.prediction.step_time_s
-    state = () if what else state_moved(again.lowered, plan_folder.read_collectives(folder))
+    moved = state_moved(again.lowered, plan_folder.read_collectives(folder))
+    moved += streamed(again.plan.prediction.memory_bytes)
+    state = () if what else moved
     forbidden = again.forbidden
     ranks = again.plan.degrees["pp"]
     shown_parts = explain(rows, closest, step_time_s, state, forbidden, ranks)

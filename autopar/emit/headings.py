@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from autopar.nouns.mesh import DATA_AXES
+from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan
 
 
@@ -33,6 +34,11 @@ _SPLIT = (
 )
 
 
+def _where(plan: Plan) -> str:
+    """Where the optimizer's state is, if it is not on the device."""
+    return "" if plan.each("offload") == OFFLOAD[0] else "; its state in host memory"
+
+
 def count_of(count: int, noun: str, plural: str = "s") -> str:
     return f"{count} {noun}{plural if count != 1 else ''}"
 
@@ -55,7 +61,7 @@ def train_heading(plan: Plan, samples: int, command: str, ranks: str, again: str
         "",
         f"Batch:     {batch}.",
         f"State:     {state_held(plan, ranks)}.",
-        f"Optimizer: {plan.optimizer}, its numbers in the workload's file.",
+        f"Optimizer: {plan.optimizer}, its numbers in the workload's file{_where(plan)}.",
         f"Recompute: {recompute}{'' if recompute == 'none' else f', {again}'}.",
         f"Precision: {plan.precision}.",
         "",

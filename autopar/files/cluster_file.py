@@ -18,6 +18,11 @@ divides their count; those at the end of the file go on from there:
 
 Where they span a whole group, the next level may join groups of other sizes.
 
+The link from a device to the memory of its host, and its share of that memory, are the catalogue's
+unless a group says otherwise; without them nothing is offloaded:
+
+      - {device: H100, count: 256, host: {bandwidth: 64 GB/s, memory: 256 GB}}
+
 Bandwidths are one direction, per port; `ports` (default: one per device) is how many of them attach
 one domain of the level below. Everything that pydantic checks stays in this file.
 """
@@ -75,6 +80,11 @@ MOST_DEVICES = 10_000_000
 """Beyond any cluster there is; the degrees of more would take long to list."""
 
 
+class _HostText(_Strict):
+    bandwidth: str
+    memory: str
+
+
 class _DeviceText(_Strict):
     kind: Literal["gpu", "tpu", "cpu"]
     memory: str
@@ -84,6 +94,7 @@ class _DeviceText(_Strict):
     family: str = ""
     power_w: float = Field(default=0.0, ge=0.0)
     source: str = "cluster file"
+    host: _HostText | None = None
 
 
 class _LevelText(_Strict):
@@ -105,6 +116,7 @@ class _GroupText(_Strict):
     device: str
     count: int = Field(gt=0, le=MOST_DEVICES)
     levels: list[_LevelText] = []
+    host: _HostText | None = None
 
 
 class _ClusterText(_Strict):
@@ -152,7 +164,7 @@ def cluster_from_text(text: str, default_name: str = "cluster") -> Cluster:
     if not any((parsed.levels, *(group.levels for group in parsed.groups), parsed.groups[1:])):
         raise ClusterFileError("levels: missing; give at least 1 (see examples/clusters/)")
     groups = tuple(
-        DeviceGroup(_device(group.device, parsed.devices, f"groups[{i}]"), group.count)
+        DeviceGroup(_device(group, parsed.devices, f"groups[{i}]"), group.count)
         for i, group in enumerate(parsed.groups)
     )
     if any(group.levels for group in parsed.groups):
@@ -204,14 +216,32 @@ def _views(parsed: _ClusterText, groups: Sequence[DeviceGroup]) -> Iterator[tupl
         yield (*own, *_levels(parsed.levels, total, "levels", widest))
 
 
-def _device(name: str, own: dict[str, _DeviceText], where: str) -> Device:
+def _device(group: _GroupText, own: dict[str, _DeviceText], where: str) -> Device:
+    device = _named_device(group.device, own, where)
+    return device if group.host is None else _with_host(device, group.host, f"{where}.host")
+
+
+def _with_host(device: Device, host: _HostText, where: str) -> Device:
+    """Raises `ClusterFileError` for a CPU, which is a host."""
+    if device.kind == "cpu":
+        raise ClusterFileError(
+            f"{where}: {device.name} is a core of the host itself; leave host out, or describe a "
+            "GPU under `devices:`"
+        )
+    bandwidth = _figure(host.bandwidth, "bandwidth", f"{where}.bandwidth")
+    memory = round(_figure(host.memory, "memory", f"{where}.memory"))
+    return replace(device, host_bandwidth_bytes_per_s=bandwidth, host_memory_bytes=memory)
+
+
+def _named_device(name: str, own: dict[str, _DeviceText], where: str) -> Device:
     if name in own:
         figures = own[name].model_dump()
         for key in ("memory", "memory_bandwidth", "launch"):
             _figure(figures[key], key, f"devices.{name}.{key}")
         for dtype, flops in figures["peak"].items():
             _figure(flops, "peak", f"devices.{name}.peak.{dtype}")
-        return device_from_figures(name, figures)
+        device, host = device_from_figures(name, figures | {"host": None}), own[name].host
+        return device if host is None else _with_host(device, host, f"devices.{name}.host")
     try:
         return find_device(name, own)
     except UnknownDevice as error:

@@ -18,6 +18,7 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import AXES, Mesh
+from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.optimizer import OPTIMIZERS, is_own
 from autopar.nouns.plan import FORMAT, RECOMPUTE, Plan, key
 from autopar.nouns.style import STYLES
@@ -73,6 +74,7 @@ def check_values(plan: Plan) -> None:
     for i, stage in enumerate(plan.stages):
         _one_of(f"stages[{i}].zero", stage.zero, ZERO_LEVELS)
         _one_of(f"stages[{i}].recompute", stage.recompute, RECOMPUTE)
+        _one_of(f"stages[{i}].offload", stage.offload, OFFLOAD)
         _one_of(f"stages[{i}].spread", stage.spread, tuple(range(len(plan.spreads))))
         if stage.device < 0:
             raise _bad(f"stages[{i}].device", stage.device, "the number of a device")

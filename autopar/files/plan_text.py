@@ -22,12 +22,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
 from autopar.files.plan_checks import from_json
-from autopar.nouns.plan import Plan
+from autopar.nouns.plan import Plan, as_data
 from autopar.nouns.text.lines import INDENT, Cursor, Line, TextError, name, tree, value
 
 RECORDS: Mapping[str, str] = MappingProxyType({"stage": "stages", "runner_up": "runners_up"})
@@ -45,7 +44,7 @@ def to_text(plan: Plan) -> str:
 
 
 def _lines(plan: Plan) -> Iterator[str]:
-    data = asdict(plan)
+    data = as_data(plan)
     for key, given in data.items():
         if key not in (*RECORDS.values(), *WHOLE, "spreads"):
             yield f"{key} {value(given)}"

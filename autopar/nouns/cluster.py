@@ -104,6 +104,10 @@ class Device:
     behind the mean, measured; 0: not known."""
     heap_share: float = 0.0
     """What a process's heap grows by past what lives in it, as a share, measured; 0: not known."""
+    host_bandwidth_bytes_per_s: float = 0.0
+    """Of the link to the memory of its host, one direction; 0: not known."""
+    host_memory_bytes: int = 0
+    """Of the host, its share of it where several devices have one; 0: not known."""
     fitted: tuple[tuple[str, float], ...] = ()
     """(forward, backward or optimizer; what training runs took over what had been predicted)."""
 
@@ -233,6 +237,9 @@ class Cluster:
         for group in (*data["groups"], *data["idle"]):
             if not group["levels"]:
                 del group["levels"]
+            for figure in ("host_bandwidth_bytes_per_s", "host_memory_bytes"):
+                if not group["device"][figure]:
+                    del group["device"][figure]
         if not self.idle:
             del data["idle"]
         return json.dumps(data, sort_keys=True)
@@ -266,6 +273,8 @@ def slowest_device(devices: Sequence[Device]) -> Device:
         memory_bytes=min(d.memory_bytes for d in devices),
         memory_bandwidth_bytes_per_s=min(d.memory_bandwidth_bytes_per_s for d in devices),
         launch_overhead_s=max(d.launch_overhead_s for d in devices),
+        host_bandwidth_bytes_per_s=min(d.host_bandwidth_bytes_per_s for d in devices),
+        host_memory_bytes=min(d.host_memory_bytes for d in devices),
         peak_flops_per_s=peaks,
     )
 

@@ -13,8 +13,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from autopar.nouns.mesh import Mesh
+from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.style import Style
 
 FORMAT = 5
@@ -58,6 +60,7 @@ class Stage:
     zero:      what ``dp_shard`` splits, see `autopar.nouns.zero`.
     recompute: ``none``; ``full``: each block's forward runs again in backward; ``compute``: so it
                does, but what its collectives gave is kept.
+    offload:   ``none``; ``optimizer``: its state is in host memory, see `autopar.nouns.offload`.
     """
 
     first: str = ""
@@ -65,6 +68,7 @@ class Stage:
     spread: int = 0
     zero: int = 0
     recompute: str = "none"
+    offload: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,10 @@ class Fingerprints:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Predicted peak on the fullest device, bytes. ``limit`` is what that device offers."""
+    """Predicted peak on the fullest device, bytes. ``limit`` is what that device offers.
+
+    host: what is offloaded into the memory of its host; ``host_limit``: what that offers to it.
+    """
 
     total: int
     parameters: int
@@ -95,11 +102,17 @@ class Memory:
     activations: int
     buffers: int
     limit: int
+    host: int = 0
+    host_limit: int = 0
 
     @property
     def filled(self) -> float:
-        """Share of the limit."""
-        return self.total / self.limit
+        """Share of the limit, or of the host's where that is fuller."""
+        return max(self.total / self.limit, self.host / self.host_limit if self.host else 0.0)
+
+    @property
+    def fits(self) -> bool:
+        return self.total <= self.limit and self.host <= self.host_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +157,7 @@ class RunnerUp:
     step_time_s: float
     memory_bytes: int
     reason: str
+    offload: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +223,7 @@ class Plan:
         return Mesh(("pp", *mesh.axes), (len(self.groups), *mesh.sizes)).trimmed()
 
     def each(self, choice: str) -> str:
-        """``zero`` or ``recompute`` of the stages as text: one value where all agree."""
+        """``zero``, ``recompute`` or ``offload`` of the stages: one value where all agree."""
         values = [str(getattr(stage, choice)) for stage in self.stages]
         return values[0] if len(set(values)) == 1 else ", ".join(values)
 
@@ -218,9 +232,21 @@ class Plan:
         return hashlib.sha256(to_json(self).encode()).hexdigest()[:16]
 
 
+def as_data(plan: Plan) -> dict[str, Any]:
+    """The plan as plain values. What only plans that offload have is left out of others."""
+    data = dataclasses.asdict(plan)
+    for record in (*data["stages"], *data["runners_up"]):
+        if record["offload"] == OFFLOAD[0]:
+            del record["offload"]
+    memory = data["prediction"]["memory_bytes"]
+    if not memory["host"]:
+        del memory["host"], memory["host_limit"]
+    return data
+
+
 def to_json(plan: Plan) -> str:
     """``plan.json``: sorted, indented, byte for byte the same for equal plans."""
-    data = dataclasses.asdict(plan)
+    data = as_data(plan)
     for spread, raw in zip(plan.spreads, data["spreads"], strict=True):
         raw["mesh"] = str(spread.mesh)
     return json.dumps(data, indent=1, sort_keys=True) + "\n"

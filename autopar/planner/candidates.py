@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from autopar.nouns.mesh import Mesh
+from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import RECOMPUTE
 from autopar.nouns.zero import ZERO_LEVELS
 from autopar.planner.fixed import Fixed, FixError, alternatives, divisors
@@ -92,19 +93,22 @@ def _does_not_divide(devices: int, batch: int, fixed: Fixed, ranks: list[int]) -
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the data ranks keep model state, and whether blocks run forward twice."""
+    """How the data ranks keep model state, and whether blocks run forward twice; ``offload`` as
+    `Stage.offload`."""
 
     dp_replicate: int
     dp_shard: int
     zero: int
     recompute: str
+    offload: str = "none"
 
     def mesh(self, tp: int) -> Mesh:
         return Mesh(("dp_replicate", "dp_shard", "tp"), (self.dp_replicate, self.dp_shard, tp))
 
 
 def layouts(data: int, fixed: Fixed) -> Iterator[Layout]:
-    """Every state sharding of ``data`` ranks, the least sharded first."""
+    """Every state sharding of ``data`` ranks, the least sharded first; nothing is offloaded where
+    that is not pinned: what does not fit then is tried so (`offloaded`)."""
     for recompute in RECOMPUTE if fixed.recompute is None else (fixed.recompute,):
         for shard in divisors(data):
             replicate = data // shard
@@ -112,4 +116,9 @@ def layouts(data: int, fixed: Fixed) -> Iterator[Layout]:
                 continue
             for zero in (0,) if shard == 1 else ZERO_LEVELS[1:]:
                 if fixed.zero in (None, zero):
-                    yield Layout(replicate, shard, zero, recompute)
+                    yield Layout(replicate, shard, zero, recompute, fixed.offload or OFFLOAD[0])
+
+
+def offloaded(layout: Layout) -> Layout:
+    """The same with the optimizer's state in host memory."""
+    return replace(layout, offload="optimizer")

@@ -90,10 +90,13 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """All of a model as one stage under a layout: bytes of its state."""
+    """All of a model as one stage under a layout: bytes of its state; seconds that offloading some
+    of it takes at least."""
 
+    layout: Layout
     state: StateSharding
     state_bytes: int
+    streamed_s: float
 
 
 @dataclass(slots=True)
@@ -108,8 +111,8 @@ class Model:
     cuts: CutModel
     whole: dict[str, StageTime]
     alone: dict[str, PipelinePrices]
-    layouts: dict[tuple[int, str], list[Whole]] = field(default_factory=dict)
-    """All of the model under each layout of state, by data ranks and recomputation."""
+    layouts: dict[Layout, Whole] = field(default_factory=dict)
+    """All of the model under each layout of state."""
     _plain: dict[tuple[str, Cluster], Table] = field(default_factory=dict)
     _pass_s: dict[tuple[StateSharding, str], float] = field(default_factory=dict)
     _paces: dict[tuple[str, tuple[Cluster, ...]], tuple[dict[Cluster, float], float]] = field(
@@ -395,7 +398,7 @@ class CoreTrials:
         fitting = [trial for trial in options if trial.filled <= 1]
         for trial in sorted(fitting, key=lambda trial: trial.step_s)[:2]:
             answer = self.answer(layout, trial)
-            if answer.memory.total <= answer.memory.limit:
+            if answer.memory.fits:
                 yield answer
                 return
 
@@ -432,6 +435,7 @@ def piped(
             device=schedule.ranks[stage] * each,
             zero=layout.zero,
             recompute=prices.at(stage).recompute,
+            offload=layout.offload,
         )
         for stage in schedule.routes[0]
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autopar.nouns.errors import UserError, did_you_mean
+from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import RECOMPUTE
 from autopar.nouns.zero import ZERO_LEVELS
 from autopar.pipeline.actions import Lists
@@ -23,7 +24,7 @@ from autopar.pipeline.written import read_schedule
 DEGREES = ("dp_replicate", "dp_shard", "tp")
 LATER = ("cp", "ep")
 """Counts that no backend emits above 1; the transformer family prices them."""
-CHOICES = (*DEGREES, "pp", "schedule", "interleave", "zero", "microbatch", "recompute")
+CHOICES = (*DEGREES, "pp", "schedule", "interleave", "zero", "microbatch", "recompute", "offload")
 FIXABLE = (*CHOICES, *LATER, "sequence_parallel")
 DIGITS = 12
 """More of them are a slip of the finger; Python would take up to thousands."""
@@ -64,6 +65,7 @@ class Fixed:
     zero: int | None = None
     microbatch: int | None = None
     recompute: str | None = None
+    offload: str | None = None
     pp: int | None = None
     schedule: str | None = None
     interleave: int | None = None
@@ -89,6 +91,8 @@ class Fixed:
                 )
             if name == "recompute":
                 _one_of(name, text, RECOMPUTE)
+            elif name == "offload":
+                _one_of(name, text, OFFLOAD, " (what is in host memory between steps)")
             elif name == "schedule":
                 if not is_file(text):
                     _one_of(name, text, ("none", *SCHEDULES, "found"), ", or a file of actions")
@@ -134,7 +138,11 @@ class Fixed:
                 )
         schedule = None if named == "none" else named
         fixed = Fixed(
-            recompute=pairs.get("recompute"), schedule=schedule, actions=actions, **numbers
+            recompute=pairs.get("recompute"),
+            offload=pairs.get("offload"),
+            schedule=schedule,
+            actions=actions,
+            **numbers,
         )
         return fixed._check(devices // pp)
 

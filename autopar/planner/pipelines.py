@@ -27,11 +27,12 @@ from autopar.nouns.plan import RECOMPUTE
 from autopar.pipeline.actions import Lists, ScheduleError
 from autopar.pipeline.schedules.table import SCHEDULES, kind_of, schedule
 from autopar.pipeline.written import written
-from autopar.planner.candidates import Candidate, Layout, candidates, layouts
+from autopar.planner.candidates import Candidate, Layout, candidates, layouts, offloaded
 from autopar.planner.cores import BY_RANK, Core, CoreTrials, Model, Pace, Shape, Whole, piped
 from autopar.planner.fixed import FixError, splits
 from autopar.planner.found import FOUND, NAMED, VEE, found_order, limits
 from autopar.planner.pricing.memory import overhead, stage_bytes
+from autopar.planner.pricing.offload import streamed_slope
 from autopar.planner.pricing.pipeline import CutModel, PipelinePrices, recompute_of
 from autopar.planner.pricing.prices import Prices
 from autopar.planner.pricing.repricing import objective
@@ -56,6 +57,8 @@ SPARE = 1.05
 """Of its memory, what a rank may need in a cut into equal parts for the core to be tried."""
 TIGHTEST = 12
 """Pipelines that are priced in full where nothing fits."""
+NEAR = 0.8
+"""Of its memory, what a rank must need in a cut into equal parts for state to be offloaded."""
 FILLED = 0.9
 """Of its memory, what a plan must take for it to bind."""
 RELIEF = 0.1
@@ -276,33 +279,50 @@ class Pipelines:
         """
         question, shape = self.question, core.shape
         m, pp = shape.candidate.microbatches, shape.pp
-        life = model.solved.summary.lives[core.recompute]
         views = shape.views(question.cluster)
+        shares = [*self._shares(core, model)]
+        needed = min((size for _, size in shares), default=float("inf"))
+        room = SPARE * self._room(shape)
+        fitting = [whole for whole, size in shares if size <= room]
+        if not fitting:
+            return needed, float("inf")
+        pass_s = model.least_pass_s(fitting, core.recompute, question.cluster)
+        late_s = min(whole.streamed_s for whole in fitting) / pp
+        return needed, m * pass_s / model.pace(views, core.levels[0]).ranks + late_s
+
+    def _room(self, shape: Shape) -> float:
+        """Memory of a rank, in the mean."""
+        views = shape.views(self.question.cluster)
+        return sum(view.device.memory_bytes for view in views) / shape.pp
+
+    def _shares(self, core: Core, model: Model) -> Iterator[tuple[Whole, float]]:
+        """All of the model under each layout of state, with bytes of the first rank where every
+        rank has as much of it. Behind a layout that comes near to what a rank has stands the same
+        with the optimizer's state offloaded."""
+        question, shape = self.question, core.shape
+        m, pp, recompute = shape.candidate.microbatches, shape.pp, core.levels[0]
+        life = model.solved.summary.lives[recompute]
         share, process = overhead(model.solved.summary.packages, question.cluster.device)
         saved = min(m, pp) * life.saved / pp + life.peak - life.saved
-        wholes = self._wholes(core, model)
-        needed = [(1 + share) * (whole.state_bytes / pp + saved) + process for whole in wholes]
-        room = SPARE * sum(view.device.memory_bytes for view in views) / pp
-        fitting = [whole for whole, size in zip(wholes, needed, strict=True) if size <= room]
-        if not fitting:
-            return min(needed, default=float("inf")), float("inf")
-        pass_s = model.least_pass_s(fitting, core.recompute, question.cluster)
-        return min(needed), m * pass_s / model.pace(views, core.levels[0]).ranks
+        for layout in layouts(shape.candidate.data, question.fixed):
+            if layout.recompute != recompute:
+                continue
+            for one in (layout, offloaded(layout)) if question.offloads else (layout,):
+                whole = self._whole(one, shape.candidate, model)
+                needed = (1 + share) * (whole.state_bytes / pp + saved) + process
+                yield whole, needed
+                if needed <= NEAR * self._room(shape):
+                    break
 
-    def _wholes(self, core: Core, model: Model) -> list[Whole]:
-        """All of the model under each layout of state."""
-        question, candidate = self.question, core.shape.candidate
-        key = candidate.data, core.recompute
-        if key not in model.layouts:
-            summary = model.solved.summary
-            model.layouts[key] = []
-            for layout in layouts(candidate.data, question.fixed):
-                if layout.recompute == core.recompute:
-                    state = state_of(question, layout, candidate)
-                    held = stage_bytes(summary, state, layout.recompute)
-                    size = held.parameters + held.gradients + held.optimizer
-                    model.layouts[key].append(Whole(state, size))
-        return model.layouts[key]
+    def _whole(self, layout: Layout, candidate: Candidate, model: Model) -> Whole:
+        if layout not in model.layouts:
+            state = state_of(self.question, layout, candidate)
+            held = stage_bytes(model.solved.summary, state, layout.recompute)
+            size = held.parameters + held.gradients + held.optimizer
+            devices = [group.device for group in self.question.cluster.groups]
+            late_s = held.host and held.host * min(map(streamed_slope, devices))
+            model.layouts[layout] = Whole(layout, state, size, late_s)
+        return model.layouts[layout]
 
     @property
     def _best_s(self) -> float:
@@ -425,8 +445,8 @@ class Pipelines:
         order = self._order(core, model)
         if order is None:
             return
-        data, fixed = shape.candidate.data, self.question.fixed
-        listed = [one for one in layouts(data, fixed) if one.recompute == core.levels[0]]
+        fixed = self.question.fixed
+        listed = [whole.layout for whole, _ in self._shares(core, model)]
         if not listed:
             return
         made = CoreTrials(self.question, core, model, order, listed)

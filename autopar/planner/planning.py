@@ -18,13 +18,16 @@ from autopar.lowering.spread import Lowered
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
+from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Fingerprints, Plan, Prediction, Stage
 from autopar.nouns.style import Style, style_of
 from autopar.nouns.workload import Workload, training
+from autopar.planner.candidates import Layout
 from autopar.planner.fewer import Fewer, fewer
-from autopar.planner.fixed import Fixed
+from autopar.planner.fixed import Fixed, FixError
 from autopar.planner.pricing.bands import memory_band, time_band
 from autopar.planner.pricing.bounds import prediction_bounds
+from autopar.planner.pricing.offload import obstacle as offload_obstacle
 from autopar.planner.pricing.utilization import cluster_peak_s
 from autopar.planner.question import Answer, Outcome, Question
 from autopar.planner.remedies import search_or_advise
@@ -202,6 +205,7 @@ def plan_captured(
             f"--fix pp={fixed.pp}: JAX programs have one stage so far; leave pp out, or price the "
             "layout without a program by `autopar estimate --arch`"
         )
+    _check_offload(fixed, workload, cluster)
     if obstacle is not None:
         _check_one_rank(fixed, obstacle, captured.samples, cluster.device_count)
     question = Question(
@@ -242,9 +246,17 @@ def check_style(framework: str, asked: Style | None) -> None:
         )
 
 
+def _check_offload(fixed: Fixed, workload: Workload, cluster: Cluster) -> None:
+    """Raises `FixError` where what is pinned to be offloaded cannot be."""
+    if fixed.offload not in (None, OFFLOAD[0]):
+        against = offload_obstacle(cluster, workload.optimizer, workload.framework)
+        if against:
+            raise FixError(f"--fix offload={fixed.offload}: {against}; leave offload out")
+
+
 def _check_one_rank(fixed: Fixed, obstacle: BatchMixed, samples: int, devices: int) -> None:
     """Raises ``obstacle`` where pins ask for more than one data rank with the whole batch."""
-    whole = Fixed(1, 1, devices, 0, samples, fixed.recompute).pinned()
+    whole = Fixed(1, 1, devices, 0, samples, fixed.recompute, fixed.offload).pinned()
     if any(whole[name] != value for name, value in fixed.pinned().items()):
         raise obstacle
 
@@ -263,7 +275,7 @@ def _plan(
         workload=workload_ref,
         framework=workload.framework,
         spreads=(best.spread,),
-        stages=best.stages or (Stage(zero=best.layout.zero, recompute=best.layout.recompute),),
+        stages=best.stages or (_only_stage(best.layout),),
         microbatches=best.candidate.microbatches,
         style=style,
         precision=workload.precision,
@@ -283,6 +295,10 @@ def _plan(
         searcher=best.solution.found_by,
         clip_norm=None if workload.clip_norm is None else float(workload.clip_norm),
     )
+
+
+def _only_stage(layout: Layout) -> Stage:
+    return Stage(zero=layout.zero, recompute=layout.recompute, offload=layout.offload)
 
 
 def _profile_name(cluster: Cluster) -> str:

@@ -12,6 +12,7 @@ from autopar.nouns.plan import Memory, RunnerUp, Spread, Stage
 from autopar.nouns.problem import Solution
 from autopar.planner.candidates import Candidate, Layout
 from autopar.planner.fixed import Fixed
+from autopar.planner.pricing.offload import obstacle as offload_obstacle
 from autopar.planner.pricing.simulation import StepTime
 from autopar.rules.fusion import ALONE, Fusion
 
@@ -42,6 +43,12 @@ class Question:
     framework: str = "torch"
     clips: bool = False
     """Whether gradients are clipped by the norm of the whole."""
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the search may put the optimizer's state into host memory where it is short."""
+        free = self.fixed.offload is None
+        return free and not offload_obstacle(self.cluster, self.optimizer, self.framework)
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,5 +152,7 @@ def _least_state(question: Question, devices: int) -> int:
         numel, dtype = tensor.numel, tensor.dtype
         total += state.parameter_bytes(numel, dtype)
         if tensor.differentiable:
-            total += state.gradient_bytes(numel, dtype) + state.optimizer_bytes(numel, dtype)
+            total += state.gradient_bytes(numel, dtype)
+            if not question.offloads:
+                total += state.optimizer_bytes(numel, dtype)
     return total

@@ -9,16 +9,17 @@ and the winner once more at the exposed share of traffic that its simulation sho
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.text.cluster import devices_text
-from autopar.planner.candidates import Candidate, Layout, candidates, layouts
+from autopar.planner.candidates import Candidate, Layout, candidates, layouts, offloaded
 from autopar.planner.fixed import FixError, divisors
 from autopar.planner.pipelines import Pipelines
-from autopar.planner.pricing.memory import step_memory
+from autopar.planner.pricing.memory import overhead, step_memory
+from autopar.planner.pricing.offload import streamed_s
 from autopar.planner.pricing.simulation import simulate
 from autopar.planner.pricing.utilization import cluster_peak_s
 from autopar.planner.problem.solving import Solver
@@ -247,24 +248,57 @@ def _try_layouts(question: Question, solved: Solved, standings: Standings, solve
     ]
     for answer in answers:
         standings.offer(answer)
-    if any(_fits(answer) for answer in answers):
-        return _fits(min(answers, key=order))
+    fit = any(answer.memory.fits for answer in answers)
+    if fit and min(answers, key=order).memory.fits:
+        return True
+    fit = fit or _squeezed(question, solved, answers, standings, solver)
+    if question.offloads:
+        relieved = _offloaded(question, solved, answers, standings)
+        if not (fit or any(answer.memory.fits for answer in relieved)):
+            _squeezed(question, solved, relieved, standings, solver)
+    return False
+
+
+def _squeezed(
+    question: Question,
+    solved: Solved,
+    answers: Sequence[Answer],
+    standings: Standings,
+    solver: Solver,
+) -> bool:
+    """Offers the tightest of ``answers`` squeezed; whether that fits."""
     for tightest in sorted(answers, key=lambda a: a.memory.total)[:1]:
         squeezed = _squeeze(question, solved, tightest, solver)
         if squeezed is not None:
             standings.offer(squeezed)
+            return True
     return False
 
 
-def _fits(answer: Answer) -> bool:
-    return answer.memory.total <= answer.memory.limit
+def _offloaded(
+    question: Question, solved: Solved, answers: Sequence[Answer], standings: Standings
+) -> list[Answer]:
+    """What does not fit and would be faster than the best plan, with the optimizer's state in host
+    memory: that never takes less time, and frees no more than that state. Offers all of them."""
+    device, made = question.cluster.device, []
+    share, _ = overhead(solved.summary.packages, device)
+    for answer in answers:
+        memory = answer.memory
+        freed = (1 + share) * memory.optimizer
+        late_s = streamed_s(device, memory.optimizer, question.optimizer)
+        if memory.fits or (memory.total - freed > memory.limit and standings.best is not None):
+            continue
+        if not standings.beats(answer.time.total_s + late_s):
+            made.append(_answer(question, solved, offloaded(answer.layout)))
+            standings.offer(made[-1])
+    return made
 
 
 def _squeeze(question: Question, solved: Solved, tightest: Answer, solver: Solver) -> Answer | None:
     """Solves again with a price on memory, so that the tightest layout may fit after all."""
     layout, memory = tightest.layout, tightest.memory
     over = memory.total - memory.limit
-    if over > memory.activations:
+    if over > memory.activations or over <= 0:  # or the host's memory is what is short
         return None
     free = solve(question, solved.candidate, solver, layout, 1.0)
     if free is None:
@@ -277,7 +311,7 @@ def _squeeze(question: Question, solved: Solved, tightest: Answer, solver: Solve
         if again is None:
             return None
         answer = _answer(question, again, layout)
-        if _fits(answer):
+        if answer.memory.fits:
             return answer
     return None
 
@@ -308,7 +342,7 @@ def _refine(question: Question, answer: Answer, solver: Solver) -> Answer:
         if solved is None:
             break
         again = replace(_answer(question, solved, answer.layout), exposed=exposed)
-        if _fits(again) and again.time.total_s <= best.time.total_s:
+        if again.memory.fits and again.time.total_s <= best.time.total_s:
             best = again
         if abs(again.time.exposed_share - exposed) < AGREED:
             break

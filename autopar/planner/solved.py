@@ -104,6 +104,7 @@ def state_of(question: Question, layout: Layout, candidate: Candidate) -> StateS
         question.precision,
         question.optimizer,
         question.clips,
+        layout.offload,
     )
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import DoesNotFit
-from autopar.nouns.plan import RECOMPUTE, RunnerUp
+from autopar.nouns.offload import OFFLOAD
+from autopar.nouns.plan import RECOMPUTE, Memory, RunnerUp
 from autopar.nouns.text.cluster import devices_text
 from autopar.planner.candidates import Candidate
 from autopar.planner.question import Answer, Outcome
@@ -16,8 +17,8 @@ RUNNERS_UP = 6
 NOTABLE = 0.01
 """A difference of memory, as a share, that is worth a word."""
 
-Family = tuple[int, int, int, str]
-"""(pp, tp, ZeRO level, recompute): of each family the best loser is told."""
+Family = tuple[int, int, int, str, str]
+"""(pp, tp, ZeRO level, recompute, offload): of each family the best loser is told."""
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ class Standings:
 
     def offer(self, answer: Answer) -> None:
         """Ranks an answer: the best, a loser, or one that does not fit."""
-        if answer.memory.total > answer.memory.limit:
+        if not answer.memory.fits:
             self._does_not_fit(answer)
             return
         before = self.best
@@ -56,9 +57,8 @@ class Standings:
             self.tightest = answer
         known = self._too_big.get(family(answer))
         if known is None or answer.memory.total < known.memory_bytes:
-            short = answer.memory.total - answer.memory.limit
             self._too_big[family(answer)] = _runner_up(
-                answer, f"does not fit by {size_text(short)}"
+                answer, f"does not fit by {short_text(answer.memory)}"
             )
 
     def beaten_by_bound(self, candidate: Candidate, bound_s: float, pp: int = 1) -> None:
@@ -113,14 +113,16 @@ def compared(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def family(answer: Answer) -> Family:
-    return answer.pp, answer.candidate.tp, answer.layout.zero, answer.layout.recompute
-
-
-def order(answer: Answer) -> tuple[float, int, int, int, int]:
-    """Fastest first; between equals, the one that cuts, shards and recomputes least."""
     layout = answer.layout
-    seconds = round(answer.time.total_s, 12)
-    return seconds, answer.pp, RECOMPUTE.index(layout.recompute), layout.zero, layout.dp_shard
+    return answer.pp, answer.candidate.tp, layout.zero, layout.recompute, layout.offload
+
+
+def order(answer: Answer) -> tuple[float, int, int, int, int, int]:
+    """Fastest first; between equals, the one that cuts, shards, recomputes and offloads least."""
+    layout = answer.layout
+    seconds, again = round(answer.time.total_s, 12), RECOMPUTE.index(layout.recompute)
+    off = OFFLOAD.index(layout.offload)
+    return seconds, answer.pp, again, off, layout.zero, layout.dp_shard
 
 
 def _seconds(lost: RunnerUp) -> float:
@@ -143,6 +145,8 @@ def _slower(lost: RunnerUp, winner: Answer) -> str:
         return "as fast; is cut into stages"
     if lost.recompute != won.recompute:
         more = f"recomputes {lost.recompute}"
+    elif lost.offload != won.offload:
+        more = "offloads the optimizer's state"
     elif lost.zero != won.zero:
         more = f"ZeRO {lost.zero} splits {'more' if (lost.zero or 0) > won.zero else 'less'}"
     else:
@@ -171,6 +175,7 @@ def _runner_up(answer: Answer, reason: str) -> RunnerUp:
         step_time_s=answer.time.total_s,
         memory_bytes=answer.memory.total,
         reason=reason,
+        offload=answer.layout.offload,
     )
 
 
@@ -205,9 +210,16 @@ def too_big(standings: Standings, cluster: Cluster, candidates: int) -> NothingF
     return NothingFits(
         f"nothing fits {names} with {size_text(memory.limit)}. The tightest "
         f"layout ({layout_text(answer)}) needs {size_text(memory.total)}, "
-        f"{size_text(memory.total - memory.limit)} too much: {listed}. Most of it is {most}.",
+        f"{short_text(memory)} too much: {listed}. Most of it is {most}.",
         answer,
     )
+
+
+def short_text(memory: Memory) -> str:
+    """What is too much, of the device's memory or of its host's."""
+    if memory.total > memory.limit:
+        return size_text(memory.total - memory.limit)
+    return f"{size_text(memory.host - memory.host_limit)} of host memory"
 
 
 def size_text(size_bytes: int) -> str:
@@ -225,4 +237,5 @@ def layout_text(answer: Answer) -> str:
         f"dp_replicate={layout.dp_replicate}, dp_shard={layout.dp_shard}, tp={candidate.tp}, "
         + (f"pp={answer.pp}, {answer.schedule}, " if answer.pp > 1 else "")
         + f"ZeRO {layout.zero}, {candidate.microbatches} microbatches, recompute={recompute}"
+        + ("" if layout.offload == OFFLOAD[0] else f", offload={layout.offload}")
     )

@@ -42,6 +42,7 @@ def decisions(a: Plan, b: Plan, clusters: Clusters = (None, None)) -> list[Chang
             "microbatches": str(plan.microbatches),
             "schedule": plan.schedule,
             "recompute": plan.each("recompute"),
+            "offload": plan.each("offload"),
             "execution": plan.style,
             "precision": plan.precision,
             "optimizer": plan.optimizer,

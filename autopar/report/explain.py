@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from autopar.lowering.spread import MICROBATCH, Lowered, Priced, activation_collectives
-from autopar.nouns.plan import key
+from autopar.nouns.plan import Memory, key
 from autopar.planner.pricing.prices import Prices
 from autopar.report.render import indented, table
 from autopar.report.revisit import Forbidden
@@ -122,6 +122,13 @@ def state_moved(lowered: Lowered, rows: Sequence[Mapping[str, Any]]) -> list[Sta
             total[0] += row["count"]
             total[1] += row["count"] * row["size_bytes"]
     return [StateMoved(*place, count, moved) for place, (count, moved) in counts.items()]
+
+
+def streamed(memory: Memory) -> list[StateMoved]:
+    """What a step moves of the optimizer's state that is in host memory."""
+    if not memory.host:
+        return []
+    return [StateMoved("optimizer state, in and out", "copy", "host", 1, 2 * memory.host)]
 
 
 _PURPOSE = {

@@ -25,8 +25,9 @@ from autopar.planner.problem.folding import fold
 from autopar.planner.problem.legal import NoStrategy
 from autopar.planner.problem.nodes import Folded, Node
 from autopar.planner.solved import idle_axes
+from autopar.planner.standings import short_text
 from autopar.report.opened import opened, refuse
-from autopar.report.units import duration, size
+from autopar.report.units import duration
 from autopar.rules.batch import data_choices
 from autopar.rules.fusion import ALONE, fusion
 from autopar.searchers import search
@@ -65,8 +66,8 @@ class Revisited:
         lowered = self._lowered(spread)
         summary = summarise(lowered, self.prices, plan.framework)
         memory, time = _priced(plan, lowered, summary, self.prices, self.sharding, self.cluster)
-        if memory.total > memory.limit:
-            return f"does not fit by {size(memory.total - memory.limit)}"
+        if not memory.fits:
+            return f"does not fit by {short_text(memory)}"
         time_s = time.total_s
         if time_s >= self.time.total_s:
             return f"simulated with overlap {duration(time_s - self.time.total_s)} slower"
@@ -116,6 +117,7 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
         plan.precision,
         plan.optimizer,
         plan.clip_norm is not None,
+        stage.offload,
     )
     lowered = lower(graph, spread, plan.microbatches, choices, batch_dims)
     summary = summarise(lowered, prices, plan.framework)

@@ -12,9 +12,11 @@ from autopar.cost_models.bands import Band, memory_band, step_band
 from autopar.cost_models.provenance import collective_origins, op_origins
 from autopar.cost_models.provenance import summary as counted
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan, RunnerUp
 from autopar.nouns.text.cluster import devices_text
 from autopar.nouns.zero import ZERO
+from autopar.planner.pricing.offload import streamed_s
 from autopar.report.parts import memory_parts, time_parts
 from autopar.report.render import indented, table
 from autopar.report.units import count, degrees, duration, percent, size
@@ -42,6 +44,7 @@ def summary_object(
         "microbatches": plan.microbatches,
         "schedule": plan.schedule,
         "recompute": plan.each("recompute"),
+        "offload": plan.each("offload"),
         "style": plan.style,
         "precision": plan.precision,
         "searcher": plan.searcher,
@@ -51,6 +54,7 @@ def summary_object(
             "total": memory.total,
             **memory_parts(memory),
             "limit": memory.limit,
+            **({"host": memory.host, "host_limit": memory.host_limit} if memory.host else {}),
         },
         "search_time_s": dict(search_time_s),
         "unruled_ops": list(unruled_ops),
@@ -60,6 +64,7 @@ def summary_object(
                 "degrees": dict(lost.degrees),
                 "zero": lost.zero,
                 "recompute": lost.recompute,
+                "offload": lost.offload,
                 "microbatches": lost.microbatches,
                 "step_time_s": lost.step_time_s,
                 "memory_bytes": lost.memory_bytes,
@@ -104,6 +109,8 @@ def _decisions(plan: Plan, cluster: Cluster) -> RenderableType:
     if plan.degrees["pp"] > 1:
         rows.add_row("schedule", plan.schedule)
     rows.add_row("recompute", plan.each("recompute"))
+    if plan.each("offload") != OFFLOAD[0]:
+        rows.add_row("offload", offload_text(plan, cluster))
     rows.add_row("execution", plan.style)
     rows.add_row("precision", f"{plan.precision}, {plan.optimizer}")
     return rows
@@ -113,6 +120,14 @@ def zero_text(plan: Plan) -> str:
     """``ZeRO 1: optimizer state split over dp_shard``."""
     levels = sorted({stage.zero for stage in plan.stages})
     return "; ".join(f"ZeRO {zero}: {ZERO[zero]} split over dp_shard" for zero in levels)
+
+
+def offload_text(plan: Plan, cluster: Cluster) -> str:
+    """``optimizer: 3.0 GiB of state in host memory, of 128 GiB; 0.3 s of a step to pass``."""
+    memory = plan.prediction.memory_bytes
+    held = f"{size(memory.host)} of state in host memory, of {size(memory.host_limit)}"
+    late_s = streamed_s(cluster.device, memory.host, plan.optimizer)
+    return f"{plan.each('offload')}: {held} a device; {duration(late_s)} of a step to pass"
 
 
 def _times(plan: Plan, cluster: Cluster) -> RenderableType:
@@ -176,7 +191,7 @@ def _lost_row(lost: RunnerUp) -> tuple[str, ...]:
     return (
         degrees(lost.degrees),
         "any" if lost.zero is None else str(lost.zero),
-        lost.recompute or "any",
+        (lost.recompute or "any") + ("" if lost.offload == OFFLOAD[0] else ", offload"),
         str(lost.microbatches),
         duration(lost.step_time_s),
         size(lost.memory_bytes) if lost.memory_bytes else "-",

@@ -9,16 +9,18 @@ from torch import nn
 
 from autopar.nouns.errors import UserError
 from autopar.runtime.pytorch.groups import again
+from autopar.runtime.pytorch.offload import host_like
 
 _known: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[int, tuple[str, ...]]]
 _known = weakref.WeakKeyDictionary()
 
 
 def optimizer_state(
-    optimizer: torch.optim.Optimizer, leaf: torch.Tensor
+    optimizer: torch.optim.Optimizer, leaf: torch.Tensor, on_host: bool = False
 ) -> dict[str, torch.Tensor]:
     """The optimizer's tensors of ``leaf``, shaped like it or scalars, by name; zeros before the
-    first step. ``step``, which counts them, is not among these: it is the trainer's own."""
+    first step, in host memory where it is ``on_host``. ``step``, which counts them, is not among
+    these: it is the trainer's own."""
     number = next(
         i for i, g in enumerate(optimizer.param_groups) if any(p is leaf for p in g["params"])
     )
@@ -31,7 +33,11 @@ def optimizer_state(
     for name in kept:
         if state.get(name) is None:
             scalar = name.startswith(_SCALAR)
-            state[name] = leaf.new_zeros(()) if scalar else torch.zeros_like(leaf)
+            if scalar:
+                state[name] = leaf.new_zeros(())
+            else:
+                own = on_host and leaf.ndim > 0
+                state[name] = host_like(leaf).zero_() if own else torch.zeros_like(leaf)
     if counts and "step" not in state:
         fused = optimizer.param_groups[number].get("fused", False)
         state["step"] = torch.zeros((), device=leaf.device if fused else None)

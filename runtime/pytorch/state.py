@@ -125,7 +125,7 @@ class State:
             shape, leaf = held.declared.shape, held.leaf.detach()
             pieces[f"model.{held.name}"] = Piece(leaf, held.region, shape)
             if id(held) in updated:
-                for state, value in optimizer_state(self.optimizer, held.leaf).items():
+                for state, value in self._kept(held).items():
                     name = f"optimizer.{state}.{held.name}"
                     like = value.shape == held.leaf.shape
                     pieces[name] = Piece(value, held.region, shape) if like else Piece.whole(value)
@@ -156,7 +156,10 @@ class State:
 
     def _state_of(self, held: Held) -> list[torch.Tensor]:
         trained = held.leaf.requires_grad and held.leaf.numel()
-        return list(optimizer_state(self.optimizer, held.leaf).values()) if trained else []
+        return list(self._kept(held).values()) if trained else []
+
+    def _kept(self, held: Held) -> dict[str, torch.Tensor]:
+        return optimizer_state(self.optimizer, held.leaf, self.storage.settings.offloads)
 
     def _elsewhere(self, pieces: Collection[str]) -> Collection[str]:
         """The names in a checkpoint that other ranks of the pipeline read."""

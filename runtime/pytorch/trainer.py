@@ -35,6 +35,7 @@ from autopar.runtime.pytorch.loader import Loader
 from autopar.runtime.pytorch.local_batches import LocalComparison, compare_local
 from autopar.runtime.pytorch.loss_scale import LossScale
 from autopar.runtime.pytorch.metrics import Metrics, OnStep, measured
+from autopar.runtime.pytorch.offload import check_streams
 from autopar.runtime.pytorch.optimizer import make_optimizer
 from autopar.runtime.pytorch.parameters import running
 from autopar.runtime.pytorch.pipeline.records import Stage, Value
@@ -127,6 +128,8 @@ class Trainer:
         if isinstance(self.storage, Stages):
             self.storage.copy_twins()
         made = make_optimizer(workload, self.held) if optimizer is None else optimizer(self.held)
+        if optimizer is not None and self.settings.offloads:
+            check_streams(made)
         self.optimizer: torch.optim.Optimizer = made
         self.state = State(self.storage, self.ranks, self.optimizer)
         self.loss_scale: LossScale | None = None
@@ -424,5 +427,12 @@ def train_of(program: Program, workload: Workload) -> ModuleType:
     """The ``train.py`` of a program that has none beside it."""
     mesh = Mesh(tuple(program.mesh), tuple(program.mesh.values())).trimmed()
     settings = program.settings
-    how = How(mesh, settings.zero, settings.microbatches, workload.clip_norm, program.model is None)
+    how = How(
+        mesh,
+        settings.zero,
+        settings.microbatches,
+        workload.clip_norm,
+        program.model is None,
+        offloads=settings.offloads,
+    )
     return run_program(train_text(how), "<train.py>")

@@ -6,6 +6,7 @@ from autopar.runtime.pytorch.batches import Batch, check_alike, cut_batch, globa
 from autopar.runtime.pytorch.gradients import clip, reduce_late
 from autopar.runtime.pytorch.initialize import initialize, seed_draws
 from autopar.runtime.pytorch.load import rank_of_job, read
+from autopar.runtime.pytorch.offload import step_from_host
 from autopar.runtime.pytorch.optimizer import make_optimizer
 from autopar.runtime.pytorch.parameters import running
 from autopar.runtime.pytorch.pipeline.stages import Stages
@@ -17,5 +18,6 @@ from autopar.runtime.pytorch.trainer import Program
 __all__ = [
     "Batch", "Program", "Ranks", "Replicated", "Sharded", "Stages", "Storage", "all_reduce_async",
     "check_alike", "clip", "cut_batch", "global_batch", "initialize", "make_optimizer",
-    "rank_of_job", "read", "reduce_late", "running", "seed_draws", "total_counts",
+    "rank_of_job", "read", "reduce_late", "running", "seed_draws", "step_from_host",
+    "total_counts",
 ]  # fmt: skip

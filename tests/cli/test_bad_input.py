@@ -165,7 +165,7 @@ def test_cluster_files_that_cannot_be_used(run: Run, old: str, new: str, expecte
         (("--fix", "tp=0"), "give a whole number from 1; on 4 devices tp may be 1, 2 or 4"),
         (("--fix", "tp=-1"), "give a whole number from 1; on 4 devices tp may be 1, 2 or 4"),
         (("--fix", "tp=" + "9" * 5000), "give a whole number from 1; on 4 devices"),
-        (("--fix", "foo=2"), "microbatch, recompute; cp, ep, sequence_parallel"),
+        (("--fix", "foo=2"), "microbatch, recompute, offload; cp, ep, sequence_parallel"),
         (("--fix", "zero=7"), "0, 1, 2 or 3"),
         (("--fix", "recompute=often"), "often"),
         (("--fix", "tp=two"), "tp=two"),

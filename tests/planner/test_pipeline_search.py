@@ -164,7 +164,7 @@ def test_units_that_do_not_repeat_are_added_up() -> None:
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
 def test_ranks_recompute_as_much_as_each_must(name: str) -> None:
     """Of the chosen cut every choice for every rank is tried: none that fits is faster."""
-    fix = {"pp": "4", "tp": "2", "microbatch": "1", "schedule": name}
+    fix = {"pp": "4", "tp": "2", "microbatch": "1", "schedule": name, "offload": "none"}
     of = question(gpt(layers=8, **{**LARGE, "b": 16}), 16, NODE, fix)
     plain, full = (
         search_plan(replace(of, fixed=replace(of.fixed, recompute=recompute))).best

@@ -50,12 +50,13 @@ def refused(limit_bytes: int, **fix: str) -> str:
 
 
 def test_a_pin_that_stands_in_the_way_is_named_with_the_price_of_leaving_it_out() -> None:
-    fix = {"dp_replicate": "8", "recompute": "none"}
+    fix = {"dp_replicate": "8", "recompute": "none", "offload": "none"}
     sharded = needed(dp_shard="8", zero="3", recompute="none", microbatch="1")
     limit = (needed(microbatch="1", **fix) + sharded) // 2
     text = refused(limit, **fix)
     assert "The cheapest change that fits: without --fix dp_replicate=8 (" in text
-    freed = question(GRAPH, 32, memory_limited(limit), {"recompute": "none"})
+    kept = {"recompute": "none", "offload": "none"}
+    freed = question(GRAPH, 32, memory_limited(limit), kept)
     best = search_plan(freed).best
     held, offered = (size / 2**30 for size in (best.memory.total, limit))
     assert f"{held:.1f} GiB of {offered:.1f} GiB, {best.time.total_s:.3g} s a step" in text

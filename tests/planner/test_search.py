@@ -170,7 +170,9 @@ def test_plans_that_lost_are_told_apart_and_those_that_fit_stand_first() -> None
     limit = int(1.1 * error.value.tightest.memory.total)
     outcome = search_plan(question(graph, 32, memory_limited(limit)))
     rows = outcome.runners_up
-    rows_of = [(*sorted(r.degrees.items()), r.zero, r.recompute, r.microbatches) for r in rows]
+    rows_of = [
+        (*sorted(r.degrees.items()), r.zero, r.recompute, r.offload, r.microbatches) for r in rows
+    ]
     assert len(set(rows_of)) == len(rows_of) > 1
     fits = ["does not fit" not in row.reason for row in rows]
     assert fits == sorted(fits, reverse=True)

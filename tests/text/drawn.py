@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from autopar.lowering.spread import Lowered, LoweredOp, LoweredTensor, Operand, lower
 from autopar.nouns.graph import DTYPE_BYTES, Block, Graph, Op, Role, Source, Tensor, freeze
 from autopar.nouns.mesh import Mesh
+from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan, Spread, Stage
 from autopar.nouns.sharding import DEFERRED, PARTIAL, Placement, Sharding, split
 from autopar.rules.batch import data_choices
@@ -104,6 +105,7 @@ def any_plan(draw: st.DrawFn) -> Plan:
         spread=st.integers(0, len(spreads) - 1),
         zero=st.integers(0, 3),
         recompute=st.sampled_from(["none", "compute", "full"]),
+        offload=st.sampled_from(OFFLOAD),
     )
     seconds = st.floats(0, 1e9)
     changes: dict[str, Any] = {

@@ -42,6 +42,7 @@ def export(setup: Setup) -> Export:
         if recomputes(setup) == "selective"
         else "",
         per_op=False,
+        offloads=_zero(setup) > 0,
     )
     start = f"deepspeed --num_nodes {setup.machines.nodes} train.py"
     start += " --deepspeed_config deepspeed.json"
@@ -54,8 +55,11 @@ def _settings(setup: Setup, specs: list[dict[str, Any]]) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": setup.microbatch,
         "gradient_accumulation_steps": setup.microbatches,
-        "zero_optimization": {"stage": setup.zero if setup.dp_shard * setup.cp > 1 else 0},
+        "zero_optimization": {"stage": _zero(setup)},
     }
+    if setup.offload == "optimizer" and _zero(setup):
+        where = {"device": "cpu", "pin_memory": True}  # and updated there
+        settings["zero_optimization"]["offload_optimizer"] = where
     if setup.precision in ("bfloat16", "float16"):
         settings[{"bfloat16": "bf16", "float16": "fp16"}[setup.precision]] = {"enabled": True}
     if setup.trains:
@@ -73,6 +77,10 @@ def _settings(setup: Setup, specs: list[dict[str, Any]]) -> dict[str, Any]:
         if setup.etp > 1:
             settings["expert_parallel"]["expert_tensor_parallel_size"] = setup.etp
     return settings
+
+
+def _zero(setup: Setup) -> int:
+    return setup.zero if setup.dp_shard * setup.cp > 1 else 0
 
 
 def _optimizer(setup: Setup) -> dict[str, Any]:

@@ -40,6 +40,7 @@ def setup_of(plan: Plan, graph: Graph, batch: Iterable[BatchEntry], cluster: Clu
         zero=int(_same(plan, "zero")),
         microbatches=plan.microbatches,
         recompute=_same(plan, "recompute"),
+        offload=_same(plan, "offload"),
         schedule=plan.schedule,
         interleave=len(plan.stages) // degrees["pp"],
         sequence_parallel=any(_splits_tokens(text) for text in _shared(plan).values()),
@@ -83,7 +84,7 @@ def _shared(plan: Plan) -> dict[str, str]:
 
 
 def _same(plan: Plan, choice: str) -> str:
-    """``zero`` or ``recompute``, which trainers take once. Raises `UserError`."""
+    """``zero``, ``recompute`` or ``offload``, which trainers take once. Raises `UserError`."""
     text = plan.each(choice)
     if "," in text:
         raise UserError(

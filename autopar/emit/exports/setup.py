@@ -64,6 +64,7 @@ class Setup:
     zero:         what ``dp_shard`` splits: 0 nothing, 1 optimizer, 2 + gradients, 3 + parameters.
     microbatches: of one step, on every data rank.
     recompute:    none, selective (attention), compute (all but what collectives gave) or full.
+    offload:      none, or optimizer: its state is in host memory.
     schedule:     none, or its name in `autopar.pipeline.schedules.table`.
     precision:    dtype of compute, ``float32`` and so on.
     training:     learning_rate, weight_decay, betas and eps as text; empty where only a layout is
@@ -88,6 +89,7 @@ class Setup:
     zero: int = 0
     microbatches: int = 1
     recompute: str = "none"
+    offload: str = "none"
     schedule: str = "none"
     interleave: int = 1
     sequence_parallel: bool = False
@@ -168,6 +170,8 @@ def fix_of(setup: Setup) -> dict[str, str]:
     choices["microbatch"] = str(setup.microbatch)
     if setup.recompute != "none":
         choices["recompute"] = setup.recompute
+    if setup.offload != "none":
+        choices["offload"] = setup.offload
     if setup.pp > 1:
         choices["schedule"] = setup.schedule
         interleave = setup.interleave // SCHEDULES[setup.schedule].stages

@@ -52,9 +52,16 @@ def comment(text: str, sign: str = "#") -> str:
     return "".join(f"{sign} {line}\n" for line in textwrap.wrap(text, WIDTH - len(sign)))
 
 
-def not_carried(setup: Setup, *more: str, per_op: bool = True) -> tuple[str, ...]:
-    """What no other trainer takes of this setup, and ``more`` that this one does not."""
+def not_carried(
+    setup: Setup, *more: str, per_op: bool = True, offloads: bool = False
+) -> tuple[str, ...]:
+    """What no other trainer takes of this setup, and ``more`` that this one does not. ``offloads``:
+    it takes where the optimizer's state is."""
     notes = []
+    if setup.offload != "none" and not offloads:
+        notes.append(
+            "offload=optimizer (its state in host memory): a device's memory may be short without"
+        )
     if setup.recompute == "compute":
         notes.append(
             "recompute=compute (all but what collectives gave runs again): full takes its place"

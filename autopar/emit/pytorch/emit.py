@@ -37,6 +37,7 @@ from autopar.emit.text import Lines, literal
 from autopar.lowering.precision import HALF
 from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered
 from autopar.lowering.stages import StagePart, stage_parts
+from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan
 from autopar.pipeline.of_plan import schedule_of
 
@@ -121,6 +122,7 @@ def _how(
         tied=_tied(parts, plan),
         optimizer=plan.optimizer,
         schedule=plan.schedule,
+        offloads=plan.each("offload") != OFFLOAD[0],
         about=tuple(train_heading(plan, samples, start, "rank", "by `recompute` in model.py")),
     )
 
@@ -205,6 +207,8 @@ def _imports(names: set[str]) -> list[str]:
 def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> list[str]:
     given = [f"zero={plan.each('zero')}", f"microbatches={plan.microbatches}"]
     given += [f'precision="{plan.precision}"', f'recompute="{plan.each("recompute")}"']
+    if plan.each("offload") != OFFLOAD[0]:
+        given.append(f'offload="{plan.each("offload")}"')
     units = _units(lowered)
     given.append(f"units={literal(units)}")
     if captured is not None:

@@ -17,7 +17,7 @@ FILE = "train.py"
 RUNTIME = (
     "Batch Program Ranks Replicated Sharded Stages Storage all_reduce_async check_alike clip "
     "cut_batch global_batch initialize make_optimizer rank_of_job read reduce_late running "
-    "seed_draws total_counts"
+    "seed_draws step_from_host total_counts"
 ).split()
 
 
@@ -31,6 +31,7 @@ class How:
                ``tp:D``, and scalars, which FSDP2 leaves alone.
     tied:      whether stages share parameters.
     optimizer: ``adamw`` or ``sgd``, "" where that is not known.
+    offloads:  whether the optimizer's state is in host memory.
     about:     lines of the docstring.
     """
 
@@ -44,6 +45,7 @@ class How:
     tied: bool = True
     optimizer: str = ""
     schedule: str = ""
+    offloads: bool = False
     about: tuple[str, ...] = ("One training step.",)
 
     @property
@@ -221,7 +223,10 @@ def _update(how: How) -> list[str]:
             f"norm = clip(state.pieces, state.ranks, {literal(how.clip_norm)}{over})",
             "one all_reduce of the sum of squares" if how.mesh.device_count > 1 else "",
         )
-    lines.add("optimizer.step()")
+    if how.offloads:
+        lines.add("step_from_host(optimizer)", "its state comes from the host, and returns")
+    else:
+        lines.add("optimizer.step()")
     if how.clip_norm is not None:
         lines.add("return norm")
     result = "None" if how.clip_norm is None else "Tensor"

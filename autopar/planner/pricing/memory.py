@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from autopar.nouns.cluster import Device
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.plan import Memory
+from autopar.planner.pricing.offload import kept_bytes, resident_bytes, room_bytes
 from autopar.planner.pricing.state import StateSharding
 from autopar.planner.pricing.summary import Summary
 from autopar.planner.pricing.xla_memory import xla_moments
@@ -21,7 +22,7 @@ no profile says how much a training process of the device holds; on a CPU that i
 
 def step_memory(summary: Summary, state: StateSharding, recompute: str, device: Device) -> Memory:
     """Predicted peak of the worst moment of a step, bytes."""
-    parameters, gradients, optimizer = _state_bytes(summary, state)
+    parameters, gradients, optimizer, host = _state_bytes(summary, state)
     if summary.xla is None:
         activations = summary.lives[recompute].peak + _cast_bytes(summary, state, recompute)
         gathered = _gathered_bytes(summary, state)
@@ -32,17 +33,19 @@ def step_memory(summary: Summary, state: StateSharding, recompute: str, device: 
         activations = max(moments.values()) - gradients + summary.xla.batch
         gathered = 0
     parts = (parameters, gradients, optimizer, activations)
-    return _with_overhead(parts, gathered, summary.packages, device)
+    return _with_overhead(parts, gathered, summary.packages, device, host)
 
 
 @dataclass(frozen=True, slots=True)
 class StageBytes:
     """Of one stage of a pipeline. ``saved``: what it keeps of each microbatch for backward;
-    ``passing``: what one pass makes on top and frees again; ``casts``: copies of parameters."""
+    ``passing``: what one pass makes on top and frees again; ``casts``: copies of parameters;
+    ``host``: optimizer state in host memory."""
 
     parameters: int
     gradients: int
     optimizer: int
+    host: int
     saved: int
     passing: int
     casts: int
@@ -78,7 +81,7 @@ def rank_memory(stages: Sequence[StageBytes], held_bytes: int, device: Device) -
     )
     gathered = sum(s.gathered for s in stages)
     packages = frozenset[str]().union(*(s.packages for s in stages))
-    return _with_overhead(parts, gathered, packages, device)
+    return _with_overhead(parts, gathered, packages, device, sum(s.host for s in stages))
 
 
 def overhead(packages: Set[str], device: Device) -> tuple[float, int]:
@@ -88,21 +91,23 @@ def overhead(packages: Set[str], device: Device) -> tuple[float, int]:
     return device.heap_share or ALLOCATOR_SHARE, held
 
 
-def _state_bytes(summary: Summary, state: StateSharding) -> tuple[int, int, int]:
-    """Parameters and buffers, gradients, optimizer state."""
-    parameters, gradients, optimizer = summary.buffer_bytes, 0, 0
+def _state_bytes(summary: Summary, state: StateSharding) -> tuple[int, int, int, int]:
+    """Parameters and buffers, gradients, optimizer state; and what of that is in host memory."""
+    parameters, gradients = summary.buffer_bytes, 0
     for unit, copies in summary.owners():
         for dtype, numel in unit.trained.items():
             parameters += state.parameter_bytes(numel, dtype) * copies
             gradients += state.gradient_bytes(numel, dtype) * copies
-            optimizer += state.optimizer_bytes(numel, dtype) * copies
         for dtype, numel in unit.frozen.items():
             parameters += state.parameter_bytes(numel, dtype) * copies
-    return parameters, gradients, optimizer
+    optimizer = kept_bytes(summary, state)
+    if not state.offloads:
+        return parameters, gradients, optimizer, 0
+    return parameters, gradients, resident_bytes(optimizer, state.optimizer), optimizer
 
 
 def _with_overhead(
-    parts: tuple[int, int, int, int], gathered: int, packages: Set[str], device: Device
+    parts: tuple[int, int, int, int], gathered: int, packages: Set[str], device: Device, host: int
 ) -> Memory:
     """With what the allocator loses and libraries hold."""
     parameters, gradients, optimizer, activations = parts
@@ -117,6 +122,8 @@ def _with_overhead(
         activations=activations,
         buffers=gathered + lost,
         limit=device.memory_bytes,
+        host=host,
+        host_limit=room_bytes(device) if host else 0,
     )
 
 

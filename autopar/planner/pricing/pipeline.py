@@ -392,9 +392,9 @@ def price_pipeline(
     """Prices the stages of ``plan`` on its own lowered graph. Raises `CutError`."""
     model = CutModel(lowered, summary, prices, plan.framework)
     first = plan.stages[0]
-    if len({(s.spread, s.zero) for s in plan.stages}) > 1:
+    if len({(s.spread, s.zero, s.offload) for s in plan.stages}) > 1:
         raise CutError(
-            "its stages differ in spread or zero, and are priced with one of each so far"
+            "its stages differ in spread, zero or offload, and are priced with one of each so far"
         )
     state = StateSharding(
         first.zero,
@@ -403,6 +403,7 @@ def price_pipeline(
         plan.precision,
         plan.optimizer,
         plan.clip_norm is not None,
+        first.offload,
     )
     priced = PipelinePrices(model, cluster, state, first.recompute, len(plan.groups))
     several = len(plan.stages) > 1

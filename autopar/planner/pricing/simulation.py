@@ -25,6 +25,7 @@ from autopar.planner.pricing.moves import (
     move_time_s,
     state_time_s,
 )
+from autopar.planner.pricing.offload import kept_bytes, streamed_s
 from autopar.planner.pricing.state import StateSharding
 from autopar.planner.pricing.summary import Summary, Unit
 
@@ -351,4 +352,7 @@ def _optimizer_s(summary: Summary, state: StateSharding, cluster: Cluster) -> fl
         for unit, copies in summary.owners()
         for dtype, numel in unit.trained.items()
     )
-    return update_time_s(cluster.device, moved, state.optimizer)
+    updated_s = update_time_s(cluster.device, moved, state.optimizer)
+    if not state.offloads:
+        return updated_s
+    return updated_s + streamed_s(cluster.device, kept_bytes(summary, state), state.optimizer)

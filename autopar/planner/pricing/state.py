@@ -27,6 +27,12 @@ class StateSharding:
     optimizer: str = "adamw"
     clips: bool = False
     """Whether gradients are clipped by the norm of the whole."""
+    offload: str = "none"
+    """As `Stage.offload`."""
+
+    @property
+    def offloads(self) -> bool:
+        return self.offload == "optimizer"
 
     @property
     def shard(self) -> int:
@@ -56,6 +62,7 @@ class StateSharding:
         return self._held(numel, self.split.gradients) * DTYPE_BYTES[dtype]
 
     def optimizer_bytes(self, numel: int, dtype: str) -> int:
+        """Wherever it is."""
         held = self._held(numel, self.split.optimizer)
         return round(held * DTYPE_BYTES[dtype] * state_per_parameter(self.optimizer))
 

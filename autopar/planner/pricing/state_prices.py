@@ -11,6 +11,7 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.sharding import Sharding
 from autopar.planner.pricing.moves import move_time_s, state_time_s
+from autopar.planner.pricing.offload import streamed_slope
 from autopar.planner.pricing.prices import PICOSECONDS
 from autopar.planner.pricing.state import StateSharding
 
@@ -42,6 +43,9 @@ class StatePrices:
                 seconds += gradient * self._slope("all_reduce", axis)
         updated = self.sharding.update_bytes(numel, tensor.dtype)
         seconds += updated * self._update_slope()
+        if self.sharding.offloads:
+            kept = self.sharding.optimizer_bytes(numel, tensor.dtype)
+            seconds += kept * streamed_slope(self.cluster.device)
         return round(seconds * PICOSECONDS)
 
     def bytes(self, tensor: Tensor, stored: Sharding) -> int:
@@ -50,7 +54,8 @@ class StatePrices:
         total = self.sharding.parameter_bytes(numel, tensor.dtype)
         if tensor.differentiable:
             total += self.sharding.gradient_bytes(numel, tensor.dtype)
-            total += self.sharding.optimizer_bytes(numel, tensor.dtype)
+            if not self.sharding.offloads:  # else chunks pass, whatever they are of
+                total += self.sharding.optimizer_bytes(numel, tensor.dtype)
         return total
 
     def _numel(self, tensor: Tensor, stored: Sharding) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan
 from autopar.report.page.html import Markup, joined, section, table, tag
 from autopar.report.units import degrees, duration, size
@@ -46,6 +47,7 @@ def frontier_section(plan: Plan) -> Markup:
     for i, lost in enumerate(plan.runners_up, 2):
         choice = f"{degrees(lost.degrees)}, ZeRO {'any' if lost.zero is None else lost.zero}, "
         choice += f"recompute {lost.recompute or 'any'}, microbatches {lost.microbatches}"
+        choice += "" if lost.offload == OFFLOAD[0] else f", offload {lost.offload}"
         held = size(lost.memory_bytes) if lost.memory_bytes else "-"
         why = tag("div", lost.reason, class_="soft")
         rows.append((str(i), duration(lost.step_time_s), held, joined((choice, why))))

@@ -85,5 +85,6 @@ def _choices(plan: Plan) -> str:
     several = f", schedule {plan.schedule}" if plan.degrees["pp"] > 1 else ""
     return (
         f"{degrees(plan.degrees)}, ZeRO {plan.each('zero')}, microbatches {plan.microbatches}, "
-        f"recompute {plan.each('recompute')}{several}, {plan.optimizer}"
+        f"recompute {plan.each('recompute')}, offload {plan.each('offload')}{several}, "
+        f"{plan.optimizer}"
     )
