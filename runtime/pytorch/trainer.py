@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from autopar.emit.pytorch.train import How, train_text
+from autopar.frontends.pytorch.build import build_model
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Prediction
@@ -43,6 +44,7 @@ from autopar.runtime.pytorch.pipeline.stages import Stages
 from autopar.runtime.pytorch.portions import LocalBatch, rows_of, scaled
 from autopar.runtime.pytorch.predict import Asked, asked, result
 from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.pytorch.saved_names import in_parts, parts_of
 from autopar.runtime.pytorch.sizes import Sizes
 from autopar.runtime.pytorch.state import State
 from autopar.runtime.pytorch.storage import Held, Storage
@@ -408,14 +410,17 @@ class Trainer:
         """The model's weights from safetensors files, as ``save_pretrained`` writes them; each rank
         reads its own pieces. All ranks call; raises `WeightsError` before anything changes."""
         pieces, buffers = self.state.weights()
-        load_weights(folder, pieces, aliases_of(self.workload), frozenset(buffers))
+        model = build_model(self.workload)
+        load_weights(folder, pieces, aliases_of(model), frozenset(buffers), parts_of(model))
         if isinstance(self.storage, Stages):
             self.storage.copy_twins()
 
     def save_weights(self, folder: str | Path, config: Any = None) -> None:
-        """The model's weights as files that ``from_pretrained`` reads, under the model's names;
-        each rank writes its own pieces. All ranks call. ``config``: written too, `model.config`."""
-        save_weights(folder, self.state.weights()[0])
+        """The model's weights as files that ``from_pretrained`` reads, under the names that
+        ``save_pretrained`` gives them; each rank writes its own pieces. All ranks call. ``config``:
+        written too, `model.config`."""
+        parts = parts_of(build_model(self.workload))
+        save_weights(folder, in_parts(self.state.weights()[0], parts))
         if config is not None and self.ranks.rank == 0:
             config.save_pretrained(folder)
 

@@ -13,18 +13,19 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from autopar.frontends.pytorch.build import build_model
 from autopar.nouns.errors import UserError
-from autopar.nouns.workload import Workload
 from autopar.runtime.pytorch.agreement import together
 from autopar.runtime.pytorch.checkpoint import Piece, Pieces
 from autopar.runtime.pytorch.parameters import Region, region_shape
 from autopar.runtime.pytorch.recording import named_tensors
+from autopar.runtime.pytorch.saved_names import Parts, in_parts
 
 INDEX = "model.safetensors.index.json"
 ONE = "model.safetensors"
@@ -52,23 +53,33 @@ class Stored:
 
 
 def load_weights(
-    folder: str | Path, pieces: Pieces, aliases: Mapping[str, str], optional: frozenset[str]
+    folder: str | Path,
+    pieces: Pieces,
+    aliases: Mapping[str, str],
+    optional: frozenset[str],
+    parts: Parts = MappingProxyType({}),
 ) -> None:
     """Fills ``pieces``, by the model's names, each rank with its own bytes; a collective call.
 
     aliases:  other names of tied tensors, and the name that is in ``pieces``.
     optional: what the folder need not have: buffers. Files of another dtype are converted, as
               ``from_pretrained`` does. Raises `WeightsError` on every rank before anything changes.
+    parts:    of tensors that the folder may have in parts instead.
     """
     source = Path(folder)
-    ready = together(lambda: _matched(source, pieces, aliases, optional))
+    stored = together(lambda: contents(source))
+    pieces = in_parts(pieces, {n: p for n, p in parts.items() if n not in stored})
+    ready = together(lambda: _matched(source, stored, pieces, aliases, optional))
     together(lambda: _read(ready, pieces))
 
 
 def _matched(
-    source: Path, pieces: Pieces, aliases: Mapping[str, str], optional: frozenset[str]
+    source: Path,
+    stored: dict[str, Stored],
+    pieces: Pieces,
+    aliases: Mapping[str, str],
+    optional: frozenset[str],
 ) -> dict[str, Stored]:
-    stored = contents(source)
     for alias, name in aliases.items():
         if name not in stored and alias in stored:
             stored[name] = stored[alias]
@@ -88,11 +99,11 @@ def _matched(
     return stored
 
 
-def aliases_of(workload: Workload) -> dict[str, str]:
+def aliases_of(model: nn.Module) -> dict[str, str]:
     """The other names of tied tensors, each with the first one, which the program has."""
     first: dict[int, str] = {}
     aliases: dict[str, str] = {}
-    for name, tensor in named_tensors(build_model(workload)):
+    for name, tensor in named_tensors(model):
         if id(tensor) in first:
             aliases[name] = first[id(tensor)]
         else:

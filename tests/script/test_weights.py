@@ -17,6 +17,7 @@ from torch import nn
 import autopar
 from autopar.nouns.errors import UserError
 from autopar.runtime.pytorch.checkpoint import Piece
+from autopar.runtime.pytorch.saved_names import Part, in_parts
 from autopar.runtime.pytorch.weights import _runs, contents, load_weights, save_weights
 from tests.plans import cluster
 
@@ -68,6 +69,61 @@ def test_both_ways_bit_for_bit(tied: bool, tmp_path: Path) -> None:
     assert (back.lm_head.weight is back.model.embed_tokens.weight) is tied
     with torch.no_grad():
         assert float(back(**ids()).loss) == wanted
+
+
+def moe(kind: str) -> Any:
+    """Two layers of four experts, which transformers stacks in memory and not in files."""
+    sizes = {
+        "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "num_experts_per_tok": 2,
+        "eos_token_id": 1,
+    }  # fmt: skip
+    if kind == "mixtral":
+        config: Any = transformers.MixtralConfig(num_local_experts=4, **sizes)
+        return transformers.MixtralForCausalLM(config)
+    config = transformers.Qwen3MoeConfig(num_experts=4, moe_intermediate_size=8, **sizes)
+    return transformers.Qwen3MoeForCausalLM(config)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3"])
+def test_experts_have_the_names_and_parts_of_hugging_face(kind: str, tmp_path: Path) -> None:
+    given = moe(kind)
+    given.save_pretrained(tmp_path / "in")
+    other = moe(kind)
+    plan = autopar.plan(other, ids(), cluster(1), folder=tmp_path / "plan")
+    trainer: Any = autopar.load(plan, model=other)
+    trainer.load_weights(tmp_path / "in")
+    with torch.no_grad():
+        wanted = float(given(**ids()).loss)
+    assert float(trainer.evaluate(ids())) == pytest.approx(wanted, rel=1e-6)
+    trainer.save_weights(tmp_path / "out", given.config)
+    theirs, ours = contents(tmp_path / "in"), contents(tmp_path / "out")
+    assert any("experts.3." in name for name in theirs)
+    assert {n: t.shape for n, t in ours.items()} == {n: t.shape for n, t in theirs.items()}
+    back = type(given).from_pretrained(tmp_path / "out")
+    assert all(map(torch.equal, back.parameters(), given.parameters()))
+
+
+@given(regions(), st.integers(1, 3), st.integers(0, 3))
+def test_pieces_in_parts_are_the_parts_of_pieces(
+    case: tuple[tuple[int, ...], tuple[slice, ...]], step: int, dim: int
+) -> None:
+    shape, region = case
+    if dim >= len(shape):
+        return
+    parts = []
+    for start in range(0, shape[dim], step):
+        own = [slice(0, n) for n in shape]
+        own[dim] = slice(start, min(start + step, shape[dim]))
+        parts.append(Part(f"part.{start}", tuple(own), (dim,) if step == 1 else ()))
+    whole = torch.arange(math.prod(shape)).reshape(shape)
+    made = in_parts({"x": Piece(whole[region].clone(), region, shape)}, {"x": parts})
+    assert sum(piece.tensor.numel() for piece in made.values()) == whole[region].numel()
+    for part in parts:
+        if part.name in made:
+            right = whole[part.region].reshape(part.shape)
+            assert made[part.name].shape == part.shape
+            assert torch.equal(made[part.name].tensor, right[made[part.name].region])
 
 
 def whole(tensors: dict[str, torch.Tensor]) -> dict[str, Piece]:
