@@ -7,6 +7,7 @@ own while that lasts, so parameters, hooks and ZeRO are as in evaluation.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from autopar.files import plan_folder
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.mesh import DATA_AXES
+from autopar.nouns.plan import key as plan_key
 from autopar.nouns.sharding import Sharding
 from autopar.nouns.workload import Workload
 from autopar.runtime.program_module import run_program
@@ -32,22 +34,26 @@ from autopar.runtime.pytorch.portions import Microbatch, weight_of
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.verify.differences import MICROBATCH
 from autopar.runtime.verify.edits import edits_of, program_of
-from autopar.runtime.verify.pytorch.probe import recording
+from autopar.runtime.verify.pytorch.probe import listen, recording
 
 PROBE = "autopar.runtime.verify.pytorch.probe.probe"
 VIEWS = ("reshape", "cast", "transpose", "expand", "slice", "detach")
 
 
 class NoResult(UserError):
-    """A result that the model does not have, or not outside of its layers."""
+    """A result that the model does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The key of a result, and the text of the program with a probe behind every result."""
+    """The key of a result, and the text of the program with a probe behind every result.
+
+    layer: the path of the layer that has it, of those that repeat; "" outside of them.
+    """
 
     key: str
     text: str
+    layer: str = ""
 
 
 def asked(folder: Path, workload: Workload, module: str | None) -> Asked:
@@ -64,38 +70,59 @@ def _asked(folder: Path, workload: Workload, module: str | None) -> Asked:
     from autopar.frontends.pytorch import capture
 
     plan, captured = plan_folder.read_plan(folder), capture(workload)
-    key = (_result_of(captured.graph, module) if module else _scores(captured.graph)).name
+    key, layer = _result_of(captured.graph, module) if module else (_scores(captured.graph), "")
     if not edits_of(folder, plan, captured):
-        return Asked(key, program_of(plan, captured, probes=True))
+        return Asked(key, program_of(plan, captured, probes=True), layer)
     own = plan_folder.code_of(folder, plan_folder.MODEL).read_text()
-    return Asked(key, instrumented(own, program_of(plan, captured, marks=True), PROBE))
+    return Asked(key, instrumented(own, program_of(plan, captured, marks=True), PROBE), layer)
 
 
-def _result_of(graph: Graph, module: str) -> Op:
-    """The last op of a module outside of the layers that repeat."""
-    own = [op for op in graph.ops if op.kind != "block" and op.source.module == module]
-    if own:
-        return own[-1]
-    there = list(dict.fromkeys(op.source.module for op in graph.ops if op.kind != "block"))
+def _result_of(graph: Graph, module: str) -> tuple[str, str]:
+    """The key of the last op of a module, and its layer."""
+    own = [op for op in graph.ops if _lies_in(op, module)]
+    if own and own[-1].kind != "block":
+        return own[-1].name, ""
+    layer = own[-1].attrs["instance"] if own else ""
+    for block in graph.blocks.values():
+        of_layer = layer or next((i for i in block.instances if module.startswith(f"{i}.")), "")
+        if of_layer not in block.instances:
+            continue
+        inner = module.removeprefix(f"{of_layer}.") if not layer else ""
+        body = block.body
+        ops = [op for op in body.ops if (_lies_in(op, inner) if inner else _gives(body, op))]
+        if ops and ops[-1].kind != "block":
+            return plan_key(block.name, ops[-1].name), of_layer
+    there = dict.fromkeys(
+        name
+        for op in graph.ops
+        for name in ([op.attrs["instance"]] if op.kind == "block" else [op.source.module])
+    )
     names = [name for name in there if name]
-    inside = any(i == module or module.startswith(f"{i}.") for i in _instances(graph))
+    inside = [
+        f"{i}.{op.source.module}"
+        for block in graph.blocks.values()
+        for i in block.instances
+        for op in block.body.ops
+        if op.source.module
+    ]
     raise NoResult(
-        f"predict({module!r}): "
-        + (
-            "it lies in layers that repeat, whose results are not kept apart. "
-            if inside
-            else f"the model's forward has no such module. {did_you_mean(module, names)}"
-        )
-        + f"There are {', '.join(names)}; without a name it is what the cross-entropy reads"
+        f"predict({module!r}): the model's forward has no such module. "
+        f"{did_you_mean(module, [*names, *dict.fromkeys(inside)])}"
+        f"There are {', '.join(names)}, and modules in these; without a name it is what the "
+        "cross-entropy reads"
     )
 
 
-def _instances(graph: Graph) -> Iterator[str]:
-    for block in graph.blocks.values():
-        yield from block.instances
+def _lies_in(op: Op, module: str) -> bool:
+    own = str(op.attrs["instance"]) if op.kind == "block" else op.source.module
+    return own == module or own.startswith(f"{module}.")
 
 
-def _scores(graph: Graph) -> Op:
+def _gives(body: Graph, op: Op) -> bool:
+    return body.outputs[0] in op.outputs
+
+
+def _scores(graph: Graph) -> str:
     """What the loss's cross-entropy reads, before it is reshaped."""
     makers = {name: op for op in graph.ops for name in op.outputs}
     loss = next((op for op in reversed(graph.ops) if op.kind == "cross_entropy"), None)
@@ -107,7 +134,7 @@ def _scores(graph: Graph) -> Op:
             "predict(): the model has no cross-entropy, whose logits could be meant; name the "
             "module whose result is asked for, as in trainer.predict(batch, 'head')"
         )
-    return made
+    return made.name
 
 
 @contextmanager
@@ -143,6 +170,25 @@ def _classes(own: nn.Module) -> list[type]:
     ]
 
 
+@contextmanager
+def _heard(model: nn.Module, layer: str) -> Iterator[None]:
+    """Inside, what is recorded is recorded while ``layer`` runs alone."""
+    if not layer:
+        yield
+        return
+    listen(False)
+    hooks = []
+    for name, module in model.named_modules():
+        if name == layer or re.fullmatch(rf"\d+\.{re.escape(layer)}", name):  # of a stage
+            hooks.append(module.register_forward_pre_hook(lambda *_: listen(True)))
+            hooks.append(module.register_forward_hook(lambda *_: listen(False)))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def result(
     run: Callable[[], object],
     want: Asked,
@@ -152,7 +198,7 @@ def result(
     gather: bool,
 ) -> torch.Tensor:
     """The result of all samples of this data rank, or of all of them. ``run`` evaluates."""
-    with probed(model, want.text), recording(only=want.key) as seen:
+    with probed(model, want.text), recording(only=want.key) as seen, _heard(model, want.layer):
         run()
     own = None
     if seen:

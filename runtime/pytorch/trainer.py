@@ -281,8 +281,8 @@ class Trainer:
     ) -> torch.Tensor:
         """Logits, or another result of the forward pass, as `evaluate` runs it; all ranks call.
 
-        of:     the module whose result it is, by its path (``"lm_head"``), outside of layers that
-                repeat; None: what the cross-entropy of the loss reads.
+        of:     the module whose result it is, by its path (``"lm_head"``, ``"layers.3"``); None:
+                what the cross-entropy of the loss reads.
         gather: every rank gets all samples in the order of the batch (Accelerate's
                 ``gather_for_metrics``); else each data rank its own, the same on all of its ranks.
 

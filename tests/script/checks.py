@@ -151,11 +151,15 @@ def predictions_apart(trainer: Any, model: Words, batch: dict[str, torch.Tensor]
     """How far logits are from those of one device: of all samples, and each data rank's own."""
     with torch.no_grad():
         wanted = model.logits(batch["tokens"])
+        inside = model.layers[0](model.tokens(batch["tokens"]))
+        deep = model.layers[1](inside)
     whole, own = trainer.predict(batch, gather=True), trainer.predict(batch, "head")
+    layers = [trainer.predict(batch, f"layers.{i}", gather=True) for i in range(2)]
     rows = even_split(len(wanted), trainer.data_size, trainer.data_rank)
     assert whole.shape == wanted.shape
     assert own.shape[0] == len(rows)
     apart = [(whole - wanted).abs().max(), (own - wanted[rows.start : rows.stop]).abs().sum()]
+    apart += [(a - b).abs().max() for a, b in zip(layers, (inside, deep), strict=True)]
     largest: float = max(everywhere(max(map(float, apart))))
     return largest
 

@@ -144,7 +144,13 @@ def test_logits_and_results_of_modules_by_name(planned: PlanFolder) -> None:
     batch = words(3, 5)
     assert torch.equal(trainer.predict(batch), model.logits(batch["tokens"]))
     assert torch.equal(trainer.predict(batch, "tokens"), model.tokens(batch["tokens"]))
-    for name, message in (("haed", "Did you mean head"), ("layers.0.up", "layers that repeat")):
+    x = model.tokens(batch["tokens"])
+    for i, layer in enumerate(model.layers):
+        given: Any = layer
+        up, x = given.up(given.norm(x)), layer(x)
+        assert torch.equal(trainer.predict(batch, f"layers.{i}"), x)
+        assert torch.equal(trainer.predict(batch, f"layers.{i}.up"), up)
+    for name, message in (("haed", "Did you mean head"), ("layers.1.upp", r"mean layers\.1\.up")):
         with pytest.raises(UserError, match=message):
             trainer.predict(batch, name)
     before = float(trainer.evaluate(batch))

@@ -17,6 +17,7 @@ from autopar.runtime.verify.differences import Seen
 
 _recorder: list[Seen] | None = None
 _only: str | None = None
+_listening = True
 
 
 def probe(name: str, x: torch.Tensor, sharding: str = "R") -> torch.Tensor:
@@ -24,7 +25,7 @@ def probe(name: str, x: torch.Tensor, sharding: str = "R") -> torch.Tensor:
 
     ``sharding`` is that of the result over all axes, the microbatch included.
     """
-    if _recorder is not None and _only in (None, name):
+    if _recorder is not None and _listening and _only in (None, name):
         seen = Seen(name, sharding, x.detach().clone())
         _recorder.append(seen)
         if x.requires_grad:
@@ -36,14 +37,20 @@ def _keep(seen: Seen, gradient: torch.Tensor) -> None:
     seen.gradient = gradient.detach().clone()
 
 
+def listen(on: bool) -> None:
+    """Whether `probe` notes anything from here on, while `recording`."""
+    global _listening
+    _listening = on
+
+
 @contextmanager
 def recording(only: str | None = None) -> Iterator[list[Seen]]:
     """Inside, `probe` appends to the list that this yields, in the order of the calls. ``only``:
     the one result that is kept."""
-    global _recorder, _only
-    before = _recorder, _only
-    _recorder, _only = [], only
+    global _recorder, _only, _listening
+    before = _recorder, _only, _listening
+    _recorder, _only, _listening = [], only, True
     try:
         yield _recorder
     finally:
-        _recorder, _only = before
+        _recorder, _only, _listening = before
