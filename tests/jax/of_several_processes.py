@@ -16,9 +16,16 @@ from typing import Any
 FLAGS = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
 
 
-def main(number: int, port: int, folder: Path) -> dict[str, Any]:
+def optimizer() -> Any:
+    """One that keeps random keys."""
     import jax
     import optax
+
+    return optax.chain(optax.add_noise(0.01, 0.55, jax.random.key(7)), optax.adam(1e-2))
+
+
+def main(number: int, port: int, folder: Path) -> dict[str, Any]:
+    import jax
 
     import autopar
     from autopar.nouns.errors import UserError
@@ -34,8 +41,7 @@ def main(number: int, port: int, folder: Path) -> dict[str, Any]:
         plan = autopar.plan(
             script.MODEL.loss, script.batch(), cluster(4), fix, own / "plan", **given
         )
-        optimizer = optax.adam(1e-2)
-        trainer = autopar.load(plan, model=script.MODEL.loss, optimizer=optimizer, **given)
+        trainer = autopar.load(plan, model=script.MODEL.loss, optimizer=optimizer(), **given)
         losses = [float(trainer.step(script.batch(step))) for step in range(2)]
         trainer.save(folder / "checkpoint")
         losses.append(float(trainer.step(script.batch(2))))

@@ -12,13 +12,13 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 import autopar
 from autopar.runtime.checkpoint_folder import CheckpointError
 from autopar.runtime.jax import checkpoint
 from tests.jax import test_script as script
+from tests.jax.of_several_processes import optimizer
 from tests.plans import cluster
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +47,7 @@ def test_two_processes_train_as_one_and_save_together(tmp_path: Path) -> None:
     assert first == second
     assert first["again"] == first["losses"][2]
     with jax.enable_x64(True):
-        losses, params = script.by_hand(optax.adam(1e-2), 3)
+        losses, params = script.by_hand(optimizer(), 3)
         assert first["losses"] == pytest.approx(losses, rel=1e-12)
         wanted = [float(script.MODEL.loss(params, script.batch(3, n))) for n in (8, 3)]
         assert first["evaluated"] == pytest.approx(wanted, rel=1e-12)
@@ -56,7 +56,7 @@ def test_two_processes_train_as_one_and_save_together(tmp_path: Path) -> None:
             params=script.start(),
         )  # fmt: skip
         alone: Any = autopar.load(
-            plan, model=script.MODEL.loss, params=script.start(), optimizer=optax.adam(1e-2)
+            plan, model=script.MODEL.loss, params=script.start(), optimizer=optimizer()
         )
         alone.load(tmp_path / "checkpoint")
         assert float(alone.step(script.batch(2))) == pytest.approx(losses[2], rel=1e-12)

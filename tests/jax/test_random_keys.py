@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ import autopar
 from autopar.files import plan_folder
 from autopar.frontends.jax import capture
 from autopar.nouns.errors import UserError
+from autopar.runtime.jax.load import read
+from autopar.runtime.jax.step import Step
+from autopar.runtime.jax.training import global_batch
 from tests.jax import models
 from tests.plans import cluster
 
@@ -145,6 +149,19 @@ def test_a_key_is_of_the_kind_that_was_planned(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"batch\['key'\] is .*random key, key<fry> \[\]"):
             trainer.step({**batch(True), "key": wrong})
     assert trainer.step_number == 0
+
+
+def test_the_loop_of_a_program_draws_the_same(tmp_path: Path) -> None:
+    """``python plan/program/train.py``, of a plan whose file gives the batches."""
+    loss, params, _, _ = CASES["tp"]
+    trainer = planned(tmp_path / "plan", "tp")
+    program = read(tmp_path / "plan", model=loss, params=start(params))
+    whole = replace(program.workload, batch=lambda step: batch(True, step))
+    program = replace(program, workload=whole)
+    step = Step(program.model, whole)
+    made = step.step(trainer.compiled.initial(program.parameters(step.layout)),
+                     step.cut(global_batch(program, 3)))  # fmt: skip
+    assert float(made[1]) == float(trainer.step(batch(True, 3)))
 
 
 def of_data(params: Any, given: Mapping[str, Any]) -> Any:

@@ -237,7 +237,7 @@ def _main(how: How) -> list[str]:
     )
     lines.add("for number in range(steps):")
     inner = Lines(8)
-    inner.add("batch = global_batch(program.workload, number)")
+    inner.add("batch = global_batch(program, number)")
     rest = "*_" if how.outputs else "_"
     inner.add(f"state, loss, {rest} = step.step(state, step.cut(batch))")
     inner.add('print(f"step {number}  loss {float(loss):.6f}", flush=True)')

@@ -74,6 +74,11 @@ class Draws:
             keys[name] = given
         return keys, {name: value for name, value in batch.items() if name not in keys}
 
+    def drawn(self, batch: Arrays) -> dict[str, Any]:
+        """The batch of `loss` for a user's."""
+        keys, data = self.apart(batch)
+        return {**data, **self.draw(keys)}
+
     def loss(self, params: Any, batch: Arrays) -> Any:
         """``flat`` of the batch without keys and with the drawn arrays; to be traced."""
         shapes = jax.tree.map(_shape, params)

@@ -132,11 +132,7 @@ def without_keys(
 ) -> tuple[Workload, list[dict[str, Any]]]:
     """The loss that takes the random numbers it would draw, and ``batches`` with these: model and
     program are compared on the same ones."""
-    made = []
-    for batch in batches:
-        keys, data = draws.apart(batch)
-        made.append({**data, **draws.draw(keys)})
-    return replace(workload, loss=draws.loss), made
+    return replace(workload, loss=draws.loss), list(map(draws.drawn, batches))
 
 
 def run(
