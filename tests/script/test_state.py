@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import autopar
+from autopar.nouns.cluster import DeviceGroup
 from autopar.nouns.errors import UserError
 from autopar.runtime.checkpoint_folder import CheckpointError
 from autopar.runtime.kept_checkpoints import kept, newest
@@ -67,6 +69,29 @@ def test_the_rest_of_a_job_is_what_it_would_have_been(plan: Any, tmp_path: Path)
     assert (again.loader.epoch, again.loader.given) == (1, 1)
     assert first.losses[:4] + again.run(8) == whole  # dropout and all, bit for bit
     assert [path.name for path in kept(tmp_path / "c")] == ["step-4", "step-6"]
+
+
+def test_state_in_host_memory_is_saved_and_loaded_as_any(plan: Any, tmp_path: Path) -> None:
+    """Every second part of a job under a plan that offloads: the same to the bit."""
+    on_cpu = cluster(1)
+    device = replace(
+        on_cpu.device, kind="gpu", host_bandwidth_bytes_per_s=1e9, host_memory_bytes=1 << 30,
+        process_bytes=1 << 20,
+    )  # fmt: skip
+    far = replace(on_cpu, groups=(DeviceGroup(device, 1),))
+    offloads = autopar.plan(
+        Dropping, words(4), far, folder=tmp_path / "plan", fix={"offload": "optimizer"}
+    )
+    whole = Job(plan).run(6)
+    losses: list[float] = []
+    for end, of in enumerate((offloads, plan, offloads), 1):
+        job = Job(of)
+        if end > 1:
+            job.trainer.load(tmp_path / "c")
+        assert job.trainer.settings.offloads == (of is offloads)
+        losses += job.run(2 * end)
+        job.trainer.save(tmp_path / "c")
+    assert losses == whole
 
 
 def test_sigterm_saves_at_the_end_of_the_step(plan: Any, tmp_path: Path) -> None:
