@@ -27,7 +27,8 @@ class ProgramError(UserError):
 class Settings:
     """``SETTINGS`` of an emitted program.
 
-    zero:         what ``dp_shard`` cuts, see `autopar.nouns.zero`.
+    zero:         what ``dp_shard`` cuts, see `autopar.nouns.zero`; the most of any stage, which
+                  say their own where they differ.
     microbatches: gradient accumulation steps of one step.
     precision:    dtype of compute. ``float32`` computes in the dtypes that the model declares;
                   ``bfloat16`` and ``float16`` replace float32 in parameters where they are used and
@@ -78,7 +79,7 @@ def check_settings(plan: Plan, mesh: Mapping[str, int], settings: Settings) -> N
     planned, own = plan.program_mesh, Mesh(tuple(mesh), tuple(mesh.values())).trimmed()
     differing = [("the mesh", str(planned), str(own))] if planned != own else []
     decided = {
-        "zero": plan.each("zero"),
+        "zero": str(max(stage.zero for stage in plan.stages)),
         "microbatches": str(plan.microbatches),
         "precision": plan.precision,
         "recompute": plan.each("recompute"),

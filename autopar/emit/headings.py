@@ -13,6 +13,8 @@ def state_held(plan: Plan, rank: str = "rank") -> str:
     """Which part of the model's state each ``rank`` holds."""
     mesh = plan.program_mesh
     zero = max(stage.zero for stage in plan.stages)
+    if len({stage.zero for stage in plan.stages}) > 1:
+        return f"state is split over dp_shard by ZeRO {plan.each('zero')}, stage by stage"
     if zero and mesh.size("dp_shard") > 1:
         return f"{('', *_SPLIT)[zero]} split over dp_shard"
     model = any(mesh.size(a) > 1 for a in mesh.axes if a not in (*DATA_AXES, "pp"))

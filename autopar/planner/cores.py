@@ -8,7 +8,7 @@ traffic, which no layout of state can beat; then with the traffic and memory of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import combinations, pairwise
@@ -47,7 +47,8 @@ SQUEEZED = 1.25
 
 
 BY_RANK = "by rank"
-"""Ranks recompute as they must, each for itself (Sun et al. 2024, AdaPipe)."""
+"""Ranks recompute as they must, each for itself (Sun et al. 2024, AdaPipe), and split no more of
+their state than they must (Chen et al. 2023, AMSP)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Core:
     """A schedule of a shape.
 
     depth: as `Fixed.interleave`. limit: microbatches that a rank may hold, of a schedule that is
-    found. recompute: of every rank, or `BY_RANK`: as much as its memory makes it.
+    found. recompute: of every rank, or `BY_RANK`: what its memory makes it, and ZeRO level too.
     """
 
     shape: Shape
@@ -84,7 +85,7 @@ class Core:
 
     @property
     def levels(self) -> tuple[str, ...]:
-        """What a rank may choose, the one that keeps most first."""
+        """Recomputation that a rank may choose, the one that keeps most first."""
         return RECOMPUTE if self.recompute == BY_RANK else (self.recompute,)
 
 
@@ -195,8 +196,9 @@ class CoreTrials:
     """The cluster as every pipeline rank sees it; those that differ; of each rank which."""
     distinct: list[Cluster] = field(init=False)
     kinds: list[int] = field(init=False)
-    _prices: dict[tuple[Layout, str], PipelinePrices] = field(default_factory=dict)
-    _tables: dict[tuple[Layout, str], Table] = field(default_factory=dict)
+    _choices: dict[Layout, list[Layout]] = field(default_factory=dict)
+    _prices: dict[Layout, PipelinePrices] = field(default_factory=dict)
+    _tables: dict[Layout, Table] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.views = self.core.shape.views(self.question.cluster)
@@ -211,7 +213,7 @@ class CoreTrials:
         """The best cut without data traffic; under the formula of a one-way pipeline alone, where
         there are many."""
         tables = self._plain_tables()
-        cuts = self._every() or [self._cut(tables[self.core.levels[0]])]
+        cuts = self._every() or [self._cut(tables[0])]
         return min(self._by_table(tables, cuts), key=lambda trial: trial.step_s)
 
     def relieved(self, plain: Trial) -> Trial:
@@ -225,15 +227,15 @@ class CoreTrials:
         runs = runs_of(plain.ends, schedule)
         views = [self.views[rank] for rank in schedule.ranks]
 
-        def figures(layout: Layout, recompute: str) -> Table:
-            prices = self.prices(layout, recompute)
+        def figures(choice: Layout) -> Table:
+            prices = self.prices(choice)
             stages = zip(views, runs, strict=True)
             return np.array([prices.on(view).figures(*run) for view, run in stages]).T
 
-        exact = {
-            recompute: [figures(layout, recompute) for layout in self.layouts]
-            for recompute in self.core.levels
-        }
+        every_choice = [[figures(one) for one in self.choices(layout)] for layout in self.layouts]
+        most = max(map(len, every_choice))
+        padded = [[*those, *those[-1:] * (most - len(those))] for those in every_choice]
+        exact = [[*of] for of in zip(*padded, strict=True)]
         now = self._played([plain.ends] * len(self.layouts), exact)
         ranked = sorted(zip(now, self.layouts, strict=True), key=lambda pair: pair[0].step_s)
         every, fits = self._every(), False
@@ -258,32 +260,55 @@ class CoreTrials:
             trial, layout = min(ranked, key=lambda pair: pair[0].filled)
             yield self.answer(layout, trial)
 
-    def prices(self, layout: Layout, recompute: str) -> PipelinePrices:
-        key = layout, recompute
-        if key not in self._prices:
-            state = state_of(self.question, layout, self.core.shape.candidate)
-            self._prices[key] = PipelinePrices(
-                self.model.cuts, self.question.cluster, state, recompute, self.core.shape.pp
+    def choices(self, layout: Layout) -> list[Layout]:
+        """What a rank may choose under a layout: the fastest for all of the model first, the one
+        that needs least memory last."""
+        if layout not in self._choices:
+            zeros = [layout.zero]
+            if self.core.recompute == BY_RANK and self.question.fixed.zero is None and layout.zero:
+                zeros = [*range(layout.zero, ZERO[-1].level + 1)]
+            every = [
+                replace(layout, zero=zero, recompute=recompute)
+                for recompute in self.core.levels
+                for zero in zeros
+            ]
+            first = sorted(every[:-1], key=self._alone_s)
+            self._choices[layout] = [*first, every[-1]]
+        return self._choices[layout]
+
+    def _alone_s(self, choice: Layout) -> float:
+        """Seconds of a step of all of the model as one stage."""
+        solved, candidate = self.model.solved, self.core.shape.candidate
+        state = state_of(self.question, choice, candidate)
+        time = stage_time(solved.summary, state, self.question.cluster, choice.recompute)
+        passes_s = candidate.microbatches * (time.forward_s + time.backward_s)
+        return passes_s + time.first_s + time.reduce_s + time.update_s
+
+    def prices(self, choice: Layout) -> PipelinePrices:
+        if choice not in self._prices:
+            state = state_of(self.question, choice, self.core.shape.candidate)
+            self._prices[choice] = PipelinePrices(
+                self.model.cuts, self.question.cluster, state, choice.recompute, self.core.shape.pp
             )
-        return self._prices[key]
+        return self._prices[choice]
 
-    def tables(self, layout: Layout) -> dict[str, Table]:
+    def tables(self, layout: Layout) -> list[Table]:
         """Figures of all runs on all kinds of devices, for what a rank may choose."""
-        for recompute in self.core.levels:
-            if (layout, recompute) not in self._tables:
-                prices = self.prices(layout, recompute)
+        for choice in self.choices(layout):
+            if choice not in self._tables:
+                prices = self.prices(choice)
                 every = [prices.on(view).table() for view in self.distinct]
-                self._tables[layout, recompute] = np.stack(every)
-        return {recompute: self._tables[layout, recompute] for recompute in self.core.levels}
+                self._tables[choice] = np.stack(every)
+        return [self._tables[choice] for choice in self.choices(layout)]
 
-    def _plain_tables(self) -> dict[str, Table]:
+    def _plain_tables(self) -> list[Table]:
         """Without data traffic and without a limit of memory: nothing recomputes that need not."""
         least = self.core.levels[0]
-        return {least: np.stack([self.model.plain(least, view) for view in self.distinct])}
+        return [np.stack([self.model.plain(least, view) for view in self.distinct])]
 
     @property
     def _sends(self) -> Sends:
-        return self.prices(self.layouts[0], self.core.levels[0]).sends
+        return self.prices(self.layouts[0]).sends
 
     def _every(self) -> list[Ends]:
         """All cuts, where they are few."""
@@ -306,15 +331,14 @@ class CoreTrials:
         m = self.core.shape.candidate.microbatches
         return cut([busy[kind] for kind, _ in kinds], [fill[key] for key in kinds], m, allowed).ends
 
-    def _by_table(self, tables: Mapping[str, Table], cuts: Sequence[Ends]) -> list[Trial]:
+    def _by_table(self, tables: Sequence[Table], cuts: Sequence[Ends]) -> list[Trial]:
         schedule = self.order.schedule
-        figures = {
-            recompute: [figures_at(table, ends, schedule, self.kinds) for ends in cuts]
-            for recompute, table in tables.items()
-        }
+        figures = [
+            [figures_at(table, ends, schedule, self.kinds) for ends in cuts] for table in tables
+        ]
         return self._played(cuts, figures)
 
-    def _played(self, cuts: Sequence[Ends], figures: Mapping[str, Sequence[Table]]) -> list[Trial]:
+    def _played(self, cuts: Sequence[Ends], figures: Sequence[Sequence[Table]]) -> list[Trial]:
         packages = self.model.cuts.summary.packages
         return trials(self.order, self._sends, cuts, figures, self._devices, packages)
 
@@ -323,7 +347,7 @@ class CoreTrials:
         """Of every pipeline rank."""
         return [view.device for view in self.views]
 
-    def _moved(self, tables: Mapping[str, Table], best: Trial, most: float) -> Trial:
+    def _moved(self, tables: Sequence[Table], best: Trial, most: float) -> Trial:
         """``most``: of its memory, what a rank may need."""
         for _ in range(MOVES):
             options = self._by_table(tables, [*_moves(best.ends)])
@@ -352,10 +376,9 @@ class CoreTrials:
         """Of the layout that needs least the cut whose fullest rank needs least, to a percent."""
         schedule = self.order.schedule
         runs = runs_of(plain.ends, schedule)
-        least = self.core.levels[-1]
         needs = {}
         for layout in self.layouts:
-            prices = self.prices(layout, least).staged(schedule)
+            prices = self.prices(self.choices(layout)[-1]).staged(schedule)
             needs[layout] = max(memory.filled for memory in prices.memory(runs, schedule))
         layout = min(needs, key=needs.__getitem__)
         low, high, best = 0.0, needs[layout], plain.ends
@@ -366,7 +389,8 @@ class CoreTrials:
                 low = middle
             else:
                 high, best = middle, ends
-        return self.answer(layout, replace(plain, ends=best, recompute=(least,) * len(runs)))
+        last = len(self.choices(layout)) - 1
+        return self.answer(layout, replace(plain, ends=best, chosen=(last,) * len(runs)))
 
     def _cut_within(self, layout: Layout, most: float) -> Ends | None:
         """The best cut whose ranks need no more of their memory than ``most``, if each holds as
@@ -375,7 +399,7 @@ class CoreTrials:
         each = len(schedule.ranks) // len(schedule.lists)
         clock = self.order.clock(())
         passes = clock.peaks(np.eye(len(schedule.ranks))).max(axis=0)  # of each stage
-        tables = self.tables(layout)[self.core.levels[-1]]
+        tables = self.tables(layout)[-1]
         masks: dict[tuple[int, int], Mask] = {}
 
         def mask(stage: int) -> Mask:
@@ -404,8 +428,16 @@ class CoreTrials:
 
     def answer(self, layout: Layout, trial: Trial) -> Answer:
         """The trial priced in full."""
-        layout = replace(layout, recompute=max(trial.recompute, key=RECOMPUTE.index))
-        prices = self.prices(layout, layout.recompute).staged(self.order.schedule, trial.recompute)
+        choices = self.choices(layout)
+        each = [choices[min(place, len(choices) - 1)] for place in trial.chosen]
+        layout = replace(
+            layout,
+            zero=max(one.zero for one in each),
+            recompute=max((one.recompute for one in each), key=RECOMPUTE.index),
+        )
+        prices = self.prices(layout).staged(
+            self.order.schedule, [(one.zero, one.recompute) for one in each]
+        )
         solved, candidate = self.model.solved, self.core.shape.candidate
         blank = Answer(
             candidate,
@@ -433,7 +465,7 @@ def piped(
         Stage(
             first=units[runs[stage][0]] if runs[stage][0] else "",
             device=schedule.ranks[stage] * each,
-            zero=layout.zero,
+            zero=prices.at(stage).state.zero,
             recompute=prices.at(stage).recompute,
             offload=layout.offload,
         )

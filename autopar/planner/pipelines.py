@@ -33,7 +33,7 @@ from autopar.planner.fixed import FixError, splits
 from autopar.planner.found import FOUND, NAMED, VEE, found_order, limits
 from autopar.planner.pricing.memory import overhead, stage_bytes
 from autopar.planner.pricing.offload import streamed_slope
-from autopar.planner.pricing.pipeline import CutModel, PipelinePrices, recompute_of
+from autopar.planner.pricing.pipeline import CutModel, PipelinePrices, choices_of
 from autopar.planner.pricing.prices import Prices
 from autopar.planner.pricing.repricing import objective
 from autopar.planner.pricing.sends import Order, Sends
@@ -150,11 +150,12 @@ class Pipelines:
 
     def _relieve(self) -> None:
         """Where memory binds the best plan: the same shape with ranks that recompute as much as
-        each must, under every usual schedule."""
+        each must and split as much of their state, under every usual schedule."""
         best, fixed = self.standings.best, self.question.fixed
         if best is None or best.pp == 1 or fixed.recompute:
             return
-        if best.layout.recompute == "none" and best.memory.filled < FILLED:
+        roomy = best.layout.recompute == "none" and best.layout.zero < 2
+        if roomy and best.memory.filled < FILLED:
             return
         if fixed.schedule not in (None, *SCHEDULES):
             return
@@ -203,7 +204,7 @@ class Pipelines:
         order = self._order_of_best
         assert order is not None
         stages = PipelinePrices(cuts, question.cluster, state, layout.recompute, best.pp)
-        stages = stages.staged(order.schedule, recompute_of(best.stages, order.schedule))
+        stages = stages.staged(order.schedule, choices_of(best.stages, order.schedule))
         places = {name: i for i, name in enumerate(cuts.units)}
         ends = (*(places[stage.first] for stage in best.stages[1:]), len(cuts.units))
         hidden = Layout(1, candidate.data, 1 if candidate.data > 1 else 0, "none")
@@ -447,6 +448,9 @@ class Pipelines:
             return
         fixed = self.question.fixed
         listed = [whole.layout for whole, _ in self._shares(core, model)]
+        if core.recompute == BY_RANK:  # which goes on to higher levels of ZeRO by itself
+            least = {(one.dp_shard, one.offload): one for one in reversed(listed)}
+            listed = [one for one in listed if least[one.dp_shard, one.offload] is one]
         if not listed:
             return
         made = CoreTrials(self.question, core, model, order, listed)

@@ -25,8 +25,9 @@ def explain_pipeline(priced: PricedPipeline) -> list[RenderableType]:
         "backward",
         "sends",
         "keeps",
+        "ZeRO",
         "recompute",
-        right=("stage", "rank", "units", "forward", "backward", "sends", "keeps"),
+        right=("stage", "rank", "units", "forward", "backward", "sends", "keeps", "ZeRO"),
     )
     sends_s = _sends_s(priced)
     for stage, (first, end) in enumerate(priced.runs):
@@ -40,6 +41,7 @@ def explain_pipeline(priced: PricedPipeline) -> list[RenderableType]:
             duration(time.backward_s),
             duration(sends_s[stage]),
             size(prices.saved_bytes(stage, first, end)),
+            str(prices.at(stage).state.zero),
             prices.at(stage).recompute,
         )
     ranks = table(
@@ -169,6 +171,7 @@ def pipeline_object(priced: PricedPipeline) -> dict[str, Any]:
                 "rank": priced.schedule.ranks[stage],
                 "first": priced.prices.model.units[first],
                 "units": end - first,
+                "zero": priced.prices.at(stage).state.zero,
                 "recompute": priced.prices.at(stage).recompute,
                 "forward_s": priced.prices.at(stage).time(first, end).forward_s,
                 "backward_s": priced.prices.at(stage).time(first, end).backward_s,

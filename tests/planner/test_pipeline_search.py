@@ -15,7 +15,13 @@ from autopar.pipeline.actions import ScheduleError
 from autopar.pipeline.schedules.table import schedule
 from autopar.planner.candidates import candidates, layouts
 from autopar.planner.pipelines import USUAL
-from autopar.planner.pricing.pipeline import CutModel, Figure, PipelinePrices, runs_of
+from autopar.planner.pricing.pipeline import (
+    CutModel,
+    Figure,
+    PipelinePrices,
+    choices_of,
+    runs_of,
+)
 from autopar.planner.pricing.prices import Prices
 from autopar.planner.pricing.runs import runs_of_kinds
 from autopar.planner.pricing.state import StateSharding
@@ -189,8 +195,38 @@ def test_ranks_recompute_as_much_as_each_must(name: str) -> None:
     prices = PipelinePrices(model, tight.cluster, state, "none", 4)
     times = []
     for each in product(RECOMPUTE, repeat=4):
-        mixed = prices.staged(made, each)
+        mixed = prices.staged(made, [(0, recompute) for recompute in each])
         if max(memory.total for memory in mixed.memory(runs, made)) <= limit:
             times.append(mixed.play(runs, made).step_s)
-    chosen = prices.staged(made, [stage.recompute for stage in best.stages]).play(runs, made).step_s
+    chosen = prices.staged(made, choices_of(best.stages, made)).play(runs, made).step_s
     assert chosen == min(times)
+
+
+def test_ranks_split_as_much_of_their_state_as_each_must() -> None:
+    """No rank could do with a lower level of ZeRO, and one level for all is slower."""
+    fix = {"pp": "2", "dp_shard": "4", "microbatch": "1", "schedule": "1f1b", "offload": "none"}
+    of = question(gpt(layers=8, **{**LARGE, "b": 64}), 64, NODE, fix)
+    one, two = (
+        search_plan(replace(of, fixed=replace(of.fixed, recompute="none", zero=zero))).best
+        for zero in (1, 2)
+    )
+    limit = (one.memory.total + two.memory.total) // 2
+    (group,) = of.cluster.groups
+    device = replace(group.device, memory_bytes=limit)
+    tight = replace(of, cluster=replace(of.cluster, groups=(replace(group, device=device),)))
+    best = search_plan(tight).best
+    assert [stage.zero for stage in best.stages] == [2, 1]  # the first holds most microbatches
+    assert best.memory.total <= limit
+    assert best.time.total_s < two.time.total_s
+
+    solved = solve(tight, best.candidate, Solver("portfolio"))
+    assert solved is not None
+    model = cut_model(tight, solved)
+    made = schedule("1f1b", 2, best.candidate.microbatches)
+    runs = runs_of((model.units.index(best.stages[1].first), len(model.units)), made)
+    state = state_of(tight, best.layout, best.candidate)
+    prices = PipelinePrices(model, tight.cluster, state, "none", 2)
+    chosen = prices.staged(made, choices_of(best.stages, made))
+    assert max(chosen.memory(runs, made), key=lambda memory: memory.filled) == best.memory
+    all_one = prices.staged(made, [(1, "none")] * 2).memory(runs, made)
+    assert [memory.total <= limit for memory in all_one] == [False, True]

@@ -7,7 +7,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +37,15 @@ from tests.runtime.pipelined_models import BATCH, MODELS, Whole
 
 CPU = torch.device("cpu")
 MICROBATCHES = 8
-INSIDE: dict[str, tuple[dict[str, int], int]] = {
-    "tp": ({"tp": 2}, 0),
-    "zero 0": ({"dp_shard": 2}, 0),
-    "zero 1": ({"dp_shard": 2}, 1),
-    "zero 2": ({"dp_shard": 2}, 2),
-    "zero 3": ({"dp_shard": 2}, 3),
+INSIDE: dict[str, tuple[dict[str, int], tuple[int, ...]]] = {
+    "tp": ({"tp": 2}, (0,)),
+    "zero 0": ({"dp_shard": 2}, (0,)),
+    "zero 1": ({"dp_shard": 2}, (1,)),
+    "zero 2": ({"dp_shard": 2}, (2,)),
+    "zero 3": ({"dp_shard": 2}, (3,)),
+    "zero by stage": ({"dp_shard": 2}, (3, 1, 2)),
 }
+"""Axes inside of a stage, and ZeRO levels of the stages, over and over."""
 
 
 def make(
@@ -56,11 +60,15 @@ def make(
     **more: Any,
 ) -> Trainer:
     workload, write = MODELS[model]
-    mesh, zero = INSIDE[inside] if inside else ({}, 0)
+    mesh, zeros = INSIDE[inside] if inside else ({}, (0,))
     planned = lists_of(name, pp, microbatches)
     rows = rows or BATCH // microbatches // mesh.get("dp_shard", 1)
     stages, values, ties = write(planned, rows, **more)
-    settings = Settings(zero=zero, microbatches=microbatches, units=("layers.*",))
+    if len(zeros) > 1:
+        stages = tuple(
+            replace(stage, zero=zero) for stage, zero in zip(stages, cycle(zeros), strict=False)
+        )
+    settings = Settings(zero=max(zeros), microbatches=microbatches, units=("layers.*",))
     make_model = workload.model
     assert make_model is not None
     return Trainer(

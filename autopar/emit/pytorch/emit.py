@@ -205,7 +205,8 @@ def _imports(names: set[str]) -> list[str]:
 
 
 def _settings(lowered: Lowered, plan: Plan, captured: CapturedModel | None) -> list[str]:
-    given = [f"zero={plan.each('zero')}", f"microbatches={plan.microbatches}"]
+    zero = max(stage.zero for stage in plan.stages)
+    given = [f"zero={zero}", f"microbatches={plan.microbatches}"]
     given += [f'precision="{plan.precision}"', f'recompute="{plan.each("recompute")}"']
     if plan.each("offload") != OFFLOAD[0]:
         given.append(f'offload="{plan.each("offload")}"')

@@ -154,6 +154,10 @@ class Figure(IntEnum):
     FIRST = 8
 
 
+Choice = tuple[int, str]
+"""(ZeRO level, recompute) of a stage."""
+
+
 @dataclass(slots=True)
 class PipelinePrices:
     """`CutModel` under one layout of state: what its stages take and hold.
@@ -193,17 +197,21 @@ class PipelinePrices:
             )
         return self._views[view]
 
-    def staged(self, schedule: Schedule, recompute: Sequence[str] = ()) -> PipelinePrices:
-        """The same where every stage of the schedule has the devices of its rank, and recomputes
-        as it says; none: as this."""
-        each = recompute or [self.recompute] * len(schedule.ranks)
-        levels = {self.recompute: self}
-        for name in each:
-            if name not in levels:
-                levels[name] = PipelinePrices(self.model, self.cluster, self.state, name, self.pp)
+    def staged(self, schedule: Schedule, choices: Sequence[Choice] = ()) -> PipelinePrices:
+        """The same where every stage of the schedule has the devices of its rank, and what was
+        chosen for it; none: as this."""
+        own = self.state.zero, self.recompute
+        each = choices or [own] * len(schedule.ranks)
+        made = {own: self}
+        for zero, recompute in each:
+            if (zero, recompute) not in made:
+                state = replace(self.state, zero=zero)
+                made[zero, recompute] = PipelinePrices(
+                    self.model, self.cluster, state, recompute, self.pp
+                )
         views = [self.view(rank) for rank in range(len(schedule.lists))]
         stages = tuple(
-            levels[name].on(views[rank]) for name, rank in zip(each, schedule.ranks, strict=True)
+            made[choice].on(views[rank]) for choice, rank in zip(each, schedule.ranks, strict=True)
         )
         return self if {*map(id, stages)} == {id(self)} else replace(self, by_stage=stages)
 
@@ -367,9 +375,10 @@ def runs_of(ends: Ends, schedule: Schedule) -> list[tuple[int, int]]:
     return [parts[schedule.part[stage]] for stage in range(len(schedule.ranks))]
 
 
-def recompute_of(parts: Sequence[Stage], schedule: Schedule) -> list[str]:
+def choices_of(parts: Sequence[Stage], schedule: Schedule) -> list[Choice]:
     """Of every stage of the schedule, from the model's parts."""
-    return [parts[schedule.part[stage]].recompute for stage in range(len(schedule.ranks))]
+    own = [parts[schedule.part[stage]] for stage in range(len(schedule.ranks))]
+    return [(stage.zero, stage.recompute) for stage in own]
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,9 +401,9 @@ def price_pipeline(
     """Prices the stages of ``plan`` on its own lowered graph. Raises `CutError`."""
     model = CutModel(lowered, summary, prices, plan.framework)
     first = plan.stages[0]
-    if len({(s.spread, s.zero, s.offload) for s in plan.stages}) > 1:
+    if len({(s.spread, s.offload) for s in plan.stages}) > 1:
         raise CutError(
-            "its stages differ in spread, zero or offload, and are priced with one of each so far"
+            "its stages differ in spread or offload, and are priced with one of each so far"
         )
     state = StateSharding(
         first.zero,
@@ -408,7 +417,7 @@ def price_pipeline(
     priced = PipelinePrices(model, cluster, state, first.recompute, len(plan.groups))
     several = len(plan.stages) > 1
     schedule = schedule_of(plan) if several else one_f_one_b(1, plan.microbatches, 1)
-    priced = priced.staged(schedule, recompute_of(plan.stages, schedule))
+    priced = priced.staged(schedule, choices_of(plan.stages, schedule))
     places = {name: i for i, name in enumerate(model.units)}
     unknown = [s.first for s in plan.stages[1:] if s.first not in places]
     if unknown:

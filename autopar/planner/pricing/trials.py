@@ -5,7 +5,7 @@ What `PipelinePrices` says of one plan, for columns of figures, by the clock of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,12 +21,12 @@ from autopar.planner.pricing.sends import Ends, Order, Sends
 @dataclass(frozen=True, slots=True)
 class Trial:
     """step_s: the timeline and the slowest rank's optimizer; filled: of its device's memory, what
-    the fullest rank needs; recompute: of every stage of the schedule."""
+    the fullest rank needs; chosen: of every stage of the schedule, which of what it may choose."""
 
     ends: Ends
     step_s: float
     filled: float
-    recompute: tuple[str, ...]
+    chosen: tuple[int, ...]
 
 
 def figures_at(tables: Table, ends: Ends, schedule: Schedule, kinds: Sequence[int]) -> Table:
@@ -40,14 +40,14 @@ def trials(
     order: Order,
     sends: Sends,
     cuts: Sequence[Ends],
-    figures: Mapping[str, Sequence[Table]],
+    figures: Sequence[Sequence[Table]],
     devices: Sequence[Device],
     packages: frozenset[str],
 ) -> list[Trial]:
     """One trial for each cut.
 
-    figures:  of each cut its `figures_at`, for every recomputation that a rank may choose, the one
-              that keeps most first: each rank takes the first that its device holds, or the last.
+    figures:  for everything that a rank may choose, the fastest first, of each cut its
+              `figures_at`: each rank takes the first that its device holds, or the last.
     devices:  of every pipeline rank.
     packages: installed ones that the model's code lies in.
     """
@@ -59,9 +59,8 @@ def trials(
     limits = np.array([device.memory_bytes for device in devices])[:, None]
     sent = sends.between(cuts)
     peaks = order.clock(sent.skips).peaks
-    names = list(figures)
-    # [recomputations, figures, stages, columns], and what each rank would need under each.
-    every = np.stack([np.stack(of, axis=-1) for of in figures.values()])
+    # [choices, figures, stages, columns], and what each rank would need under each.
+    every = np.stack([np.stack(of, axis=-1) for of in figures])
     needed = np.stack(
         [
             (1 + share)
@@ -82,5 +81,5 @@ def trials(
     filled = (np.take_along_axis(needed, chosen[None], axis=0)[0] / limits).max(axis=0).tolist()
     _, times = clocked(order, columns, sent)
     step_s = (times.step_s + (on_rank @ columns[Figure.UPDATE]).max(axis=0)).tolist()
-    recompute = [tuple(names[i] for i in of) for of in of_stage.T.tolist()]
-    return [Trial(*priced) for priced in zip(cuts, step_s, filled, recompute, strict=True)]
+    of_cut = map(tuple, of_stage.T.tolist())
+    return [Trial(*priced) for priced in zip(cuts, step_s, filled, of_cut, strict=True)]
