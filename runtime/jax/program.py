@@ -90,21 +90,24 @@ def layers(
     stack: Stack,
     *carry: Array,
     shared: Sequence[Array] = (),
+    each: Sequence[Array] = (),
     between: Callable[..., Any] | None = None,
 ) -> Any:
-    """``block(parameters, *shared, *carry)`` for each layer in turn, which gives the next carry;
-    ``between`` takes it to the layer after, of which the last one is apart."""
+    """``block(parameters, *shared, *own, *carry)`` for each layer in turn, which gives the next
+    carry; ``own`` are its rows of ``each``. ``between`` takes the carry to the layer after, of
+    which the last one is apart."""
     # XLA inlines a loop that runs once
     loops = any(a.shape[0] > 1 for a in jax.tree.leaves(stack.arrays))
     run = _remembering(block, stack, in_loop=loops)
 
-    def body(carry: Any, piece: Any) -> Any:
-        given = run(piece, *shared, *carry)
+    def body(carry: Any, row: Any) -> Any:
+        piece, own = row
+        given = run(piece, *shared, *own, *carry)
         if between is not None:
             given = between(*given) if isinstance(given, tuple) else between(given)
         return given if isinstance(given, tuple) else (given,), None
 
-    last, _ = lax.scan(body, carry, stack.arrays)
+    last, _ = lax.scan(body, carry, (stack.arrays, tuple(each)))
     return last if len(last) > 1 else last[0]
 
 

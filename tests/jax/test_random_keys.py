@@ -126,6 +126,8 @@ def test_steps_are_those_of_one_device_with_the_same_keys(tmp_path: Path, name: 
     graph = plan_folder.read_graph(tmp_path / "plan")
     layers = [len(block.instances) for block in graph.blocks.values()]
     assert layers == ([] if loss is mlp else [LAYERS])
+    program = (tmp_path / "plan" / "program" / "model.py").read_text()
+    assert ("each=(jnp.stack((key_0, key_1" in program) is (loss is not mlp)  # and so a loop
     alone = jax.jit(jax.value_and_grad(loss))
     own = start(params)
     for number in range(2):

@@ -222,7 +222,8 @@ class _Writer:
         function = self.functions[block.name]
         stack = f'{self.parameters}["{block.name}"]'
         shared = f", shared=({', '.join(fixed)}{',' * (len(fixed) == 1)})" if fixed else ""
-        extra = shared + self._between(run)
+        looped = len(run.ops) - run.parts
+        extra = shared + self._each(run.ops[:looped], run.each) + self._between(run)
         text = f"layers({function}, {stack}, {', '.join(carry)}{extra})"
         for op in run.ops[1:]:
             for operand in op.operands:
@@ -230,15 +231,21 @@ class _Writer:
         self._settle()
         names = [self._bind(name, first) for name in last.op.outputs]
         shape = self._comment(last.op.outputs[0], last.results[0])
-        looped = len(run.ops) - run.parts
         self.lines.add(f"{', '.join(names)} = {text}", f"{looped} layers: {shape}")
         if run.parts:
             alone = f'{self.parameters}["{loops.last_stack(block.name)}"]'
-            given = ", ".join([*fixed, *names])
+            own = [self._brought(last.operands[i]).text for i in run.each]
+            given = ", ".join([*fixed, *own, *names])
             made = f"layer({function}, {alone}, 0, {given})"
             self.lines.add(f"{', '.join(names)} = {made}", shape)
         for name in last.op.outputs:
             self._shared(name)
+
+    def _each(self, ops: Sequence[LoweredOp], places: Sequence[int]) -> str:
+        """What each of the layers has of its own of the batch, stacked."""
+        rows = [", ".join(self._brought(op.operands[i]).text for op in ops) for i in places]
+        stacks = ", ".join(f"jnp.stack(({row}{',' * (len(ops) == 1)}))" for row in rows)
+        return f", each=({stacks}{',' * (len(rows) == 1)})" if rows else ""
 
     def _between(self, run: loops.Run) -> str:
         """What happens to the carry from one layer to the next."""

@@ -22,6 +22,7 @@ WORDS = (
         "layers(f, stack, x)",
         "x = f(p, *shared, x) for each layer's p; the layers are stacked",
     ),
+    Word(r"\beach=\(", "each=(y,)", "f(p, *shared, y[i], x): a row of y for each layer"),
     Word(r"\blayer\(", "layer(f, stack, i, x)", "the same for the layer at i alone"),
     Word(r"\bcopy_to\(", "copy_to", "itself; the gradients of the ranks are summed"),
     Word(r"\bwhole\(", "whole", "itself; the gradient is kept on the first rank alone"),

@@ -15,6 +15,7 @@ class Run:
     """Calls of all layers of a block in order, each reading what the one before gave.
 
     fixed:   operands that are the same for all of them. carried: those that the call before gave.
+    each:    entries of the batch of which every call reads one of its own.
     between: for each carried one, the steps from one call to the next.
     """
 
@@ -22,6 +23,7 @@ class Run:
     fixed: tuple[int, ...]
     carried: tuple[int, ...]
     between: tuple[tuple[Step, ...], ...]
+    each: tuple[int, ...] = ()
 
     @property
     def parts(self) -> bool:
@@ -78,6 +80,7 @@ def _run(lowered: Lowered, ops: tuple[LoweredOp, ...]) -> Run | None:
         return None
     outputs = len(ops[0].op.outputs)
     carried: list[int] = []
+    each: list[int] = []
     between: tuple[tuple[Step, ...], ...] = ()
     for number, (before, op) in enumerate(itertools.pairwise(ops)):
         made = {name: i for i, name in enumerate(before.op.outputs)}
@@ -85,7 +88,8 @@ def _run(lowered: Lowered, ops: tuple[LoweredOp, ...]) -> Run | None:
         if [made[op.op.inputs[p]] for p in here] != list(range(outputs)):
             return None
         same = [p for p in range(len(op.op.inputs)) if p not in here]
-        if any(op.op.inputs[p] != before.op.inputs[p] for p in same):
+        own = [p for p in same if op.op.inputs[p] != before.op.inputs[p]]
+        if any(name not in lowered.graph.inputs for p in own for name in _both(before, op, p)):
             return None
         if any(op.operands[p].steps for p in same):  # each layer brings its own copy
             return None
@@ -94,13 +98,20 @@ def _run(lowered: Lowered, ops: tuple[LoweredOp, ...]) -> Run | None:
         steps = tuple(
             (*lowered.tensors[op.op.inputs[p]].steps, *op.operands[p].steps) for p in here
         )
-        if number and (here, steps) != (carried, between):
+        if number and (here, own, steps) != (carried, each, between):
             return None
-        carried, between = here, steps
-    fixed = tuple(p for p in range(len(ops[0].op.inputs)) if p not in carried)
-    if any(ops[0].operands[p].steps for p in fixed):
+        carried, each, between = here, own, steps
+    others = [p for p in range(len(ops[0].op.inputs)) if p not in carried]
+    fixed = [p for p in others if p not in each]
+    if any(ops[0].operands[p].steps for p in others):
         return None
-    return Run(ops, fixed, tuple(carried), between)
+    if each and [*fixed, *each, *carried] != list(range(len(ops[0].op.inputs))):
+        return None
+    return Run(ops, tuple(fixed), tuple(carried), between, tuple(each))
+
+
+def _both(before: LoweredOp, after: LoweredOp, place: int) -> tuple[str, str]:
+    return before.op.inputs[place], after.op.inputs[place]
 
 
 def _reads(lowered: Lowered, name: str) -> int:

@@ -172,7 +172,9 @@ def _replaced(draft: Draft, run: Sequence[_Layer], prefix: str) -> Draft:
     carried = _wiring(first, run[1])
     if sorted(i for i in carried if i is not None) != list(range(len(first.outputs))):
         return draft
+    rows = [tuple(layer.inputs[p] for layer in run) for p in range(len(first.inputs))]
     fixed = [p for p, i in enumerate(carried) if i is None]
+    fixed.sort(key=lambda p: len(set(rows[p])) > 1)  # what each layer has of its own is behind
     moving = sorted(
         (p for p, i in enumerate(carried) if i is not None), key=lambda p: carried[p] or 0
     )
@@ -196,8 +198,7 @@ def _replaced(draft: Draft, run: Sequence[_Layer], prefix: str) -> Draft:
         body_nodes.append(replace(node, inputs=inputs, outputs=outs))
     results = tuple(inner[v] for v in first.outputs)
     body = Draft(tuple(body_inputs), tuple(body_nodes), results)
-    rows = {first.inputs[p]: tuple(layer.inputs[p] for layer in run) for p in fixed}
-    each = {inner[value]: row for value, row in rows.items() if len(set(row)) > 1}
+    each = {inner[first.inputs[p]]: rows[p] for p in fixed if len(set(rows[p])) > 1}
     operands: list[Operand] = [first.inputs[p] for p in (*fixed, *moving)]
     # one operand per stacked parameter: the first layer's stands for all
     operands += [value for _, value in first.parameters]
