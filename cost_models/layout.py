@@ -16,6 +16,7 @@ from typing import Literal, cast
 from autopar.cost_models.family import Arch
 from autopar.cost_models.pipeline_time import Pipeline
 from autopar.nouns.errors import UserError, did_you_mean
+from autopar.nouns.offload import OFFLOAD
 from autopar.pipeline.actions import ScheduleError
 from autopar.pipeline.schedules.table import SCHEDULES, kind_of
 
@@ -151,6 +152,14 @@ def choices_of(pairs: Mapping[str, str]) -> dict[str, int | str]:
     choices: dict[str, int | str] = {}
     for name, value in pairs.items():
         part = f"{name}={value}"
+        if name == "offload" and value in OFFLOAD:
+            if value != OFFLOAD[0]:
+                raise LayoutError(
+                    f"--fix {part}: layouts of architecture figures keep the optimizer's state on "
+                    "devices so far; `autopar plan` prices it in host memory, of a model and "
+                    "without cp, ep and sequence_parallel"
+                )
+            continue
         if name not in _COUNTS and name not in _WORDS:
             known = (*_COUNTS, *_WORDS)
             raise LayoutError(

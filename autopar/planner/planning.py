@@ -113,13 +113,14 @@ def plan(
     with clock.phase("load"):
         cluster = cluster_ref if isinstance(cluster_ref, Cluster) else load_cluster(cluster_ref)
         as_read = cluster.fingerprint
-        Fixed.parse(fix or {}, cluster.device_count)  # refused before the long work
+        fixed = Fixed.parse(fix or {}, cluster.device_count)  # refused before the long work
         if options.profile is not None:
             from autopar.cost_models.profile_file import check_profile
 
             check_profile(Path(options.profile))
         workload = workload or load_workload(workload_ref)
         check_style(workload.framework, options.style)
+        _check_offload(fixed, workload, cluster)
         if options.profile is not None:
             style = options.style or style_of(workload.framework)
             cluster = _measured(cluster, options, style, progress)

@@ -168,6 +168,7 @@ def test_cluster_files_that_cannot_be_used(run: Run, old: str, new: str, expecte
         (("--fix", "foo=2"), "microbatch, recompute, offload; cp, ep, sequence_parallel"),
         (("--fix", "zero=7"), "0, 1, 2 or 3"),
         (("--fix", "recompute=often"), "often"),
+        (("--fix", "offload=optimizer"), "offload=optimizer: cpu-core is a part of its host"),
         (("--fix", "tp=two"), "tp=two"),
         (("--searcher", "oracle"), "elimination"),
     ],

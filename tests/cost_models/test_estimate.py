@@ -302,6 +302,7 @@ def test_fix_reads_back() -> None:
     assert (layout.tp, layout.pp, layout.dp_shard, layout.recompute) == (8, 4, 2, "full")
     again = layout_from_fix(parse_fix(str(layout)), 64)
     assert again == layout
+    assert parse_fix("tp=2,offload=none") == {"tp": 2}
 
 
 @pytest.mark.parametrize(
@@ -316,6 +317,8 @@ def test_fix_reads_back() -> None:
         ("tp=2,tp=4", "twice"),
         ("recompute=some", "none, selective, full"),
         ("zero=7", "0, 1, 2 or 3"),
+        ("offload=optimizer", "keep the optimizer's state on devices so far; `autopar plan`"),
+        ("offload=often", "no choice called 'offload'"),
         ("microbatches=7", "is not dp 64 x microbatches 7"),
     ],
 )
