@@ -167,23 +167,54 @@ def test_the_loop_of_a_program_draws_the_same(tmp_path: Path) -> None:
 
 
 def of_data(params: Any, given: Mapping[str, Any]) -> Any:
-    key = jax.random.fold_in(given["key"], given["step"])
-    return jnp.mean(dropped(key, given["x"] @ params["head"]))
+    h = given["x"] @ params["head"]
+    return jnp.mean(dropped(jax.random.fold_in(given["key"], h[0, 0].astype(int)), h))
 
 
 def of_choice(params: Any, given: Mapping[str, Any]) -> Any:
     one, other = jax.random.split(given["key"])
-    key = jnp.where(given["step"] > 3, one, other)
+    key = jnp.where(given["x"][0, 0] > 0, one, other)
     return jnp.mean(dropped(key, given["x"] @ params["head"]))
 
 
+def of_branch(params: Any, given: Mapping[str, Any]) -> Any:
+    h = given["x"] @ params["head"]
+    return jnp.mean(jax.lax.cond(h[0, 0] > 0, lambda: dropped(given["key"], h), lambda: h))
+
+
 @pytest.mark.parametrize(
-    ("loss", "message"), [(of_data, "fold_in.*where the batch is made"), (of_choice, "random")]
+    ("loss", "message"),
+    [
+        (of_data, "from parameters or data.*fold_in.*where the batch is made"),
+        (of_choice, "a random key beside parameters or data"),
+        (of_branch, "compute both sides"),
+    ],
 )
 def test_a_key_that_follows_from_data_is_refused(loss: Any, message: str) -> None:
-    given = {"x": models.shape(8, W), "step": models.ids(), "key": jax.random.key(0)}
+    given = {"x": models.shape(8, W), "key": jax.random.key(0)}
     with pytest.raises(UserError, match=message):
         capture(loss, {"head": STACK["head"]}, given)
+
+
+def of_step(params: Any, given: Mapping[str, Any]) -> Any:
+    key = jax.random.fold_in(jax.random.key(given["seed"]), given["step"])
+    return jnp.mean(dropped(key, given["x"] @ params["head"])) * given["step"]
+
+
+def test_keys_may_follow_from_integers_of_the_batch() -> None:
+    shapes = {"x": models.shape(8, W), "step": models.ids(), "seed": models.ids()}
+    captured = capture(of_step, {"head": STACK["head"]}, shapes)
+    kinds = {e.name: e.kind for e in captured.batch}
+    assert kinds == {
+        "x": "data", "step_0": "drawn", "step_1": "drawn", "step": "key", "seed": "key",
+    }  # fmt: skip
+    params, x = {"head": jnp.eye(W)}, jnp.ones((8, W))
+    for step in (1, np.int32(2)):
+        given = {"x": x, "step": step, "seed": 3}
+        made = captured.draws.loss(params, captured.draws.drawn(given))
+        assert float(made) == pytest.approx(float(of_step(params, given)))
+    with pytest.raises(UserError, match=r"is float64 \[\]; .* what keys follow from, int32"):
+        captured.draws.drawn({"x": x, "step": np.float64(1), "seed": 3})
 
 
 def test_masks_are_asked_for_in_their_smallest_form() -> None:

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 from jax.extend import source_info_util
 
 from autopar.frontends.jax.derivatives import CUSTOM
-from autopar.frontends.jax.errors import RandomKeys
+from autopar.frontends.jax.errors import ControlFlow, RandomKeys
 from autopar.frontends.jax.inputs import is_key
+from autopar.frontends.jax.jaxprs import REFUSED
 from autopar.frontends.jax.places import place_of
 from autopar.frontends.jax.precision import CALLS, inner_jaxprs
 from autopar.frontends.jax.primitives import ELEMENTWISE
@@ -129,12 +130,14 @@ class Apart:
             return self.run(called, (), inputs)
         if draws and name == "scan":
             return self._scan(eqn, inputs)
+        if name in REFUSED:
+            raise ControlFlow(f"{place_of(eqn)}: {REFUSED[name]}")
         if is_random(eqn):
             raise RandomKeys(
                 f"{place_of(eqn)}: a random key or a random number is made from parameters or data "
-                f"({name}): make keys from the batch's keys and constants alone, as in "
-                "jax.random.fold_in(batch['key'], 3); what depends on the step goes into the key "
-                "where the batch is made"
+                f"({name}): make keys from the batch's keys, its single integers and constants "
+                "alone, as in jax.random.fold_in(batch['key'], batch['step']), or where the batch "
+                "is made"
             )
         if any(isinstance(x, Drawn) and x.is_key for x in inputs):
             raise RandomKeys(

@@ -16,9 +16,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from autopar.frontends.jax.apart import Apart, Data, Drawn, is_random
-from autopar.frontends.jax.errors import BatchError
+from autopar.frontends.jax.errors import BatchError, RandomKeys
 from autopar.frontends.jax.inputs import is_key
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Graph
@@ -31,7 +32,8 @@ Arrays = Mapping[str, Any]
 class Draws:
     """The random numbers of ``flat(params, batch)``, a loss, or its results in a row.
 
-    closed: its jaxpr for the planned shapes; keys: the batch's entries of random keys.
+    closed: its jaxpr for the planned shapes; keys: the batch's entries of random keys, and the
+            integers that keys are made from.
     names:  the entries that stand for them; shapes: of these.
     """
 
@@ -63,13 +65,18 @@ class Draws:
         keys: dict[str, Any] = {}
         for name in self.keys:
             wanted, given = self.batch[name], batch.get(name)
+            if isinstance(given, int):
+                given = np.asarray(given, wanted.dtype)
             dtype, shape = getattr(given, "dtype", None), getattr(given, "shape", None)
+            if dtype is not None and not is_key(given):
+                dtype = jax.dtypes.canonicalize_dtype(dtype)
             if dtype != wanted.dtype or shape != wanted.shape:
                 there = "missing" if shape is None else f"{dtype} {list(shape)}"
+                what = "a random key" if wanted.shape or is_key(wanted) else "what keys follow from"
                 raise BatchError(
-                    f"batch[{name!r}] is {there}; where the plan was made it is a random key, "
-                    f"{wanted.dtype} {list(wanted.shape)}: give each step such a key, as in "
-                    "jax.random.fold_in(key, step)"
+                    f"batch[{name!r}] is {there}; where the plan was made it is {what}, "
+                    f"{wanted.dtype} {list(wanted.shape)}: give each step such a one, for keys as "
+                    "in jax.random.fold_in(key, step)"
                 )
             keys[name] = given
         return keys, {name: value for name, value in batch.items() if name not in keys}
@@ -100,14 +107,25 @@ def draws_of(flat: Callable[..., Any], closed: Any, params: Any, batch: Arrays) 
     keys = tuple(n for n, v in batch.items() if is_key(v) or (random and _is_raw(v)))
     if not keys and not random:
         return None
-    walk = Apart()
-    for result in _walked(walk, closed, params, batch, keys):
-        walk.number(result)
+    try:
+        walk = _needed(closed, params, batch, keys)
+    except RandomKeys:  # of a number that the batch has, the step's say
+        numbers = tuple(n for n, v in batch.items() if not v.shape and _is_integer(v))
+        keys = (*keys, *numbers)
+        walk = _needed(closed, params, batch, keys)
     if not walk.needed:
         return None if not keys else Draws(flat, closed, params, batch, keys, {})
     names = _names(keys[0] if keys else "random", len(walk.needed), batch)
     drawn = (jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in walk.needed)
     return Draws(flat, closed, params, batch, keys, dict(zip(names, drawn, strict=True)))
+
+
+def _needed(closed: Any, params: Any, batch: Arrays, keys: Collection[str]) -> Apart:
+    """The walk that knows what is needed where ``keys`` are the entries of keys."""
+    walk = Apart()
+    for result in _walked(walk, closed, params, batch, keys):
+        walk.number(result)
+    return walk
 
 
 def drawn_entries(
@@ -176,6 +194,10 @@ def _is_raw(array: Any) -> bool:
     follows from it alone is computed before the step, and is the same."""
     shape = tuple(array.shape)
     return array.dtype == jnp.uint32 and len(shape) in (1, 2) and shape[-1] in (2, 4)
+
+
+def _is_integer(array: Any) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jnp.integer))
 
 
 def _shape(array: Any) -> Any:
