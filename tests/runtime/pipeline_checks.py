@@ -43,7 +43,7 @@ INSIDE: dict[str, tuple[dict[str, int], tuple[int, ...]]] = {
     "zero 1": ({"dp_shard": 2}, (1,)),
     "zero 2": ({"dp_shard": 2}, (2,)),
     "zero 3": ({"dp_shard": 2}, (3,)),
-    "zero by stage": ({"dp_shard": 2}, (3, 1, 2)),
+    "zero by stage, offload": ({"dp_shard": 2}, (3, 1, 2)),
 }
 """Axes inside of a stage, and ZeRO levels of the stages, over and over."""
 
@@ -68,7 +68,10 @@ def make(
         stages = tuple(
             replace(stage, zero=zero) for stage, zero in zip(stages, cycle(zeros), strict=False)
         )
-    settings = Settings(zero=max(zeros), microbatches=microbatches, units=("layers.*",))
+    offload = "optimizer" if inside.endswith("offload") else "none"
+    settings = Settings(
+        zero=max(zeros), offload=offload, microbatches=microbatches, units=("layers.*",)
+    )
     make_model = workload.model
     assert make_model is not None
     return Trainer(

@@ -39,7 +39,9 @@ def test_two_steps_equal_one_device(checked: dict[str, Any], model: str, name: s
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v", "chimera"])
-@pytest.mark.parametrize("inside", ["tp", "zero 0", "zero 1", "zero 2", "zero 3", "zero by stage"])
+@pytest.mark.parametrize(
+    "inside", ["tp", "zero 0", "zero 1", "zero 2", "zero 3", "zero by stage, offload"]
+)
 def test_stages_of_two_ranks(checked: dict[str, Any], inside: str, name: str) -> None:
     right(checked[f"inside: {inside}, {name}"])
 
