@@ -25,6 +25,7 @@ from autopar.nouns.workload import Workload
 from autopar.runtime import program_module
 from autopar.runtime.given_model import workload_for
 from autopar.runtime.jax import program as jax_program
+from autopar.runtime.jax.batches import Batches
 from autopar.runtime.jax.frozen import of_trained, parted
 from autopar.runtime.jax.layout import Layout, by_name
 from autopar.runtime.jax.own_optimizer import OwnOptimizer
@@ -128,11 +129,10 @@ def load(
         program.workload,
         step,
         state,
-        planned=plan_folder.read_batch(folder),
+        Batches(step, plan_folder.read_batch(folder), program.draws),
         tree=tree,
         frozen=held_back,
         aux=program.aux,
-        draws=program.draws,
     )
     if optimizer is not None:
         trainer.optimizer = OwnOptimizer.of(optimizer, tree, step.mesh)

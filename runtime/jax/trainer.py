@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from autopar.frontends.captured import Aux
-from autopar.frontends.jax.draws import Draws
-from autopar.nouns.batch import BatchEntry
 from autopar.nouns.workload import Workload
 from autopar.runtime.checkpoint_folder import MANIFEST
 from autopar.runtime.jax import checkpoint, loss_scale
+from autopar.runtime.jax.batches import Batches
 from autopar.runtime.jax.frozen import held_by, joined, without
 from autopar.runtime.jax.other_sizes import any_size, placed_batch
 from autopar.runtime.jax.outputs import Outputs, tree_of
@@ -27,7 +26,6 @@ from autopar.runtime.jax.step import Array, Arrays, State, Step, held, placed
 from autopar.runtime.jax.user_tree import Tree, UserTree
 from autopar.runtime.keeping import Keeping
 from autopar.runtime.kept_checkpoints import drop_old, newest, of_step
-from autopar.runtime.planned_batch import check_batch, check_planned, is_planned
 from autopar.runtime.settings import ProgramError
 from autopar.runtime.stopping import Stopping
 
@@ -43,12 +41,11 @@ class Trainer:
     workload: Workload
     compiled: Step
     state: dict[str, Any]
+    batches: Batches
     gradient_norm: Any = 0.0
-    planned: Sequence[BatchEntry] = ()
     tree: UserTree | None = None
     frozen: Tree = None
     aux: Aux | None = None
-    draws: Draws | None = None
     optimizer: OwnOptimizer | None = None
     opt_state: Any = None
     _run: Any = None
@@ -73,7 +70,7 @@ class Trainer:
         Raises `OtherBatch` for a batch that was not planned for.
         """
         self._between()
-        cut = self._cut(batch)
+        cut = self.batches.cut(batch)
         if self._run is None:
             function = self.compiled.step if self.optimizer is None else self._own_step()
             self._run = function.lower(*self._before(), cut).compile()
@@ -116,7 +113,7 @@ class Trainer:
                 (PartitionSpec(), self._tree.specs(cut=True), step.outputs.specs),
             ),
         )
-        loss, gradients, outputs = function(held(self.state), self._cut(batch))
+        loss, gradients, outputs = function(held(self.state), self.batches.cut(batch))
         return self._with_aux(loss, outputs), gradients
 
     def update(self, gradients: Tree) -> Any:
@@ -159,18 +156,17 @@ class Trainer:
         Of the planned size it is the forward pass of the plan's program. Of any other it is the
         loss function as it stands, partitioned by XLA.
         """
-        check_batch(batch)
         step = self.compiled
-        keys, data, planned = self._keys_apart(batch)
-        if not planned or is_planned(_as_jax_takes(data), planned):
+        cut = self.batches.cut_if_planned(batch)
+        if cut is not None:
             known = (step.held_specs, step.batch_specs)
             made = (PartitionSpec(), step.outputs.specs)
             function = self._once("evaluate", lambda: step.compiled(step.evaluate, known, made))
-            cut = step.cut(data, self._drawn(keys))
             return self._with_aux(*function(held(self.state), cut))
         loss = self.workload.loss
         assert loss is not None
-        given = {**placed_batch(step, planned, data), **keys}
+        keys, data = self.batches.apart(batch)
+        given = {**placed_batch(step, self.batches.data, data), **keys}
         function = self._once("any size", lambda: any_size(step, self._tree, loss))
         return function(self.state["params"], given)
 
@@ -275,33 +271,6 @@ class Trainer:
     def _before(self) -> tuple[Any, ...]:
         return (self.state,) if self.optimizer is None else (self.state, self.opt_state)
 
-    def _cut(self, batch: Mapping[str, Any]) -> dict[str, Array]:
-        check_batch(batch)
-        keys, data, planned = self._keys_apart(batch)
-        if planned:
-            check_planned(_as_jax_takes(data), planned)
-        return self.compiled.cut(data, self._drawn(keys))
-
-    def _keys_apart(
-        self, batch: Mapping[str, Any]
-    ) -> tuple[dict[str, Array], Mapping[str, Any], Sequence[BatchEntry]]:
-        """The random keys of ``batch``, on all devices, its other entries, and those planned."""
-        if self.draws is None:
-            return {}, batch, self.planned
-        keys, data = self.draws.apart(batch)
-        planned = [entry for entry in self.planned if entry.kind == "data"]
-        whole = NamedSharding(self.compiled.mesh, PartitionSpec())
-        return put(keys, dict.fromkeys(keys, whole)), data, planned
-
-    def _drawn(self, keys: Arrays) -> Arrays:
-        """The random numbers of a step, as `Step.cut` takes them."""
-        draws = self.draws
-        if draws is None:
-            return {}
-        drawing = self.compiled.drawing
-        made: Arrays = self._once("draws", lambda: drawing(draws.draw, draws.names))(keys)
-        return made
-
     def _own_step(self) -> Any:
         """A step of the user's own optimizer, jitted: the program's backward, then `_updated`."""
         step, own = self.compiled, self.optimizer
@@ -355,13 +324,3 @@ def stored(step: Step, tree: UserTree, given: Tree) -> dict[str, Any]:
 
     made: dict[str, Any] = step.compiled(make, (own,), specs)(there)
     return made
-
-
-def _as_jax_takes(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays as shapes with the dtypes that JAX gives them: NumPy's 64 bits become 32."""
-    return {
-        name: jax.ShapeDtypeStruct(value.shape, jax.dtypes.canonicalize_dtype(value.dtype))
-        if hasattr(value, "dtype")
-        else value
-        for name, value in batch.items()
-    }

@@ -17,6 +17,7 @@ import pytest
 from autopar.frontends.jax import paths_of
 from autopar.runtime.checkpoint_folder import CheckpointError
 from autopar.runtime.jax import checkpoint as jax_checkpoint
+from autopar.runtime.jax.batches import Batches
 from autopar.runtime.jax.layout import by_name
 from autopar.runtime.jax.step import Step
 from autopar.runtime.jax.trainer import Trainer
@@ -34,7 +35,8 @@ def trainer() -> Trainer:
     assert given.workload.init is not None
     tree = given.workload.init(None)
     named = by_name(paths_of(tree), given.captured.stacks)
-    return Trainer(given.workload, step, step.initial(lambda: step.layout.gather_names(named)))
+    state = step.initial(lambda: step.layout.gather_names(named))
+    return Trainer(given.workload, step, state, Batches(step))
 
 
 def state(made: Trainer) -> list[Any]:
