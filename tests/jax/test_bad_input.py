@@ -16,6 +16,7 @@ from autopar.frontends.jax import capture, capture_workload
 from autopar.frontends.jax.errors import (
     BatchError,
     BuildError,
+    CaptureError,
     ControlFlow,
     LargeConstant,
     LossError,
@@ -68,6 +69,12 @@ def with_rule(params: Any, batch: Any) -> Any:
     return jnp.sum(added(params["w"]))
 
 
+def layers_and_whole(params: Any, batch: Any) -> Any:
+    """Rows of ``w`` are layers, and behind them it is read as a whole."""
+    x, _ = jax.lax.scan(lambda x, row: (x * row, None), batch["x"], params["w"])
+    return jnp.mean(x) + jnp.mean(params["w"] ** 2)
+
+
 CASES: dict[str, tuple[Callable[..., Any], type[UserError], str]] = {
     "vector": (lambda p, b: (b["x"] @ p["w"])[:, 0], NotScalarLoss, r"float32\[4\]"),
     "pair": (lambda p, b: ((b["x"] @ p["w"]).mean(), 1.0), NotScalarLoss, "reduce it"),
@@ -77,6 +84,7 @@ CASES: dict[str, tuple[Callable[..., Any], type[UserError], str]] = {
     "branch": (branch, ControlFlow, r"jnp\.where"),
     "unused": (lambda p, b: jnp.mean(b["x"]), ParameterWithoutGradient, "1 of 1 parameters: w"),
     "detached": (detached, ParameterWithoutGradient, "w"),
+    "layers_and_whole": (layers_and_whole, CaptureError, "'w' holds the layers of a scan"),
     "constant": (with_rule, LargeConstant, "131072 elements"),
 }
 
