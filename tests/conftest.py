@@ -23,9 +23,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _warm_ranks() -> Iterator[None]:
-    from autopar.runtime.jobs import pytorch_launch
-    from tests.warm_ranks import with_its_ranks
+    from autopar.runtime.jobs import jax_launch, pytorch_launch
+    from tests.warm_ranks import jax_worker, with_its_ranks
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pytorch_launch, "with_its_ranks", with_its_ranks)
+        patch.setattr(jax_launch, "worker", jax_worker)
         yield

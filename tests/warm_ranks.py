@@ -1,49 +1,40 @@
-"""Jobs of the tests start from one process that has imported what ranks import.
-
-That import is most of what a small job costs. `autopar.runtime.jobs.pytorch_launch` pays it for
-every job; jobs that tests start by a command of their own do too.
-"""
+"""Jobs of the tests start warm, see `tests.warm`: those of `autopar.runtime.jobs.pytorch_launch`,
+and those that tests start by a command of their own."""
 
 from __future__ import annotations
 
+import gc
 import json
-import multiprocessing
 import os
-from collections.abc import Sequence
-from multiprocessing.reduction import DupFd
+import signal
+import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autopar.runtime.jobs.pytorch_launch import local_launcher
-
-IMPORTED_BY_RANKS = [
-    "autopar.runtime.jobs.pytorch_worker",
-    "autopar.frontends.pytorch",
-    "transformers.models.llama.modeling_llama",  # of `examples/03_llama.py`; may be missing
-]
-
-TIMEOUT_S = 500
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(IMPORTED_BY_RANKS)
+from autopar.runtime.jobs import jax_launch, pytorch_launch
+from tests import warm
 
 
 def with_its_ranks(command: Sequence[str]) -> int:
     """`pytorch_launch.with_its_ranks` for what its `local_launcher` starts, with less to import."""
-    start = local_launcher(0, Path())
-    assert list(command[: len(start) - 2]) == list(start[:-2])
-    ranks, codes, _, module, *arguments = command[len(start) - 2 :]
-    return _ended(int(ranks), Path(codes), module, arguments, (1, 2))
+    return warm.code_of(warm.start(_host, _job(command), (1, 2)))
+
+
+def jax_worker(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    """`jax_launch.worker`, likewise."""
+    words = ["-m", jax_launch.WORKER, *arguments]
+    return warm.code_of(warm.start(_of_jax, [words], (1, 2), environment=environment))
 
 
 def results_of(module: str, folder: Path, ranks: int = 4) -> dict[str, Any]:
     """What ``module``'s ``main``, on all ranks, left in the results.json of ``folder``."""
     log = folder / "log.txt"
     with log.open("wb") as to:
-        files = (to.fileno(), to.fileno())
-        code = _ended(ranks, folder / "exit_codes.json", module, [str(folder)], files)
+        job = (ranks, folder / "exit_codes.json", module, [str(folder)])
+        code = warm.code_of(warm.start(_host, job, (to, to)))
     assert code == 0, log.read_text()[-4000:]
     results: dict[str, Any] = json.loads((folder / "results.json").read_text())
     for name, result in results.items():
@@ -52,35 +43,59 @@ def results_of(module: str, folder: Path, ranks: int = 4) -> dict[str, Any]:
     return results
 
 
-def _ended(
-    ranks: int, codes: Path, module: str, arguments: list[str], outputs: tuple[int, int]
-) -> int:
-    """The exit code of a job that writes to two files of this process."""
-    job = (ranks, codes, module, arguments)
-    place = (dict(os.environ), os.getcwd(), [DupFd(output) for output in outputs])
-    process = _context.Process(target=_host, args=(*job, *place))
-    process.start()
-    process.join(TIMEOUT_S)
-    if process.exitcode is None:
-        process.kill()
-        pytest.fail(f"{module} on {ranks} ranks has not ended after {TIMEOUT_S} s")
-    return process.exitcode
+def autopar(words: Sequence[str]) -> int:
+    """``python -m autopar WORDS`` in this process, from which its ranks are forked."""
+    pytorch_launch.with_its_ranks = _forked
+    return warm.python(["-m", "autopar", *words])
 
 
-def _host(
-    ranks: int,
-    codes: Path,
-    module: str,
-    arguments: list[str],
-    environment: dict[str, str],
-    folder: str,
-    outputs: list[Any],
-) -> None:
-    for to, output in enumerate(outputs, 1):
-        os.dup2(output.detach(), to)
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(folder)
+def loose(ranks: int, words: Sequence[str]) -> int:
+    """Ranks of ``python WORDS`` as other machines start them: nobody stops those that are left when
+    one dies. They are forked from this process; 1 if any fails."""
+    gc.freeze()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    started = []
+    for rank in range(ranks):
+        pid = os.fork()
+        if pid == 0:
+            os.environ.update(
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+                WORLD_SIZE=str(ranks),
+                LOCAL_WORLD_SIZE=str(ranks),
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(port),
+            )
+            return warm.python(words)
+        started.append(pid)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # those are for the ranks, for which this one waits
+    return int(any([os.waitpid(pid, 0)[1] for pid in started]))
+
+
+def _of_jax(words: Sequence[str]) -> int:
+    import jax
+
+    jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS"))  # was read at import
+    return warm.python(words)
+
+
+def _job(command: Sequence[str]) -> tuple[int, Path, str, list[str]]:
+    start = pytorch_launch.local_launcher(0, Path())
+    assert list(command[: len(start) - 2]) == list(start[:-2])
+    ranks, codes, _, module, *arguments = command[len(start) - 2 :]
+    return int(ranks), Path(codes), module, arguments
+
+
+def _forked(command: Sequence[str]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        _host(*_job(command))
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _host(ranks: int, codes: Path, module: str, arguments: list[str]) -> int:
     from autopar.runtime.jobs.local_ranks import run
 
     os._exit(run(ranks, codes, module, arguments))

@@ -12,13 +12,14 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autopar.runtime.jobs.failures import RankFailed, failure
 
 COUNT = "--xla_force_host_platform_device_count"
+WORKER = "autopar.runtime.jobs.jax_worker"
 DEVICES = {"cpu": "cpu", "cuda": "cuda"}
 
 
@@ -29,22 +30,20 @@ def launch(job: str, options: Mapping[str, Any], devices: int, device: str = "cp
     """
     with tempfile.TemporaryDirectory(prefix="autopar-") as results:
         file = Path(results) / "result.json"
-        command = [sys.executable, "-m", "autopar.runtime.jobs.jax_worker"]
         sys.stdout.flush()
-        done = subprocess.run(
-            [*command, job, json.dumps(options), str(file)],
-            env=_environment(devices, device),
-            check=False,
-        )
+        code = worker([job, json.dumps(options), str(file)], _environment(devices, device))
         if not file.exists():
-            why = f"was killed by signal {-done.returncode}" if done.returncode < 0 else "stopped"
-            raise RankFailed(
-                f"the JAX process {why} without a result (exit code {done.returncode})"
-            )
+            why = f"was killed by signal {-code}" if code < 0 else "stopped"
+            raise RankFailed(f"the JAX process {why} without a result (exit code {code})")
         answer = json.loads(file.read_text())
     if "error" in answer:
         raise failure(answer, "the JAX process")
     return answer["result"]
+
+
+def worker(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    """The exit code of `autopar.runtime.jobs.jax_worker` with these arguments."""
+    return subprocess.run([sys.executable, "-m", WORKER, *arguments], env=environment).returncode
 
 
 def _environment(devices: int, device: str) -> dict[str, str]:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +10,7 @@ import pytest
 
 from benchmarks import planted_errors
 from benchmarks.planting import CannotPlant, Planted, check
+from tests import warm
 
 ROOT = Path(__file__).parents[2]
 EVERY = [error for errors in planted_errors.ERRORS.values() for error in errors]
@@ -45,17 +43,10 @@ def test_an_error_that_does_not_fit_is_refused(change: dict[str, str], message: 
 def test_some_are_called_wrong_and_the_case_itself_right() -> None:
     """One that is planted before planning, and one that only the buffers show."""
     names = ["a norm of groups with another epsilon", "running variance is the biased one"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.planted_errors", "--json"]
-        + [text for name in names for text in ("--only", name)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    rows = json.loads(done.stdout)["rows"]
+    words = ["-m", "benchmarks.planted_errors", "--json"]
+    words += [text for name in names for text in ("--only", name)]
+    code, out, err = warm.done(warm.python, [words], ROOT)
+    assert code == 0, err[-2000:]
+    rows = json.loads(out)["rows"]
     assert [row["verdict"] for row in rows] == ["right", "WRONG", "WRONG"]
     assert rows[2]["told by"] == "weight"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from autopar.cli.commands import plan_files, search
 from autopar.files import plan_folder
 from autopar.runtime.jobs import launch
 from autopar.runtime.verify.verified import VerifyResult
+from tests import warm, warm_ranks
 
 ROOT = Path(__file__).parents[2]
 NUMBERED = sorted(file.stem for file in (ROOT / "examples").glob("*.py"))
@@ -92,8 +91,7 @@ def test_the_commands_of_an_example(tmp_path: Path) -> None:
 
 def autopar(*words: str) -> dict[str, Any]:
     """The one object that a command prints on stdout."""
-    command = [sys.executable, "-m", "autopar", *words, "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    printed: dict[str, Any] = json.loads(done.stdout)
+    code, out, err = warm.done(warm_ranks.autopar, [[*words, "--json"]], ROOT)
+    assert code == 0, err
+    printed: dict[str, Any] = json.loads(out)
     return printed

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.examples.script_logs import losses_of
 from tests.plans import cluster_text
+from tests.warm import code_of
+from tests.warm_ranks import loose
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples/07_train_script.py"
@@ -27,23 +29,15 @@ def test_ten_of_at_most_120_lines_are_autopars() -> None:
     assert len(own) <= 10
 
 
-def start(ranks: int, output: Path, log: Path, fix: str) -> subprocess.Popen[bytes]:
+def start(ranks: int, output: Path, log: Path, fix: str) -> BaseProcess:
     """The script on some processes, that end together, as torchrun starts them."""
     cluster = output / f"{ranks}.yaml"
     cluster.parent.mkdir(exist_ok=True)
     cluster.write_text(cluster_text(ranks))
     arguments = ["--cluster", cluster, "--fix", fix, "--output", output, "--dtype", "float64"]
     arguments += ["--samples", "90", "--epochs", "2", "--evaluate-every", "3"]
-    command = [sys.executable, "-m", "tests.runtime.loose_ranks", str(ranks), str(SCRIPT)]
-    with log.open("wb") as into:
-        return subprocess.Popen(
-            [*command, *map(str, arguments)],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-            stdout=into,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    with log.open("wb") as to:
+        return warm.start(loose, (ranks, [str(SCRIPT), *map(str, arguments)]), (to, to), ROOT)
 
 
 def gone(group: int, seconds: float) -> bool:
@@ -63,21 +57,23 @@ def test_killed_and_gone_on_with_it_is_what_it_would_have_been(tmp_path: Path) -
     import transformers
 
     whole, first, second = (tmp_path / f"{name}.txt" for name in ("whole", "first", "second"))
-    assert start(4, tmp_path / "whole", whole, "dp_shard=2,tp=2,zero=3").wait(120) == 0
+    assert code_of(start(4, tmp_path / "whole", whole, "dp_shard=2,tp=2,zero=3"), 120) == 0
     broken = start(4, tmp_path / "broken", first, "dp_shard=2,tp=2,zero=3")
+    group = broken.pid
+    assert group is not None
     try:
         late = time.monotonic() + 60
         while "step 4 " not in first.read_text() and time.monotonic() < late:
             time.sleep(0.01)
-        os.killpg(broken.pid, signal.SIGTERM)
-        broken.wait(60)
-        assert gone(broken.pid, 60)
+        os.killpg(group, signal.SIGTERM)
+        code_of(broken, 60)
+        assert gone(group, 60)
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(broken.pid, signal.SIGKILL)
+            os.killpg(group, signal.SIGKILL)
     assert "SIGTERM: saved step" in first.read_text()
     assert "step 12 " not in first.read_text()
-    assert start(2, tmp_path / "broken", second, "pp=2").wait(120) == 0
+    assert code_of(start(2, tmp_path / "broken", second, "pp=2"), 120) == 0
     wanted, seen = losses_of(whole), losses_of(first, second)
     assert wanted.keys() == seen.keys()
     assert ("12", "loss") in wanted  # two epochs of six batches, the last of each short

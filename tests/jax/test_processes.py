@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 import autopar
 from autopar.runtime.checkpoint_folder import CheckpointError
 from autopar.runtime.jax import checkpoint
+from tests import warm
 from tests.jax import test_script as script
 from tests.jax.of_several_processes import optimizer
 from tests.plans import cluster
@@ -30,18 +30,16 @@ def test_two_processes_train_as_one_and_save_together(tmp_path: Path) -> None:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     (tmp_path / "taken").write_text("a file")
-    command = [sys.executable, "-m", "tests.jax.of_several_processes"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    running = [
-        subprocess.Popen(
-            [*command, str(number), str(port), str(tmp_path)],
-            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for number in range(2)
-    ]  # fmt: skip
-    texts = [process.communicate(timeout=120) for process in running]
-    assert [process.returncode for process in running] == [0, 0], texts
-    first, second = (json.loads(out.splitlines()[-1]) for out, _ in texts)
+    module, environment = "tests.jax.of_several_processes", {**os.environ, "JAX_PLATFORMS": "cpu"}
+
+    def process(number: int) -> tuple[int, str, str]:
+        words = ["-m", module, str(number), str(port), str(tmp_path)]
+        return warm.done(warm.python, [words], ROOT, environment)
+
+    with ThreadPoolExecutor(2) as both:
+        (code, out, _), (other, its_out, _) = texts = list(both.map(process, range(2)))
+    assert (code, other) == (0, 0), texts
+    first, second = (json.loads(text.splitlines()[-1]) for text in (out, its_out))
     assert "taken is a file" in first.pop("refused")
     assert "process 0 failed" in second.pop("refused")
     assert first == second

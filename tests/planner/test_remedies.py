@@ -15,24 +15,25 @@ from autopar.planner.remedies import search_or_advise
 from autopar.planner.search import search_plan
 from autopar.planner.standings import NothingFits, size_text
 from tests.planner.graphs import gpt
-from tests.planner.test_search import LARGE, NODE, memory_limited, question
+from tests.planner.test_search import LARGE, NODE, question
 
-GRAPH = gpt(layers=2, **LARGE)
+BATCH, DEVICES = 16, 4  # few, for few layouts
+GRAPH = gpt(layers=2, **{**LARGE, "b": BATCH})
 
 
-def on(devices: int, limit_bytes: int) -> Question:
+def on(devices: int, limit_bytes: int, **fix: str) -> Question:
     """The question for as many devices of one node."""
-    asked = question(GRAPH, 32, memory_limited(limit_bytes))
+    device = replace(NODE.device, memory_bytes=limit_bytes)
+    groups = (replace(NODE.groups[0], device=device, count=devices),)
     levels = (*NODE.levels[:-1], replace(NODE.levels[-1], span=devices))
-    groups = (replace(asked.cluster.groups[0], count=devices),)
-    return replace(asked, cluster=replace(asked.cluster, groups=groups, levels=levels))
+    return question(GRAPH, BATCH, replace(NODE, groups=groups, levels=levels), fix)
 
 
 @functools.cache
 def least(cut: bool = True) -> int:
     """Bytes of the tightest layout, found where nothing fits."""
     with pytest.raises(NothingFits) as error:
-        search_plan(replace(on(8, 1), obstacles=() if cut else ("statistics",)))
+        search_plan(replace(on(DEVICES, 1), obstacles=() if cut else ("statistics",)))
     assert error.value.tightest is not None
     return error.value.tightest.memory.total
 
@@ -40,41 +41,39 @@ def least(cut: bool = True) -> int:
 @functools.cache
 def needed(**fix: str) -> int:
     """Bytes of the fastest layout with these choices."""
-    return search_plan(question(GRAPH, 32, NODE, fix)).best.memory.total
+    return search_plan(on(DEVICES, NODE.device.memory_bytes, **fix)).best.memory.total
 
 
 def refused(limit_bytes: int, **fix: str) -> str:
     with pytest.raises(DoesNotFit) as error:
-        search_or_advise(question(GRAPH, 32, memory_limited(limit_bytes), fix))
+        search_or_advise(on(DEVICES, limit_bytes, **fix))
     return str(error.value)
 
 
 def test_a_pin_that_stands_in_the_way_is_named_with_the_price_of_leaving_it_out() -> None:
-    fix = {"dp_replicate": "8", "recompute": "none", "offload": "none"}
-    sharded = needed(dp_shard="8", zero="3", recompute="none", microbatch="1")
+    fix = {"dp_replicate": "4", "recompute": "none", "offload": "none"}
+    sharded = needed(dp_shard="4", zero="3", recompute="none", microbatch="1")
     limit = (needed(microbatch="1", **fix) + sharded) // 2
     text = refused(limit, **fix)
-    assert "The cheapest change that fits: without --fix dp_replicate=8 (" in text
-    kept = {"recompute": "none", "offload": "none"}
-    freed = question(GRAPH, 32, memory_limited(limit), kept)
-    best = search_plan(freed).best
+    assert "The cheapest change that fits: without --fix dp_replicate=4 (" in text
+    best = search_plan(on(DEVICES, limit, recompute="none", offload="none")).best
     held, offered = (size / 2**30 for size in (best.memory.total, limit))
     assert f"{held:.1f} GiB of {offered:.1f} GiB, {best.time.total_s:.3g} s a step" in text
 
 
 def test_a_smaller_batch_is_named_where_the_batch_may_not_be_cut() -> None:
-    asked = question(GRAPH, 32, memory_limited((least() + least(cut=False)) // 2))
+    asked = on(DEVICES, (least() + least(cut=False)) // 2)
     with pytest.raises(DoesNotFit) as error:
         search_or_advise(replace(asked, obstacles=("statistics over the batch",)))
     parts = search_plan(asked).best.candidate.microbatches
     assert parts > 1
-    assert f"fits: a batch of {32 // parts} samples in place of 32" in str(error.value)
+    assert f"fits: a batch of {BATCH // parts} samples in place of {BATCH}" in str(error.value)
 
 
 def test_more_devices_are_named_only_where_they_are_enough() -> None:
     limit = int(0.8 * least())
     text = refused(limit)
-    match = re.search(r"fits: (\d+) devices in place of 8, joined by nvlink too", text)
+    match = re.search(r"fits: (\d+) devices in place of 4, joined by nvlink too", text)
     assert match, text
     count = int(match[1])
     assert search_plan(on(count, limit)).best.memory.total <= limit

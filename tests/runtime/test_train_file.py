@@ -14,7 +14,9 @@ from autopar.files import plan_folder
 from autopar.nouns.errors import UserError
 from autopar.planner import plan
 from autopar.runtime.jobs.launch import run, verify
+from tests import warm
 from tests.plans import cluster_text
+from tests.warm_ranks import loose
 
 MODEL = """
 import torch
@@ -61,8 +63,6 @@ FIXES = {
 }
 STEPS = 3
 ROOT = Path(__file__).parents[2]
-TORCHRUN = ("torch.distributed.run", "--nproc-per-node")
-LIKE_IT = ("tests.runtime.loose_ranks",)  # its environment, for a third of its start
 
 
 def folder_of(where: Path, fix: dict[str, str]) -> Path:
@@ -79,20 +79,23 @@ def folder_of(where: Path, fix: dict[str, str]) -> Path:
 @pytest.mark.parametrize("name", FIXES)
 def test_train_py_prints_the_losses_of_a_run(tmp_path: Path, name: str) -> None:
     folder = folder_of(tmp_path, FIXES[name])
-    ranks = str(plan_folder.read_plan(folder).device_count)
+    ranks = plan_folder.read_plan(folder).device_count
     losses = run(folder, STEPS, quiet=True).losses
     file = folder / plan_folder.PROGRAM / plan_folder.TRAIN
-    start = TORCHRUN if name == "every axis of a mesh" else LIKE_IT
-    started = subprocess.run(
-        [sys.executable, "-m", *start, ranks, str(file), "--steps", str(STEPS)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert started.returncode == 0, started.stderr
-    printed = [f"step {i}  loss {loss:.6f}" for i, loss in enumerate(losses)]
-    assert started.stdout.splitlines() == printed
+    words = [str(file), "--steps", str(STEPS)]
+    if name == "accumulation":
+        started = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *words],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        code, out, err = started.returncode, started.stdout, started.stderr
+    else:  # with its environment, for a tenth of its start
+        code, out, err = warm.done(loose, (ranks, words), ROOT)
+    assert code == 0, err
+    assert out.splitlines() == [f"step {i}  loss {loss:.6f}" for i, loss in enumerate(losses)]
     assert losses[0] > losses[-1]
 
 

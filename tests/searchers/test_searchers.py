@@ -122,7 +122,7 @@ def test_searchers_on_layers(limit: float | None) -> None:
     problem = layered(40, 5, seed=1, limit=limit)
     answers = {}
     for name in [*EXACT, *OTHERS]:
-        budget = Budget(evaluations=20_000 if name in ("mcts", "elimination") else 100_000)
+        budget = Budget(evaluations=5_000 if name in ("mcts", "elimination") else 100_000)
         if name in ("integer_program", "portfolio"):
             budget = Budget()
         answers[name] = search(problem, name, budget, 0)
@@ -149,8 +149,8 @@ def test_costs_far_below_zero_prove_nothing_wrong(name: str) -> None:
 @pytest.mark.parametrize("name", ["elimination", *OTHERS])
 def test_same_seed_same_answer(name: str) -> None:
     problem = layered(30, 5, seed=2, limit=0.4)
-    first = search(problem, name, Budget(evaluations=20_000), seed=3)
-    second = search(problem, name, Budget(evaluations=20_000), seed=3)
+    budget = Budget(evaluations=5_000)
+    first, second = (search(problem, name, budget, seed=3) for _ in range(2))
     assert first.to_json() == second.to_json()
 
 
