@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 NUMBERED = sorted(file.stem for file in (ROOT / "examples").glob("*.py"))
 EXAMPLES = [name for name in NUMBERED if "_script" not in name]  # those plan by themselves
 CLUSTER = ROOT / "examples/clusters/cpu_4.yaml"
-STEPS = 8
+STEPS = 4
 
 
 @pytest.fixture(scope="module")

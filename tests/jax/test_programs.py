@@ -110,7 +110,7 @@ def test_gelu_in_half_precision_has_exact_constants() -> None:
     assert errors.largest <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["all_zero2", "all_zero3", "shard_zero1", "masked", "convnet"])
+@pytest.mark.parametrize("name", ["all_zero2", "masked", "convnet"])
 def test_probes_see_what_one_device_computes(name: str) -> None:
     """In layers, loops and microbatches, forward and backward; and what is wrong in one layer."""
     model, fix, options = PLANS[name]
