@@ -23,7 +23,7 @@ from tests.text import drawn, golden
 
 
 @given(graph=drawn.graphs())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_any_graph(graph: Graph) -> None:
     text = graph_text.to_text(graph)
     assert graph_text.from_text(text) == graph
@@ -43,7 +43,7 @@ def test_any_plan(plan: Plan) -> None:
 
 
 @given(lowered=drawn.any_lowered())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_lowered(lowered: Lowered) -> None:
     assert lowered_text.from_text(lowered_text.to_text(lowered)) == lowered
 
