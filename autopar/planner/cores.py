@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import combinations, pairwise
 from math import comb
 
@@ -22,17 +21,18 @@ from autopar.nouns.plan import RECOMPUTE, Memory, Stage
 from autopar.nouns.zero import ZERO
 from autopar.pipeline.actions import to_text
 from autopar.pipeline.cuts import Mask, NoCuts, cut
-from autopar.planner.candidates import Candidate, Layout
+from autopar.planner.candidates import Layout
+from autopar.planner.pipeline_models import Model
 from autopar.planner.pricing.bounds import pipeline_bounds, state_bytes
 from autopar.planner.pricing.memory import overhead
-from autopar.planner.pricing.pipeline import CutModel, Figure, PipelinePrices, runs_of
+from autopar.planner.pricing.pipeline import Figure, PipelinePrices, runs_of
 from autopar.planner.pricing.runs import Table
 from autopar.planner.pricing.sends import Ends, Order, Sends
-from autopar.planner.pricing.simulation import StageTime, StepTime, stage_time
-from autopar.planner.pricing.state import StateSharding
+from autopar.planner.pricing.simulation import StepTime, stage_time
 from autopar.planner.pricing.trials import Trial, figures_at, trials
 from autopar.planner.question import Answer, Question
-from autopar.planner.solved import Solved, state_of
+from autopar.planner.shapes import BY_RANK, Core
+from autopar.planner.solved import state_of
 
 MOVES = 4
 """Rounds of moving cuts unit by unit."""
@@ -44,143 +44,6 @@ LAYOUTS = 3
 """Layouts of a core whose cuts are looked at again, the fastest first."""
 SQUEEZED = 1.25
 """Of its memory limit, what a rank may need for other cuts to be tried."""
-
-
-BY_RANK = "by rank"
-"""Ranks recompute as they must, each for itself (Sun et al. 2024, AdaPipe), and split no more of
-their state than they must (Chen et al. 2023, AMSP)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """``samples``: of one microbatch on one data rank."""
-
-    pp: int
-    candidate: Candidate
-    samples: int
-
-    def views(self, cluster: Cluster) -> tuple[Cluster, ...]:
-        """The cluster as every pipeline rank sees it."""
-        return _views(cluster, self.pp, self.candidate.data * self.candidate.tp)
-
-
-@lru_cache(maxsize=256)
-def _views(cluster: Cluster, ranks: int, each: int) -> tuple[Cluster, ...]:
-    return tuple(cluster.alike(rank * each, each) for rank in range(ranks))
-
-
-@dataclass(frozen=True, slots=True)
-class Core:
-    """A schedule of a shape.
-
-    depth: as `Fixed.interleave`. limit: microbatches that a rank may hold, of a schedule that is
-    found. recompute: of every rank, or `BY_RANK`: what its memory makes it, and ZeRO level too.
-    """
-
-    shape: Shape
-    name: str
-    depth: int
-    recompute: str
-    limit: int = 0
-
-    @property
-    def levels(self) -> tuple[str, ...]:
-        """Recomputation that a rank may choose, the one that keeps most first."""
-        return RECOMPUTE if self.recompute == BY_RANK else (self.recompute,)
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """All of a model as one stage under a layout: bytes of its state; seconds that offloading some
-    of it takes at least."""
-
-    layout: Layout
-    state: StateSharding
-    state_bytes: int
-    streamed_s: float
-
-
-@dataclass(slots=True)
-class Model:
-    """A solved sharding, for every shape with as many samples on as many tensor-parallel ranks.
-
-    whole: all of the model as one stage without data traffic, by recomputation; alone: its stages.
-    Where devices differ all this is on the slowest of them.
-    """
-
-    solved: Solved
-    cuts: CutModel
-    whole: dict[str, StageTime]
-    alone: dict[str, PipelinePrices]
-    layouts: dict[Layout, Whole] = field(default_factory=dict)
-    """All of the model under each layout of state."""
-    _plain: dict[tuple[str, Cluster], Table] = field(default_factory=dict)
-    _pass_s: dict[tuple[StateSharding, str], float] = field(default_factory=dict)
-    _paces: dict[tuple[str, tuple[Cluster, ...]], tuple[dict[Cluster, float], float]] = field(
-        default_factory=dict
-    )
-
-    @property
-    def pass_s(self) -> float:
-        """Forward and backward of one microbatch through all of the model."""
-        return self.whole["none"].forward_s + self.whole["none"].backward_s
-
-    def least_pass_s(self, fitting: Sequence[Whole], recompute: str, cluster: Cluster) -> float:
-        """Forward and backward of one microbatch through all of the model, in the layout that moves
-        least state with it."""
-        whole = self.whole[recompute]
-        free = any(not ZERO[one.state.zero].gradients for one in fitting)
-        if free or len(cluster.kinds) > 1:  # moves none; or is moved faster elsewhere
-            return whole.forward_s + whole.backward_s
-        for one in fitting:
-            if (one.state, recompute) not in self._pass_s:
-                time = stage_time(self.solved.summary, one.state, cluster, recompute)
-                self._pass_s[one.state, recompute] = time.forward_s + time.backward_s
-        return min(self._pass_s[one.state, recompute] for one in fitting)
-
-    def plain(self, recompute: str, view: Cluster) -> Table:
-        """Figures of all runs without data traffic and optimizer: no layout takes less."""
-        key = recompute, view
-        if key not in self._plain:
-            table = self._plain[key] = self.alone[recompute].on(view).table()
-            table[[Figure.REDUCE, Figure.UPDATE]] = 0.0
-        return self._plain[key]
-
-    def pace(self, views: Sequence[Cluster], recompute: str) -> Pace:
-        """How fast ranks with these views of the cluster are, beside the slowest devices."""
-        if len(self.cuts.prices.cluster.kinds) == 1:
-            return Pace(len(views), 1.0)
-        distinct = tuple(dict.fromkeys(views))
-        key = recompute, distinct
-        if key not in self._paces:
-            slow = self._units_s(self.cuts.prices.cluster, recompute)
-            own = np.stack([self._units_s(view, recompute) for view in distinct])
-            # With w of each rank any weights, and every unit on some rank: the sum over ranks of
-            # w times its work is at least that over units of the least of w times what they take.
-            weights = slow.sum() / own.sum(axis=(1, 2))
-            least = (weights[:, None] * own.sum(axis=1)).min(axis=0).sum() / slow.sum()
-            some = own.min(axis=0) > 0
-            fastest = (slow[some] / own.min(axis=0)[some]).max(initial=1.0)
-            self._paces[key] = dict(zip(distinct, weights / least, strict=True)), float(fastest)
-        speeds, fastest = self._paces[key]
-        return Pace(float(sum(speeds[view] for view in views)), fastest)
-
-    def _units_s(self, view: Cluster, recompute: str) -> Table:
-        """[3, units] of every unit alone: forward, the way back to its inputs, gradients of
-        weights."""
-        prices = self.alone[recompute].on(view)
-        each = [prices.figures(unit, unit + 1) for unit in range(len(self.cuts.units))]
-        forward, backward, weights = np.array(each).T[: Figure.WEIGHTS + 1]
-        return np.stack([forward, backward - weights, weights])
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """``ranks``: at most how many of the slowest devices do as much as all ranks together;
-    ``fastest``: at most how many times as fast as there any part of the model is somewhere."""
-
-    ranks: float
-    fastest: float
 
 
 @dataclass(slots=True)

@@ -16,10 +16,11 @@ from autopar.pipeline.actions import Action, Schedule, ScheduleError, one_route
 from autopar.pipeline.cuts import NoCuts, cut
 from autopar.pipeline.greedy import Setting, shortest
 from autopar.pipeline.refine import FEW, refined
-from autopar.planner.cores import Core, Model
+from autopar.planner.pipeline_models import Model
 from autopar.planner.pricing.pipeline import Figure, clocked
 from autopar.planner.pricing.sends import Order, Sends
 from autopar.planner.pricing.trials import figures_at
+from autopar.planner.shapes import Core
 
 FOUND = "found"
 VEE = 2

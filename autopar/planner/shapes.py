@@ -1,0 +1,52 @@
+"""What the search over pipelines opens: shapes, and the cores of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from autopar.nouns.cluster import Cluster
+from autopar.nouns.plan import RECOMPUTE
+from autopar.planner.candidates import Candidate
+
+BY_RANK = "by rank"
+"""Ranks recompute as they must, each for itself (Sun et al. 2024, AdaPipe), and split no more of
+their state than they must (Chen et al. 2023, AMSP)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """``samples``: of one microbatch on one data rank."""
+
+    pp: int
+    candidate: Candidate
+    samples: int
+
+    def views(self, cluster: Cluster) -> tuple[Cluster, ...]:
+        """The cluster as every pipeline rank sees it."""
+        return _views(cluster, self.pp, self.candidate.data * self.candidate.tp)
+
+
+@lru_cache(maxsize=256)
+def _views(cluster: Cluster, ranks: int, each: int) -> tuple[Cluster, ...]:
+    return tuple(cluster.alike(rank * each, each) for rank in range(ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """A schedule of a shape.
+
+    depth: as `Fixed.interleave`. limit: microbatches that a rank may hold, of a schedule that is
+    found. recompute: of every rank, or `BY_RANK`: what its memory makes it, and ZeRO level too.
+    """
+
+    shape: Shape
+    name: str
+    depth: int
+    recompute: str
+    limit: int = 0
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """Recomputation that a rank may choose, the one that keeps most first."""
+        return RECOMPUTE if self.recompute == BY_RANK else (self.recompute,)
