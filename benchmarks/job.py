@@ -1,11 +1,12 @@
 """The training script of the examples against itself with DDP in autopar's place.
 
-    python -m benchmarks.job [--rounds 12] [--steps 4] [--processes 4] [--json]
+    python -m benchmarks.job [--rounds 40] [--steps 4] [--processes 2] [--json]
 
 Both sides train the Llama of `examples/07_train_script.py` on its batches with its groups and
-clipping, in the same processes: rounds of some steps take turns, and who goes first
-changes. A ratio is the median over rounds of what a step of the one takes by what one of the other
-takes; both sides must have the same losses.
+clipping, in the same processes: rounds of some steps take turns, and who goes first changes. A
+ratio is the median over rounds of what a step of the one takes by what one of the other takes; both
+sides must have the same losses. There are as many processes as cores, four at most: more of them
+wait for each other's cores, those longest that talk most.
 """
 
 from __future__ import annotations
@@ -127,9 +128,10 @@ def measure(folder: Path, rounds: int, steps: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=4, help="of one side in a round")
-    parser.add_argument("--processes", type=int, default=4)
+    own = min(4, max(2, len(os.sched_getaffinity(0))))
+    parser.add_argument("--processes", type=int, default=own, help="default: one for each core")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args()
