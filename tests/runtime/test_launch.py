@@ -312,6 +312,8 @@ def test_ctrl_c_waits_until_what_was_started_is_known() -> None:
 def endless(tmp_path: Path, until: str = "steps") -> Iterator[subprocess.Popen[str]]:
     """A run of two ranks without an end, once it steps or once a process of it is there."""
     folder = faulty(tmp_path, "pass")
+    # What is started inherits that Ctrl-C is ignored, as it is of jobs in the background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
         [sys.executable, "-m", "autopar", "run", str(folder), "--steps", "1000000"],
         stdout=subprocess.PIPE,

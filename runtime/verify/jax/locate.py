@@ -26,6 +26,8 @@ from autopar.runtime.verify.edits import edits_of, program_of
 from autopar.runtime.verify.jax.probe import recording
 
 PROBE = "autopar.runtime.verify.jax.probe.probe"
+Ranks = list[list[Seen]]
+"""What each device computes, in order."""
 
 
 def locate(
@@ -40,20 +42,18 @@ def locate(
     float64; called with 64-bit types enabled."""
     changed = edits_of(folder, plan, captured)
     own = plan_folder.code_of(folder, plan_folder.MODEL).read_text()
-    return compared(own, plan, captured, workload, parameters, batch, changed)
+    right = on_one_device(plan, captured, workload, parameters, batch)
+    return compared(own, right, plan, captured, workload, parameters, batch, changed)
 
 
-def compared(
-    own: str,
+def on_one_device(
     plan: Plan,
     captured: Captured,
     workload: Workload,
     parameters: Mapping[str, Any],
     batch: Mapping[str, Any],
-    changed: str = "",
-) -> str:
-    """`locate` for the program ``own``."""
-    spread = instrumented(own, program_of(plan, captured, marks=True), PROBE)
+) -> Ranks:
+    """What the model of a plan computes there, for `compared`; arguments as for `locate`."""
     alone = replace(
         plan,
         spreads=(Spread(Mesh((), ())),),
@@ -62,8 +62,21 @@ def compared(
         precision="float32",
     )
     marked = program_of(alone, captured, probes=True)
-    single = instrumented(marked, marked, PROBE)
-    right = _record(single, workload, parameters, batch, 1)
+    return _record(instrumented(marked, marked, PROBE), workload, parameters, batch, 1)
+
+
+def compared(
+    own: str,
+    right: Ranks,
+    plan: Plan,
+    captured: Captured,
+    workload: Workload,
+    parameters: Mapping[str, Any],
+    batch: Mapping[str, Any],
+    changed: str = "",
+) -> str:
+    """`locate` for the program ``own``, beside what one device computes."""
+    spread = instrumented(own, program_of(plan, captured, marks=True), PROBE)
     actual = _record(spread, workload, parameters, batch, plan.microbatches)
     mesh = plan.spreads[0].mesh.trimmed()
     return describe_first(
@@ -77,7 +90,7 @@ def _record(
     parameters: Mapping[str, Any],
     batch: Mapping[str, Any],
     microbatches: int,
-) -> list[list[Seen]]:
+) -> Ranks:
     step = Step(run_program(text, lift="float64"), workload)
     state = step.initial(lambda: step.layout.gather_names(parameters), parameters)
     any_gradients = step.layout.gather_names(parameters)  # of a step that nobody looks at

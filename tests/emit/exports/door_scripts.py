@@ -1,6 +1,6 @@
 """Two steps of the Llama example in other trainers, export by export: the job of `test_two_steps`.
 
-accelerate launch --config_file accelerate.yaml door_scripts.py FOLDER
+torchrun --nproc-per-node 4 door_scripts.py FOLDER
 
 FOLDER/jobs.json lists name, trainer and the trainer's file of each; FOLDER/losses.json gets the
 losses by name.

@@ -6,9 +6,6 @@ One job of ours is enough: plans of one model differ in rounding alone (`tests/e
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +20,8 @@ from autopar.emit.exports.setup import Machines
 from autopar.files import plan_folder
 from autopar.frontends.loading import load_workload
 from autopar.runtime.jobs.launch import run
+from tests import warm
+from tests.warm_ranks import loose
 
 pytestmark = [pytest.mark.gloo, pytest.mark.slow]
 
@@ -46,10 +45,15 @@ def planned(folder: Path, fix: dict[str, str]) -> None:
     plan_folder.write(folder, files)
 
 
+def _started(folder: str) -> int:
+    import accelerate  # noqa: F401  once, before the ranks
+
+    return loose(4, [SCRIPT, folder])
+
+
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
-    """All in one start, by ``accelerate launch``: four processes that import the libraries cost
-    most of it."""
+    """All in one start, of processes that find what ``accelerate launch`` gives them."""
     folder = tmp_path_factory.mktemp("two_steps")
     jobs: list[tuple[str, str, str]] = []
     for name, fix in ACCELERATE.items():
@@ -75,15 +79,8 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
         warnings.simplefilter("ignore")
         workload.model().save_pretrained(folder / "weights")
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    launch = ("accelerate.commands.launch", "--config_file", str(folder / "fsdp.yaml"))
-    done = subprocess.run(
-        [sys.executable, "-m", *launch, SCRIPT, str(folder)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
+    code, _, err = warm.done(_started, (str(folder),), ROOT)
+    assert code == 0, err[-6000:]
     losses: dict[str, list[float]] = json.loads((folder / "losses.json").read_text())
     return losses | {"ours": list(run(folder / "hsdp", 2, quiet=True).losses)}
 
