@@ -92,7 +92,8 @@ class Fingerprints:
 class Memory:
     """Predicted peak on the fullest device, bytes. ``limit`` is what that device offers.
 
-    host: what is offloaded into the memory of its host; ``host_limit``: what that offers to it.
+    host: what is offloaded into the memory of a host for one device, where that takes most of
+          ``host_limit``, what the host offers to the device.
     """
 
     total: int

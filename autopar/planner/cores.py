@@ -337,7 +337,9 @@ def piped(
     ranks = prices.memory(runs, schedule)
     check(pipeline_bounds(ranks, each, state_bytes(question.graph)))
     time = prices.step(runs, schedule, *prices.clocked(runs, order))
-    memory = max(ranks, key=lambda memory: memory.filled)
+    memory = max(ranks, key=lambda memory: memory.total / memory.limit)
+    hosted = max(ranks, key=lambda memory: memory.host / max(1, memory.host_limit))
+    memory = replace(memory, host=hosted.host, host_limit=hosted.host_limit)
     return replace(
         known,
         time=time,

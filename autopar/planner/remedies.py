@@ -127,6 +127,8 @@ def _more_devices(question: Question) -> Iterator[_Change]:
 
 def _larger_devices(question: Question, tightest: Answer | None) -> Iterator[_Change]:
     """A catalogue device no slower that the tightest layout fits: its own family's, then least."""
+    if tightest is not None and tightest.memory.total <= tightest.memory.limit:
+        return  # what is short is the host's memory
     now = question.cluster.device
     slowest_s = peak_time_s(question.graph, now)
     need = tightest.memory.total if tightest is not None else now.memory_bytes + 1

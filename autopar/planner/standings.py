@@ -207,9 +207,17 @@ def too_big(standings: Standings, cluster: Cluster, candidates: int) -> NothingF
     most = max(shares, key=lambda n: shares[n])
     listed = ", ".join(f"{name} {size_text(size)}" for name, size in shares.items())
     names = " and ".join(dict.fromkeys(kind.device.name for kind in cluster.kinds))
+    needs = f"The tightest layout ({layout_text(answer)}) needs {size_text(memory.total)}"
+    if memory.total <= memory.limit:
+        return NothingFits(
+            f"nothing fits the hosts of {names}. {needs} of {size_text(memory.limit)}, and its "
+            f"optimizer state {size_text(memory.host)} of host memory, "
+            f"{size_text(memory.host - memory.host_limit)} more than may be pinned for a device: "
+            "if hosts have more, give `host: {memory: ...}` in the group of the cluster file.",
+            answer,
+        )
     return NothingFits(
-        f"nothing fits {names} with {size_text(memory.limit)}. The tightest "
-        f"layout ({layout_text(answer)}) needs {size_text(memory.total)}, "
+        f"nothing fits {names} with {size_text(memory.limit)}. {needs}, "
         f"{short_text(memory)} too much: {listed}. Most of it is {most}.",
         answer,
     )

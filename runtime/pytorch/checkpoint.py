@@ -131,7 +131,8 @@ class _Loader(DefaultLoadPlanner):
 
 
 class HalfLoaded(CheckpointError):
-    """Reading broke off after checks had passed: some tensors are of the checkpoint, some not."""
+    """Reading, or an update, broke off in its middle: some tensors are of one state, some of
+    another."""
 
 
 def _read_items(metadata: Metadata, pieces: Pieces) -> list[ReadItem]:

@@ -19,6 +19,7 @@ import torch
 
 from autopar.nouns.offload import CHUNK_BYTES, CHUNKS
 from autopar.runtime.pytorch.groups import GroupsError, check_by_element
+from autopar.runtime.pytorch.torch_private import step_hooks_once
 
 CUT = 1024
 """Parameters are cut at multiples of so many elements: kernels compute what is left of a vector by
@@ -72,15 +73,32 @@ def check_streams(optimizer: torch.optim.Optimizer) -> None:
             "this plan sends the optimizer's state through the device in chunks "
             "(offload=optimizer): take one of torch.optim, or plan with --fix offload=none"
         )
-    check_by_element(optimizer)
+    refused = isinstance(optimizer, (torch.optim.LBFGS, torch.optim.SparseAdam))
+    if not refused:
+        try:
+            check_by_element(optimizer)
+        except GroupsError:
+            refused = True
+    if refused:
+        raise GroupsError(
+            f"{type(optimizer).__name__} does not go by elements, and this plan sends the "
+            "optimizer's state through the device in chunks (offload=optimizer): take AdamW or "
+            "another that does, or plan with --fix offload=none"
+        )
 
 
 def step_from_host(optimizer: torch.optim.Optimizer) -> None:
     """``optimizer.step()``, to the bit, with its state in host memory before and after.
 
     The optimizer must go by elements. It is asked for a step on each chunk, with its groups' own
-    options; parameters without a gradient are left out, as it does.
+    options; parameters without a gradient are left out, as it does. Hooks of its step see one.
+    A step that breaks off leaves parameters and state of which some are updated and some not.
     """
+    with step_hooks_once(optimizer):
+        _chunk_by_chunk(optimizer)
+
+
+def _chunk_by_chunk(optimizer: torch.optim.Optimizer) -> None:
     groups = optimizer.param_groups
     devices = {leaf.device for group in groups for leaf in group["params"]}
     lanes = _lanes(devices.pop() if devices else torch.device("cpu"))
@@ -140,21 +158,31 @@ class _Chunk:
         lanes = self.lanes
         parameters = [piece.parameter() for piece in self.pieces]
         kept = [_on_host(piece.leaf, optimizer.state.pop(piece.leaf, {})) for piece in self.pieces]
-        with lanes.arriving():
-            for piece, parameter, state in zip(self.pieces, parameters, kept, strict=True):
-                if state:
-                    optimizer.state[parameter] = self._arrived(piece, state)
-        lanes.arrived()
-        optimizer.param_groups = [{**group, "params": parameters}]
-        optimizer.step()
-        lanes.updated()
-        with lanes.leaving():
-            for piece, parameter, state in zip(self.pieces, parameters, kept, strict=True):
-                made = optimizer.state.pop(parameter)
-                new = self.begun.setdefault(piece.leaf, dict(state))
-                self._leave(piece, made, new)
-                # What the other pieces find is the state before the step.
-                optimizer.state[piece.leaf] = self.begun.pop(piece.leaf) if piece.last else state
+        every = [*zip(self.pieces, parameters, kept, strict=True)]
+        try:
+            with lanes.arriving():
+                for piece, parameter, state in every:
+                    if state:
+                        optimizer.state[parameter] = self._arrived(piece, state)
+            lanes.arrived()
+            optimizer.param_groups = [{**group, "params": parameters}]
+            optimizer.step()
+            lanes.updated()
+            with lanes.leaving():
+                for piece, parameter, state in every:
+                    made = optimizer.state.pop(parameter, {})
+                    new = self.begun.setdefault(piece.leaf, dict(state))
+                    self._leave(piece, made, new)
+                    # What the other pieces find is the state before the step.
+                    optimizer.state[piece.leaf] = (
+                        self.begun.pop(piece.leaf) if piece.last else state
+                    )
+        except BaseException:
+            for _, parameter, _ in every:
+                optimizer.state.pop(parameter, None)
+            for piece, _, state in every:
+                optimizer.state[piece.leaf] = state
+            raise
         self._done = lanes.left()
 
     def _arrived(self, piece: Piece, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,10 +217,12 @@ class _Chunk:
 
 
 def _on_host(leaf: torch.Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
-    """With what an optimizer made on the device before the first step in the host's memory."""
+    """With what an optimizer made on the device before the first step, or a script laid otherwise
+    than its parameter, in the host's memory as `host_like` lays it."""
     return {
         name: host_like(leaf).copy_(value)
-        if is_streamed(leaf, value) and value.device.type != "cpu"
+        if is_streamed(leaf, value)
+        and (value.device.type != "cpu" or value.stride() != leaf.stride())
         else value
         for name, value in state.items()
     }

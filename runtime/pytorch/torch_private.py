@@ -3,6 +3,10 @@
 One import a line, with the reason. Tests import this module alone, so that a move names itself.
 """
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
+
 import torch
 import torch._dynamo  # fake tensors and optimizers import it at first use; here before ranks fork
 import torch.distributed._functional_collectives  # registers the ops named at the end
@@ -17,6 +21,7 @@ from torch._subclasses.fake_tensor import (
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode  # ops on fake tensors
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.distributed.fsdp import FSDPModule
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # sees every op
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only as tree_map_only  # tensors in nested arguments
@@ -33,3 +38,20 @@ def fsdp_post_backward(root: FSDPModule) -> None:
     """What FSDP2 does when a backward has ended (reduce, reshard, wait), as its flags say now: a
     backward in two parts has no end that its hooks see."""
     root._get_fsdp_state()._root_post_backward_final_callback()
+
+
+@contextmanager
+def step_hooks_once(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Hooks of the optimizer's step, and those of all optimizers, are called before and after what
+    is inside, and not by the steps there. What a hook gives back is not looked at."""
+    own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    before = [*_global_optimizer_pre_hooks.values(), *own[0].values()]
+    after = [*own[1].values(), *_global_optimizer_post_hooks.values()]
+    for hook in before:
+        hook(optimizer, (), {})
+    with ExitStack() as without:
+        for hooks in (*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks):
+            without.enter_context(patch.dict(hooks, clear=True))
+        yield
+    for hook in after:
+        hook(optimizer, (), {})

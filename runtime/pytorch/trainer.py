@@ -220,8 +220,7 @@ class Trainer:
         `OtherBatch` for a batch that was not planned for. Entries that lie on an accelerator
         already are compared in the first and in every hundredth step.
         """
-        if self._broken:
-            raise HalfLoaded(self._broken)
+        self._check_whole()
         compared, batch = self._compared(batch, local)
         if isinstance(batch, LocalBatch) or not (
             self._sizes is None or self._sizes.is_planned(batch)
@@ -239,6 +238,11 @@ class Trainer:
         self._stopping = self._stop.asked if compared is None else compared.finish()
         self.watch.lap("exchange")
         return loss
+
+    def _check_whole(self) -> None:
+        """Raises `HalfLoaded` where a load or an update has broken off."""
+        if self._broken:
+            raise HalfLoaded(self._broken)
 
     def _compared(
         self, batch: Batch, local: bool
@@ -313,7 +317,14 @@ class Trainer:
             self.loss_scale.stepped(not overflowed)
             if overflowed:
                 return torch.tensor(torch.inf) if self.clips else None
-        norm: torch.Tensor | None = self.train.update(self.storage, self.optimizer)
+        try:
+            norm: torch.Tensor | None = self.train.update(self.storage, self.optimizer)
+        except BaseException as error:  # Ctrl-C too
+            self._broken = (
+                f"the update of step {self.step_number} broke off ({type(error).__name__}): some "
+                "weights and state are of the step before it; load a checkpoint"
+            )
+            raise
         self.step_number += 1
         self.watch.lap("optimizer")
         return norm
@@ -358,6 +369,7 @@ class Trainer:
         ``keep`` it goes to ``folder/step-N``, and the oldest are removed so that so many are left.
         Without ``wait`` it is written beside the next steps, from a copy.
         """
+        self._check_whole()
         target = Path(folder) if keep is None else of_step(folder, self.step_number)
         self.state.save(target, self.step_number, wait)
         if keep is not None and self.ranks.rank == 0:
@@ -420,6 +432,7 @@ class Trainer:
         ``save_pretrained`` gives them; each rank writes its own pieces. All ranks call. ``config``:
         written too, `model.config`."""
         parts = parts_of(build_model(self.workload))
+        self._check_whole()
         save_weights(folder, in_parts(self.state.weights()[0], parts))
         if config is not None and self.ranks.rank == 0:
             config.save_pretrained(folder)

@@ -97,7 +97,7 @@ def test_parameters_that_are_gathered_alone(monkeypatch: pytest.MonkeyPatch) -> 
 def test_bfloat16_program_moves_what_was_priced(zero: str) -> None:
     """ZeRO 1 gathers what is stored, ZeRO 3 what is computed with."""
     fix = {"dp_shard": "4", "tp": "2", "zero": zero}
-    program = made("gpt_two_layers", fix, precision="bfloat16", **CLIPPED)
+    program = made("mlp", fix, precision="bfloat16", **CLIPPED)
     step = Step(program.program(), program.workload)
     issued = jax_verify.issued_collectives(step, program.workload.batch(0))
     assert differences(program.priced(), issued) == []

@@ -13,11 +13,18 @@ from autopar.files.cluster_file import ClusterFileError, cluster_from_text, load
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import DoesNotFit
 from autopar.nouns.mesh import Mesh
+from autopar.nouns.offload import CHUNKS
 from autopar.nouns.plan import Memory
 from autopar.planner.candidates import offloaded
 from autopar.planner.fixed import FixError
-from autopar.planner.pricing.memory import step_memory
-from autopar.planner.pricing.offload import LINK_SHARE, chunk_bytes, obstacle, streamed_s
+from autopar.planner.pricing.memory import StageBytes, rank_memory, step_memory
+from autopar.planner.pricing.offload import (
+    LINK_SHARE,
+    chunk_bytes,
+    obstacle,
+    resident_bytes,
+    streamed_s,
+)
 from autopar.planner.pricing.simulation import simulate
 from autopar.planner.pricing.state import StateSharding
 from autopar.planner.question import Question
@@ -118,11 +125,24 @@ def test_the_memory_of_the_host_has_its_limit() -> None:
     asked = alone(free.memory.total - free.memory.optimizer // 2)
     (group,) = asked.cluster.groups
     poor = replace(group, device=replace(group.device, host_memory_bytes=2**31))
-    with pytest.raises(NothingFits, match="GiB of host memory too much"):
+    with pytest.raises(NothingFits, match="GiB more than may be pinned for a device"):
         search_plan(replace(asked, cluster=replace(asked.cluster, groups=(poor,))))
     half = Memory(50, 10, 10, 10, 10, 10, limit=100, host=90, host_limit=100)
     assert (half.fits, half.filled) == (True, 0.9)
     assert not replace(half, host=101).fits
+
+
+def test_stages_of_a_rank_share_the_chunks_of_a_step() -> None:
+    chunk = chunk_bytes("adamw")
+
+    def stage(kept: int) -> StageBytes:
+        resident = resident_bytes(kept, "adamw")
+        return StageBytes(0, 0, resident, kept, 0, 0, 0, 0, frozenset(), CHUNKS * chunk)
+
+    for each, count in ((chunk // 2, 3), (chunk, 4), (9 * chunk, 8)):
+        memory = rank_memory([stage(each)] * count, 0, H100)
+        assert memory.optimizer == resident_bytes(each * count, "adamw")
+        assert memory.host == each * count
 
 
 CPUS = load_cluster("examples/clusters/cpu_4.yaml")

@@ -93,6 +93,68 @@ def test_chunks_cover_every_element_once_and_are_no_larger(
         assert [first for first, _ in own] == ends[:-1]
 
 
+def test_what_breaks_off_loses_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "CHUNK_BYTES", CHUNK)
+    leaves, streamed = made(adamw)
+    give_gradients(leaves, 1)
+    step_from_host(streamed)
+    known = {leaf: [*streamed.state[leaf]] for leaf in leaves if leaf in streamed.state}
+    give_gradients(leaves, 2)
+    step, calls = streamed.step, 0
+
+    def interrupted() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        step()
+
+    monkeypatch.setattr(streamed, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        step_from_host(streamed)
+    assert all([*streamed.state[leaf]] == names for leaf, names in known.items())
+    assert set(streamed.state) <= set(leaves)
+    assert [len(group["params"]) for group in streamed.param_groups] == [3, 4]
+
+
+def test_hooks_of_a_step_see_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "CHUNK_BYTES", CHUNK)
+    leaves, streamed = made(adamw)
+    give_gradients(leaves, 1)
+    seen: list[tuple[str, int]] = []
+
+    def count(when: str) -> Callable[..., None]:
+        def hook(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            seen.append((when, sum(len(g["params"]) for g in optimizer.param_groups)))
+
+        return hook
+
+    streamed.register_step_pre_hook(count("before"))
+    streamed.register_step_post_hook(count("after"))
+    step_from_host(streamed)
+    assert seen == [("before", 7), ("after", 7)]
+    streamed.step()
+    assert len(seen) == 4
+
+
+def test_state_that_lies_otherwise_and_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "CHUNK_BYTES", CHUNK)
+    (plain, usual), (own, streamed) = made(adamw), made(adamw)
+    for step in (1, 2):
+        for leaves in (plain, own):
+            give_gradients(leaves, step)
+        for leaf in own:
+            for name, value in streamed.state.get(leaf, {}).items():
+                if value.ndim == 2:  # as a script may have assigned it
+                    streamed.state[leaf][name] = value.t().contiguous().t()
+        usual.step()
+        step_from_host(streamed)
+    assert all(torch.equal(a, b) for a, b in zip(plain, own, strict=True))
+    stateless = torch.optim.SGD(own, lr=0.1)
+    step_from_host(stateless)
+    assert not any(stateless.state.values())
+
+
 class Own(torch.optim.SGD):
     """Nobody knows what it does with all parameters at once."""
 
@@ -102,3 +164,6 @@ def test_a_scripts_own_optimizer_is_refused() -> None:
     check_streams(torch.optim.RMSprop([leaf]))
     with pytest.raises(GroupsError, match=r"take one of torch\.optim, or plan with --fix offload"):
         check_streams(Own([leaf], lr=0.1))
+    for other in (torch.optim.LBFGS([leaf]), torch.optim.Adafactor([leaf])):
+        with pytest.raises(GroupsError, match=r"does not go by elements, .* --fix offload=none"):
+            check_streams(other)

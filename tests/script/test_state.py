@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from autopar.nouns.cluster import DeviceGroup
 from autopar.nouns.errors import UserError
 from autopar.runtime.checkpoint_folder import CheckpointError
 from autopar.runtime.kept_checkpoints import kept, newest
+from autopar.runtime.pytorch.checkpoint import HalfLoaded
 from tests.plans import cluster
 from tests.script.models import Dropping, words
 
@@ -69,6 +71,32 @@ def test_the_rest_of_a_job_is_what_it_would_have_been(plan: Any, tmp_path: Path)
     assert (again.loader.epoch, again.loader.given) == (1, 1)
     assert first.losses[:4] + again.run(8) == whole  # dropout and all, bit for bit
     assert [path.name for path in kept(tmp_path / "c")] == ["step-4", "step-6"]
+
+
+def test_an_update_that_broke_off_is_not_saved(
+    plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(plan)
+    job.run(1)
+    job.trainer.save(tmp_path / "c")
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(job.trainer.optimizer, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            job.trainer.step(words(4))
+    calls: list[tuple[Callable[[Any], object], Any]] = [
+        (job.trainer.save, tmp_path / "d"),
+        (job.trainer.save_weights, tmp_path / "w"),
+        (job.trainer.step, words(4)),
+    ]
+    for refused, given in calls:
+        with pytest.raises(HalfLoaded, match=r"update of step 1 broke off .* load a checkpoint"):
+            refused(given)
+    job.trainer.load(tmp_path / "c")
+    job.trainer.step(words(4))
 
 
 def test_state_in_host_memory_is_saved_and_loaded_as_any(plan: Any, tmp_path: Path) -> None:

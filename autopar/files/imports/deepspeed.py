@@ -88,7 +88,12 @@ def _notes(data: Mapping[str, Any], zero: Mapping[str, Any]) -> list[str]:
     notes = ["whether layers are recomputed stands in the model's code: --fix recompute=full"]
     for key in ("offload_optimizer", "offload_param"):
         if (zero.get(key) or {}).get("device", "none") != "none":
-            notes.append(f"zero_optimization.{key} is not priced")
+            notes.append(
+                f"zero_optimization.{key} is not priced: DeepSpeed updates on the CPU; "
+                "--fix offload=optimizer streams the state through the device"
+                if key == "offload_optimizer"
+                else f"zero_optimization.{key} is not priced"
+            )
     if zero.get("zero_hpz_partition_size", 1) not in (None, 1):
         notes.append("zero_hpz_partition_size (a second copy of parameters) is not priced")
     if "auto" in (data.get("train_micro_batch_size_per_gpu"), data.get("train_batch_size")):

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from autopar.nouns.cluster import Device
 from autopar.nouns.graph import DTYPE_BYTES
+from autopar.nouns.offload import CHUNKS
 from autopar.nouns.plan import Memory
-from autopar.planner.pricing.offload import kept_bytes, resident_bytes, room_bytes
+from autopar.planner.pricing.offload import chunk_bytes, kept_bytes, resident_bytes, room_bytes
 from autopar.planner.pricing.state import StateSharding
 from autopar.planner.pricing.summary import Summary
 from autopar.planner.pricing.xla_memory import xla_moments
@@ -40,7 +41,8 @@ def step_memory(summary: Summary, state: StateSharding, recompute: str, device: 
 class StageBytes:
     """Of one stage of a pipeline. ``saved``: what it keeps of each microbatch for backward;
     ``passing``: what one pass makes on top and frees again; ``casts``: copies of parameters;
-    ``host``: optimizer state in host memory."""
+    ``host``: optimizer state in host memory; ``chunks``: what of it a step has on the device at
+    most, of all stages of a rank together."""
 
     parameters: int
     gradients: int
@@ -51,6 +53,7 @@ class StageBytes:
     casts: int
     gathered: int
     packages: frozenset[str]
+    chunks: int = 0
 
 
 def stage_bytes(summary: Summary, state: StateSharding, recompute: str) -> StageBytes:
@@ -63,6 +66,7 @@ def stage_bytes(summary: Summary, state: StateSharding, recompute: str) -> Stage
         _cast_bytes(summary, state, recompute),
         _gathered_bytes(summary, state),
         summary.packages,
+        CHUNKS * chunk_bytes(state.optimizer) if state.offloads else 0,
     )
 
 
@@ -73,15 +77,18 @@ def rank_memory(stages: Sequence[StageBytes], held_bytes: int, device: Device) -
     of it comes what one pass makes and frees again, of the stage that makes most.
     """
     activations = held_bytes + max(s.passing for s in stages) + sum(s.casts for s in stages)
+    optimizer = sum(s.optimizer for s in stages)
+    if host := sum(s.host for s in stages):  # one step streams that of all stages
+        optimizer = min(host, max(s.chunks for s in stages))
     parts = (
         sum(s.parameters for s in stages),
         sum(s.gradients for s in stages),
-        sum(s.optimizer for s in stages),
+        optimizer,
         activations,
     )
     gathered = sum(s.gathered for s in stages)
     packages = frozenset[str]().union(*(s.packages for s in stages))
-    return _with_overhead(parts, gathered, packages, device, sum(s.host for s in stages))
+    return _with_overhead(parts, gathered, packages, device, host)
 
 
 def overhead(packages: Set[str], device: Device) -> tuple[float, int]:
