@@ -98,11 +98,11 @@ def main(args: argparse.Namespace) -> None:
             schedule.step()
             step = schedule.last_epoch
             if first:
-                print(f"step {step}  loss {float(loss):.9f}", flush=True)
+                print(f"step {step}  loss {float(loss)}", flush=True)
             if step % args.evaluate_every == 0:
                 losses = [float(trainer.evaluate(batch)) for batch in held_out]
                 if first:
-                    print(f"step {step}  held out {sum(losses) / len(losses):.9f}", flush=True)
+                    print(f"step {step}  held out {sum(losses) / len(losses)}", flush=True)
     trainer.save_weights(out / "weights", model.config)
 
 
