@@ -21,7 +21,8 @@ def installed(name: str, version: str = "") -> Any:
     """The package, imported with whatever it warns of; the test is skipped where it is missing."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        why = f"{name} is not installed; `pip install {name}{version}` to give it the files"
+        package = name.partition(".")[0]
+        why = f"{name} is not there; `pip install {package}{version}` to give it the files"
         return pytest.importorskip(name, reason=why, exc_type=ImportError)
 
 
@@ -51,7 +52,7 @@ QWEN = experts(figures=Figures(48, 2048, 768, 151936, 128), layers=48)
 @pytest.mark.parametrize("setup", [gpt(), layout(), INTERLEAVED, SELECTIVE, QWEN])
 def test_torchtitan_makes_its_configuration(setup: Setup) -> None:
     installed("torchtitan", "==0.3.0")
-    installed("torchtitan.trainer")
+    installed("torchtitan.trainer", "; pip install triton")
     recipe = executed(torchtitan.export(setup).files["autopar_recipe.py"], "autopar_recipe")
     config = recipe.run()
     dataclasses.replace(config)  # its own checks run again, with every field in place
