@@ -56,7 +56,7 @@ def parts_of(model: nn.Module) -> dict[str, tuple[Part, ...]]:
         try:
             with _WithoutCopies():  # type: ignore[no-untyped-call]
                 saved: Mapping[str, Any] = revert_weight_conversion(model, {name: whole})
-        except Exception:  # made of several parameters at once
+        except Exception:  # of whatever kind: what is saved is made of several parameters at once
             continue
         parts = [_part(saved_as, view, whole) for saved_as, view in saved.items()]
         if list(saved) == [name] or None in parts:

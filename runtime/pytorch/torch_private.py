@@ -4,8 +4,8 @@ One import a line, with the reason. Tests import this module alone, so that a mo
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from unittest.mock import patch
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch._dynamo  # fake tensors and optimizers import it at first use; here before ranks fork
@@ -49,9 +49,15 @@ def step_hooks_once(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     after = [*own[1].values(), *_global_optimizer_post_hooks.values()]
     for hook in before:
         hook(optimizer, (), {})
-    with ExitStack() as without:
-        for hooks in (*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks):
-            without.enter_context(patch.dict(hooks, clear=True))
+    tables: list[dict[int, Any]] = [*own, _global_optimizer_pre_hooks]
+    tables.append(_global_optimizer_post_hooks)
+    kept = [dict(table) for table in tables]
+    for table in tables:
+        table.clear()
+    try:
         yield
+    finally:
+        for table, hooks in zip(tables, kept, strict=True):
+            table.update(hooks)
     for hook in after:
         hook(optimizer, (), {})

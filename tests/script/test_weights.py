@@ -53,17 +53,24 @@ def ids() -> dict[str, torch.Tensor]:
     return {"input_ids": tokens, "labels": tokens}
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_both_ways_bit_for_bit(tied: bool, tmp_path: Path) -> None:
-    given, other = llama(tied), llama(tied, seed=9)
-    given.save_pretrained(tmp_path / "in")
-    plan = autopar.plan(other, ids(), cluster(1), folder=tmp_path / "plan")
+def carried(given: Any, other: Any, folder: Path) -> float:
+    """The loss of ``given``, whose weights go through files into a trainer of ``other`` and out
+    into files again."""
+    given.save_pretrained(folder / "in")
+    plan = autopar.plan(other, ids(), cluster(1), folder=folder / "plan")
     trainer: Any = autopar.load(plan, model=other)
-    trainer.load_weights(tmp_path / "in")
+    trainer.load_weights(folder / "in")
     with torch.no_grad():
         wanted = float(given(**ids()).loss)
     assert float(trainer.evaluate(ids())) == pytest.approx(wanted, rel=1e-6)
-    trainer.save_weights(tmp_path / "out", given.config)
+    trainer.save_weights(folder / "out", given.config)
+    return wanted
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_both_ways_bit_for_bit(tied: bool, tmp_path: Path) -> None:
+    given, other = llama(tied), llama(tied, seed=9)
+    wanted = carried(given, other, tmp_path)
     back = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out")
     assert all(map(torch.equal, back.parameters(), given.parameters()))
     assert (back.lm_head.weight is back.model.embed_tokens.weight) is tied
@@ -88,15 +95,7 @@ def moe(kind: str) -> Any:
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3"])
 def test_experts_have_the_names_and_parts_of_hugging_face(kind: str, tmp_path: Path) -> None:
     given = moe(kind)
-    given.save_pretrained(tmp_path / "in")
-    other = moe(kind)
-    plan = autopar.plan(other, ids(), cluster(1), folder=tmp_path / "plan")
-    trainer: Any = autopar.load(plan, model=other)
-    trainer.load_weights(tmp_path / "in")
-    with torch.no_grad():
-        wanted = float(given(**ids()).loss)
-    assert float(trainer.evaluate(ids())) == pytest.approx(wanted, rel=1e-6)
-    trainer.save_weights(tmp_path / "out", given.config)
+    carried(given, moe(kind), tmp_path)
     theirs, ours = contents(tmp_path / "in"), contents(tmp_path / "out")
     assert any("experts.3." in name for name in theirs)
     assert {n: t.shape for n, t in ours.items()} == {n: t.shape for n, t in theirs.items()}
