@@ -135,11 +135,13 @@ def rank_footprint(
     layer_local = outside / x.tp + routed / x.expert_ranks
 
     saved = saved_bytes(arch, x, software, share, precision, kept)
-    whole = saved_bytes(arch, replace(x, recompute="none"), software, share, precision, kept)
+    again = 0.0
+    if x.recompute != "none":
+        plain = replace(x, recompute="none")
+        again = saved_bytes(arch, plain, software, share, precision, kept) - saved
     activations = saved * pipeline.held_layers()[rank]
     tokens = x.microbatch * arch.seq / x.cp
     logits = tokens * arch.vocab / x.tp * LOGIT_BYTES[software.loss] * has_head
-    again = whole - saved if x.recompute != "none" else 0.0
     element = stream_bytes(precision)
     grad_working = arch.ffn * (2 if arch.gated else 1) / x.tp + 4 * arch.hidden
     grad_working *= element * tokens

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from autopar.nouns.cluster import short_dtype
 
 NARROW = ("fp8", "fp4")
 
 
+@cache
 def compute_dtype(precision: str) -> str:
     """The dtype of the matrix products: 'fp8' of 'fp8-current-scaling', 'bf16' of 'bf16 (amp)'."""
     return short_dtype(re.split(r"[^a-z0-9]", precision.strip().lower(), maxsplit=1)[0])

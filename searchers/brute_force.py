@@ -1,4 +1,4 @@
-"""Every choice, one after the other: the referee for the other searchers.
+"""Every choice of strategies that are allowed, one after the other: the referee for the others.
 
     min over x in X_1 x ... x X_n with allowed(x) and peak(x) <= limit of total(x)
 
@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
+
+from autopar.nouns.problem import FORBIDDEN
 from autopar.searchers.run import Run
 
 
 def search(run: Run, seed: int) -> None:
     """Try the whole product of strategies; exact, and exponential in the number of nodes."""
     del seed
-    for choice in itertools.product(*map(range, run.problem.num_strategies.tolist())):
+    p = run.problem
+    nodes = np.split(p.cost < FORBIDDEN, p.strategy_start[1:-1]) if p.num_nodes else []
+    for choice in itertools.product(*(np.flatnonzero(allowed).tolist() for allowed in nodes)):
         run.offer(choice)
-        run.spend(run.problem.num_nodes)
+        run.spend(p.num_nodes)
     run.bound(float("inf") if run.cost is None else float(run.cost))

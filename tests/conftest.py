@@ -6,12 +6,14 @@ processes at once would only wait for each other's cores; those of two, ``gloo(2
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
 import pytest
 
 os.environ["AUTOPAR_MEASURE"] = "0"  # no test's plan hangs on the machine that it is made on
+gc.set_threshold(50_000, 20, 10)  # most of what tests import and capture stays: look seldom
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

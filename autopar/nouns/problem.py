@@ -252,9 +252,9 @@ class Problem:
         x = np.asarray(choice, np.int64)
         if x.shape != (self.num_nodes,):
             raise ProblemError(f"a choice has {self.num_nodes} numbers, not {x.shape}")
-        wrong = np.flatnonzero((x < 0) | (x >= self.num_strategies))
-        if len(wrong):
-            i = int(wrong[0])
+        wrong = (x < 0) | (x >= self.num_strategies)
+        if wrong.any():
+            i = int(wrong.argmax())
             raise ProblemError(f"node {i} has {self.num_strategies[i]} strategies, not {x[i]}")
         return x
 

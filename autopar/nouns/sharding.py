@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 from autopar.nouns.mesh import Mesh
 
@@ -49,6 +50,7 @@ DEFERRED = Placement("D")
 PARTIAL = Placement("P")
 
 
+@cache
 def split(dim: int) -> Placement:
     return Placement("S", dim)
 
@@ -61,7 +63,7 @@ class Sharding:
 
     @staticmethod
     def of(pairs: Iterable[tuple[str, Placement]]) -> Sharding:
-        return Sharding(tuple((a, p) for a, p in pairs if p != WHOLE))
+        return Sharding(tuple([(a, p) for a, p in pairs if p.kind != "R"]))
 
     def on(self, axis: str) -> Placement:
         for name, placement in self.placements:

@@ -68,18 +68,20 @@ def layouts(arch: Arch, cluster: Cluster, global_batch: int) -> Iterator[Layout]
 
 
 def _variants(arch: Arch, count: int, layout: Layout) -> Iterator[Layout]:
-    for recompute in ("none", "selective", "full"):
+    staged = (
+        replace(
+            layout,
+            interleave=interleave,
+            schedule="interleaved-1f1b" if interleave > 1 else "1f1b",
+        )
+        for interleave in ((1, 2, 4) if layout.pp > 1 else (1,))
+    )
+    # Under these schedules neither recompute nor state sharding breaks a rule.
+    legal = [one for one in staged if not illegal(arch, one, count)]
+    for recompute in ("none", "selective", "full") if legal else ():
         for zero in (0, 1, 2, 3):
-            for interleave in (1, 2, 4) if layout.pp > 1 else (1,):
-                one = replace(
-                    layout,
-                    recompute=recompute,
-                    zero=zero,
-                    interleave=interleave,
-                    schedule="interleaved-1f1b" if interleave > 1 else "1f1b",
-                )
-                if not illegal(arch, one, count):
-                    yield one
+            for one in legal:
+                yield replace(one, recompute=recompute, zero=zero)
 
 
 def _divisors(number: int, limit: int) -> list[int]:

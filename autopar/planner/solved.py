@@ -59,7 +59,8 @@ def solve(
     chosen = layout or Layout(1, candidate.data, 1 if candidate.data > 1 else 0, "none")
     mesh = chosen.mesh(candidate.tp)
     full = Mesh((MICROBATCH, *mesh.axes), (candidate.microbatches, *mesh.sizes)).trimmed()
-    prices = Prices(question.cluster, full, question.precision, question.fusion)
+    works = solver.bindings.works
+    prices = Prices(question.cluster, full, question.precision, question.fusion, works)
     state = StatePrices(question.cluster, state_of(question, chosen, candidate), exposed)
     try:
         folded = fold(

@@ -175,7 +175,10 @@ class BoundRule:
 
 
 def _holder(term: Term, factor: str) -> int | None:
-    return next((i for i, dim in enumerate(term) if factor in dim), None)
+    for i, dim in enumerate(term):
+        if factor in dim:
+            return i
+    return None
 
 
 class RuleError(UserError, ValueError):

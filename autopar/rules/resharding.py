@@ -31,7 +31,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from autopar.nouns.graph import DTYPE_BYTES
@@ -123,7 +123,7 @@ def reshard(
         source, target = _without_gradient(source), _without_gradient(target)
     if source == target:
         return ()
-    walk = _Walk(shape, mesh, differentiable)
+    walk = _walk(shape, mesh, differentiable)
     start = tuple(source.on(a) for a in mesh.axes)
     goal = tuple(target.on(a) for a in mesh.axes)
     changing = [i for i, (s, g) in enumerate(zip(start, goal, strict=True)) if s != g]
@@ -135,6 +135,8 @@ def reshard(
 
 
 State = tuple[Placement, ...]
+Numbers = tuple[int, ...]
+"""A state, each placement by its place in `placements`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,22 +146,24 @@ class _Walk:
     shape: tuple[int, ...]
     mesh: Mesh
     differentiable: bool
+    onward: dict[Numbers, list[list[tuple[int, int]]]] = field(default_factory=dict)
+    """What `_onward` has answered."""
 
     def step(self, state: State, i: int, to: Placement) -> Step | None:
         """Axis ``i`` goes to ``to``; None where that is no step from ``state``."""
+        kinds = self._kinds(state, i, to)
+        if kinds is None:
+            return None
+        local = Sharding.of(zip(self.mesh.axes, state, strict=True))
+        shape = local.local_shape(self.shape, self.mesh)
+        return Step(self.mesh.axes[i], state[i], to, *kinds, shape)
+
+    def _kinds(self, state: State, i: int, to: Placement) -> tuple[str, str] | None:
+        """(forward, backward) of `step`."""
         kinds = transition(state[i], to)
         if kinds is None or not self._innermost(state, i, to) or not self._even(state, i, to):
             return None
-        forward, backward = kinds
-        local = Sharding.of(zip(self.mesh.axes, state, strict=True))
-        return Step(
-            self.mesh.axes[i],
-            state[i],
-            to,
-            forward,
-            backward if self.differentiable else NONE,
-            local.local_shape(self.shape, self.mesh),
-        )
+        return kinds if self.differentiable else (kinds[0], NONE)
 
     def _innermost(self, state: State, i: int, to: Placement) -> bool:
         """No axis inside this one may split the dim that is given up or taken."""
@@ -185,31 +189,65 @@ class _Walk:
     def cheapest(self, start: State, goal: State) -> tuple[Step, ...] | None:
         """Dijkstra's search over the placements of the axes that take part."""
         moving = self._moving(start, goal)
-        sizes = self.mesh.sizes
-        heap: list[tuple[int, int, tuple[tuple[int, int], ...], State, tuple[Step, ...]]] = [
-            (0, 0, (), start, ())
-        ]
-        done: set[State] = set()
+        places = placements(len(self.shape), self.differentiable)
+        first, last = (tuple(places.index(p) for p in state) for state in (start, goal))
+        heap: list[tuple[int, int, tuple[tuple[int, int], ...], Numbers]] = [(0, 0, (), first)]
+        known: dict[Numbers, tuple[int, int, tuple[tuple[int, int], ...]]] = {}
+        done: set[Numbers] = set()
         while heap:
-            cost, count, order, state, steps = heapq.heappop(heap)
-            if state == goal:
-                return steps
+            cost, count, order, state = heapq.heappop(heap)
+            if state == last:
+                return self._steps(start, goal, order)
             if state in done:
                 continue
             done.add(state)
-            ways = math.prod(n for n, p in zip(sizes, state, strict=True) if p.kind == "S")
+            onward = self._onward(state)
             for i in moving:
-                for rank, to in enumerate(self._targets(goal[i])):
+                for to, paid in onward[i]:
                     after = (*state[:i], to, *state[i + 1 :])
                     if after in done:
                         continue
-                    step = self.step(state, i, to)
-                    if step is not None:
-                        kinds = (step.forward, step.backward)
-                        paid = cost + sum(sent(k, state[i], ways, i, sizes) for k in kinds)
-                        path = (*order, (i, rank))
-                        heapq.heappush(heap, (paid, count + 1, path, after, (*steps, step)))
+                    # In order of preference: the goal, then the others.
+                    rank = 0 if to == last[i] else to + (to < last[i])
+                    reached = (cost + paid, count + 1, (*order, (i, rank)))
+                    if after not in known or reached < known[after]:
+                        known[after] = reached
+                        heapq.heappush(heap, (*reached, after))
         return None
+
+    def _onward(self, state: Numbers) -> list[list[tuple[int, int]]]:
+        """For each axis where it may go from ``state``, and what that sends, see `sent`."""
+        known = self.onward.get(state)
+        if known is not None:
+            return known
+        places = placements(len(self.shape), self.differentiable)
+        now, sizes = tuple(places[k] for k in state), self.mesh.sizes
+        ways = math.prod(n for n, p in zip(sizes, now, strict=True) if p.kind == "S")
+        made: list[list[tuple[int, int]]] = []
+        for i, source in enumerate(now):
+            steps = [(k, self._kinds(now, i, to)) for k, to in enumerate(places) if to != source]
+            made.append(
+                [
+                    (k, sum(sent(s, source, ways, i, sizes) for s in kinds))
+                    for k, kinds in steps
+                    if kinds
+                ]
+            )
+        self.onward[state] = made
+        return made
+
+    def _steps(
+        self, state: State, goal: State, order: tuple[tuple[int, int], ...]
+    ) -> tuple[Step, ...]:
+        """The steps of axes to the placements of these ranks, see `_targets`."""
+        steps = []
+        for i, rank in order:
+            to = [*self._targets(goal[i])][rank]
+            step = self.step(state, i, to)
+            assert step is not None
+            steps.append(step)
+            state = (*state[:i], to, *state[i + 1 :])
+        return tuple(steps)
 
     def _moving(self, start: State, goal: State) -> list[int]:
         """Axes that change, and those inside them on a dim that is given up or taken."""
@@ -231,6 +269,12 @@ class _Walk:
                 yield placement
 
 
+@lru_cache(maxsize=64)
+def _walk(shape: tuple[int, ...], mesh: Mesh, differentiable: bool) -> _Walk:
+    return _Walk(shape, mesh, differentiable)
+
+
+@lru_cache
 def placements(rank: int, differentiable: bool) -> tuple[Placement, ...]:
     """All placements of a tensor of ``rank`` dims on one axis, in order of preference."""
     whole = (WHOLE, DEFERRED, PARTIAL) if differentiable else (WHOLE, PARTIAL)

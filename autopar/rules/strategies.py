@@ -143,12 +143,13 @@ def shardings(
 
     The flags say where gradients flow *through this op*, see `flows`.
     """
+    chosen = [(a, c) for a, c in strategy.choices if a in mesh.axes]  # all else is whole
     operands = tuple(
-        Sharding.of((a, operand_placement(bound, i, strategy.on(a), grad)) for a in mesh.axes)
+        Sharding.of([(a, operand_placement(bound, i, c, grad)) for a, c in chosen])
         for i, grad in zip(range(len(bound.operands)), operand_differentiable, strict=True)
     )
     results = tuple(
-        Sharding.of((a, result_placement(bound, term, strategy.on(a), grad)) for a in mesh.axes)
+        Sharding.of([(a, result_placement(bound, term, c, grad)) for a, c in chosen])
         for term, grad in zip(bound.results, result_differentiable, strict=True)
     )
     return operands, results
@@ -160,8 +161,9 @@ def flows(op: Op, tensors: Mapping[str, Tensor]) -> tuple[tuple[bool, ...], tupl
     An operand that has a gradient elsewhere has none here where no result has one (``detach``,
     comparisons): the edge to it then moves nothing in backward.
     """
-    results = tuple(tensors[n].differentiable for n in op.outputs)
-    return tuple(any(results) and tensors[n].differentiable for n in op.inputs), results
+    results = tuple([tensors[n].differentiable for n in op.outputs])
+    flowing = any(results)
+    return tuple([flowing and tensors[n].differentiable for n in op.inputs]), results
 
 
 def operand_placement(

@@ -294,7 +294,17 @@ SOURCES: dict[str, tuple[Source, Callable[[nn.Module], None]]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=[None, 0, 1, 2], ids=["none", "first", "middle", "last"])
+PLACES = {"none": None, "first": 0, "middle": 1, "last": 2}
+EACH_WITH_ONE = [
+    pytest.param(use, place, id=f"{use}-{name}")
+    for use, one in zip(USES, itertools.cycle(list(PLACES)[1:]), strict=False)
+    for name, place in PLACES.items()
+    if name in ("none", one)
+]
+"""Which place is told apart how is seen with every source: every use has one of them."""
+
+
+@pytest.fixture(params=PLACES.values(), ids=PLACES)
 def other(request: pytest.FixtureRequest) -> Iterator[int | None]:
     """The layer whose number is 2 while the others' is 1."""
     STATE.table = [2 if i == request.param else 1 for i in range(DEPTH)]
@@ -324,7 +334,7 @@ def check(name: str, one: Compared | None, other: int | None) -> None:
         assert len(instances) >= DEPTH - 1
 
 
-@pytest.mark.parametrize("use", list(USES))
+@pytest.mark.parametrize(("use", "other"), EACH_WITH_ONE, indirect=["other"])
 def test_uses(use: str, other: int | None) -> None:
     check(use, compared(lambda m: STATE.table[m.index], USES[use], _none), other)
 

@@ -74,7 +74,7 @@ def test_the_best_is_that_of_brute_force(
     cost = problem.cost.copy()
     for first, end in zip(problem.strategy_start[:-1], problem.strategy_start[1:], strict=True):
         order = np.argsort(cost[first:end], kind="stable")
-        cost[first:end][order[12:]] = FORBIDDEN
+        cost[first:end][order[8:]] = FORBIDDEN
     small = replace(problem, cost=cost)
     expected = search(small, searcher="brute_force")
     for searcher in ("elimination", "portfolio"):

@@ -18,7 +18,8 @@ from autopar.nouns.plan import key
 from autopar.planner.pricing.moves import move_time_s
 from autopar.rules.fusion import ALONE, Fusion
 from autopar.rules.resharding import Collective, Step, collectives
-from autopar.rules.work import Work, op_work
+from autopar.rules.strategies import flows
+from autopar.rules.work import Work, extents, op_work
 
 PICOSECONDS = 10**12
 
@@ -34,6 +35,8 @@ class Prices:
     mesh: Mesh
     precision: str
     fusion: Fusion = ALONE
+    works: dict[tuple[object, ...], Work] = field(default_factory=dict)
+    """By op, gradients through it and local extents; prices of one graph on other meshes share it."""
     _ops: dict[tuple[object, ...], int] = field(default_factory=dict)
     _moves: dict[Collective, int] = field(default_factory=dict)
 
@@ -87,8 +90,14 @@ class Prices:
         assert op.bound is not None
         if op.bound.rule.view:
             return 0, 0
-        fused = self.fusion.moves.get(key(scope, op.op.name))
-        work = op_work(op.op, op.bound, op.strategy, self.mesh, tensors, fused)
+        name = key(scope, op.op.name)
+        local = extents(op.bound, op.strategy, self.mesh)
+        place = (name, flows(op.op, tensors), *local.values())
+        work = self.works.get(place)
+        if work is None:
+            fused = self.fusion.moves.get(name)
+            work = op_work(op.op, op.bound, op.strategy, self.mesh, tensors, fused)
+            self.works[place] = work
         return self._time(work, forward=True), self._time(work, forward=False)
 
     def added(self, gradient_bytes: int) -> int:

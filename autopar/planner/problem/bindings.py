@@ -1,4 +1,5 @@
-"""What does not change from one candidate mesh to the next: bound rules and who saves what."""
+"""What does not change from one candidate mesh to the next: bound rules, who saves what, and the
+work of a piece of an op."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from dataclasses import dataclass, field
 from autopar.nouns.graph import Graph, Op
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
+from autopar.rules.work import Work
 
 
 @dataclass(slots=True)
@@ -15,6 +17,8 @@ class Bindings:
 
     _bound: dict[tuple[str | None, str], BoundRule] = field(default_factory=dict)
     _saved: dict[str | None, dict[str, tuple[str, ...]]] = field(default_factory=dict)
+    works: dict[tuple[object, ...], Work] = field(default_factory=dict)
+    """See `Prices.works`."""
 
     def of(self, block: str | None, op: Op, graph: Graph) -> BoundRule:
         bound = self._bound.get((block, op.name))

@@ -45,6 +45,7 @@ class Codes:
     batch: npt.NDArray[np.bool_] = field(init=False)
     """Which axes are the batch's, shape (axes,)."""
     _decoded: dict[int, Sharding] = field(default_factory=dict)
+    _distinct: dict[bytes, tuple[Ints, Ints]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         count = len(self.mesh.axes)
@@ -67,6 +68,14 @@ class Codes:
             sharding = Sharding.of(zip(self.mesh.axes, places, strict=True))
             self._decoded[code] = sharding
         return sharding
+
+    def distinct(self, codes: Ints) -> tuple[Ints, Ints]:
+        """The different codes among ``codes`` in order, and which of them each is."""
+        place = codes.tobytes()
+        known = self._distinct.get(place)
+        if known is None:
+            known = self._distinct[place] = np.unique(codes, return_inverse=True)
+        return known
 
     def digits(self, codes: Ints) -> Ints:
         """The digits of codes of any shape; the axes come last."""

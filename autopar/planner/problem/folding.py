@@ -203,7 +203,7 @@ class _Folding:
 
     def _distinct(self, codes: Ints) -> tuple[list[Sharding], Ints]:
         """The different shardings among ``codes``, and which of them each is."""
-        distinct, option_of = np.unique(codes, return_inverse=True)
+        distinct, option_of = self.codes.distinct(codes)
         return [self.codes.sharding(c) for c in distinct.tolist()], option_of
 
     def _parameter_node(

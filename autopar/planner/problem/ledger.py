@@ -67,7 +67,7 @@ class Ledger:
 
     def leave(self, node: Node, tensor: Tensor, gives: Ints, wants: Ints, grad: bool) -> None:
         """Adds, for each option of ``node``, the resharding from what it gives to its want."""
-        targets, target_of = np.unique(wants, return_inverse=True)
+        targets, target_of = self.moves.codes.distinct(wants)
         moved = self.moves.between(tensor, gives, targets, grad)[np.arange(len(gives)), target_of]
         node.costs = capped_sum(node.costs, self._scaled(moved, 1))
 

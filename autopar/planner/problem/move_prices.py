@@ -7,6 +7,7 @@ tensor, added up along every path.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,7 +38,7 @@ class MovePrices:
 
     codes: Codes
     prices: Prices
-    _pairs: dict[tuple[object, ...], int] = field(default_factory=dict)
+    _pairs: dict[tuple[object, ...], dict[tuple[int, int], int]] = field(default_factory=dict)
     _tables: dict[tuple[object, ...], Ints] = field(default_factory=dict)
     _steps: dict[tuple[object, ...], Ints] = field(default_factory=dict)
 
@@ -45,8 +46,8 @@ class MovePrices:
         self, tensor: Tensor, sources: Ints, targets: Ints, grad: bool, handed: bool = False
     ) -> Ints:
         """The price of every pair, shape (sources, targets); ``handed``: see `Prices.move`."""
-        rows, row_of = np.unique(sources, return_inverse=True)
-        columns, column_of = np.unique(targets, return_inverse=True)
+        rows, row_of = self.codes.distinct(sources)
+        columns, column_of = self.codes.distinct(targets)
         if self._few(rows, columns):
             small = self._one_by_one(tensor, rows, columns, grad, handed)
         else:
@@ -66,22 +67,21 @@ class MovePrices:
     def _one_by_one(
         self, tensor: Tensor, rows: Ints, columns: Ints, grad: bool, handed: bool
     ) -> Ints:
-        targets = columns.tolist()
-        prices = [[self._pair(tensor, s, t, grad, handed) for t in targets] for s in rows.tolist()]
+        known = self._pairs.setdefault((tensor.shape, tensor.dtype, grad, handed), {})
+        prices = []
+        for pair in itertools.product(rows.tolist(), columns.tolist()):
+            price = known.get(pair)
+            if price is None:
+                price = known[pair] = self._pair(tensor, *pair, grad, handed)
+            prices.append(price)
         return np.array(prices, np.int64).reshape(len(rows), len(columns))
 
     def _pair(self, tensor: Tensor, source: int, target: int, grad: bool, handed: bool) -> int:
-        place = (source, target, tensor.shape, tensor.dtype, grad, handed)
-        price = self._pairs.get(place)
-        if price is None:
-            mesh = self.codes.mesh
-            ends = (self.codes.sharding(source), self.codes.sharding(target))
-            steps = reshard(*ends, tensor.shape, mesh, grad)
-            price = FORBIDDEN
-            if steps is not None:
-                price = sum(self.prices.steps(steps, tensor, grad, handed))
-            self._pairs[place] = price
-        return price
+        ends = (self.codes.sharding(source), self.codes.sharding(target))
+        steps = reshard(*ends, tensor.shape, self.codes.mesh, grad)
+        if steps is None:
+            return FORBIDDEN
+        return sum(self.prices.steps(steps, tensor, grad, handed))
 
     def _all_at_once(
         self, tensor: Tensor, rows: Ints, columns: Ints, grad: bool, handed: bool
