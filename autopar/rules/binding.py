@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from autopar.rules.notation import (
     FACTOR,
@@ -24,6 +25,15 @@ def bind_rule(
     rule: Rule, operand_shapes: Sequence[tuple[int, ...]], result_shapes: Sequence[tuple[int, ...]]
 ) -> BoundRule:
     """Fits ``rule`` to the shapes of one op. Raises `RuleError` where they do not fit."""
+    return _bound(rule, tuple(map(tuple, operand_shapes)), tuple(map(tuple, result_shapes)))
+
+
+@lru_cache(maxsize=4096)
+def _bound(
+    rule: Rule,
+    operand_shapes: tuple[tuple[int, ...], ...],
+    result_shapes: tuple[tuple[int, ...], ...],
+) -> BoundRule:
     left, right = parse_rule(rule.text)
     if left == [[]] and not operand_shapes:
         left = []

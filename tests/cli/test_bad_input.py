@@ -333,21 +333,22 @@ def test_what_does_not_fit_says_by_how_much(run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "plan").exists()
 
 
-@pytest.mark.gloo
+@pytest.mark.gloo(2)
 def test_a_plan_whose_model_has_changed_is_not_run(run: Run) -> None:
-    assert run(*PLAN)[0] == 0
+    two = cluster_text(2)
+    assert run(*PLAN, cluster=two)[0] == 0
     words = ("run", "plan", "--steps", "1")
-    code, message = run(*words, model=MODEL.replace("32", "64"))
+    code, message = run(*words, model=MODEL.replace("32", "64"), cluster=two)
     assert code == 2
     assert "has changed since it was planned" in message
     assert "autopar plan" in message
     other = changed("(batch=batch)", '(batch=batch, optimizer="sgd", precision="bfloat16")')
-    code, message = run(*words, model=other)
+    code, message = run(*words, model=other, cluster=two)
     assert code == 2
     assert "optimizer is 'sgd' and was 'adamw', precision is 'bfloat16' and was 'flo" in message
     other = changed("(batch=batch)", "(batch=batch, clip_norm=0.5)")
     for command in (words, ("verify", "plan")):
-        code, message = run(*command, model=other)
+        code, message = run(*command, model=other, cluster=two)
         assert code == 2
         assert "has changed since it was planned: clip_norm is 0.5 and was None. Plan" in message
 

@@ -23,35 +23,59 @@ from autopar.runtime.pytorch import ranks, transport
 _here = threading.local()
 
 
+class Abandoned(Exception):
+    """Another rank has failed."""
+
+
 @dataclass
 class World:
-    """``log`` has (kind, axis, bytes of the full-size side) of rank 0's collectives, in order."""
+    """``log`` has (kind, axis, bytes of the full-size side) of rank 0's collectives, in order.
+
+    Ranks take turns in their order, from one exchange to the next: whose turn comes again knows
+    that all others have put in what they have.
+    """
 
     mesh: Mesh
-    barrier: threading.Barrier
-    turn: threading.Lock = field(default_factory=threading.Lock)
-    slots: list[Any] = field(default_factory=list)
+    turns: list[threading.Lock]
+    """Of each rank; the one that is free, or that is waited for by nobody, has its turn."""
+    slots: tuple[list[Any], list[Any]]
+    """By turns, so that none is written before all have read it."""
     log: list[tuple[str, str, int]] = field(default_factory=list)
+    ended: set[int] = field(default_factory=set)
+    failed: bool = False
 
     def exchange(self, value: torch.Tensor, axis: str) -> list[torch.Tensor]:
         """What the ranks of this rank's group along ``axis`` put in, in order."""
         rank = _here.ranks.rank
-        self.slots[rank] = (axis, value)
-        self.wait()
+        _here.exchanges += 1
+        slots = self.slots[_here.exchanges % 2]
+        slots[rank] = (_here.exchanges, axis, value)
+        self.hand_on(rank)
+        self.take(rank)
         stride, size = self.mesh.stride(axis), self.mesh.size(axis)
         first = rank - rank // stride % size * stride
-        pieces = [self.slots[first + i * stride] for i in range(size)]
-        self.wait()
-        assert all(a == axis for a, _ in pieces), "ranks are in different collectives"
-        return [v for _, v in pieces]
+        pieces = [slots[first + i * stride] for i in range(size)]
+        here = (_here.exchanges, axis)
+        assert all(p is not None and p[:2] == here for p in pieces), (
+            "ranks are in different collectives"
+        )
+        return [value for _, _, value in pieces]
 
-    def wait(self) -> None:
-        """Until all ranks are here."""
-        self.turn.release()
-        try:
-            self.barrier.wait(60)
-        finally:
-            self.turn.acquire()
+    def take(self, rank: int) -> None:
+        """Waits for this rank's turn."""
+        if not self.turns[rank].acquire(timeout=60):
+            raise TimeoutError(f"rank {rank} waits for the others")
+        if self.failed:
+            raise Abandoned
+
+    def hand_on(self, rank: int) -> None:
+        """To the next rank that has not ended."""
+        count = len(self.turns)
+        after = [
+            r % count for r in range(rank + 1, rank + count + 1) if r % count not in self.ended
+        ]
+        if after:
+            self.turns[after[0]].release()
 
     def note(self, kind: str, axis: str, numel: int, itemsize: int) -> None:
         if _here.ranks.rank == 0:
@@ -109,12 +133,13 @@ def _patched() -> Iterator[None]:
 def run(mesh: Mesh, task: Callable[[Any], Any]) -> tuple[list[Any], World]:
     """``task(ranks)`` on every rank of ``mesh``; the results in rank order."""
     count = mesh.device_count
-    world = World(mesh, threading.Barrier(count), slots=[None] * count)
+    turns = [threading.Lock() for _ in range(count)]
+    world = World(mesh, turns, ([None] * count, [None] * count))
     results: list[Any] = [None] * count
     errors: list[BaseException] = []
 
     def work(rank: int) -> None:
-        _here.world = world
+        _here.world, _here.exchanges = world, 0
         _here.ranks = SimpleNamespace(
             mesh=mesh,
             rank=rank,
@@ -123,19 +148,23 @@ def run(mesh: Mesh, task: Callable[[Any], Any]) -> tuple[list[Any], World]:
         )
         _here.ranks.index = partial(ranks.Ranks.index, _here.ranks)
         try:
-            with world.turn:
-                results[rank] = task(_here.ranks)
+            world.take(rank)
+            results[rank] = task(_here.ranks)
         except BaseException as error:
             errors.append(error)
-            world.barrier.abort()
+            world.failed = True
+        world.ended.add(rank)
+        world.hand_on(rank)
 
+    for turn in turns[1:]:
+        turn.acquire()
     with _patched():
         threads = [threading.Thread(target=work, args=(r,)) for r in range(count)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    real = [e for e in errors if not isinstance(e, threading.BrokenBarrierError)]
+    real = [e for e in errors if not isinstance(e, Abandoned)]
     if real or errors:
         raise (real or errors)[0]
     return results, world

@@ -304,7 +304,7 @@ EACH_WITH_ONE = [
 """Which place is told apart how is seen with every source: every use has one of them."""
 
 
-@pytest.fixture(params=PLACES.values(), ids=PLACES)
+@pytest.fixture(params=list(PLACES.values()), ids=list(PLACES))
 def other(request: pytest.FixtureRequest) -> Iterator[int | None]:
     """The layer whose number is 2 while the others' is 1."""
     STATE.table = [2 if i == request.param else 1 for i in range(DEPTH)]

@@ -17,7 +17,7 @@ from autopar.planner.standings import NothingFits, size_text
 from tests.planner.graphs import gpt
 from tests.planner.test_search import LARGE, NODE, question
 
-BATCH, DEVICES = 16, 4  # few, for few layouts
+BATCH, DEVICES = 4, 4  # few, for few layouts
 GRAPH = gpt(layers=2, **{**LARGE, "b": BATCH})
 
 
