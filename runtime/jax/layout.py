@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from autopar.lowering.state import even_cut
@@ -136,7 +137,7 @@ class Layout:
                 "parameters do not have: plan the model again"
             )
         return {
-            key: jnp.stack([named[n] for n in leaf.names]) if leaf.layers else named[leaf.name]
+            key: _stacked([named[n] for n in leaf.names]) if leaf.layers else named[leaf.name]
             for key, leaf in leaves.items()
         }
 
@@ -164,6 +165,11 @@ def by_name(
         else:
             named[path] = leaf
     return named
+
+
+def _stacked(layers: Sequence[Any]) -> Any:
+    own = all(isinstance(layer, np.ndarray) for layer in layers)  # and then nothing is compiled
+    return np.stack(layers) if own else jnp.stack(layers)
 
 
 def _cut(parameter: Parameter, mesh: Mapping[str, int], shard: int) -> int | None:

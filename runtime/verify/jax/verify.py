@@ -154,8 +154,8 @@ def run(
         arrays = {key: a.astype(state["params"][key].dtype) for key, a in arrays.items()}
         state, loss, gradients = (function or step.watched)(state, step.cut(batch), arrays)
         record.losses.append(float(loss))
-        record.gradients.append(_numpy(layout.names(gradients)))
-    record.weights = _numpy(layout.names(state["params"]))
+        record.gradients.append(layout.names(_numpy(gradients)))
+    record.weights = layout.names(_numpy(state["params"]))
     return record
 
 
@@ -172,7 +172,7 @@ def reference(
     record = Record(unchecked=given.unchecked)
     params = jax.tree.map(lambda a: _float64(np.asarray(a)), params)
     batches = [{n: _float64(np.asarray(a)) for n, a in b.items()} for b in batches]
-    before = _numpy(by_name(paths_of(params), stacks))
+    before = _named(params, stacks)
     slots: dict[str, Named] = {"m": {}, "v": {}}
     structure = jax.tree.structure(params)
     paths = [path for path, _ in paths_of(params)]
@@ -180,7 +180,7 @@ def reference(
         loss, gradients = function(params, batch)
         record.losses.append(float(loss))
         flat = {path: np.asarray(g) for path, g in paths_of(gradients)}
-        record.gradients.append(_numpy(by_name(flat.items(), stacks)))
+        record.gradients.append(by_name(flat.items(), stacks))
         record.noise.append(_noise(function, params, batch, record.gradients[-1], stacks))
         if workload.clip_norm is not None:
             norm = math.sqrt(sum(float(np.square(g).sum()) for g in flat.values()))
@@ -190,7 +190,7 @@ def reference(
         for path, weight in weights.items():
             weights[path] = _updated(workload, number, path, weight, flat[path], slots)
         params = jax.tree.unflatten(structure, [jnp.asarray(weights[p]) for p in paths])
-    record.weights = _numpy(by_name(paths_of(params), stacks))
+    record.weights = _named(params, stacks)
     record.moved = {n: float(np.linalg.norm(record.weights[n] - p)) for n, p in before.items()}
     return record
 
@@ -216,7 +216,7 @@ def _noise(
 
     for _ in range(MEASUREMENTS if noise else 0):
         _, changed = function(jax.tree.map(moved, params), {n: moved(a) for n, a in batch.items()})
-        named = _numpy(by_name(paths_of(changed), stacks))
+        named = _named(changed, stacks)
         for name in noise:
             noise[name] = max(noise[name], float(np.linalg.norm(named[name] - gradients[name])))
     return noise
@@ -311,6 +311,11 @@ def _wide(dtype: str) -> str:
 
 def _numpy(named: Mapping[str, Any]) -> Named:
     return {name: np.asarray(a) for name, a in named.items()}
+
+
+def _named(tree: Any, stacks: Mapping[str, tuple[str, ...]]) -> Named:
+    """Parameters by full name. Layers are cut apart by numpy: JAX compiles every cut."""
+    return by_name(((path, np.asarray(a)) for path, a in paths_of(tree)), stacks)
 
 
 def _float64(array: np.ndarray) -> np.ndarray:
