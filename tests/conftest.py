@@ -14,6 +14,17 @@ import pytest
 
 os.environ["AUTOPAR_MEASURE"] = "0"  # no test's plan hangs on the machine that it is made on
 gc.set_threshold(50_000, 20, 10)  # most of what tests import and capture stays: look seldom
+# JAX programs of the tests run a few times: compiling well takes longer than running badly.
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_force_host_platform_device_count=8",
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+        "--xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_parallel_codegen_split_count=1",
+    ]
+)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

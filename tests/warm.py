@@ -20,6 +20,9 @@ from typing import IO, Any
 
 IMPORTED = [
     "autopar.runtime.jobs.pytorch_worker",
+    "autopar.runtime.pytorch.program",
+    "autopar.runtime.verify.pytorch.verify",
+    "tests.warm_ranks",
     "autopar.frontends.pytorch",
     "autopar.cli.app",
     "autopar.planner.planning",

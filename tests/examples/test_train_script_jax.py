@@ -19,7 +19,7 @@ from tests.warm import code_of
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples/08_train_script_jax.py"
-FLAGS = "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count="
+COUNT = "--xla_force_host_platform_device_count="
 
 
 def test_ten_of_at_most_130_lines_are_autopars() -> None:
@@ -36,7 +36,7 @@ def start(devices: int, output: Path, log: Path, fix: str) -> BaseProcess:
     arguments = ["--cluster", cluster, "--fix", fix, "--output", output, "--dtype", "float64"]
     arguments += ["--steps", "12", "--evaluate-every", "6"]
     words = [str(SCRIPT), *map(str, arguments)]
-    environment = {**os.environ, "XLA_FLAGS": f"{FLAGS}{devices}"}
+    environment = {**os.environ, "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {COUNT}{devices}"}
     with log.open("wb") as to:
         return warm.start(warm.python, [words], (to, to), ROOT, environment)
 

@@ -37,6 +37,7 @@ from tests.runtime.pipelined_models import BATCH, MODELS, Whole
 
 CPU = torch.device("cpu")
 MICROBATCHES = 8
+"""Of four ranks; two have half as many, so either play warm-up, steady state and end."""
 INSIDE: dict[str, tuple[dict[str, int], tuple[int, ...]]] = {
     "tp": ({"tp": 2}, (0,)),
     "zero 0": ({"dp_shard": 2}, (0,)),
@@ -153,7 +154,7 @@ def memory(name: str) -> dict[str, Any]:
     tensors that a step makes."""
     counts: dict[str, list[int]] = {}
     peaks: dict[str, list[int]] = {}
-    few_and_many = (8, 32 if name == "1f1b" else 16)
+    few_and_many = (8, 16)
     for microbatches in few_and_many:
         trainer = make("gpt", name, microbatches=microbatches, rows=2)
         stages = trainer.storage
@@ -275,10 +276,10 @@ def main() -> None:
     for inside in INSIDE:
         for name in ("1f1b", "zb-v"):
             checks[f"inside: {inside}, {name}"] = partial(
-                agrees, given, "gpt", name, pp=2, inside=inside
+                agrees, given, "gpt", name, pp=2, inside=inside, microbatches=MICROBATCHES // 2
             )
         checks[f"inside: {inside}, chimera"] = partial(
-            agrees, given, "unet", "chimera", pp=2, inside=inside
+            agrees, given, "unet", "chimera", pp=2, inside=inside, microbatches=MICROBATCHES // 2
         )
     for name in ("1f1b", "zb-v", "zb-h2"):
         checks[f"recomputes: {name}"] = partial(agrees, given, "gpt", name, recompute=(0, 2))

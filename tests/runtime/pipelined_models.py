@@ -59,9 +59,7 @@ class OriginalBlock(nn.Module):
         self.down = nn.Linear(2 * WIDTH, WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.norm(x)
-        x = x + F.scaled_dot_product_attention(h, h, h, is_causal=True)
-        result: Tensor = x + self.down(F.gelu(self.up(x)))
+        result: Tensor = x + self.down(F.gelu(self.up(self.norm(x))))
         return result
 
 
@@ -81,10 +79,9 @@ class Block(nn.Module):
         self.down = Down()
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.norm(x)
-        x = x + F.scaled_dot_product_attention(h, h, h, is_causal=True)
         split = current().size("tp") > 1
-        wide = F.gelu(self.up(c.copy_to(x, "tp") if split else x))
+        h = self.norm(x)
+        wide = F.gelu(self.up(c.copy_to(h, "tp") if split else h))
         y = F.linear(wide, local(self.down.weight))
         return x + (c.all_reduce(y, "tp") if split else y)
 
