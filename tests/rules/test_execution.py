@@ -24,7 +24,7 @@ from tests.rules.simulate import check
 
 ONE_AXIS = [Mesh(("a",), (n,)) for n in (2, 3, 4)]
 TWO_AXES = [Mesh(("a", "b"), sizes) for sizes in ((2, 2), (2, 3), (4, 2))]
-PAIRS = 3  # strategies that split something, tried on each two-axis mesh
+PAIRS = 3  # strategies of two choices that split something, tried on each two-axis mesh
 
 # Kinds of which no factor may be split, and why.
 NEVER_SPLIT = {
@@ -49,7 +49,7 @@ def tried(kind: str, case: Case, bound: BoundRule) -> set[str]:
     for mesh in TWO_AXES:
         legal = strategies(bound, mesh, grad)
         whole = [s for s in legal if not splits(s, bound)] if mesh == TWO_AXES[0] else []
-        cut = [s for s in legal if splits(s, bound)]
+        cut = [s for s in legal if splits(s, bound) and len(s.choices) == 2]
         for some, pairs in ((cut, PAIRS), (whole, 1)):
             for strategy in draw.sample(some, min(pairs, len(some))):
                 check(case, bound, strategy, mesh)
