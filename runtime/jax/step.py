@@ -239,11 +239,17 @@ class Step:
     def zeros(self, state: State, batch: Arrays) -> tuple[Array, dict[str, Array]]:
         """Loss and gradients that `value_and_grad` gives of a microbatch, all zero."""
         first = {name: entry[0] for name, entry in batch.items()}
-        shapes = jax.eval_shape(partial(self.value_and_grad, state), first)[:2]
-        zeros: tuple[Array, dict[str, Array]] = jax.tree.map(
-            lambda s: jnp.zeros(s.shape, s.dtype), shapes
-        )
-        return zeros
+        share, _ = jax.eval_shape(lambda: self._share(state, state["params"], first))
+        shapes = jax.eval_shape(self._own, state["params"])
+        loss = jnp.zeros((), jnp.promote_types(share.dtype, jnp.float32))
+        return loss, {k: jnp.zeros(s.shape, s.dtype) for k, s in shapes.items()}
+
+    def _own(self, params: Arrays) -> Arrays:
+        """What gradients are of: with ZeRO 2 the device's piece of every parameter."""
+        split = self.layout.settings.split
+        if not split.gradients or split.parameters:
+            return params
+        return {k: own_part(self.layout, k, p) for k, p in params.items()}
 
     def value_and_grad(self, state: State, batch: Arrays) -> tuple[Any, ...]:
         """Loss share and gradients of one microbatch, and a tuple of what `loss` returns beside, if
@@ -254,10 +260,8 @@ class Step:
         if split.parameters:
             # else XLA gathers once before the loop over microbatches, and keeps what it gathered
             params, frozen, batch = lax.optimization_barrier((params, frozen, batch))
-        own, whole = params, {}
-        if split.gradients and not split.parameters:
-            own = {k: own_part(self.layout, k, p) for k, p in params.items()}
-            whole = params
+        own = self._own(params)
+        whole = params if split.gradients and not split.parameters else {}
         scale = state["scale"]["scale"] if self.scales else None
 
         def share(own: Arrays) -> tuple[Array, tuple[Array, Outputs]]:

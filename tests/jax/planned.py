@@ -99,9 +99,15 @@ class Made:
         return jax_verify.errors(record, right), moved
 
 
+_made: dict[str, Made] = {}
+
+
 def made(name: str, fix: Mapping[str, str], **options: Any) -> Made:
-    """A model planned for eight devices, with some choices fixed."""
-    return made_of(name, models.MODELS[name](), fix, **options)
+    """A model planned for eight devices, with some choices fixed; planned once."""
+    key = repr((name, fix, options))
+    if key not in _made:
+        _made[key] = made_of(name, models.MODELS[name](), fix, **options)
+    return _made[key]
 
 
 def made_of(

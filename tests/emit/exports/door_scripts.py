@@ -1,4 +1,4 @@
-"""Two steps of the Llama example in other trainers, export by export: the job of `test_two_steps`.
+"""Two steps of a small Llama in other trainers, export by export: the job of `test_two_steps`.
 
 torchrun --nproc-per-node 4 door_scripts.py FOLDER
 
@@ -21,7 +21,6 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-ROOT = Path(__file__).parents[3]
 STEPS = 2
 OF_ACCELERATE = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
 """Beginnings of the variables in which its launcher hands on what a configuration file says."""
@@ -138,7 +137,7 @@ TRAINERS = {"accelerate": of_accelerate, "transformers": of_transformers}
 
 
 def main(folder: str) -> None:
-    workload = runpy.run_path(str(ROOT / "examples/03_llama.py"))["workload"]
+    workload = runpy.run_path(str(Path(__file__).with_name("two_layers.py")))["workload"]
     dist.init_process_group("gloo")
     jobs = json.loads(Path(folder, "jobs.json").read_text())
     losses = {name: TRAINERS[trainer](workload, file) for name, trainer, file in jobs}

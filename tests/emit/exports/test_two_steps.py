@@ -26,7 +26,7 @@ from tests.warm_ranks import loose
 pytestmark = [pytest.mark.gloo, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[3]
-MODEL = str(ROOT / "examples/03_llama.py")
+MODEL = str(Path(__file__).with_name("two_layers.py"))
 SCRIPT = str(Path(__file__).with_name("door_scripts.py"))
 CLUSTER = str(ROOT / "examples/clusters/cpu_4.yaml")
 ACCELERATE = {
