@@ -99,9 +99,10 @@ def by_estimate(case: Case) -> tuple[dict[str, float], dict[str, float]]:
         "attention": each * (1 + rates.attention_backward) * attention,
         "elementwise": each * light,
         "adding up gradients": each * work.gradient_bytes / rates.memory_bytes_per_s,
-        "run again": step.recompute_s,
+        "run again, collectives too": step.recompute_s
+        + each * work.again_products * work.tp_s * rates.tp_wire,
         "head and loss": step.head_s,
-        "tensor collectives": each * (2 + work.again_products) * work.tp_s * rates.tp_wire,
+        "tensor collectives": each * 2 * work.tp_s * rates.tp_wire,
         "state, not hidden": step.sharded_s + step.data_s,
         "first gathers of stages": 0.0,
         "bubble and sends": step.bubble_s,
@@ -134,7 +135,8 @@ def by_planner(case: Case) -> tuple[dict[str, float], dict[str, float]]:
     products = sum(op.op.kind == "linear" for op in made.lowered.blocks[LAYER].ops)
     fixed_s = 3 * products * beside_product_s(cluster.device)
     trained = 4 * sum(unit.trained.values())
-    moved_again = unit.moved_again_s if x.recompute == "full" else 0.0
+    again_s = unit.forward_s * (x.recompute != "none")
+    again_s += unit.moved_again_s * (x.recompute == "full")
     time, held = made.time, made.memory
     reduced = time.data_communication_s if x.pp > 1 else 0.0
     seconds = {
@@ -144,9 +146,9 @@ def by_planner(case: Case) -> tuple[dict[str, float], dict[str, float]]:
         "attention": each * body["attention"],
         "elementwise": each * (body["elementwise"] + body["reduction"]),
         "adding up gradients": each * made.prices.added(trained) / PICOSECONDS,
-        "run again": each * unit.forward_s * (x.recompute != "none"),
+        "run again, collectives too": each * again_s,
         "head and loss": x.microbatches * sum(top.values()),
-        "tensor collectives": each * (unit.moved_forward_s + unit.moved_backward_s + moved_again),
+        "tensor collectives": each * (unit.moved_forward_s + unit.moved_backward_s),
         "state, not hidden": reduced if x.pp > 1 else time.exposed_s,
         "first gathers of stages": made.first_s,
         "bubble and sends": time.exposed_s - reduced - made.first_s if x.pp > 1 else 0.0,

@@ -40,6 +40,7 @@ from benchmarks.published_errors import (
     memory_errors,
     memory_ratios,
     ranking,
+    schedules_in_order,
 )
 from benchmarks.published_fit import Fit, one_per_configuration, run_work, source_of
 from benchmarks.published_forgetting import FORGETTING, forget, forgotten_memory
@@ -213,6 +214,7 @@ def evaluate(fit: Fit, quick: bool, rows: Mapping[str, Row]) -> dict[str, Any]:
             "configuration_left_out": ranking(fit, by_configuration),
         },
         "ranking_targets": RANKING_TARGETS,
+        "schedules_in_order": schedules_in_order(fit, by_source),
         "defying": defying(fit, by_source),
         "predicted": by_source.tolist(),
     }
@@ -288,6 +290,10 @@ def render(result: dict[str, Any], reasons: dict[str, str], fit: Fit) -> str:
             f"{ranks['mean_tau']:.2f} (at least {least_tau:.2f}), mean regret "
             f"{ranks['mean_regret']:.1%}{regret}"
         )
+    right, pairs = result["schedules_in_order"]
+    lines.append(
+        f"schedules of one layout, in pairs more than 3 % apart: {right} of {pairs} in order"
+    )
     for name, band in result["bands"].items():
         lines.append(
             f"band, {name}: {band['low']:.2f} to {band['high']:.2f} of the prediction covers "

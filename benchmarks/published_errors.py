@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.cost_models.layout import Layout
 from autopar.planner.layouts import footprint_of
 from benchmarks.published_bands import Ratio
 from benchmarks.published_fit import Fit
@@ -96,6 +99,28 @@ def ranking(fit: Fit, predicted: Array) -> dict[str, float]:
         "mean_tau": float(np.mean(taus)) if taus else 0.0,
         "mean_regret": float(np.mean(regrets)) if regrets else 0.0,
     }
+
+
+def schedules_in_order(fit: Fit, predicted: Array) -> tuple[int, int]:
+    """Of pairs of runs that differ in nothing but their schedule, more than 3 % apart: how many
+    are predicted in their order, and how many there are."""
+    right = pairs = 0
+    for a, b in combinations(range(len(fit.runs)), 2):
+        one, other = fit.runs[a], fit.runs[b]
+        if one.group != other.group or not _schedules_alone_differ(one, other):
+            continue
+        measured = np.log(fit.measured[a] / fit.measured[b])
+        if abs(measured) > np.log(1.03):
+            pairs += 1
+            right += bool(measured * np.log(predicted[a] / predicted[b]) > 0)
+    return right, pairs
+
+
+def _schedules_alone_differ(one: Run, other: Run) -> bool:
+    def rest(run: Run) -> Layout:
+        return replace(run.layout, schedule="", interleave=1)
+
+    return one.layout.schedule != other.layout.schedule and rest(one) == rest(other)
 
 
 def defying(fit: Fit, predicted: Array) -> list[dict[str, Any]]:

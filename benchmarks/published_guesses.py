@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from autopar.cost_models.family import Arch
 from autopar.cost_models.layout import Layout, Recompute
+from autopar.cost_models.rates import family_constant
 from autopar.cost_models.software import Software
 from autopar.nouns.cluster import Device
 from autopar.planner.layouts import footprint_of
@@ -44,7 +45,8 @@ def likely_microbatch(
     bubble grows with fewer microbatches.
     """
 
-    half_rate_rows, _, _ = priors()["thin_size"]
+    before = {name: value for name, (value, _, _) in priors().items()}
+    half_rate_rows = before[family_constant("thin_size", device, before)]
 
     def loss(x: Layout) -> float:
         rows = x.microbatch * arch.seq / x.cp

@@ -259,7 +259,8 @@ def _fitted(general: Efficiency, device: Device, op_class: OpClass, head_dim: in
         origin = fitted_table()["memory"]
         return replace(general, memory=origin.value, how=origin.how, basis=origin.basis)
     if op_class == "matmul":
-        share, size = product_share(device, constants), constants["thin_size"]
+        share = product_share(device, constants)
+        size = constants[family_constant("thin_size", device, constants)]
         name = family_constant("matmul", device, constants)
     else:
         share = attention_share(device, KERNEL, head_dim or USUAL_HEAD_DIM, constants)

@@ -108,7 +108,7 @@ def rates_of(
         memory_bytes_per_s=memory * device.memory_bandwidth_bytes_per_s,
         softmax_bytes_per_s=c["memory_softmax"] * device.memory_bandwidth_bytes_per_s,
         route_bytes_per_s=memory * c["route_passes"] * device.memory_bandwidth_bytes_per_s,
-        thin_size=c["thin_size"],
+        thin_size=c[family_constant("thin_size", device, c)],
         expert_thin_size=c["expert_thin_size"],
         product_s=c["product_graph_s" if software.graphs else "product_s"],
         expert_s=c["expert_s"],

@@ -84,11 +84,11 @@ def all_pipelines() -> list[tuple[float, int]]:
     return [*every_pipeline(small())]
 
 
-@pytest.mark.parametrize("share", [None, 0.56, 0.8])
+@pytest.mark.parametrize("share", [None, 0.02, 0.2])
 def test_no_plan_of_any_kind_is_faster(
     share: float | None, all_pipelines: list[tuple[float, int]]
 ) -> None:
-    limit = None if share is None else int(share * np.median([m for _, m in all_pipelines]))
+    limit = None if share is None else int(np.quantile([m for _, m in all_pipelines], share))
     of = small(limit)
     outcome = search_plan(of)
     fitting = [s for s, memory in all_pipelines if limit is None or memory <= limit]

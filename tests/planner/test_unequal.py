@@ -110,7 +110,7 @@ def test_nor_where_memory_binds(pp: int) -> None:
     """The search may also let ranks differ in recomputation."""
     devices = [
         replace(device, memory_bytes=int(share * device.memory_bytes))
-        for device, share in ((SLOW, 0.05), (FAST, 0.035))
+        for device, share in ((SLOW, 0.055), (FAST, 0.04))
     ]
     of = asked(cluster(*devices), pp=pp)
     every, free = [*every_pipeline(of, pp)], asked(MIXED, pp=pp)

@@ -58,7 +58,7 @@ def test_found_holds_less_where_memory_is_short() -> None:
     of = asked({"pp": "4", "tp": "2", "microbatch": "1", "recompute": "none", "schedule": "found"})
     roomy = search_plan(of).best
     group = NODE.groups[0]
-    limit = int(roomy.memory.total * 0.85)
+    limit = int(roomy.memory.total * 0.97)  # which another order of the same stages keeps to
     tight = replace(group, device=replace(group.device, memory_bytes=limit))
     best = search_plan(replace(of, cluster=replace(NODE, groups=(tight,)))).best
     assert best.memory.total <= limit
