@@ -75,24 +75,28 @@ def say(text: str) -> None:
 
 
 def make_plans(
-    name: str, cluster: str, profile: Path, scratch: Path, layouts: Mapping[str, Mapping[str, str]]
+    model: str, cluster: str, profile: Path, scratch: Path, layouts: Mapping[str, Mapping[str, str]]
 ) -> tuple[dict[str, Path], dict[str, str]]:
-    """A folder for each layout, and why there is none for the others."""
+    """A folder for each layout, and why there is none for the others.
+
+    model: as the command takes it, a file or FILE:NAME.
+    """
     from autopar.cli.commands import plan_files, search
     from autopar.files.plan_folder import write
 
     made: dict[str, Path] = {}
     failed: dict[str, str] = {}
+    name = model.rpartition("/")[2].replace(":", "_")
     for layout, fix in layouts.items():
+        folder = scratch / f"{name}_{len(made)}"
         try:
-            result = search(f"{MODELS}:{name}", cluster, fix, None, (), profile)
-            files, _ = plan_files(result, scratch / f"{name}_{len(made)}")
+            files, _ = plan_files(search(model, cluster, fix, None, (), profile), folder)
         except UserError as error:
             say(f"{name}, {layout}: {error}")
             failed[layout] = str(error)
             continue
-        made[layout] = scratch / f"{name}_{len(made)}"
-        write(made[layout], files)
+        made[layout] = folder
+        write(folder, files)
     return made, failed
 
 
@@ -266,7 +270,7 @@ def benchmark(given: argparse.Namespace, scratch: Path, launcher: Launcher | Non
     phases: dict[str, Any] = {}
     failed: dict[str, str] = {}
     for name in given.models.split(","):
-        plans, unplanned = make_plans(name, cluster, profile, scratch, layouts)
+        plans, unplanned = make_plans(f"{MODELS}:{name}", cluster, profile, scratch, layouts)
         runs, broken = measure(name, plans, given.steps, given.rounds, launcher)
         rows += rows_of(name, plans, runs)
         failed |= {f"{name}, {layout}": why for layout, why in {**unplanned, **broken}.items()}
