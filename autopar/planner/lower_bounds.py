@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from autopar.nouns.offload import OFFLOAD
 from autopar.pipeline.schedules.table import SCHEDULES
 from autopar.planner.candidates import Candidate, Layout, layouts, offloaded
 from autopar.planner.pipeline_models import Model, Models, Pace, Whole
@@ -22,7 +23,8 @@ from autopar.planner.solved import state_of
 SPARE = 1.05
 """Of its memory, what a rank may need in a cut into equal parts for the core to be tried."""
 NEAR = 0.8
-"""Of its memory, what a rank must need in a cut into equal parts for state to be offloaded."""
+"""Of its memory, what a rank must need in a cut into equal parts for state to be offloaded, and for
+a leaner sharding to be tried."""
 WAITED = 0.6
 """Share of a microbatch's time that no schedule can put off (forward, and gradients of inputs),
 at least, of a model that is not solved yet."""
@@ -90,6 +92,14 @@ class LowerBounds:
         pass_s = model.least_pass_s(fitting, core.recompute, question.cluster)
         late_s = min(whole.streamed_s for whole in fitting) / pp
         return needed, m * pass_s / model.pace(views, core.levels[0]).ranks + late_s
+
+    def short(self, core: Core, model: Model) -> bool:
+        """Whether under every layout that keeps state on devices ranks have no memory to spare."""
+        enough = NEAR * self._room(core.shape)
+        on_devices = (
+            size for whole, size in self.shares(core, model) if whole.layout.offload == OFFLOAD[0]
+        )
+        return all(size > enough for size in on_devices)
 
     def shares(self, core: Core, model: Model) -> Iterator[tuple[Whole, float]]:
         """All of the model under each layout of state, with bytes of the first rank where every

@@ -1,7 +1,9 @@
 """Solved shardings, and what they say of every pipeline that has them.
 
 The sharding of all ops depends on the tensor-parallel degree and on how many samples a microbatch
-has on one data rank, not on stages, cuts or schedule: one `Model` for each such pair.
+has on one data rank, not on stages, cuts or schedule: one `Model` for each such pair. The fastest
+may leave parameters whole on every tensor-parallel rank, since their gradients meet once a step;
+for shapes in which that does not fit there is a second one, which holds nearly as little as any.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import numpy as np
 
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import RECOMPUTE
+from autopar.nouns.problem import FORBIDDEN
 from autopar.nouns.zero import ZERO
 from autopar.planner.candidates import Candidate, Layout
 from autopar.planner.pricing.pipeline import CutModel, Figure, PipelinePrices
@@ -24,6 +27,11 @@ from autopar.planner.problem.solving import Solver
 from autopar.planner.question import Question
 from autopar.planner.shapes import Shape
 from autopar.planner.solved import Solved, solve
+
+HOLDS_MORE = 1.25
+"""Times the least that ranks may hold, above which a lean sharding is looked for."""
+LEAN = 0.1
+"""Of what the fastest sharding holds more than the least, what a lean one may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +139,16 @@ class Models:
     _sample_s: float = 0.0
     """Of forward and backward, at least, on one tensor-parallel rank of the slowest kind."""
     _models: dict[tuple[int, int], Model | None] = field(default_factory=dict)
+    _lean: dict[tuple[int, int], Model | None] = field(default_factory=dict)
 
     def of(self, shape: Shape) -> Model | None:
-        """None where the model cannot be split so, or ranks would do the same work."""
+        """None where the model cannot be split so, or ranks would do the same work; of a lean shape
+        also where its fastest sharding is lean enough."""
         key = shape.candidate.tp, shape.samples
+        if shape.lean:
+            if key not in self._lean:
+                self._lean[key] = self._leaner(self._models.get(key))
+            return self._lean[key]
         if key not in self._models:
             self._models[key] = None
             solved = solve(self.question, shape.candidate, self.solver)
@@ -143,13 +157,30 @@ class Models:
         return self._models[key]
 
     def known(self, shape: Shape) -> Model | None:
-        """As `of`, and None where it is not solved yet."""
+        """As `of`, and None where it is not solved yet; no sharding of the shape is faster."""
         return self._models.get((shape.candidate.tp, shape.samples))
+
+    def _leaner(self, fastest: Model | None) -> Model | None:
+        """The fastest sharding under a limit near the least that any holds."""
+        if fastest is None:
+            return None
+        problem, held = fastest.solved.folded.problem, fastest.solved.solution.peak
+        allowed = np.where(problem.cost < FORBIDDEN, problem.usage, held)
+        least = int(np.minimum.reduceat(allowed, problem.strategy_start[:-1]).sum())
+        if held <= HOLDS_MORE * least:
+            return None
+        limit, candidate = int(least + LEAN * (held - least)), fastest.solved.candidate
+        solved = solve(self.question, candidate, self.solver, usage_limit=limit)
+        return None if solved is None or solved.repeats else self._model(solved)
 
     def add(self, solved: Solved) -> None:
         """For every shape with as many samples on as many tensor-parallel ranks."""
+        candidate = solved.candidate
+        samples = self.question.batch // (candidate.data * candidate.microbatches)
+        self._models[candidate.tp, samples] = self._model(solved)
+
+    def _model(self, solved: Solved) -> Model:
         question, candidate = self.question, solved.candidate
-        samples = question.batch // (candidate.data * candidate.microbatches)
         prices = Prices(question.cluster, solved.lowered.mesh, question.precision, question.fusion)
         mesh = Layout(1, 1, 0, "none").mesh(candidate.tp)
         alone = StateSharding(0, mesh, 1, question.precision, question.optimizer)
@@ -158,7 +189,7 @@ class Models:
         for recompute in RECOMPUTE:
             whole[recompute] = stage_time(solved.summary, alone, question.cluster, recompute)
             stages[recompute] = PipelinePrices(cuts, question.cluster, alone, recompute, 1)
-        self._models[candidate.tp, samples] = Model(solved, cuts, whole, stages)
+        return Model(solved, cuts, whole, stages)
 
     def solve_alone(self, samples: int) -> None:
         """What a sample takes at least: as much as where one device computes so many at once."""

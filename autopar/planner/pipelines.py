@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, product
 
 from autopar.lowering.stages import stage_parts
 from autopar.nouns.plan import RECOMPUTE
@@ -81,6 +81,7 @@ class Pipelines:
     _bounds: LowerBounds = field(init=False)
     _orders: Orders = field(init=False)
     _order_of_best: Order | None = None
+    _shape_of_best: Shape | None = None
     _too_big: list[tuple[float, Core]] = field(default_factory=list)
     _steps: dict[Core, float] = field(default_factory=dict)
 
@@ -136,7 +137,7 @@ class Pipelines:
                 return
             for _, played in self._play(core):
                 if isinstance(played, Played):
-                    self.standings.offer(played.trials.tightest(played.plain))
+                    self._offer_answer(played, played.trials.tightest(played.plain))
 
     def _relieve(self) -> None:
         """Where memory binds the best plan: the same shape with ranks that recompute as much as
@@ -149,9 +150,12 @@ class Pipelines:
             return
         if fixed.schedule not in (None, *SCHEDULES):
             return
-        samples = self.question.batch // (best.candidate.data * best.candidate.microbatches)
-        shape = Shape(best.pp, best.candidate, samples)
-        for name in USUAL if fixed.schedule is None else (fixed.schedule,):
+        assert self._shape_of_best is not None
+        shapes = [replace(self._shape_of_best, lean=lean) for lean in (False, True)]
+        for shape, name in product(
+            [shape for shape in shapes if self._models.of(shape) is not None],
+            USUAL if fixed.schedule is None else (fixed.schedule,),
+        ):
             kind, depth = SCHEDULES[name], fixed.interleave or 1
             if kind.even_ranks:  # a part of the model is on two ranks there
                 continue
@@ -232,7 +236,7 @@ class Pipelines:
                     f"most {most} stages"
                 )
                 return
-            model = self._models.of(item)
+            model, lean_s = self._models.of(item), float("inf")
             if model is not None:
                 for core in self._cores(item):
                     bound_s = self._bounds.core_s(core, model)
@@ -243,6 +247,10 @@ class Pipelines:
                         yield max(bound_s, work_s), core
                     else:
                         self._too_big.append((needed, core))
+                    if not item.lean and self._bounds.short(core, model):
+                        lean_s = min(lean_s, bound_s)
+                if lean_s < float("inf"):
+                    yield lean_s, replace(item, lean=True)
         elif isinstance(item, Core):
             yield from self._play(item)
         else:
@@ -255,9 +263,13 @@ class Pipelines:
             plain = item.trials.relieved(plain)
         if plain.step_s + least_s < self._best_s:
             for answer in item.trials.answers(plain):
-                self.standings.offer(answer)
-                if self.standings.best is answer:
-                    self._order_of_best = item.trials.order
+                self._offer_answer(item, answer)
+
+    def _offer_answer(self, item: Played, answer: Answer) -> None:
+        self.standings.offer(answer)
+        if self.standings.best is answer:
+            self._order_of_best = item.trials.order
+            self._shape_of_best = item.trials.core.shape
 
     @property
     def _best_s(self) -> float:

@@ -16,11 +16,13 @@ their state than they must (Chen et al. 2023, AMSP)."""
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """``samples``: of one microbatch on one data rank."""
+    """``samples``: of one microbatch on one data rank; ``lean``: ops are sharded so that ranks hold
+    little, where the fastest sharding holds much more."""
 
     pp: int
     candidate: Candidate
     samples: int
+    lean: bool = False
 
     def views(self, cluster: Cluster) -> tuple[Cluster, ...]:
         """The cluster as every pipeline rank sees it."""

@@ -101,6 +101,20 @@ def test_no_plan_of_any_kind_is_faster(
     assert min(degrees) == 1 < max(degrees)
 
 
+def test_parameters_are_split_where_they_do_not_fit_whole() -> None:
+    """Whole on every tensor-parallel rank they are faster: gradients meet once a step."""
+    graph = gpt(layers=4, b=4, s=2048, d=2048, heads=8, ffn=8192, vocab=1024)
+    fix = {"pp": "2", "tp": "4", "microbatch": "1", "recompute": "full", "schedule": "1f1b"}
+    free = search_plan(question(graph, 4, NODE, fix)).best
+    group, limit = NODE.groups[0], int(0.8 * free.memory.total)
+    tight = replace(group, device=replace(group.device, memory_bytes=limit))
+    outcome = search_plan(question(graph, 4, replace(NODE, groups=(tight,)), fix))
+    assert outcome.best.memory.total <= limit
+    assert outcome.best.memory.parameters < 0.6 * free.memory.parameters
+    assert free.time.total_s < outcome.best.time.total_s < 1.1 * free.time.total_s
+    assert outcome.lower_bound_s <= free.time.total_s
+
+
 def test_a_pipeline_is_taken_where_gradients_would_cross_a_slow_link() -> None:
     cluster = load_cluster("examples/clusters/ethernet_2x4.yaml")
     of = question(gpt(layers=4, **{**LARGE, "b": 8}), 8, cluster)
@@ -169,8 +183,9 @@ def test_units_that_do_not_repeat_are_added_up() -> None:
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
 def test_ranks_recompute_as_much_as_each_must(name: str) -> None:
-    """Of the chosen cut every choice for every rank is tried: none that fits is faster."""
-    fix = {"pp": "4", "tp": "2", "microbatch": "1", "schedule": name, "offload": "none"}
+    """Of the chosen cut every choice for every rank is tried: none that fits is faster. Without
+    tensor parallelism there is one sharding."""
+    fix = {"pp": "4", "dp_replicate": "2", "microbatch": "1", "schedule": name, "offload": "none"}
     of = question(gpt(layers=8, **{**LARGE, "b": 16}), 16, NODE, fix)
     plain, full = (
         search_plan(replace(of, fixed=replace(of.fixed, recompute=recompute))).best
