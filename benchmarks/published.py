@@ -290,9 +290,10 @@ def render(result: dict[str, Any], reasons: dict[str, str], fit: Fit) -> str:
             f"{ranks['mean_tau']:.2f} (at least {least_tau:.2f}), mean regret "
             f"{ranks['mean_regret']:.1%}{regret}"
         )
-    right, pairs = result["schedules_in_order"]
+    right, pairs, sources = result["schedules_in_order"]
     lines.append(
-        f"schedules of one layout, in pairs more than 3 % apart: {right} of {pairs} in order"
+        f"schedules of one layout, pairs more than 3 % apart: {right} of {pairs} in order "
+        f"({sources} source{'s' * (sources != 1)})"
     )
     for name, band in result["bands"].items():
         lines.append(

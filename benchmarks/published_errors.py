@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost_models.layout import Layout
+from autopar.cost_models.software import Software
 from autopar.planner.layouts import footprint_of
 from benchmarks.published_bands import Ratio
 from benchmarks.published_fit import Fit
@@ -101,24 +102,28 @@ def ranking(fit: Fit, predicted: Array) -> dict[str, float]:
     }
 
 
-def schedules_in_order(fit: Fit, predicted: Array) -> tuple[int, int]:
-    """Of pairs of runs that differ in nothing but their schedule, more than 3 % apart: how many
-    are predicted in their order, and how many there are."""
-    right = pairs = 0
+def schedules_in_order(fit: Fit, predicted: Array) -> tuple[int, int, int]:
+    """Of pairs of runs that differ in their schedule and what belongs to it, more than 3 % apart:
+    how many are predicted in their order, how many there are, and of how many sources."""
+    right, sources = 0, []
     for a, b in combinations(range(len(fit.runs)), 2):
         one, other = fit.runs[a], fit.runs[b]
-        if one.group != other.group or not _schedules_alone_differ(one, other):
+        if one.group != other.group or not _schedules_differ(one, other):
             continue
         measured = np.log(fit.measured[a] / fit.measured[b])
         if abs(measured) > np.log(1.03):
-            pairs += 1
+            sources.append(one.source)
             right += bool(measured * np.log(predicted[a] / predicted[b]) > 0)
-    return right, pairs
+    return right, len(sources), len(set(sources))
 
 
-def _schedules_alone_differ(one: Run, other: Run) -> bool:
-    def rest(run: Run) -> Layout:
-        return replace(run.layout, schedule="", interleave=1)
+def _schedules_differ(one: Run, other: Run) -> bool:
+    """In the schedule; in nothing else but stages a rank, and whether ranks begin their next step
+    alone, which authors of a schedule make part of it (Qi et al. 2023, section 4)."""
+
+    def rest(run: Run) -> tuple[Layout, Software]:
+        layout = replace(run.layout, schedule="", interleave=1)
+        return layout, replace(run.software, steps_overlap=False)
 
     return one.layout.schedule != other.layout.schedule and rest(one) == rest(other)
 

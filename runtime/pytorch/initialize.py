@@ -1,16 +1,14 @@
 """Initial weights exactly as the original model draws them, without the whole model in memory.
 
-A small model is simply built. Of any other the recorded constructor is replayed op by op with the
-same seed, so the random numbers are the same. A storage exists from the op that fills it to the
-last op that touches it before it is filled again; what is left of a parameter then is cut to the
-pieces that are wanted.
+The recorded constructor is replayed op by op with the same seed, so the random numbers are the
+same. A storage exists from the op that fills it to the last op that touches it before it is filled
+again; what is left of a parameter then is cut to the pieces that are wanted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
@@ -20,12 +18,8 @@ from autopar.nouns.workload import Workload
 from autopar.runtime.pytorch.parameters import Region
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.recording import Call, Record, Untrusted, View, named_tensors, record
-from autopar.runtime.pytorch.torch_private import TorchDispatchMode, tree_map_only
+from autopar.runtime.pytorch.torch_private import tree_map_only
 from autopar.runtime.settings import ProgramError
-
-SMALL_BYTES = 16 << 20
-"""What a constructor may make for its model to be built whole. To record and replay takes ten times
-as long, so memory must be worth it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +31,15 @@ class Target:
 
 
 def initialize(
-    make: Callable[[], nn.Module],
-    seed: int,
-    targets: Mapping[str, Target],
-    small_bytes: int = SMALL_BYTES,
+    make: Callable[[], nn.Module], seed: int, targets: Mapping[str, Target]
 ) -> str | None:
     """Fills every target with what ``make()`` draws after ``torch.manual_seed(seed)``.
 
-    Returns None, or the reason why the whole model, larger than ``small_bytes``, had to be built in
-    memory for it. The state of the random generator is left as it was. Raises `ProgramError` for a
-    name or a shape that the model does not have.
+    Returns None, or the reason why the whole model had to be built in memory for it. The state of
+    the random generator is left as it was. Raises `ProgramError` for a name or a shape that the
+    model does not have.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        small = _built_small(make, small_bytes)
-        if small is not None:
-            fill(dict(named_tensors(small)), targets)
-            return None
         try:
             recorded = record(make)
         except Exception as error:  # whatever a constructor does under fake tensors
@@ -65,43 +51,6 @@ def initialize(
         torch.manual_seed(seed)
         replay(recorded, targets)
     return None
-
-
-class _Large(Exception):
-    """A constructor makes more than a small model has."""
-
-
-class _Small(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, tensors of so many bytes may be made; raises `_Large` at the next."""
-
-    def __init__(self, left_bytes: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._left_bytes = left_bytes
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        shape = args[0] if args and isinstance(args[0], list | tuple) else ()
-        if shape and all(isinstance(n, int) for n in shape):
-            self._take(4 * prod(shape))  # before there is memory for it
-            return func(*args, **(kwargs or {}))
-        result = func(*args, **(kwargs or {}))
-        if not (func.is_view or func._schema.is_mutable):
-            tree_map_only(torch.Tensor, lambda t: self._take(t.nbytes), result)
-        return result
-
-    def _take(self, bytes_: int) -> None:
-        self._left_bytes -= bytes_
-        if self._left_bytes < 0:
-            raise _Large
-
-
-def _built_small(make: Callable[[], nn.Module], small_bytes: int) -> nn.Module | None:
-    """The model, if it is small; None also for what a constructor raises: who builds it by the
-    other way will see it again."""
-    try:
-        with _Small(small_bytes):
-            return make()
-    except Exception:  # whatever a constructor raises, and _Large
-        return None
 
 
 def seed_draws(workload: Workload, ranks: Ranks) -> None:

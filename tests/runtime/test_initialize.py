@@ -6,15 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import transformers as hf
 from torch import nn
 
-from autopar.runtime.pytorch import initialize as initializing
-from autopar.runtime.pytorch.initialize import SMALL_BYTES, Target, initialize
+from autopar.runtime.pytorch.initialize import Target, initialize
 from autopar.runtime.pytorch.recording import named_tensors
 from autopar.runtime.settings import ProgramError
 
@@ -74,9 +72,9 @@ def test_pieces_equal_the_original(family: str) -> None:
     whole = {name: t.detach() for name, t in named_tensors(make())}
     drawn = torch.get_rng_state()
     torch.manual_seed(3)
-    for part, small_bytes in ((0, 0), (1, 0), (2, 0), (2, SMALL_BYTES)):
+    for part in range(3):
         wanted = targets(whole, part)
-        assert initialize(make, 3, wanted, small_bytes) is None
+        assert initialize(make, 3, wanted) is None
         for name, target in wanted.items():
             assert torch.equal(target.tensor, whole[name][target.region]), name
     torch.manual_seed(3)
@@ -87,9 +85,8 @@ def test_pieces_equal_the_original(family: str) -> None:
 def test_random_state_of_the_caller_stays() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    for small_bytes in (0, SMALL_BYTES):
-        initialize(lambda: nn.Linear(3, 3), 0, {}, small_bytes)
-        assert torch.equal(before, torch.get_rng_state())
+    initialize(lambda: nn.Linear(3, 3), 0, {})
+    assert torch.equal(before, torch.get_rng_state())
 
 
 class Reads(nn.Module):
@@ -122,7 +119,7 @@ def test_what_cannot_be_replayed_is_built_whole_and_said(make: type[nn.Module], 
     assert isinstance(weight, torch.Tensor)
     whole = weight.detach()
     target = Target(torch.zeros(2), (slice(1, 3),))
-    reason = initialize(make, 1, {"weight": target}, small_bytes=0)
+    reason = initialize(make, 1, {"weight": target})
     assert reason is not None
     assert why in reason
     assert torch.equal(target.tensor, whole[1:3])
@@ -148,7 +145,7 @@ def test_views_constants_and_attributes() -> None:
     whole = {name: t.detach() for name, t in named_tensors(Views())}
     assert set(whole) == {"first", "second", "table", "plain"}
     wanted = targets(whole, 2)
-    assert initialize(Views, 4, wanted, small_bytes=0) is None
+    assert initialize(Views, 4, wanted) is None
     for name, target in wanted.items():
         assert torch.equal(target.tensor, whole[name][target.region]), name
 
@@ -165,17 +162,6 @@ def test_a_shape_that_does_not_fit_is_named() -> None:
         initialize(lambda: nn.Linear(3, 3), 0, wanted)
 
 
-def test_what_is_too_large_for_memory_is_cut_as_it_is_made(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Nobody asks the allocator for four terabytes."""
-    replayed: list[Any] = []
-    monkeypatch.setattr(initializing, "replay", lambda *given: replayed.append(given))
-    wanted = {"weight": Target(torch.zeros(1, 3), (slice(0, 1), slice(0, 3)))}
-    assert initialize(lambda: nn.Linear(1 << 20, 1 << 20), 0, wanted) is None
-    assert replayed
-
-
 MEMORY = """
 import resource, torch
 from torch import nn
@@ -183,7 +169,7 @@ from autopar.runtime.pytorch.initialize import Target, initialize
 make = lambda: nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(32)))
 targets = {f"{i}.weight": Target(torch.empty(32, 1024), (slice(0, 32), slice(0, 1024)))
            for i in range(32)}
-initialize(lambda: nn.Linear(2, 2), 0, {}, 0)
+initialize(lambda: nn.Linear(2, 2), 0, {})
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 assert initialize(make, 0, targets) is None
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
