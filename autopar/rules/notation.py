@@ -31,7 +31,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Op, Tensor
@@ -52,8 +52,25 @@ class Factor:
     uneven: bool = False
 
 
+def _as_tuple(value: Any) -> Any:
+    """Lists, sets and ranges as tuples, also inside of one another; anything else as it is."""
+    if isinstance(value, list | tuple | set | frozenset | range):
+        return tuple(map(_as_tuple, value))
+    return value
+
+
+class _Hashable:
+    """A frozen record that holds tuples where its maker gave lists: records are looked up."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            object.__setattr__(self, name, _as_tuple(getattr(self, name)))
+
+
 @dataclass(frozen=True, slots=True)
-class Internal:
+class Internal(_Hashable):
     """A collective inside the op's own implementation when an axis splits ``factor``.
 
     The tensor it moves has the extents of ``dims`` (local, after the other axes' splits) times
@@ -69,7 +86,7 @@ class Internal:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(_Hashable):
     """A tensor that the op makes for its own backward pass, neither operand nor result.
 
     It has the extents of ``dims`` (factor names) and takes ``itemsize`` bytes an element: a dropout
@@ -81,7 +98,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(_Hashable):
     """``text`` in the notation above, and what no index can say.
 
     linear:     the op is jointly linear in the operands ``partials`` (None: in all of them) for

@@ -12,7 +12,13 @@ import pytest
 
 from benchmarks.agreement import CASES, STEP_LIMIT, by_estimate, by_planner
 
-SAME = {"products": 0.03, "attention": 0.03, "tensor collectives": 0.03, "optimizer state": 0.01}
+SAME = {
+    "products": 0.03,
+    "attention": 0.03,
+    "run again, collectives too": 0.04,
+    "tensor collectives": 0.03,
+    "optimizer state": 0.01,
+}
 """Parts that hang on figures and constants which both have, and how far they may be apart."""
 
 

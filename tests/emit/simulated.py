@@ -62,8 +62,8 @@ class World:
         return [value for _, _, value in pieces]
 
     def take(self, rank: int) -> None:
-        """Waits for this rank's turn."""
-        if not self.turns[rank].acquire(timeout=60):
+        """Waits for this rank's turn, while all others compute one after the other."""
+        if not self.turns[rank].acquire(timeout=300):
             raise TimeoutError(f"rank {rank} waits for the others")
         if self.failed:
             raise Abandoned

@@ -46,7 +46,9 @@ def workload(model: models.Model, **options: Any) -> Workload:
     return Workload(loss=model.loss, init=init, batch=batch, **options)
 
 
-_references: dict[tuple[str, str], jax_verify.Record] = {}
+_references: dict[tuple[str, str], tuple[dict[str, Any], jax_verify.Record]] = {}
+"""By model and options as text, with the options: a function's address in the text is its own only
+as long as somebody holds it."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,10 @@ class Made:
             wide = jax.tree.map(lambda a: np.asarray(a, np.float64), tree)
             given = [{n: jax_verify._float64(a) for n, a in b.items()} for b in batches]
             key = (self.name, repr(self.options))
-            if key not in _references:
-                _references[key] = jax_verify.reference(
-                    self.workload, tree, batches, self.captured.stacks
-                )
-            right = _references[key]
+            options, right = _references.get(key, (None, None))
+            if right is None or options != self.options:
+                right = jax_verify.reference(self.workload, tree, batches, self.captured.stacks)
+                _references[key] = (self.options, right)
             step = Step(self.program("float64"), self.workload)
             function = jax_verify.compiled(step, step.watched, given[0], wide=True)
             named = by_name(paths_of(wide), self.captured.stacks)
@@ -99,15 +100,18 @@ class Made:
         return jax_verify.errors(record, right), moved
 
 
-_made: dict[str, Made] = {}
+_made: dict[str, tuple[dict[str, Any], Made]] = {}
+"""As `_references`, by choices too."""
 
 
 def made(name: str, fix: Mapping[str, str], **options: Any) -> Made:
     """A model planned for eight devices, with some choices fixed; planned once."""
     key = repr((name, fix, options))
-    if key not in _made:
-        _made[key] = made_of(name, models.MODELS[name](), fix, **options)
-    return _made[key]
+    known, program = _made.get(key, (None, None))
+    if program is None or known != options:
+        program = made_of(name, models.MODELS[name](), fix, **options)
+        _made[key] = (options, program)
+    return program
 
 
 def made_of(

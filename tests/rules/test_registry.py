@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from autopar.nouns.graph import Op, Source, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.rules.advice import no_rule, suggestion
 from autopar.rules.binding import bind_rule
-from autopar.rules.notation import Rule, RuleError
+from autopar.rules.notation import Kept, Rule, RuleError
 from autopar.rules.registry import UnruledOp, bind, registered_kinds, unregister
 from autopar.rules.strategies import strategies
 
@@ -53,6 +54,24 @@ def test_a_registered_rule_comes_before_a_built_in_one() -> None:
     assert str(bind(Op("add", ("x", "w"), ("y",)), TENSORS)) == "b! s d!, d! -> b! s d!"
     unregister("add")
     assert bind(Op("add", ("x", "w"), ("y",)), TENSORS) == before
+
+
+def test_lists_in_a_rule_are_as_good_as_tuples() -> None:
+    text = "b s d, d -> b s d"
+    lists: Any = {
+        "saves": [0, 1],
+        "keeps": [Kept(["b", "s"], 4)],  # type: ignore[arg-type]
+        "flop_terms": [(2.0, ["b", "s", "d"]), [1.0, ["d"]]],
+        "partials": range(1),
+    }
+    autopar.register_rule("mylib::scale", Rule(text, **lists))
+    assert bind(OP, TENSORS).rule == Rule(
+        text,
+        saves=(0, 1),
+        keeps=(Kept(("b", "s"), 4),),
+        flop_terms=((2.0, ("b", "s", "d")), (1.0, ("d",))),
+        partials=(0,),
+    )
 
 
 def test_a_text_that_cannot_be_read_is_refused_at_once() -> None:

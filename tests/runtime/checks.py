@@ -104,17 +104,20 @@ def agrees(given: Given, layout: str, wrong: str = "") -> dict[str, Any]:
 def issued(layout: str, precision: str) -> list[str]:
     """Where the collectives of a step are not those that `state_collectives` says.
 
-    The program's own ones are gathers and scatters over tp alone.
+    DDP settles its buckets in the second step: the third is counted. FSDP prepares itself in the
+    first: that and the next are counted. The program's own ones are gathers and scatters over tp
+    alone.
     """
     trainer = make(layout, lift=None, precision=precision)
-    by_ddp = LAYOUTS[layout][1] == 0
-    for step in range(2 if by_ddp else 0):  # DDP settles its buckets in the second
-        trainer.step(tiny_gpt.batch(step))
-    with Counting(trainer.ranks) as counted:
-        trainer.step(tiny_gpt.batch(2))
-    own = {("all_gather", "tp"), ("reduce_scatter", "tp")}
-    rows = [row for row in counted.rows() if (row.kind, row.axis) not in own]
     mesh, zero, micro = LAYOUTS[layout]
+    counted_steps = (0, 1) if zero else (2,)
+    issued_rows = []
+    for step in range(counted_steps[-1] + 1):
+        with Counting(trainer.ranks) as counted:
+            trainer.step(tiny_gpt.batch(step))
+        if step in counted_steps:
+            issued_rows.append(counted.rows())
+    own = {("all_gather", "tp"), ("reduce_scatter", "tp")}
     stored = [
         Stored(
             held.name,
@@ -131,7 +134,11 @@ def issued(layout: str, precision: str) -> list[str]:
         Row(s.collective.kind, s.collective.axis, s.collective.size_bytes, s.count, s.what)
         for s in state_collectives(stored, axes, zero, micro, precision, clips=True, counts=1)
     ]
-    return differences(priced, rows)
+    return [
+        f"step {step}: {difference}"
+        for step, rows in zip(counted_steps, issued_rows, strict=True)
+        for difference in differences(priced, [r for r in rows if (r.kind, r.axis) not in own])
+    ]
 
 
 def lower_precision(layout: str) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Models of eight blocks, and what their emitted programs of several stages look like.
+"""Models of eight blocks, the last with attention, and what their emitted programs of several
+stages look like.
 
 GPT:  tied embedding and head; stages hand on a transposed view.
 UNet: two skips of equal shape that cross, of which one has two readers, integers as a value, a
@@ -27,6 +28,7 @@ from autopar.runtime.pytorch.ranks import current
 from autopar.runtime.pytorch.recomputing import recompute as again
 
 VOCABULARY, WIDTH, LENGTH, BLOCKS, BATCH = 40, 16, 6, 8, 16
+LAST = BLOCKS - 1
 
 
 class Linear(nn.Module):
@@ -51,15 +53,24 @@ class Norm(nn.Module):
         return F.layer_norm(x, (WIDTH,), local(self.weight), local(self.bias))
 
 
+def attended(h: Tensor) -> Tensor:
+    """Its backward makes the gradients of three operands at once, which are one tensor here."""
+    return h + F.scaled_dot_product_attention(h, h, h, is_causal=True)
+
+
 class OriginalBlock(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, attends: bool) -> None:
         super().__init__()
+        self.attends = attends
         self.norm = nn.LayerNorm(WIDTH)
         self.up = nn.Linear(WIDTH, 2 * WIDTH)
         self.down = nn.Linear(2 * WIDTH, WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = x + self.down(F.gelu(self.up(self.norm(x))))
+        h = self.norm(x)
+        if self.attends:
+            h = attended(h)
+        result: Tensor = x + self.down(F.gelu(self.up(h)))
         return result
 
 
@@ -72,8 +83,9 @@ class Down(nn.Module):
 class Block(nn.Module):
     """x [b, s, WIDTH], whole on all ranks of tp."""
 
-    def __init__(self) -> None:
+    def __init__(self, attends: bool) -> None:
         super().__init__()
+        self.attends = attends
         self.norm = Norm()
         self.up = Linear(2 * WIDTH, WIDTH, "tp:S0", "tp:S0")
         self.down = Down()
@@ -81,6 +93,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         split = current().size("tp") > 1
         h = self.norm(x)
+        if self.attends:
+            h = attended(h)
         wide = F.gelu(self.up(c.copy_to(h, "tp") if split else h))
         y = F.linear(wide, local(self.down.weight))
         return x + (c.all_reduce(y, "tp") if split else y)
@@ -107,7 +121,7 @@ class GPT(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(OriginalBlock() for _ in range(BLOCKS))
+        self.layers = nn.ModuleList(OriginalBlock(i == LAST) for i in range(BLOCKS))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.head.weight = self.embed.weight
@@ -131,7 +145,7 @@ class Run(nn.Module):
         self.recompute = recompute
         if first == 0:
             self.embed = Weight(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleDict({str(i): Block() for i in range(first, last)})
+        self.layers = nn.ModuleDict({str(i): Block(i == LAST) for i in range(first, last)})
         self.scale = Buffer((WIDTH,))
         if last == BLOCKS:
             self.norm = Norm()
@@ -181,7 +195,7 @@ class UNet(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
         self.table = nn.Linear(WIDTH, WIDTH)
-        self.layers = nn.ModuleList(OriginalBlock() for _ in range(BLOCKS))
+        self.layers = nn.ModuleList(OriginalBlock(i == LAST) for i in range(BLOCKS))
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
@@ -212,7 +226,7 @@ class Piece(nn.Module):
         self.first = first
         if first == 0:
             self.embed = Weight(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleDict({str(i): Block() for i in range(first, last)})
+        self.layers = nn.ModuleDict({str(i): Block(i == LAST) for i in range(first, last)})
         if first == 0 or first <= 6 < last:
             self.table = Table(first == 0, first <= 6 < last)
         if last == BLOCKS:

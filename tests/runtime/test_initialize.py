@@ -6,15 +6,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 import transformers as hf
 from torch import nn
 
+from autopar.frontends.pytorch import capture
 from autopar.runtime.pytorch.initialize import Target, initialize
 from autopar.runtime.pytorch.recording import named_tensors
 from autopar.runtime.settings import ProgramError
+from tests.runtime import tiny_gpt
 
 SMALL = {
     "num_hidden_layers": 2,
@@ -162,7 +165,7 @@ def test_a_shape_that_does_not_fit_is_named() -> None:
         initialize(lambda: nn.Linear(3, 3), 0, wanted)
 
 
-MEMORY = """
+FRESH = """
 import resource, torch
 from torch import nn
 from autopar.runtime.pytorch.initialize import Target, initialize
@@ -173,17 +176,34 @@ initialize(lambda: nn.Linear(2, 2), 0, {})
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 assert initialize(make, 0, targets) is None
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+from autopar.frontends.pytorch import capture
+from tests.runtime import tiny_gpt
+print(hash("tp"), capture(tiny_gpt.workload).fingerprint())
 """
 
 
-def test_the_whole_model_is_never_in_memory() -> None:
-    """32 matrices of 4 MiB each, of which a 32nd is kept: 4 MiB, and a few while they are made."""
+@pytest.fixture(scope="module")
+def fresh() -> list[str]:
+    """What `FRESH` prints in an interpreter of its own, whose strings have other hashes."""
+    other_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     done = subprocess.run(
-        [sys.executable, "-c", MEMORY],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-c", FRESH],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": other_seed},
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
     )
-    assert int(done.stdout) < 40 * 1024  # KiB; the whole model has 128 MiB
+    return done.stdout.split()
+
+
+def test_the_whole_model_is_never_in_memory(fresh: list[str]) -> None:
+    """32 matrices of 4 MiB each, of which a 32nd is kept: 4 MiB, and a few while they are made."""
+    assert int(fresh[0]) < 40 * 1024  # KiB; the whole model has 128 MiB
+
+
+def test_a_capture_does_not_depend_on_the_hashes_of_strings(fresh: list[str]) -> None:
+    _, hashed, fingerprint = fresh
+    assert int(hashed) != hash("tp")
+    assert fingerprint == capture(tiny_gpt.workload).fingerprint()

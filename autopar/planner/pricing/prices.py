@@ -36,7 +36,9 @@ class Prices:
     precision: str
     fusion: Fusion = ALONE
     works: dict[tuple[object, ...], Work] = field(default_factory=dict)
-    """By op, gradients through it, local extents; prices of one graph on other meshes share it."""
+    """By op, gradients through it, local extents; prices of one graph on other meshes share it.
+
+    Not by ``fusion``: all share one, since a `Solver` lives for one search."""
     _ops: dict[tuple[object, ...], int] = field(default_factory=dict)
     _moves: dict[Collective, int] = field(default_factory=dict)
 

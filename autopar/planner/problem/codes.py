@@ -70,11 +70,14 @@ class Codes:
         return sharding
 
     def distinct(self, codes: Ints) -> tuple[Ints, Ints]:
-        """The different codes among ``codes`` in order, and which of them each is."""
+        """The different codes among ``codes`` in order, and which of them each is; read-only, as
+        all who ask share them."""
         place = codes.tobytes()
         known = self._distinct.get(place)
         if known is None:
             known = self._distinct[place] = np.unique(codes, return_inverse=True)
+            for shared in known:
+                shared.setflags(write=False)
         return known
 
     def digits(self, codes: Ints) -> Ints:
