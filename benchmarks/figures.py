@@ -16,6 +16,10 @@ from autopar.report import render
 from autopar.report.render import table
 
 
+WIDTH = 240
+"""Columns up to which no table is folded."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A figure that a benchmark must reach: ``value <= limit``."""
@@ -55,7 +59,7 @@ def show(rows: Sequence[dict[str, Any]], targets: Sequence[Target], as_json: boo
         verdict = "met" if target.met else "MISSED"
         judged.add_row(target.name, _cell(target.value), _cell(target.limit), verdict)
     beside = ", ".join(f"{name} {value}" for name, value in machine().items())
-    render.show([shown, "", judged, "", beside], width=140)
+    render.show([shown, "", judged, "", beside], width=WIDTH)
 
 
 def _cell(value: Any) -> str:

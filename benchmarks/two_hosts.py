@@ -1,9 +1,10 @@
 """Two hosts on this machine: network namespaces joined by a narrow link.
 
-    python -m benchmarks.two_hosts HOST_A HOST_B -m MODULE ARGUMENT...
+    python -m benchmarks.two_hosts HOST_A HOST_B SHARES -m MODULE ARGUMENT...
 
 runs a module on two processes of either host, as `torchrun` on two nodes does. `hosts` makes the
-hosts: a pair of virtual devices that let 1 Gbit/s through, each way. Needs root and iproute2.
+hosts: a pair of virtual devices that let 1 Gbit/s through, each way, and a fixed share of a core
+for each process (`benchmarks.core_share`; SHARES is its folder). Needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from autopar.runtime.jobs.pytorch_launch import Launcher
+from benchmarks import core_share
 
 RATE, PER_HOST = "1gbit", 2
 DEVICE, PORT = "wire", 29577
@@ -33,7 +35,7 @@ def missing() -> str:
     if made.returncode:
         return f"network namespaces: {made.stderr.strip()}"
     subprocess.run(["ip", "netns", "del", probe], check=True)
-    return ""
+    return core_share.missing()
 
 
 @contextmanager
@@ -44,6 +46,13 @@ def hosts(rate: str = RATE) -> Iterator[Launcher]:
     """
     names = [f"host{side}{os.getpid()}" for side in "ab"]
     a, b = names
+    with core_share.shares(2 * PER_HOST) as folder, _joined(a, b, rate):
+        yield (sys.executable, "-m", "benchmarks.two_hosts", a, b, folder)
+
+
+@contextmanager
+def _joined(a: str, b: str, rate: str) -> Iterator[None]:
+    names = a, b
     try:
         for name in names:
             _ip("netns", "add", name)
@@ -54,7 +63,7 @@ def hosts(rate: str = RATE) -> Iterator[Launcher]:
             _ip("-n", name, "link", "set", "lo", "up")
             queue = ("root", "tbf", "rate", rate, "burst", "512kb", "latency", "200ms")
             _ip("netns", "exec", name, "tc", "qdisc", "add", "dev", DEVICE, *queue)
-        yield (sys.executable, "-m", "benchmarks.two_hosts", a, b)
+        yield
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
@@ -69,7 +78,8 @@ def _ip(*arguments: str) -> None:
 
 
 def main() -> None:
-    a, b, *command = sys.argv[1:]
+    a, b, folder, _, module, *arguments = sys.argv[1:]
+    command = ["-m", "benchmarks.core_share", folder, module, *arguments]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": DEVICE, "TP_SOCKET_IFNAME": DEVICE}
     jobs = [
         subprocess.Popen(

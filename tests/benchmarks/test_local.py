@@ -12,7 +12,7 @@ from autopar.files import plan_folder
 from autopar.nouns.plan import Stage, to_json
 from autopar.runtime.jobs.failures import RankFailed
 from autopar.runtime.jobs.result import RunResult
-from benchmarks import local, two_hosts
+from benchmarks import core_share, local, two_hosts
 from tests import plans
 
 
@@ -52,3 +52,23 @@ def test_two_hosts_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert "iproute2" in two_hosts.missing()
+
+
+def test_processes_have_a_core_each_or_share_one_with_their_neighbours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def cores(count: int, processes: int) -> list[int]:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)))
+        return [core_share.core_of(rank, processes) for rank in range(processes)]
+
+    assert cores(8, 4) == cores(4, 4) == [0, 1, 2, 3]
+    assert cores(2, 4) == [0, 0, 1, 1]
+    assert cores(3, 4) == [0, 0, 1, 2]
+
+
+def test_a_machine_without_control_groups_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(core_share, "_FIRST", tmp_path / "none")
+    monkeypatch.setattr(core_share, "_SECOND", tmp_path / "none either")
+    assert "control groups with a CPU quota" in core_share.missing()
