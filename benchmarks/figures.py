@@ -15,7 +15,6 @@ from typing import Any
 from autopar.report import render
 from autopar.report.render import table
 
-
 WIDTH = 240
 """Columns up to which no table is folded."""
 
