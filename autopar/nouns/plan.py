@@ -21,8 +21,15 @@ from autopar.nouns.style import Style
 
 FORMAT = 5
 
-RECOMPUTE = ("none", "compute", "full")
+RECOMPUTE = ("none", "selective-op", "compute", "full")
 """What `Stage.recompute` may be, from the most memory to the least."""
+SELECTIVE = RECOMPUTE[1]
+
+
+def policies(framework: str) -> tuple[str, ...]:
+    """Of `RECOMPUTE`, what there is: JAX programs keep under ``none`` what ``selective-op`` does,
+    since XLA makes the rest again in the kernels that read it."""
+    return tuple(name for name in RECOMPUTE if framework != "jax" or name != SELECTIVE)
 
 
 def key(block: str | None, name: str) -> str:
@@ -59,7 +66,8 @@ class Stage:
     spread:    place in `Plan.spreads`.
     zero:      what ``dp_shard`` splits, see `autopar.nouns.zero`.
     recompute: ``none``; ``full``: each block's forward runs again in backward; ``compute``: so it
-               does, but what its collectives gave is kept.
+               does, but what its collectives gave is kept; ``selective-op``: so is what products
+               with a matrix, convolutions and attention gave.
     offload:   ``none``; ``optimizer``: its state is in host memory, see `autopar.nouns.offload`.
     """
 

@@ -6,7 +6,7 @@ computes. How the data axes are split and what ZeRO shards over them comes after
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.nouns.mesh import Mesh
@@ -106,10 +106,11 @@ class Layout:
         return Mesh(("dp_replicate", "dp_shard", "tp"), (self.dp_replicate, self.dp_shard, tp))
 
 
-def layouts(data: int, fixed: Fixed) -> Iterator[Layout]:
+def layouts(data: int, fixed: Fixed, policies: Sequence[str] = RECOMPUTE) -> Iterator[Layout]:
     """Every state sharding of ``data`` ranks, the least sharded first; nothing is offloaded where
-    that is not pinned: what does not fit then is tried so (`offloaded`)."""
-    for recompute in RECOMPUTE if fixed.recompute is None else (fixed.recompute,):
+    that is not pinned: what does not fit then is tried so (`offloaded`). ``policies``: of
+    recomputation, where none is pinned."""
+    for recompute in policies if fixed.recompute is None else (fixed.recompute,):
         for shard in divisors(data):
             replicate = data // shard
             if fixed.dp_shard not in (None, shard) or fixed.dp_replicate not in (None, replicate):

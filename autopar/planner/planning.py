@@ -19,7 +19,7 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
 from autopar.nouns.offload import OFFLOAD
-from autopar.nouns.plan import Fingerprints, Plan, Prediction, Stage
+from autopar.nouns.plan import Fingerprints, Plan, Prediction, Stage, policies
 from autopar.nouns.style import Style, style_of
 from autopar.nouns.workload import Workload, training
 from autopar.planner.candidates import Layout
@@ -121,6 +121,7 @@ def plan(
         workload = workload or load_workload(workload_ref)
         check_style(workload.framework, options.style)
         _check_offload(fixed, workload, cluster)
+        _check_recompute(fixed, workload)
         if options.profile is not None:
             style = options.style or style_of(workload.framework)
             cluster = _measured(cluster, options, style, progress)
@@ -207,6 +208,7 @@ def plan_captured(
             "layout without a program by `autopar estimate --arch`"
         )
     _check_offload(fixed, workload, cluster)
+    _check_recompute(fixed, workload)
     if obstacle is not None:
         _check_one_rank(fixed, obstacle, captured.samples, cluster.device_count)
     question = Question(
@@ -244,6 +246,17 @@ def check_style(framework: str, asked: Style | None) -> None:
     if framework == "jax" and asked not in (None, style_of("jax")):
         raise UserError(
             f"--style {asked}: JAX always compiles; leave --style out, or say --style compiled"
+        )
+
+
+def _check_recompute(fixed: Fixed, workload: Workload) -> None:
+    """Raises `FixError` where programs of the framework have no such recomputation."""
+    known = policies(workload.framework)
+    if fixed.recompute not in (None, *known):
+        raise FixError(
+            f"--fix recompute={fixed.recompute}: JAX programs keep what products, convolutions "
+            "and attention gave under recompute=none already, and make the rest again; take "
+            f"{' or '.join(known)}"
         )
 
 

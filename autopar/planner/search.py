@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
+from autopar.nouns.plan import policies
 from autopar.nouns.text.cluster import devices_text
 from autopar.planner.candidates import Candidate, Layout, candidates, layouts, offloaded
 from autopar.planner.fixed import FixError, divisors
@@ -244,7 +245,7 @@ def _try_layouts(question: Question, solved: Solved, standings: Standings, solve
     """
     answers = [
         _answer(question, solved, layout)
-        for layout in layouts(solved.candidate.data, question.fixed)
+        for layout in layouts(solved.candidate.data, question.fixed, policies(question.framework))
     ]
     for answer in answers:
         standings.offer(answer)

@@ -22,17 +22,25 @@ RUNNING = ("running_mean", "running_var")
 """Buffers that a forward changes: running it again must not change them again."""
 
 
-def recompute(function: Callable[..., Any], *args: Any, keep_collectives: bool = False) -> Any:
+def recompute(
+    function: Callable[..., Any],
+    *args: Any,
+    keep_collectives: bool = False,
+    keep_products: bool = False,
+) -> Any:
     """``function(*args)``, whose forward runs again in backward.
 
     ``keep_collectives``: what its collectives gave is kept, so that they do not run again.
+    ``keep_products``: so is also what products with a matrix, convolutions and attention gave,
+    attention in kernels that do not write the scores out.
     """
+    policy = _products if keep_products else _collectives if keep_collectives else None
 
     def contexts() -> tuple[Context, Context]:
         forward: Context = nullcontext()
         again: Context = nullcontext()
-        if keep_collectives:
-            forward, again = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+        if policy is not None:
+            forward, again = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
         return forward, _unchanged(function, again)
 
     return checkpoint(function, *args, use_reentrant=False, context_fn=contexts)
@@ -65,6 +73,27 @@ _COLLECTIVES = frozenset(
 )
 
 
-def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+_PRODUCTS = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in (
+        "mm",
+        "addmm",
+        "linear",
+        "convolution",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+    )
+)
+"""Batched products are not among them: those of attention that is written out make the scores."""
+
+
+def _collectives(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     kept = op in _COLLECTIVES
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    kept = op in _PRODUCTS or op in _COLLECTIVES
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

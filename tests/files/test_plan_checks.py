@@ -158,7 +158,7 @@ def test_keys_and_types_that_no_plan_has(copy: Path, changes: Any, expected: str
     ("name", "value", "allowed"),
     [
         ("zero", 9, "0 or 1 or 2 or 3"),
-        ("recompute", "some", "'none' or 'compute' or 'full'"),
+        ("recompute", "some", "'none' or 'selective-op' or 'compute' or 'full'"),
         ("spread", 1, "0"),
         ("device", -1, "the number of a device"),
     ],

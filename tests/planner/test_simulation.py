@@ -11,6 +11,7 @@ from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster, MeasuredRate
 from autopar.nouns.level import MeasuredCollective
 from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import RECOMPUTE
 from autopar.planner.pricing.activations import Life
 from autopar.planner.pricing.memory import step_memory
 from autopar.planner.pricing.moves import BUCKET_BYTES, bucket_time_s, move_time_s
@@ -42,7 +43,7 @@ def summary(forward_s: float = 0.1) -> Summary:
     trained = {"float32": NUMEL}
     unit = Unit(forward_s, 2 * forward_s, 0.0, 0.0, 0.0, (0, 0), trained, {}, {}, {})
     root = Unit(0.0, 0.0, 0.0, 0.0, 0.0, (0, 0), {}, {}, {}, {})
-    lives = dict.fromkeys(("none", "compute", "full"), Life(0, 10**6, ""))
+    lives = dict.fromkeys(RECOMPUTE, Life(0, 10**6, ""))
     return Summary(1, root, {"layer": unit}, ("layer",) * 4, {"layer": 4}, lives, 0)
 
 

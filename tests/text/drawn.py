@@ -12,7 +12,7 @@ from autopar.lowering.spread import Lowered, LoweredOp, LoweredTensor, Operand, 
 from autopar.nouns.graph import DTYPE_BYTES, Block, Graph, Op, Role, Source, Tensor, freeze
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
-from autopar.nouns.plan import Plan, Spread, Stage
+from autopar.nouns.plan import RECOMPUTE, Plan, Spread, Stage
 from autopar.nouns.sharding import DEFERRED, PARTIAL, Placement, Sharding, split
 from autopar.rules.batch import data_choices
 from autopar.rules.resharding import KEEP_FIRST, NONE, PAD, SLICE, Step
@@ -104,7 +104,7 @@ def any_plan(draw: st.DrawFn) -> Plan:
         device=st.integers(0, 8),
         spread=st.integers(0, len(spreads) - 1),
         zero=st.integers(0, 3),
-        recompute=st.sampled_from(["none", "compute", "full"]),
+        recompute=st.sampled_from(RECOMPUTE),
         offload=st.sampled_from(OFFLOAD),
     )
     seconds = st.floats(0, 1e9)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from autopar.emit.exports.jax_trainers import check_mesh, check_stages
 from autopar.emit.exports.setup import Setup
 from autopar.emit.exports.text import Export, header, not_carried, recomputes
+from autopar.nouns.plan import SELECTIVE
 
 NAME = "axlearn"
 
@@ -28,6 +29,10 @@ def export(setup: Setup) -> Export:
         else "",
         f"the batch of {setup.global_batch}, clip_norm and optimizer: of the trainer's "
         "configuration",
+        f"recompute={SELECTIVE} keeps what attention gave: here it runs again"
+        if setup.recompute == SELECTIVE
+        else "",
+        selects_ops=True,
     )
     start = "add mesh_rules of autopar_mesh.py to your trainer's configuration"
     opening = header(setup, "AXLearn (commit 34aed43c)", left_out)
@@ -87,7 +92,7 @@ def _modifiers(setup: Setup) -> str:
             kept = {
                 "full": "nothing_saveable",
                 "selective": "dots_with_no_batch_dims_saveable",
-            }[recomputes(setup)]
+            }[recomputes(setup, selects_ops=True)]
             yield "RematSpecModifier.default_config().set("
             yield "    remat_policies={"
             yield '        "model.decoder.transformer.layer": RematSpec('

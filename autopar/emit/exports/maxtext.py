@@ -9,7 +9,8 @@ import yaml
 from autopar.emit.exports import models
 from autopar.emit.exports.jax_trainers import check_mesh, check_stages
 from autopar.emit.exports.setup import Setup, within_nodes
-from autopar.emit.exports.text import Export, header, not_carried, recomputes
+from autopar.emit.exports.text import Export, header, not_carried
+from autopar.nouns.plan import SELECTIVE
 
 NAME = "maxtext"
 MODELS = {
@@ -19,7 +20,13 @@ MODELS = {
     models.MIXTRAL_8X7B: "mixtral-8x7b",
     models.DEEPSEEK_V3: "deepseek3-671b",
 }
-REMAT = {"none": "minimal_with_context", "selective": "minimal", "full": "full"}
+REMAT = {
+    "none": "minimal_with_context",
+    SELECTIVE: "minimal_with_context",
+    "selective": "minimal",
+    "compute": "full",
+    "full": "full",
+}
 """MaxText always recomputes something: the least that it has keeps all products and attention."""
 AXES = {
     "pp": "pipeline",
@@ -48,6 +55,7 @@ def export(setup: Setup) -> Export:
         "recompute none: the least that MaxText recomputes is elementwise work"
         if setup.recompute == "none"
         else "",
+        selects_ops=True,
     )
     settings = {
         "base_config": "base.yml",
@@ -55,7 +63,7 @@ def export(setup: Setup) -> Export:
         "hardware": setup.machines.kind,
         **_mesh(setup),
         **_batch(setup),
-        "remat_policy": REMAT[recomputes(setup)],
+        "remat_policy": REMAT[setup.recompute],
         "dtype": setup.precision,
     }
     if setup.trains:

@@ -85,6 +85,7 @@ def export(setup: Setup) -> Export:
         else "",
         "ops' own choices: XLA propagates from these specs and constraints",
         per_op=False,
+        selects_ops=True,
     )
     sizes = {
         "dp_replicate": setup.dp_replicate,

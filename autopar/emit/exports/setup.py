@@ -63,7 +63,8 @@ class Setup:
     global_batch: samples of one step; ``sequence`` tokens each, None where samples are no sequence.
     zero:         what ``dp_shard`` splits: 0 nothing, 1 optimizer, 2 + gradients, 3 + parameters.
     microbatches: of one step, on every data rank.
-    recompute:    none, selective (attention), compute (all but what collectives gave) or full.
+    recompute:    none, selective (attention), selective-op (all but products, attention and what
+                  collectives gave), compute (all but what collectives gave) or full.
     offload:      none, or optimizer: its state is in host memory.
     schedule:     none, or its name in `autopar.pipeline.schedules.table`.
     precision:    dtype of compute, ``float32`` and so on.

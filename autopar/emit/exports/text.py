@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from autopar.emit.exports.setup import Setup
 from autopar.nouns.errors import UserError
+from autopar.nouns.plan import SELECTIVE
 
 WIDTH = 96
 
@@ -53,10 +54,14 @@ def comment(text: str, sign: str = "#") -> str:
 
 
 def not_carried(
-    setup: Setup, *more: str, per_op: bool = True, offloads: bool = False
+    setup: Setup,
+    *more: str,
+    per_op: bool = True,
+    offloads: bool = False,
+    selects_ops: bool = False,
 ) -> tuple[str, ...]:
     """What no other trainer takes of this setup, and ``more`` that this one does not. ``offloads``:
-    it takes where the optimizer's state is."""
+    it takes where the optimizer's state is; ``selects_ops``: as of `recomputes`."""
     notes = []
     if setup.offload != "none" and not offloads:
         notes.append(
@@ -66,13 +71,21 @@ def not_carried(
         notes.append(
             "recompute=compute (all but what collectives gave runs again): full takes its place"
         )
+    if setup.recompute == SELECTIVE and not selects_ops:
+        notes.append(
+            f"recompute={SELECTIVE} (all but products, attention and what collectives gave runs "
+            "again): full takes its place"
+        )
     if per_op and any(p.sharding.on("tp").kind == "S" for p in setup.parameters):
         notes.append("which parameters the plan splits over tp: the trainer has its own rule")
     return (*notes, *(text for text in more if text))
 
 
-def recomputes(setup: Setup) -> str:
-    """none, selective or full."""
+def recomputes(setup: Setup, selects_ops: bool = False) -> str:
+    """none, selective or full. ``selects_ops``: the trainer's selective goes op by op and keeps
+    products; else it is that of attention alone."""
+    if setup.recompute == SELECTIVE:
+        return "selective" if selects_ops else "full"
     return "full" if setup.recompute == "compute" else setup.recompute
 
 

@@ -47,15 +47,14 @@ def export(setup: Setup) -> Export:
     zero = "ZeRO 1: gradients are split too, as ZeRO 2" if setup.zero == 1 else ""
     if setup.zero == 0 and setup.cp > 1:
         zero = "ZeRO 0: FSDP splits over cp too, as ZeRO 2"
-    selective = recomputes(setup) == "selective"
+    way = recomputes(setup, selects_ops=True)
     left_out = not_carried(
         setup,
         models.stand_in(known, recipe, "a recipe of your model"),
         zero,
-        "selective recompute of attention alone: SelectiveAC keeps by its own rule"
-        if selective
-        else "",
+        f"recompute {setup.recompute}: SelectiveAC keeps by its own rule" if way == "selective" else "",
         f"etp {setup.etp}: experts are not split over tp here" if setup.etp > 1 else "",
+        selects_ops=True,
     )
     reshard = "always" if setup.zero == 3 else "never"
     local = setup.microbatch * (setup.microbatches if setup.pp > 1 else 1)
@@ -74,14 +73,14 @@ def export(setup: Setup) -> Export:
         *([f"    t.max_norm = {setup.clip_norm or 'math.inf'}"] if setup.trains else []),
         f'    t.mixed_precision_param = "{setup.precision}"',
         *(["    t.disable_cuda_graphs = True"] if setup.pp > 1 or setup.ep > 1 else []),
-        f"    c.activation_checkpoint = {CHECKPOINTING[recomputes(setup)]}",
+        f"    c.activation_checkpoint = {CHECKPOINTING[way]}",
         *_optimizer(setup),
     ]
     imports = [
         f"from torchtitan.models.{family}.config_registry import {recipe}",
         "from torchtitan.trainer import Trainer",
     ]
-    kind = {"selective": "SelectiveAC", "full": "FullAC"}.get(recomputes(setup))
+    kind = {"selective": "SelectiveAC", "full": "FullAC"}.get(way)
     if kind:
         imports.insert(0, f"from torchtitan.distributed.activation_checkpoint import {kind}")
     if setup.trains:

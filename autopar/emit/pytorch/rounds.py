@@ -6,6 +6,7 @@ from autopar.emit.pytorch.loops import Loop, Slice
 from autopar.emit.pytorch.values import Values
 from autopar.emit.text import Expr, Lines, variable
 from autopar.lowering.spread import Operand
+from autopar.nouns.plan import SELECTIVE
 
 
 def print_calls(forward: Values, loop: Loop) -> None:
@@ -133,8 +134,8 @@ class Rounds:
             member = around.attribute(self.loop.instances[0])
         if around.recompute == "none":
             return f"{member}({', '.join(arguments)})"
-        kept = ["keep_collectives=True"] if around.recompute == "compute" else []
-        return f"recompute({', '.join([member, *arguments, *kept])})"
+        kept = {"compute": ["keep_collectives=True"], SELECTIVE: ["keep_products=True"]}
+        return f"recompute({', '.join([member, *arguments, *kept.get(around.recompute, [])])})"
 
     def _targets(self) -> list[str]:
         forward = self.forward

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autopar.lowering.precision import HALF, OWN_CASTS
-from autopar.lowering.spread import Lowered, Operand
+from autopar.lowering.spread import Lowered, LoweredOp, Operand
 from autopar.nouns.graph import DTYPE_BYTES, Op
-from autopar.nouns.plan import RECOMPUTE
+from autopar.nouns.plan import RECOMPUTE, SELECTIVE
 from autopar.nouns.sharding import Sharding
 from autopar.rules.work import extents, kept_bytes
 
@@ -37,11 +37,17 @@ def activation_lives(
     if bodies is None:
         bodies = {name: activation_lives(body) for name, body in lowered.blocks.items()}
     moved = {name: moved_bytes(body) for name, body in lowered.blocks.items()}
+    products = {name: moved[name] + products_bytes(body) for name, body in lowered.blocks.items()}
     lives: dict[str, Life] = {}
     for policy in RECOMPUTE:
         inner = {name: by_policy[policy] for name, by_policy in bodies.items()}
         kept_by_call = {
-            name: {"none": life.saved, "compute": moved[name], "full": 0}[policy]
+            name: {
+                "none": life.saved,
+                SELECTIVE: products[name],
+                "compute": moved[name],
+                "full": 0,
+            }[policy]
             for name, life in inner.items()
         }
         lives[policy] = Walk(places, inner, kept_by_call).run()
@@ -82,6 +88,27 @@ def moved_bytes(body: Lowered) -> int:
             tensor = body.graph.tensors[operand.name]
             if tensor.role == "activation" and moves(operand.steps):
                 kept += _bytes(body, operand.name, operand.wanted)
+    return kept
+
+
+def keeps_result(op: LoweredOp) -> bool:
+    """Whether ``recompute=selective-op`` keeps what an op gives: the ops that programs run as a
+    product with a matrix, a convolution or fused attention
+    (`autopar.runtime.pytorch.recomputing`)."""
+    if op.bound is None:
+        return False
+    by_matrix = op.op.kind == "matmul" and len(op.bound.operands[1]) == 2
+    return op.op.kind in ("linear", "linear_t", "attention", "conv") or by_matrix
+
+
+def products_bytes(body: Lowered) -> int:
+    """Results of a block's ops that `keeps_result` names, with what attention keeps beside them."""
+    kept = 0
+    for op in body.ops:
+        if keeps_result(op) and any(body.graph.tensors[n].differentiable for n in op.op.outputs):
+            assert op.bound is not None
+            kept += sum(_bytes(body, n, body.tensors[n].produced) for n in op.op.outputs)
+            kept += sum(kept_bytes(op.bound, extents(op.bound, op.strategy, body.mesh)))
     return kept
 
 

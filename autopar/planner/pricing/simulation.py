@@ -17,6 +17,7 @@ from autopar.cost_models.compute import update_time_s
 from autopar.lowering.state import StateCollective, count_sums, sums
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import SELECTIVE
 from autopar.planner.pricing.moves import (
     BUCKET_BYTES,
     FIRST_BUCKET_BYTES,
@@ -234,9 +235,12 @@ def _piece(
             spent[phase] += state_time_s(
                 cluster, state.mesh, True, moved.kind, moved.axis, moved.size_bytes
             )
-    again = unit.forward_s if recompute != "none" else 0.0
-    if recompute == "full":
-        again += unit.moved_again_s
+    again = {
+        "none": 0.0,
+        SELECTIVE: unit.light_s,
+        "compute": unit.forward_s,
+        "full": unit.forward_s + unit.moved_again_s,
+    }[recompute]
     return _Piece(
         forward_s=unit.forward_s + unit.moved_forward_s,
         backward_s=unit.backward_s + unit.moved_backward_s + again,

@@ -21,7 +21,12 @@ from autopar.lowering.spread import (
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.plan import key
 from autopar.nouns.sharding import Sharding
-from autopar.planner.pricing.activations import Life, activation_lives, saved_parameters
+from autopar.planner.pricing.activations import (
+    Life,
+    activation_lives,
+    keeps_result,
+    saved_parameters,
+)
 from autopar.planner.pricing.prices import PICOSECONDS, Prices
 from autopar.planner.pricing.xla_memory import XlaLives, xla_lives
 from autopar.rules.resharding import Step
@@ -35,7 +40,8 @@ class Unit:
     the bytes of gradients that are partial sums, by model axes (``"cp+tp"``: over both as one
     group); ``used_back`` the elements of
     parameters that ops keep for backward, by stored dtype. ``moved_again_s``: collectives that
-    run once more where the unit is recomputed in full. ``meetings``: reshardings and
+    run once more where the unit is recomputed in full; ``light_s``: of the forward, the ops that
+    run once more even where the results of products are kept. ``meetings``: reshardings and
     collectives inside ops over model axes, forward and backward; there ranks wait for the slowest.
     ``weights_s``: of the backward, what gradients of parameters take (as long as the forward of the
     ops that read them; the rest of it is the way to the unit's inputs). ``cutting``: the model axes
@@ -53,6 +59,7 @@ class Unit:
     deferred: Mapping[str, int]
     used_back: Mapping[str, int]
     weights_s: float = 0.0
+    light_s: float = 0.0
     cutting: frozenset[str] = frozenset()
 
 
@@ -135,7 +142,7 @@ def _sum(one: Mapping[str, int], more: Mapping[str, int], times: int) -> dict[st
 
 def _unit(lowered: Lowered, prices: Prices) -> Unit:
     tensors = lowered.graph.tensors
-    forward = backward = weights = moved_forward = moved_backward = 0
+    forward = backward = weights = light = moved_forward = moved_backward = 0
     met_forward = met_backward = 0
 
     fusion, scope = prices.fusion, lowered.block
@@ -174,6 +181,8 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
             continue
         f, b = prices.compute(op, tensors, scope)
         forward, backward = forward + f, backward + b
+        if not keeps_result(op):
+            light += f
         if any(tensors[n].role == "parameter" and tensors[n].differentiable for n in op.op.inputs):
             weights += min(f, b)
         for direction, moved in internal_collectives(op, lowered.mesh):
@@ -199,6 +208,7 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
         deferred,
         saved_parameters(lowered),
         weights / PICOSECONDS,
+        light / PICOSECONDS,
         frozenset(cutting),
     )
 

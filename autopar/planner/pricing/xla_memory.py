@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from autopar.lowering.spread import MICROBATCH, Lowered, LoweredOp
 from autopar.nouns.graph import DTYPE_BYTES
-from autopar.nouns.plan import RECOMPUTE
+from autopar.nouns.plan import policies
 from autopar.planner.pricing.activations import (
     Life,
     Places,
@@ -73,7 +73,7 @@ def xla_lives(lowered: Lowered) -> XlaLives:
     # a layer's forward pass runs again, as a whole or in part, before its backward pass
     inner = {n: activation_lives(body)["none"].peak for n, body in lowered.blocks.items()}
     by_policy = {}
-    for policy in RECOMPUTE:
+    for policy in policies("jax"):
         kept = {
             name: {
                 "none": _kept_bytes(places),

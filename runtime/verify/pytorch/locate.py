@@ -140,6 +140,6 @@ def _record(
     return seen
 
 
-def _once(function: Callable[..., Any], *args: Any, keep_collectives: bool = False) -> Any:
+def _once(function: Callable[..., Any], *args: Any, **keep: bool) -> Any:
     """What a program calls in place of `autopar.runtime.pytorch.recomputing.recompute`."""
     return function(*args)

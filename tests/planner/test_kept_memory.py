@@ -1,0 +1,152 @@
+"""What each recomputation keeps of a forward pass, against what PyTorch holds when backward begins."""
+
+from __future__ import annotations
+
+import types
+from collections import Counter
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autopar.emit.pytorch import emit
+from autopar.files.cluster_file import cluster_from_text
+from autopar.frontends.dispatch import capture
+from autopar.nouns.plan import RECOMPUTE, SELECTIVE
+from autopar.nouns.workload import Workload
+from autopar.planner.planning import Planned, plan_captured
+from autopar.planner.pricing.activations import activation_lives
+from autopar.runtime.pytorch.initialize import initialize
+from autopar.runtime.pytorch.torch_private import TorchDispatchMode
+from autopar.runtime.pytorch.trainer import Program, Trainer
+from tests.runtime.live_memory import LiveMemory
+
+ONE = cluster_from_text(
+    "groups: [{device: A100, count: 1}]\n"
+    "levels: [{name: alone, span: 1, bandwidth: 1 GB/s, latency: 1 us}]"
+)
+BATCH, LENGTH, WIDTH, HEADS, LAYERS, WORDS = 2, 64, 32, 4, 3, 61
+
+
+class Block(nn.Module):
+    """``written``: attention is, product by product; else it is PyTorch's own."""
+
+    def __init__(self, written: bool, dropped: float) -> None:
+        super().__init__()
+        self.written = written
+        self.norm, self.after = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.drop = nn.Dropout(dropped)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, s, _ = x.shape
+        q, k, v = (
+            part.view(b, s, HEADS, -1).transpose(1, 2)
+            for part in self.qkv(self.norm(x)).split(WIDTH, dim=2)
+        )
+        if self.written:
+            scores = torch.matmul(q, k.transpose(2, 3)) * (WIDTH // HEADS) ** -0.5
+            mixed = torch.matmul(F.softmax(scores, dim=-1), v)
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.drop(self.out(mixed.transpose(1, 2).flatten(2)))
+        return x + self.drop(self.down(F.gelu(self.up(self.after(x)))))
+
+
+class Model(nn.Module):
+    def __init__(self, written: bool = False, dropped: float = 0.0) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(Block(written, dropped) for _ in range(LAYERS))
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.words(words)
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), words.flatten())
+
+
+def batch(_: int = 0) -> dict[str, Tensor]:
+    return {"words": torch.arange(BATCH * LENGTH).view(BATCH, LENGTH) % WORDS}
+
+
+class Ran(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """How often each op ran; products inside of attention are counted apart."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ops: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops[str(func).partition(".")[2].partition(".")[0]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def planned(recompute: str, written: bool, dropped: float) -> tuple[Workload, Planned, str]:
+    workload = Workload(model=lambda: Model(written, dropped), batch=batch, seed=0)
+    captured = capture(workload)
+    made = plan_captured(captured, workload, ONE, "m.py:M", {"recompute": recompute})
+    return workload, made, emit(made.lowered, made.plan, captured, True)["model.py"]
+
+
+def trainer_of(recompute: str, written: bool = False, dropped: float = 0.0) -> tuple[Trainer, Planned]:
+    workload, made, text = planned(recompute, written, dropped)
+    module = types.ModuleType("emitted")
+    exec(compile(text, "emitted/model.py", "exec"), module.__dict__)
+    make = lambda: Model(written, dropped)  # noqa: E731
+    return Trainer(Program.of(module), workload, lambda t: initialize(make, 0, t)), made
+
+
+def held_bytes(trainer: Trainer) -> int:
+    """When backward begins."""
+    seen: list[int] = []
+    backward = torch.autograd.backward
+
+    def begin(*args: Any, **kwargs: Any) -> None:
+        seen.append(memory.now)
+        backward(*args, **kwargs)
+
+    with LiveMemory() as memory, patch("torch.autograd.backward", begin):
+        trainer.backward(batch())
+    (most,) = seen
+    return most
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["fused", "written"])
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+def test_bytes_kept_are_those_that_are_held(recompute: str, written: bool) -> None:
+    trainer, made = trainer_of(recompute, written)
+    kept = activation_lives(made.lowered)[recompute].saved
+    assert kept == pytest.approx(held_bytes(trainer), rel=0.01)
+
+
+@pytest.mark.parametrize("dropped", [0.0, 0.3])
+def test_every_recomputation_gives_the_same_gradients(dropped: float) -> None:
+    def gradients(recompute: str) -> list[Tensor]:
+        trainer, _ = trainer_of(recompute, dropped=dropped)
+        trainer.backward(batch())
+        return [held.leaf.grad for held in trainer.held if held.leaf.grad is not None]
+
+    plain = gradients("none")
+    for recompute in RECOMPUTE[1:]:
+        for one, other in zip(plain, gradients(recompute), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_selective_recomputation_runs_products_once() -> None:
+    ran = {}
+    for recompute in ("none", SELECTIVE, "full"):
+        trainer, _ = trainer_of(recompute)
+        with Ran() as seen:
+            trainer.backward(batch())
+        ran[recompute] = seen.ops
+    for name in ("mm", "_scaled_dot_product_flash_attention_for_cpu"):
+        assert ran[SELECTIVE][name] == ran["none"][name] < ran["full"][name]
+    for name in ("native_layer_norm", "gelu"):
+        assert ran[SELECTIVE][name] == ran["full"][name] == 2 * ran["none"][name]
