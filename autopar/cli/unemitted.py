@@ -126,8 +126,8 @@ def _parsed(fix: Mapping[str, str], choices: tuple[str, ...]) -> dict[str, int |
     """Choices as the cost model takes them; ``schedule=none`` is one stage's."""
     if (recompute := fix.get("recompute")) in ("compute", SELECTIVE):
         raise UserError(
-            f"--fix recompute={recompute}: with {_listing(choices)}, which no backend emits yet, there "
-            "is recompute none, selective or full"
+            f"--fix recompute={recompute}: with {_listing(choices)}, which no backend emits yet, "
+            "there is recompute none, selective or full"
         )
     kept = {
         n: v for n, v in fix.items() if n != "schedule" or v != "none" or fix.get("pp", "1") != "1"

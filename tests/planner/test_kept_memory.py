@@ -1,9 +1,10 @@
-"""What each recomputation keeps of a forward pass, against what PyTorch holds when backward begins."""
+"""What recomputations keep of a forward pass, against what PyTorch holds when backward begins."""
 
 from __future__ import annotations
 
 import types
 from collections import Counter
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -55,7 +56,8 @@ class Block(nn.Module):
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.drop(self.out(mixed.transpose(1, 2).flatten(2)))
-        return x + self.drop(self.down(F.gelu(self.up(self.after(x)))))
+        y: Tensor = x + self.drop(self.down(F.gelu(self.up(self.after(x)))))
+        return y
 
 
 class Model(nn.Module):
@@ -89,17 +91,19 @@ class Ran(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def planned(recompute: str, written: bool, dropped: float) -> tuple[Workload, Planned, str]:
-    workload = Workload(model=lambda: Model(written, dropped), batch=batch, seed=0)
+    workload = Workload(model=partial(Model, written, dropped), batch=batch, seed=0)
     captured = capture(workload)
     made = plan_captured(captured, workload, ONE, "m.py:M", {"recompute": recompute})
     return workload, made, emit(made.lowered, made.plan, captured, True)["model.py"]
 
 
-def trainer_of(recompute: str, written: bool = False, dropped: float = 0.0) -> tuple[Trainer, Planned]:
+def trainer_of(
+    recompute: str, written: bool = False, dropped: float = 0.0
+) -> tuple[Trainer, Planned]:
     workload, made, text = planned(recompute, written, dropped)
     module = types.ModuleType("emitted")
     exec(compile(text, "emitted/model.py", "exec"), module.__dict__)
-    make = lambda: Model(written, dropped)  # noqa: E731
+    make = partial(Model, written, dropped)
     return Trainer(Program.of(module), workload, lambda t: initialize(make, 0, t)), made
 
 

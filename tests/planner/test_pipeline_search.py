@@ -225,7 +225,8 @@ def test_ranks_split_as_much_of_their_state_as_each_must() -> None:
         search_plan(replace(of, fixed=replace(of.fixed, recompute="none", zero=zero))).best
         for zero in (1, 2)
     )
-    limit = (one.memory.total + two.memory.total) // 2
+    # Less than selective recomputation needs that splits no more.
+    limit = two.memory.total + (one.memory.total - two.memory.total) // 8
     (group,) = of.cluster.groups
     device = replace(group.device, memory_bytes=limit)
     tight = replace(of, cluster=replace(of.cluster, groups=(replace(group, device=device),)))

@@ -52,7 +52,9 @@ def export(setup: Setup) -> Export:
         setup,
         models.stand_in(known, recipe, "a recipe of your model"),
         zero,
-        f"recompute {setup.recompute}: SelectiveAC keeps by its own rule" if way == "selective" else "",
+        f"recompute {setup.recompute}: SelectiveAC keeps by its own rule"
+        if way == "selective"
+        else "",
         f"etp {setup.etp}: experts are not split over tp here" if setup.etp > 1 else "",
         selects_ops=True,
     )
