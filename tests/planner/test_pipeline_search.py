@@ -244,5 +244,6 @@ def test_ranks_split_as_much_of_their_state_as_each_must() -> None:
     prices = PipelinePrices(model, tight.cluster, state, "none", 2)
     chosen = prices.staged(made, choices_of(best.stages, made))
     assert max(chosen.memory(runs, made), key=lambda memory: memory.filled) == best.memory
-    all_one = prices.staged(made, [(1, "none")] * 2).memory(runs, made)
+    ones = [(1, stage.recompute) for stage in best.stages]
+    all_one = prices.staged(made, ones).memory(runs, made)
     assert [memory.total <= limit for memory in all_one] == [False, True]
