@@ -15,9 +15,6 @@ from typing import Any
 from autopar.report import render
 from autopar.report.render import table
 
-WIDTH = 240
-"""Columns up to which no table is folded."""
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -51,6 +48,7 @@ def show(rows: Sequence[dict[str, Any]], targets: Sequence[Target], as_json: boo
         return
     columns = list(rows[0])
     shown = table(*columns, right=columns[1:])
+    shown.columns[0].no_wrap = True
     for row in rows:
         shown.add_row(*(_cell(row.get(column)) for column in columns))
     judged = table("target", "value", "at most", "", right=("value", "at most"))
@@ -58,7 +56,7 @@ def show(rows: Sequence[dict[str, Any]], targets: Sequence[Target], as_json: boo
         verdict = "met" if target.met else "MISSED"
         judged.add_row(target.name, _cell(target.value), _cell(target.limit), verdict)
     beside = ", ".join(f"{name} {value}" for name, value in machine().items())
-    render.show([shown, "", judged, "", beside], width=WIDTH)
+    render.show([shown, "", judged, "", beside], width=140)
 
 
 def _cell(value: Any) -> str:
