@@ -30,6 +30,11 @@ STATE: Mapping[str, Mapping[str, str]] = {
     "zb-h1 x shard, ZeRO 3": {"schedule": "zb-h1", "dp_shard": "2", "zero": "3"},
     "1f1b x tp, recompute full": {"schedule": "1f1b", "tp": "2", "recompute": "full"},
     "zb-v x tp, recompute compute": {"schedule": "zb-v", "tp": "2", "recompute": "compute"},
+    "zb-h1 x tp, recompute selective-op": {
+        "schedule": "zb-h1",
+        "tp": "2",
+        "recompute": "selective-op",
+    },
 }
 
 
