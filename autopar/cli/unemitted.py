@@ -24,7 +24,7 @@ from autopar.frontends.loading import load_workload
 from autopar.nouns.cluster import Cluster, short_dtype
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
-from autopar.nouns.plan import SELECTIVE
+from autopar.nouns.recompute import SELECTIVE
 from autopar.nouns.style import Style, style_of
 from autopar.nouns.workload import Workload
 from autopar.planner.architecture import NotOfFamily, arch_of

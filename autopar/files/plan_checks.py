@@ -20,7 +20,8 @@ from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import AXES, Mesh
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.optimizer import OPTIMIZERS, is_own
-from autopar.nouns.plan import FORMAT, RECOMPUTE, Plan, key
+from autopar.nouns.plan import FORMAT, Plan, key
+from autopar.nouns.recompute import RECOMPUTE, is_known
 from autopar.nouns.style import STYLES
 from autopar.nouns.workload import PRECISIONS
 from autopar.nouns.zero import ZERO_LEVELS
@@ -73,7 +74,8 @@ def check_values(plan: Plan) -> None:
         _check_mesh(f"spreads[{i}].mesh", spread.mesh)
     for i, stage in enumerate(plan.stages):
         _one_of(f"stages[{i}].zero", stage.zero, ZERO_LEVELS)
-        _one_of(f"stages[{i}].recompute", stage.recompute, RECOMPUTE)
+        if not is_known(stage.recompute):
+            _one_of(f"stages[{i}].recompute", stage.recompute, RECOMPUTE)
         _one_of(f"stages[{i}].offload", stage.offload, OFFLOAD)
         _one_of(f"stages[{i}].spread", stage.spread, tuple(range(len(plan.spreads))))
         if stage.device < 0:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.nouns.mesh import DATA_AXES, Mesh
 from autopar.nouns.plan import Spread, key
+from autopar.nouns.recompute import FULL, NONE, by_call
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding, split
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
@@ -244,23 +245,24 @@ class Priced:
 
 
 def activation_collectives(
-    lowered: Lowered, recompute: str = "none", times: int | None = None
+    lowered: Lowered, recompute: str = NONE, times: int | None = None
 ) -> Iterator[Priced]:
     """Every collective on activations that one rank takes part in, forward and backward.
 
     Those of a block stand there once, counted for all of its calls.
 
-    ``times`` is how often the graph runs in a step; by default once per microbatch. Under
-    ``recompute="full"`` blocks run forward again, see `rerun_collectives`.
+    ``times`` is how often the graph runs in a step; by default once per microbatch. Blocks that
+    recompute in full run forward again, see `rerun_collectives`.
     """
     if times is None:
         times = lowered.mesh.size(MICROBATCH)
-    called = Counter(op.op.attrs["block"] for op in lowered.ops if op.bound is None)
-    for name, calls in called.items():
+    called = [op.op.attrs["block"] for op in lowered.ops if op.bound is None]
+    each = Counter(zip(called, by_call(recompute, len(called)), strict=True))
+    for name, calls in Counter(called).items():
         body = lowered.blocks[name]
-        yield from activation_collectives(body, recompute, times * calls)
-        if recompute == "full":
-            yield from rerun_collectives(body, times * calls)
+        yield from activation_collectives(body, NONE, times * calls)
+        if each[name, FULL]:
+            yield from rerun_collectives(body, times * each[name, FULL])
     for value in lowered.tensors.values():
         grad = value.tensor.differentiable  # of a tied parameter there can be a shared copy too
         yield from _priced(value.tensor, value.steps, grad, lowered, times)

@@ -21,16 +21,6 @@ from autopar.nouns.style import Style
 
 FORMAT = 5
 
-RECOMPUTE = ("none", "selective-op", "compute", "full")
-"""What `Stage.recompute` may be, from the most memory to the least."""
-SELECTIVE = RECOMPUTE[1]
-
-
-def policies(framework: str) -> tuple[str, ...]:
-    """Of `RECOMPUTE`, what there is: JAX programs keep under ``none`` what ``selective-op`` does,
-    since XLA makes the rest again in the kernels that read it."""
-    return tuple(name for name in RECOMPUTE if framework != "jax" or name != SELECTIVE)
-
 
 def key(block: str | None, name: str) -> str:
     """The plan's key of a tensor or op: ``name`` at top level, ``block::name`` in a block."""
@@ -65,9 +55,7 @@ class Stage:
                Stages of equal devices take turns there: interleaving, or a V.
     spread:    place in `Plan.spreads`.
     zero:      what ``dp_shard`` splits, see `autopar.nouns.zero`.
-    recompute: ``none``; ``full``: each block's forward runs again in backward; ``compute``: so it
-               does, but what its collectives gave is kept; ``selective-op``: so is what products
-               with a matrix, convolutions and attention gave.
+    recompute: what its blocks run again in backward, see `autopar.nouns.recompute`.
     offload:   ``none``; ``optimizer``: its state is in host memory, see `autopar.nouns.offload`.
     """
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
-from autopar.nouns.plan import RECOMPUTE
+from autopar.nouns.recompute import RECOMPUTE
 from autopar.nouns.zero import ZERO_LEVELS
 from autopar.planner.fixed import Fixed, FixError, alternatives, divisors
 

@@ -17,11 +17,13 @@ import numpy as np
 
 from autopar.cost_models.physics import check
 from autopar.nouns.cluster import Cluster, Device
-from autopar.nouns.plan import RECOMPUTE, Memory, Stage
+from autopar.nouns.plan import Memory, Stage
+from autopar.nouns.recompute import RECOMPUTE
 from autopar.nouns.zero import ZERO
 from autopar.pipeline.actions import to_text
 from autopar.pipeline.cuts import Mask, NoCuts, cut
 from autopar.planner.candidates import Layout
+from autopar.planner.lightening import lightened
 from autopar.planner.pipeline_models import Model
 from autopar.planner.pricing.bounds import pipeline_bounds, state_bytes
 from autopar.planner.pricing.memory import overhead
@@ -298,9 +300,11 @@ class CoreTrials:
             zero=max(one.zero for one in each),
             recompute=max((one.recompute for one in each), key=RECOMPUTE.index),
         )
-        prices = self.prices(layout).staged(
-            self.order.schedule, [(one.zero, one.recompute) for one in each]
-        )
+        prices, own = self.prices(layout), [(one.zero, one.recompute) for one in each]
+        schedule = self.order.schedule
+        if self.question.fixed.recompute is None:
+            own = lightened(prices, own, runs_of(trial.ends, schedule), schedule)
+        prices = prices.staged(schedule, own)
         solved, candidate = self.model.solved, self.core.shape.candidate
         blank = Answer(
             candidate,

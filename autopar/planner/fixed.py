@@ -15,7 +15,7 @@ from pathlib import Path
 
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.offload import OFFLOAD
-from autopar.nouns.plan import RECOMPUTE
+from autopar.nouns.recompute import RECOMPUTE
 from autopar.nouns.zero import ZERO_LEVELS
 from autopar.pipeline.actions import Lists
 from autopar.pipeline.schedules.table import SCHEDULES

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autopar.nouns.cluster import Cluster
-from autopar.nouns.plan import RECOMPUTE
 from autopar.nouns.problem import FORBIDDEN
+from autopar.nouns.recompute import RECOMPUTE
 from autopar.nouns.zero import ZERO
 from autopar.planner.candidates import Candidate, Layout
 from autopar.planner.pricing.pipeline import CutModel, Figure, PipelinePrices

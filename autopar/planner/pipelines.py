@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count, product
 
 from autopar.lowering.stages import stage_parts
-from autopar.nouns.plan import RECOMPUTE
+from autopar.nouns.recompute import RECOMPUTE
 from autopar.pipeline.actions import ScheduleError
 from autopar.pipeline.schedules.table import SCHEDULES, kind_of
 from autopar.planner.candidates import Layout, candidates

@@ -19,7 +19,8 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
 from autopar.nouns.offload import OFFLOAD
-from autopar.nouns.plan import Fingerprints, Plan, Prediction, Stage, policies
+from autopar.nouns.plan import Fingerprints, Plan, Prediction, Stage
+from autopar.nouns.recompute import policies
 from autopar.nouns.style import Style, style_of
 from autopar.nouns.workload import Workload, training
 from autopar.planner.candidates import Layout

@@ -14,10 +14,11 @@ from dataclasses import replace
 
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
-from autopar.nouns.plan import policies
+from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE, policies
 from autopar.nouns.text.cluster import devices_text
 from autopar.planner.candidates import Candidate, Layout, candidates, layouts, offloaded
 from autopar.planner.fixed import FixError, divisors
+from autopar.planner.lightening import lightest
 from autopar.planner.pipelines import Pipelines
 from autopar.planner.pricing.memory import overhead, step_memory
 from autopar.planner.pricing.offload import streamed_s
@@ -247,6 +248,8 @@ def _try_layouts(question: Question, solved: Solved, standings: Standings, solve
         _answer(question, solved, layout)
         for layout in layouts(solved.candidate.data, question.fixed, policies(question.framework))
     ]
+    if question.fixed.recompute is None and question.framework == "torch":
+        answers += _lightened(question, solved, answers)
     for answer in answers:
         standings.offer(answer)
     fit = any(answer.memory.fits for answer in answers)
@@ -258,6 +261,21 @@ def _try_layouts(question: Question, solved: Solved, standings: Standings, solve
         if not (fit or any(answer.memory.fits for answer in relieved)):
             _squeezed(question, solved, relieved, standings, solver)
     return False
+
+
+def _lightened(question: Question, solved: Solved, answers: Sequence[Answer]) -> list[Answer]:
+    """What fits where all blocks recompute and not where they keep products, with as few blocks
+    that recompute as memory asks for."""
+    fits = {answer.layout: answer.memory.fits for answer in answers}
+    device, made = question.cluster.device, []
+    for layout, fitting in fits.items():
+        heavy = layout.recompute
+        if fitting and heavy in (COMPUTE, FULL) and not fits[replace(layout, recompute=SELECTIVE)]:
+            state = state_of(question, layout, solved.candidate)
+            recompute = lightest(solved.summary, state, heavy, device)
+            if recompute != heavy:
+                made.append(_answer(question, solved, replace(layout, recompute=recompute)))
+    return made
 
 
 def _squeezed(

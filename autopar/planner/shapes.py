@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from autopar.nouns.cluster import Cluster
-from autopar.nouns.plan import RECOMPUTE
+from autopar.nouns.recompute import RECOMPUTE
 from autopar.planner.candidates import Candidate
 
 BY_RANK = "by rank"

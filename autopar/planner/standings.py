@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import DoesNotFit
 from autopar.nouns.offload import OFFLOAD
-from autopar.nouns.plan import RECOMPUTE, Memory, RunnerUp
+from autopar.nouns.plan import Memory, RunnerUp
+from autopar.nouns.recompute import RECOMPUTE, most
 from autopar.nouns.text.cluster import devices_text
 from autopar.planner.candidates import Candidate
 from autopar.planner.question import Answer, Outcome
@@ -114,13 +115,13 @@ def compared(outcomes: Sequence[Outcome]) -> Outcome:
 
 def family(answer: Answer) -> Family:
     layout = answer.layout
-    return answer.pp, answer.candidate.tp, layout.zero, layout.recompute, layout.offload
+    return answer.pp, answer.candidate.tp, layout.zero, most(layout.recompute), layout.offload
 
 
 def order(answer: Answer) -> tuple[float, int, int, int, int, int]:
     """Fastest first; between equals, the one that cuts, shards, recomputes and offloads least."""
     layout = answer.layout
-    seconds, again = round(answer.time.total_s, 12), RECOMPUTE.index(layout.recompute)
+    seconds, again = round(answer.time.total_s, 12), RECOMPUTE.index(most(layout.recompute))
     off = OFFLOAD.index(layout.offload)
     return seconds, answer.pp, again, off, layout.zero, layout.dp_shard
 
@@ -240,7 +241,7 @@ def layout_text(answer: Answer) -> str:
     """Every choice of a layout in one line."""
     layout, candidate = answer.layout, answer.candidate
     chosen = {stage.recompute for stage in answer.stages} or {layout.recompute}
-    recompute = " and ".join(name for name in RECOMPUTE if name in chosen)
+    recompute = " and ".join(sorted(chosen, key=lambda name: (RECOMPUTE.index(most(name)), name)))
     return (
         f"dp_replicate={layout.dp_replicate}, dp_shard={layout.dp_shard}, tp={candidate.tp}, "
         + (f"pp={answer.pp}, {answer.schedule}, " if answer.pp > 1 else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE
 from autopar.runtime.pytorch.torch_private import functional_collectives
 
 Context = AbstractContextManager[Any]
@@ -35,6 +37,8 @@ def recompute(
     attention in kernels that do not write the scores out.
     """
     policy = _products if keep_products else _collectives if keep_collectives else None
+    for seen in _watched:
+        seen[SELECTIVE if keep_products else COMPUTE if keep_collectives else FULL] += 1
 
     def contexts() -> tuple[Context, Context]:
         forward: Context = nullcontext()
@@ -44,6 +48,20 @@ def recompute(
         return forward, _unchanged(function, again)
 
     return checkpoint(function, *args, use_reentrant=False, context_fn=contexts)
+
+
+_watched: list[Counter[str]] = []
+
+
+@contextmanager
+def recomputations() -> Iterator[Counter[str]]:
+    """How often blocks are called inside that recompute, by `autopar.nouns.recompute.RECOMPUTE`."""
+    seen: Counter[str] = Counter()
+    _watched.append(seen)
+    try:
+        yield seen
+    finally:
+        _watched.remove(seen)
 
 
 @contextmanager

@@ -115,6 +115,7 @@ class VerifyResult:
     collective_differences: one line for each kind and axis that differs.
     issued:                 the collectives of one step, as rows of ``collectives.json``.
     first_difference:       where `exact` is beyond `TOLERANCE`: the first result that differs.
+    recompute_differences:  where a step's blocks recompute otherwise than planned, a line each.
     unchecked:              what the comparison cannot see, one sentence each.
     """
 
@@ -129,11 +130,13 @@ class VerifyResult:
     time_s: float
     first_difference: str = ""
     unchecked: tuple[str, ...] = ()
+    recompute_differences: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
-        """Within `TOLERANCE`, and the collectives are the priced ones."""
-        return self.exact.largest <= TOLERANCE and self.collectives_match is not False
+        """Within `TOLERANCE`, and what moves and what runs again is what was priced."""
+        as_priced = self.collectives_match is not False and not self.recompute_differences
+        return self.exact.largest <= TOLERANCE and as_priced
 
     @property
     def own_within_rounding(self) -> bool:
@@ -165,6 +168,7 @@ class VerifyResult:
                 "within_rounding": self.own_within_rounding,
             },
             "first_difference": self.first_difference,
+            "recompute_differences": list(self.recompute_differences),
             "unchecked": list(self.unchecked),
             "time_s": self.time_s,
         }
@@ -180,5 +184,6 @@ class VerifyResult:
                 "collective_differences": tuple(data["collective_differences"]),
                 "issued": tuple(data["issued"]),
                 "unchecked": tuple(data["unchecked"]),
+                "recompute_differences": tuple(data["recompute_differences"]),
             }
         )

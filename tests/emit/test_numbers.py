@@ -15,7 +15,8 @@ from torch import nn
 
 from autopar.frontends.captured import Captured
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import RECOMPUTE, Spread
+from autopar.nouns.plan import Spread
+from autopar.nouns.recompute import RECOMPUTE
 from autopar.rules.registry import register, unregister
 from tests.emit import models
 from tests.emit.following import following
@@ -39,6 +40,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensors]]] = {
 }
 MESHES = ("tp=2", "tp=4", "dp_shard=2 x tp=2", "dp_replicate=2 x tp=2", "tp=2 x ep=2", "dp_shard=4")
 
+MIXED = ("compute x 1 + selective-op", "full x 1 + selective-op")
+
 
 @cache
 def captured(case: str) -> Captured:
@@ -61,7 +64,7 @@ def test_random_stages(case: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("recompute", RECOMPUTE[1:])
+@pytest.mark.parametrize("recompute", [*RECOMPUTE[1:], *MIXED])
 def test_recompute(recompute: str, seed: int) -> None:
     spread = random_stage(captured("llama"), Mesh.parse("dp_shard=2 x tp=2"), 1, seed)
     made = emitted(captured("llama"), spread, recompute=recompute)

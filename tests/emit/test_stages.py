@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -52,6 +53,25 @@ def program(*firsts: str, schedule: str = "1f1b") -> str:
     stages = tuple(Stage(first=f, device=i) for i, f in enumerate(("", *firsts)))
     of = replace(made.plan, stages=stages, schedule=schedule)
     return emit(made.lowered, of, made.captured)["model.py"]
+
+
+def test_each_stage_recomputes_what_its_rank_must() -> None:
+    made = emitted(
+        capture_of(Deep, lambda: {"x": torch.zeros(8, 4, 8)}), Spread(Mesh((), ())), microbatches=4
+    )
+    kinds = ("full x 1 + selective-op", "none", "compute", "selective-op")
+    firsts = ("", "layers.2/block", "layers.3/block", "layers.4/block")
+    stages = [Stage(first=f, device=i, recompute=kinds[i]) for i, f in enumerate(firsts)]
+    text = emit(
+        made.lowered, replace(made.plan, stages=tuple(stages), schedule="1f1b"), made.captured
+    )["model.py"]
+    called = re.compile(r"(layer|self.layers\[.*\])(, x.*|\(x)\)")
+    assert [line.strip() for line in text.splitlines() if called.search(line)] == [
+        "x = recompute(layer, x, keep_products=i >= 1)",
+        'return self.layers["2"](x)',
+        'return recompute(self.layers["3"], x, keep_collectives=True)',
+        "x = recompute(layer, x, keep_products=True)",
+    ], text
 
 
 def test_stages_say_what_they_hold_and_where() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -16,19 +17,23 @@ from torch import Tensor, nn
 from autopar.emit.pytorch import emit
 from autopar.files.cluster_file import cluster_from_text
 from autopar.frontends.dispatch import capture
-from autopar.nouns.plan import RECOMPUTE, SELECTIVE
+from autopar.nouns.recompute import RECOMPUTE, SELECTIVE
 from autopar.nouns.workload import Workload
 from autopar.planner.planning import Planned, plan_captured
-from autopar.planner.pricing.activations import activation_lives
+from autopar.planner.pricing.prices import Prices
+from autopar.planner.pricing.summary import summarise
 from autopar.runtime.pytorch.initialize import initialize
+from autopar.runtime.pytorch.recomputing import recomputations
 from autopar.runtime.pytorch.torch_private import TorchDispatchMode
 from autopar.runtime.pytorch.trainer import Program, Trainer
+from autopar.runtime.verify.recomputed import differences
 from tests.runtime.live_memory import LiveMemory
 
 ONE = cluster_from_text(
     "groups: [{device: A100, count: 1}]\n"
     "levels: [{name: alone, span: 1, bandwidth: 1 GB/s, latency: 1 us}]"
 )
+MIXED = ("compute x 1 + selective-op", "full x 2 + selective-op")
 BATCH, LENGTH, WIDTH, HEADS, LAYERS, WORDS = 2, 64, 32, 4, 3, 61
 
 
@@ -93,7 +98,9 @@ class Ran(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def planned(recompute: str, written: bool, dropped: float) -> tuple[Workload, Planned, str]:
     workload = Workload(model=partial(Model, written, dropped), batch=batch, seed=0)
     captured = capture(workload)
-    made = plan_captured(captured, workload, ONE, "m.py:M", {"recompute": recompute})
+    made = plan_captured(captured, workload, ONE, "m.py:M", {"recompute": "none"})
+    stages = (replace(made.plan.stages[0], recompute=recompute),)
+    made = replace(made, plan=replace(made.plan, stages=stages))
     return workload, made, emit(made.lowered, made.plan, captured, True)["model.py"]
 
 
@@ -123,10 +130,11 @@ def held_bytes(trainer: Trainer) -> int:
 
 
 @pytest.mark.parametrize("written", [False, True], ids=["fused", "written"])
-@pytest.mark.parametrize("recompute", RECOMPUTE)
+@pytest.mark.parametrize("recompute", [*RECOMPUTE, *MIXED])
 def test_bytes_kept_are_those_that_are_held(recompute: str, written: bool) -> None:
     trainer, made = trainer_of(recompute, written)
-    kept = activation_lives(made.lowered)[recompute].saved
+    prices = Prices(ONE, made.lowered.mesh, made.plan.precision)
+    kept = summarise(made.lowered, prices).life(recompute).saved
     assert kept == pytest.approx(held_bytes(trainer), rel=0.01)
 
 
@@ -138,7 +146,7 @@ def test_every_recomputation_gives_the_same_gradients(dropped: float) -> None:
         return [held.leaf.grad for held in trainer.held if held.leaf.grad is not None]
 
     plain = gradients("none")
-    for recompute in RECOMPUTE[1:]:
+    for recompute in (*RECOMPUTE[1:], *MIXED):
         for one, other in zip(plain, gradients(recompute), strict=True):
             assert torch.equal(one, other)
 
@@ -154,3 +162,16 @@ def test_selective_recomputation_runs_products_once() -> None:
         assert ran[SELECTIVE][name] == ran["none"][name] < ran["full"][name]
     for name in ("native_layer_norm", "gelu"):
         assert ran[SELECTIVE][name] == ran["full"][name] == 2 * ran["none"][name]
+
+
+@pytest.mark.parametrize("recompute", [*RECOMPUTE, *MIXED])
+def test_what_a_program_recomputes_is_compared_with_its_plan(recompute: str) -> None:
+    trainer, made = trainer_of(recompute)
+    with recomputations() as seen:
+        trainer.backward(batch())
+    assert differences(made.plan, made.graph, 0, seen) == []
+    for other in (*RECOMPUTE, *MIXED):
+        stages = (replace(made.plan.stages[0], recompute=other),)
+        lines = differences(replace(made.plan, stages=stages), made.graph, 0, seen)
+        assert bool(lines) == (other != recompute)
+        assert all(f"its plan says {other}" in line for line in lines)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from autopar.files.cluster_file import load_cluster
-from autopar.nouns.plan import RECOMPUTE
+from autopar.nouns.recompute import RECOMPUTE
 from autopar.pipeline.actions import ScheduleError
 from autopar.pipeline.schedules.table import schedule
 from autopar.planner.candidates import candidates, layouts
@@ -214,7 +214,7 @@ def test_ranks_recompute_as_much_as_each_must(name: str) -> None:
         if max(memory.total for memory in mixed.memory(runs, made)) <= limit:
             times.append(mixed.play(runs, made).step_s)
     chosen = prices.staged(made, choices_of(best.stages, made)).play(runs, made).step_s
-    assert chosen == min(times)
+    assert chosen <= min(times)  # below where some blocks of a rank recompute more than others
 
 
 def test_ranks_split_as_much_of_their_state_as_each_must() -> None:

@@ -11,7 +11,7 @@ from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster, MeasuredRate
 from autopar.nouns.level import MeasuredCollective
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import RECOMPUTE
+from autopar.nouns.recompute import RECOMPUTE
 from autopar.planner.pricing.activations import Life
 from autopar.planner.pricing.memory import step_memory
 from autopar.planner.pricing.moves import BUCKET_BYTES, bucket_time_s, move_time_s

@@ -14,7 +14,7 @@ from autopar.cli import commands
 from autopar.emit import pytorch as emit_torch
 from autopar.frontends.captured import Captured
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import RECOMPUTE
+from autopar.nouns.recompute import RECOMPUTE
 from autopar.runtime.jobs.dry_run import dry_run
 from autopar.runtime.jobs.imported import BrokenProgram, imported
 from tests.emit.harness import Emitted, capture_of, emitted

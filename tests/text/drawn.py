@@ -12,7 +12,8 @@ from autopar.lowering.spread import Lowered, LoweredOp, LoweredTensor, Operand, 
 from autopar.nouns.graph import DTYPE_BYTES, Block, Graph, Op, Role, Source, Tensor, freeze
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
-from autopar.nouns.plan import RECOMPUTE, Plan, Spread, Stage
+from autopar.nouns.plan import Plan, Spread, Stage
+from autopar.nouns.recompute import RECOMPUTE
 from autopar.nouns.sharding import DEFERRED, PARTIAL, Placement, Sharding, split
 from autopar.rules.batch import data_choices
 from autopar.rules.resharding import KEEP_FIRST, NONE, PAD, SLICE, Step

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from autopar.emit.exports.jax_trainers import check_mesh, check_stages
 from autopar.emit.exports.setup import Setup
 from autopar.emit.exports.text import Export, header, not_carried, recomputes
-from autopar.nouns.plan import SELECTIVE
+from autopar.nouns.recompute import SELECTIVE
 
 NAME = "axlearn"
 

@@ -14,6 +14,7 @@ from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph, Tensor
 from autopar.nouns.optimizer import is_own
 from autopar.nouns.plan import Plan, key
+from autopar.nouns.recompute import most
 from autopar.nouns.sharding import Sharding
 from autopar.nouns.text.cluster import ranks_text
 
@@ -87,9 +88,10 @@ def _same(plan: Plan, choice: str) -> str:
     """``zero``, ``recompute`` or ``offload``, which trainers take once. Raises `UserError`."""
     text = plan.each(choice)
     if "," in text:
+        first = most(text.partition(",")[0])
         raise UserError(
             f"the stages of {plan.workload} have {choice} {text}, and other trainers take one for "
-            f"all: plan again with --fix {choice}={text.partition(',')[0]}"
+            f"all: plan again with --fix {choice}={first}"
         )
     return text
 

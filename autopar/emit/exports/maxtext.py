@@ -10,7 +10,7 @@ from autopar.emit.exports import models
 from autopar.emit.exports.jax_trainers import check_mesh, check_stages
 from autopar.emit.exports.setup import Setup, within_nodes
 from autopar.emit.exports.text import Export, header, not_carried
-from autopar.nouns.plan import SELECTIVE
+from autopar.nouns.recompute import FULL, NONE, SELECTIVE
 
 NAME = "maxtext"
 MODELS = {
@@ -21,13 +21,12 @@ MODELS = {
     models.DEEPSEEK_V3: "deepseek3-671b",
 }
 REMAT = {
-    "none": "minimal_with_context",
+    NONE: "minimal_with_context",
     SELECTIVE: "minimal_with_context",
     "selective": "minimal",
-    "compute": "full",
-    "full": "full",
 }
-"""MaxText always recomputes something: the least that it has keeps all products and attention."""
+"""MaxText always recomputes something: the least that it has keeps all products and attention. What
+is not here is `full`."""
 AXES = {
     "pp": "pipeline",
     "dp_replicate": "data",
@@ -63,7 +62,7 @@ def export(setup: Setup) -> Export:
         "hardware": setup.machines.kind,
         **_mesh(setup),
         **_batch(setup),
-        "remat_policy": REMAT[setup.recompute],
+        "remat_policy": REMAT.get(setup.recompute, FULL),
         "dtype": setup.precision,
     }
     if setup.trains:

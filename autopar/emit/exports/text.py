@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autopar.emit.exports.setup import Setup
 from autopar.nouns.errors import UserError
-from autopar.nouns.plan import SELECTIVE
+from autopar.nouns.recompute import COMPUTE, FULL, NONE, RECOMPUTE, SELECTIVE
 
 WIDTH = 96
 
@@ -67,7 +67,9 @@ def not_carried(
         notes.append(
             "offload=optimizer (its state in host memory): a device's memory may be short without"
         )
-    if setup.recompute == "compute":
+    if setup.recompute not in (*RECOMPUTE, "selective"):
+        notes.append(f"recompute={setup.recompute}: full for all layers takes its place")
+    if setup.recompute == COMPUTE:
         notes.append(
             "recompute=compute (all but what collectives gave runs again): full takes its place"
         )
@@ -86,7 +88,7 @@ def recomputes(setup: Setup, selects_ops: bool = False) -> str:
     products; else it is that of attention alone."""
     if setup.recompute == SELECTIVE:
         return "selective" if selects_ops else "full"
-    return "full" if setup.recompute == "compute" else setup.recompute
+    return setup.recompute if setup.recompute in (NONE, "selective") else FULL
 
 
 def check_microbatch(setup: Setup, target: str) -> None:

@@ -6,7 +6,9 @@ from autopar.emit.pytorch.loops import Loop, Slice
 from autopar.emit.pytorch.values import Values
 from autopar.emit.text import Expr, Lines, variable
 from autopar.lowering.spread import Operand
-from autopar.nouns.plan import SELECTIVE
+from autopar.nouns.recompute import COMPUTE, FULL, NONE, SELECTIVE
+
+KEPT = {COMPUTE: ["keep_collectives=True"], SELECTIVE: ["keep_products=True"], FULL: []}
 
 
 def print_calls(forward: Values, loop: Loop) -> None:
@@ -24,7 +26,11 @@ class Rounds:
         self.first, self.last = loop.calls[0], loop.calls[-1]
         self.names: list[str] = []
         self.tokens: list[str] = []
-        self.counter = ""  # the variable that counts the rounds, where slices are read
+        self.counter = ""  # the variable that counts the rounds, where something depends on it
+        self.policies = forward.around.policies(loop.calls)
+        rest = self.policies.count(self.policies[-1])
+        self.recomputing = len(self.policies) - rest
+        """Rounds that come first and recompute more than those that follow."""
 
     def run(self) -> None:
         forward = self.forward
@@ -32,8 +38,9 @@ class Rounds:
             name = cut.op.op.inputs[0] if cut and cut.alone else operand.name
             if name in forward.pending:
                 forward.flush(name)
-        if any(self.loop.slices):
-            self.counter = forward.variables.pick(["t", "i", "t"], forward.token())
+        if any(self.loop.slices) or self.recomputing:
+            names = ["t", "i", "t"] if any(self.loop.slices) else ["i", "n"]
+            self.counter = forward.variables.pick(names, forward.token())
         for place, operand in enumerate(self.first.operands):
             self._enter(place, operand)
         outside = forward.lines
@@ -132,10 +139,17 @@ class Rounds:
         member = "layer"
         if len(set(self.loop.instances)) == 1:
             member = around.attribute(self.loop.instances[0])
-        if around.recompute == "none":
+        if around.recompute == NONE:
             return f"{member}({', '.join(arguments)})"
-        kept = {"compute": ["keep_collectives=True"], SELECTIVE: ["keep_products=True"]}
-        return f"recompute({', '.join([member, *arguments, *kept.get(around.recompute, [])])})"
+        return f"recompute({', '.join([member, *arguments, *self._kept()])})"
+
+    def _kept(self) -> list[str]:
+        """What does not run again; see `autopar.runtime.pytorch.recomputing`."""
+        if self.recomputing:
+            start = next((s.index for s in self.loop.slices if s is not None), 0)
+            later = f"keep_products={self.counter} >= {start + self.recomputing}"
+            return [*KEPT[self.policies[0]], later]
+        return KEPT[self.policies[0]]
 
     def _targets(self) -> list[str]:
         forward = self.forward

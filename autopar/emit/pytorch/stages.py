@@ -59,8 +59,10 @@ def stage_classes(
     whole = [whole_modules(part.lowered, model) for part in cut]
     made = _joined(
         [
-            _class(part, modules, loss, captured, printing, classes)
-            for part, modules in zip(parts, whole, strict=True)
+            _class(
+                part, modules, loss, captured, replace(printing, recompute=own.recompute), classes
+            )
+            for part, modules, own in zip(parts, whole, plan.stages, strict=True)
         ]
     )
     alike: dict[str, list[int]] = {}  # the parts of each class

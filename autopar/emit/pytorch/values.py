@@ -14,9 +14,10 @@ from autopar.emit.pytorch.variables import Variables
 from autopar.emit.roles import Known
 from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import Expr, Lines, variable
-from autopar.lowering.spread import Lowered, LoweredTensor
+from autopar.lowering.spread import Lowered, LoweredOp, LoweredTensor
 from autopar.nouns.graph import Tensor
 from autopar.nouns.plan import key
+from autopar.nouns.recompute import by_call
 from autopar.nouns.sharding import Sharding
 from autopar.rules.resharding import Step
 
@@ -53,6 +54,12 @@ class Surroundings:
     returned: Mapping[str, Sequence[str]] = field(default_factory=dict)
     given: Mapping[str, Sequence[str]] = field(default_factory=dict)
     sizes: Sizes = NONE
+
+    def policies(self, calls: Sequence[LoweredOp]) -> list[str]:
+        """What the calls of blocks recompute, in order."""
+        every = [op.op.name for op in self.lowered.ops if op.bound is None]
+        each = dict(zip(every, by_call(self.recompute, len(every)), strict=True))
+        return [each[call.op.name] for call in calls]
 
 
 class Values:

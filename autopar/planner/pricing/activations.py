@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from autopar.lowering.precision import HALF, OWN_CASTS
 from autopar.lowering.spread import Lowered, LoweredOp, Operand
 from autopar.nouns.graph import DTYPE_BYTES, Op
-from autopar.nouns.plan import RECOMPUTE, SELECTIVE
+from autopar.nouns.recompute import COMPUTE, FULL, NONE, RECOMPUTE, SELECTIVE
 from autopar.nouns.sharding import Sharding
 from autopar.rules.work import extents, kept_bytes
 
@@ -30,28 +30,34 @@ class Life:
 
 
 def activation_lives(
-    lowered: Lowered, bodies: Mapping[str, Mapping[str, Life]] | None = None
+    lowered: Lowered,
+    bodies: Mapping[str, Mapping[str, Life]] | None = None,
+    kept: Mapping[str, Mapping[str, int]] | None = None,
 ) -> dict[str, Life]:
-    """By recompute policy: one microbatch followed forward and backward; ``bodies``: of blocks."""
+    """By recompute policy: one microbatch followed forward and backward; ``bodies``: of blocks,
+    ``kept``: as `kept_by_policy` has it of each."""
     places = Places(lowered)
     if bodies is None:
         bodies = {name: activation_lives(body) for name, body in lowered.blocks.items()}
-    moved = {name: moved_bytes(body) for name, body in lowered.blocks.items()}
-    products = {name: moved[name] + products_bytes(body) for name, body in lowered.blocks.items()}
+    if kept is None:
+        kept = {name: kept_by_policy(lowered.blocks[name], of) for name, of in bodies.items()}
     lives: dict[str, Life] = {}
     for policy in RECOMPUTE:
         inner = {name: by_policy[policy] for name, by_policy in bodies.items()}
-        kept_by_call = {
-            name: {
-                "none": life.saved,
-                SELECTIVE: products[name],
-                "compute": moved[name],
-                "full": 0,
-            }[policy]
-            for name, life in inner.items()
-        }
-        lives[policy] = Walk(places, inner, kept_by_call).run()
+        left = {name: of[policy] for name, of in kept.items()}
+        lives[policy] = Walk(places, inner, left).run()
     return lives
+
+
+def kept_by_policy(body: Lowered, lives: Mapping[str, Life]) -> dict[str, int]:
+    """Bytes that one call of a block leaves for its backward, by recompute policy."""
+    moved = moved_bytes(body)
+    return {
+        NONE: lives[NONE].saved,
+        SELECTIVE: moved + products_bytes(body),
+        COMPUTE: moved,
+        FULL: 0,
+    }
 
 
 def saved_parameters(lowered: Lowered) -> dict[str, int]:

@@ -25,7 +25,7 @@ def step_memory(summary: Summary, state: StateSharding, recompute: str, device: 
     """Predicted peak of the worst moment of a step, bytes."""
     parameters, gradients, optimizer, host = _state_bytes(summary, state)
     if summary.xla is None:
-        activations = summary.lives[recompute].peak + _cast_bytes(summary, state, recompute)
+        activations = summary.life(recompute).peak + _cast_bytes(summary, state, recompute)
         gathered = _gathered_bytes(summary, state)
     else:
         bodies = [(body.trained, summary.copies[n]) for n, body in summary.bodies.items()]
@@ -58,7 +58,7 @@ class StageBytes:
 
 def stage_bytes(summary: Summary, state: StateSharding, recompute: str) -> StageBytes:
     """What a stage holds; ``summary`` is of that stage alone."""
-    life = summary.lives[recompute]
+    life = summary.life(recompute)
     return StageBytes(
         *_state_bytes(summary, state),
         life.saved,

@@ -217,7 +217,7 @@ class PipelinePrices:
 
     def saved_bytes(self, stage: int, first: int, end: int) -> int:
         """That a stage of these units keeps of one microbatch."""
-        return self.model.stage_summary(first, end).lives[self.at(stage).recompute].saved
+        return self.model.stage_summary(first, end).life(self.at(stage).recompute).saved
 
     @property
     def splits_backward(self) -> bool:

@@ -17,7 +17,7 @@ from autopar.cost_models.compute import update_time_s
 from autopar.lowering.state import StateCollective, count_sums, sums
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import SELECTIVE
+from autopar.nouns.recompute import COMPUTE, FULL, NONE, SELECTIVE, by_call
 from autopar.planner.pricing.moves import (
     BUCKET_BYTES,
     FIRST_BUCKET_BYTES,
@@ -67,13 +67,8 @@ class _Piece:
 
 def simulate(summary: Summary, state: StateSharding, cluster: Cluster, recompute: str) -> StepTime:
     """Plays one step of a plan under a state sharding."""
-    bodies = {
-        name: _piece(unit, state, cluster, recompute, root=False)
-        for name, unit in summary.bodies.items()
-    }
-    pieces = [_piece(summary.root, state, cluster, "none", root=True)]
-    pieces += [bodies[name] for name in summary.calls]
     units = [summary.root, *(summary.bodies[name] for name in summary.calls)]
+    pieces = _pieces(summary, state, cluster, recompute)
     if not state.fsdp:
         reduced = _buckets_s(units, state, cluster)
         pieces = [replace(p, reduce_last_s=s) for p, s in zip(pieces, reduced, strict=True)]
@@ -145,13 +140,8 @@ def stage_time(
     summary: Summary, state: StateSharding, cluster: Cluster, recompute: str
 ) -> StageTime:
     """What the actions of one stage of a pipeline take; ``summary`` is of that stage alone."""
-    bodies = {
-        name: _piece(unit, state, cluster, recompute, root=False)
-        for name, unit in summary.bodies.items()
-    }
     units = [summary.root, *(summary.bodies[name] for name in summary.calls)]
-    pieces = [_piece(summary.root, state, cluster, "none", root=True)]
-    pieces += [bodies[name] for name in summary.calls]
+    pieces = _pieces(summary, state, cluster, recompute)
     each_gathers = state.split.parameters
     hides = _hides(state, cluster)
     forward, total = _play(pieces, each_gathers, False, hides)
@@ -226,6 +216,19 @@ def _play(units: list[_Piece], gather: bool, last: bool, hides: bool = True) -> 
     return forward, max(compute, communication)
 
 
+def _pieces(
+    summary: Summary, state: StateSharding, cluster: Cluster, recompute: str
+) -> list[_Piece]:
+    """The root, and every call of a block in order."""
+    each = [*zip(summary.calls, by_call(recompute, len(summary.calls)), strict=True)]
+    bodies = {
+        (name, policy): _piece(summary.bodies[name], state, cluster, policy, root=False)
+        for name, policy in dict.fromkeys(each)
+    }
+    root = _piece(summary.root, state, cluster, NONE, root=True)
+    return [root, *(bodies[call] for call in each)]
+
+
 def _piece(
     unit: Unit, state: StateSharding, cluster: Cluster, recompute: str, root: bool
 ) -> _Piece:
@@ -236,10 +239,10 @@ def _piece(
                 cluster, state.mesh, True, moved.kind, moved.axis, moved.size_bytes
             )
     again = {
-        "none": 0.0,
+        NONE: 0.0,
         SELECTIVE: unit.light_s,
-        "compute": unit.forward_s,
-        "full": unit.forward_s + unit.moved_again_s,
+        COMPUTE: unit.forward_s,
+        FULL: unit.forward_s + unit.moved_again_s,
     }[recompute]
     return _Piece(
         forward_s=unit.forward_s + unit.moved_forward_s,

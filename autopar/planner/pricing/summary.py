@@ -20,11 +20,13 @@ from autopar.lowering.spread import (
 )
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.plan import key
+from autopar.nouns.recompute import by_call
 from autopar.nouns.sharding import Sharding
 from autopar.planner.pricing.activations import (
     Life,
     activation_lives,
     keeps_result,
+    kept_by_policy,
     saved_parameters,
 )
 from autopar.planner.pricing.prices import PICOSECONDS, Prices
@@ -82,6 +84,27 @@ class Summary:
     """Of a JAX program: what its memory hangs on in place of ``lives``."""
     inner_lives: Mapping[str, Mapping[str, Life]] = field(default_factory=dict)
     """Of one call, by block."""
+    kept: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Bytes that one call leaves for backward, by block and recompute policy."""
+
+    def life(self, recompute: str) -> Life:
+        """One microbatch under a policy, or where the calls that come first do more."""
+        if recompute in self.lives:
+            return self.lives[recompute]
+        each = by_call(recompute, len(self.calls))
+        most, least = self.lives[each[0]], self.lives[each[-1]]
+        less = later = 0
+        for name, policy in zip(self.calls, each, strict=True):
+            kept = self.kept[name]
+            less += kept[each[-1]] - kept[policy]
+            later += kept[policy] if policy == each[-1] != each[0] else 0
+        saved = least.saved - less
+        # Backward begins with the calls that do least; those that do most come to their peak when
+        # what the others kept is free again.
+        at_most = saved - later + most.peak - most.saved
+        at_least = saved + least.peak - least.saved
+        peak, where = max((at_most, most.where), (at_least, least.where))
+        return Life(saved, peak, where)
 
     def owners(self) -> Iterator[tuple[Unit, int]]:
         """Each unit that owns parameters, with how many sets of them there are."""
@@ -105,9 +128,13 @@ def summarise(
         inner: dict[str, Mapping[str, Life]] = {
             name: activation_lives(body) for name, body in lowered.blocks.items()
         }
+        kept: dict[str, Mapping[str, int]] = {
+            name: kept_by_policy(lowered.blocks[name], of) for name, of in inner.items()
+        }
     else:
         bodies = {name: known.bodies[name] for name in lowered.blocks}
         inner = {name: known.inner_lives[name] for name in lowered.blocks}
+        kept = {name: known.kept[name] for name in lowered.blocks}
     for name, block in lowered.graph.blocks.items():
         if not block.units:  # its parameters travel with the root's
             held, copies = bodies[name], len(dict.fromkeys(block.instances))
@@ -127,8 +154,9 @@ def summarise(
             name: len(dict.fromkeys(block.instances))
             for name, block in lowered.graph.blocks.items()
         },
-        lives=activation_lives(lowered, inner),
+        lives=activation_lives(lowered, inner, kept),
         inner_lives=inner,
+        kept=kept,
         buffer_bytes=_buffer_bytes(lowered),
         counts=global_counts(lowered.graph),
         packages=frozenset(_packages(lowered)),

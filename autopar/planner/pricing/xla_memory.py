@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from autopar.lowering.spread import MICROBATCH, Lowered, LoweredOp
 from autopar.nouns.graph import DTYPE_BYTES
-from autopar.nouns.plan import policies
+from autopar.nouns.recompute import policies
 from autopar.planner.pricing.activations import (
     Life,
     Places,

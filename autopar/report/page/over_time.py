@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from autopar.nouns.recompute import within
 from autopar.pipeline.play import Span, memory
 from autopar.pipeline.trace import NAMES
 from autopar.planner.pricing.pipeline import PricedPipeline
+from autopar.planner.pricing.simulation import stage_time
 from autopar.report.page.frontier import NEAR
 from autopar.report.page.html import Markup, dotted, section, table, tag
 from autopar.report.pipeline import pipeline_object
@@ -48,14 +50,14 @@ def stage_curve(priced: PricedPipeline) -> tuple[Curve, int]:
 
     A unit keeps its own from the end of its forward to that of its backward.
     """
-    prices = priced.prices
-    units = [
-        (
-            prices.time(i, i + 1),
-            prices.model.stage_summary(i, i + 1).lives[prices.recompute].saved,
-        )
-        for i in range(len(prices.model.units))
-    ]
+    prices, called = priced.prices, 0
+    units = []
+    for i in range(len(prices.model.units)):
+        summary = prices.model.stage_summary(i, i + 1)
+        own = within(prices.recompute, called, len(summary.calls))
+        time = stage_time(summary, prices.state, prices.cluster, own)
+        units.append((time, summary.life(own).saved))
+        called += len(summary.calls)
     count = min(priced.schedule.microbatches, MOST_MICROBATCHES)
     now_s, kept = 0.0, 0.0
     curve = [(now_s, kept)]

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,7 @@ from autopar.runtime.pytorch.load import (
 )
 from autopar.runtime.pytorch.parameters import Region, region_shape
 from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.pytorch.recomputing import recomputations
 from autopar.runtime.pytorch.trainer import Program, Trainer
 from autopar.runtime.verify.collectives import compare_priced
 from autopar.runtime.verify.edits import known_edits, raise_edited
@@ -52,6 +53,7 @@ from autopar.runtime.verify.pytorch.reference import (
     random_batch,
     reference,
 )
+from autopar.runtime.verify.recomputed import differences
 from autopar.runtime.verify.verified import TOLERANCE, Errors, VerifyResult, narrowest, rounding_of
 
 _references: dict[str, Reference] = {}
@@ -92,7 +94,7 @@ def verify(folder: str | Path) -> dict[str, Any]:
     assert lifted.errors is not None
     assert own.errors is not None
     match, lines = compare_priced(folder, own.issued)
-    if match is False and not where:
+    if (match is False or own.recomputed) and not where:
         where = known_edits(folder, plan, partial(capture, workload))
     result = VerifyResult(
         plan=str(folder),
@@ -103,6 +105,7 @@ def verify(folder: str | Path) -> dict[str, Any]:
         collectives_match=match,
         collective_differences=tuple(lines),
         issued=tuple(asdict(row) for row in own.issued),
+        recompute_differences=tuple(own.recomputed),
         time_s=time.perf_counter() - begin,
         first_difference=where,
     )
@@ -137,10 +140,15 @@ def _locate(
     return locate(texts, workload, batch, device)
 
 
+Line = TypeVar("Line")
+
+
 @dataclass(slots=True)
 class _Run:
     errors: Errors | None = None
     issued: list[Row] = field(default_factory=list)
+    recomputed: list[str] = field(default_factory=list)
+    """How that differs from the plan, a line each."""
 
 
 def _run(
@@ -162,18 +170,21 @@ def _run(
     result = _Run(comparison.errors() if wanted is not None else None)
     if lift is None:
         # DDP settles its buckets in the first steps; this one is like all later ones.
-        with FixedDraws(), Counting(trainer.ranks) as counted:
+        with FixedDraws(), Counting(trainer.ranks) as counted, recomputations() as again:
             trainer.step(given)
+        plan, graph = plan_folder.read_plan(folder), plan_folder.read_graph(folder)
+        differing = differences(plan, graph, trainer.ranks.index("pp"), again)
         result.issued = _of_every_place(counted.rows(), trainer.ranks)
+        result.recomputed = _of_every_place(differing, trainer.ranks)
     return result
 
 
-def _of_every_place(own: list[Row], ranks: Ranks) -> list[Row]:
+def _of_every_place(own: list[Line], ranks: Ranks) -> list[Line]:
     """On rank 0 the rows of the first rank of every place on ``pp``; a collective call."""
     group = ranks.group("pp")
     if group is None:
         return own
-    by_stage: list[list[Row]] = [[] for _ in range(ranks.size("pp"))]
+    by_stage: list[list[Line]] = [[] for _ in range(ranks.size("pp"))]
     dist.all_gather_object(by_stage, own, group=group)
     return [row for rows in by_stage for row in rows]
 

@@ -1,0 +1,118 @@
+"""Blocks that recompute: as few as memory asks for, and the texts that say which."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopar.nouns.cluster import Cluster
+from autopar.nouns.recompute import (
+    COMPUTE,
+    FULL,
+    RECOMPUTE,
+    SELECTIVE,
+    by_call,
+    is_known,
+    mixed,
+    most,
+    within,
+)
+from autopar.pipeline.schedules.table import schedule
+from autopar.planner.pricing.memory import step_memory
+from autopar.planner.pricing.pipeline import PipelinePrices, choices_of, runs_of
+from autopar.planner.problem.solving import Solver
+from autopar.planner.question import Question
+from autopar.planner.search import search_plan
+from autopar.planner.solved import solve, state_of
+from tests.planner.graphs import gpt
+from tests.planner.test_pipeline_search import cut_model
+from tests.planner.test_search import LARGE, NODE, question
+
+HEAVY = st.sampled_from([COMPUTE, FULL])
+
+
+@given(HEAVY, st.integers(1, 40).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_a_text_says_what_each_call_does(heavy: str, counts: tuple[int, int]) -> None:
+    count, calls = counts
+    text = mixed(heavy, count, calls)
+    each = by_call(text, calls)
+    assert each == (heavy,) * count + (SELECTIVE,) * (calls - count)
+    assert is_known(text)
+    assert most(text) == each[0]
+    for first in range(calls):
+        for end in (first + 1, calls):
+            assert by_call(within(text, first, end - first), end - first) == each[first:end]
+
+
+@pytest.mark.parametrize("text", ["none x 2 + selective-op", "full x 0 + selective-op", "full x 2"])
+def test_other_texts_are_unknown(text: str) -> None:
+    assert not is_known(text)
+    assert all(map(is_known, RECOMPUTE))
+
+
+def limited(of: Question, limit_bytes: int) -> Question:
+    (group,) = of.cluster.groups
+    device = replace(group.device, memory_bytes=limit_bytes)
+    cluster: Cluster = replace(of.cluster, groups=(replace(group, device=device),))
+    return replace(of, cluster=cluster)
+
+
+def pinned(of: Question, recompute: str) -> Question:
+    return replace(of, fixed=replace(of.fixed, recompute=recompute))
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_no_block_recomputes_that_need_not(share: float) -> None:
+    fix = {"pp": "1", "dp_replicate": "2", "tp": "4", "microbatch": "2", "offload": "none"}
+    of = question(gpt(layers=8, **{**LARGE, "b": 16}), 16, NODE, fix)
+    less, more = (search_plan(pinned(of, name)).best for name in (SELECTIVE, FULL))
+    limit = round(share * less.memory.total + (1 - share) * more.memory.total)
+    tight = limited(of, limit)
+    best = search_plan(tight).best
+    heavy, calls = most(best.layout.recompute), 8
+    count = by_call(best.layout.recompute, calls).count(heavy)
+    assert heavy in (COMPUTE, FULL)
+    assert 0 < count < calls
+    assert less.time.total_s < best.time.total_s < more.time.total_s
+
+    solved = solve(tight, best.candidate, Solver("portfolio"))
+    assert solved is not None
+    state = state_of(tight, best.layout, best.candidate)
+
+    def total(recompute: str) -> int:
+        return step_memory(solved.summary, state, recompute, tight.cluster.device).total
+
+    assert total(best.layout.recompute) == best.memory.total <= limit
+    assert total(mixed(heavy, count - 1, calls)) > limit
+
+
+def test_of_a_pipeline_no_rank_recomputes_more_blocks_than_it_must() -> None:
+    fix = {"pp": "4", "dp_replicate": "2", "microbatch": "1", "schedule": "1f1b", "offload": "none"}
+    of = question(gpt(layers=16, **{**LARGE, "b": 16}), 16, NODE, fix)
+    more = search_plan(pinned(of, FULL)).best
+    tight = limited(of, round(1.01 * more.memory.total))
+    best = search_plan(tight).best
+    assert any(" x " in stage.recompute for stage in best.stages), best.stages
+    assert best.time.total_s < more.time.total_s
+
+    solved = solve(tight, best.candidate, Solver("portfolio"))
+    assert solved is not None
+    model = cut_model(tight, solved)
+    made = schedule("1f1b", 4, best.candidate.microbatches)
+    places = [model.units.index(stage.first) for stage in best.stages[1:]]
+    runs = runs_of((*places, len(model.units)), made)
+    prices = PipelinePrices(
+        model, tight.cluster, state_of(tight, best.layout, best.candidate), "none", 4
+    )
+    chosen = choices_of(best.stages, made)
+    assert all(memory.fits for memory in prices.staged(made, chosen).memory(runs, made))
+    for rank, (zero, recompute) in enumerate(chosen):
+        calls = len(model.stage_summary(*runs[rank]).calls)
+        count = by_call(recompute, calls).count(heavy := most(recompute))
+        if heavy in (COMPUTE, FULL):
+            fewer = [*chosen]
+            fewer[rank] = zero, mixed(heavy, count - 1, calls)
+            assert not prices.staged(made, fewer).memory(runs, made)[rank].fits
