@@ -20,7 +20,7 @@ from autopar.lowering.spread import (
 )
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.plan import key
-from autopar.nouns.recompute import by_call
+from autopar.nouns.recompute import by_call, most
 from autopar.nouns.sharding import Sharding
 from autopar.planner.pricing.activations import (
     Life,
@@ -89,21 +89,21 @@ class Summary:
 
     def life(self, recompute: str) -> Life:
         """One microbatch under a policy, or where the calls that come first do more."""
-        if recompute in self.lives:
-            return self.lives[recompute]
         each = by_call(recompute, len(self.calls))
-        most, least = self.lives[each[0]], self.lives[each[-1]]
+        if len({*each}) < 2:
+            return self.lives[each[0] if each else most(recompute)]
+        deep, light = self.lives[each[0]], self.lives[each[-1]]
         less = later = 0
         for name, policy in zip(self.calls, each, strict=True):
             kept = self.kept[name]
             less += kept[each[-1]] - kept[policy]
-            later += kept[policy] if policy == each[-1] != each[0] else 0
-        saved = least.saved - less
+            later += kept[policy] if policy == each[-1] else 0
+        saved = light.saved - less
         # Backward begins with the calls that do least; those that do most come to their peak when
         # what the others kept is free again.
-        at_most = saved - later + most.peak - most.saved
-        at_least = saved + least.peak - least.saved
-        peak, where = max((at_most, most.where), (at_least, least.where))
+        at_deep = saved - later + deep.peak - deep.saved
+        at_light = saved + light.peak - light.saved
+        peak, where = max((at_deep, deep.where), (at_light, light.where))
         return Life(saved, peak, where)
 
     def owners(self) -> Iterator[tuple[Unit, int]]:
