@@ -27,8 +27,9 @@ Fix = Annotated[
         metavar="KEY=VALUE,...",
         help="Pin choices, as in tp=2,dp_shard=2,zero=3; the search decides the rest. Degrees: "
         "dp_replicate x dp_shard x tp = devices. zero: 0 to 3. microbatch: samples that one "
-        "microbatch has on one data rank. recompute: none, compute (keeps what collectives gave) "
-        "or full. pp with schedule and interleave: pipelines, which run on PyTorch. cp, ep, "
+        "microbatch has on one data rank. recompute: none, selective-op (keeps what products, "
+        "attention and collectives gave), compute (keeps what collectives gave) or full. pp with "
+        "schedule and interleave: pipelines, which run on PyTorch. cp, ep, "
         "sequence_parallel and recompute=selective, which no backend emits yet, are priced for "
         "transformers, and no program is written.",
     ),

@@ -21,7 +21,7 @@ from autopar.nouns.mesh import AXES, Mesh
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.optimizer import OPTIMIZERS, is_own
 from autopar.nouns.plan import FORMAT, Plan, key
-from autopar.nouns.recompute import RECOMPUTE, is_known
+from autopar.nouns.recompute import is_known, policies
 from autopar.nouns.style import STYLES
 from autopar.nouns.workload import PRECISIONS
 from autopar.nouns.zero import ZERO_LEVELS
@@ -74,8 +74,8 @@ def check_values(plan: Plan) -> None:
         _check_mesh(f"spreads[{i}].mesh", spread.mesh)
     for i, stage in enumerate(plan.stages):
         _one_of(f"stages[{i}].zero", stage.zero, ZERO_LEVELS)
-        if not is_known(stage.recompute):
-            _one_of(f"stages[{i}].recompute", stage.recompute, RECOMPUTE)
+        if plan.framework == "jax" or not is_known(stage.recompute):
+            _one_of(f"stages[{i}].recompute", stage.recompute, policies(plan.framework))
         _one_of(f"stages[{i}].offload", stage.offload, OFFLOAD)
         _one_of(f"stages[{i}].spread", stage.spread, tuple(range(len(plan.spreads))))
         if stage.device < 0:

@@ -18,7 +18,7 @@ import numpy as np
 from autopar.cost_models.physics import check
 from autopar.nouns.cluster import Cluster, Device
 from autopar.nouns.plan import Memory, Stage
-from autopar.nouns.recompute import RECOMPUTE
+from autopar.nouns.recompute import RECOMPUTE, most
 from autopar.nouns.zero import ZERO
 from autopar.pipeline.actions import to_text
 from autopar.pipeline.cuts import Mask, NoCuts, cut
@@ -295,16 +295,15 @@ class CoreTrials:
         """The trial priced in full."""
         choices = self.choices(layout)
         each = [choices[min(place, len(choices) - 1)] for place in trial.chosen]
+        schedule, own = self.order.schedule, [(one.zero, one.recompute) for one in each]
+        if self.core.recompute == BY_RANK:
+            own = lightened(self.prices(each[0]), own, runs_of(trial.ends, schedule), schedule)
         layout = replace(
             layout,
-            zero=max(one.zero for one in each),
-            recompute=max((one.recompute for one in each), key=RECOMPUTE.index),
+            zero=max(zero for zero, _ in own),
+            recompute=max((most(recompute) for _, recompute in own), key=RECOMPUTE.index),
         )
-        prices, own = self.prices(layout), [(one.zero, one.recompute) for one in each]
-        schedule = self.order.schedule
-        if self.question.fixed.recompute is None:
-            own = lightened(prices, own, runs_of(trial.ends, schedule), schedule)
-        prices = prices.staged(schedule, own)
+        prices = self.prices(layout).staged(schedule, own)
         solved, candidate = self.model.solved, self.core.shape.candidate
         blank = Answer(
             candidate,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,14 +41,17 @@ def recompute(
     for seen in _watched:
         seen[SELECTIVE if keep_products else COMPUTE if keep_collectives else FULL] += 1
 
-    def contexts() -> tuple[Context, Context]:
-        forward: Context = nullcontext()
-        again: Context = nullcontext()
-        if policy is not None:
-            forward, again = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
-        return forward, _unchanged(function, again)
+    held = _running(function)
+    selective = partial(create_selective_checkpoint_contexts, policy)
 
-    return checkpoint(function, *args, use_reentrant=False, context_fn=contexts)
+    def unchanged() -> tuple[Context, Context]:
+        forward, again = (nullcontext(), nullcontext()) if policy is None else selective()
+        return forward, _unchanged(held, again)
+
+    # `torch.compile` reads ``selective``, and no closure.
+    contexts = unchanged if held else None if policy is None else selective
+    given: dict[str, Any] = {} if contexts is None else {"context_fn": contexts}
+    return checkpoint(function, *args, use_reentrant=False, **given)
 
 
 _watched: list[Counter[str]] = []
@@ -64,12 +68,17 @@ def recomputations() -> Iterator[Counter[str]]:
         _watched.remove(seen)
 
 
-@contextmanager
-def _unchanged(function: Callable[..., Any], inner: Context) -> Iterator[None]:
-    """``inner``, after which the running statistics of a module are what they were before."""
+def _running(function: Callable[..., Any]) -> list[torch.Tensor]:
+    """Running statistics of a module."""
     modules = function.modules() if isinstance(function, nn.Module) else ()
     held = [m._buffers[name] for m in modules for name in RUNNING if name in m._buffers]
-    before = [(b, b.clone()) for b in held if b is not None]
+    return [b for b in held if b is not None]
+
+
+@contextmanager
+def _unchanged(held: Sequence[torch.Tensor], inner: Context) -> Iterator[None]:
+    """``inner``, after which running statistics are what they were before."""
+    before = [(b, b.clone()) for b in held]
     try:
         with inner:
             yield
@@ -92,19 +101,19 @@ _COLLECTIVES = frozenset(
 
 
 _PRODUCTS = frozenset(
-    getattr(torch.ops.aten, name).default
-    for name in (
-        "mm",
-        "addmm",
-        "linear",
-        "convolution",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-    )
+    getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "linear", "convolution")
 )
 """Batched products are not among them: those of attention that is written out make the scores."""
+_ATTENTION = {
+    getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default: place
+    for name, place in {
+        "flash_attention": 3,
+        "flash_attention_for_cpu": 3,
+        "efficient_attention": 5,
+        "cudnn_attention": 5,
+    }.items()
+}
+"""With the place of the probability of dropout among the arguments."""
 
 
 def _collectives(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -113,5 +122,9 @@ def _collectives(context: Any, op: Any, *args: Any, **kwargs: Any) -> Checkpoint
 
 
 def _products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    place = _ATTENTION.get(op)
     kept = op in _PRODUCTS or op in _COLLECTIVES
+    if place is not None:
+        # Dropout draws numbers: were it not run again, all that is drawn after it would differ.
+        kept = not kwargs.get("dropout_p", args[place] if len(args) > place else 0.0)
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy
 
 from autopar.emit.pytorch import emit
 from autopar.files.cluster_file import cluster_from_text
@@ -22,8 +24,10 @@ from autopar.nouns.workload import Workload
 from autopar.planner.planning import Planned, plan_captured
 from autopar.planner.pricing.prices import Prices
 from autopar.planner.pricing.summary import summarise
+from autopar.runtime.pytorch import recomputing
 from autopar.runtime.pytorch.initialize import initialize
 from autopar.runtime.pytorch.recomputing import recomputations
+from autopar.runtime.pytorch.recomputing import recompute as again
 from autopar.runtime.pytorch.torch_private import TorchDispatchMode
 from autopar.runtime.pytorch.trainer import Program, Trainer
 from autopar.runtime.verify.recomputed import differences
@@ -95,8 +99,8 @@ class Ran(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def planned(recompute: str, written: bool, dropped: float) -> tuple[Workload, Planned, str]:
-    workload = Workload(model=partial(Model, written, dropped), batch=batch, seed=0)
+def planned(recompute: str, make: Callable[[], nn.Module]) -> tuple[Workload, Planned, str]:
+    workload = Workload(model=make, batch=batch, seed=0)
     captured = capture(workload)
     made = plan_captured(captured, workload, ONE, "m.py:M", {"recompute": "none"})
     stages = (replace(made.plan.stages[0], recompute=recompute),)
@@ -105,12 +109,15 @@ def planned(recompute: str, written: bool, dropped: float) -> tuple[Workload, Pl
 
 
 def trainer_of(
-    recompute: str, written: bool = False, dropped: float = 0.0
+    recompute: str,
+    written: bool = False,
+    dropped: float = 0.0,
+    make: Callable[[], nn.Module] | None = None,
 ) -> tuple[Trainer, Planned]:
-    workload, made, text = planned(recompute, written, dropped)
+    make = make or partial(Model, written, dropped)
+    workload, made, text = planned(recompute, make)
     module = types.ModuleType("emitted")
     exec(compile(text, "emitted/model.py", "exec"), module.__dict__)
-    make = partial(Model, written, dropped)
     return Trainer(Program.of(module), workload, lambda t: initialize(make, 0, t)), made
 
 
@@ -136,6 +143,70 @@ def test_bytes_kept_are_those_that_are_held(recompute: str, written: bool) -> No
     prices = Prices(ONE, made.lowered.mesh, made.plan.precision)
     kept = summarise(made.lowered, prices).life(recompute).saved
     assert kept == pytest.approx(held_bytes(trainer), rel=0.01)
+
+
+class Folded(nn.Module):
+    """A transposed convolution, and a matrix on the left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ConvTranspose1d(WIDTH, WIDTH, 3, padding=1)
+        self.mix = nn.Parameter(torch.eye(LENGTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.matmul(self.mix, F.gelu(self.up(x.transpose(1, 2)).transpose(1, 2)))
+        return x + F.gelu(y)
+
+
+class Uneven(nn.Module):
+    """Large blocks before small ones, as in a U-Net."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.large = nn.ModuleList(Block(False, 0.0) for _ in range(2))
+        self.folded = nn.ModuleList(Folded() for _ in range(3))
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.words(words)
+        for block in (*self.large, *self.folded):
+            x = block(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), words.flatten())
+
+
+@pytest.mark.parametrize("recompute", [*RECOMPUTE, "compute x 3 + selective-op", *MIXED])
+def test_bytes_kept_of_blocks_of_two_kinds(recompute: str) -> None:
+    trainer, made = trainer_of(recompute, make=Uneven)
+    summary = summarise(made.lowered, Prices(ONE, made.lowered.mesh, made.plan.precision))
+    life = summary.life(recompute)
+    assert life.saved == pytest.approx(held_bytes(trainer), rel=0.01)
+
+
+@pytest.mark.parametrize("keep", [{}, {"keep_collectives": True}, {"keep_products": True}])
+def test_what_recomputes_compiles(keep: dict[str, bool]) -> None:
+    block, x = Block(False, 0.0), torch.randn(BATCH, LENGTH, WIDTH)
+
+    def loss(x: Tensor) -> Tensor:
+        made: Tensor = again(block, x, **keep).sum()
+        return made
+
+    torch.autograd.backward(torch.compile(loss, backend="aot_eager", fullgraph=True)(x))
+    compiled = [p.grad for p in block.parameters()]
+    block.zero_grad()
+    torch.autograd.backward(loss(x))
+    for one, other in zip(compiled, block.parameters(), strict=True):
+        torch.testing.assert_close(one, other.grad)
+
+
+def test_attention_that_drops_is_run_again() -> None:
+    """Kept, it would not draw again, and dropout behind it would draw its numbers."""
+    (flash, place), *_ = recomputing._ATTENTION.items()
+    plain: list[object] = [None] * place
+    for given, named in (([*plain, 0.1], {}), (plain, {"dropout_p": 0.1})):
+        assert recomputing._products(None, flash, *given, **named) is not CheckpointPolicy.MUST_SAVE
+    for given, named in (([*plain, 0.0], {}), (plain, {})):
+        assert recomputing._products(None, flash, *given, **named) is CheckpointPolicy.MUST_SAVE
 
 
 @pytest.mark.parametrize("dropped", [0.0, 0.3])

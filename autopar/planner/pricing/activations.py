@@ -103,8 +103,11 @@ def keeps_result(op: LoweredOp) -> bool:
     (`autopar.runtime.pytorch.recomputing`)."""
     if op.bound is None:
         return False
-    by_matrix = op.op.kind == "matmul" and len(op.bound.operands[1]) == 2
-    return op.op.kind in ("linear", "linear_t", "attention", "conv") or by_matrix
+    kind = op.op.kind
+    if kind == "attention":
+        return not op.op.attrs.get("dropout_p")
+    by_matrix = kind == "matmul" and any(len(term) == 2 for term in op.bound.operands)
+    return by_matrix or kind in ("linear", "linear_t") or kind.removeprefix("aten::")[:4] == "conv"
 
 
 def products_bytes(body: Lowered) -> int:

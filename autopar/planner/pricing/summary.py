@@ -93,17 +93,13 @@ class Summary:
         if len({*each}) < 2:
             return self.lives[each[0] if each else most(recompute)]
         deep, light = self.lives[each[0]], self.lives[each[-1]]
-        less = later = 0
-        for name, policy in zip(self.calls, each, strict=True):
-            kept = self.kept[name]
-            less += kept[each[-1]] - kept[policy]
-            later += kept[policy] if policy == each[-1] else 0
+        kept = [self.kept[name] for name in self.calls]
+        less = sum(of[each[-1]] - of[policy] for of, policy in zip(kept, each, strict=True))
         saved = light.saved - less
-        # Backward begins with the calls that do least; those that do most come to their peak when
-        # what the others kept is free again.
-        at_deep = saved - later + deep.peak - deep.saved
+        # Up to the last call that does most, memory is as if all calls did; from there on it is by
+        # ``less`` below where none does.
         at_light = saved + light.peak - light.saved
-        peak, where = max((at_deep, deep.where), (at_light, light.where))
+        peak, where = max((deep.peak, deep.where), (at_light, light.where))
         return Life(saved, peak, where)
 
     def owners(self) -> Iterator[tuple[Unit, int]]:
