@@ -15,6 +15,9 @@ from typing import Any
 from autopar.report import render
 from autopar.report.render import table
 
+NAME = 24
+"""Letters of a row's name that are not folded."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -48,7 +51,7 @@ def show(rows: Sequence[dict[str, Any]], targets: Sequence[Target], as_json: boo
         return
     columns = list(rows[0])
     shown = table(*columns, right=columns[1:])
-    shown.columns[0].no_wrap = True
+    shown.columns[0].no_wrap = all(len(_cell(row.get(columns[0]))) <= NAME for row in rows)
     for row in rows:
         shown.add_row(*(_cell(row.get(column)) for column in columns))
     judged = table("target", "value", "at most", "", right=("value", "at most"))
