@@ -255,6 +255,8 @@ def _try_layouts(question: Question, solved: Solved, standings: Standings, solve
     fit = any(answer.memory.fits for answer in answers)
     if fit and min(answers, key=order).memory.fits:
         return True
+    if fit:
+        _squeeze_faster(question, solved, answers, standings, solver)
     fit = fit or _squeezed(question, solved, answers, standings, solver)
     if question.offloads:
         relieved = _offloaded(question, solved, answers, standings)
@@ -276,6 +278,25 @@ def _lightened(question: Question, solved: Solved, answers: Sequence[Answer]) ->
             if recompute != heavy:
                 made.append(_answer(question, solved, replace(layout, recompute=recompute)))
     return made
+
+
+def _squeeze_faster(
+    question: Question,
+    solved: Solved,
+    answers: Sequence[Answer],
+    standings: Standings,
+    solver: Solver,
+) -> None:
+    """Of each recomputation that does not fit and would be faster than the best plan, offers the
+    tightest layout squeezed: other shardings may take less time than to recompute more."""
+    tightest: dict[str, Answer] = {}
+    for answer in sorted(answers, key=lambda a: a.memory.total):
+        tightest.setdefault(answer.layout.recompute, answer)
+    for answer in tightest.values():
+        if not answer.memory.fits and not standings.beats(answer.time.total_s):
+            squeezed = _squeeze(question, solved, answer, solver)
+            if squeezed is not None:
+                standings.offer(squeezed)
 
 
 def _squeezed(

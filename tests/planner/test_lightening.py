@@ -21,8 +21,10 @@ from autopar.nouns.recompute import (
     within,
 )
 from autopar.pipeline.schedules.table import schedule
+from autopar.planner.lightening import lightest
 from autopar.planner.pricing.memory import step_memory
 from autopar.planner.pricing.pipeline import PipelinePrices, choices_of, runs_of
+from autopar.planner.pricing.simulation import simulate
 from autopar.planner.problem.solving import Solver
 from autopar.planner.question import Question
 from autopar.planner.search import search_plan
@@ -71,22 +73,21 @@ def test_no_block_recomputes_that_need_not(share: float) -> None:
     less, more = (search_plan(pinned(of, name)).best for name in (SELECTIVE, FULL))
     limit = round(share * less.memory.total + (1 - share) * more.memory.total)
     tight = limited(of, limit)
-    best = search_plan(tight).best
-    heavy, calls = most(best.layout.recompute), 8
-    count = by_call(best.layout.recompute, calls).count(heavy)
-    assert heavy in (COMPUTE, FULL)
-    assert 0 < count < calls
-    assert less.time.total_s < best.time.total_s < more.time.total_s
-
-    solved = solve(tight, best.candidate, Solver("portfolio"))
+    solved = solve(tight, more.candidate, Solver("portfolio"))
     assert solved is not None
-    state = state_of(tight, best.layout, best.candidate)
+    state = state_of(tight, more.layout, more.candidate)
+    device, calls = tight.cluster.device, 8
 
     def total(recompute: str) -> int:
-        return step_memory(solved.summary, state, recompute, tight.cluster.device).total
+        return step_memory(solved.summary, state, recompute, device).total
 
-    assert total(best.layout.recompute) == best.memory.total <= limit
-    assert total(mixed(heavy, count - 1, calls)) > limit
+    chosen = lightest(solved.summary, state, FULL, device)
+    count = by_call(chosen, calls).count(FULL)
+    assert 0 < count < calls
+    assert total(chosen) <= limit < total(mixed(FULL, count - 1, calls))
+    time = simulate(solved.summary, state, tight.cluster, chosen)
+    assert less.time.total_s < time.total_s < more.time.total_s
+    assert search_plan(tight).best.time.total_s <= time.total_s
 
 
 def test_of_a_pipeline_no_rank_recomputes_more_blocks_than_it_must() -> None:
