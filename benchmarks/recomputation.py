@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from autopar.files.cluster_file import load_cluster
@@ -20,7 +19,8 @@ from autopar.frontends.dispatch import capture
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
-from autopar.nouns.recompute import RECOMPUTE
+from autopar.nouns.recompute import FULL, NONE, RECOMPUTE
+from autopar.planner.memories import with_memory
 from autopar.planner.planning import plan_captured
 from benchmarks import llama3
 from benchmarks.figures import Target, show
@@ -44,16 +44,10 @@ def planned(
         return None
 
 
-def with_memory(cluster: Cluster, memory_bytes: int) -> Cluster:
-    (group,) = cluster.groups
-    device = replace(group.device, memory_bytes=memory_bytes)
-    return replace(cluster, groups=(replace(group, device=device),))
-
-
 def rows_of(name: str, captured: Captured, cluster: Cluster) -> list[dict[str, Any]]:
     fix = {**LAYOUTS[name], "microbatch": "1"}
     roomy = with_memory(cluster, 1 << 40)
-    ends = [planned(captured, roomy, fix, recompute) for recompute in (RECOMPUTE[-1], RECOMPUTE[0])]
+    ends = [planned(captured, roomy, fix, recompute) for recompute in (FULL, NONE)]
     low, high = (plan.prediction.memory_bytes.total for plan in ends if plan is not None)
     rows = []
     for share in SHARES:

@@ -24,7 +24,7 @@ from autopar.frontends.loading import load_workload
 from autopar.nouns.cluster import Cluster, short_dtype
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
-from autopar.nouns.recompute import SELECTIVE
+from autopar.nouns.recompute import COMPUTE, SELECTIVE
 from autopar.nouns.style import Style, style_of
 from autopar.nouns.workload import Workload
 from autopar.planner.architecture import NotOfFamily, arch_of
@@ -124,7 +124,7 @@ def without_effect(options: Mapping[str, object], choices: tuple[str, ...]) -> s
 
 def _parsed(fix: Mapping[str, str], choices: tuple[str, ...]) -> dict[str, int | str]:
     """Choices as the cost model takes them; ``schedule=none`` is one stage's."""
-    if (recompute := fix.get("recompute")) in ("compute", SELECTIVE):
+    if (recompute := fix.get("recompute")) in (COMPUTE, SELECTIVE):
         raise UserError(
             f"--fix recompute={recompute}: with {_listing(choices)}, which no backend emits yet, "
             "there is recompute none, selective or full"

@@ -65,7 +65,7 @@ def recomputations() -> Iterator[Counter[str]]:
     try:
         yield seen
     finally:
-        _watched.remove(seen)
+        _watched.pop()
 
 
 def _running(function: Callable[..., Any]) -> list[torch.Tensor]:

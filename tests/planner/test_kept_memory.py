@@ -88,7 +88,7 @@ def batch(_: int = 0) -> dict[str, Tensor]:
 
 
 class Ran(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """How often each op ran; products inside of attention are counted apart."""
+    """How often each op ran, by its name without the namespace."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

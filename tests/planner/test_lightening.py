@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.nouns.cluster import Cluster
 from autopar.nouns.recompute import (
     COMPUTE,
     FULL,
@@ -22,6 +21,7 @@ from autopar.nouns.recompute import (
 )
 from autopar.pipeline.schedules.table import schedule
 from autopar.planner.lightening import lightest
+from autopar.planner.memories import with_memory
 from autopar.planner.pricing.memory import step_memory
 from autopar.planner.pricing.pipeline import PipelinePrices, choices_of, runs_of
 from autopar.planner.pricing.simulation import simulate
@@ -56,10 +56,7 @@ def test_other_texts_are_unknown(text: str) -> None:
 
 
 def limited(of: Question, limit_bytes: int) -> Question:
-    (group,) = of.cluster.groups
-    device = replace(group.device, memory_bytes=limit_bytes)
-    cluster: Cluster = replace(of.cluster, groups=(replace(group, device=device),))
-    return replace(of, cluster=cluster)
+    return replace(of, cluster=with_memory(of.cluster, limit_bytes))
 
 
 def pinned(of: Question, recompute: str) -> Question:
@@ -88,6 +85,19 @@ def test_no_block_recomputes_that_need_not(share: float) -> None:
     time = simulate(solved.summary, state, tight.cluster, chosen)
     assert less.time.total_s < time.total_s < more.time.total_s
     assert search_plan(tight).best.time.total_s <= time.total_s
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_no_pinned_recomputation_is_faster_than_the_search(share: float) -> None:
+    """Less of it may fit under a sharding that is slower by itself, though more fits as it is."""
+    fix = {"pp": "1", "dp_replicate": "2", "tp": "4", "microbatch": "2", "offload": "none"}
+    of = question(gpt(layers=8, **{**LARGE, "b": 16}), 16, NODE, fix)
+    less, more = (search_plan(pinned(of, name)).best for name in (SELECTIVE, FULL))
+    tight = limited(of, round(share * less.memory.total + (1 - share) * more.memory.total))
+    squeezed = search_plan(pinned(tight, SELECTIVE)).best
+    assert squeezed.memory.fits
+    assert squeezed.time.total_s > less.time.total_s
+    assert search_plan(tight).best.time.total_s <= squeezed.time.total_s
 
 
 def test_of_a_pipeline_no_rank_recomputes_more_blocks_than_it_must() -> None:
