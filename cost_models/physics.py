@@ -39,15 +39,24 @@ class Bound:
         return math.isfinite(self.value) and self.least - slack <= self.value <= self.most + slack
 
 
-def check(bounds: Iterable[Bound]) -> None:
-    """Raises `Impossible` for the first of ``bounds`` that does not hold."""
+def broken(bounds: Iterable[Bound]) -> str:
+    """Of the first of ``bounds`` that does not hold, what it came out as and must be; else ""."""
     for bound in bounds:
         if not bound.holds:
-            raise Impossible(
-                f"internal error: {bound.name} came out as {bound.value:g}, and must be "
-                f"{bound.why} ({bound.least:g} to {bound.most:g}). No figure of this plan is to "
-                "be trusted; please report it with the model, the cluster file and the command"
+            return (
+                f"{bound.name} came out as {bound.value:g}, and must be {bound.why} "
+                f"({bound.least:g} to {bound.most:g})"
             )
+    return ""
+
+
+def check(bounds: Iterable[Bound]) -> None:
+    """Raises `Impossible` for the first of ``bounds`` that does not hold."""
+    if alarm := broken(bounds):
+        raise Impossible(
+            f"internal error: {alarm}. No figure of this plan is to be trusted; please report it "
+            "with the model, the cluster file and the command"
+        )
 
 
 def time_bounds(

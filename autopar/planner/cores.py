@@ -15,7 +15,7 @@ from math import comb
 
 import numpy as np
 
-from autopar.cost_models.physics import check
+from autopar.cost_models.physics import broken
 from autopar.nouns.cluster import Cluster, Device
 from autopar.nouns.plan import Memory, Stage
 from autopar.nouns.recompute import RECOMPUTE, most
@@ -338,7 +338,7 @@ def piped(
         for stage in schedule.routes[0]
     )
     ranks = prices.memory(runs, schedule)
-    check(pipeline_bounds(ranks, each, state_bytes(question.graph)))
+    alarm = broken(pipeline_bounds(ranks, each, state_bytes(question.graph)))
     time = prices.step(runs, schedule, *prices.clocked(runs, order))
     memory = max(ranks, key=lambda memory: memory.total / memory.limit)
     hosted = max(ranks, key=lambda memory: memory.host / max(1, memory.host_limit))
@@ -350,6 +350,7 @@ def piped(
         stages=stages,
         schedule=schedule.name,
         actions=tuple(to_text(schedule.lists).split("\n")) if order.written else (),
+        alarm=alarm,
     )
 
 

@@ -65,7 +65,7 @@ class PlanResult:
 
     cluster:       what the plan uses of the one that was given, in the order of its ranks.
     search_time_s: CPU seconds by phase.
-    obstacles:     what stands against data ranks or microbatches.
+    obstacles:     what stands against data ranks or microbatches; layouts that were left out.
     fewer:         a part of the cluster that would be as fast.
     """
 
@@ -236,6 +236,7 @@ def plan_captured(
     against = tuple(f"No microbatches: {reason}." for reason in flow.obstacles)
     if obstacle is not None:
         against = (f"One data rank only: {obstacle}",)
+    against += outcome.alarms
     enough = fewer(question, outcome) if not outcome.best.stages else None
     return Planned(
         made, graph, outcome.best.lowered, tuple(missing), against, enough, outcome.cluster
@@ -341,5 +342,5 @@ def _prediction(
         time_band_s=time_band(seconds, cluster),
         memory_band_bytes=memory_band(best.memory.total),
     )
-    check(prediction_bounds(made, question, best.pp, at_peak_s, captured.tokens))
+    check(prediction_bounds(made, captured.tokens))
     return made

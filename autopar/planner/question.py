@@ -70,6 +70,8 @@ class Answer:
     schedule: str = "none"
     actions: tuple[str, ...] = ()
     """Of each pipeline rank, where they do not follow from the schedule's name."""
+    alarm: str = ""
+    """What of its figures cannot be, and so none is to be trusted."""
 
     @property
     def pp(self) -> int:
@@ -83,6 +85,7 @@ class Outcome:
 
     cluster: what the answer is for: the cluster that was asked for, or a part of it, with its
              groups in the order of ranks.
+    alarms:  of layouts that were dropped since figures of them cannot be.
     """
 
     best: Answer
@@ -90,3 +93,4 @@ class Outcome:
     runners_up: tuple[RunnerUp, ...]
     tried: int
     cluster: Cluster
+    alarms: tuple[str, ...] = ()

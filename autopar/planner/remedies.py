@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from autopar.cost_models.catalogue import catalogue
+from autopar.cost_models.physics import Impossible
 from autopar.nouns.errors import DoesNotFit
 from autopar.nouns.mesh import Mesh
 from autopar.planner.fixed import Fixed, FixError
@@ -19,7 +20,8 @@ from autopar.planner.pricing.utilization import peak_time_s
 from autopar.planner.question import Answer, Outcome, Question
 from autopar.planner.resized import resized
 from autopar.planner.search import Progress, search_plan
-from autopar.planner.standings import NothingFits, layout_text, size_text
+from autopar.planner.sentences import layout_text, size_text
+from autopar.planner.standings import NothingFits
 
 FACTORS = (2, 4, 8, 16, 32, 64)
 """How many times the devices are tried."""
@@ -70,7 +72,7 @@ def _search(change: _Change, tried: list[str]) -> tuple[str, Answer] | None:
     tried.append(change.words)
     try:
         best = search_plan(change.question).best
-    except (DoesNotFit, FixError):
+    except (DoesNotFit, FixError, Impossible):
         return None
     if change.words == SMALLER:
         batch, parts = change.question.batch, best.candidate.microbatches

@@ -16,6 +16,7 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE, policies
 from autopar.nouns.text.cluster import devices_text
+from autopar.planner.alarms import Alarms
 from autopar.planner.candidates import Candidate, Layout, candidates, layouts, offloaded
 from autopar.planner.fixed import FixError, divisors
 from autopar.planner.lightening import lightest
@@ -88,7 +89,7 @@ def _search(question: Question, progress: Progress) -> Outcome:
     if (question.fixed.pp or 1) > 1:
         return _search_pinned(question, progress)
     solver = Solver(question.searcher, progress, question.verbose)
-    standings = Standings()
+    standings = Standings(Alarms.of(question))
     listed = candidates(question.cluster.device_count, question.batch, question.fixed)
     if not question.splits_batch:
         listed = [c for c in listed if c.data == c.microbatches == 1]
@@ -112,7 +113,11 @@ def _search(question: Question, progress: Progress) -> Outcome:
                 tried += _try_family(question, first, family, standings, solver)
             if standings.best is not None:
                 break
-        best = _refine(question, standings.best, solver) if standings.best is not None else None
+        best = (
+            _refine(question, standings.best, standings, solver)
+            if standings.best is not None
+            else None
+        )
         lower_bound_s = min(first.bound_s for first in firsts) if firsts else float("inf")
         degrees = _pipeline_degrees(question)
         if degrees:
@@ -123,11 +128,14 @@ def _search(question: Question, progress: Progress) -> Outcome:
             lower_bound_s = min(lower_bound_s, pipelines.bound_s)
             if standings.best is not None and standings.best.stages:
                 cut = pipelines.settled(standings.best)
-                if best is None or cut.time.total_s * AS_FAST < best.time.total_s:
+                if standings.alarms.sound(cut):
+                    pass
+                elif best is None or cut.time.total_s * AS_FAST < best.time.total_s:
                     best = cut
                 else:
                     standings.lose(cut)
         if best is None:
+            standings.alarms.raise_first()
             raise too_big(standings, question.cluster, len(listed))
         lower_bound_s = min(lower_bound_s, best.time.total_s)
     except KeyboardInterrupt:
@@ -139,6 +147,7 @@ def _search(question: Question, progress: Progress) -> Outcome:
         runners_up=standings.runners_up(best),
         tried=tried,
         cluster=question.cluster,
+        alarms=standings.alarms.lines,
     )
 
 
@@ -161,12 +170,13 @@ def _search_pinned(question: Question, progress: Progress) -> Outcome:
             f"--fix pp={pp} cuts the batch into microbatches, and this one cannot be: "
             f"{next(iter(question.obstacles), 'no entry of it has a batch dim')}"
         )
-    standings = Standings()
+    standings = Standings(Alarms.of(question))
     pipelines = Pipelines(
         question, Solver(question.searcher, progress, question.verbose), standings
     )
     pipelines.search([pp], [])
     if standings.best is None:
+        standings.alarms.raise_first()
         if standings.tightest is None:
             raise FixError(
                 f"--fix pp={pp}: {pipelines.refused or 'the model cannot be split so'}"
@@ -174,12 +184,15 @@ def _search_pinned(question: Question, progress: Progress) -> Outcome:
             )
         raise too_big(standings, question.cluster, len(listed))
     best = pipelines.settled(standings.best)
+    if standings.alarms.sound(best):
+        standings.alarms.raise_first()
     return Outcome(
         best=best,
         lower_bound_s=min(pipelines.bound_s, best.time.total_s),
         runners_up=standings.runners_up(best),
         tried=pipelines.tried,
         cluster=question.cluster,
+        alarms=standings.alarms.lines,
     )
 
 
@@ -373,7 +386,7 @@ def _answer(question: Question, solved: Solved, layout: Layout) -> Answer:
     )
 
 
-def _refine(question: Question, answer: Answer, solver: Solver) -> Answer:
+def _refine(question: Question, answer: Answer, standings: Standings, solver: Solver) -> Answer:
     """Prices data traffic at what the simulation left exposed, until objective and time agree."""
     best = _as_layout(question, answer)
     exposed = answer.time.exposed_share
@@ -382,7 +395,8 @@ def _refine(question: Question, answer: Answer, solver: Solver) -> Answer:
         if solved is None:
             break
         again = replace(_answer(question, solved, answer.layout), exposed=exposed)
-        if again.memory.fits and again.time.total_s <= best.time.total_s:
+        faster = again.memory.fits and again.time.total_s <= best.time.total_s
+        if faster and not standings.alarms.sound(again):
             best = again
         if abs(again.time.exposed_share - exposed) < AGREED:
             break

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import DoesNotFit
 from autopar.nouns.offload import OFFLOAD
-from autopar.nouns.plan import Memory, RunnerUp
+from autopar.nouns.plan import RunnerUp
 from autopar.nouns.recompute import RECOMPUTE, most
 from autopar.nouns.text.cluster import devices_text
+from autopar.planner.alarms import Alarms
 from autopar.planner.candidates import Candidate
 from autopar.planner.question import Answer, Outcome
+from autopar.planner.sentences import layout_text, short_text, size_text
 
 RUNNERS_UP = 6
 NOTABLE = 0.01
@@ -26,6 +28,7 @@ Family = tuple[int, int, int, str, str]
 class Standings:
     """What the search has seen."""
 
+    alarms: Alarms
     best: Answer | None = None
     tightest: Answer | None = None
     _lost: dict[Family, RunnerUp] = field(default_factory=dict)
@@ -37,7 +40,9 @@ class Standings:
         return self.best is not None and bound_s >= self.best.time.total_s
 
     def offer(self, answer: Answer) -> None:
-        """Ranks an answer: the best, a loser, or one that does not fit."""
+        """Ranks an answer: the best, a loser, or one that does not fit; none that cannot be."""
+        if self.alarms.sound(answer):
+            return
         if not answer.memory.fits:
             self._does_not_fit(answer)
             return
@@ -110,6 +115,7 @@ def compared(outcomes: Sequence[Outcome]) -> Outcome:
         lower_bound_s=min(outcome.lower_bound_s for outcome in outcomes),
         runners_up=shown[: max(RUNNERS_UP, len(others))],
         tried=sum(outcome.tried for outcome in outcomes),
+        alarms=tuple(dict.fromkeys(line for one in outcomes for line in one.alarms)),
     )
 
 
@@ -221,30 +227,4 @@ def too_big(standings: Standings, cluster: Cluster, candidates: int) -> NothingF
         f"nothing fits {names} with {size_text(memory.limit)}. {needs}, "
         f"{short_text(memory)} too much: {listed}. Most of it is {most}.",
         answer,
-    )
-
-
-def short_text(memory: Memory) -> str:
-    """What is too much, of the device's memory or of its host's."""
-    if memory.total > memory.limit:
-        return size_text(memory.total - memory.limit)
-    return f"{size_text(memory.host - memory.host_limit)} of host memory"
-
-
-def size_text(size_bytes: int) -> str:
-    """``12.3 GiB``; below one GiB in MiB."""
-    gib = size_bytes / (1 << 30)
-    return f"{gib:.1f} GiB" if gib >= 1 else f"{1024 * gib:.1f} MiB"
-
-
-def layout_text(answer: Answer) -> str:
-    """Every choice of a layout in one line."""
-    layout, candidate = answer.layout, answer.candidate
-    chosen = {stage.recompute for stage in answer.stages} or {layout.recompute}
-    recompute = " and ".join(sorted(chosen, key=lambda name: (RECOMPUTE.index(most(name)), name)))
-    return (
-        f"dp_replicate={layout.dp_replicate}, dp_shard={layout.dp_shard}, tp={candidate.tp}, "
-        + (f"pp={answer.pp}, {answer.schedule}, " if answer.pp > 1 else "")
-        + f"ZeRO {layout.zero}, {candidate.microbatches} microbatches, recompute={recompute}"
-        + ("" if layout.offload == OFFLOAD[0] else f", offload={layout.offload}")
     )

@@ -13,7 +13,7 @@ from autopar.files import plan_folder
 from autopar.planner.fixed import Fixed
 from autopar.planner.memories import WithMemory, plans_by_memory
 from autopar.planner.question import Question
-from autopar.planner.standings import layout_text
+from autopar.planner.sentences import layout_text
 from autopar.report.opened import opened
 from autopar.report.render import indented, table
 from autopar.report.units import duration, size

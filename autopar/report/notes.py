@@ -32,7 +32,7 @@ def notes(
     trained in half precision, and on mixed devices.
 
     samples:   size of the global batch.
-    obstacles: what stands against data ranks or microbatches.
+    obstacles: what stands against data ranks or microbatches; layouts that were left out.
     fewer:     a part of the cluster that would be as fast.
     """
     lines = [_enough(fewer, plan, cluster)] if fewer is not None else []

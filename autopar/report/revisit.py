@@ -24,8 +24,8 @@ from autopar.planner.problem.bindings import Bindings
 from autopar.planner.problem.folding import fold
 from autopar.planner.problem.legal import NoStrategy
 from autopar.planner.problem.nodes import Folded, Node
+from autopar.planner.sentences import short_text
 from autopar.planner.solved import idle_axes
-from autopar.planner.standings import short_text
 from autopar.report.opened import opened, refuse
 from autopar.report.units import duration
 from autopar.rules.batch import data_choices

@@ -25,7 +25,7 @@ from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture
 from autopar.nouns.cluster import Cluster, MeasuredRate
 from autopar.nouns.errors import UserError
-from autopar.planner import planning
+from autopar.planner import alarms, cores
 from autopar.planner.estimate import PRECISIONS, estimate
 from autopar.planner.planning import Planned, plan_captured
 from autopar.planner.pricing.utilization import cluster_peak_s
@@ -190,11 +190,32 @@ def test_a_core_faster_than_assumed_raises_its_peak(tmp_path: Path) -> None:
     check_plan(planned(1, cluster), cluster)
 
 
-def test_an_impossible_prediction_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_figure_can_be_the_first_is_told_by_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     real = cluster_peak_s
-    monkeypatch.setattr(planning, "cluster_peak_s", lambda *given: 1e9 * real(*given))
-    with pytest.raises(Impossible, match="internal error: step time came out as"):
+    monkeypatch.setattr(alarms, "cluster_peak_s", lambda *given: 1e9 * real(*given))
+    with pytest.raises(Impossible, match=r"no layout is left.*step time came out as"):
         planned(0, node("A100"))
+
+
+def test_a_layout_that_cannot_be_is_left_out_and_the_search_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A figure of pipelines that is wrong does not end the search for other plans."""
+    free = planned(0, node("A100"))
+    wrong = [Bound("parameters of all ranks", 1.0, 2.0, why="at least the model's")]
+    monkeypatch.setattr(cores, "pipeline_bounds", lambda *_: wrong)
+    result = planned(0, node("A100"))
+    assert len(result.plan.stages) == 1
+    priced = [lost for lost in result.plan.runners_up if not lost.reason.startswith("cannot win")]
+    assert all("pp" not in lost.degrees for lost in priced)
+    (told,) = result.obstacles
+    assert "left out, the first" in told
+    assert "parameters of all ranks came out as 1, and must be at least the model's" in told
+    assert not free.obstacles
+    with pytest.raises(Impossible, match="no layout is left"):
+        planned(0, node("A100"), pp="2")
 
 
 @pytest.mark.parametrize("value", [-1.0, 1.5, math.nan, math.inf])

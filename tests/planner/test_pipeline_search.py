@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from autopar.files.cluster_file import load_cluster
+from autopar.nouns.graph import Graph
 from autopar.nouns.recompute import RECOMPUTE
 from autopar.pipeline.actions import ScheduleError
 from autopar.pipeline.schedules.table import schedule
@@ -160,6 +161,36 @@ def test_long_runs_follow_from_short_ones(zero: int, recompute: str) -> None:
         else:  # times bend where traffic outlasts compute
             assert table[Figure.STATE, first, end] == pytest.approx(exact[Figure.STATE], rel=1e-6)
             assert table[Figure.BACKWARD, first, end] <= exact[Figure.BACKWARD] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("calls", ["aaaaaaaaa", "aabbccdde", "abababababa", "abcdabcdabcdabcd"])
+def test_runs_of_blocks_that_are_called_again_hold_their_parameters_once(calls: str) -> None:
+    """The plain table, without FSDP2: which of such blocks that gathers by themselves changes with
+    the run, so there a long run's figures are near, and what is chosen is priced in full."""
+    of = question(gpt(layers=len(calls), **{**LARGE, "b": 8}), 8, NODE, {"tp": "2"})
+    of = replace(of, graph=calling(of.graph, calls))
+    solved = solve(of, candidates(8, 8, of.fixed)[0], Solver("portfolio"))
+    assert solved is not None
+    model = cut_model(of, solved)
+    state = StateSharding(0, solved.spread.mesh, 2, "float32")
+    prices = PipelinePrices(model, of.cluster, state, "none", 2)
+    table = prices.table()
+    for first, end in combinations(range(len(model.units) + 1), 2):
+        exact = prices.figures(first, end)
+        held = model.part(first, end).lowered.graph.parameters()
+        stored = sum(tensor.size_bytes for _, tensor in held) / 2  # tp cuts nearly all of it
+        assert prices.bytes_of(first, end).parameters >= stored
+        assert table[Figure.STATE, first, end] == pytest.approx(exact[Figure.STATE], rel=1e-9)
+
+
+def calling(graph: Graph, calls: str) -> Graph:
+    """``graph`` with its blocks' calls of these instances, a letter each."""
+    ops, names = [], iter(calls)
+    for op in graph.ops:
+        again = op.kind == "block"
+        ops.append(replace(op, attrs={**op.attrs, "instance": next(names)}) if again else op)
+    ((name, block),) = graph.blocks.items()
+    return replace(graph, ops=tuple(ops), blocks={name: replace(block, instances=tuple(calls))})
 
 
 def test_units_that_do_not_repeat_are_added_up() -> None:

@@ -13,7 +13,8 @@ from autopar.planner import remedies
 from autopar.planner.question import Question
 from autopar.planner.remedies import search_or_advise
 from autopar.planner.search import search_plan
-from autopar.planner.standings import NothingFits, size_text
+from autopar.planner.sentences import size_text
+from autopar.planner.standings import NothingFits
 from tests.planner.graphs import gpt
 from tests.planner.test_search import LARGE, NODE, question
 

@@ -12,7 +12,9 @@ from autopar.files.cluster_file import load_cluster
 from autopar.lowering.spread import lower
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph, Source
+from autopar.nouns.plan import Memory
 from autopar.nouns.text.graph import fingerprint
+from autopar.planner.alarms import Alarms
 from autopar.planner.candidates import Layout, candidates, layouts
 from autopar.planner.fewer import fewer
 from autopar.planner.fixed import Fixed, FixError
@@ -180,6 +182,13 @@ def test_plans_that_lost_are_told_apart_and_those_that_fit_stand_first() -> None
     assert not any(re.match(r"0\.0+% slower", row.reason) for row in rows)
 
 
+def of_parts(memory: Memory, times: float) -> Memory:
+    """So many times the memory."""
+    names = ("parameters", "gradients", "optimizer", "activations", "buffers")
+    parts = {name: int(getattr(memory, name) * times) for name in names}
+    return replace(memory, total=sum(parts.values()), **parts)
+
+
 @pytest.mark.parametrize(
     ("factor", "memory", "reason"),
     [
@@ -196,9 +205,9 @@ def test_what_lost_is_told_by_time_and_memory(factor: float, memory: float, reas
         winner,
         layout=replace(winner.layout, zero=3),
         time=replace(winner.time, total_s=winner.time.total_s * factor),
-        memory=replace(winner.memory, total=int(winner.memory.total * memory)),
+        memory=of_parts(winner.memory, memory),
     )
-    standings = Standings()
+    standings = Standings(Alarms(0.0, {}))
     standings.offer(winner)
     standings.offer(other)
     assert [row.reason for row in standings.runners_up(winner)] == [reason]

@@ -67,3 +67,25 @@ def test_their_parameters_are_gathered_once(tmp_path: Path) -> None:
     for verified in verify_many(folders):
         assert verified.collective_differences == ()
         assert verified.passed
+
+
+@pytest.mark.gloo(4)
+def test_of_a_pipeline_every_stage_that_calls_them_holds_them(tmp_path: Path) -> None:
+    """As ties: found without a pin, and right in every stage."""
+    model, cluster = tmp_path / "model.py", tmp_path / "cluster.yaml"
+    model.write_text(MODEL)
+    cluster.write_text(cluster_text(4))
+    fixes: list[dict[str, str]] = [
+        {},
+        {"pp": "4"},
+        {"pp": "2", "dp_shard": "2", "zero": "3"},
+        {"pp": "2", "tp": "2", "schedule": "zb-v", "microbatch": "1"},
+    ]
+    folders = []
+    for i, fix in enumerate(fixes):
+        made = plan(str(model), str(cluster), fix)
+        assert not made.obstacles
+        folders.append(tmp_path / str(i))
+        plan_folder.write(folders[-1], plan_files(made, folders[-1])[0])
+    for result in verify_many(folders):
+        assert result.passed, result

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autopar.cost_models.physics import Bound, band_bounds, memory_bounds, time_bounds
 from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Memory, Prediction
-from autopar.planner.question import Question
+from autopar.planner.pricing.simulation import StepTime
 
 
 def state_bytes(graph: Graph) -> tuple[int, int]:
@@ -29,22 +29,20 @@ def pipeline_bounds(ranks: Sequence[Memory], each: int, state: tuple[int, int]) 
     ]
 
 
-def prediction_bounds(
-    predicted: Prediction, question: Question, pp: int, at_peak_s: float, tokens: int | None
+def layout_bounds(
+    time: StepTime, memory: Memory, at_peak_s: float, least: Mapping[str, float]
 ) -> list[Bound]:
-    """Every bound on ``predicted``.
+    """Of what is predicted of any layout.
 
-    pp:        pipeline ranks.
     at_peak_s: seconds of the model's arithmetic on all devices at their peaks.
-    tokens:    of a global batch, None where they are not known.
+    least:     bytes that each device has of the model at least, by part.
     """
-    step_s, memory = predicted.step_time_s, predicted.memory_bytes
     parts_s = {
-        "compute time": predicted.compute_time_s,
-        "forward time": predicted.forward_time_s,
-        "optimizer time": predicted.optimizer_time_s,
-        "waiting time": predicted.waiting_time_s,
-        "communication that is not hidden": predicted.exposed_communication_s,
+        "compute time": time.compute_s,
+        "forward time": time.forward_s,
+        "optimizer time": time.optimizer_s,
+        "waiting time": time.waiting_s,
+        "communication that is not hidden": time.exposed_s + time.model_communication_s,
     }
     parts = {
         "parameters": memory.parameters,
@@ -53,13 +51,16 @@ def prediction_bounds(
         "activations": memory.activations,
         "buffers": memory.buffers,
     }
-    devices = question.cluster.device_count
-    least: dict[str, float] = {}
-    if pp == 1:  # ranks of a pipeline differ: `pipeline_bounds` has them all
-        stored, trained = state_bytes(question.graph)
-        least = {"parameters": stored / devices, "gradients": trained / devices}
-    bounds = time_bounds(step_s, parts_s, at_peak_s, predicted.lower_bound_s)
-    bounds += memory_bounds(memory.total, parts, least)
+    return time_bounds(time.total_s, parts_s, at_peak_s) + memory_bounds(memory.total, parts, least)
+
+
+def prediction_bounds(predicted: Prediction, tokens: int | None) -> list[Bound]:
+    """What a prediction says beside its layout's time and memory.
+
+    tokens: of a global batch, None where they are not known.
+    """
+    step_s, memory = predicted.step_time_s, predicted.memory_bytes
+    bounds = time_bounds(step_s, {}, 0.0, predicted.lower_bound_s)
     bounds += band_bounds("the step time", step_s, predicted.time_band_s)
     bounds += band_bounds("the memory", memory.total, predicted.memory_band_bytes)
     bounds.append(Bound("model FLOP/s utilization", predicted.mfu, 0.0, 1.0, "a share"))

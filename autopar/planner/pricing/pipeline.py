@@ -26,7 +26,7 @@ from autopar.pipeline.schedules.one_way import one_f_one_b
 from autopar.planner.pricing.links import links
 from autopar.planner.pricing.memory import StageBytes, rank_memory, stage_bytes
 from autopar.planner.pricing.prices import Prices
-from autopar.planner.pricing.runs import Table, runs_of_kinds
+from autopar.planner.pricing.runs import KEPT, Table, runs_of_kinds
 from autopar.planner.pricing.sends import Ends, Flow, Order, Sends, Sent, flows
 from autopar.planner.pricing.simulation import (
     StageTime,
@@ -47,7 +47,9 @@ class CutModel:
     """A lowered graph as units between which it may be cut; parts and summaries are kept.
 
     units: first ops of the smallest parts that stages are made of.
-    kinds: equal numbers for units of equal ops and equal resharding.
+    kinds: equal numbers for units of equal ops, equal resharding, and as far behind the unit that
+           has the same parameters.
+    ties:  (unit, the next one that calls the same instance of a block).
 
     One may be had for every view of a cluster (`on`); they share what prices do not change.
     """
@@ -58,6 +60,7 @@ class CutModel:
     framework: str
     units: tuple[str, ...] = ()
     kinds: tuple[int, ...] = ()
+    ties: tuple[tuple[int, int], ...] = ()
     flows: tuple[Flow, ...] = ()
     _kinds: bytes = b""
     _parts: dict[tuple[int, int], StagePart] = field(default_factory=dict)
@@ -67,7 +70,8 @@ class CutModel:
     def __post_init__(self) -> None:
         if not self.units:
             self.units = cut_points(self.lowered)
-            self.kinds = _kinds(self.lowered, self.units)
+            self.ties = _ties(self.lowered, self.units)
+            self.kinds = _kinds(self.lowered, self.units, self.ties)
             self._kinds = np.array(self.kinds, dtype=np.int32).tobytes()
             self.flows = flows(self.lowered, self.units)
 
@@ -123,10 +127,31 @@ def cut_points(lowered: Lowered) -> tuple[str, ...]:
     return tuple(points)
 
 
-def _kinds(lowered: Lowered, units: Sequence[str]) -> tuple[int, ...]:
-    """Of each unit a number for what its ops are and how what they read and give is resharded."""
+def _ties(lowered: Lowered, units: Sequence[str]) -> tuple[tuple[int, int], ...]:
     starts = {name: i for i, name in enumerate(units)}
+    last: dict[str, int] = {}
+    ties = []
+    for op in lowered.ops:
+        if op.op.kind == "block" and op.op.name in starts:
+            unit, instance = starts[op.op.name], op.op.attrs["instance"]
+            if instance in last:
+                ties.append((last[instance], unit))
+            last[instance] = unit
+    return tuple(ties)
+
+
+def _kinds(
+    lowered: Lowered, units: Sequence[str], ties: Sequence[tuple[int, int]]
+) -> tuple[int, ...]:
+    """Of each unit a number for what its ops are, how what they read and give is resharded, and how
+    far before it the same parameters stand. Where that is farther than in every run that a longer
+    one is told from (`runs.KEPT`), units are alike only in a pattern that repeats them too."""
+    starts = {name: i for i, name in enumerate(units)}
+    instances = {op.op.name: op.op.attrs.get("instance") for op in lowered.ops}
     of_unit: list[list[object]] = [[] for _ in units]
+    for before, unit in ties:
+        instance = instances[units[unit]] if unit - before >= KEPT else ""
+        of_unit[unit].append((unit - before, instance))
     unit = 0
     for op in lowered.ops:
         unit = starts.get(op.op.name, unit)
@@ -293,7 +318,9 @@ class PipelinePrices:
 
     def table(self) -> Table:
         """[figures, units + 1, units + 1] of every run of units."""
-        return runs_of_kinds(self.model.kinds).table(self.figures, [Figure.PASSING])
+        of_state = [Figure.REDUCE, Figure.UPDATE, Figure.STATE]
+        runs = runs_of_kinds(self.model.kinds)
+        return runs.table(self.figures, [Figure.PASSING], of_state, self.model.ties)
 
     def clocked(self, runs: Sequence[tuple[int, int]], order: Order) -> tuple[float, list[float]]:
         """Seconds of the timeline and of each rank's compute, as `play` has them."""

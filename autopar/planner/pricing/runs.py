@@ -7,12 +7,13 @@ layers. Where a stage gathers parameters for each pass its time bends later, upw
 from below, and what is chosen is priced in full.
 
 Where units do not repeat, runs of at most `SHORT` are priced, and each longer one is what its two
-runs of a unit less have, less what these share.
+runs of a unit less have, less what these share; a unit that holds the parameters of an earlier one
+of the run adds none of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -46,14 +47,20 @@ class Runs:
     times: tuple[NDArray[np.intp], NDArray[np.intp]]
 
     def table(
-        self, figures: Callable[[int, int], Sequence[float]], peaks: Sequence[int] = ()
+        self,
+        figures: Callable[[int, int], Sequence[float]],
+        peaks: Sequence[int] = (),
+        of_state: Sequence[int] = (),
+        ties: Collection[Run] = (),
     ) -> Table:
         """[figures, units + 1, units + 1] of all runs; 0 where there is none.
 
-        peaks: figures of which a run has the most of its parts, not their sum.
+        peaks:    figures of which a run has the most of its parts, not their sum.
+        of_state: figures of parameters alone, of which a run has each parameter's once.
+        ties:     two units of the same parameters, with none of these between them.
         """
         if len(self.priced) > MANY:
-            return _grown(figures, len(self.base) - 1, peaks)
+            return _grown(figures, len(self.base) - 1, peaks, of_state, frozenset(ties))
         priced = np.array([figures(*run) for run in self.priced])
         values = priced[self.base]
         for fewer, times in zip(self.fewer, self.times, strict=True):
@@ -63,7 +70,11 @@ class Runs:
 
 
 def _grown(
-    figures: Callable[[int, int], Sequence[float]], units: int, peaks: Sequence[int]
+    figures: Callable[[int, int], Sequence[float]],
+    units: int,
+    peaks: Sequence[int],
+    of_state: Sequence[int],
+    ties: Set[Run],
 ) -> Table:
     values: Table | None = None
     for width in range(1, units + 1):
@@ -78,6 +89,9 @@ def _grown(
             head, tail = values[:, first, end - 1], values[:, first + 1, end]
             rows = head + tail - values[:, first + 1, end - 1]
             rows[list(peaks)] = np.maximum(head, tail)[list(peaks)]
+            tied = [a for a in first.tolist() if (a, a + width - 1) in ties]
+            for figure in of_state:
+                rows[figure, tied] -= values[figure, tied, np.array(tied, dtype=int) + 1]
         values[:, first, end] = rows
     assert values is not None
     return values

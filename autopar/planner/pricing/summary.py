@@ -67,7 +67,8 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """``calls``: the block of each call, in order; ``copies``: parameter sets by block."""
+    """``calls``: the block of each call, in order; ``copies``: parameter sets by block;
+    ``bodies``: one call of each, without its parameters where they travel with the root's."""
 
     microbatches: int
     root: Unit
@@ -86,6 +87,8 @@ class Summary:
     """Of one call, by block."""
     kept: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Bytes that one call leaves for backward, by block and recompute policy."""
+    whole: Mapping[str, Unit] = field(default_factory=dict)
+    """``bodies``, each with its parameters."""
 
     def life(self, recompute: str) -> Life:
         """One microbatch under a policy, or where the calls that come first do more."""
@@ -120,7 +123,7 @@ def summarise(
     """Adds up a lowered plan by unit. ``known``: of a graph with the same blocks, and more."""
     root = _unit(lowered, prices)
     if known is None:
-        bodies = {name: _unit(body, prices) for name, body in lowered.blocks.items()}
+        whole = {name: _unit(body, prices) for name, body in lowered.blocks.items()}
         inner: dict[str, Mapping[str, Life]] = {
             name: activation_lives(body) for name, body in lowered.blocks.items()
         }
@@ -128,9 +131,10 @@ def summarise(
             name: kept_by_policy(lowered.blocks[name], of) for name, of in inner.items()
         }
     else:
-        bodies = {name: known.bodies[name] for name in lowered.blocks}
+        whole = {name: known.whole[name] for name in lowered.blocks}
         inner = {name: known.inner_lives[name] for name in lowered.blocks}
         kept = {name: known.kept[name] for name in lowered.blocks}
+    bodies = dict(whole)
     for name, block in lowered.graph.blocks.items():
         if not block.units:  # its parameters travel with the root's
             held, copies = bodies[name], len(dict.fromkeys(block.instances))
@@ -145,6 +149,7 @@ def summarise(
         microbatches=lowered.mesh.size(MICROBATCH),
         root=root,
         bodies=bodies,
+        whole=whole,
         calls=tuple(op.op.attrs["block"] for op in lowered.ops if op.bound is None),
         copies={
             name: len(dict.fromkeys(block.instances))
