@@ -9,6 +9,9 @@ from pathlib import Path
 from types import ModuleType
 
 from autopar.files import plan_folder
+from autopar.nouns.plan import Plan
+from autopar.pipeline.actions import Lists, ScheduleError
+from autopar.pipeline.of_plan import lists_of
 from autopar.runtime.settings import ProgramError, compiled
 
 _serial = itertools.count()
@@ -37,3 +40,17 @@ def read_train(folder: str | Path) -> ModuleType:
             "the model again"
         )
     return module
+
+
+def read_lists(folder: str | Path, plan: Plan) -> Lists:
+    """What ``program/schedule.txt`` has each pipeline rank do; none of a plan of one stage.
+
+    Raises `PlanFolderError`, `ProgramError`.
+    """
+    if len(plan.stages) == 1:
+        return ()
+    file = plan_folder.code_of(folder, plan_folder.SCHEDULE)
+    try:
+        return lists_of(plan, file.read_text())
+    except ScheduleError as error:
+        raise ProgramError(f"{file}: {error}; put it back, or plan the model again") from None

@@ -88,6 +88,8 @@ def check_settings(plan: Plan, mesh: Mapping[str, int], settings: Settings) -> N
     for name, there in decided.items():
         if there != str(getattr(settings, name)):
             differing.append((name, there, str(getattr(settings, name))))
+    if any(stage.spread for stage in plan.stages):
+        differing.append(("the number of spreads", str(len(plan.spreads)), "1"))
     if differing:
         shown = ", ".join(f"{name} is {a} there and {b} here" for name, a, b in differing)
         raise ProgramError(

@@ -13,9 +13,11 @@ def matcher(a: list[tuple[int, str]], b: list[tuple[int, str]]) -> difflib.Seque
     return difflib.SequenceMatcher(None, left, right, autojunk=False)
 
 
-def code_lines(text: str) -> list[tuple[int, str]]:
-    """(number, text) of every line but comments and docstrings, without the comment beside it."""
-    docstrings = {line for start, end in _docstrings(text) for line in range(start, end + 1)}
+def code_lines(text: str, python: bool = True) -> list[tuple[int, str]]:
+    """(number, text) of every line but comments and docstrings, without the comment beside it.
+    A text that is no ``python`` has comments alone."""
+    spans = _docstrings(text) if python else ()
+    docstrings = {line for start, end in spans for line in range(start, end + 1)}
     lines = [(n, line.partition("  # ")[0].rstrip()) for n, line in enumerate(text.splitlines(), 1)]
     return [
         (n, line)

@@ -40,9 +40,10 @@ COLLECTIVES_FORMAT = 1
 PROGRAM = "program"
 REPORT = "report.txt"
 FAILURE = "failure.log"
-MODEL, TRAIN = "model.py", "train.py"
+MODEL, TRAIN, SCHEDULE = "model.py", "train.py", "schedule.txt"
 CODE = (MODEL, TRAIN)
-"""The files of the program: what a rank computes forward, and a training step around it."""
+"""The files of the program: what a rank computes forward, and a training step around it; a pipeline
+has the order of its actions beside them."""
 OWN = frozenset({PLAN, CLUSTER, GRAPH, BATCH, COLLECTIVES, PROGRAM, REPORT, FAILURE, "__pycache__"})
 FORMER = frozenset({"graph.json"})
 """What plans of before have in their folders."""
@@ -88,7 +89,7 @@ def _foreign(folder: Path) -> list[str]:
     there = sorted(entry.name for entry in folder.iterdir())
     if there and not _is_plan(folder):
         return there
-    code = (*CODE, "__pycache__")
+    code = (*CODE, SCHEDULE, "__pycache__")
     program = folder / PROGRAM
     inside = sorted(e.name for e in program.iterdir()) if program.is_dir() else []
     foreign = [name for name in there if name not in OWN | FORMER]
@@ -148,7 +149,8 @@ def read_plan(folder: str | Path) -> Plan:
 
 def check_whole(folder: str | Path, plan: Plan) -> None:
     """Raises `PlanFolderError` where a file is missing that running or verifying ``plan`` reads."""
-    names = (CLUSTER, GRAPH, BATCH, COLLECTIVES, *(f"{PROGRAM}/{file}" for file in CODE))
+    code = (*CODE, SCHEDULE) if len(plan.stages) > 1 else CODE
+    names = (CLUSTER, GRAPH, BATCH, COLLECTIVES, *(f"{PROGRAM}/{file}" for file in code))
     missing = [name for name in names if not (Path(folder) / name).is_file()]
     if missing:
         raise PlanFolderError(
@@ -182,7 +184,7 @@ def workload_of(folder: str | Path, plan: Plan) -> str:
 
 
 def code_of(folder: str | Path, name: str) -> Path:
-    """A file of a plan's program, `MODEL` or `TRAIN`. Raises `PlanFolderError`."""
+    """A file of a plan's program, `MODEL`, `TRAIN` or `SCHEDULE`. Raises `PlanFolderError`."""
     file = (Path(folder) / PROGRAM / name).resolve()
     if not file.is_file():
         raise PlanFolderError(

@@ -69,8 +69,10 @@ def to_text(lists: Lists) -> str:
 
 
 def from_text(text: str) -> Lists:
-    """The inverse of `to_text`. Raises `ScheduleError`."""
-    lines = [line for line in text.splitlines() if line.strip()]
+    """The inverse of `to_text`; what stands behind a # is for people. Raises `ScheduleError`."""
+    lines = [
+        line for line in (full.partition("#")[0] for full in text.splitlines()) if line.strip()
+    ]
     return tuple(tuple(map(Action.parse, line.split())) for line in lines)
 
 

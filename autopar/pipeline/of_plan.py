@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from autopar.nouns.plan import Plan
 from autopar.pipeline.actions import Lists, Schedule, from_text, one_route
+from autopar.pipeline.check import check
 from autopar.pipeline.schedules.table import SCHEDULES, schedule
 
 
@@ -25,6 +27,11 @@ def _named(name: str, pp: int, microbatches: int, stages: int) -> Schedule:
     return schedule(name, pp, microbatches, max(1, stages // (pp * each)))
 
 
-def lists_of(plan: Plan) -> Lists:
-    """The actions of each pipeline rank, in order; none for a plan of one stage."""
-    return schedule_of(plan).lists if len(plan.stages) > 1 else ()
+def lists_of(plan: Plan, text: str) -> Lists:
+    """The actions of each pipeline rank as ``text`` has them, for the plan's stages.
+
+    Raises `ScheduleError` for what cannot be read, is not complete, or waits in a circle.
+    """
+    played = replace(schedule_of(plan), lists=from_text(text))
+    check(played)
+    return played.lists

@@ -139,6 +139,7 @@ def _first_of(mesh: Mesh) -> ranks.Ranks:
     """Rank 0 of a mesh, without processes: what a program asks of `Ranks`."""
     here = SimpleNamespace(
         mesh=mesh,
+        named=mesh.axes,
         device=torch.device("meta"),
         rank=0,
         coordinates=dict.fromkeys(mesh.axes, 0),

@@ -71,13 +71,12 @@ def run(
     if plan.framework == "jax":
         if compile is False:
             raise UserError(f"{folder} is a plan for JAX, which always compiles: leave --eager out")
-        style = style_of("jax")
         measured = jax_launch.launch("run", options, plan.device_count, device)
+        measured["style"] = style_of("jax")
     else:
-        style = plan.style if compile is None else "compiled" if compile else "eager"
-        options |= {"compile": style == "compiled", "device": device, "timeout_s": timeout_s}
+        options |= {"compile": compile, "device": device, "timeout_s": timeout_s}
         measured = pytorch_launch.launch("run", options, plan.device_count, launcher)
-    return RunResult(**{**measured, "losses": tuple(measured["losses"]), "style": style})
+    return RunResult(**{**measured, "losses": tuple(measured["losses"])})
 
 
 def verify(folder: str | Path, device: str = "cpu") -> VerifyResult:

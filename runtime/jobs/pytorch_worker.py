@@ -48,8 +48,11 @@ def train(options: dict[str, Any], results: Path) -> None:
     predicted_s = plan_folder.read_plan(folder).prediction.step_time_s
     if options["resume"]:
         trainer.load(options["resume"])
-    if options["compile"]:
+    compiled = trainer.storage.compiled if options["compile"] is None else options["compile"]
+    if compiled and not trainer.storage.compiled:
         trainer.compile()
+    elif not compiled:
+        torch.compiler.set_stance("force_eager")
     note = Whereabouts(results, trainer.ranks.rank)
 
     def say(action: str) -> None:
@@ -69,6 +72,7 @@ def train(options: dict[str, Any], results: Path) -> None:
     kind = trainer.ranks.device.type
     result = {
         **taken,
+        "style": "compiled" if compiled else "eager",
         "ranks": trainer.ranks.world,
         "peak_memory_bytes": peak_memory_bytes(trainer.ranks.device),
         "memory_is": MEMORY_IS[kind],

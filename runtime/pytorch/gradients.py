@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.storage import Held
 
 BUCKET_BYTES = 25 * 2**20
 

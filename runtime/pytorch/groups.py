@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from autopar.nouns.errors import UserError
+from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.parameters import region_shape
-from autopar.runtime.pytorch.storage import Held
 
 Choice = str | Sequence[str] | Callable[[str, torch.Tensor], bool]
 """Which parameters are in a group: names or patterns (``*.bias``), or what says so of a name and a

@@ -24,10 +24,17 @@ from autopar.runtime.settings import ProgramError
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the initial value of one piece goes: a local tensor, and its region of the whole."""
+    """Where the initial value of one piece goes: a local tensor, its region of the whole, and the
+    other tensors of this rank that hold the same."""
 
     tensor: torch.Tensor
     region: Region
+    twins: tuple[torch.Tensor, ...] = ()
+
+    def take(self, whole: torch.Tensor) -> None:
+        """Writes the piece of the ``whole`` tensor."""
+        for tensor in (self.tensor, *self.twins):
+            tensor.copy_(whole[self.region])
 
 
 def initialize(
@@ -88,7 +95,7 @@ def fill(values: Mapping[str, torch.Tensor], targets: Mapping[str, Target]) -> N
     _check(values, targets)
     with torch.no_grad():
         for name, target in targets.items():
-            target.tensor.copy_(values[name][target.region])
+            target.take(values[name])
 
 
 def replay(recorded: Record, targets: Mapping[str, Target]) -> None:
@@ -98,7 +105,7 @@ def replay(recorded: Record, targets: Mapping[str, Target]) -> None:
         value = recorded.values[name]
         if isinstance(value, torch.Tensor):
             with torch.no_grad():
-                target.tensor.copy_(value[target.region])
+                target.take(value)
         else:
             wanted.setdefault(value.storage, []).append((value, target))
     memory = _Memory(recorded)
@@ -109,11 +116,11 @@ def replay(recorded: Record, targets: Mapping[str, Target]) -> None:
             for storage in ends.get(i, ()):
                 if last[storage] == i:
                     for view, target in wanted.pop(storage, ()):
-                        target.tensor.copy_(memory.tensor(view)[target.region])
+                        target.take(memory.tensor(view))
                 memory.drop(storage)
         for pairs in wanted.values():  # made, and never touched by an op
             for view, target in pairs:
-                target.tensor.copy_(memory.tensor(view)[target.region])
+                target.take(memory.tensor(view))
 
 
 def _lives(calls: list[Call]) -> tuple[dict[int, list[int]], dict[int, int]]:

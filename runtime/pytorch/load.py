@@ -24,9 +24,8 @@ from autopar.files import plan_folder
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload
-from autopar.pipeline.of_plan import lists_of
 from autopar.runtime.given_model import workload_for
-from autopar.runtime.program_module import read_train, run_program
+from autopar.runtime.program_module import read_lists, read_train, run_program
 from autopar.runtime.pytorch.groups import own_optimizer
 from autopar.runtime.pytorch.initialize import Target, initialize
 from autopar.runtime.pytorch.optimizer import of_groups as make_optimizer_of
@@ -108,7 +107,7 @@ def read(
     workload = workload_for(folder, model)
     if check_model:
         check_model_of(plan, workload, folder, tell=model is None)
-    return Program.of(read_program(folder), lists_of(plan)), workload
+    return Program.of(read_program(folder), read_lists(folder, plan)), workload
 
 
 def start(device: str = "auto", timeout_s: float = TIMEOUT_S) -> torch.device:
@@ -187,8 +186,9 @@ def check_same(plan: Plan, folder: str | Path) -> None:
 
 def _program_hash(folder: str | Path) -> str:
     digest = hashlib.sha256()
-    for file in sorted((Path(folder) / plan_folder.PROGRAM).rglob("*.py")):
-        digest.update(file.read_bytes())
+    for file in sorted((Path(folder) / plan_folder.PROGRAM).iterdir()):
+        if file.is_file():
+            digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
 

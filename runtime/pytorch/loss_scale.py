@@ -14,23 +14,35 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.storage import Held
-from autopar.runtime.settings import FIRST_LOSS_SCALE, LOSS_SCALE_GROWS_EVERY
+from autopar.runtime.settings import FIRST_LOSS_SCALE, LOSS_SCALE_GROWS_EVERY, Settings
 
 
 @dataclass(slots=True)
 class LossScale:
     """``scale`` now; it grows after ``every`` steps, 0: it stays as it is. ``taken``: steps since
-    it changed."""
+    it changed; ``skipped``: whether the last one was left out."""
 
     scale: float = FIRST_LOSS_SCALE
     every: int = LOSS_SCALE_GROWS_EVERY
     taken: int = 0
+    skipped: bool = False
 
-    def overflowed(self, held: Iterable[Held], ranks: Ranks) -> bool:
-        """Whether some gradient of some rank is not finite: one all-reduce of a number over all
-        ranks."""
+    @staticmethod
+    def of(settings: Settings) -> LossScale:
+        """That of a program: in other precisions than float16 shares count once."""
+        return LossScale() if settings.precision == "float16" else LossScale(1.0, every=0)
+
+    def undo(self, held: Iterable[Held]) -> None:
+        """Divides the gradients by what shares of the loss were multiplied with."""
+        if self.scale != 1.0:
+            grads = [h.leaf.grad for h in held if h.leaf.grad is not None]
+            torch._foreach_mul_(grads, 1 / self.scale)
+
+    def skips(self, held: Iterable[Held], ranks: Ranks) -> bool:
+        """Whether this step is left out: some gradient of some rank is not finite, which one
+        all-reduce of a number over all ranks tells. Sets the scale of the next step."""
         grads = [h.leaf.grad for h in held if h.leaf.grad is not None]
         finite = [grad.isfinite().all() for grad in grads]
         flag = torch.zeros((), device=ranks.device)
@@ -39,9 +51,11 @@ class LossScale:
         group = ranks.group(*ranks.mesh.axes)
         if group is not None:
             dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=group)
-        return bool(flag)
+        self.skipped = bool(flag)
+        self._stepped(not self.skipped)
+        return self.skipped
 
-    def stepped(self, taken: bool) -> None:
+    def _stepped(self, taken: bool) -> None:
         """After a step, ``taken`` or left out."""
         if not self.every:
             return

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from autopar.nouns.workload import Workload
-from autopar.runtime.pytorch.storage import Held
+from autopar.runtime.pytorch.held import Held
 from autopar.runtime.settings import ProgramError
 
 

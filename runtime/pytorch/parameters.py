@@ -85,12 +85,17 @@ def Buffer(
 
 
 def _declare(shape: tuple[int, ...], sharding: str, dtype: str) -> Declared:
-    parsed = Sharding.parse(sharding or "R")
+    parsed, axes = Sharding.parse(sharding or "R"), ranks.current().named
     for axis, placement in parsed.placements:
         if axis in ("dp_replicate", "dp_shard") or placement.kind == "P":
             raise ProgramError(
                 f"sharding {sharding!r}: a parameter is S<dim>, R or D on model axes; the data "
                 "axes follow from SETTINGS.zero"
+            )
+        if axis not in axes:
+            raise ProgramError(
+                f"sharding {sharding!r}: MESH has no axis {axis}, it has "
+                f"{', '.join(axes) or 'none'}; name one of these, or plan the model again"
             )
     return Declared(tuple(shape), lifted_to(getattr(torch, dtype)), parsed)
 

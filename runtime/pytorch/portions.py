@@ -7,8 +7,7 @@ collectives want every rank, with a weight of zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,23 +31,9 @@ class Microbatch(dict[str, Any]):
         self.shapes = shapes
 
 
-_scale = 1.0
-
-
-@contextmanager
-def scaled(scale: float) -> Iterator[None]:
-    """Inside, shares of the loss count so many times more."""
-    global _scale
-    before, _scale = _scale, scale
-    try:
-        yield
-    finally:
-        _scale = before
-
-
 def weighted(share: torch.Tensor, microbatch: Mapping[str, Any]) -> torch.Tensor:
     """A share of the loss, as often as its microbatch counts."""
-    weight = weight_of(microbatch) * _scale
+    weight = weight_of(microbatch)
     return share if weight == 1.0 else share * weight
 
 

@@ -31,6 +31,8 @@ class Ranks:
         Raises `ProgramError` where the number of processes is another one.
         """
         self.mesh = Mesh(tuple(sizes), tuple(sizes.values())).trimmed()
+        self.named = tuple(sizes)
+        """All axes, those of size 1 too."""
         self.device = device or torch.device("cpu")
         world = dist.get_world_size() if dist.is_initialized() and not alone else 1
         if world != self.mesh.device_count:

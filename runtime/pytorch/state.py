@@ -15,11 +15,12 @@ import torch.distributed as dist
 from autopar.nouns.errors import UserError
 from autopar.runtime.checkpoint_folder import CheckpointError
 from autopar.runtime.pytorch.checkpoint import Piece, Pieces, read, write
+from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.optimizer import trainable
 from autopar.runtime.pytorch.optimizer_state import optimizer_state, set_steps
 from autopar.runtime.pytorch.pipeline.stages import Stages
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.storage import Held, Storage
+from autopar.runtime.pytorch.storage import Storage
 
 OWN = "own."
 """Before the name of what the script has beside the model: its counts say how much that is."""

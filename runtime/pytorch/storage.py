@@ -21,7 +21,8 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -31,33 +32,15 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from autopar.runtime.jobs.phases import Stopwatch
+from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.initialize import Target
+from autopar.runtime.pytorch.loss_scale import LossScale
 from autopar.runtime.pytorch.own_functions import gradients_scaled
 from autopar.runtime.pytorch.parameters import Declared, Region, cut, declared_in, region_shape
 from autopar.runtime.pytorch.portions import weighted
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.torch_private import fsdp_post_backward
 from autopar.runtime.settings import ProgramError, Settings
-
-
-@dataclass(slots=True)
-class Held:
-    """One parameter as this rank holds it.
-
-    leaf:   plain tensor of the piece; what the optimizer updates. Shares memory with the module's.
-    region: which piece of the global tensor it is, over all axes.
-    split:  the mesh axes that cut it; over all others it is replicated.
-    reduce: axes over which its gradient is still a partial sum when backward ends.
-    counted: whether it counts in norms; of a parameter that several stages hold, one does.
-    """
-
-    name: str
-    declared: Declared
-    leaf: nn.Parameter
-    region: Region
-    split: tuple[str, ...]
-    reduce: tuple[str, ...]
-    counted: bool = True
 
 
 class Storage:
@@ -74,6 +57,7 @@ class Storage:
         self.ranks = ranks
         self.settings = settings
         self.watch = Stopwatch(ranks.device)
+        self.loss_scale = LossScale.of(settings)
         self.declared, self.declared_buffers = declared_in(model)
         self.call: Callable[..., torch.Tensor] = model
         self._materialise_buffers()
@@ -118,7 +102,7 @@ class Storage:
 
     def targets(self) -> dict[str, Target]:
         """Where the initial values of parameters and buffers go, by name."""
-        return targets(self.held, self.buffers())
+        return targets(((h.name, h.leaf, h.region) for h in self.pieces), self.buffers())
 
     def forward(self, *given: Mapping[str, Any]) -> torch.Tensor:
         """The model on one microbatch: this rank's share of the loss."""
@@ -310,12 +294,17 @@ def _is_apart(parameter: nn.Parameter) -> bool:
     return parameter.dim() == 0 or parameter.numel() == 0
 
 
-def targets(
-    held: Mapping[str, Held], buffers: Iterable[tuple[str, torch.Tensor, Region]]
-) -> dict[str, Target]:
-    """Where initial values go: see `Storage.targets`."""
-    by_name = {name: Target(h.leaf, h.region) for name, h in held.items()}
-    return by_name | {name: Target(tensor, region) for name, tensor, region in buffers}
+def targets(*held: Iterable[tuple[str, torch.Tensor, Region]]) -> dict[str, Target]:
+    """Where the values of (name, local tensor, region) go, of each name to all that hold it."""
+    by_name: dict[str, Target] = {}
+    for name, tensor, region in chain(*held):
+        known = by_name.get(name)
+        by_name[name] = (
+            Target(tensor, region)
+            if known is None
+            else replace(known, twins=(*known.twins, tensor))
+        )
+    return by_name
 
 
 def unit_modules(model: nn.Module, patterns: Iterable[str]) -> list[nn.Module]:

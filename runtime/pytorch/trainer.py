@@ -31,6 +31,7 @@ from autopar.runtime.pytorch.batches import Batch, Comparison, compare_batches
 from autopar.runtime.pytorch.checkpoint import HalfLoaded, Piece
 from autopar.runtime.pytorch.evaluate import loss_of
 from autopar.runtime.pytorch.gradients import add_gradients, gradients_of, total_norm
+from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.initialize import Target, seed_draws
 from autopar.runtime.pytorch.loader import Loader
 from autopar.runtime.pytorch.local_batches import LocalComparison, compare_local
@@ -41,13 +42,13 @@ from autopar.runtime.pytorch.optimizer import make_optimizer
 from autopar.runtime.pytorch.parameters import running
 from autopar.runtime.pytorch.pipeline.records import Stage, Value
 from autopar.runtime.pytorch.pipeline.stages import Stages
-from autopar.runtime.pytorch.portions import LocalBatch, rows_of, scaled
+from autopar.runtime.pytorch.portions import LocalBatch, rows_of
 from autopar.runtime.pytorch.predict import Asked, asked, result
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.saved_names import in_parts, parts_of
 from autopar.runtime.pytorch.sizes import Sizes
 from autopar.runtime.pytorch.state import State
-from autopar.runtime.pytorch.storage import Held, Storage
+from autopar.runtime.pytorch.storage import Storage
 from autopar.runtime.pytorch.weights import aliases_of, load_weights, save_weights
 from autopar.runtime.settings import ProgramError, Settings
 from autopar.runtime.stopping import Stopping
@@ -127,17 +128,14 @@ class Trainer:
             self.storage: Storage | Stages = self.train.hold(program, self.ranks)
         self.held = self.storage.pieces
         fill(self.storage.targets())
-        if isinstance(self.storage, Stages):
-            self.storage.copy_twins()
         made = make_optimizer(workload, self.held) if optimizer is None else optimizer(self.held)
         if optimizer is not None and self.settings.offloads:
             check_streams(made)
         self.optimizer: torch.optim.Optimizer = made
         self.state = State(self.storage, self.ranks, self.optimizer)
-        self.loss_scale: LossScale | None = None
+        if folder is None and lift is None:  # verified gradient by gradient: none may overflow
+            self.storage.loss_scale = LossScale(1.0, every=0)
         if self.settings.precision == "float16":
-            # a trainer without a plan's folder is verified, gradient by gradient
-            self.loss_scale = LossScale() if folder else LossScale(1.0, every=0)
             self.state.register([self.loss_scale])
         self.predicted: Prediction | None = None
         self._on_step: list[OnStep] = []
@@ -154,6 +152,11 @@ class Trainer:
         """Where the program is built and run: on this rank, in its precision."""
         precision = self.settings.precision if self._lift is None else "float32"
         return running(self.ranks, precision, self._lift)
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """Of float16; in other precisions it stays 1."""
+        return self.storage.loss_scale
 
     @property
     def watch(self) -> Stopwatch:
@@ -231,10 +234,9 @@ class Trainer:
             check_planned(batch, self.planned)
         before = gradients_of(self.held) if accumulate else {}
         self.watch.start()
-        scale = 1.0 if self.loss_scale is None else self.loss_scale.scale
-        with self._here(), scaled(scale):
-            loss: torch.Tensor = self.train.backward(self.storage, batch) / scale
-        add_gradients(self.held, before, weight / scale)
+        with self._here():
+            loss: torch.Tensor = self.train.backward(self.storage, batch)
+        add_gradients(self.held, before, weight)
         self._stopping = self._stop.asked if compared is None else compared.finish()
         self.watch.lap("exchange")
         return loss
@@ -312,11 +314,6 @@ class Trainer:
         In float16 a step whose gradients overflow on any rank is left out on all of them, and does
         not count in `step_number`; see `LossScale`.
         """
-        if self.loss_scale is not None:
-            overflowed = self.loss_scale.overflowed(self.held, self.ranks)
-            self.loss_scale.stepped(not overflowed)
-            if overflowed:
-                return torch.tensor(torch.inf) if self.clips else None
         try:
             norm: torch.Tensor | None = self.train.update(self.storage, self.optimizer)
         except BaseException as error:  # Ctrl-C too
@@ -325,7 +322,7 @@ class Trainer:
                 "weights and state are of the step before it; load a checkpoint"
             )
             raise
-        self.step_number += 1
+        self.step_number += not self.loss_scale.skipped
         self.watch.lap("optimizer")
         return norm
 
@@ -452,5 +449,6 @@ def train_of(program: Program, workload: Workload) -> ModuleType:
         workload.clip_norm,
         program.model is None,
         offloads=settings.offloads,
+        scales=settings.precision == "float16",
     )
     return run_program(train_text(how), "<train.py>")

@@ -75,7 +75,9 @@ def edits_of(folder: str | Path, plan: Plan, captured: Captured) -> str:
     """
     for name, given in files_of(plan, captured).items():
         file = Path(folder) / plan_folder.PROGRAM / name
-        changes = edits(file.read_text(), given)
+        if not file.is_file():
+            return f"{file} is missing. Put it back, or plan the model again"
+        changes = edits(file.read_text(), given, python=file.suffix == ".py")
         if changes:
             more = f"; and {len(changes) - NAMED} more" if len(changes) > NAMED else ""
             return (
@@ -85,9 +87,9 @@ def edits_of(folder: str | Path, plan: Plan, captured: Captured) -> str:
     return ""
 
 
-def edits(program: str, given: str) -> list[str]:
+def edits(program: str, given: str, python: bool = True) -> list[str]:
     """Every place where ``program`` is not ``given``: its line, and what each of them says."""
-    ours, theirs = code_lines(program), code_lines(given)
+    ours, theirs = code_lines(program, python), code_lines(given, python)
     changes = []
     for tag, i, i_end, j, j_end in matcher(theirs, ours).get_opcodes():
         if tag == "equal":

@@ -142,6 +142,7 @@ def run(mesh: Mesh, task: Callable[[Any], Any]) -> tuple[list[Any], World]:
         _here.world, _here.exchanges = world, 0
         _here.ranks = SimpleNamespace(
             mesh=mesh,
+            named=mesh.axes,
             rank=rank,
             device=torch.device("cpu"),
             coordinates={a: rank // mesh.stride(a) % mesh.size(a) for a in mesh.axes},

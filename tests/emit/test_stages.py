@@ -14,9 +14,13 @@ from torch import Tensor, nn
 
 from autopar.emit.headings import state_held
 from autopar.emit.pytorch import emit
+from autopar.emit.pytorch.schedule import schedule_file
 from autopar.emit.pytorch.stages import _class_name
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, Stage
+from autopar.pipeline.actions import ScheduleError
+from autopar.pipeline.of_plan import lists_of
+from autopar.pipeline.schedules.table import schedule
 from tests.emit.harness import capture_of, emitted
 from tests.plans import plan
 
@@ -84,7 +88,26 @@ def test_stages_say_what_they_hold_and_where() -> None:
     ):
         assert line in text, text
     assert "Stage(Stage3, rank=3" in text
+
+
+def test_what_each_rank_does_stands_beside_the_program_and_reads_back() -> None:
+    made = plan(
+        stages=tuple(Stage(first=str(i), device=i) for i in range(4)),
+        schedule="1f1b",
+        microbatches=40,
+        spreads=(Spread(Mesh((), ())),),
+    )
+    text = schedule_file(made)
     assert "F is its forward, B its backward." in text
+    assert lists_of(made, text) == schedule("1f1b", 4, 40).lists
+    late = text.replace("0F0 0F1", "0F1 0F0")
+    assert lists_of(made, late) != lists_of(made, text)
+    for wrong, why in (
+        (text.replace("0F1 ", "", 1), "0F1"),
+        (text.replace("3F0 3B0", "3B0 3F0"), "3B0"),
+    ):
+        with pytest.raises(ScheduleError, match=why):
+            lists_of(made, wrong)
 
 
 @pytest.mark.parametrize("firsts", [("1", "3", "5"), ("1", "2", "3")])

@@ -77,7 +77,7 @@ def make(
     assert make_model is not None
     return Trainer(
         Program(
-            {"pp": pp, **mesh},
+            {"pp": pp, "tp": 1, **mesh},
             settings,
             stages=stages,
             values=values,

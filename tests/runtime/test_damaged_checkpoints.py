@@ -29,7 +29,7 @@ ALL = DAMAGES | TORCH_DAMAGES
 def trainer(optimizer: str = "adamw") -> Trainer:
     workload = replace(tiny_gpt.workload, optimizer=optimizer)
     return Trainer(
-        Program({}, Settings(units=("layers.*",)), tiny_gpt_program.Model),
+        Program({"tp": 1}, Settings(units=("layers.*",)), tiny_gpt_program.Model),
         workload,
         lambda targets: initialize(tiny_gpt.GPT, workload.seed, targets),
     )

@@ -19,7 +19,9 @@ STAGES, VALUES, TIES = gpt(PLANNED, 4)
 
 
 def trainer(**changed: Any) -> Trainer:
-    program = Program({}, Settings(microbatches=4), None, STAGES, VALUES, TIES, PLANNED.lists)
+    program = Program(
+        {"tp": 1}, Settings(microbatches=4), None, STAGES, VALUES, TIES, PLANNED.lists
+    )
     return Trainer(
         replace(program, **changed),
         GPT_WORKLOAD,

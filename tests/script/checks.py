@@ -158,7 +158,8 @@ def predictions_apart(trainer: Any, model: Words, batch: dict[str, torch.Tensor]
     rows = even_split(len(wanted), trainer.data_size, trainer.data_rank)
     assert whole.shape == wanted.shape
     assert own.shape[0] == len(rows)
-    apart = [(whole - wanted).abs().max(), (own - wanted[rows.start : rows.stop]).abs().sum()]
+    away = (own - wanted[rows.start : rows.stop]).abs()
+    apart = [(whole - wanted).abs().max(), away.max() if len(rows) else torch.zeros(())]
     apart += [(a - b).abs().max() for a, b in zip(layers, (inside, deep), strict=True)]
     largest: float = max(everywhere(max(map(float, apart))))
     return largest

@@ -11,7 +11,11 @@ import torch
 import autopar
 from autopar.lowering.state import sums
 from autopar.nouns.mesh import Mesh
+from autopar.nouns.sharding import Sharding
+from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.loss_scale import LossScale
+from autopar.runtime.pytorch.parameters import Declared
+from autopar.runtime.pytorch.ranks import Ranks
 from autopar.script.planned import PlanFolder
 from tests.plans import cluster
 from tests.script.models import Words, words
@@ -19,9 +23,15 @@ from tests.script.models import Words, words
 
 def test_the_scale_halves_doubles_and_goes_on() -> None:
     scale = LossScale(every=3)
+    weight = torch.nn.Parameter(torch.ones(2))
+    piece = Held("w", Declared((2,), torch.float32, Sharding(())), weight, (slice(0, 2),), (), ())
     for taken in (True, True, True, True, False, True):
-        scale.stepped(taken)
+        weight.grad = torch.tensor([1.0, 1.0 if taken else torch.inf])
+        assert scale.skips([piece], Ranks({})) is scale.skipped is not taken
     assert (scale.scale, scale.taken) == (65536.0, 1)
+    weight.grad = torch.tensor([65536.0, 1.0])
+    scale.undo([piece])
+    assert weight.grad.tolist() == [1.0, 2.0**-16]
     again = LossScale()
     again.load_state_dict(scale.state_dict())
     assert (again.scale, again.taken) == (65536.0, 1)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from autopar.emit.headings import count_of, train_heading
 from autopar.emit.names import FUNCTIONS, LAYERS
-from autopar.emit.pytorch import train
+from autopar.emit.pytorch import schedule, train
 from autopar.emit.pytorch.bias import fuse_biases
 from autopar.emit.pytorch.classes import (
     Library,
@@ -84,7 +84,8 @@ def emit(
         root = module_tree(scope, lowered, "", printing, classes)
         top = f"class Model{model_class(lowered, scope, root, captured, printing)}"
     model = _file(lowered, plan, captured, printing, top)
-    return {FILE: model, train.FILE: train.train_text(_how(whole, plan, captured, model, parts))}
+    files = {FILE: model, train.FILE: train.train_text(_how(whole, plan, captured, model, parts))}
+    return files | ({schedule.FILE: schedule.schedule_file(plan)} if parts else {})
 
 
 def _how(
@@ -123,6 +124,8 @@ def _how(
         optimizer=plan.optimizer,
         schedule=plan.schedule,
         offloads=plan.each("offload") != OFFLOAD[0],
+        scales=plan.precision == "float16",
+        compiled=plan.style == "compiled",
         about=tuple(train_heading(plan, samples, start, "rank", "by `recompute` in model.py")),
     )
 

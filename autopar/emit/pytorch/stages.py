@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from textwrap import wrap
 
@@ -32,12 +32,6 @@ SPELLED = 4
 """Stages of one class whose modules are listed."""
 _LAYERS = re.compile(r"(?<=for i in )range\(\d+, \d+\)(?=}\))")
 _LAYER = re.compile(r'(?<=[{\[])"\d+"(?=: |\])')
-_KINDS = {
-    "F": "F is its forward",
-    "B": "B its backward",
-    "I": "I the gradient of its inputs",
-    "W": "W that of its weights",
-}
 
 
 def stage_classes(
@@ -49,7 +43,7 @@ def stage_classes(
     printing: Printing,
     classes: Mapping[str, str],
 ) -> str:
-    """The classes, then ``VALUES``, ``STAGES`` and, as a comment, what each rank does in order.
+    """The classes, then ``VALUES`` and ``STAGES``.
 
     cut:     ``parts`` before ops were rewritten for printing, of ``model``.
     classes: of every block instance, by path.
@@ -188,26 +182,8 @@ def _tables(
         if len({(s.zero, s.recompute) for s in plan.stages}) > 1:
             arguments += [f"zero={stage.zero}", f"recompute={literal(stage.recompute)}"]
         stages.add(f"Stage({', '.join(arguments)}),")
-    order = [_shortened(f"# rank {i}: ", map(str, a)) for i, a in enumerate(schedule.lists)]
-    kinds = {action.kind for actions in schedule.lists for action in actions}
-    spelled = ", ".join(text for kind, text in _KINDS.items() if kind in kinds)
-    actions = [
-        "# What each pipeline rank does in turn: the number of a stage, what it does, with which",
-        f"# microbatch; {spelled}.",
-    ]
-    if any(line.endswith("...") for line in order):
-        actions.append("# All of them: `program.lists` of train.py.")
-    tables = ["VALUES = {", *values.lines, "}", *actions, *order, "STAGES = (", *stages.lines, ")"]
+    tables = ["VALUES = {", *values.lines, "}", "STAGES = (", *stages.lines, ")"]
     return "\n".join(tables)
-
-
-def _shortened(head: str, actions: Iterable[str]) -> str:
-    """As many actions as a line holds."""
-    for action in actions:
-        if len(head) + len(action) > COLUMNS - 4:
-            return f"{head}..."
-        head += f"{action} "
-    return head.rstrip()
 
 
 __all__ = ["LOSS", "stage_classes"]

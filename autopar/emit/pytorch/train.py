@@ -32,6 +32,8 @@ class How:
     tied:      whether stages share parameters.
     optimizer: ``adamw`` or ``sgd``, "" where that is not known.
     offloads:  whether the optimizer's state is in host memory.
+    scales:    whether gradients are those of a multiple of the loss: in float16.
+    compiled:  whether forward and backward are compiled into fused kernels.
     about:     lines of the docstring.
     """
 
@@ -46,6 +48,8 @@ class How:
     optimizer: str = ""
     schedule: str = ""
     offloads: bool = False
+    scales: bool = False
+    compiled: bool = False
     about: tuple[str, ...] = ("One training step.",)
 
     @property
@@ -100,7 +104,12 @@ def _hold(how: How) -> list[str]:
         given = (
             "program.stages, program.values, program.ties, program.lists, program.settings, ranks"
         )
-    lines.add(f"return {how.holder}({given})")
+    if how.compiled:
+        lines.add(f"state = {how.holder}({given})")
+        lines.add("state.compile()", "torch.compile: forward and backward as fused kernels")
+        lines.add("return state")
+    else:
+        lines.add(f"return {how.holder}({given})")
     return [f"def hold(program: Program, ranks: Ranks) -> {how.holder}:", *lines.lines]
 
 
@@ -143,7 +152,7 @@ def _backward(how: How) -> list[str]:
         lines.add(f"share = state.forward({given})", "model.py")
         if how.data:
             lines.add(f"loss = {_summed(how, 'share')}")
-        lines.add("state.backward(share)", _reduced(how, "here"))
+        lines.add(f"state.backward({_scaled(how)})", _reduced(how, "here"), above=how.scales)
     else:
         _loop(how, lines, given)
     _late(how, lines)
@@ -165,7 +174,7 @@ def _loop(how: How, lines: Lines, given: str) -> None:
     if how.data:
         deep.add("if last:")
         deep.lines.append(f"                loss = {_summed(how, 'so_far')}")
-    deep.add("state.backward(share)", "adds to the gradients there are")
+    deep.add(f"state.backward({_scaled(how)})", "adds to the gradients there are")
     lines.lines += [*inner.lines, *deep.lines]
     if not how.data:
         lines.lines = [line.replace("so_far", "loss") for line in lines.lines]
@@ -173,11 +182,16 @@ def _loop(how: How, lines: Lines, given: str) -> None:
 
 def _play(how: How, lines: Lines) -> None:
     given = "microbatches, counts" if how.counts else "microbatches"
+    given += ", scale=state.loss_scale.scale" if how.scales else ""
     if how.schedule:
-        lines.add(f"# forwards and backwards as {how.schedule} orders them;")
+        lines.add(f"# forwards and backwards as schedule.txt orders them ({how.schedule});")
         lines.add("# what each stage is, takes and gives stands in model.py")
     lines.add(f"share = state.play({given})")
     lines.add(f"loss = {_summed(how, 'share')}")
+
+
+def _scaled(how: How) -> str:
+    return "share * state.loss_scale.scale" if how.scales else "share"
 
 
 def _summed(how: How, value: str) -> str:
@@ -211,12 +225,20 @@ def _late(how: How, lines: Lines) -> None:
         lines.add("reduce_late(state.pieces, state.ranks)", what, above=True)
     if how.staged and how.tied:
         lines.add("state.ties.sum()", "parameters that several stages hold")
+    if how.scales:
+        lines.add("state.loss_scale.undo(state.pieces)", "float16 would lose small gradients")
 
 
 def _update(how: How) -> list[str]:
     lines = Lines(4)
     done = "Clips by the norm of the whole gradient, and steps" if how.clip_norm else "Steps"
     lines.add(f'"""{done}; every rank updates its own pieces."""')
+    if how.scales:
+        lines.add(
+            "if state.loss_scale.skips(state.pieces, state.ranks):",
+            "an overflow on any rank; the scale is halved",
+        )
+        lines.add("    return" + ("" if how.clip_norm is None else " torch.tensor(torch.inf)"))
     if how.clip_norm is not None:
         over = ", state.norm_over" if how.staged else ""
         lines.add(
@@ -249,8 +271,6 @@ def _main(how: How) -> list[str]:
         "each rank its pieces of the model's initial weights",
         above=True,
     )
-    if how.staged and how.tied:
-        inner.add("state.copy_twins()", "stages of one rank may hold the same parameter")
     inner.add("optimizer = make_optimizer(workload, state.pieces)", f"{name} of this rank's pieces")
     inner.add("seed_draws(workload, ranks)", "dropout: others for other samples")
     inner.add("for step in range(steps):")

@@ -37,6 +37,7 @@ from autopar.planner.pricing.simulation import (
 )
 from autopar.planner.pricing.state import StateSharding
 from autopar.planner.pricing.summary import Summary, summarise
+from autopar.rules.fusion import ALONE
 
 Signature = tuple[bool, bytes]
 """Whether a run starts the model, and the kinds of its units."""
@@ -247,8 +248,10 @@ class PipelinePrices:
     @property
     def splits_backward(self) -> bool:
         """Whether I leaves the gradients of weights to W. Where a stage recomputes, or gathers its
-        parameters for each pass, I does all of backward: in two parts it would do that twice."""
-        return self.recompute == "none" and not self.state.split.parameters
+        parameters for each pass, I does all of backward: in two parts it would do that twice; and
+        a compiled backward is one function."""
+        whole = self.state.split.parameters or self.model.prices.fusion is not ALONE
+        return self.recompute == "none" and not whole
 
     def time(self, first: int, end: int) -> StageTime:
         key = self.model.signature(first, end)

@@ -49,6 +49,8 @@ class StageRun:
         self.values = values
         self.wire = wire
         self.storage = storage
+        self.scale = 1.0
+        """What gradients of this step are multiplied with."""
         settings = storage.settings
         self.whole_backward = settings.recompute != "none" or settings.split.parameters
         """I does all of the backward and W nothing: where the forward would run again in both, or
@@ -153,7 +155,7 @@ class StageRun:
             if name == LOSS:
                 assert kept.loss is not None
                 edges.append(edge)
-                given.append(torch.full_like(kept.loss, self.storage.grad_scale))
+                given.append(torch.full_like(kept.loss, self.storage.grad_scale * self.scale))
             elif name in gradients:
                 edges.append(edge)
                 given.append(gradients[name])

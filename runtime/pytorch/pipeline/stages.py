@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from autopar.pipeline.actions import Lists
 from autopar.runtime.jobs.phases import Stopwatch
 from autopar.runtime.pytorch.gradients import NormOver, Summing, start_sum
+from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.initialize import Target
+from autopar.runtime.pytorch.loss_scale import LossScale
 from autopar.runtime.pytorch.parameters import Declared, Region, lifted_to
 from autopar.runtime.pytorch.pipeline.edges import edges_of
 from autopar.runtime.pytorch.pipeline.forwards import forwards_of
@@ -30,7 +32,7 @@ from autopar.runtime.pytorch.pipeline.ties import Holding, Ties, holders
 from autopar.runtime.pytorch.portions import Microbatch, shapes_of, weight_of
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.recomputing import RUNNING
-from autopar.runtime.pytorch.storage import Held, Sharded, Storage, has_units, targets
+from autopar.runtime.pytorch.storage import Sharded, Storage, has_units, targets
 from autopar.runtime.settings import ProgramError, Settings
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -56,6 +58,7 @@ class Stages:
     ) -> None:
         self.ranks, self.settings = ranks, settings
         self.watch = Stopwatch(ranks.device)
+        self.loss_scale = LossScale.of(settings)
         self._check(stages, lists)
         self._lists, self._values, self._ties = lists, values, ties
         self._forwards: dict[int, Interpreter] = {}
@@ -153,9 +156,9 @@ class Stages:
         return frozenset(self._ties.get(name, name) for names in every for name in names)
 
     def targets(self) -> dict[str, Target]:
-        """Where the initial values of parameters and buffers go, by name, each once; `copy_twins`
-        hands them on."""
-        return targets(self.held, self.buffers())
+        """Where the initial values of parameters and buffers go, by name, in every stage here."""
+        buffers = ((n, t, r) for n, copies in self._buffers.items() for t, r in copies)
+        return targets(((h.name, h.leaf, h.region) for h in self.pieces), buffers)
 
     def buffers(self) -> Iterator[tuple[str, Tensor, Region]]:
         """(name, local tensor, region) of every buffer, each name once."""
@@ -176,13 +179,18 @@ class Stages:
             run.storage.zero_grad()
 
     def play(
-        self, microbatches: Sequence[Mapping[str, Any]], more: Mapping[str, Any] = NOTHING
+        self,
+        microbatches: Sequence[Mapping[str, Any]],
+        more: Mapping[str, Any] = NOTHING,
+        scale: float = 1.0,
     ) -> Tensor:
         """A step's actions; the sum of the losses of this rank's stages. ``more``: what every
-        microbatch has beside its own entries.
+        microbatch has beside its own entries; ``scale``: what gradients are multiplied with.
 
         Afterwards `collect` makes the gradients of this rank's stages complete.
         """
+        for run in self.runs.values():
+            run.scale = scale
         loss = torch.zeros((), device=self.ranks.device)
         with self.seeds:
             loss = self.interpreter.play(_with(microbatches, more), loss, self.watch)

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from autopar.runtime.pytorch.gradients import start_sum
+from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.parameters import Region
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.storage import Held
 from autopar.runtime.settings import ProgramError
 
 

@@ -22,8 +22,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, Stage
 from autopar.nouns.workload import Workload
 from autopar.pipeline.actions import Lists
-from autopar.pipeline.of_plan import lists_of
-from autopar.runtime.program_module import run_program
+from autopar.runtime.program_module import read_lists, run_program
 from autopar.runtime.pytorch import program
 from autopar.runtime.pytorch.batches import Batch
 from autopar.runtime.pytorch.initialize import initialize
@@ -68,7 +67,7 @@ def probed(folder: str | Path, workload: Workload) -> Probed:
     else:
         spread_text = program_of(spread, captured, probes=True)
     places = places_of(captured.graph)
-    return Probed(spread_text, single_text, places, changed, lists_of(plan))
+    return Probed(spread_text, single_text, places, changed, read_lists(folder, plan))
 
 
 def locate(texts: Probed, workload: Workload, batch: Batch, device: torch.device) -> str:

@@ -26,9 +26,8 @@ from autopar.frontends.pytorch import capture
 from autopar.lowering.collectives import Row
 from autopar.nouns.errors import UserError
 from autopar.nouns.workload import Workload
-from autopar.pipeline.of_plan import lists_of
 from autopar.runtime.given_model import planned_workload
-from autopar.runtime.program_module import read_train
+from autopar.runtime.program_module import read_lists, read_train
 from autopar.runtime.pytorch import program
 from autopar.runtime.pytorch.initialize import initialize
 from autopar.runtime.pytorch.load import (
@@ -79,10 +78,12 @@ def verify(folder: str | Path) -> dict[str, Any]:
     wanted = _references.get(target)
     batch = _broadcast(wanted.batch if wanted is not None else {})
     try:
-        lifted = _run(folder, workload, batch, place, wanted, torch.float64)
-        precision = narrowest(plan_folder.read_graph(folder), plan.precision)
-        rounding = rounding_of(precision)
-        own = _run(folder, workload, batch, place, wanted, None, precision, rounding)
+        # What compiled kernels round otherwise is not the program's.
+        with torch.compiler.set_stance("force_eager"):
+            lifted = _run(folder, workload, batch, place, wanted, torch.float64)
+            precision = narrowest(plan_folder.read_graph(folder), plan.precision)
+            rounding = rounding_of(precision)
+            own = _run(folder, workload, batch, place, wanted, None, precision, rounding)
     except Exception as error:  # of an edited program, maybe
         # Every rank finds that out for itself: the others may wait for this one in a collective.
         raise_edited(error, known_edits(folder, plan, partial(capture, workload)))
@@ -245,7 +246,8 @@ def make_trainer(
     program.FP32 = lift or before  # emitted code takes the name when it is imported
     try:
         plan = plan_folder.read_plan(folder)
-        emitted = Program.of(read_program(folder), lists_of(plan), read_train(folder))
+        lists = read_lists(folder, plan)
+        emitted = Program.of(read_program(folder), lists, read_train(folder))
     finally:
         program.FP32 = before
     return Trainer(

@@ -1,0 +1,29 @@
+"""One parameter as a rank holds it: what the optimizer updates, and of which whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from autopar.runtime.pytorch.parameters import Declared, Region
+
+
+@dataclass(slots=True)
+class Held:
+    """One parameter as this rank holds it.
+
+    leaf:   plain tensor of the piece; what the optimizer updates. Shares memory with the module's.
+    region: which piece of the global tensor it is, over all axes.
+    split:  the mesh axes that cut it; over all others it is replicated.
+    reduce: axes over which its gradient is still a partial sum when backward ends.
+    counted: whether it counts in norms; of a parameter that several stages hold, one does.
+    """
+
+    name: str
+    declared: Declared
+    leaf: nn.Parameter
+    region: Region
+    split: tuple[str, ...]
+    reduce: tuple[str, ...]
+    counted: bool = True
