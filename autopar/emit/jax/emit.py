@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from typing import Protocol
 
+from autopar.emit.constants import literal
 from autopar.emit.headings import count_of, state_held, train_heading
 from autopar.emit.jax import train
 from autopar.emit.jax.errors import JaxEmitError
@@ -18,7 +19,7 @@ from autopar.emit.legend import legend
 from autopar.emit.names import BUILTINS, identifier
 from autopar.emit.roles import Known, roles, unnamed
 from autopar.emit.sizes import Sizes
-from autopar.emit.text import Lines, literal, tuple_text
+from autopar.emit.text import Lines, tuple_text
 from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Block

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from autopar.emit.constants import literal
 from autopar.emit.marks import unmarked
 from autopar.emit.names import LAYERS, class_name
 from autopar.emit.pytorch import modules
@@ -17,7 +18,7 @@ from autopar.emit.pytorch.site import model_part
 from autopar.emit.pytorch.values import Surroundings
 from autopar.emit.roles import Known
 from autopar.emit.sizes import NONE, Sizes
-from autopar.emit.text import Lines, literal, split_items
+from autopar.emit.text import Lines, split_items
 from autopar.lowering.spread import Lowered, Operand
 from autopar.nouns.graph import Tensor
 

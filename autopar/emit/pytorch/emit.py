@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from autopar.emit.constants import literal
 from autopar.emit.headings import count_of, train_heading
 from autopar.emit.names import FUNCTIONS, LAYERS
 from autopar.emit.pytorch import train
@@ -33,7 +34,7 @@ from autopar.emit.pytorch.top import model_class
 from autopar.emit.pytorch.views import shorter_views
 from autopar.emit.pytorch.widths import with_arguments
 from autopar.emit.sizes import NONE, Sizes
-from autopar.emit.text import Lines, literal
+from autopar.emit.text import Lines
 from autopar.lowering.precision import HALF
 from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered
 from autopar.lowering.stages import StagePart, stage_parts

@@ -6,8 +6,9 @@ import keyword
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from autopar.emit.constants import literal
 from autopar.emit.pytorch.site import Layer
-from autopar.emit.text import Lines, literal
+from autopar.emit.text import Lines
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from autopar.emit.constants import literal
 from autopar.emit.names import first_free, identifier
 from autopar.emit.pytorch import modules
 from autopar.emit.pytorch.classes import Printing, finish, surroundings
@@ -12,7 +13,7 @@ from autopar.emit.pytorch.forward import Forward
 from autopar.emit.pytorch.original import CapturedModel
 from autopar.emit.pytorch.scopes import Scope
 from autopar.emit.pytorch.site import EmitError
-from autopar.emit.text import Lines, literal, split_items
+from autopar.emit.text import Lines, split_items
 from autopar.lowering.spread import BATCH_AXES, Lowered, Operand
 
 SHARE = "This rank's share: summed over data ranks and microbatches, the loss."
