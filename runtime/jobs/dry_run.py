@@ -62,7 +62,7 @@ def _step(
             return {name: tuple(value.shape) for name, value in (sent or {}).items()}
         model = _model(module.Model, module)
         extra: dict[str, Any] = {}
-        if hasattr(model, "counts"):
+        if hasattr(type(model), "counts"):
             extra["counts"] = cast(Any, model).counts(pieces)
         torch.autograd.backward(model(**pieces, **extra))
         return {}

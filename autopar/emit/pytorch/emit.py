@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from autopar.emit.constants import literal
 from autopar.emit.headings import count_of, train_heading
-from autopar.emit.names import FUNCTIONS, LAYERS
+from autopar.emit.names import FUNCTIONS, LAYERS, is_attribute
 from autopar.emit.pytorch import train
 from autopar.emit.pytorch.bias import fuse_biases
 from autopar.emit.pytorch.classes import (
@@ -159,7 +159,7 @@ def _class_name(name: str) -> str:
     base = re.sub(r"_(\d+)$", "", name)
     spelled = re.sub(r"\W", "", base.split(".")[-1])
     spelled = spelled[:1].upper() + spelled[1:]
-    return spelled if spelled and not spelled[0].isdigit() else "Block"
+    return spelled if is_attribute(spelled) else "Block"
 
 
 def _file(
