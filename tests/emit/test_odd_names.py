@@ -25,7 +25,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
 from autopar.nouns.text import graph as graph_text
 from autopar.planner import plan
-from autopar.runtime.jobs.launch import verify_many
+from autopar.runtime.jobs.launch import run, verify_many
 from tests.emit import odd_names
 from tests.emit.harness import Tensors, capture_of, check, emitted
 from tests.emit.odd_names import NAMES, WIDTH, Chain, Layered, Named
@@ -172,3 +172,7 @@ def test_odd_names_train_as_planned(tmp_path: Path) -> None:
     for label, result in zip(folders, verified, strict=True):
         assert result.exact.largest < 1e-9, label
         assert result.passed, label
+    begun, other = folders["chain", "state"], folders["chain", "stages"]
+    first = run(begun, 2, save=tmp_path / "saved", device="cpu").losses
+    rest = run(other, 2, resume=tmp_path / "saved", device="cpu").losses
+    assert [*first, *rest] == pytest.approx(run(begun, 4, device="cpu").losses, rel=1e-5)
