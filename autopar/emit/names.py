@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import keyword
 import re
+import unicodedata
 from collections.abc import Iterable
 
 _SUFFIX = re.compile(r"(_proj|_projection|_lin|_linear|_layer)$")
@@ -33,17 +34,41 @@ FUNCTIONS = frozenset(
 )
 # Python's own functions, which variables do not hide.
 BUILTINS = frozenset(name for name in dir(builtins) if name.islower())
+# Those that forwards call.
+CALLED = frozenset("complex enumerate float range zip".split())
 # Layers of the runtime that hold local pieces.
 LAYERS = frozenset("BatchNorm Conv Embedding GroupNorm LayerNorm Linear RMSNorm".split())
 RESERVED = frozenset(keyword.kwlist) | {"F", "self", "nn", "torch", "local", "counts", "batch"}
 
 
+def is_attribute(name: str) -> bool:
+    """Whether ``self.<name>`` is what is called ``name``: Python has a normal form of names, and in
+    classes hides those that begin with two underscores."""
+    hidden = name.startswith("__") and not name.endswith("__")
+    plain = name.isascii() or unicodedata.is_normalized("NFKC", name)
+    return name.isidentifier() and not keyword.iskeyword(name) and plain and not hidden
+
+
 def identifier(text: str) -> str:
     """``text`` as a lower-case Python name."""
-    name = re.sub(r"\W+", "_", text).strip("_").lower()
-    if not name or name[0].isdigit():
+    name = _letters(text).strip("_").lower()
+    if not name.isidentifier():
         name = f"x{name}"
     return f"{name}_" if name in RESERVED else name
+
+
+def is_argument(name: str) -> bool:
+    """Whether a forward may call its argument so, and still reach what its body is written with."""
+    constant = name.isupper() and len(name) > 1  # SEQUENCE, FP32
+    return is_attribute(name) and not constant and name not in RESERVED | FUNCTIONS | CALLED
+
+
+def _letters(text: str) -> str:
+    """``text`` in the form in which Python reads names; what no name has is ``_``."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).lower())
+        text = "".join(c if f"x{c}".isidentifier() else "." for c in text)
+    return re.sub(r"\W+", "_", text)
 
 
 def class_name(path: str) -> str:
@@ -53,8 +78,16 @@ def class_name(path: str) -> str:
     if path.split(".")[-1].isdigit() or path.endswith("*"):
         last = last[:-1] if last.endswith("s") and not last.endswith("ss") else last
         last = "block" if last == "h" else last
-    name = "".join(p[:1].upper() + p[1:] for p in re.split(r"\W|_", last) if p)
-    return name if name and not name[0].isdigit() else f"Module{name}"
+    return class_of("".join(p[:1].upper() + p[1:] for p in re.split(r"\W|_", last) if p))
+
+
+def class_of(name: str) -> str:
+    """``name`` as that of a class, as it is where it can be: ``Module0``, ``MyLinear``."""
+    if name and is_attribute(name):
+        return name
+    parts = re.split(r"\W", unicodedata.normalize("NFKC", name))
+    spelled = "".join(p[:1].upper() + p[1:] for p in parts if f"x{p}".isidentifier())
+    return spelled if is_attribute(spelled) else f"Module{spelled}"
 
 
 def preferred(name: str, kind: str) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+from autopar.emit.constants import literal, number
 
 COLUMNS = 100
 
@@ -41,6 +41,13 @@ def variable(name: str) -> Expr:
     return Expr(name, reads=frozenset((name,)))
 
 
+def constant(value: object) -> Expr:
+    """`number` as an operand: a sign, a power and a root bind more loosely than an atom."""
+    text = number(value)
+    level = PRODUCT if " / " in text else UNARY if text[:1] == "-" or "**" in text else ATOM
+    return Expr(text, level)
+
+
 def tuple_text(values: Iterable[object]) -> str:
     """``(1, 2)``, ``(1,)``, ``()``."""
     shown = [literal(v) for v in values]
@@ -50,30 +57,6 @@ def tuple_text(values: Iterable[object]) -> str:
 def axis_argument(axes: Sequence[str]) -> str:
     """``axis="tp"``, or a tuple of several."""
     return f"axis={literal(axes[0] if len(axes) == 1 else tuple(axes))}"
-
-
-def literal(value: object) -> str:
-    """Source text of a number, string, or nested tuple, as the formatter leaves it."""
-    if isinstance(value, (tuple, list)):
-        return tuple_text(value)
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    if isinstance(value, float):
-        if value != value or value in (float("inf"), float("-inf")):
-            return f'float("{value}")'
-        return repr(value).replace("e+", "e")
-    return repr(value)
-
-
-def number(value: object) -> str:
-    """`literal`, with a long fraction as the root that it is, ``32**-0.5``, and few zeros."""
-    if isinstance(value, float) and abs(value) >= 1e6 and float(f"{value:g}") == value:
-        return re.sub(r"e\+0*", "e", f"{value:g}")
-    if isinstance(value, float) and len(repr(value)) > 12 and 1e-4 < value < 1:
-        square = round(value**-2)
-        if math.isclose(square**-0.5, value, rel_tol=1e-15):
-            return f"{square}**-0.5"
-    return literal(value)
 
 
 def docstring(lines: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
 """Runs a program once where nothing has memory: what does not parse, import or run is told.
 
 One rank of the mesh is taken, on the meta device: every op checks its operands' shapes and dtypes,
-and so do the collectives, which need no other rank there. A class of which there are several
-instances runs once for operands of one kind, so that the depth of a model costs nothing.
+and so do the collectives, which need no other rank there. Instances that hold the same run once for
+operands of one kind, so that the depth of a model costs nothing.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _step(
             return {name: tuple(value.shape) for name, value in (sent or {}).items()}
         model = _model(module.Model, module)
         extra: dict[str, Any] = {}
-        if hasattr(model, "counts"):
+        if hasattr(type(model), "counts"):
             extra["counts"] = cast(Any, model).counts(pieces)
         torch.autograd.backward(model(**pieces, **extra))
         return {}
@@ -71,7 +71,7 @@ def _step(
 def _model(make: Callable[[], nn.Module], module: ModuleType) -> nn.Module:
     model = make()
     declared_in(model)
-    _once_a_class(model, module)
+    _once_a_kind(model, module)
     vars(module).update(recompute=_called)  # what ran once gives nothing to run again
     return model
 
@@ -150,25 +150,48 @@ def _first_of(mesh: Mesh) -> ranks.Ranks:
     return cast(ranks.Ranks, here)
 
 
-def _once_a_class(model: nn.Module, module: ModuleType) -> None:
-    """Instances of one class share what its forward gave for operands of one kind."""
+def _once_a_kind(model: nn.Module, module: ModuleType) -> None:
+    """Instances of one class that hold the same share what a forward gave for operands of one kind.
+
+    A class says nothing of their sizes: its constructor may be given widths.
+    """
+    kinds = _kinds(model)
     own = [m for m in model.modules() if type(m).__module__ == module.__name__]
-    several = {kind for kind, count in Counter(type(m) for m in own).items() if count > 1}
+    several = Counter(kinds[m] for m in own)
     given: dict[Any, Any] = {}
     for instance in own:
-        if type(instance) in several:
-            instance.forward = _remembered(instance, given)
+        if several[kinds[instance]] > 1:
+            instance.forward = _remembered(instance.forward, kinds[instance], given)
+
+
+def _kinds(model: nn.Module) -> dict[nn.Module, int]:
+    """A number for every module inside: the same for those of one class with the same tensors,
+    settings and modules under the same names."""
+    numbers: dict[Any, int] = {}
+    kinds: dict[nn.Module, int] = {}
+
+    def number(module: nn.Module) -> int:
+        if module not in kinds:
+            settings = [(n, repr(v)) for n, v in vars(module).items() if not n.startswith("_")]
+            held = {**module._parameters, **module._buffers}
+            tensors = [(n, None if t is None else _kind(t)) for n, t in held.items()]
+            below = module._modules.items()
+            inside = [(n, None if m is None else number(m)) for n, m in below]
+            kind = (type(module), tuple(settings), tuple(tensors), tuple(inside))
+            kinds[module] = numbers.setdefault(kind, len(numbers))
+        return kinds[module]
+
+    number(model)
+    return kinds
 
 
 def _called(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     return function(*args)
 
 
-def _remembered(instance: nn.Module, given: dict[Any, Any]) -> Any:
-    plain = instance.forward
-
+def _remembered(plain: Callable[..., Any], kind: int, given: dict[Any, Any]) -> Any:
     def forward(*operands: Any) -> Any:
-        key = (type(instance), *map(_kind, operands))
+        key = (kind, *map(_kind, operands))
         if key not in given:
             given[key] = plain(*operands)
         return given[key]
@@ -177,9 +200,9 @@ def _remembered(instance: nn.Module, given: dict[Any, Any]) -> Any:
 
 
 def _kind(operand: Any) -> Any:
-    """What decides about the result's shape."""
+    """What decides about the result's shape and about its gradient."""
     if isinstance(operand, torch.Tensor):
-        return operand.shape, operand.dtype
+        return operand.shape, operand.dtype, operand.requires_grad
     return tuple(operand) if isinstance(operand, Mapping) else operand
 
 

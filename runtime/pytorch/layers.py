@@ -21,7 +21,7 @@ def device() -> torch.device:
 class Weights(nn.Module):
     """The parameters and buffers of one layer under their own names; the caller computes."""
 
-    def __init__(self, **tensors: nn.Parameter | nn.Buffer | None) -> None:
+    def __init__(self, /, **tensors: nn.Parameter | nn.Buffer | None) -> None:
         super().__init__()
         for name, tensor in tensors.items():
             setattr(self, name, tensor)

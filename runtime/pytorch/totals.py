@@ -69,7 +69,7 @@ def total_counts(
     asking: list[Any] = [state.model]
     if isinstance(state, Stages):
         asking = list(state.model.children())
-    asks: list[Counts] = [m.counts for m in asking if hasattr(m, "counts")]
+    asks: list[Counts] = [m.counts for m in asking if hasattr(type(m), "counts")]
     if not asks:
         return {}
     with torch.no_grad():

@@ -244,7 +244,8 @@ def priced(made: Emitted, wide: int = 2) -> list[tuple[str, str, int]]:
     """
     moves = []
     for entry in activation_collectives(made.lowered):
-        block, _, name = entry.key.rpartition("::")
+        block = next((b for b in made.lowered.blocks if entry.key.startswith(f"{b}::")), "")
+        name = entry.key.removeprefix(f"{block}::")
         graph = made.lowered.blocks[block].graph if block else made.lowered.graph
         tensor = graph.tensors[name]
         times: float = wide if tensor.dtype == "float32" else 1

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from typing import Protocol
 
+from autopar.emit.constants import literal
 from autopar.emit.headings import count_of, state_held, train_heading
 from autopar.emit.jax import train
 from autopar.emit.jax.errors import JaxEmitError
@@ -15,10 +16,10 @@ from autopar.emit.jax.loops import last_alone, last_stack
 from autopar.emit.jax.own_derivatives import own_derivatives
 from autopar.emit.jax.shapes import shown, signature
 from autopar.emit.legend import legend
-from autopar.emit.names import BUILTINS, identifier
+from autopar.emit.names import BUILTINS, first_free, identifier, is_attribute
 from autopar.emit.roles import Known, roles, unnamed
 from autopar.emit.sizes import Sizes
-from autopar.emit.text import Lines, literal, tuple_text
+from autopar.emit.text import Lines, tuple_text
 from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Block
@@ -193,7 +194,7 @@ def _parameter_rows(lowered: Lowered, indent: int) -> list[str]:
             arguments.append("buffer=True")
         if not tensor.differentiable:
             arguments.append("frozen=True")
-        lines.add(f'"{name}": Parameter({", ".join(arguments)}),')
+        lines.add(f"{literal(name)}: Parameter({', '.join(arguments)}),")
     return lines.lines
 
 
@@ -209,7 +210,7 @@ def _blocks(lowered: Lowered) -> list[str]:
     for name, repeated in lowered.blocks.items():
         instances = tuple(dict.fromkeys(lowered.graph.blocks[name].instances))
         layers = instances[:-1] if name in apart else instances
-        lines.append(f'    "{name}": Block(')
+        lines.append(f"    {literal(name)}: Block(")
         head = Lines(8)
         head.add(f"layers={_instances(layers)},")
         lines += [*head.lines, "        parameters={", *_parameter_rows(repeated, 12)]
@@ -225,7 +226,8 @@ def _blocks(lowered: Lowered) -> list[str]:
 def _instances(names: tuple[str, ...]) -> str:
     """``tuple(f"blocks.{i}" for i in range(4))``, or the names one by one."""
     prefix, _, first = names[0].rpartition(".")
-    if first.isdigit():
+    plain = re.fullmatch(r"[\w.]*", prefix) and first.isascii()  # what an f-string has as it is
+    if plain and first.isdecimal():
         start, stop = int(first), int(first) + len(names)
         if len(names) > 2 and list(names) == [f"{prefix}.{i}" for i in range(start, stop)]:
             span = f"{start}, {stop}" if start else f"{stop}"
@@ -242,7 +244,7 @@ def _batch(captured: CapturedModel, mesh: Mesh, microbatches: int) -> list[str]:
         shape = entry.shape
         if entry.batch_dim is not None:
             shape = (shape[0] // microbatches, *shape[1:])
-        lines.append(f'    "{entry.name}": {spec},  # {[microbatches, *shape]}')
+        lines.append(f"    {literal(entry.name)}: {spec},  # {[microbatches, *shape]}")
     return [*lines, "}"]
 
 
@@ -281,11 +283,12 @@ def _block_function(lowered: Lowered, block: Block, printing: Printing) -> str:
 
 def _loss_function(lowered: Lowered, captured: CapturedModel, printing: Printing) -> str:
     arguments, lines = body(lowered, "params", printing)
-    keyed = [
-        variable if variable == name else f"{name}"
-        for variable, name in zip(arguments, lowered.graph.inputs, strict=True)
-    ]
-    renamed = [f"    {v} = {n}" for v, n in zip(arguments, keyed, strict=True) if v != n]
+    variables = dict(zip(lowered.graph.inputs, arguments, strict=True))
+    odd = [n for n in variables if not is_attribute(n) or n in (*RESERVED, "params")]
+    keyed = [n for n in variables if n not in odd]
+    rest = first_free(["others", "other"], (*arguments, *keyed))
+    renamed = [f"    {variables[n]} = {n}" for n in keyed if variables[n] != n]
+    renamed += [f"    {variables[n]} = {rest}[{literal(n)}]" for n in odd]
     others = " Behind it OUTPUTS." if lowered.outputs[1:] else ""
     doc = (
         f'    """This device\'s share: summed over data axes and microbatches, the loss.{others}"""'
@@ -293,7 +296,8 @@ def _loss_function(lowered: Lowered, captured: CapturedModel, printing: Printing
     entries = [e.name for e in _read(captured)]  # in the order of BATCH; calls give keywords
     given = sorted(keyed, key=lambda name: entries.index(name) if name in entries else len(entries))
     stacks = " | Stack" if lowered.blocks else ""
-    typed = [f"params: dict[str, Array{stacks}]", *(f"{name}: Array" for name in given)]
+    typed = [f"params: dict[str, Array{stacks}]", *["/"] * ("params" in odd)]
+    typed += [*(f"{name}: Array" for name in given), *[f"**{rest}: Array"] * bool(odd)]
     head = signature("loss", typed, len(lowered.outputs))
     return "\n".join([*head, doc, *renamed, *lines])
 

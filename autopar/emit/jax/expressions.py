@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from autopar.emit.constants import literal, number, same
 from autopar.emit.jax.errors import JaxEmitError
 from autopar.emit.sizes import NONE, Size, Sizes, product, slice_end
 from autopar.emit.text import (
@@ -21,8 +22,7 @@ from autopar.emit.text import (
     UNARY,
     XOR,
     Expr,
-    literal,
-    number,
+    constant,
     tuple_text,
 )
 from autopar.lowering.spread import MICROBATCH, Lowered, LoweredOp
@@ -129,7 +129,7 @@ class _Writer:
     def _operator(self, sign: str, level: int) -> Expr:
         sides = list(self.x)
         if "other" in self.attrs:
-            sides.append(Expr(number(self.attrs["other"]), _level(self.attrs["other"])))
+            sides.append(constant(self.attrs["other"]))
             if self.attrs.get("scalar_first"):
                 sides.reverse()
         left, right = sides
@@ -164,10 +164,6 @@ class _Writer:
         return self.call(f"lax.{name}", *self.all_given())
 
 
-def _level(number: object) -> int:
-    return UNARY if isinstance(number, int | float) and number < 0 else ATOM
-
-
 def _embedding(w: _Writer) -> Expr:
     return w.call("embedding", *w.all_given(), *w.axis_argument("v"))
 
@@ -185,7 +181,7 @@ def _layer_norm(w: _Writer) -> Expr:
 def _rms_norm(w: _Writer) -> Expr:
     extra = [f"eps={literal(w.attrs['eps'])}"]
     extra += ["upcast=True"] if w.attrs["upcast"] else []
-    extra += [f"scale_offset={w.attrs['scale_offset']}"] if w.attrs["scale_offset"] else []
+    extra += [f"scale_offset={literal(w.attrs['scale_offset'])}"] if w.attrs["scale_offset"] else []
     return w.call("rms_norm", *w.all_given(), *extra)
 
 
@@ -249,8 +245,9 @@ def _joined(function: str) -> Callable[[_Writer], Expr]:
 
 
 def _pad(w: _Writer) -> Expr:
-    value = [f"constant_values={literal(w.attrs['value'])}"] if w.attrs["value"] else []
-    return w.call("jnp.pad", w.given(), tuple_text(w.attrs["low_high"]), *value)
+    value = w.attrs["value"]
+    filled = [] if same(value, 0) else [f"constant_values={number(value)}"]
+    return w.call("jnp.pad", w.given(), tuple_text(w.attrs["low_high"]), *filled)
 
 
 def _neg(w: _Writer) -> Expr:
@@ -285,7 +282,7 @@ WRITERS: Mapping[str, Callable[[_Writer], Expr]] = {
     "gelu": lambda w: w.call(
         "jax.nn.gelu", w.given(), f"approximate={w.attrs['approximate'] == 'tanh'}"
     ),
-    "clamp": lambda w: w.call("clamp", w.given(), literal(w.attrs["min"]), literal(w.attrs["max"])),
+    "clamp": lambda w: w.call("clamp", w.given(), number(w.attrs["min"]), number(w.attrs["max"])),
     "cast": lambda w: w.method("astype", w.dtype()),
     "where": _where,
     "reshape": lambda w: w.method("reshape", _numbers(w) or "()"),

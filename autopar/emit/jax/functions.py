@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from autopar.emit.constants import literal
 from autopar.emit.jax import loops
 from autopar.emit.jax.expressions import expression
 from autopar.emit.jax.shapes import check_even, shown
@@ -112,7 +113,7 @@ class _Writer:
             check_even(tensor, value.produced, self.lowered)
             check_even(tensor, value.shared, self.lowered)
             if tensor.role in ("parameter", "buffer"):
-                self.held[tensor.name] = _Held(Expr(f'{self.parameters}["{tensor.name}"]'))
+                self.held[tensor.name] = _Held(Expr(f"{self.parameters}[{literal(tensor.name)}]"))
                 self._shared(tensor.name)
             elif tensor.name in self.lowered.graph.inputs:
                 self._shared(tensor.name)
@@ -208,7 +209,7 @@ class _Writer:
     def _call(self, op: LoweredOp, inputs: Sequence[Expr]) -> Expr:
         block = self.lowered.graph.blocks[op.op.attrs["block"]]
         place = loops.place(block, op.op.attrs["instance"])
-        stack = f'{self.parameters}["{block.name}"]'
+        stack = f"{self.parameters}[{literal(block.name)}]"
         arguments = ", ".join(x.text for x in inputs)
         return Expr(f"layer({self.functions[block.name]}, {stack}, {place}, {arguments})")
 
@@ -220,7 +221,7 @@ class _Writer:
         fixed = [inputs[i] for i in run.fixed]
         carry = [inputs[i] for i in run.carried]
         function = self.functions[block.name]
-        stack = f'{self.parameters}["{block.name}"]'
+        stack = f"{self.parameters}[{literal(block.name)}]"
         shared = f", shared=({', '.join(fixed)}{',' * (len(fixed) == 1)})" if fixed else ""
         looped = len(run.ops) - run.parts
         extra = shared + self._each(run.ops[:looped], run.each) + self._between(run)
@@ -233,7 +234,7 @@ class _Writer:
         shape = self._comment(last.op.outputs[0], last.results[0])
         self.lines.add(f"{', '.join(names)} = {text}", f"{looped} layers: {shape}")
         if run.parts:
-            alone = f'{self.parameters}["{loops.last_stack(block.name)}"]'
+            alone = f"{self.parameters}[{literal(loops.last_stack(block.name))}]"
             own = [self._brought(last.operands[i]).text for i in run.each]
             given = ", ".join([*fixed, *own, *names])
             made = f"layer({function}, {alone}, 0, {given})"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from autopar.emit.text import Lines, docstring, literal, tuple_text
+from autopar.emit.constants import literal
+from autopar.emit.text import Lines, docstring, tuple_text
 from autopar.nouns.mesh import DATA_AXES, Mesh
 from autopar.nouns.zero import Zero, over
 

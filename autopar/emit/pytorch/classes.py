@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from autopar.emit.constants import literal
 from autopar.emit.marks import unmarked
-from autopar.emit.names import LAYERS, class_name
+from autopar.emit.names import BUILTINS, FUNCTIONS, LAYERS, class_name, class_of
 from autopar.emit.pytorch import modules
 from autopar.emit.pytorch.alike import Alike, Printed
 from autopar.emit.pytorch.forward import Forward
@@ -17,12 +18,16 @@ from autopar.emit.pytorch.site import model_part
 from autopar.emit.pytorch.values import Surroundings
 from autopar.emit.roles import Known
 from autopar.emit.sizes import NONE, Sizes
-from autopar.emit.text import Lines, literal, split_items
+from autopar.emit.text import Lines, split_items
 from autopar.lowering.spread import Lowered, Operand
 from autopar.nouns.graph import Tensor
 
-TAKEN = LAYERS | frozenset(
-    "Model Modules Parameter Buffer Settings Weights Tensor F Module".split()
+TAKEN = (
+    LAYERS
+    | FUNCTIONS
+    | BUILTINS
+    | frozenset("Buffer F FP32 MESH Model Module Modules Parameter SETTINGS STAGES".split())
+    | frozenset("Settings Stage Tensor VALUES Value Weights nn probe torch".split())
 )
 CONTAINERS = frozenset(("", "Module", "ModuleDict", "ModuleList", "Sequential"))
 """Classes that say nothing of what they hold."""
@@ -216,7 +221,7 @@ def module_tree(
         outputs = [Operand(n, lowered.tensors[n].shared, (), True) for n in made]
         full = f"{instance}.{child.path}" if instance else child.path
         hint = printing.original.get(full, "")
-        hint = hint if hint not in CONTAINERS else class_name(child.path)
+        hint = class_of(hint) if hint not in CONTAINERS else class_name(child.path)
         below = scope_class(child, lowered, instance, hint, inner, outputs, printing, blocks)
         classes[child.path[start:]] = printing.built(below)
     tensors = {}

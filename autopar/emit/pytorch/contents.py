@@ -61,7 +61,7 @@ def _joined(items: list[str]) -> Iterator[str]:
     for i, item in enumerate(items):
         head, _, number = item.rpartition(".")
         after = items[i + 1] if i + 1 < len(items) else ""
-        if number.isdigit() and after == f"{head}.{int(number) + 1}":
+        if number.isdecimal() and after == f"{head}.{int(number) + 1}":
             continue
         yield f"{items[start]} to {number}" if i > start else item
         start = i + 1

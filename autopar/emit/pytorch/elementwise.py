@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from autopar.emit.constants import literal, same
 from autopar.emit.pytorch.site import LIGHT, Printer, Site, dtype
-from autopar.emit.text import (
-    AND,
-    COMPARE,
-    OR,
-    PRODUCT,
-    SUM,
-    UNARY,
-    XOR,
-    Expr,
-    axis_argument,
-    call,
-    literal,
-)
+from autopar.emit.text import AND, COMPARE, OR, PRODUCT, SUM, UNARY, XOR, Expr, axis_argument, call
 
 _INFIX: Mapping[str, tuple[str, int]] = {
     "add": ("+", SUM),
@@ -43,9 +32,7 @@ def operands(site: Site) -> tuple[Expr, Expr]:
     """Left and right side of an op of two, one of which may be a scalar."""
     if len(site.args) == 2:
         return site.args[0], site.args[1]
-    value = site.attrs["other"]
-    text = site.number(value)
-    scalar = Expr(text, UNARY if text.startswith("-") else Expr("").level)
+    scalar = site.constant(site.attrs["other"])
     if site.attrs.get("scalar_first"):
         return scalar, site.args[0]
     return site.args[0], scalar
@@ -55,8 +42,8 @@ def _infix(site: Site) -> Expr:
     sign, level = _INFIX[site.kind]
     left, right = operands(site)
     if site.attrs.get("alpha", 1) != 1:
-        alpha = literal(site.attrs["alpha"])
-        right = Expr(f"{alpha} * {right.within(PRODUCT + 1)}", PRODUCT)
+        alpha = site.constant(site.attrs["alpha"])
+        right = Expr(f"{alpha.within(PRODUCT)} * {right.within(PRODUCT + 1)}", PRODUCT)
     # Comparisons do not chain: both sides must bind tighter.
     outer = level + 1 if level == COMPARE else level
     return Expr(f"{left.within(outer)} {sign} {right.within(level + 1)}", level, weight=LIGHT)
@@ -103,7 +90,7 @@ def _function(site: Site) -> Expr:
     arguments = [site.args[0].text]
     for name, default in _FUNCTIONS[site.kind]:
         value = site.attrs.get(name, default)
-        if value != default:
+        if not same(value, default):
             arguments.append(f"{name}={literal(value)}")
     return Expr(call(f"F.{site.kind}", arguments), weight=LIGHT)
 
@@ -122,7 +109,7 @@ def _identity(site: Site) -> Expr:
 
 def _clamp(site: Site) -> Expr:
     bounds = [
-        f"{n}={literal(site.attrs[n])}" for n in ("min", "max") if site.attrs.get(n) is not None
+        f"{n}={site.number(site.attrs[n])}" for n in ("min", "max") if site.attrs.get(n) is not None
     ]
     return Expr(f"{site.args[0].atom}.clamp({', '.join(bounds)})", weight=LIGHT)
 

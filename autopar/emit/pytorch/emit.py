@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from autopar.emit.constants import literal
 from autopar.emit.headings import count_of, train_heading
-from autopar.emit.names import FUNCTIONS, LAYERS
+from autopar.emit.names import FUNCTIONS, LAYERS, is_attribute
 from autopar.emit.pytorch import schedule, train
 from autopar.emit.pytorch.bias import fuse_biases
 from autopar.emit.pytorch.classes import (
@@ -33,7 +34,7 @@ from autopar.emit.pytorch.top import model_class
 from autopar.emit.pytorch.views import shorter_views
 from autopar.emit.pytorch.widths import with_arguments
 from autopar.emit.sizes import NONE, Sizes
-from autopar.emit.text import Lines, literal
+from autopar.emit.text import Lines
 from autopar.lowering.precision import HALF
 from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered
 from autopar.lowering.stages import StagePart, stage_parts
@@ -161,7 +162,7 @@ def _class_name(name: str) -> str:
     base = re.sub(r"_(\d+)$", "", name)
     spelled = re.sub(r"\W", "", base.split(".")[-1])
     spelled = spelled[:1].upper() + spelled[1:]
-    return spelled if spelled and not spelled[0].isdigit() else "Block"
+    return spelled if is_attribute(spelled) else "Block"
 
 
 def _file(

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from autopar.emit.constants import literal
 from autopar.emit.names import identifier, preferred
 from autopar.emit.pytorch.bias import FUSED
 from autopar.emit.pytorch.expressions import expression
@@ -19,7 +20,7 @@ from autopar.emit.pytorch.rounds import print_calls
 from autopar.emit.pytorch.scopes import Scope
 from autopar.emit.pytorch.site import HEAVY, LIGHT, Site
 from autopar.emit.pytorch.values import SPELLED, Surroundings, Values, bound
-from autopar.emit.text import ATOM, COLUMNS, Expr, literal, variable
+from autopar.emit.text import ATOM, COLUMNS, Expr, variable
 from autopar.lowering.precision import OWN_CASTS
 from autopar.lowering.spread import LoweredOp, Operand
 from autopar.nouns.plan import key

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autopar.emit.constants import literal
 from autopar.emit.pytorch.site import Printer, Site
-from autopar.emit.text import Expr, call, literal
+from autopar.emit.text import Expr, call
 
 _HALF = {"bfloat16": "bfloat16", "float16": "half"}
 

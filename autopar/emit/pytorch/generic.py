@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from autopar.emit.constants import literal
 from autopar.emit.pytorch.site import EmitError, Site
-from autopar.emit.text import Expr, call, literal
+from autopar.emit.text import Expr, call
 from autopar.rules.own_functions import FUNCTION, LINEAR
 
 

@@ -6,17 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autopar.emit.constants import literal, number
 from autopar.emit.pytorch.site import HEAVY, LIGHT, EmitError, Layer, Printer, Site, dtype
-from autopar.emit.text import (
-    PRODUCT,
-    UNARY,
-    Expr,
-    axis_argument,
-    call,
-    literal,
-    number,
-    tuple_text,
-)
+from autopar.emit.text import PRODUCT, UNARY, Expr, axis_argument, call, tuple_text
 
 # -- products and lookups ------------------------------------------------------------------------
 
@@ -127,7 +119,7 @@ def _cross_entropy(site: Site) -> Expr:
     if site.attrs.get("ignore_index", -100) != -100:
         given.append(f"ignore_index={site.attrs['ignore_index']}")
     if site.attrs.get("label_smoothing", 0.0):
-        given.append(f"label_smoothing={site.attrs['label_smoothing']}")
+        given.append(f"label_smoothing={literal(site.attrs['label_smoothing'])}")
     axes = site.axes_on(0, 1)
     if axes:
         if len(site.whole(1)) != 1:

@@ -208,7 +208,7 @@ def _next_to(before: str, after: str) -> bool:
         return True
     head, _, index = before.rpartition(".")
     other_head, _, other = after.rpartition(".")
-    if head != other_head or not (index.isdigit() and other.isdigit()):
+    if head != other_head or not (index.isdecimal() and other.isdecimal()):
         return False
     return int(other) == int(index) + 1
 

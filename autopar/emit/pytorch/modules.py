@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import keyword
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from autopar.emit.constants import literal
+from autopar.emit.names import is_attribute
 from autopar.emit.pytorch.site import Layer
-from autopar.emit.text import Lines, literal
+from autopar.emit.text import Lines
+
+DICT = frozenset(
+    "clear copy extra_repr fromkeys get items keys pop popitem setdefault update values".split()
+)
+"""What `nn.ModuleDict` and `nn.ParameterDict` have of their own."""
 
 
 @dataclass(slots=True)
@@ -29,8 +35,28 @@ class Node:
 
     @property
     def keyed(self) -> bool:
-        """Some child has a name that cannot be an attribute."""
-        return not self.listed and any(not _is_attribute(n) for n in self.children)
+        """Some child has a name that cannot be an attribute, and none one that a dict has."""
+        odd = any(not is_attribute(n) for n in self.children)
+        return odd and not self.listed and not DICT & {*self.children, *self.tensors}
+
+    @property
+    def row(self) -> bool:
+        """A list of parameters."""
+        return self._parameters_alone and [*self.tensors] == [
+            str(i) for i in range(len(self.tensors))
+        ]
+
+    @property
+    def table(self) -> bool:
+        """Parameters by names of which some cannot be attributes."""
+        odd = any(not is_attribute(n) for n in self.tensors)
+        return odd and self._parameters_alone and not self.row and not DICT & {*self.tensors}
+
+    @property
+    def _parameters_alone(self) -> bool:
+        texts = self.tensors.values()
+        alone = bool(texts) and not self.children and self.layer is None
+        return alone and all(text.startswith("Parameter(") for text in texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +65,6 @@ class Built:
 
     text: str
     inside: Node
-
-
-def _is_attribute(name: str) -> bool:
-    return name.isidentifier() and not keyword.iskeyword(name)
 
 
 def tree(
@@ -72,6 +94,10 @@ def tree(
     return root
 
 
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdecimal()
+
+
 def _reach(root: Node, parts: Sequence[str]) -> Node:
     for part in parts:
         root = root.children.setdefault(part, Node())
@@ -87,7 +113,7 @@ def _prefixes(path: str) -> Iterator[str]:
 
 def _sort(node: Node) -> None:
     """Numbered children in order; others as they came."""
-    if node.children and all(n.isdigit() for n in node.children):
+    if node.children and all(map(_is_number, node.children)):
         node.children = dict(sorted(node.children.items(), key=lambda item: int(item[0])))
     for child in node.children.values():
         _sort(child)
@@ -95,17 +121,20 @@ def _sort(node: Node) -> None:
 
 def access(root: Node, path: str) -> str:
     """``self.layers[3].q_proj.weight``"""
-    text, node = "self", root
+    text, node, of_class = "self", root, True
     for part in path.split(".") if path else ():
         if part in node.tensors:
-            return f"{text}.{part}" if _is_attribute(part) else f"getattr({text}, {literal(part)})"
+            if of_class or not (node.row or node.table):
+                return _member(text, part)
+            return f"{text}[{part if node.row else literal(part)}]"
         if node.listed:
             text += f"[{part}]"
         elif node.keyed:
             text += f"[{literal(part)}]"
         else:
-            text += f".{part}"
+            text = _member(text, part)
         node = node.children.get(part, Node())
+        of_class = node.inside is not None
         node = node.inside or node
     return text
 
@@ -156,40 +185,53 @@ def declare(root: Node, lines: Lines) -> None:
         return
     lines.add("super().__init__()")
     for name, text in root.tensors.items():
-        lines.add(f"self.{name} = {text}")
+        _set("self", name, text, lines)
     for name, child in root.children.items():
-        _declare(f"self.{name}", child, lines)
+        _declare("self", name, child, lines)
 
 
-def _declare(target: str, node: Node, lines: Lines) -> None:
+def _member(owner: str, name: str) -> str:
+    return f"{owner}.{name}" if is_attribute(name) else f"getattr({owner}, {literal(name)})"
+
+
+def _set(owner: str, name: str, text: str, lines: Lines) -> None:
+    """``self.weight = ...``"""
+    plain = is_attribute(name)
+    lines.add(f"{owner}.{name} = {text}" if plain else f"setattr({owner}, {literal(name)}, {text})")
+
+
+def _declare(owner: str, name: str, node: Node, lines: Lines) -> None:
+    """A child, and below it what is no one expression."""
     simple = _simple(node)
     if simple is not None:
-        lines.add(f"{target} = {simple}")
+        _set(owner, name, simple, lines)
         return
+    target = _member(owner, name)
     if node.listed or node.keyed:
-        lines.add(f"{target} = {_gathered(node, 'nn.Module()')}")
+        _set(owner, name, _gathered(node, "nn.Module()"), lines)
         _fill(target, node, lines)
         return
-    lines.add(f"{target} = {_weights(node)}")
-    for name, child in node.children.items():
-        _declare(f"{target}.{name}", child, lines)
+    _set(owner, name, _weights(node), lines)
+    for inner, child in node.children.items():
+        _declare(target, inner, child, lines)
 
 
 def _fill(target: str, node: Node, lines: Lines) -> None:
     """What a list or dict holds beside the children that are one expression."""
     for name, text in node.tensors.items():
-        lines.add(f"{target}.{name} = {text}")
+        _set(target, name, text, lines)
     for name, child in node.children.items():
         place = f"{target}[{name}]" if node.listed else f"{target}[{literal(name)}]"
         if _simple(child) is not None:
             continue
         if child.listed or child.keyed:
-            _declare(place, child, lines)
+            lines.add(f"{place} = {_gathered(child, 'nn.Module()')}")
+            _fill(place, child, lines)
             continue
         for inner, text in child.tensors.items():
-            lines.add(f"{place}.{inner} = {text}")
+            _set(place, inner, text, lines)
         for inner, below in child.children.items():
-            _declare(f"{place}.{inner}", below, lines)
+            _declare(place, inner, below, lines)
 
 
 def _gathered(node: Node, unknown: str) -> str:
@@ -201,22 +243,41 @@ def _members(node: Node, unknown: str) -> str:
     made = {name: _simple(child) or unknown for name, child in node.children.items()}
     if node.listed:
         return f"[{', '.join(made.values())}]"
-    numbers = [int(name) for name in made if name.isdigit()]
+    numbers = [int(name) for name in made if _is_number(name)]
     run = range(numbers[0], numbers[-1] + 1) if numbers else range(0)
     if len(run) > 1 and [*made] == [str(i) for i in run] and len({*made.values()}) == 1:
         return f"{{str(i): {made[str(run[0])]} for i in range({run.start}, {run.stop})}}"
-    pairs = ", ".join(f"{literal(name)}: {text}" for name, text in made.items())
-    return f"{{{pairs}}}"
+    return _dict(made)
+
+
+def _dict(texts: Mapping[str, str]) -> str:
+    return f"{{{', '.join(f'{literal(name)}: {text}' for name, text in texts.items())}}}"
+
+
+def _keywords(texts: Mapping[str, str]) -> str:
+    """Arguments by name; those whose names cannot be written as such come last, in a dict."""
+    plain = [f"{name}={text}" for name, text in texts.items() if is_attribute(name)]
+    odd = {name: text for name, text in texts.items() if not is_attribute(name)}
+    return ", ".join([*plain, f"**{_dict(odd)}"] if odd else plain)
 
 
 def _weights(node: Node) -> str:
     if not node.tensors:
         return "nn.Module()"
-    names = node.layer.held if node.layer is not None else (*node.tensors,)
-    held = [f"{name}={node.tensors[name]}" for name in names]
+    if node.row:
+        return _parameter_list([*node.tensors.values()])
+    if node.table:
+        return f"nn.ParameterDict({_dict(node.tensors)})"
     if node.layer is None:
-        return f"Weights({', '.join(held)})"
-    return f"{node.layer.kind}({', '.join([*held, *node.layer.options])})"
+        return f"Weights({_keywords(node.tensors)})"
+    held = _keywords({name: node.tensors[name] for name in node.layer.held})
+    return f"{node.layer.kind}({', '.join([held, *node.layer.options])})"
+
+
+def _parameter_list(texts: Sequence[str]) -> str:
+    if len({*texts}) == 1 and len(texts) > 1:
+        return f"nn.ParameterList({texts[0]} for _ in range({len(texts)}))"
+    return f"nn.ParameterList([{', '.join(texts)}])"
 
 
 def _simple(node: Node) -> str | None:
@@ -225,18 +286,18 @@ def _simple(node: Node) -> str | None:
         return node.built
     if not node.children:
         return _weights(node)
-    members = [_simple(child) for child in node.children.values()]
-    if None in members or (node.keyed and node.tensors):
+    members = {name: _simple(child) for name, child in node.children.items()}
+    texts = {name: text for name, text in members.items() if text is not None}
+    if len(texts) < len(members) or (node.keyed and node.tensors):
         return None
     if node.keyed:
         return _gathered(node, "")
     if not node.listed:
-        held = [*node.tensors.items(), *zip(node.children, members, strict=True)]
-        return f"Modules({', '.join(f'{name}={text}' for name, text in held)})"
-    runs = list(_runs([m for m in members if m is not None]))
+        return f"Modules({_keywords({**node.tensors, **texts})})"
+    runs = list(_runs([*texts.values()]))
     if len(runs) == 1 and runs[0][1] > 1:
         return f"nn.ModuleList({runs[0][0]} for _ in range({runs[0][1]}))"
-    if max(count for _, count in runs) > 3 and len(runs) < len(members) / 2:
+    if max(count for _, count in runs) > 3 and len(runs) < len(texts) / 2:
         parts = [f"*({text} for _ in range({n}))" if n > 1 else text for text, n in runs]
         return f"nn.ModuleList([{', '.join(parts)}])"
     return _gathered(node, "")

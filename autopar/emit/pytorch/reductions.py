@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autopar.emit.constants import literal, same
 from autopar.emit.pytorch.site import LIGHT, Printer, Site, dtype, model_part
 from autopar.emit.sizes import Size, product
-from autopar.emit.text import (
-    PRODUCT,
-    Expr,
-    call,
-    literal,
-    tuple_text,
-)
+from autopar.emit.text import PRODUCT, Expr, call, tuple_text
 
 
 def _dims(site: Site) -> tuple[int, ...]:
@@ -34,7 +29,7 @@ def _reduction(site: Site) -> Expr:
     if len(dims) < rank or keep or name == "var":
         arguments.append(str(dims[0]) if len(dims) == 1 else tuple_text(dims))
     if name == "var" and site.attrs.get("correction", 1) != 1:
-        arguments.append(f"correction={site.attrs['correction']}")
+        arguments.append(f"correction={literal(site.attrs['correction'])}")
     if keep:
         arguments.append("keepdim=True")
     text = f"{site.args[0].atom}.{name}({', '.join(arguments)})"
@@ -53,12 +48,12 @@ def _arg(site: Site) -> Expr:
     return Expr(f"{site.args[0].atom}.{site.kind}({', '.join(arguments)})", weight=LIGHT)
 
 
-_FILLED = {0: "torch.zeros", 1: "torch.ones"}
+_FILLED = ((0, "torch.zeros"), (1, "torch.ones"))
 
 
 def _full(site: Site) -> Expr:
     shape, kind = tuple_text(site.sizes()), f"dtype={dtype(site.attrs['dtype'])}"
-    name = _FILLED.get(site.attrs["value"])
+    name = next((name for value, name in _FILLED if same(value, site.attrs["value"])), None)
     if name is not None:
         return Expr(call(name, [shape, kind, "device=device()"]), weight=LIGHT)
     made = [shape, site.number(site.attrs["value"]), kind, "device=device()"]

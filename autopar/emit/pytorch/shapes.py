@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
+from autopar.emit.constants import literal, same
 from autopar.emit.pytorch.site import LIGHT, EmitError, Printer, Site
 from autopar.emit.sizes import slice_end
-from autopar.emit.text import Expr, call, literal, tuple_text
+from autopar.emit.text import Expr, call, tuple_text
 
 
 def _numbers(values: tuple[int, ...]) -> str:
@@ -177,8 +178,9 @@ def _pad(site: Site) -> Expr:
     while len(flat) > 2 and flat[-2:] == [0, 0]:
         flat = flat[:-2]
     arguments = [site.args[0].text, tuple_text(flat)]
-    if site.attrs.get("value"):
-        arguments.append(f"value={literal(site.attrs['value'])}")
+    value = site.attrs.get("value")
+    if value is not None and not same(value, 0):
+        arguments.append(f"value={site.number(value)}")
     return Expr(call("F.pad", arguments), weight=LIGHT)
 
 

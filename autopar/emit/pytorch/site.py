@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autopar.emit.sizes import NONE, Sizes
-from autopar.emit.text import Expr, number
+from autopar.emit.text import Expr, constant
 from autopar.lowering.spread import BATCH_AXES, Lowered, LoweredOp
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
@@ -16,7 +16,7 @@ Printer = Callable[["Site"], Expr]
 
 HEAVY = 2  # weight of an op that a reader looks at by itself: a product, a norm, a call
 LIGHT = 1
-LOWEST = -3.4028234663852886e38  # what masks are filled with
+HIGHEST = 3.4028234663852886e38  # of float32; masks are filled with its opposite
 
 
 class EmitError(ValueError):
@@ -62,11 +62,16 @@ class Site:
     def mesh(self) -> Mesh:
         return self.lowered.mesh
 
+    def constant(self, value: object) -> Expr:
+        """A scalar; float32's lowest and highest number are infinite in bfloat16."""
+        if isinstance(value, float) and abs(value) == HIGHEST:
+            end = "min" if value < 0 else "max"
+            return Expr(f"torch.finfo(torch.{self.half or 'float32'}).{end}")
+        return constant(value)
+
     def number(self, value: object) -> str:
-        """Source text of a scalar; float32's lowest number is minus infinity in bfloat16."""
-        if value == LOWEST:
-            return f"torch.finfo(torch.{self.half or 'float32'}).min"
-        return number(value)
+        """`constant` as an argument."""
+        return self.constant(value).text
 
     def whole(self, operand: int) -> tuple[int, ...]:
         """Global shape of an operand."""

@@ -8,6 +8,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from textwrap import wrap
 
+from autopar.emit.constants import literal
 from autopar.emit.names import first_free
 from autopar.emit.pytorch.classes import Printing, module_tree
 from autopar.emit.pytorch.contents import contents, whole_modules
@@ -20,7 +21,7 @@ from autopar.emit.pytorch.top import batch_names, documented, top_class
 from autopar.emit.pytorch.widths import changed
 from autopar.emit.roles import Known
 from autopar.emit.sizes import Sizes
-from autopar.emit.text import COLUMNS, Lines, literal
+from autopar.emit.text import COLUMNS, Lines
 from autopar.lowering.spread import Lowered
 from autopar.lowering.stages import StagePart
 from autopar.nouns.plan import Plan

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from autopar.emit.names import first_free, identifier
+from autopar.emit.constants import literal
+from autopar.emit.names import first_free, identifier, is_argument
 from autopar.emit.pytorch import modules
 from autopar.emit.pytorch.classes import Printing, finish, surroundings
 from autopar.emit.pytorch.counts import counted, held_whole, labels_of, labels_only
 from autopar.emit.pytorch.forward import Forward
 from autopar.emit.pytorch.original import CapturedModel
 from autopar.emit.pytorch.scopes import Scope
-from autopar.emit.pytorch.site import EmitError
-from autopar.emit.text import Lines, literal, split_items
+from autopar.emit.text import Lines, split_items
 from autopar.lowering.spread import BATCH_AXES, Lowered, Operand
 
 SHARE = "This rank's share: summed over data ranks and microbatches, the loss."
@@ -28,7 +28,7 @@ def model_class(
     """The whole model's class, from its bases on."""
     names = batch_names(lowered.graph.inputs)
     loss = lowered.outputs[0].name
-    text = top_class(lowered, scope, root, captured, printing, names, loss)
+    text = top_class(lowered, scope, root, captured, printing, names, loss, by_name=True)
     return documented(text, ["The whole model on one rank; see the top of this file."])
 
 
@@ -41,10 +41,12 @@ def documented(text: str, about: Sequence[str]) -> str:
 
 
 def batch_names(entries: Sequence[str]) -> dict[str, str]:
-    """The argument of each batch entry. Raises `EmitError` where one is no name."""
-    names = {n: identifier(n) for n in entries}
-    if wrong := [n for n, v in names.items() if n != v]:
-        raise EmitError(f"batch entries {wrong} are no names")
+    """A variable for each batch entry: its own name where a forward can have it."""
+    names = {n: n for n in entries if is_argument(n)}
+    for entry in entries:
+        hint = identifier(entry)
+        hint = hint if is_argument(hint) else f"{hint}_"
+        names.setdefault(entry, first_free([hint], names.values()))
     return names
 
 
@@ -56,11 +58,13 @@ def top_class(
     printing: Printing,
     names: Mapping[str, str],
     loss: str,
+    by_name: bool = False,
 ) -> str:
     """A class from its bases on, without a docstring.
 
-    names: the argument for each of the graph's inputs.
-    loss:  the output that is the model's loss.
+    names:   the argument for each of the graph's inputs.
+    loss:    the output that is the model's loss.
+    by_name: its forward is called with the entries of a batch by their own names.
     """
     around = surroundings(scope, lowered, root, printing)
     forward = Forward(scope, around, dict(names), lowered.outputs)
@@ -73,9 +77,12 @@ def top_class(
     means = bool(counted(lowered))
     if means:
         _counts(lowered, lines, printing, root)
-    arguments = ["self", *(f"{names[n]}: Tensor" for n in lowered.graph.inputs)]
+    odd = [n for n in lowered.graph.inputs if by_name and names[n] != n]
+    arguments = ["self", *(f"{names[n]}: Tensor" for n in lowered.graph.inputs if n not in odd)]
     if means:
         arguments.append("counts: dict[str, Tensor]")
+    others = first_free(["others", "other"], names.values())
+    arguments += [f"**{others}: Tensor"] * bool(odd)
     several = f"tuple[{', '.join(['Tensor'] * len(returned))}]"
     result = "Tensor" if len(returned) == 1 else several
     lines.add(f"def forward({', '.join(arguments)}) -> {result}:")
@@ -83,6 +90,10 @@ def top_class(
         lines.add(
             '    """This rank\'s share: summed over data ranks and microbatches, the loss."""'
         )
+    renamed = Lines(8)
+    for name in odd:
+        renamed.add(f"{names[name]} = {others}[{literal(name)}]")
+    lines.lines += renamed.lines
     finish(lines, forward, ", ".join(returned))
     return "\n".join([f"({modules.base(root)}):", *lines.lines])
 
@@ -135,16 +146,17 @@ def _counts(lowered: Lowered, lines: Lines, printing: Printing, root: modules.No
     plain = Printing(printing.library, False, False, "none", {}, {}, {}, {})
     names = [n for n in part.graph.inputs if any(n in o.op.inputs for o in part.ops)]
     names += [o.name for o in part.outputs if o.name in part.graph.inputs and o.name not in names]
+    variables = batch_names(names)
     forward = Forward(
         scope,
         surroundings(scope, part, root, plain),
-        {n: identifier(n) for n in names},
+        variables,
         part.outputs,
     )
     inner = forward.lines
     if part.ops:
         for name in names:
-            inner.add(f"{identifier(name)} = batch[{literal(name)}]")
+            inner.add(f"{variables[name]} = batch[{literal(name)}]")
     labels: dict[str, str] = {}
     for output, text in zip(part.outputs, split_items(forward.run()), strict=True):
         if not part.ops:

@@ -9,7 +9,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autopar.emit.text import Lines, docstring, literal
+from autopar.emit.constants import literal
+from autopar.emit.text import Lines, docstring
 from autopar.nouns.mesh import DATA_AXES, Mesh
 from autopar.nouns.zero import ZERO, over
 

@@ -226,7 +226,7 @@ def _apart(draft: Draft) -> Draft:
     alone, are made by an op."""
     passed = [x for x in draft.outputs if isinstance(x, Value) and x in draft.inputs]
     made = {x: Node("identity", (x,), (Value(x.shape, x.dtype),)) for x in passed}
-    outputs = tuple(made[x].out if x in made else x for x in draft.outputs)
+    outputs = tuple(made[x].out if isinstance(x, Value) and x in made else x for x in draft.outputs)
     return Draft(draft.inputs, (*draft.nodes, *made.values()), outputs)
 
 

@@ -38,13 +38,22 @@ class Value:
         return math.prod(self.shape)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Uniform:
-    """The same number everywhere."""
+    """The same number everywhere. Two are equal that are written alike: -0.0 is not 0.0."""
 
     value: bool | int | float
     dtype: str
     shape: Shape = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Uniform) and self._written() == other._written()
+
+    def __hash__(self) -> int:
+        return hash(self._written())
+
+    def _written(self) -> tuple[str, str, Shape]:
+        return repr(self.value), self.dtype, self.shape
 
 
 Operand = Value | Uniform
@@ -190,7 +199,8 @@ def ordered(draft: Draft) -> Draft:
     nodes: list[Node] = []
     done: set[Node] = set()
     # (node, whether its operands have been asked for)
-    todo = [(maker[v], False) for v in reversed(draft.outputs) if v in maker]
+    results = [v for v in reversed(draft.outputs) if isinstance(v, Value)]
+    todo = [(maker[v], False) for v in results if v in maker]
     while todo:
         node, ready = todo.pop()
         if node in done:

@@ -37,6 +37,9 @@ def folded(draft: Draft) -> Draft:
     return draft
 
 
+_INDEX = re.compile(r"0|[1-9][0-9]*")  # as indices are written: "01" is a key
+
+
 def _prefixes(draft: Draft) -> list[str]:
     """Paths before an integer that takes at least two values, outermost first."""
     indices_of: dict[str, set[str]] = {}
@@ -45,14 +48,15 @@ def _prefixes(draft: Draft) -> list[str]:
             continue
         parts = value.path.split(".")
         for i, part in enumerate(parts[:-1]):
-            if part.isdigit():
+            if _INDEX.fullmatch(part):
                 indices_of.setdefault(".".join(parts[:i]), set()).add(part)
                 break
     return [prefix for prefix, indices in indices_of.items() if len(indices) > 1]
 
 
 def _fold(draft: Draft, prefix: str) -> Draft:
-    pattern = re.compile(re.escape(f"{prefix}." if prefix else "") + r"(\d+)\.(.+)")
+    before = re.escape(f"{prefix}." if prefix else "")
+    pattern = re.compile(rf"{before}({_INDEX.pattern})\.(.+)", re.DOTALL)
     owner: dict[Value, tuple[int, str]] = {}
     for value in draft.inputs:
         match = pattern.fullmatch(value.path) if value.role == "parameter" else None

@@ -128,7 +128,7 @@ class _Walker:
         An array has the numbers that it has, as data do; one number is what was written, so that
         of float32 it is the shortest decimal."""
         array = np.asarray(value)
-        if array.size and (array == array.flat[0]).all():
+        if _is_one_number(array):
             number = _number(array.flat[0]) if array.ndim else plain(array.flat[0])
             return Uniform(number, str(array.dtype), array.shape)
         if self.constants is not None and is_data(array):
@@ -339,6 +339,14 @@ def scope_of(stack: str) -> str:
 
 def _is_parameter(x: Operand) -> bool:
     return isinstance(x, Value) and x.role == "parameter"
+
+
+def _is_one_number(array: Any) -> bool:
+    """Bit by bit: -0.0 is not 0.0, and nan is nan."""
+    if not array.size:
+        return False
+    rows = np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(array.size, -1)
+    return bool((rows == rows[0]).all())
 
 
 def _number(value: Any) -> bool | int | float:

@@ -198,7 +198,7 @@ def _pad(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     low_high = [(max(0, low), max(0, high)) for low, high in pairs]
     if not any(map(any, low_high)):
         return x
-    value = a["value"] or 0
+    value = 0 if a["value"] is None else a["value"]  # not `or`: -0.0 has a sign
     meta = ir.like(node.meta["val"])
     if not x.is_float:
         value = int(value)

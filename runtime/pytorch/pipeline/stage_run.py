@@ -144,8 +144,12 @@ class StageRun:
             return
         later = self._kept.pop(i).later
         assert later is not None, f"{self.number}W{i} stands before its I"
+        with self.storage.microbatch(last):
+            # Its parts are backwards of their own: behind the first of them nothing may be reduced
+            # or dropped yet.
+            with self.storage.part(), gradients_scaled(self.storage.grad_scale):
+                later.run()
         with self.storage.microbatch(last), gradients_scaled(self.storage.grad_scale):
-            later.run()
             self.storage.weights()
 
     def _roots(self, kept: _Kept, gradients: Tensors) -> tuple[list[GradientEdge], list[Tensor]]:

@@ -1,0 +1,79 @@
+# mypy: disable-error-code="no-any-return"
+"""Keys of parameters and entries of batches that are no identifiers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from autopar.runtime.verify.verified import TOLERANCE
+from tests.jax import models
+from tests.jax.planned import made_of
+
+KEYS = (
+    "class", "a-b", "0", "a b", "größe", "self", "x/y", "a::b", 'q"uote', "it's", "back\\slash",
+    "new\nline", "tab\t", "µ", "__w", "x²", "{i}", "#", "p", "params", "jnp",
+)  # fmt: skip
+LAYOUTS: Mapping[str, Mapping[str, str]] = {
+    "state": {"dp_shard": "8", "zero": "3"},
+    "tensors": {"dp_shard": "4", "tp": "2"},
+}
+
+
+def model(key: str, entry: str) -> models.Model:
+    """A layer, layers in a scan and layers in a list under ``key``, fed by ``entry``."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        x = jnp.tanh(batch[entry] @ params[key]["w"]) * params["scale"][key]
+
+        def layer(h: Any, given: Any) -> Any:
+            return jnp.tanh(h @ given[key]) + h, None
+
+        x, _ = jax.lax.scan(layer, x, params["layers"])
+        for one in params["list"]:
+            x = jnp.tanh(x @ one[key]) + x
+        return jnp.mean(x**2)
+
+    shapes = {
+        key: {"w": models.shape(16, 16)},
+        "scale": {key: models.shape(16)},
+        "layers": {key: models.shape(3, 16, 16)},
+        "list": [{key: models.shape(16, 16)} for _ in range(3)],
+    }
+    return models.Model(loss, shapes, {entry: models.shape(8, 16)})
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_of_the_parameters(key: str) -> None:
+    for how, layout in LAYOUTS.items():
+        program = made_of(f"key {key!r} {how}", model(key, "x"), dict(layout))
+        assert program.exact()[0].largest <= TOLERANCE
+
+
+def test_numbers_that_no_index_is() -> None:
+    """Keys of layers as they are, in whatever digits."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        x = batch["x"]
+        for one in params["layers"].values():
+            x = jnp.tanh(x @ one["w"]) + x
+        return jnp.mean(x**2)
+
+    for keys in (("01", "02", "1", "2"), ("²", "³"), ("0", "1", "\u0661")):
+        shapes = {"layers": {key: {"w": models.shape(16, 16)} for key in keys}}
+        program = made_of(
+            f"keys {keys}",
+            models.Model(loss, shapes, {"x": models.shape(8, 16)}),
+            LAYOUTS["tensors"],
+        )
+        assert program.exact()[0].largest <= TOLERANCE
+
+
+@pytest.mark.parametrize("entry", ["X", "a b", "class", "jnp", "params", "float", "0", "x²"])
+def test_an_entry_of_the_batch(entry: str) -> None:
+    program = made_of(f"entry {entry!r}", model("w", entry), {"dp_shard": "8"})
+    assert program.exact()[0].largest <= TOLERANCE
