@@ -22,7 +22,8 @@ from autopar.frontends.loading import load_workload
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
 from autopar.planner.planning import plan_captured
-from benchmarks.zoo import CLUSTER, EXAMPLES, PLANS, model_file
+from benchmarks.planned import CLUSTER, model_file
+from benchmarks.zoo import EXAMPLES, PLANS
 from benchmarks.zoo_models import ZOO
 
 LAYOUTS: Mapping[str, Mapping[str, str]] = {

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Target, show
+from benchmarks.planned import CLUSTER
 from benchmarks.zoo_models import ZOO
 
-CLUSTER = "examples/clusters/cpu_4.yaml"
 EXAMPLES = sorted(map(str, Path("examples").glob("*.py")))
 LIMIT = 1e-9
 PLANS: Mapping[str, Mapping[str, str]] = {
@@ -51,19 +51,6 @@ PLANS: Mapping[str, Mapping[str, str]] = {
     },
     "the planner's own": {},
 }
-_MODEL = """from benchmarks.zoo_models import ZOO
-
-workload = ZOO[{family!r}]()
-"""
-
-
-def model_file(family: str, folder: Path) -> Path:
-    """The workload's file and name: an example's own, or one written for the family."""
-    if ".py" in family:
-        return Path(family)
-    model = folder / "model.py"
-    model.write_text(_MODEL.format(family=family))
-    return model
 
 
 def check(
@@ -73,37 +60,14 @@ def check(
     cluster_file: str = CLUSTER,
 ) -> list[dict[str, Any]]:
     """One row a plan; a plan that cannot be made is a row with the reason."""
-    from autopar.cli.commands import plan_files
-    from autopar.files.cluster_file import load_cluster
-    from autopar.files.plan_folder import write
-    from autopar.frontends.dispatch import capture
-    from autopar.frontends.loading import load_workload
-    from autopar.nouns.errors import UserError
-    from autopar.planner.planning import PlanResult, plan_captured
     from autopar.runtime.jobs.launch import verify_many
+    from benchmarks.planned import planned_in
 
-    folder.mkdir(parents=True, exist_ok=True)
-    model = model_file(family, folder)
-    cluster = load_cluster(cluster_file)
-    rows: list[dict[str, Any]] = []
-    try:
-        workload = load_workload(str(model))
-        captured = capture(workload)
-    except UserError as error:
-        return [{"family": family, "plan": "", "reason": _first_line(error)}]
-    made: dict[str, Path] = {}
-    for name, fix in plans.items():
-        try:
-            planned = plan_captured(captured, workload, cluster, str(model), fix)
-        except UserError as error:
-            rows.append({"family": family, "plan": name, "reason": _first_line(error)})
-            continue
-        result = PlanResult(
-            planned.plan, workload, cluster, captured, planned.graph, planned.lowered, {}, ()
-        )
-        made[name] = folder / f"plan_{len(made)}"
-        files, _ = plan_files(result, made[name])
-        write(made[name], files)
+    made, refused = planned_in(family, folder, plans, cluster_file)
+    rows: list[dict[str, Any]] = [
+        {"family": family, "plan": name, "reason": reason.splitlines()[0]}
+        for name, reason in refused.items()
+    ]
     for name, verified in zip(made, verify_many(list(made.values())), strict=True):
         rows.append(
             {
@@ -118,10 +82,6 @@ def check(
             }
         )
     return rows
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]
 
 
 def right(row: Mapping[str, Any]) -> bool:

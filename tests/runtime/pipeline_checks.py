@@ -197,7 +197,7 @@ def checkpoints(folder: Path) -> dict[str, float]:
         "chimera": lambda: make("gpt", "chimera"),
         "two stages, zero 3": lambda: make("gpt", "zb-h1", pp=2, inside="zero 3"),
         "one stage, zero 1": lambda: Trainer(
-            Program({"dp_shard": 4}, Settings(zero=1, microbatches=2), Whole),
+            Program({"dp_shard": 4, "tp": 1}, Settings(zero=1, microbatches=2), Whole),
             workload,
             lambda targets: initialize(pipelined_models.GPT, workload.seed, targets),
             lift=torch.float64,

@@ -1,0 +1,59 @@
+"""Plans of one model under several layouts, written to folders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from autopar.cli.commands import plan_files
+from autopar.files.cluster_file import load_cluster
+from autopar.files.plan_folder import write
+from autopar.frontends.dispatch import capture
+from autopar.frontends.loading import load_workload
+from autopar.nouns.errors import UserError
+from autopar.planner.planning import PlanResult, plan_captured
+
+CLUSTER = "examples/clusters/cpu_4.yaml"
+_MODEL = """from benchmarks.zoo_models import ZOO
+
+workload = ZOO[{family!r}]()
+"""
+
+
+def model_file(family: str, folder: Path) -> Path:
+    """The workload's file and name: an example's own, or one written for the family."""
+    if ".py" in family:
+        return Path(family)
+    model = folder / "model.py"
+    model.write_text(_MODEL.format(family=family))
+    return model
+
+
+def planned_in(
+    family: str,
+    home: Path,
+    layouts: Mapping[str, Mapping[str, str]],
+    cluster_file: str = CLUSTER,
+) -> tuple[dict[str, Path], dict[str, str]]:
+    """(folder by layout, why each other one was refused) of a family of the zoo or a model file."""
+    home.mkdir(parents=True, exist_ok=True)
+    model, cluster = str(model_file(family, home)), load_cluster(cluster_file)
+    try:
+        workload = load_workload(model)
+        captured = capture(workload)
+    except UserError as error:
+        return {}, dict.fromkeys(layouts, str(error))
+    folders: dict[str, Path] = {}
+    refused: dict[str, str] = {}
+    for number, (name, fix) in enumerate(layouts.items()):
+        try:
+            made = plan_captured(captured, workload, cluster, model, fix)
+        except UserError as error:
+            refused[name] = str(error)
+            continue
+        result = PlanResult(
+            made.plan, workload, made.cluster, captured, made.graph, made.lowered, {}, ()
+        )
+        folders[name] = home / f"plan_{number}"
+        write(folders[name], plan_files(result, folders[name])[0])
+    return folders, refused
