@@ -324,9 +324,9 @@ class Step:
     def dtype_of(self, dtype: Any, leaf: Leaf | None = None) -> Any:
         """In which numbers of ``dtype`` are computed with."""
         precision = self.layout.settings.precision
-        narrow = precision in ("bfloat16", "float16") and dtype == jnp.float32
-        narrow &= leaf is None or not leaf.parameter.buffer
-        return jnp.dtype(precision) if narrow else dtype
+        cast = precision != "float32" and dtype == jnp.float32
+        cast &= leaf is None or not leaf.parameter.buffer
+        return jnp.dtype(precision) if cast else dtype
 
     def computing(self, batch: Arrays) -> dict[str, Array]:
         """In the dtype of compute."""
