@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +16,6 @@ from jax.sharding import PartitionSpec
 from autopar.frontends.captured import Aux
 from autopar.frontends.jax import paths_of
 from autopar.nouns.workload import Workload
-from autopar.runtime.checkpoint_folder import MANIFEST
 from autopar.runtime.jax import checkpoint, loss_scale
 from autopar.runtime.jax.batches import Batches
 from autopar.runtime.jax.frozen import held_by, joined, without
@@ -27,7 +28,14 @@ from autopar.runtime.jax.saved_state import SavedState
 from autopar.runtime.jax.step import Array, Arrays, State, Step, held, placed
 from autopar.runtime.jax.user_tree import Tree, UserTree
 from autopar.runtime.keeping import Keeping
-from autopar.runtime.kept_checkpoints import drop_old, newest, of_step
+from autopar.runtime.kept_checkpoints import (
+    candidates,
+    drop_old,
+    load_first_whole,
+    of_step,
+    set_aside,
+    something_kept,
+)
 from autopar.runtime.settings import ProgramError
 from autopar.runtime.stopping import Stopping
 
@@ -239,10 +247,13 @@ class Trainer:
         """Goes on from the newest checkpoint in ``folder``, if there is one, and from now on saves
         there, the ``keep`` newest: every so many steps, and on SIGTERM, which then ends the process
         with exit code 143. It saves where the next `step` begins; several processes, of which all
-        call, look for SIGTERM where they save.
+        call, look for SIGTERM where they save. A damaged newest one is told and set aside, and the
+        one before is taken.
         """
-        if (newest(folder) / MANIFEST).is_file():
-            self.load(folder)
+        if texts("kept" if something_kept(folder) else "")[0]:
+            passed = self._load(folder)
+            if jax.process_index() == 0:
+                set_aside(passed)
         self._stop.listen()
         self._keeping = Keeping(Path(folder), every, keep, self.step_number)
 
@@ -262,13 +273,21 @@ class Trainer:
 
     def load(self, folder: str | Path) -> None:
         """Goes on from what `save` wrote, under this plan or another; of a folder of several from
-        the newest.
+        the newest that is whole: it is told which ones are passed over, and why.
 
         Raises `CheckpointError`, and leaves the trainer as it was.
         """
+        self._load(folder)
+
+    def _load(self, folder: str | Path) -> list[Path]:
+        """`load`; what was passed over."""
         saved = self._saved
-        arrays = checkpoint.read(newest(folder), saved.shapes(self.state, self._opt_state))
+        shapes = saved.shapes(self.state, self._opt_state)
+        arrays, passed = load_first_whole(
+            _paths(folder), lambda path: checkpoint.read(path, shapes), _tell
+        )
         self.state, self._opt_state = saved.restored(arrays, self.state, self._opt_state)
+        return passed
 
     @property
     def _saved(self) -> SavedState:
@@ -327,6 +346,17 @@ class Trainer:
         if name not in self._jitted:
             self._jitted[name] = make()
         return self._jitted[name]
+
+
+def _paths(folder: str | Path) -> list[Path]:
+    """`candidates` as the first process sees them; a collective call."""
+    names = json.loads(texts(json.dumps([str(path) for path in candidates(folder)]))[0])
+    return [Path(name) for name in names]
+
+
+def _tell(text: str) -> None:
+    if jax.process_index() == 0:
+        print(f"autopar: {text}", file=sys.stderr, flush=True)
 
 
 def stored(step: Step, tree: UserTree, given: Tree) -> dict[str, Any]:
