@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from pathlib import Path
 from autopar.nouns.errors import UserError
 
 FORMAT = 1
+STEP = re.compile(r"step-(\d+)")
+"""What a checkpoint is called that a trainer keeps by itself."""
 MANIFEST = "checkpoint.json"
 DATA = {"torch": (".metadata", ".distcp"), "jax": ("state.npz",)}
 """How names of a framework's own files end."""
@@ -26,6 +29,10 @@ _CHUNK_BYTES = 1 << 20
 
 class CheckpointError(UserError):
     """A checkpoint that is not there, not whole, of another model, or has nowhere to go."""
+
+
+class Damaged(CheckpointError):
+    """A checkpoint that is not as it was written: cut off, changed, mixed or with parts missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +82,13 @@ def find(folder: str | Path) -> Path:
         raise CheckpointError(f"{target} is a file, and a checkpoint is a folder; give another one")
     parts = [name for name in names_in(target) if is_data(name)]
     if parts:
-        raise CheckpointError(
+        raise Damaged(
             f"{target} has {parts[0]} but no {MANIFEST}, which is written last: it is part of a "
             "checkpoint, or one that an older autopar wrote. Copy the whole folder, or give "
             "another checkpoint"
         )
-    raise CheckpointError(
+    missing = Damaged if target.is_dir() and STEP.fullmatch(target.name) else CheckpointError
+    raise missing(
         f"no checkpoint in {target}: `autopar run --save {folder}` writes one, or trainer.save"
     )
 
@@ -100,12 +108,12 @@ def read_manifest(source: Path, framework: str) -> Manifest:
         files = {str(name): File(**one) for name, one in fields["files"].items()}
         manifest = Manifest(str(fields["framework"]), files)
     except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror}; {again}") from None
+        raise Damaged(f"{file} cannot be read: {error.strerror}; {again}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"{file} is damaged ({why}); {again}") from None
+        raise Damaged(f"{file} is damaged ({why}); {again}") from None
     if kept != _of_text(fields):
-        raise CheckpointError(
+        raise Damaged(
             f"{file} is damaged: its SHA-256 is {_of_text(fields)[:12]}... and not the "
             f"{kept[:12]!s}... that was written; {again}"
         )
@@ -118,43 +126,43 @@ def read_manifest(source: Path, framework: str) -> Manifest:
 
 
 def check_names(source: Path, manifest: Manifest) -> None:
-    """Raises `CheckpointError` where files are missing or have another size, or a data file is
+    """Raises `Damaged` where files are missing or have another size, or a data file is
     there that was not written with the others."""
     again = "Copy the folder again, or give another checkpoint"
     there = names_in(source)
     for name, wanted in manifest.files.items():
         if name not in there:
-            raise CheckpointError(
+            raise Damaged(
                 f"{source / name} is missing: the checkpoint has {len(manifest.files)} files, and "
                 f"this one had {wanted.size_bytes} bytes. {again}"
             )
         size_bytes = (source / name).stat().st_size
         if size_bytes != wanted.size_bytes:
-            raise CheckpointError(
+            raise Damaged(
                 f"{source / name} has {size_bytes} bytes and had {wanted.size_bytes} when it was "
                 f"written. {again}"
             )
     foreign = [n for n in there if n not in manifest.files and is_data(n)]
     if foreign:
-        raise CheckpointError(
+        raise Damaged(
             f"{source / foreign[0]} was not written with the others, by {MANIFEST}: two "
             "checkpoints may be mixed there. Remove it, or copy the folder again"
         )
 
 
 def check_digests(source: Path, manifest: Manifest, names: Sequence[str]) -> None:
-    """Reads the files ``names``. Raises `CheckpointError` where one is not as it was written."""
+    """Reads the files ``names``. Raises `Damaged` where one is not as it was written."""
     for name in names:
         wanted = manifest.files[name]
         try:
             actual = file_of(source / name)
         except OSError as error:
-            raise CheckpointError(
+            raise Damaged(
                 f"{source / name} cannot be read: {error.strerror}; copy the folder again, or give "
                 "another checkpoint"
             ) from None
         if actual != wanted:
-            raise CheckpointError(
+            raise Damaged(
                 f"{source / name} is damaged: its SHA-256 is {actual.sha256[:12]}... and was "
                 f"{wanted.sha256[:12]}... when it was written. Copy the folder again, or give "
                 "another checkpoint"

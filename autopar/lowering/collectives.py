@@ -12,7 +12,9 @@ from autopar.lowering.state import (
     Stored,
     cutting_axes,
     is_wide,
+    loss_bytes_of,
     piece_bytes,
+    pipeline_loss_bytes,
     state_collectives,
     sums,
 )
@@ -62,6 +64,7 @@ def priced_collectives(
         clips,
         global_counts(lowered.graph),
         plan.framework,
+        loss_bytes(lowered),
     )
     for entry in state:
         moved = entry.collective
@@ -69,6 +72,12 @@ def priced_collectives(
     for axis, size in _beside_the_loss(lowered):
         counts["all_reduce", axis, size, "what is beside the loss"] += 1
     return _rows(counts, 0)
+
+
+def loss_bytes(lowered: Lowered) -> int:
+    """Bytes in which the loss of a program is summed over data ranks."""
+    outputs = lowered.outputs  # a stage that ends with a buffer has none
+    return loss_bytes_of(lowered.graph.tensors[outputs[0].name].dtype if outputs else "float32")
 
 
 def _beside_the_loss(lowered: Lowered) -> Iterator[tuple[str, int]]:
@@ -126,7 +135,7 @@ def pipeline_collectives(
             clips=False,
             counts=global_counts(part.lowered.graph),
             framework=plan.framework,
-            loss=False,
+            loss_bytes=0,
         ):
             moved = entry.collective
             rows[moved.kind, moved.axis, moved.size_bytes, entry.what] += entry.count
@@ -152,7 +161,8 @@ def pipeline_collectives(
     zero = max(stage.zero for stage in plan.stages)
     cutting, wide = cutting_axes(everything, mesh, zero, plan.framework), is_wide(everything)
     for rank in ranks:
-        for entry in sums(mesh, cutting, clips, wide, plan.precision == "float16"):
+        scales, loss = plan.precision == "float16", pipeline_loss_bytes(wide, plan.precision)
+        for entry in sums(mesh, cutting, clips, wide, scales, loss):
             moved = entry.collective
             counts[rank][moved.kind, moved.axis, moved.size_bytes, entry.what] += entry.count
     return [row for rank in ranks for row in _rows(counts[rank], rank)]

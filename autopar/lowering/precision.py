@@ -2,9 +2,10 @@
 
 Parameters are cast where they are used and inputs as they come in, so that whatever flows from
 them has the new dtype. What is made from nothing, from buffers or by a cast of integers stays in
-float32 (angles, masks), until it meets the stream; losses stay in float32 too. What a loss casts to
-float32 itself stays so, and so does what is computed from it, until the loss casts back: that is
-how JAX promotes dtypes, and casts are ops of their ``own`` in graphs of JAX alone.
+float32 (angles, masks), until it meets the stream; in half precision losses stay in float32 too.
+What a loss casts to float32 itself stays so, and so does what is computed from it, until the loss
+casts back: that is how JAX promotes dtypes, and casts are ops of their ``own`` in graphs of JAX
+alone.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ def at_precision(graph: Graph, precision: str) -> Graph:
     if precision == "float32":
         return graph
     entering: dict[str, dict[str, State]] = {name: {} for name in graph.blocks}
-    states = _states(graph, {}, graph, entering)
+    wide = precision not in HALF
+    states = _states(graph, {}, graph, entering, wide)
     blocks = {
         name: Block(
             name,
-            _changed(block.body, _states(block.body, entering[name], graph, {}), precision),
+            _changed(block.body, _states(block.body, entering[name], graph, {}, wide), precision),
             block.instances,
         )
         for name, block in graph.blocks.items()
@@ -58,11 +60,13 @@ def _states(
     given: Mapping[str, State],
     whole: Graph,
     entering: dict[str, dict[str, State]],
+    wide: bool,
 ) -> dict[str, State]:
     """Of values of float32; a loss is missing, and what is computed from losses alone.
 
     given:    inputs of a block that are not in the stream.
     entering: collects that for each block that is called.
+    wide:     whether losses are in the stream like all else.
     """
     state_of: dict[str, State] = {}
     for tensor in graph.tensors.values():
@@ -71,11 +75,13 @@ def _states(
             state_of[tensor.name] = given.get(tensor.name, state_of[tensor.name])
     for op in graph.ops:
         if op.kind == "block":
-            state_of.update(_of_block(graph, op, state_of, whole, entering))
+            state_of.update(_of_block(graph, op, state_of, whole, entering, wide))
             continue
         states = [state_of[name] for name in op.inputs if name in state_of]
         for name in op.outputs:
-            if graph.tensors[name].dtype != "float32" or op.kind == "cross_entropy":
+            if graph.tensors[name].dtype != "float32":
+                continue
+            if op.kind == "cross_entropy" and not wide:
                 continue
             if op.attrs.get("own"):
                 state_of[name] = "own" if op.attrs["dtype"] == "float32" else "stream"
@@ -96,6 +102,7 @@ def _of_block(
     state_of: Mapping[str, State],
     whole: Graph,
     entering: dict[str, dict[str, State]],
+    wide: bool,
 ) -> dict[str, State]:
     """Results are in the stream, but for what the block gives on by a cast of its own."""
     name = op.attrs["block"]
@@ -105,7 +112,8 @@ def _of_block(
         i: state_of[o] for i, o in pairs if state_of.get(o, "stream") != "stream"
     }
     entering.setdefault(name, {}).update(given)
-    inside = _states(body, given, whole, {}) if _has_own(body) or "own" in given.values() else {}
+    own = _has_own(body) or "own" in given.values()
+    inside = _states(body, given, whole, {}, wide) if own else {}
     return {
         out: "own" if inside.get(inner) == "own" else "stream"
         for out, inner in zip(op.outputs, body.outputs, strict=True)

@@ -15,7 +15,7 @@ all_reduce of the piece        dp_replicate                        once
 always:
 all_reduce of ``D`` gradients  the D axes as one group             once, of the piece after ZeRO
 all_reduce of the norm         axes that cut any trainable tensor  once where gradients are clipped
-all_reduce of the loss         all data axes                       once
+all_reduce of the loss         all data axes                       once, in at least 32 bits
 all_reduce of the counts       all data axes                       once where the program has any
 all_reduce of overflow         all ranks                           once in float16
 =============================  ==================================  ================================
@@ -50,8 +50,9 @@ from autopar.nouns.sharding import Sharding
 from autopar.nouns.zero import Zero, over
 from autopar.rules.resharding import Collective
 
-LOSS_BYTES = NORM_BYTES = 4
-COUNT_BYTES = 8
+LOSS_BYTES = NORM_BYTES = OVERFLOW_BYTES = 4
+"""Of a loss and a norm in 32 bits or fewer."""
+WIDE_BYTES = COUNT_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +89,9 @@ def state_collectives(
     clips: bool,
     counts: int = 0,
     framework: str = "torch",
-    loss: bool = True,
+    loss_bytes: int = LOSS_BYTES,
 ) -> Iterator[StateCollective]:
-    """Everything in the table above, or all but the ``loss``.
+    """Everything in the table above, or with ``loss_bytes`` of 0 all but `sums`.
 
     counts: how many numbers the program counts globally.
     """
@@ -114,9 +115,10 @@ def state_collectives(
             late[axes] = late.get(axes, 0) + cuts.piece_bytes(p)
     for axes, size in late.items():
         yield from _all_reduce("deferred gradients", axes, size)
-    if loss:
+    if loss_bytes:
         cutting = cutting_axes(stored, mesh, zero, framework)
-        yield from sums(mesh, cutting, clips, is_wide(stored), precision == "float16")
+        scales = precision == "float16"
+        yield from sums(mesh, cutting, clips, is_wide(stored), scales, loss_bytes)
     yield from count_sums(mesh, counts)
 
 
@@ -135,22 +137,37 @@ def is_wide(stored: Iterable[Stored]) -> bool:
 
 
 def sums(
-    mesh: Mesh, cutting: Collection[str], clips: bool, wide: bool = False, scales: bool = False
+    mesh: Mesh,
+    cutting: Collection[str],
+    clips: bool,
+    wide: bool = False,
+    scales: bool = False,
+    loss_bytes: int = LOSS_BYTES,
 ) -> Iterator[StateCollective]:
     """Norm and loss of all ranks of ``mesh``, of which ``pp`` cuts every parameter and the loss.
 
     cutting: see `cutting_axes`. wide: see `is_wide`. scales: whether the loss is scaled, and ranks
-    tell each other of gradients that overflow.
+    tell each other of gradients that overflow. loss_bytes: see `loss_bytes_of`; over ``pp`` all
+    ranks must know the dtype without having a loss, see `pipeline_loss_bytes`.
     """
     if scales:
         every = tuple(a for a in mesh.axes if mesh.size(a) > 1)
-        yield from _all_reduce("overflow", every, LOSS_BYTES)
-    size = 2 if wide else 1
+        yield from _all_reduce("overflow", every, OVERFLOW_BYTES)
     if clips:
         axes = tuple(a for a in mesh.axes if mesh.size(a) > 1 and (a in cutting or a == "pp"))
-        yield from _all_reduce("gradient norm", axes, NORM_BYTES * size)
+        yield from _all_reduce("gradient norm", axes, WIDE_BYTES if wide else NORM_BYTES)
     across = tuple(a for a in ("pp", *DATA_AXES) if mesh.size(a) > 1)
-    yield from _all_reduce("loss", across, LOSS_BYTES * (size if "pp" in across else 1))
+    yield from _all_reduce("loss", across, loss_bytes)
+
+
+def loss_bytes_of(dtype: str) -> int:
+    """Of a loss that a program computes in ``dtype``: it is summed in at least 32 bits."""
+    return max(LOSS_BYTES, DTYPE_BYTES[dtype])
+
+
+def pipeline_loss_bytes(wide: bool, precision: str) -> int:
+    """The same where only some ranks compute a loss; wide: see `is_wide`."""
+    return WIDE_BYTES if wide or precision == "float64" else LOSS_BYTES
 
 
 def count_sums(mesh: Mesh, counts: int) -> Iterator[StateCollective]:

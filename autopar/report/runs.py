@@ -107,7 +107,8 @@ def verify_summary(result: VerifyResult) -> list[RenderableType]:
     """Every error beside its tolerance, and whether the collectives are the priced ones."""
     from autopar.runtime.verify.verified import TOLERANCE, rounding_of
 
-    columns = ("largest relative error", "in float64", f"in {result.precision}", "at")
+    own_column = f"in {result.precision}" if not result.own_is else "as it is"
+    columns = ("largest relative error", "in float64", own_column, "at")
     rows = table(*columns, right=columns[1:3])
     exact, own = result.exact, result.own
     rows.add_row("loss", f"{exact.loss:.1e}", f"{own.loss:.1e}", "")
@@ -121,6 +122,7 @@ def verify_summary(result: VerifyResult) -> list[RenderableType]:
             f"  allowed in float64: {TOLERANCE:.0e}. Dropout was one factor in both, and every "
             "random number a fixed one (uniform 0.5, normal 1)."
         ),
+        *([Text(f"  as it is: {result.own_is}.")] if result.own_is else []),
         Text(f"  collectives issued: {moved[result.collectives_match]}"),
     ]
     parts += [Text(f"    {line}") for line in result.collective_differences]

@@ -18,6 +18,7 @@ from autopar.rules.notation import (
     RuleError,
     Term,
     parse_rule,
+    told_apart,
 )
 
 
@@ -34,6 +35,7 @@ def _bound(
     operand_shapes: tuple[tuple[int, ...], ...],
     result_shapes: tuple[tuple[int, ...], ...],
 ) -> BoundRule:
+    rule = told_apart(rule)
     left, right = parse_rule(rule.text)
     if left == [[]] and not operand_shapes:
         left = []
@@ -80,10 +82,6 @@ class _Notes:
         match = FACTOR.fullmatch(token)
         assert match is not None, token
         name, size, marks = match.groups()
-        if name in ("D", "P"):
-            raise RuleError(
-                f"rule {self.text!r}: D and P mean placements; name the factor otherwise"
-            )
         self.marks[name] = self.marks.get(name, "") + marks
         if size is not None:
             self.sizes[name] = int(size)

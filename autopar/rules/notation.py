@@ -20,7 +20,10 @@ they make up::
             hold for all of them
 ==========  =====================================================================================
 
-A mark may stand at any occurrence of its factor and holds for all of them. A term may be empty:
+Names are any letters, and case tells them apart: ``b`` and ``B`` are two factors. Factors called
+``D`` and ``P`` are shown as ``D_`` and ``P_``, since a strategy says with these letters that an
+axis passes partial sums on. A mark may stand at any occurrence of its factor and holds for all of
+them. A term may be empty:
 ``"t v!, t+ -> "`` has a scalar result. What a summed factor sums must be all that the result is: a
 bias belongs in an op of its own.
 """
@@ -30,7 +33,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from autopar.nouns.errors import UserError
@@ -202,8 +205,38 @@ class RuleError(UserError, ValueError):
     """A rule that does not parse or does not fit the shapes of an op."""
 
 
-FACTOR = re.compile(r"([A-Za-z_]\w*)(?:=(\d+))?([+!~]*)")
-_TOKEN = re.compile(r"\(|\)|\.\.\.[+!~]*|1\b|[A-Za-z_]\w*(?:=\d+)?[+!~]*")
+_NAME = r"[^\W\d]\w*"
+FACTOR = re.compile(rf"({_NAME})(?:=(\d+))?([+!~]*)")
+_TOKEN = re.compile(rf"\(|\)|\.\.\.[+!~]*|1\b|{_NAME}(?:=\d+)?[+!~]*")
+CHOICES = ("D", "P")
+"""What an axis does to an op beside splitting a factor, see `autopar.rules.strategies`."""
+
+
+def told_apart(rule: Rule) -> Rule:
+    """``rule`` with other names for factors that are called as one of `CHOICES`."""
+    names = set(re.findall(_NAME, rule.text))
+    other: dict[str, str] = {}
+    for name in sorted(names.intersection(CHOICES)):
+        free = name + "_"
+        while free in names:
+            free += "_"
+        other[name] = free
+    if not other:
+        return rule
+
+    def of(name: str) -> str:
+        return other.get(name, name)
+
+    return replace(
+        rule,
+        text=re.sub(_NAME, lambda match: of(match[0]), rule.text),
+        internal=tuple(
+            replace(i, factor=of(i.factor), dims=tuple(map(of, i.dims))) for i in rule.internal
+        ),
+        keeps=tuple(replace(k, dims=tuple(map(of, k.dims))) for k in rule.keeps),
+        special=tuple((of(factor), name) for factor, name in rule.special),
+        flop_terms=tuple((each, tuple(map(of, points))) for each, points in rule.flop_terms),
+    )
 
 
 def parse_term(text: str) -> list[tuple[str, ...]]:

@@ -10,7 +10,7 @@ from autopar.nouns.kinds import OWN_DERIVATIVE
 from autopar.rules.advice import no_rule
 from autopar.rules.binding import bind_rule
 from autopar.rules.kept_whole import MARK, whole_rule
-from autopar.rules.notation import BoundRule, Rule, RuleError, RuleMaker, parse_rule
+from autopar.rules.notation import FACTOR, BoundRule, Rule, RuleError, RuleMaker, parse_rule
 from autopar.rules.own_functions import FUNCTION, as_differentiated, elementwise_rule
 from autopar.rules.table import TABLE
 
@@ -29,10 +29,18 @@ def register(kind: str, rule: str | Rule | RuleMaker) -> None:
     operations a point where it sums, else one. A rule for a built-in kind takes its place. Raises
     `RuleError` where the text cannot be read.
     """
+    if not isinstance(kind, str) or not kind:
+        raise RuleError(
+            f"register_rule({kind!r}, ...): the op comes first, by its name: 'mylib::scale'"
+        )
+    if not isinstance(rule, str | Rule) and not callable(rule):
+        raise RuleError(
+            f"register_rule({kind!r}, {rule!r}): give the rule as text, such as 'b s d, d -> b s d'"
+        )
     if isinstance(rule, str):
         rule = _from_text(rule)
     elif isinstance(rule, Rule):
-        parse_rule(rule.text)
+        _read(rule.text)
     _REGISTERED[kind] = rule
 
 
@@ -88,7 +96,7 @@ def bind(op: Op, tensors: Mapping[str, Tensor]) -> BoundRule:
 
 
 def _from_text(text: str) -> Rule:
-    operands, _ = parse_rule(text)
+    operands = _read(text)
     summed = "+" in text
     return Rule(
         text,
@@ -96,3 +104,16 @@ def _from_text(text: str) -> Rule:
         flops=2.0 if summed else 1.0,
         cost="matmul" if summed and len(operands) > 1 else "elementwise",
     )
+
+
+def _read(text: str) -> list[list[tuple[str, ...]]]:
+    """The operands of a rule; raises `RuleError` for a text that fits no shapes."""
+    operands, results = parse_rule(text)
+    tokens = [token for term in (*operands, *results) for dim in term for token in dim]
+    marks: dict[str, str] = {}
+    for factor in filter(None, map(FACTOR.fullmatch, tokens)):
+        marks[factor[1]] = marks.get(factor[1], "") + factor[3]
+    for name, marked in marks.items():
+        if "+" in marked and "!" in marked:
+            raise RuleError(f"rule {text!r}: factor {name} is marked both + and !")
+    return operands

@@ -21,6 +21,7 @@ import numpy as np
 
 from autopar.runtime.checkpoint_folder import (
     CheckpointError,
+    Damaged,
     File,
     check_digests,
     check_names,
@@ -28,7 +29,7 @@ from autopar.runtime.checkpoint_folder import (
     find,
     read_manifest,
 )
-from autopar.runtime.jax.processes import texts, together
+from autopar.runtime.jax.processes import ProcessFailed, texts, together
 from autopar.runtime.save_target import Saving, not_written, place_for
 
 STATE = "state.npz"
@@ -106,9 +107,17 @@ def _written(file: Path, target: Path, arrays: Mapping[str, Whole | Sequence[Pie
 def read(folder: str | Path, wanted: Mapping[str, Any]) -> dict[str, Whole]:
     """The arrays of a checkpoint, which have names, shapes and dtypes of ``wanted``.
 
-    Raises `CheckpointError`, on all processes where several read.
+    Raises `CheckpointError`, on all processes where several read, and `Damaged` on all of them
+    where that is what one of them finds.
     """
-    return together(lambda: _read(folder, wanted))
+    try:
+        return together(lambda: _read(folder, wanted))
+    except (Damaged, ProcessFailed) as error:
+        every = texts(str(error) if isinstance(error, Damaged) else "")
+        damage = next(filter(None, every), "")
+        if damage and not isinstance(error, Damaged):
+            raise Damaged(damage) from None
+        raise
 
 
 def _read(folder: str | Path, wanted: Mapping[str, Any]) -> dict[str, Whole]:
@@ -136,7 +145,7 @@ def _read(folder: str | Path, wanted: Mapping[str, Any]) -> dict[str, Whole]:
         _reading(source / file, join)
     for name, array in arrays.items():
         if filled[name] != array.size:
-            raise CheckpointError(
+            raise Damaged(
                 f"{source} has {filled[name]} of the {array.size} elements of {name}: a process "
                 "did not write its part; give another checkpoint"
             )
@@ -153,7 +162,7 @@ def _reading(file: Path, use: Callable[[Any], Made]) -> Made:
         with np.load(file) as stored:
             return use(stored)
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        raise CheckpointError(
+        raise Damaged(
             f"{file} cannot be read ({type(error).__name__}: {error}); give another checkpoint"
         ) from None
 

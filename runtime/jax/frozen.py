@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from autopar.frontends.jax import paths_of
@@ -83,14 +84,14 @@ def of_trained(loss: Callable[..., Any], frozen: Tree) -> Callable[..., Any]:
 
 
 def held_by(step: Step, state: Mapping[str, Any], frozen: Tree) -> Tree:
-    """The frozen parameters as they lie on the devices: those of ``state``, and copies of what is
-    part of the program."""
+    """Copies of the frozen parameters as they lie on the devices, those of ``state`` and what is
+    part of the program: steps write over the state."""
     places = _places(step.layout)
 
     def array(path: str, leaf: Any) -> Any:
         if _HELD + path in places:
             key, layer = places[_HELD + path]
-            return state[key] if layer is None else state[key][layer]
+            return jnp.copy(state[key] if layer is None else state[key][layer])
         return put(leaf, NamedSharding(step.mesh, PartitionSpec()))
 
     leaves = [array(path, leaf) for path, leaf in paths_of(frozen)]

@@ -121,9 +121,13 @@ class Layout:
         model = [a for d in range(len(leaf.parameter.shape)) for a in leaf.axes(d)]
         return (*model, *(() if leaf.cut is None else ("dp_shard",)))
 
-    def gather_names(self, named: Mapping[str, Any]) -> dict[str, Any]:
-        """State arrays of what is trained from parameters by full name: layers are stacked."""
-        return self._gathered(self.trained, named)
+    def gather_names(
+        self, named: Mapping[str, Any], keys: Iterable[str] | None = None
+    ) -> dict[str, Any]:
+        """State arrays of what is trained, or of ``keys`` of it, from parameters by full name:
+        layers are stacked."""
+        leaves = self.trained if keys is None else {key: self.trained[key] for key in keys}
+        return self._gathered(leaves, named)
 
     def gather_frozen(self, named: Mapping[str, Any]) -> dict[str, Any]:
         """The same of arrays that the loss closes over."""

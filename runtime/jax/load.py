@@ -122,8 +122,8 @@ def load(
     if params is None:
         state = step.initial(program.parameters(step.layout), program.constants)
     else:
-        tree.check(params, "params=")
         check_arrays(params)
+        tree.check(params, "params=")
         state = step.state_of(stored(step, tree, params), program.constants)
     trainer = Trainer(
         program.workload,
@@ -136,7 +136,7 @@ def load(
     )
     if optimizer is not None:
         trainer.optimizer = OwnOptimizer.of(optimizer, tree, step.mesh)
-        trainer.opt_state = trainer.optimizer.init(state["params"])
+        trainer._opt_state = trainer.optimizer.init(state["params"])
         trainer.state = held(state)
     return trainer
 

@@ -14,11 +14,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from autopar.frontends.jax import paths_of
 from autopar.nouns.errors import UserError
+from autopar.runtime.jax.processes import owned
 from autopar.runtime.jax.step import placed
 from autopar.runtime.jax.user_tree import Tree, UserTree
 
@@ -47,9 +49,37 @@ class OwnOptimizer:
         belongs."""
 
         def make(params: Arrays) -> Any:
-            return self.given.init(self.tree.tree(params))
+            # some hold the parameters, which a step may not get twice
+            return jax.tree.map(jnp.copy, self.given.init(self.tree.tree(params)))
 
         return jax.jit(make, out_shardings=placed(self.mesh, self.specs))(params)
+
+    def placed(self, state: Any) -> Any:
+        """A state of the user's own, each piece where it belongs, in memory of its own. Raises
+        `UserError` for one of another tree or other shapes."""
+        given, wanted = paths_of(state), paths_of(self.shapes)
+        if jax.tree.structure(state) != jax.tree.structure(self.shapes):
+            raise UserError(
+                f"opt_state: a tree of {len(list(given))} leaves is not that of the optimizer that "
+                f"load got, which has {len(list(wanted))}: give what its init or update makes"
+            )
+        for (path, leaf), (_, shape) in zip(given, wanted, strict=True):
+            if tuple(jnp.shape(leaf)) != tuple(shape.shape):
+                raise UserError(
+                    f"opt_state: {path!r} has shape {list(jnp.shape(leaf))}, and the optimizer's "
+                    f"init makes {list(shape.shape)}: give the state for these parameters"
+                )
+        cast = jax.tree.map(
+            lambda leaf, shape: leaf if leaf.dtype == shape.dtype else leaf.astype(shape.dtype),
+            jax.tree.map(_array, state),
+            self.shapes,
+        )
+        return owned(cast, placed(self.mesh, self.specs))
+
+    def copying(self) -> Any:
+        """A jitted function that copies a state, which steps then leave alone."""
+        where = placed(self.mesh, self.specs)
+        return jax.jit(lambda state: jax.tree.map(jnp.copy, state), out_shardings=where)
 
     def updated(
         self, params: Arrays, state: Any, gradients: Arrays, loss: Array
@@ -101,6 +131,10 @@ def norm_of(gradients: Tree) -> Array:
         for g in jax.tree.leaves(gradients)
     )
     return jnp.sqrt(sum(squares, jnp.zeros(())))
+
+
+def _array(leaf: Any) -> Any:
+    return leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
 
 
 def _takes_more(given: Any) -> bool:

@@ -26,7 +26,7 @@ from autopar.runtime.jax.gradients import own_part
 from autopar.runtime.jax.layout import Layout, Leaf
 from autopar.runtime.jax.optimizer import SLOTS
 from autopar.runtime.jax.outputs import OutputKinds, Outputs
-from autopar.runtime.jax.processes import put
+from autopar.runtime.jax.processes import owned, put
 from autopar.runtime.jax.program import Stack
 from autopar.runtime.jax.units import gathered, scattered
 from autopar.runtime.program_module import run_program
@@ -116,7 +116,7 @@ class Step:
             return {**dict.fromkeys(slots, zeros), **self.counters()}
 
         specs = placed(self.mesh, self.state_specs)
-        frozen = put(self.layout.gather_frozen(constants), specs["frozen"])
+        frozen = owned(self.layout.gather_frozen(constants), specs["frozen"])
         made = jax.jit(make, out_shardings={n: specs[n] for n in slots})()
         return {"params": dict(params), **made, "frozen": frozen}
 
@@ -135,7 +135,7 @@ class Step:
             return {"params": params, **slots, **self.counters()}
 
         specs = placed(self.mesh, self.state_specs)
-        frozen = put(self.layout.gather_frozen(constants), specs.pop("frozen"))
+        frozen = owned(self.layout.gather_frozen(constants), specs.pop("frozen"))
         return {**jax.jit(make, out_shardings=specs)(), "frozen": frozen}
 
     def counters(self) -> State:
@@ -324,9 +324,9 @@ class Step:
     def dtype_of(self, dtype: Any, leaf: Leaf | None = None) -> Any:
         """In which numbers of ``dtype`` are computed with."""
         precision = self.layout.settings.precision
-        narrow = precision in ("bfloat16", "float16") and dtype == jnp.float32
-        narrow &= leaf is None or not leaf.parameter.buffer
-        return jnp.dtype(precision) if narrow else dtype
+        cast = precision != "float32" and dtype == jnp.float32
+        cast &= leaf is None or not leaf.parameter.buffer
+        return jnp.dtype(precision) if cast else dtype
 
     def computing(self, batch: Arrays) -> dict[str, Array]:
         """In the dtype of compute."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,20 +14,28 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from autopar.frontends.captured import Aux
+from autopar.frontends.jax import paths_of
 from autopar.nouns.workload import Workload
-from autopar.runtime.checkpoint_folder import MANIFEST
 from autopar.runtime.jax import checkpoint, loss_scale
 from autopar.runtime.jax.batches import Batches
 from autopar.runtime.jax.frozen import held_by, joined, without
+from autopar.runtime.jax.layout import by_name
 from autopar.runtime.jax.other_sizes import any_size, placed_batch
 from autopar.runtime.jax.outputs import Outputs, tree_of
 from autopar.runtime.jax.own_optimizer import OwnOptimizer, norm_of
-from autopar.runtime.jax.processes import put, texts
+from autopar.runtime.jax.processes import owned, put, texts
 from autopar.runtime.jax.saved_state import SavedState
 from autopar.runtime.jax.step import Array, Arrays, State, Step, held, placed
 from autopar.runtime.jax.user_tree import Tree, UserTree
 from autopar.runtime.keeping import Keeping
-from autopar.runtime.kept_checkpoints import drop_old, newest, of_step
+from autopar.runtime.kept_checkpoints import (
+    candidates,
+    drop_old,
+    load_first_whole,
+    of_step,
+    set_aside,
+    something_kept,
+)
 from autopar.runtime.settings import ProgramError
 from autopar.runtime.stopping import Stopping
 
@@ -35,7 +45,8 @@ class Trainer:
     """A program in training. ``gradient_norm`` of the last step, 0 where nothing is clipped.
 
     ``opt_state`` is that of an optimizer of the user's own, which steps in the place of the
-    plan's; None where there is none.
+    plan's; None where there is none. Read, it is a copy, as `params` are; what is set stays the
+    user's.
     """
 
     workload: Workload
@@ -47,7 +58,7 @@ class Trainer:
     frozen: Tree = None
     aux: Aux | None = None
     optimizer: OwnOptimizer | None = None
-    opt_state: Any = None
+    _opt_state: Any = None
     _run: Any = None
     _jitted: dict[str, Any] = field(default_factory=dict)
     _stop: Stopping = field(default_factory=Stopping)
@@ -78,7 +89,7 @@ class Trainer:
         if self.optimizer is None:
             self.state, loss, self.gradient_norm, *rest = made
         else:
-            self.state, self.opt_state, loss, self.gradient_norm, *rest = made
+            self.state, self._opt_state, loss, self.gradient_norm, *rest = made
         return self._with_aux(loss, rest[0] if rest else ())
 
     def _with_aux(self, loss: Array, outputs: Outputs) -> Any:
@@ -146,7 +157,7 @@ class Trainer:
             "update",
             lambda: step.compiled(updated, (*states, specs), (*states, plain), donate=(0, 1)),
         )
-        self.state, self.opt_state, self.gradient_norm = function(*self._before(), gradients)
+        self.state, self._opt_state, self.gradient_norm = function(*self._before(), gradients)
         return self.gradient_norm
 
     def evaluate(self, batch: Mapping[str, Any]) -> Any:
@@ -197,6 +208,21 @@ class Trainer:
         self.state = {**self.state, "params": stored(self.compiled, self._tree, tree)}
 
     @property
+    def opt_state(self) -> Any:
+        if self.optimizer is None:
+            return None
+        return self._once("opt_state", self.optimizer.copying)(self._opt_state)
+
+    @opt_state.setter
+    def opt_state(self, state: Any) -> None:
+        if self.optimizer is None:
+            raise ProgramError(
+                "opt_state: the plan's own optimizer steps here, whose state goes from trainer to "
+                "trainer by save and load; give load(optimizer=...) to have one that can be set"
+            )
+        self._opt_state = self.optimizer.placed(state)
+
+    @property
     def peak_memory_bytes(self) -> int:
         """What XLA asks of one device for a step: its arguments and its temporary arrays. 0 before
         the first step."""
@@ -213,7 +239,7 @@ class Trainer:
         left.
         """
         target = Path(folder) if keep is None else of_step(folder, self.step_number)
-        checkpoint.write(target, self._saved.pieces(self.state, self.opt_state))
+        checkpoint.write(target, self._saved.pieces(self.state, self._opt_state))
         if keep is not None and jax.process_index() == 0:
             drop_old(folder, keep)
 
@@ -221,10 +247,13 @@ class Trainer:
         """Goes on from the newest checkpoint in ``folder``, if there is one, and from now on saves
         there, the ``keep`` newest: every so many steps, and on SIGTERM, which then ends the process
         with exit code 143. It saves where the next `step` begins; several processes, of which all
-        call, look for SIGTERM where they save.
+        call, look for SIGTERM where they save. A damaged newest one is told and set aside, and the
+        one before is taken.
         """
-        if (newest(folder) / MANIFEST).is_file():
-            self.load(folder)
+        if texts("kept" if something_kept(folder) else "")[0]:
+            passed = self._load(folder)
+            if jax.process_index() == 0:
+                set_aside(passed)
         self._stop.listen()
         self._keeping = Keeping(Path(folder), every, keep, self.step_number)
 
@@ -244,13 +273,21 @@ class Trainer:
 
     def load(self, folder: str | Path) -> None:
         """Goes on from what `save` wrote, under this plan or another; of a folder of several from
-        the newest.
+        the newest that is whole: it is told which ones are passed over, and why.
 
         Raises `CheckpointError`, and leaves the trainer as it was.
         """
+        self._load(folder)
+
+    def _load(self, folder: str | Path) -> list[Path]:
+        """`load`; what was passed over."""
         saved = self._saved
-        arrays = checkpoint.read(newest(folder), saved.shapes(self.state, self.opt_state))
-        self.state, self.opt_state = saved.restored(arrays, self.state, self.opt_state)
+        shapes = saved.shapes(self.state, self._opt_state)
+        arrays, passed = load_first_whole(
+            _paths(folder), lambda path: checkpoint.read(path, shapes), _tell
+        )
+        self.state, self._opt_state = saved.restored(arrays, self.state, self._opt_state)
+        return passed
 
     @property
     def _saved(self) -> SavedState:
@@ -269,7 +306,7 @@ class Trainer:
         return self.compiled.layout.settings.split.parameters
 
     def _before(self) -> tuple[Any, ...]:
-        return (self.state,) if self.optimizer is None else (self.state, self.opt_state)
+        return (self.state,) if self.optimizer is None else (self.state, self._opt_state)
 
     def _own_step(self) -> Any:
         """A step of the user's own optimizer, jitted: the program's backward, then `_updated`."""
@@ -311,16 +348,37 @@ class Trainer:
         return self._jitted[name]
 
 
+def _paths(folder: str | Path) -> list[Path]:
+    """`candidates` as the first process sees them; a collective call."""
+    names = json.loads(texts(json.dumps([str(path) for path in candidates(folder)]))[0])
+    return [Path(name) for name in names]
+
+
+def _tell(text: str) -> None:
+    if jax.process_index() == 0:
+        print(f"autopar: {text}", file=sys.stderr, flush=True)
+
+
 def stored(step: Step, tree: UserTree, given: Tree) -> dict[str, Any]:
-    """The parameters of a state from the user's tree of arrays, wherever these are."""
+    """The parameters of a state from the user's tree of arrays, wherever these are, in memory of
+    their own: an array that lies as the state holds it is copied, and no other twice."""
     specs = step.held_specs["params"]
-    own = tree.specs(cut=step.layout.settings.split.parameters)
-    there = put(given, placed(step.mesh, own))
-    dtypes = jax.tree.map(lambda shape: shape.dtype, tree.shapes)
+    named, dtypes = dict(paths_of(given)), {p: leaf.dtype for p, leaf in paths_of(tree.shapes)}
+    direct = {
+        key: named[key]
+        for key, leaf in step.layout.trained.items()
+        if not leaf.layers and key in named and getattr(named[key], "dtype", None) == dtypes[key]
+    }
+    made: dict[str, Any] = owned(direct, placed(step.mesh, {key: specs[key] for key in direct}))
+    rest = {key: spec for key, spec in specs.items() if key not in direct}
+    if not rest:
+        return made
+    cut = step.layout.settings.split.parameters
+    lying = {path: tree.spec(path, cut) for path in named if path not in direct}
 
-    def make(given: Tree) -> dict[str, Any]:
-        cast = jax.tree.map(lambda a, dtype: jnp.copy(a.astype(dtype)), given, dtypes)
-        return tree.stored(cast)
+    def make(given: Arrays) -> dict[str, Any]:  # casts and stacks, so XLA makes new arrays
+        cast = {path: jnp.copy(a.astype(dtypes[path])) for path, a in given.items()}
+        return step.layout.gather_names(by_name(cast.items(), tree.stacks), rest)
 
-    made: dict[str, Any] = step.compiled(make, (own,), specs)(there)
-    return made
+    there = put({path: named[path] for path in lying}, placed(step.mesh, lying))
+    return {**made, **step.compiled(make, (lying,), rest)(there)}

@@ -69,6 +69,8 @@ class UserTree:
                 f"{len(ours)} leaves"
             )
         for path, wanted in ours.items():
+            if isinstance(theirs[path], jax.ShapeDtypeStruct):
+                raise ProgramError(f"{what}: {path!r} is a shape without numbers; give an array")
             shape = tuple(getattr(theirs[path], "shape", ()))
             if shape != tuple(wanted.shape):
                 raise ProgramError(

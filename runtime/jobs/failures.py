@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from autopar.files import plan_folder
 from autopar.nouns.errors import UserError
+from autopar.runtime.jobs.causes import remedy
 
 LONGEST = 400  # characters of a message; the file has the rest
 
@@ -86,4 +87,6 @@ def failure(record: Mapping[str, Any], who: str) -> UserError:
             f"{head}\n{file} cannot be written ({error.strerror}), so here it is:\n"
             f"{record['traceback'].rstrip()}"
         )
-    return RankFailed(f"{head}. The whole traceback is in {file}")
+    advice = remedy(record["error"], record["message"])
+    more = f". {advice}" if advice else ""
+    return RankFailed(f"{head}{more}. The whole traceback is in {file}")

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autopar.runtime.jobs.causes import killed_by
 from autopar.runtime.jobs.failures import RankFailed, failure
 
 COUNT = "--xla_force_host_platform_device_count"
@@ -33,8 +34,8 @@ def launch(job: str, options: Mapping[str, Any], devices: int, device: str = "cp
         sys.stdout.flush()
         code = worker([job, json.dumps(options), str(file)], _environment(devices, device))
         if not file.exists():
-            why = f"was killed by signal {-code}" if code < 0 else "stopped"
-            raise RankFailed(f"the JAX process {why} without a result (exit code {code})")
+            how = f"killed by {killed_by(code)}" if code < 0 else f"with exit code {code}"
+            raise RankFailed(f"the JAX process ended without a result, {how}")
         answer = json.loads(file.read_text())
     if "error" in answer:
         raise failure(answer, "the JAX process")

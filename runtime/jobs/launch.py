@@ -18,6 +18,7 @@ from autopar.runtime.jobs import jax_launch, pytorch_launch
 from autopar.runtime.jobs.machine import check_device, check_machine
 from autopar.runtime.jobs.pytorch_launch import Launcher
 from autopar.runtime.jobs.result import RunResult
+from autopar.runtime.kept_checkpoints import candidates
 from autopar.runtime.save_target import check_target
 from autopar.runtime.stale import check_tool
 from autopar.runtime.verify.verified import VerifyResult
@@ -57,7 +58,7 @@ def run(
         check_machine(plan, folder, device)
         if save:
             check_target(save, plan.framework)
-        if resume:
+        if resume and candidates(resume) == [Path(resume)]:  # of several a whole one is taken
             check_source(resume, plan.framework)
     _check_current(plan, folder)
     options = {

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.nouns.errors import UserError
+from autopar.runtime.jobs.causes import killed_by
 from autopar.runtime.jobs.failures import RankFailed, failure
 from autopar.runtime.jobs.host_memory import environment
 from autopar.runtime.jobs.whereabouts import last_note
@@ -100,16 +101,20 @@ def _ctrl_c_later() -> Iterator[None]:
 def _failure(code: int, codes: Path, results: Path, ranks: int) -> UserError:
     """The first cause: a process that was killed, or the error that came first."""
     if code < 0:
-        return RankFailed(f"the process that starts the ranks was killed by {_signal(code)}")
+        return RankFailed(f"the process that starts the ranks was killed by {killed_by(code)}")
     exit_codes = json.loads(codes.read_text()) if codes.exists() else []
     for rank, ended in enumerate(exit_codes):
         if ended < 0 and -ended != signal.SIGTERM:
             at = last_note(results, rank)
             return RankFailed(
-                f"rank {rank} of {ranks} was killed by {_signal(ended)}{f' {at}' if at else ''}; "
+                f"rank {rank} of {ranks} was killed by {killed_by(ended, at)}; "
                 "the other ranks were stopped"
             )
     reports = [json.loads(file.read_text()) for file in results.glob("error-*.json")]
+    stopped = [rank for rank, ended in enumerate(exit_codes) if ended == -signal.SIGTERM]
+    if not reports and stopped:  # of which each but the first may have been by this job
+        who = f"rank{'s' * (len(stopped) > 1)} {', '.join(map(str, stopped))} of {ranks}"
+        return RankFailed(f"{who} ended by {killed_by(-signal.SIGTERM)}")
     if not reports:
         ends = ", ".join(f"rank {r}: exit code {c}" for r, c in enumerate(exit_codes))
         return RankFailed(
@@ -117,8 +122,3 @@ def _failure(code: int, codes: Path, results: Path, ranks: int) -> UserError:
         )
     first = min(reports, key=lambda report: report["time"])
     return failure(first, f"rank {first['rank']} of {ranks}")
-
-
-def _signal(code: int) -> str:
-    name = signal.Signals(-code).name
-    return f"{name} (out of memory?)" if name == "SIGKILL" else name

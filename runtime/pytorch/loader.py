@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from autopar.nouns.errors import UserError
+from autopar.runtime.pytorch.loader_workers import Workers
 from autopar.runtime.pytorch.portions import LocalBatch, even_split
 
 OURS = ("batch_size", "batch_sampler", "sampler", "shuffle", "drop_last", "generator")
@@ -75,13 +77,31 @@ class Loader:
         order = self._order()
         numbers = range(self.given, len(self))
         parts = [self._part(order, number) for number in numbers]
+        workers = Workers(self.options.get("worker_init_fn"))
+        try:
+            read = self._read([indices for indices, _, _ in parts], workers)
+            yield from self._given(numbers, parts, read)
+        finally:
+            workers.end()
+
+    def _read(self, batches: list[list[int]], workers: Workers) -> Iterator[Any]:
+        """What the data set makes of ``batches`` of indices, read by ``workers`` if by any."""
+        several = self.options.get("num_workers", 0)
+        own = {"worker_init_fn": workers} if several else {}
         reader: Any = DataLoader(
             self.dataset,
-            batch_sampler=[indices for indices, _, _ in parts],
+            batch_sampler=batches,
             generator=torch.Generator().manual_seed(self.seed),  # leaves the model's draws alone
-            **self.options,
+            **{**self.options, **own},
         )
-        for number, (_, rows, samples), read in zip(numbers, parts, reader, strict=True):
+        with workers.starting() if several else nullcontext():
+            read: Iterator[Any] = iter(reader)
+        return read
+
+    def _given(
+        self, numbers: range, parts: list[tuple[list[int], int, int]], reads: Iterator[Any]
+    ) -> Iterator[LocalBatch]:
+        for number, (_, rows, samples), read in zip(numbers, parts, reads, strict=True):
             if not isinstance(read, Mapping):
                 raise LoaderError(
                     f"the data set's samples make a {type(read).__name__}: a batch is a dict by "

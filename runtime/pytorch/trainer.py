@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -20,10 +21,16 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Prediction
 from autopar.nouns.workload import Workload
 from autopar.pipeline.actions import Lists
-from autopar.runtime.checkpoint_folder import MANIFEST
 from autopar.runtime.jobs.phases import Stopwatch
 from autopar.runtime.keeping import Keeping
-from autopar.runtime.kept_checkpoints import drop_old, newest, of_step
+from autopar.runtime.kept_checkpoints import (
+    candidates,
+    drop_old,
+    load_first_whole,
+    of_step,
+    set_aside,
+    something_kept,
+)
 from autopar.runtime.planned_batch import check_batch, check_planned
 from autopar.runtime.program_module import run_program
 from autopar.runtime.pytorch.agreement import of_first
@@ -373,18 +380,29 @@ class Trainer:
             drop_old(folder, keep)
 
     def load(self, folder: str | Path) -> None:
-        """The inverse of `save`, from any plan; of a folder of several the newest. All ranks call
-        it; raises `CheckpointError` on all of them, and leaves the trainer as it was
-        (`HalfLoaded`: unusable until a load succeeds).
+        """The inverse of `save`, from any plan; of a folder of several the newest that is whole: it
+        is told which ones are passed over, and why. All ranks call it; raises `CheckpointError` on
+        all of them, and leaves the trainer as it was (`HalfLoaded`: unusable until a load
+        succeeds).
 
         Random numbers go on where they stopped where the number of ranks is the same.
         """
+        self._load(folder)
+
+    def _load(self, folder: str | Path) -> list[Path]:
+        """`load`; what was passed over."""
         try:
-            self.step_number = self.state.load(of_first(newest(folder)))
+            paths = of_first(candidates(folder))
+            self.step_number, passed = load_first_whole(paths, self.state.load, self._say_once)
         except HalfLoaded as error:
             self._broken = str(error)
             raise
         self._broken = ""
+        return passed
+
+    def _say_once(self, text: str) -> None:
+        if self.ranks.rank == 0:
+            print(f"autopar: {text}", file=sys.stderr, flush=True)
 
     def keep_checkpoints(self, folder: str | Path, every: int = 0, keep: int = 2) -> None:
         """Goes on from the newest checkpoint in ``folder``, if there is one, and from now on saves
@@ -393,10 +411,13 @@ class Trainer:
         `register_for_checkpointing`.
 
         It saves where the next batch is asked of a `loader`, or else of `step`: what a script does
-        behind a step, such as that of its schedule, is done then.
+        behind a step, such as that of its schedule, is done then. A damaged newest one is told and
+        set aside, and the one before is taken.
         """
-        if of_first((newest(folder) / MANIFEST).is_file()):
-            self.load(folder)
+        if of_first(something_kept(folder)):
+            passed = self._load(folder)
+            if self.ranks.rank == 0:
+                set_aside(passed)
         self._stop.listen()
         self._keeping = Keeping(Path(folder), every, keep, self.step_number)
 

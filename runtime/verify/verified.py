@@ -27,6 +27,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from autopar.lowering.precision import at_precision
 from autopar.nouns.graph import Graph
 
 TOLERANCE = 1e-9
@@ -54,10 +55,13 @@ def rounding_of(precision: str) -> float:
 
 
 def narrowest(graph: Graph, precision: str) -> str:
-    """The narrowest float that a plan of ``precision`` computes in: a model may cast by itself."""
-    parts = (graph, *(block.body for block in graph.blocks.values()))
-    dtypes = {t.dtype for part in parts for t in part.tensors.values() if t.dtype in _EPSILON}
-    return max((precision, *sorted(dtypes)), key=_EPSILON.__getitem__)
+    """The narrowest float that a plan of ``precision`` has of the captured ``graph``, where
+    gradients go: what it computes in, where the model casts by itself, what holds parameters."""
+    run = at_precision(graph, precision)
+    parts = (run, *(block.body for block in run.blocks.values()))
+    tensors = [t for part in parts for t in part.tensors.values() if t.differentiable]
+    dtypes = {t.dtype for t in tensors if t.dtype in _EPSILON}
+    return max(sorted(dtypes) or [precision], key=_EPSILON.__getitem__)
 
 
 def gradient_scale(norm: float, whole: float, share: float, noise: float = 0.0) -> float:
@@ -109,7 +113,8 @@ class VerifyResult:
     random numbers fixed.
 
     own:                    the same as the program is, against the float64 reference.
-    precision:              the narrowest float that it computes in then, see `narrowest`.
+    precision:              the narrowest float that it has then, see `narrowest`.
+    computes_in:            the plan's precision.
     collectives_match:      whether a step issues the bytes that were priced, by kind and axis;
                             None where the folder has no ``collectives.json``.
     collective_differences: one line for each kind and axis that differs.
@@ -131,12 +136,26 @@ class VerifyResult:
     first_difference: str = ""
     unchecked: tuple[str, ...] = ()
     recompute_differences: tuple[str, ...] = ()
+    computes_in: str = "float32"
 
     @property
     def passed(self) -> bool:
         """Within `TOLERANCE`, and what moves and what runs again is what was priced."""
         as_priced = self.collectives_match is not False and not self.recompute_differences
         return self.exact.largest <= TOLERANCE and as_priced
+
+    @property
+    def own_is(self) -> str:
+        """In which precision the program as it is ran, where its narrowest float does not say it
+        all; else empty."""
+        if self.precision == "float64":
+            return "in float64 too"
+        if _EPSILON[self.computes_in] < _EPSILON[self.precision]:
+            return (
+                f"computes in {self.computes_in}, with {self.precision} in parameters or in "
+                "casts of the model's own"
+            )
+        return ""
 
     @property
     def own_within_rounding(self) -> bool:
@@ -163,6 +182,7 @@ class VerifyResult:
             "random_numbers": "fixed",
             "own_precision": {
                 "precision": self.precision,
+                "computes_in": self.computes_in,
                 **asdict(self.own),
                 "rounding": rounding_of(self.precision),
                 "within_rounding": self.own_within_rounding,

@@ -25,7 +25,7 @@ def issued(zero: int, mesh: Mesh, microbatches: int, framework: str) -> Counter[
     """Bytes of all collectives of one float32 parameter of a block, by kind and axis."""
     stored = [Stored("w", (SIZE, SIZE), "float32", Sharding(), unit="layer")]
     entries = state_collectives(
-        stored, mesh, zero, microbatches, "float32", False, framework=framework, loss=False
+        stored, mesh, zero, microbatches, "float32", False, framework=framework, loss_bytes=0
     )
     bytes_of: Counter[tuple[str, str]] = Counter()
     for entry in entries:

@@ -23,7 +23,7 @@ from autopar.runtime.jax.step import Step
 from autopar.runtime.jax.trainer import Trainer
 from autopar.runtime.save_target import Saving
 from tests.jax.planned import made
-from tests.runtime.damages import DAMAGES, Damage, Killed, failing
+from tests.runtime.damages import DAMAGES, Damage, Killed, emptied, failing
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -66,6 +66,37 @@ def test_a_damaged_checkpoint_is_refused_whole(
     assert all(np.array_equal(a, b) for a, b in zip(state(trainer), before, strict=True))
     trainer.load(two)
     assert trainer.step_number == 2
+
+
+@pytest.mark.parametrize("damage", ["a bit of the data", "no manifest", "nothing"])
+def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_taken(
+    saved: Path,
+    trainer: Trainer,
+    tmp_path: Path,
+    damage: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, newest = tmp_path / "step-1", tmp_path / "step-2"
+    shutil.copytree(saved / "one", before)
+    shutil.copytree(saved / "two", newest)
+    if damage == "no manifest":
+        (newest / "checkpoint.json").unlink()
+    elif damage == "nothing":
+        emptied(newest)
+    else:
+        DAMAGES[damage].do(newest, before)
+    with pytest.raises(CheckpointError):  # which is what was asked for
+        trainer.load(newest)
+    trainer.load(tmp_path)
+    assert trainer.step_number == 1
+    monkeypatch.setattr("autopar.runtime.stopping.Stopping.listen", lambda self: None)
+    capfd.readouterr()
+    trainer.keep_checkpoints(tmp_path, keep=1)
+    told = capfd.readouterr().err
+    assert re.search(rf"autopar: .*{newest}\b.*passed over, and {before} taken", told)
+    assert [path.name for path in tmp_path.iterdir() if path.name[0] != "."] == ["step-1"]
+    trainer._keeping = None
 
 
 FULL: Arrays = {

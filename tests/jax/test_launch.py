@@ -21,7 +21,7 @@ from autopar.nouns.errors import UserError
 from autopar.planner import plan
 from autopar.runtime.jax import program as jax_program
 from autopar.runtime.jax.load import TooFewDevices, check_model_of, run_program
-from autopar.runtime.jobs import launch
+from autopar.runtime.jobs import jax_launch, launch
 from autopar.runtime.jobs.failures import RankFailed
 from autopar.runtime.jobs.machine import accelerators
 from autopar.runtime.settings import StaleSettings
@@ -214,3 +214,12 @@ def test_too_few_devices() -> None:
     text = "MESH = {'tp': 16}\ndef loss(params): ..."
     with pytest.raises(TooFewDevices, match="for 16 devices, jax sees 8"):
         run_program(text)
+
+
+def test_a_process_that_is_killed_is_told_with_its_signal(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for code, told in ((-9, r"killed by SIGKILL \(out of memory"), (3, "with exit code 3")):
+        monkeypatch.setattr(jax_launch, "worker", lambda *_, code=code: code)
+        with pytest.raises(UserError, match=f"the JAX process ended without a result, .*{told}"):
+            jax_launch.launch("run", {}, 1)

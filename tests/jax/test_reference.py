@@ -4,15 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from autopar.frontends.jax.precision import unrounded
 from autopar.runtime.verify.jax.reference import reference_of
-from tests.jax import models
+from autopar.runtime.verify.verified import TOLERANCE
+from tests.jax import models, planned
 
 BATCH = {"x": models.shape(4, 8)}
 PARAMS = {"w": models.shape(8, 8)}
@@ -153,3 +158,60 @@ def test_half_precision_parameters_are_those_that_the_user_has() -> None:
         wanted = jnp.mean(jax.nn.gelu(batch["x"] @ params["w"]) * 0.1)
     assert value == pytest.approx(float(wanted), rel=1e-12)
     assert gradients["w"].dtype == np.float64
+
+
+def _carry(x: Any) -> Any:
+    """A scan whose carry is pinned to float32: with float64 inputs it cannot be traced."""
+    start = jnp.zeros(x.shape[:1], jnp.float32)
+    return jax.lax.scan(lambda c, y: (0.9 * c + y / 3, c), start, x.T)[1].T
+
+
+def _insisting(x: Any) -> Any:
+    assert x.dtype == jnp.float32
+    return x
+
+
+def _other(x: Any) -> Any:
+    """Another program where it is wide."""
+    return x if x.dtype == jnp.float32 else x + jnp.zeros_like(x)
+
+
+def _pinned(x: Any) -> Any:
+    return x.astype(jnp.float32)
+
+
+def _attention(x: Any) -> Any:
+    """With constants that capture writes as what they are: a scale, a mean, those of gelu."""
+    split = jnp.concatenate([x, x], -1).reshape(-1, 2, 8)
+    scores = split @ split.transpose(0, 2, 1) / np.sqrt(8)
+    x = (jax.nn.softmax(scores) @ split).reshape(x.shape[0], 16)[:, :8]
+    return jax.nn.gelu(x * 7**-0.5) + x.sum(-1, keepdims=True) * (1 / 24) + 8**0.25
+
+
+@pytest.mark.parametrize("pins", [_carry, _insisting, _other, _pinned])
+def test_program_and_reference_mean_the_same_constants_where_a_trace_has_float32_ones(
+    pins: Callable[[Any], Any],
+) -> None:
+    loss = over(lambda x: pins(_attention(pins(x))))
+    made = planned.made_of(pins.__name__, models.Model(loss, PARAMS, BATCH), {"dp_replicate": "2"})
+    errors, _ = made.exact()
+    assert errors.largest < 1e-11
+    assert "gelu" in made.text
+    assert made.text.count("7**-0.5") == 1
+    wrong = replace(made, text=made.text.replace("7**-0.5", repr(7**-0.5 * (1 + 1e-7))))
+    assert TOLERANCE < wrong.exact()[0].gradient < 1e-6
+
+
+def test_a_rounded_constant_stands_for_the_number_that_was_rounded() -> None:
+    exact = [
+        1e-5, 0.9, -1e9, 0.044715, 1 / 24, 1 / 3, 8**-0.5, 8**0.5, -(7**-0.5), 8**-0.25, 3**0.25,
+        np.sqrt(2 / np.pi), 0.0, 1.0, 2.0**-149, 3.0,
+    ]  # fmt: skip
+    for number in exact:
+        assert unrounded(np.float32(number)) == pytest.approx(number, rel=1e-15)
+    assert unrounded(np.float32(np.pi)) == 3.1415927  # the shortest decimal of what has no name
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_what_a_constant_stands_for_rounds_to_it(number: float) -> None:
+    assert np.float32(unrounded(np.float32(number))) == np.float32(number)

@@ -12,9 +12,9 @@ from autopar.nouns.graph import Op, Source, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.rules.advice import no_rule, suggestion
 from autopar.rules.binding import bind_rule
-from autopar.rules.notation import Kept, Rule, RuleError
+from autopar.rules.notation import Internal, Kept, Rule, RuleError
 from autopar.rules.registry import UnruledOp, bind, registered_kinds, unregister
-from autopar.rules.strategies import strategies
+from autopar.rules.strategies import Strategy, shardings, strategies
 
 TENSORS = {
     "x": Tensor("x", (4, 6, 8), "float32", differentiable=True),
@@ -79,6 +79,66 @@ def test_a_text_that_cannot_be_read_is_refused_at_once() -> None:
         autopar.register_rule("mylib::scale", "b s d, d")
     with pytest.raises(RuleError, match="names with marks"):
         autopar.register_rule("mylib::scale", "b s? -> b")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("B S D, D -> B S D", "B S D_, D_ -> B S D_"),
+        ("P S D~, D -> P S D", "P_ S D_~, D_~ -> P_ S D_~"),
+        ("D D_ D__, D__ -> D D_ D__", "D___ D_ D__, D__ -> D___ D_ D__"),
+        ("b B d, d -> b B d", "b B d, d -> b B d"),
+        ("ä ß δ, δ -> ä ß δ", "ä ß δ, δ -> ä ß δ"),
+        ("... D, D -> ... D", "e0 e1 D_, D_ -> e0 e1 D_"),
+    ],
+)
+def test_factors_have_names_of_any_letters(text: str, shown: str) -> None:
+    autopar.register_rule("mylib::scale", text)
+    bound = bind(OP, TENSORS)
+    assert str(bound) == shown
+    again = bind_rule(Rule(shown), [(4, 6, 8), (8,)], [(4, 6, 8)])
+    assert (again.operands, again.factors) == (bound.operands, bound.factors)
+    by_choice = {str(s): s for s in strategies(bound, Mesh(("tp",), (2,)), True)}
+    assert set(by_choice) == {"whole", "tp:D", *(f"tp:{name}" for name in bound.factors)}
+    for written, strategy in by_choice.items():
+        assert Strategy.parse(written) == strategy
+    last = bound.operands[1][0][0]  # D of the user's
+    mesh, chosen = Mesh(("tp",), (2,)), Strategy((("tp", last),))
+    operands, results = shardings(bound, chosen, mesh, (True, True), (True,))
+    assert list(map(str, (*operands, *results))) == ["tp:S2", "tp:S0", "tp:S2"]
+
+
+def test_what_a_rule_says_of_a_factor_follows_its_name() -> None:
+    rule = Rule(
+        "B S D, D -> B S D",
+        keeps=(Kept(("B", "D"), 4),),
+        special=(("D", "local_groups"),),
+        flop_terms=((2.0, ("B", "D")),),
+        internal=(Internal("D", "all_reduce", "forward", ("S", "D"), 1, "float32"),),
+    )
+    autopar.register_rule("mylib::scale", rule)
+    bound = bind(OP, TENSORS).rule
+    assert bound.keeps == (Kept(("B", "D_"), 4),)
+    assert bound.special == (("D_", "local_groups"),)
+    assert bound.flop_terms == ((2.0, ("B", "D_")),)
+    assert (bound.internal[0].factor, bound.internal[0].dims) == ("D_", ("S", "D_"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule", "told"),
+    [
+        (None, "b -> b", "the op comes first, by its name"),
+        ("", "b -> b", "the op comes first, by its name"),
+        ("mylib::scale", None, "give the rule as text"),
+        ("mylib::scale", ["b -> b"], "give the rule as text"),
+        ("mylib::scale", "B+ S!, B! -> S", "factor B is marked both"),
+        ("mylib::scale", "2b -> 2b", "names with marks"),
+        ("mylib::scale", "b-s -> b-s", "names with marks"),
+    ],
+)
+def test_what_is_no_rule_is_refused_at_once(kind: Any, rule: Any, told: str) -> None:
+    with pytest.raises(RuleError, match=told):
+        autopar.register_rule(kind, rule)
 
 
 def test_a_rule_that_does_not_fit_names_the_op() -> None:

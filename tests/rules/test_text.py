@@ -96,7 +96,6 @@ def test_binding() -> None:
         ("a -> a", [(3, 2)], (3, 2), "a term has 1 dims, the tensor is [3, 2]"),
         ("a 1 -> a", [(3, 2)], (3,), "a dim written 1 has size 2"),
         ("a b -> a b", [(3, 2)], (3, 1), "a result dim of size 1 stands for (b), which makes 2"),
-        ("a D -> a D", [(3, 2)], (3, 2), "D and P mean placements"),
         ("... e1 -> ... e1", [(3, 2)], (3, 2), "e0, e1, ... are the dims of its ..."),
     ],
 )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
+import signal
 from pathlib import Path
 
 import pytest
 
 from autopar.nouns.errors import DoesNotFit
+from autopar.runtime.jobs import pytorch_launch
+from autopar.runtime.jobs.causes import killed_by
 from autopar.runtime.jobs.failures import LONGEST, RankFailed, failure, place, report
 
 
@@ -59,3 +64,37 @@ def test_a_users_error_is_raised_as_it_was(tmp_path: Path) -> None:
     )
     assert (type(error).__name__, str(error), error.exit_code) == ("DoesNotFit", "too big", 3)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes."),
+    ],
+)
+def test_what_runs_out_of_memory_is_told_how_to_take_less(tmp_path: Path, error: Exception) -> None:
+    told = str(failure(report(raised_error(error), 1, "in step 0", str(tmp_path)), "rank 1 of 2"))
+    assert re.search(r"rank 1 of 2 failed in step 0 .*more memory than there is: .*zero=3", told)
+
+
+def codes_of(tmp_path: Path, *codes: int) -> str:
+    file = tmp_path / "codes.json"
+    file.write_text(json.dumps(codes))
+    return str(pytorch_launch._failure(1, file, tmp_path, len(codes)))
+
+
+def test_a_signal_is_named_with_its_rank_and_what_to_do(tmp_path: Path) -> None:
+    ends = -signal.SIGTERM
+    told = codes_of(tmp_path, ends, -signal.SIGKILL, ends)
+    assert re.match(r"rank 1 of 3 was killed by SIGKILL \(out of memory\? .*zero=3", told)
+    assert told.endswith("; the other ranks were stopped")
+    assert "PYTHONFAULTHANDLER" in codes_of(tmp_path, -signal.SIGSEGV, ends)
+    told = codes_of(tmp_path, ends, 0, ends)
+    assert re.match(r"ranks 0, 2 of 3 ended by SIGTERM \(from outside: .*--resume", told)
+    assert killed_by(-40) == "signal 40"
+    told = str(pytorch_launch._failure(-9, tmp_path / "none", tmp_path, 3))
+    assert told.startswith(
+        "the process that starts the ranks was killed by SIGKILL (out of memory?"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,10 +17,11 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 import autopar
 from autopar.nouns.cluster import DeviceGroup
 from autopar.nouns.errors import UserError
-from autopar.runtime.checkpoint_folder import CheckpointError
-from autopar.runtime.kept_checkpoints import kept, newest
+from autopar.runtime.checkpoint_folder import CheckpointError, Damaged, Manifest
+from autopar.runtime.kept_checkpoints import candidates, kept, load_first_whole
 from autopar.runtime.pytorch.checkpoint import HalfLoaded
 from tests.plans import cluster
+from tests.runtime.damages import cut, data, emptied, flip
 from tests.script.models import Dropping, words
 
 DATA = [{name: value[0] for name, value in words(1, seed).items()} for seed in range(10)]
@@ -183,8 +185,85 @@ def test_the_newest_whole_checkpoint_is_taken(tmp_path: Path) -> None:
         (tmp_path / f"step-{step}").mkdir()
     for step in (9, 10):
         (tmp_path / f"step-{step}" / "checkpoint.json").write_text("{}")
-    assert newest(tmp_path).name == "step-10"
-    assert newest(tmp_path / "step-9") == tmp_path / "step-9"
+    assert [path.name for path in candidates(tmp_path)] == ["step-100", "step-10", "step-9"]
+    assert candidates(tmp_path / "step-9") == [tmp_path / "step-9"]
+    assert candidates(tmp_path / "none") == [tmp_path / "none"]
+    told: list[str] = []
+
+    def load(path: Path) -> str:
+        if path.name == "step-100":
+            raise Damaged("it is cut off")
+        return path.name
+
+    assert load_first_whole(candidates(tmp_path), load, told.append) == (
+        "step-10",
+        [tmp_path / "step-100"],
+    )
+    assert told == [
+        f"it is cut off. It is passed over, and {tmp_path / 'step-10'} taken, the one before"
+    ]
+
+
+FALLBACKS: dict[str, Callable[[Path], object]] = {
+    "data cut off": lambda c: cut(data(c), 0.5),
+    "another digest": lambda c: flip(data(c), 0.5),
+    "no manifest": lambda c: (c / "checkpoint.json").unlink(),
+    "half a manifest": lambda c: cut(c / "checkpoint.json", 0.5),
+    "a file is missing": lambda c: data(c).unlink(),
+    "nothing": emptied,
+}
+
+
+@pytest.mark.parametrize("damage", FALLBACKS)
+def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_taken(
+    plan: Any, tmp_path: Path, damage: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "c"
+    first = Job(plan)
+    first.trainer.keep_checkpoints(folder, every=2, keep=2)
+    losses = first.run(5)[:2]
+    before, newest = folder / "step-2", folder / "step-4"
+    FALLBACKS[damage](newest)
+    explicit = Job(plan)
+    with pytest.raises(CheckpointError):  # which is what was asked for
+        explicit.trainer.load(newest)
+    explicit.trainer.load(folder)
+    assert explicit.trainer.step_number == 2
+    capfd.readouterr()
+    again = Job(plan)
+    again.trainer.keep_checkpoints(folder, every=2, keep=1)
+    told = capfd.readouterr().err
+    assert re.search(
+        rf"autopar: .*{re.escape(str(newest))}\b.*passed over, and {before} taken", told
+    )
+    assert not newest.exists()
+    assert again.trainer.step_number == 2
+    assert losses + again.run(8) == Job(plan).run(8)
+    assert [path.name for path in kept(folder)] == ["step-6"]  # 8 is saved where a ninth begins
+
+
+def test_where_all_are_damaged_training_does_not_start_anew(plan: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    first = Job(plan)
+    first.trainer.keep_checkpoints(folder, every=2, keep=2)
+    first.run(5)
+    for each in kept(folder):
+        cut(data(each), 0.5)
+    again = Job(plan)
+    with pytest.raises(CheckpointError, match=r"step-4.*; the 1 before it are damaged too"):
+        again.trainer.keep_checkpoints(folder)
+    assert again.trainer.step_number == 0
+
+
+def test_a_checkpoint_of_another_model_is_no_damaged_one(plan: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    first = Job(plan)
+    first.trainer.keep_checkpoints(folder, every=2, keep=2)
+    first.run(5)
+    (manifest,) = (folder / "step-4").glob("checkpoint.json")
+    manifest.write_text(Manifest("jax", {}).to_json())
+    with pytest.raises(CheckpointError, match="is a checkpoint of jax"):
+        Job(plan).trainer.keep_checkpoints(folder)
 
 
 def test_a_step_tells_what_it_measured(plan: Any) -> None:

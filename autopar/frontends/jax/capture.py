@@ -24,6 +24,7 @@ from autopar.frontends.jax.errors import (
     CaptureError,
     ControlFlow,
     LossError,
+    NoFloat64,
     NotFloating,
     NotScalarLoss,
     ParameterWithoutGradient,
@@ -122,6 +123,12 @@ def capture_workload(workload: Workload) -> Captured:
 
 
 def _capture_workload(workload: Workload, loss: Loss, init: Callable[..., Any]) -> Captured:
+    if workload.precision == "float64" and jax.dtypes.canonicalize_dtype("float64") != "float64":
+        raise NoFloat64(
+            'precision="float64": jax computes in 32 bits here, and would round every number to '
+            'them. Write jax.config.update("jax_enable_x64", True) at the top of the file, or set '
+            'JAX_ENABLE_X64=1; or choose precision="float32"'
+        )
     params = _parameters(init, workload.seed)
     batch = _batch(workload.batch)
     try:

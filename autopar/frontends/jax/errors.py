@@ -9,6 +9,10 @@ class CaptureError(UserError):
     """A JAX loss function that cannot be captured."""
 
 
+class NoFloat64(CaptureError):
+    """A workload in float64 where jax computes in 32 bits."""
+
+
 class BuildError(CaptureError):
     """The callable that makes the parameters or the batch failed."""
 

@@ -29,7 +29,7 @@ from autopar.frontends.jax.derivatives import (
 from autopar.frontends.jax.draft import Builder, Draft, Node, Operand, Uniform, Value
 from autopar.frontends.jax.errors import ControlFlow, LargeConstant
 from autopar.frontends.jax.places import frames_of
-from autopar.frontends.jax.precision import CALLS
+from autopar.frontends.jax.precision import CALLS, unrounded
 from autopar.frontends.jax.primitives import convert
 from autopar.nouns.graph import Source
 from autopar.nouns.kinds import OWN_DERIVATIVE
@@ -360,8 +360,9 @@ def _literal(value: Any, dtype: str) -> Uniform:
 
 
 def plain(value: Any) -> bool | int | float:
-    """A Python number. Floats come back as the shortest decimal that rounds to the same value, so
-    that 1e-5 stays 1e-5 when the program later runs in another precision."""
+    """A Python number. Floats come back as `unrounded`, in half precision as the shortest decimal
+    that rounds to the same value, so that 1e-5 stays 1e-5 when the program later runs in another
+    precision."""
     kind = np.asarray(value).dtype
     if kind == np.bool_:
         return bool(value)
@@ -370,4 +371,5 @@ def plain(value: Any) -> bool | int | float:
     number = float(value)
     if kind == np.float64 or not math.isfinite(number):
         return number
-    return float(str(kind.type(value)))
+    own = kind.type(value)
+    return unrounded(own) if kind == np.float32 else float(str(own))

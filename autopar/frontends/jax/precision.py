@@ -1,7 +1,9 @@
 """Float64 next to what the user wrote: constants before they were rounded.
 
 Tracing a float32 program rounds its constants: ``1 / math.sqrt(32)`` becomes a float32 number. The
-same function traced in float64 has them exactly; `exact_constants` finds them there.
+same function traced in float64 has them exactly; `exact_constants` finds them there. A function
+may have no trace in float64, or pin what it computes to float32: its constants are then the numbers
+that they most likely were, see `unrounded`.
 """
 
 from __future__ import annotations
@@ -29,6 +31,35 @@ CALLS = {  # primitive -> the parameter that holds its jaxpr
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
 }
+
+
+LIBRARY = (0.044715, math.sqrt(2 / math.pi))
+"""Constants of `jax.nn.gelu`."""
+_ROOTS = (1.0, 0.5, 0.25)
+_LARGEST = 1 << 20
+_DIGITS = 6
+"""Decimals up to here are what somebody wrote; 2.828427, the root of 8, has one more."""
+
+
+def unrounded(value: np.floating[Any]) -> float:
+    """The number that was rounded to the finite float32 ``value``, of those that functions have:
+    a short decimal as it was written, else a root of a whole number or one over it (scales, means),
+    else a constant of the library, else the shortest decimal.
+
+    Programs and what they are compared with in float64 both mean this by a constant.
+    """
+    kind = type(value)
+    decimal = str(value)
+    shortest = float(decimal)
+    if len(decimal.lower().partition("e")[0].replace(".", "").strip("-0")) <= _DIGITS:
+        return shortest
+    size = abs(float(value))
+    for power in (*_ROOTS, *(-root for root in _ROOTS)):
+        n = size ** (1 / power)
+        if 1 < n < _LARGEST and kind(round(n) ** power) == abs(value):
+            return math.copysign(round(n) ** power, float(value))
+    known = (c for c in LIBRARY if kind(c) == abs(value))
+    return math.copysign(next(known, abs(shortest)), float(value))
 
 
 def exact_constants(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+
+import numpy as np
 
 from autopar.frontends.pytorch.facts import Affine, Choice, Fact, Facts, Test, inverse
 from autopar.frontends.pytorch.indices import find_facts
@@ -199,7 +202,8 @@ def _make(fact: Fact, value: Value, node: Node) -> list[Node]:
                  dtype=value.dtype)  # fmt: skip
             return made
         holds = _comparisons(fact.test, value.shape, emit)
-        if holds is not None and value.is_float:
+        numbers = (fact.inside, fact.outside)
+        if holds is not None and value.is_float and all(map(_is_float32, numbers)):
             chosen = emit("where", [holds], holds.shape, "float32", a=fact.inside, b=fact.outside)
             if value.dtype != "float32":
                 chosen = emit("cast", [chosen], holds.shape, value.dtype, dtype=value.dtype)
@@ -214,6 +218,12 @@ def _make(fact: Fact, value: Value, node: Node) -> list[Node]:
         return []
     spread(holds)
     return made
+
+
+def _is_float32(number: float) -> bool:
+    """Whether a choice between numbers, which is one of float32, keeps this one as it is."""
+    with np.errstate(over="ignore"):
+        return math.isnan(number) or float(np.float32(number)) == number
 
 
 def _comparisons(fact: Test, full: Shape, emit: Emit) -> Value | None:

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, replace
 
 from autopar.cost_models.compute import update_time_s
-from autopar.lowering.state import StateCollective, count_sums, sums
+from autopar.lowering.state import StateCollective, count_sums, pipeline_loss_bytes, sums
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import COMPUTE, FULL, NONE, SELECTIVE, by_call
@@ -329,9 +329,11 @@ def sums_s(summary: Summary, state: StateSharding, cluster: Cluster, pp: int = 1
     mesh = Mesh(("pp", *state.mesh.axes), (pp, *state.mesh.sizes))
     cutting = summary.cutting | ({"dp_shard"} if state.fsdp else set())
     wide = any("float64" in unit.trained for unit, _ in summary.owners())
+    scales, size = state.precision == "float16", summary.loss_bytes
+    size = size if pp == 1 else pipeline_loss_bytes(wide, state.precision)
     seconds = {
         entry.what: _time_s(entry, mesh, cluster)
-        for entry in sums(mesh, cutting, state.clips, wide, state.precision == "float16")
+        for entry in sums(mesh, cutting, state.clips, wide, scales, size)
     }
     late = seconds.get("gradient norm", 0.0) + seconds.get("overflow", 0.0)
     return Sums(late, seconds.get("loss", 0.0))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
-from autopar.lowering.collectives import global_counts
+from autopar.lowering.collectives import global_counts, loss_bytes
 from autopar.lowering.spread import (
     BATCH_AXES,
     MICROBATCH,
@@ -18,6 +18,7 @@ from autopar.lowering.spread import (
     internal_collectives,
     rerun_collectives,
 )
+from autopar.lowering.state import LOSS_BYTES
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.plan import key
 from autopar.nouns.recompute import by_call, most
@@ -79,6 +80,7 @@ class Summary:
     buffer_bytes: int
     counts: int = 0
     """Losses that are means over the labelled tokens of the batch."""
+    loss_bytes: int = LOSS_BYTES
     packages: frozenset[str] = frozenset()
     """Installed packages that the model's code lies in."""
     xla: XlaLives | None = None
@@ -160,6 +162,7 @@ def summarise(
         kept=kept,
         buffer_bytes=_buffer_bytes(lowered),
         counts=global_counts(lowered.graph),
+        loss_bytes=loss_bytes(lowered),
         packages=frozenset(_packages(lowered)),
         xla=xla_lives(lowered) if framework == "jax" else None,
     )

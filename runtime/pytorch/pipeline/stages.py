@@ -194,7 +194,13 @@ class Stages:
         loss = torch.zeros((), device=self.ranks.device)
         with self.seeds:
             loss = self.interpreter.play(_with(microbatches, more), loss, self.watch)
-        return loss.to(self.norm_over.dtype)
+        return loss.to(self._loss_dtype)
+
+    @property
+    def _loss_dtype(self) -> torch.dtype:
+        """One that all ranks know, with a loss and without."""
+        wide = self.settings.precision == "float64"
+        return torch.float64 if wide else self.norm_over.dtype
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -227,7 +233,7 @@ class Stages:
             )
         loss = torch.zeros((), device=self.ranks.device)
         played = self._forwards[count].play(_with(microbatches, more), loss, Stopwatch(loss.device))
-        return played.to(self.norm_over.dtype)
+        return played.to(self._loss_dtype)
 
     def _ended(self, stage: int) -> None:
         """Starts the sums over data axes of a stage that holds its parameters plain."""

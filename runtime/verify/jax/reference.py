@@ -4,7 +4,8 @@ JAX traces ``value_and_grad(loss)`` first, so every rule of differentiation is a
 `jax.custom_vjp`, of `jax.custom_jvp`, of its own functions. What is evaluated is that trace, with
 only its dtypes changed: where it computes in a narrower float, float64 stands instead, since a
 comparison in float64 would else see that rounding alone. Nothing here reads what a capture reads,
-so that a mistake there is not repeated here.
+so that a mistake there is not repeated here; shared is only which number a rounded constant stands
+for (`autopar.frontends.jax.precision.unrounded`).
 
 The trace is made twice. In the dtypes that the user declares it says what the function means; for
 float64 arguments its constants come exact, ``1 / math.sqrt(32)`` unrounded. Where both are the same
@@ -15,7 +16,6 @@ and `Reference.unchecked` says so.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,13 +25,11 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 
+from autopar.frontends.jax.precision import LIBRARY, unrounded
 from autopar.nouns.errors import UserError
 
 FLOATS = ("float32", "bfloat16", "float16")
 """Narrower than float64, and replaced by it."""
-LIBRARY = (0.044715, math.sqrt(2 / math.pi))
-"""Constants of `jax.nn.gelu`, of which a function that calls it in half precision keeps three
-digits, also where its arguments are wide."""
 ONE_BODY = frozenset(
     "jit pjit closed_call core_call remat remat2 checkpoint custom_jvp_call custom_vjp_call "
     "custom_vjp_call_jaxpr".split()
@@ -100,7 +98,8 @@ def reference_of(loss: Callable[..., Any], params: Any, batch: Mapping[str, Any]
 
 _OTHER_PROGRAM = (
     "the loss function is another program for float64 arguments, so what was compared is the one "
-    "that it is for its own, with the constants as that one rounds them"
+    "that it is for its own, with each constant as the number that was most likely rounded to it "
+    "(1 / sqrt(n), a short decimal); a program with another one of the same float32 would pass"
 )
 
 
@@ -272,8 +271,9 @@ def _has_narrow(jaxpr: Any) -> bool:
 
 
 def _widened(value: Any) -> Any:
-    """A constant in float64: an array as it is, one number as the shortest decimal that rounds to
-    it, so that a float32 ``1e-5`` is 1e-5."""
+    """A constant in float64: an array as it is, one number as `unrounded`, so that a float32
+    ``1e-5`` is 1e-5. Of those of `LIBRARY` a function that calls it in half precision keeps three
+    digits, also where its arguments are wide."""
     array = np.asarray(value)
     if str(array.dtype) not in FLOATS:
         return value
@@ -282,7 +282,7 @@ def _widened(value: Any) -> Any:
     if array.dtype.itemsize == 2:
         exact = [c for c in LIBRARY if array.dtype.type(c) == array]
         return np.float64(exact[0] if exact else str(array[()]))
-    return np.float64(np.format_float_scientific(np.float32(array), unique=True))
+    return np.float64(unrounded(np.float32(array)))
 
 
 def _widened_array(x: Any) -> Any:

@@ -111,6 +111,7 @@ def verify(folder: str | Path) -> dict[str, Any]:
         exact=errors(exact, right),
         own=errors(own, right, precision, rounding),
         precision=precision,
+        computes_in=plan.precision,
         collectives_match=match,
         collective_differences=tuple(lines),
         issued=tuple(asdict(row) for row in issued),

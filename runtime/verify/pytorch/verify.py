@@ -103,6 +103,7 @@ def verify(folder: str | Path) -> dict[str, Any]:
         exact=lifted.errors,
         own=own.errors,
         precision=precision,
+        computes_in=plan.precision,
         collectives_match=match,
         collective_differences=tuple(lines),
         issued=tuple(asdict(row) for row in own.issued),
@@ -165,7 +166,7 @@ def _run(
     """`STEPS` steps; without ``lift`` one more, whose collectives are counted."""
     trainer = make_trainer(folder, workload, device, lift)
     quiet: Callable[[], AbstractContextManager[Any]] = exact if lift else FixedDraws
-    given = dict(batch) if lift is not None else _in_float32(batch)
+    given = dict(batch) if lift is not None else _as_planned(folder, batch)
     comparison = Comparison(wanted, precision, tolerance)
     compared_steps(trainer, given, wanted, comparison, quiet)
     result = _Run(comparison.errors() if wanted is not None else None)
@@ -259,9 +260,11 @@ def make_trainer(
     )
 
 
-def _in_float32(batch: Mapping[str, Any]) -> dict[str, Any]:
+def _as_planned(folder: str | Path, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """``batch`` in the dtypes that the workload gives it."""
+    own = {entry.name: entry.dtype for entry in plan_folder.read_batch(folder)}
     return {
-        n: v.float() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
+        n: v.to(getattr(torch, own[n])) if isinstance(v, torch.Tensor) and n in own else v
         for n, v in batch.items()
     }
 
