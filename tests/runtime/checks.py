@@ -67,7 +67,7 @@ def make(
     mesh, zero, micro = LAYOUTS[layout]
     settings = Settings(zero=zero, microbatches=micro, precision=precision, units=("layers.*",))
     return Trainer(
-        Program(mesh, settings, tiny_gpt_program.Model),
+        Program({**mesh, "tp": mesh.get("tp", 1)}, settings, tiny_gpt_program.Model),
         WORKLOAD,
         lambda targets: initialize(tiny_gpt.GPT, WORKLOAD.seed, targets),
         lift=lift,
