@@ -67,7 +67,8 @@ def literal(value: object) -> str:
 
 def number(value: object) -> str:
     """`literal`, with a long fraction as the root that it is, ``32**-0.5``, and few zeros."""
-    if isinstance(value, float) and abs(value) >= 1e6 and float(f"{value:g}") == value:
+    large = isinstance(value, float) and math.isfinite(value) and abs(value) >= 1e6
+    if large and float(f"{value:g}") == value:
         return re.sub(r"e\+0*", "e", f"{value:g}")
     if isinstance(value, float) and len(repr(value)) > 12 and 1e-4 < value < 1:
         square = round(value**-2)

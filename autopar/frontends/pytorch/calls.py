@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -127,7 +127,7 @@ def _again(kind: Kind, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             FakeTensor(kind.mode, t, torch.device("cpu")) for t in kind.results
         ]
         track_tensor_tree(made, proxy, constant=None, tracer=tracer)
-    _require(made, kind.gradients)
+    require(made, kind.gradients)
     return made
 
 
@@ -147,7 +147,7 @@ _apply = vars(torch.autograd.Function)["apply"].__get__(None, _History)
 _anchor = torch.empty((), device="meta", requires_grad=True)
 
 
-def _require(tensors: list[torch.Tensor], needed: list[bool]) -> None:
+def require(tensors: Sequence[torch.Tensor], needed: Sequence[bool]) -> None:
     """Gives a history to the tensors that need gradients: a forward may ask ``requires_grad``."""
     chosen = [t for t, n in zip(tensors, needed, strict=True) if n and not t.requires_grad]
     if chosen:
@@ -283,7 +283,7 @@ class Calls:
     ) -> Any:
         """Runs the layer between the two marks."""
         given = torch.ops.autopar.enter(tensors, kind.number)
-        _require(given, kind.given)
+        require(given, kind.given)
         args, kwargs = put_together(structure, given, [])
         before = _state(member, structure)
         labels = Labels(member.path, member.shared, self.named, given)
@@ -323,7 +323,7 @@ class Calls:
                 ]
         kind.gradients = [t.requires_grad for t in new]
         made = torch.ops.autopar.leave(new, kind.number)
-        _require(made, kind.gradients)
+        require(made, kind.gradients)
         return put_together(renumber(shape, kind.slots), tensors, made)
 
 
