@@ -46,7 +46,7 @@ def experts(
     h = h * weights.reshape(-1)[order].unsqueeze(-1)
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order), device=order.device)
-    return h[place].view(*index.shape, -1).sum(1).to(x.dtype)
+    return h[place].view(*index.shape, h.shape[1]).sum(1).to(x.dtype)
 
 
 def _rows(flat: Tensor, count: int) -> list[int]:

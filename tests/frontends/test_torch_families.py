@@ -13,7 +13,7 @@ from autopar.rules.table import TABLE
 from benchmarks.zoo_models import ZOO
 from tests.frontends.torch_referee import compare
 
-BY_INDEX = {"mixtral"}  # its experts' rows are sorted, counted and put back by calls of torch
+BY_INDEX = {"mixtral"}  # the best experts of a token are found by a call of torch
 
 
 @pytest.mark.parametrize("family", ZOO)

@@ -273,7 +273,37 @@ _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "or": operator.or_, "xor": operator.xor, "floor_divide": torch.floor_divide,
 }  # fmt: skip
 
+def _experts(c: Call) -> Tensor:
+    """Token by token and route by route."""
+    x, index, weights, up, down, *biases = c.operands
+    up_bias, down_bias = biases or (None, None)
+    if c.attrs["transposed"]:
+        up, down = up.transpose(1, 2), down.transpose(1, 2)
+    tokens = []
+    for token, route, share in zip(x, index.tolist(), weights, strict=True):
+        made = [
+            _expert(c, token, *(None if t is None else t[e] for t in (up, down, up_bias, down_bias)))
+            for e in route
+        ]
+        tokens.append(torch.stack(made, 1) @ share)
+    return torch.stack(tokens)
+
+
+def _expert(
+    c: Call, x: Tensor, up: Tensor, down: Tensor, up_bias: Tensor | None, down_bias: Tensor | None
+) -> Tensor:
+    h = F.linear(x, up, up_bias)
+    reads = {"all": (h,), "halves": h.chunk(2), "pairs": (h[::2], h[1::2])}
+    values = list(reads[c.attrs["reads"]])
+    for kind, operands, attrs in c.attrs["gate"]:
+        step = Op(kind, (), (), attrs)
+        given = [values[i] for i in operands]
+        values.append(KERNELS[kind](Call(step, given, c.results, c.wide, c.dropout)))
+    return F.linear(values[-1], down, down_bias)
+
+
 KERNELS: dict[str, Kernel] = {
+    "experts": _experts,
     **{kind: _binary(function) for kind, function in _ARITHMETIC.items()},
     "maximum": _bound(torch.maximum),
     "minimum": _bound(torch.minimum),

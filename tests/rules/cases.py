@@ -557,7 +557,26 @@ _FUNCTIONS = (
     "jax::is_finite jax::ceil"
 )
 
+def _experts(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Some experts have no tokens, and some tokens name one expert twice."""
+    del kind
+    reads, transposed, bias = d.of("all", "halves", "pairs"), d.flag(), d.flag()
+    tokens, routes, count, inner, hidden = d.size(), d.small(), d.small(), d.size(), d.small()
+    wide = inner if reads == "all" else 2 * inner
+    shapes = [(count, wide, hidden), (count, hidden, inner)]
+    up, down = (d.signed(*((s[0], s[2], s[1]) if transposed else s)) for s in shapes)
+    operands = [d.real(tokens, hidden), d.ids(count, tokens, routes), d.real(tokens, routes)]
+    operands += [up, down, *([d.real(count, wide), d.real(count, hidden)] if bias else [])]
+    gate: tuple[Any, ...] = (("silu", (0,), {}), ("mul", (2, 1), {}))
+    if reads == "all":
+        gate = (("relu", (0,), {}), ("square", (1,), {}))
+    elif d.flag():
+        gate = (("clamp", (0,), {"min": -0.3, "max": 0.5}), ("sigmoid", (2,), {}), ("mul", (3, 1), {}))
+    return tuple(operands), {"reads": reads, "gate": gate, "transposed": transposed, "bias": bias}
+
+
 CASES: Mapping[str, Builder] = {
+    "experts": _experts,
     **dict.fromkeys(_ARITHMETIC.split(), _two),
     **dict.fromkeys(_FUNCTIONS.split(), _one),
     **dict.fromkeys(JAX_FUNCTIONS, _in_domain),
