@@ -29,7 +29,7 @@ _STREAM = frozenset({"linear", "linear_t", "conv", "layer_norm", "rms_norm", "ba
 FUNCTIONS = frozenset(
     "all_reduce all_to_all attention batch_norm copy_to cross_entropy device dropout embedding"
     " experts gather keep_first local own_function pad recompute reduce_scatter repeat_heads"
-    " rms_norm rotary shard whole".split()
+    " rms_norm rotary scatter_sum shard whole".split()
 )
 # Python's own functions, which variables do not hide.
 BUILTINS = frozenset(name for name in dir(builtins) if name.islower())

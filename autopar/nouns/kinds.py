@@ -140,6 +140,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "index_select": "x, index; dim",
         "index": "x, index...; dims: advanced indexing with broadcast index tensors",
         "scatter": "x, index, src; dim",
+        "scatter_sum": "src, index of its shape; dim, shape: src is added to zeros of the shape at "
+        "the places along dim that index names; all other dims are those of src",
         "one_hot": "ids; classes",
         # routed layers: a token goes through k of e experts, their results are weighted and added
         "experts": "x [n, d], index [n, k] (of experts), weights [n, k], up [e, g, d], "

@@ -37,6 +37,7 @@ from autopar.runtime.pytorch.layers import (
     attention,
     device,
     repeat_heads,
+    scatter_sum,
 )
 from autopar.runtime.pytorch.norms import rms_norm, rotary
 from autopar.runtime.pytorch.own_functions import own_function
@@ -54,5 +55,6 @@ __all__ = [
     "Modules", "Parameter", "RMSNorm", "Settings", "Stage", "Value", "Weights", "all_reduce",
     "all_to_all", "attention", "batch_norm", "copy_to", "cross_entropy", "device", "dropout",
     "embedding", "experts", "gather", "keep_first", "local", "own_function", "pad", "probe",
-    "recompute", "reduce_scatter", "repeat_heads", "rms_norm", "rotary", "shard", "whole",
+    "recompute", "reduce_scatter", "repeat_heads", "rms_norm", "rotary", "scatter_sum",
+    "shard", "whole",
 ]  # fmt: skip

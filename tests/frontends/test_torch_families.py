@@ -10,10 +10,10 @@ import pytest
 from autopar.frontends.pytorch import capture
 from autopar.nouns.text.graph import from_text, to_text
 from autopar.rules.table import TABLE
-from benchmarks.zoo_models import ZOO
+from benchmarks.zoo_models import EXPERTS, ZOO
 from tests.frontends.torch_referee import compare
 
-BY_INDEX = {"mixtral"}  # the best experts of a token are found by a call of torch
+BY_INDEX = set(EXPERTS)  # the best experts of a token are found by a call of torch
 
 
 @pytest.mark.parametrize("family", ZOO)

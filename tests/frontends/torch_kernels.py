@@ -273,33 +273,29 @@ _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "or": operator.or_, "xor": operator.xor, "floor_divide": torch.floor_divide,
 }  # fmt: skip
 
+
 def _experts(c: Call) -> Tensor:
     """Token by token and route by route."""
     x, index, weights, up, down, *biases = c.operands
-    up_bias, down_bias = biases or (None, None)
     if c.attrs["transposed"]:
         up, down = up.transpose(1, 2), down.transpose(1, 2)
+    first, second = biases or (up.new_zeros(up.shape[:2]), down.new_zeros(down.shape[:2]))
     tokens = []
     for token, route, share in zip(x, index.tolist(), weights, strict=True):
-        made = [
-            _expert(c, token, *(None if t is None else t[e] for t in (up, down, up_bias, down_bias)))
-            for e in route
-        ]
+        given = [_gated(c, F.linear(token, up[e], first[e])) for e in route]
+        made = [F.linear(h, down[e], second[e]) for e, h in zip(route, given, strict=True)]
         tokens.append(torch.stack(made, 1) @ share)
     return torch.stack(tokens)
 
 
-def _expert(
-    c: Call, x: Tensor, up: Tensor, down: Tensor, up_bias: Tensor | None, down_bias: Tensor | None
-) -> Tensor:
-    h = F.linear(x, up, up_bias)
+def _gated(c: Call, h: Tensor) -> Tensor:
     reads = {"all": (h,), "halves": h.chunk(2), "pairs": (h[::2], h[1::2])}
     values = list(reads[c.attrs["reads"]])
     for kind, operands, attrs in c.attrs["gate"]:
-        step = Op(kind, (), (), attrs)
         given = [values[i] for i in operands]
-        values.append(KERNELS[kind](Call(step, given, c.results, c.wide, c.dropout)))
-    return F.linear(values[-1], down, down_bias)
+        step = Call(Op(kind, (), (), attrs), given, c.results, c.wide, c.dropout)
+        values.append(KERNELS[kind](step))
+    return values[-1]
 
 
 KERNELS: dict[str, Kernel] = {
@@ -376,6 +372,9 @@ KERNELS: dict[str, Kernel] = {
     "index_select": lambda c: c.x.index_select(c.attrs["dim"], c.operands[1]),
     "index": _index,
     "scatter": lambda c: c.x.scatter(c.attrs["dim"], *c.operands[1:]),
+    "scatter_sum": lambda c: torch.zeros(c.attrs["shape"], dtype=c.x.dtype).scatter_add(
+        c.attrs["dim"], c.operands[1], c.x
+    ),
     "one_hot": lambda c: F.one_hot(c.x, c.attrs["classes"]),
     "max_pool": _pool(
         "max_pool", kernel_size="kernel", stride="stride", padding="padding", dilation="dilation",

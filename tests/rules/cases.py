@@ -473,6 +473,14 @@ def _cumprod(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     return (d.real(*shape),), _call("%0", d.dim(shape))
 
 
+def _scatter_sum(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape()
+    dim, size = d.dim(shape) % len(shape), d.size()
+    result = tuple(size if i == dim else n for i, n in enumerate(shape))
+    return (d.real(*shape), d.ids(size, *shape)), {"dim": dim, "shape": result}
+
+
 def _slice_scatter(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     del kind
     shape = d.shape()
@@ -557,6 +565,7 @@ _FUNCTIONS = (
     "jax::is_finite jax::ceil"
 )
 
+
 def _experts(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     """Some experts have no tokens, and some tokens name one expert twice."""
     del kind
@@ -571,7 +580,11 @@ def _experts(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     if reads == "all":
         gate = (("relu", (0,), {}), ("square", (1,), {}))
     elif d.flag():
-        gate = (("clamp", (0,), {"min": -0.3, "max": 0.5}), ("sigmoid", (2,), {}), ("mul", (3, 1), {}))
+        gate = (
+            ("clamp", (0,), {"min": -0.3, "max": 0.5}),
+            ("sigmoid", (2,), {}),
+            ("mul", (3, 1), {}),
+        )
     return tuple(operands), {"reads": reads, "gate": gate, "transposed": transposed, "bias": bias}
 
 
@@ -623,6 +636,7 @@ CASES: Mapping[str, Builder] = {
     **dict.fromkeys(("tril", "triu"), _triangle),
     "gather": _gather,
     "scatter": _gather,
+    "scatter_sum": _scatter_sum,
     "index_select": _index_select,
     "index": _index,
     "one_hot": lambda d, kind: ((d.ids(5, *d.shape()),), {"classes": 5}),

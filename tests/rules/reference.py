@@ -352,6 +352,9 @@ REFERENCE: Mapping[str, Reference] = {
     "gather": lambda c: c.x.gather(c.attrs["dim"], c.operands[1]),
     "index_select": lambda c: c.x.index_select(c.attrs["dim"], c.operands[1]),
     "index": _index,
+    "scatter_sum": lambda c: torch.zeros(c.shapes[0], dtype=c.x.dtype).scatter_add(
+        c.attrs["dim"], c.operands[1], c.x
+    ),
     "scatter": lambda c: c.x.scatter(c.attrs["dim"], c.operands[1], c.operands[2]),
     "one_hot": lambda c: F.one_hot(c.x, c.attrs["classes"]),
     "max_pool": _pool(F.max_pool2d),

@@ -18,9 +18,10 @@ from autopar.rules.work import flops, kept_bytes, shape
 from autopar.runtime.pytorch.experts import experts
 from tests.rules.reference import Call, run
 
+Gate = tuple[tuple[str, tuple[int, ...], dict[str, Any]], ...]
 TOKENS, ROUTES, COUNT, HIDDEN, INNER = 12, 2, 4, 6, 10
-SWIGLU = (("silu", (0,), {}), ("mul", (2, 1), {}))
-CLAMPED = (
+SWIGLU: Gate = (("silu", (0,), {}), ("mul", (2, 1), {}))
+CLAMPED: Gate = (
     ("clamp", (0,), {"max": 0.1, "min": None}),
     ("clamp", (1,), {"min": -0.1, "max": 0.1}),
     ("mul", (2,), {"other": 1.7}),
@@ -29,7 +30,7 @@ CLAMPED = (
     ("add", (3,), {"other": 1}),
     ("mul", (7, 6), {}),
 )
-SQUARED = (("relu", (0,), {}), ("square", (1,), {}))
+SQUARED: Gate = (("relu", (0,), {}), ("square", (1,), {}))
 
 
 def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -71,9 +72,9 @@ def _operands(attrs: dict[str, Any], dtype: torch.dtype, used: int = COUNT) -> l
 
 
 def _called(attrs: dict[str, Any], between: Any, operands: list[Tensor]) -> Tensor:
-    return experts(
-        *operands, gate=between, reads=attrs["reads"], transposed=attrs["transposed"]
-    )
+    form = {"reads": attrs["reads"], "transposed": attrs["transposed"]}
+    made: Tensor = experts(*operands, gate=between, **form)
+    return made
 
 
 def _bound(attrs: dict[str, Any], operands: list[Tensor]) -> tuple[Op, dict[str, Noun], BoundRule]:
@@ -110,7 +111,9 @@ def test_ranks_without_tokens_have_gradients() -> None:
     made = _called(attrs, between, [x[:0], index[:0], weights[:0], *rest])
     assert made.shape == (0, HIDDEN)
     gradients = torch.autograd.grad(made.sum(), [x, *rest])
-    assert all(g.shape == t.shape and not g.any() for g, t in zip(gradients, [x, *rest], strict=True))
+    assert all(
+        g.shape == t.shape and not g.any() for g, t in zip(gradients, [x, *rest], strict=True)
+    )
 
 
 def test_a_route_to_no_expert_is_an_error() -> None:
