@@ -3,7 +3,7 @@ own loop over experts, loss and all gradients in float64, on simulated ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache, partial
 from itertools import product
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ from autopar.nouns.errors import UserError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.workload import Workload
 from autopar.planner.planning import plan_captured
+from benchmarks.expert_models import padded, partly_used
 from benchmarks.zoo_models import EXPERTS, VOCAB, routed
 from tests.emit.harness import Emitted, check, emitted
 from tests.emit.random_stage import random_stage
@@ -87,18 +88,9 @@ def test_attention_with_sinks_is_split_over_heads() -> None:
 # -- losses for balance ---------------------------------------------------------------------------
 
 
-def _masked() -> Mapping[str, Any]:
-    """Sequences of unequal length, padded: data ranks have unequal numbers of tokens."""
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, VOCAB, (8, 16), generator=generator)
-    lengths = torch.tensor([16, 3, 9, 12, 1, 16, 7, 5])
-    mask = (torch.arange(16) < lengths.unsqueeze(1)).long()
-    return {"input_ids": ids, "labels": ids.masked_fill(mask == 0, -100), "attention_mask": mask}
-
-
 @cache
 def _balanced(family: str, masked: bool) -> Workload:
-    batch = _masked if masked else None
+    batch = padded if masked else None
     return routed(family, batch, output_router_logits=True, router_aux_loss_coef=0.7)()
 
 
@@ -121,27 +113,10 @@ def test_a_loss_for_balance_is_not_cut_into_microbatches(fix: str) -> None:
 # -- experts that nobody uses ---------------------------------------------------------------------
 
 
-def _biased(family: str) -> Callable[[], nn.Module]:
-    """A model whose routers never name half of the experts."""
-    make = _family(family).model
-    assert make is not None
-
-    def build() -> nn.Module:
-        model: nn.Module = make()
-        with torch.no_grad():
-            for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-                if name.endswith(("e_score_correction_bias", "router.bias")):
-                    tensor[1::2] = -50.0
-        return model
-
-    return build
-
-
 @pytest.mark.parametrize("fix", ["dp_replicate=4", "tp=2,dp_replicate=2"])
 @pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3"])
 def test_experts_that_nobody_uses_get_zeros(family: str, fix: str) -> None:
-    whole = _family(family)
-    _checked(Workload(model=_biased(family), batch=whole.batch), fix)
+    _checked(partly_used(family), fix)
 
 
 # -- other forms ----------------------------------------------------------------------------------
@@ -218,7 +193,7 @@ class Routed(nn.Module):
 def test_every_form_under_random_decisions(form: str) -> None:
     """The width between the products is split where the matrices' storage allows it."""
     torch.manual_seed(0)
-    model, batch = Routed(form), _masked()
+    model, batch = Routed(form), padded()
     given = {name: batch[name].clamp(min=0) for name in ("input_ids", "labels")}
     captured = capture(Workload(model=partial(Routed, form), batch=lambda: given))
     tried = set()
@@ -246,6 +221,6 @@ class Normed(nn.Module):
 
 
 def test_a_gate_that_mixes_is_refused() -> None:
-    batch = {name: _masked()[name] for name in ("input_ids", "labels")}
+    batch = {name: padded()[name] for name in ("input_ids", "labels")}
     with pytest.raises(UserError, match="between the products of Experts stands 'softmax'"):
         capture(Workload(model=Normed, batch=lambda: batch))

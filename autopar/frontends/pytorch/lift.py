@@ -129,11 +129,10 @@ class _Walk(Lifter):
                 value.shape, value.dtype = tuple(tensor.shape), ir.dtype_name(tensor.dtype)
                 value = real_view(self, value)
         else:
-            group = answered(tensor)
-            if group is not None:
-                raise NotAlike(
-                    group, "a tensor of the layer is used outside without being returned"
-                )
+            answer = answered(tensor)
+            if answer is not None:
+                why = "a tensor of the layer is used outside without being returned"
+                raise NotAlike(answer[0], why, leaked=answer[1])
             real = getattr(tensor, "constant", tensor)
             if real is None:
                 raise UnsupportedOpError(
