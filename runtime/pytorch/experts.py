@@ -36,27 +36,17 @@ def experts(
 
     Tokens are put in order of their experts, each of which multiplies its own in one product. All
     matrices get a gradient, of zeros where no token came: ranks add up their gradients, and what is
-    not used on one may be on another. Raises IndexError where a route names no expert.
+    not used on one may be on another.
     """
     flat = index.reshape(-1)
     order = flat.argsort(stable=True)
-    rows = _rows(flat, up.shape[0])
+    rows = flat.new_zeros(up.shape[0]).scatter_add(0, flat, torch.ones_like(flat))
     h = _products(x[order // index.shape[1]], rows, up, up_bias, transposed)
     h = _products(gate(*_parts(h, reads)), rows, down, down_bias, transposed)
     h = h * weights.reshape(-1)[order].unsqueeze(-1)
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order), device=order.device)
     return h[place].view(*index.shape, h.shape[1]).sum(1).to(x.dtype)
-
-
-def _rows(flat: Tensor, count: int) -> list[int]:
-    """How many routes name each of ``count`` experts; without values, as if all named the first."""
-    if flat.is_meta:
-        return [len(flat), *[0] * (count - 1)]
-    rows: list[int] = torch.bincount(flat, minlength=count).tolist()
-    if len(rows) > count:
-        raise IndexError(f"a route names expert {len(rows) - 1}, and there are {count}")
-    return rows
 
 
 def _parts(h: Tensor, reads: str) -> Sequence[Tensor]:
@@ -66,12 +56,44 @@ def _parts(h: Tensor, reads: str) -> Sequence[Tensor]:
 
 
 def _products(
+    x: Tensor, rows: Tensor, matrices: Tensor, bias: Tensor | None, transposed: bool
+) -> Tensor:
+    """The first ``rows[0]`` rows of x [s, i] times the first matrix [o, i], and so on: [s, o]."""
+    if not _has_kernel(x, matrices):
+        # Without values, as if all routes named the first.
+        numbers = [len(x), *[0] * (len(rows) - 1)] if rows.is_meta else rows.tolist()
+        return _one_by_one(x, numbers, matrices, bias, transposed)
+    return _at_once(x, rows, matrices, bias, transposed)
+
+
+def _has_kernel(x: Tensor, matrices: Tensor) -> bool:
+    """Whether torch's kernel for products of groups takes them: on GPUs from Ampere on, in
+    bfloat16, where rows and matrices begin at multiples of 16 bytes."""
+    alike = x.dtype is matrices.dtype is torch.bfloat16 and len(x) > 0
+    aligned = all(n % 8 == 0 for n in matrices.shape[1:])
+    gpu = x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) >= (8, 0)
+    return alike and aligned and gpu
+
+
+def _at_once(
+    x: Tensor, rows: Tensor, matrices: Tensor, bias: Tensor | None, transposed: bool
+) -> Tensor:
+    """`_one_by_one` in one kernel; the host does not wait for the numbers of rows."""
+    ends = rows.cumsum(0, dtype=torch.int32)
+    made = F.grouped_mm(x, matrices if transposed else matrices.transpose(1, 2), offs=ends)
+    if bias is None:
+        return made
+    which = torch.arange(len(rows), device=x.device)
+    return made + bias[which.repeat_interleave(rows, output_size=len(x))]
+
+
+def _one_by_one(
     x: Tensor, rows: Sequence[int], matrices: Tensor, bias: Tensor | None, transposed: bool
 ) -> Tensor:
-    """The first ``rows[0]`` rows of x [s, i] times the first matrix [o, i], and so on: [s, o].
+    """A product for each matrix that has rows.
 
-    Matrices that multiply nothing come into the gradient as zeros, by `unbind`, as long as one of
-    them multiplies something: the first does where there are no rows.
+    Matrices that multiply nothing come into the gradient as zeros, by `unbind`, as long as one
+    multiplies something: the first does where there are no rows.
     """
     each = matrices.unbind()
     added = [None] * len(each) if bias is None else bias.unbind()

@@ -106,7 +106,8 @@ _COLLECTIVES = frozenset(
 
 
 _PRODUCTS = frozenset(
-    getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "linear", "convolution")
+    getattr(torch.ops.aten, name).default
+    for name in ("mm", "addmm", "linear", "convolution", "_grouped_mm")
 )
 """Batched products are not among them: those of attention that is written out make the scores."""
 _ATTENTION = {
