@@ -4,6 +4,7 @@ own loop over experts, loss and all gradients in float64, on simulated ranks."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache, partial
 from itertools import product
 from types import SimpleNamespace
@@ -25,7 +26,15 @@ from autopar.nouns.workload import Workload
 from autopar.planner.planning import plan_captured
 from benchmarks.expert_models import padded, partly_used
 from benchmarks.zoo_models import EXPERTS, VOCAB, routed
-from tests.emit.harness import Emitted, check, emitted
+from tests.emit.harness import (
+    Emitted,
+    check,
+    check_issued,
+    emitted,
+    reference,
+    relative,
+    run,
+)
 from tests.emit.random_stage import random_stage
 
 CLUSTER = load_cluster("examples/clusters/cpu_4.yaml")
@@ -62,6 +71,25 @@ def test_every_family_under_every_layout(family: str, fix: str) -> None:
     made = _checked(_family(family), fix)
     assert "experts(" in made.text
     assert sum(op.op.kind == "experts" for b in made.lowered.blocks.values() for op in b.ops) >= 1
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_half_precision(family: str) -> None:
+    """Tokens that are almost as well off with another expert go there: gradients are near."""
+    workload = replace(_family(family), precision="bfloat16")
+    captured = capture(workload)
+    planned = plan_captured(captured, workload, CLUSTER, "m.py", {"dp_replicate": "4"})
+    text = emit(planned.lowered, planned.plan, captured)["model.py"]
+    made = Emitted(captured, planned.plan, planned.lowered, text)
+    torch.manual_seed(0)
+    assert workload.model is not None
+    model = workload.model()
+    low, exact = run(made, model, workload.batch(), half=True), reference(model, workload.batch())
+    assert relative(low.loss, exact.loss) < 1e-3
+    pairs = [(low.gradients[name].double(), g) for name, g in exact.gradients.items()]
+    error = torch.stack([(a - b).norm() for a, b in pairs]).norm()
+    assert error < 0.1 * torch.stack([b.norm() for _, b in pairs]).norm()
+    check_issued(made, low, 1)
 
 
 def test_what_a_program_says_of_experts() -> None:

@@ -184,7 +184,16 @@ def test_bytes_kept_of_blocks_of_two_kinds(recompute: str) -> None:
     assert life.saved == pytest.approx(held_bytes(trainer), rel=0.01)
 
 
-@pytest.mark.parametrize("keep", [{}, {"keep_collectives": True}, {"keep_products": True}])
+@pytest.mark.parametrize(
+    "keep",
+    [
+        {},
+        {"keep_collectives": True},
+        {"keep_products": True},
+        {"keep_routes": True},
+        {"keep_products": True, "keep_routes": True},
+    ],
+)
 def test_what_recomputes_compiles(keep: dict[str, bool]) -> None:
     block, x = Block(False, 0.0), torch.randn(BATCH, LENGTH, WIDTH)
 
