@@ -20,10 +20,12 @@ from autopar.emit.pytorch import emit
 from autopar.files.cluster_file import load_cluster
 from autopar.frontends.captured import Captured
 from autopar.frontends.pytorch import capture
+from autopar.frontends.pytorch.experts import chosen_experts
 from autopar.nouns.errors import UserError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.workload import Workload
 from autopar.planner.planning import plan_captured
+from autopar.runtime.pytorch import experts as runtime_experts
 from benchmarks.expert_models import padded, partly_used
 from benchmarks.zoo_models import EXPERTS, VOCAB, routed
 from tests.emit.harness import (
@@ -111,6 +113,51 @@ def test_what_a_program_says_of_experts() -> None:
 def test_attention_with_sinks_is_split_over_heads() -> None:
     text = _checked(_family("gpt_oss"), "tp=2,dp_replicate=2").text
     assert 'self.sinks = Parameter((4,), "tp:S0")' in text
+
+
+# -- the library's table ---------------------------------------------------------------------------
+
+TABLE: Any = transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS
+
+
+def test_the_reference_is_the_librarys_own_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a kernel that a config names nor our own function, whose errors it would share."""
+
+    def named(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("called by its name")
+
+    monkeypatch.setitem(TABLE._local_mapping, "grouped_mm", named)
+    workload = _family("mixtral")
+    assert workload.model is not None
+    reference(workload.model(), workload.batch())
+    plain = runtime_experts._one_by_one
+
+    def wrong(x: Tensor, rows: Any, *rest: Any) -> Tensor:
+        return plain(x, [*rows[1:], rows[0]], *rest)
+
+    monkeypatch.setattr(runtime_experts, "_one_by_one", wrong)
+    with pytest.raises(AssertionError):
+        _checked(workload, "dp_replicate=4")
+
+
+@pytest.mark.parametrize("implementation", ["eager", "batched_mm"])
+def test_a_graph_does_not_hang_on_the_implementation_that_a_config_names(
+    implementation: str,
+) -> None:
+    own = routed("olmoe", experts_implementation=implementation)()
+    assert own.model is not None
+    assert own.model().config._experts_implementation == implementation
+    assert capture(own).graph == _captured(_family("olmoe")).graph
+
+
+def test_the_table_is_left_as_it_was() -> None:
+    capture(_family("mixtral"))
+    assert "get_interface" not in vars(TABLE)
+    with chosen_experts(lambda own: "outer"):
+        with chosen_experts(lambda own: "inner"):
+            assert TABLE.get_interface("grouped_mm", None) == "inner"
+        assert TABLE.get_interface("grouped_mm", None) == "outer"
+    assert "get_interface" not in vars(TABLE)
 
 
 # -- losses for balance ---------------------------------------------------------------------------
@@ -252,3 +299,4 @@ def test_a_gate_that_mixes_is_refused() -> None:
     batch = {name: padded()[name] for name in ("input_ids", "labels")}
     with pytest.raises(UserError, match="between the products of Experts stands 'softmax'"):
         capture(Workload(model=Normed, batch=lambda: batch))
+    assert "get_interface" not in vars(TABLE)

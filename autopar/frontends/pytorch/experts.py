@@ -103,11 +103,14 @@ def chosen_experts(choose: Callable[[Any], Any]) -> Iterator[None]:
     if table is None:  # no such library, or one from before it had a table
         yield
         return
+    before = vars(table).get("get_interface")
     table.get_interface = lambda name, default: choose(default)
     try:
         yield
     finally:
         del table.get_interface
+        if before is not None:
+            table.get_interface = before
 
 
 def _description(module: Any, mode: FakeTensorMode) -> CalledExperts:
