@@ -97,6 +97,63 @@ _VISION: Mapping[str, Any] = {
     "num_labels": 8,
 }
 
+EXPERTS: Mapping[str, tuple[tuple[str, str], Mapping[str, Any]]] = {
+    "mixtral": (("MixtralForCausalLM", "MixtralConfig"), {"num_local_experts": 4}),
+    "olmoe": (
+        ("OlmoeForCausalLM", "OlmoeConfig"),
+        {"num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": False},
+    ),
+    "qwen2_moe": (
+        ("Qwen2MoeForCausalLM", "Qwen2MoeConfig"),
+        {
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 64,
+        },
+    ),
+    "granitemoe": (
+        ("GraniteMoeForCausalLM", "GraniteMoeConfig"),
+        {"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "gpt_oss": (
+        ("GptOssForCausalLM", "GptOssConfig"),
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 8,
+            "sliding_window": 8,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
+        },
+    ),
+    "deepseek_v3": (
+        ("DeepseekV3ForCausalLM", "DeepseekV3Config"),
+        {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 48,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 8,
+            "kv_lora_rank": 8,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+            "num_key_value_heads": 4,
+        },
+    ),
+}
+"""Model and config classes of mixtures of experts, and what each sets beside `_DECODER`."""
+
+
+def routed(family: str, batch: Callable[[], Mapping[str, Any]] | None = None, **own: Any) -> Maker:
+    """A model of `EXPERTS` with further settings, on a batch of its own where one is given."""
+    classes, settings = EXPERTS[family]
+    return _library(*classes, batch or _ids(), **{**_DECODER, **settings, **own})
+
+
 ZOO: Mapping[str, Maker] = {
     "gpt2": _library(
         "GPT2LMHeadModel",
@@ -201,7 +258,5 @@ ZOO: Mapping[str, Maker] = {
         num_stages=2,
         num_labels=8,
     ),
-    "mixtral": _library(
-        "MixtralForCausalLM", "MixtralConfig", _ids(), **_DECODER, num_local_experts=4
-    ),
+    **{name: routed(name) for name in EXPERTS},
 }

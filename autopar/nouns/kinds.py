@@ -140,7 +140,15 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "index_select": "x, index; dim",
         "index": "x, index...; dims: advanced indexing with broadcast index tensors",
         "scatter": "x, index, src; dim",
+        "scatter_sum": "src, index of its shape; dim, shape: src is added to zeros of the shape at "
+        "the places along dim that index names; all other dims are those of src",
         "one_hot": "ids; classes",
+        # routed layers: a token goes through k of e experts, their results are weighted and added
+        "experts": "x [n, d], index [n, k] (of experts), weights [n, k], up [e, g, d], "
+        "down [e, d, f], up_bias? [e, g], down_bias? [e, d]; gate (steps between the products: "
+        "kind, operands, attrs; the last one's result is [.., f]), reads (all: operand 0 of the "
+        "gate is what up gives; halves, pairs: g = 2 f, operands 0 and 1 are its halves, or take "
+        "turns in it), transposed (up [e, d, g], down [e, f, d]), bias",
         # pooling, images
         "max_pool": "x [b, c, *s]; kernel, stride, padding, dilation, ceil_mode",
         "avg_pool": "x [b, c, *s]; kernel, stride, padding",

@@ -5,6 +5,8 @@
 ``compute``       all but collectives.
 ``full``          everything.
 
+The experts that a token goes to are found once, whatever runs again.
+
 Where memory lies between two of them, the blocks that a stage calls first do more:
 ``compute x 5 + selective-op``.
 """
@@ -12,6 +14,8 @@ Where memory lies between two of them, the blocks that a stage calls first do mo
 from __future__ import annotations
 
 import re
+
+from autopar.nouns.graph import Graph
 
 RECOMPUTE = ("none", "selective-op", "compute", "full")
 """What all blocks of a stage may do, from the most memory to the least."""
@@ -23,6 +27,11 @@ def policies(framework: str) -> tuple[str, ...]:
     """Of `RECOMPUTE`, what there is: JAX programs keep under ``none`` what ``selective-op`` does,
     since XLA makes the rest again in the kernels that read it."""
     return tuple(name for name in RECOMPUTE if framework != "jax" or name != SELECTIVE)
+
+
+def keeps_routes(body: Graph) -> bool:
+    """Whether a block finds the experts of its tokens once, and keeps them under any policy."""
+    return any(op.kind == "experts" for op in body.ops)
 
 
 def mixed(heavy: str, count: int, calls: int) -> str:

@@ -91,7 +91,9 @@ def arch_of(graph: Graph, samples: int, name: str) -> Derived:
         for op in scope.attentions
         for _ in range(calls)
     ]
-    positions = _positions(top, attention, {table.name, *(p.weight for p in top.all.values())})
+    others = {table.name, *(p.weight for p in top.all.values())}
+    others |= {name for op in top.experts for name in op.inputs}
+    positions = _positions(top, attention, others)
     arch = Arch(
         name=name,
         layers=layers,
@@ -272,8 +274,17 @@ def _one_attention(scope: Products, op: Op) -> _Attention:
     return _Attention(q[0], heads, kv_heads, dim, q[-2], min(hidden))
 
 
+def _routed(scope: Products, op: Op) -> _FeedForward:
+    _, index, _, up, down = (scope.graph.tensors[name].shape for name in op.inputs[:5])
+    one, other = (1, 2) if op.attrs["transposed"] else (2, 1)
+    width = down[one]
+    return _FeedForward(width, up[other] // width, down[0], index[-1])
+
+
 def _feed_forwards(scope: Products, hidden: int, heads: set[str]) -> Iterator[_FeedForward]:
-    """Every `down` with the products that it comes from."""
+    """Every `down` with the products that it comes from, and all experts that are one op."""
+    for op in scope.experts:
+        yield _routed(scope, op)
     taken = {p.name for p in scope.all.values() if p.weight in heads}
     for op in scope.attentions:
         taken |= set().union(*(scope.sources(name) for name in op.inputs[:3]))

@@ -41,6 +41,7 @@ class Products:
         self.readers = graph.consumers()
         self.parameters = [t for t in graph.tensors.values() if t.role == "parameter"]
         self.attentions = [op for op in graph.ops if op.kind == "attention"]
+        self.experts = [op for op in graph.ops if op.kind == "experts"]
         self.all = {op.name: p for op in graph.ops if (p := self._product(op)) is not None}
 
     @cached_property
@@ -77,7 +78,7 @@ class Products:
         return [self.all[name] for name in sorted(names) if name in self.all]
 
     def _stops(self, op: Op) -> bool:
-        return op.name in self.all or op.kind in ("attention", "block")
+        return op.name in self.all or op.kind in ("attention", "block", "experts")
 
     def sources(self, name: str) -> set[str]:
         """The products that ``name`` is computed from, and `STREAM` where not from them alone."""
@@ -131,7 +132,7 @@ def _sizes(
         return columns, rows
     if op.kind in _KINDS:
         return rows, columns
-    # An op that no rule is known for: grouped products of experts, where its shapes say so.
+    # An op that no rule is known for: products of grouped rows, where its shapes say so.
     fits = len(weight.shape) == 3 and (rows, columns) == (*operand.shape[-1:], *result.shape[-1:])
     return (rows, columns) if fits else (0, 0)
 

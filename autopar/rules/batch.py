@@ -156,7 +156,7 @@ class _Scope:
         self._check_derivative(op, bound, factor, states)
         if factor is not None:
             if sums:
-                self._against(op, f"needs the whole of {op.inputs[sums[0]]}, a sum over the batch")
+                self._needs_whole(op, op.inputs[sums[0]])
             self._splits(op, bound, factor)
         elif sums:
             self._sums(op, bound, sums, states)
@@ -226,7 +226,7 @@ class _Scope:
         rule = bound.rule
         grad = any(self.graph.tensors[n].differentiable for n in op.outputs)
         if not grad or not all(rule.carries_partial(i) for i in sums):
-            self._against(op, f"needs the whole of {op.inputs[sums[0]]}, a sum over the batch")
+            self._needs_whole(op, op.inputs[sums[0]])
             self._gives(op, NOTHING, WHOLE)
             return
         for i, state in enumerate(states):
@@ -243,6 +243,14 @@ class _Scope:
         if op.name not in self.bound:
             self.bound[op.name] = bind(op, self.graph.tensors)
         return self.bound[op.name]
+
+    def _needs_whole(self, op: Op, name: str) -> None:
+        """Such as the share of tokens that each expert gets, in a loss for their balance."""
+        self._against(
+            op,
+            f"needs the whole of {name}, a sum over the batch (that over a microbatch is another "
+            "number, and what is made of it does not add up to that of the whole)",
+        )
 
     def _against(self, op: Op, reason: str) -> None:
         self.obstacles[op.name] = f"op {op.kind!r} at {op.source} {reason}"

@@ -37,6 +37,20 @@ def _scatter(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) 
     return Rule(text(terms, [terms[0]]), saves=(1,), flops=0.0, cost="gather")
 
 
+def _scatter_sum(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """Of entries on several ranks each adds up its own: all of them add up to the result."""
+    del results
+    rank = len(operands[0].shape)
+    names = letters(rank)
+    dim = positive(op.attrs["dim"], rank)
+    source = [f"{n}+" if i == dim else n for i, n in enumerate(names)]
+    result = ["place!" if i == dim else n for i, n in enumerate(names)]
+    saves = (1,) if operands[0].differentiable else ()
+    return Rule(
+        text([source, source], [result]), linear=True, partials=(0,), saves=saves, cost="gather"
+    )
+
+
 def _index_select(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
     del results
     rank = len(operands[0].shape)
@@ -79,6 +93,7 @@ def _index(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) ->
 LOOKUPS: Mapping[str, Rule | RuleMaker] = {
     "gather": _gather,
     "scatter": _scatter,
+    "scatter_sum": _scatter_sum,
     "index_select": _index_select,
     "index": _index,
     "one_hot": Rule("... -> ... c!", flops=0.0, cost="gather"),

@@ -116,6 +116,9 @@ class Rule(_Hashable):
     flops:      forward floating-point operations per point of the iteration space (all factors).
     flop_terms: (coefficient, factors) pairs whose sum replaces that, where not every product runs
                 over all factors.
+    products:   of matmul and conv rules the operands whose gradients take a product each, or all.
+    sides:      m, n and k of a matmul rule's product where its operands do not show them, each as
+                factors over factors: tokens times routes over experts.
     backward:   backward work as a multiple of the forward's; matmul and conv rules count one such
                 product for each operand that has a gradient.
     cost:       which efficiency curve the op follows in the cost model.
@@ -134,6 +137,8 @@ class Rule(_Hashable):
     special: tuple[tuple[str, str], ...] = ()
     flops: float = 1.0
     flop_terms: tuple[tuple[float, tuple[str, ...]], ...] = ()
+    products: tuple[int, ...] | None = None
+    sides: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
     backward: float = 1.0
     cost: Cost = "elementwise"
     view: bool = False

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from autopar.rules.attention import ATTENTION
 from autopar.rules.convolution import CONVOLUTION
 from autopar.rules.elementwise import ELEMENTWISE
+from autopar.rules.experts import EXPERTS
 from autopar.rules.factories import FACTORIES
 from autopar.rules.fourier import FOURIER
 from autopar.rules.lookups import LOOKUPS
@@ -32,6 +33,7 @@ TABLE: Mapping[str, Rule | RuleMaker] = MappingProxyType(
         **FACTORIES,
         **FOURIER,
         **LOOKUPS,
+        **EXPERTS,
         **TORCH_CALLS,
     }
 )

@@ -110,6 +110,8 @@ def shape(bound: BoundRule, local: Mapping[str, int]) -> tuple[float, int]:
         query, key = operands[:2]
         head_dim = math.prod(local[f] for f in (query & key) - result)
         return thinness([math.prod(local[f] for f in key - query)]), head_dim
+    if bound.rule.sides:
+        return thinness(_ratio(side, local) for side in bound.rule.sides), 0
     if bound.rule.cost != "matmul" or len(operands) < 2:
         return 0.0, 0
     one, two = operands[:2]
@@ -117,7 +119,12 @@ def shape(bound: BoundRule, local: Mapping[str, int]) -> tuple[float, int]:
     return thinness(math.prod(local[f] for f in side) for side in sides), 0
 
 
-def thinness(sides: Iterable[int]) -> float:
+def _ratio(side: tuple[tuple[str, ...], tuple[str, ...]], local: Mapping[str, int]) -> float:
+    over, under = (math.prod(local[f] for f in names) for names in side)
+    return over / under
+
+
+def thinness(sides: Iterable[float]) -> float:
     """The sum of the inverse sides, those below a tile counted as one."""
     return sum(1 / max(side, TILE) for side in sides)
 
@@ -158,7 +165,8 @@ def flops(
     if not any(out) or not any(into):
         return forward, 0.0
     if rule.cost in ("matmul", "conv"):
-        return forward, forward * sum(into)
+        chosen = into if rule.products is None else [into[i] for i in rule.products]
+        return forward, forward * sum(chosen)
     return forward, forward * rule.backward
 
 

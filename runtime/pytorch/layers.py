@@ -65,3 +65,11 @@ def attention(
     if dropout and axis:
         return drawn_apart(axis, attend, q, k, v, mask, dropout, causal)
     return attend(q, k, v, mask, dropout, causal)
+
+
+def scatter_sum(x: Tensor, index: Tensor, dim: int, shape: tuple[int, ...]) -> Tensor:
+    """Zeros of ``shape`` to which x is added at the places along ``dim`` that ``index`` names.
+
+    x and index have one shape, that of the result but for ``dim``.
+    """
+    return x.new_zeros(shape).scatter_add(dim, index, x)

@@ -30,8 +30,8 @@ class Workers:
 
     def __init__(self, given: Init | None = None) -> None:
         self.given = given
-        self._ended: Any = torch.zeros(1, dtype=torch.uint8)
-        self._ended.share_memory_()
+        ended: Any = torch.zeros(1, dtype=torch.uint8)
+        self._ended: torch.Tensor = ended.share_memory_()
         self._parent = 0
         _LIVING.add(self)
 

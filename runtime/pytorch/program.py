@@ -21,6 +21,7 @@ from autopar.runtime.pytorch.collectives import (
     whole,
 )
 from autopar.runtime.pytorch.dropout import dropout
+from autopar.runtime.pytorch.experts import experts
 from autopar.runtime.pytorch.held_layers import (
     BatchNorm,
     Conv,
@@ -36,6 +37,7 @@ from autopar.runtime.pytorch.layers import (
     attention,
     device,
     repeat_heads,
+    scatter_sum,
 )
 from autopar.runtime.pytorch.norms import rms_norm, rotary
 from autopar.runtime.pytorch.own_functions import own_function
@@ -52,6 +54,7 @@ __all__ = [
     "FP32", "BatchNorm", "Buffer", "Conv", "Embedding", "GroupNorm", "LayerNorm", "Linear",
     "Modules", "Parameter", "RMSNorm", "Settings", "Stage", "Value", "Weights", "all_reduce",
     "all_to_all", "attention", "batch_norm", "copy_to", "cross_entropy", "device", "dropout",
-    "embedding", "gather", "keep_first", "local", "own_function", "pad", "probe", "recompute",
-    "reduce_scatter", "repeat_heads", "rms_norm", "rotary", "shard", "whole",
+    "embedding", "experts", "gather", "keep_first", "local", "own_function", "pad", "probe",
+    "recompute", "reduce_scatter", "repeat_heads", "rms_norm", "rotary", "scatter_sum",
+    "shard", "whole",
 ]  # fmt: skip

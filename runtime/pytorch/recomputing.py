@@ -30,14 +30,19 @@ def recompute(
     *args: Any,
     keep_collectives: bool = False,
     keep_products: bool = False,
+    keep_routes: bool = False,
 ) -> Any:
     """``function(*args)``, whose forward runs again in backward.
 
     ``keep_collectives``: what its collectives gave is kept, so that they do not run again.
     ``keep_products``: so is also what products with a matrix, convolutions and attention gave,
     attention in kernels that do not write the scores out.
+    ``keep_routes``: so are the best few of rows. Found again they could be others where two are
+    almost equal, and tokens would go back by other experts than they came.
     """
     policy = _products if keep_products else _collectives if keep_collectives else None
+    if keep_routes:
+        policy = partial(_routes, policy)
     for seen in _watched:
         seen[SELECTIVE if keep_products else COMPUTE if keep_collectives else FULL] += 1
 
@@ -101,7 +106,8 @@ _COLLECTIVES = frozenset(
 
 
 _PRODUCTS = frozenset(
-    getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "linear", "convolution")
+    getattr(torch.ops.aten, name).default
+    for name in ("mm", "addmm", "linear", "convolution", "_grouped_mm")
 )
 """Batched products are not among them: those of attention that is written out make the scores."""
 _ATTENTION = {
@@ -114,6 +120,16 @@ _ATTENTION = {
     }.items()
 }
 """With the place of the probability of dropout among the arguments."""
+
+
+def _routes(inner: Any, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """``inner``, but for the best few of rows."""
+    if op is torch.ops.aten.topk.default:
+        return CheckpointPolicy.MUST_SAVE
+    if inner is None:
+        return CheckpointPolicy.PREFER_RECOMPUTE
+    policy: CheckpointPolicy = inner(context, op, *args, **kwargs)
+    return policy
 
 
 def _collectives(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

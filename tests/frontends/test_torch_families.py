@@ -10,10 +10,10 @@ import pytest
 from autopar.frontends.pytorch import capture
 from autopar.nouns.text.graph import from_text, to_text
 from autopar.rules.table import TABLE
-from benchmarks.zoo_models import ZOO
+from benchmarks.zoo_models import EXPERTS, ZOO, routed
 from tests.frontends.torch_referee import compare
 
-BY_INDEX = {"mixtral"}  # its experts' rows are sorted, counted and put back by calls of torch
+BY_INDEX = set(EXPERTS)  # the best experts of a token are found by a call of torch
 
 
 @pytest.mark.parametrize("family", ZOO)
@@ -83,3 +83,13 @@ def test_capture_does_not_depend_on_the_order_of_sets(monkeypatch: pytest.Monkey
     assert ["full_attention", "sliding_attention"] in orders
     assert ["sliding_attention", "full_attention"] in orders
     assert len(fingerprints) == 1
+
+
+@pytest.mark.parametrize("family", ["mixtral", "olmoe", "qwen2_moe"])
+def test_layers_whose_insides_a_loss_reads_are_folded(family: str) -> None:
+    """The library hands router logits on from inside of a layer, past what its forward returns."""
+    compared = compare(routed(family, output_router_logits=True, router_aux_loss_coef=0.5)())
+    assert compared.worst <= 1e-12
+    (block,) = compared.captured.graph.blocks.values()
+    assert len(block.instances) == 3
+    assert len(block.body.outputs) == 2

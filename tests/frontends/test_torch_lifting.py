@@ -436,7 +436,15 @@ LOOKUPS: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
     ),
     "scatter_add": (
         "aten::scatter_add",
+        lambda x, w: (x * 2).scatter_add_(2, (x.detach() > 0).long(), x * w),
+    ),
+    "scatter_add into zeros": (
+        "scatter_sum",
         lambda x, w: torch.zeros_like(x).scatter_add_(2, (x.detach() > 0).long(), x * w),
+    ),
+    "scatter_add of a part into zeros": (
+        "aten::scatter_add",
+        lambda x, w: torch.zeros_like(x).scatter_add_(2, (x.detach() > 0).long()[:1], x[:1] * w),
     ),
     "cdist": ("aten::cdist", lambda x, w: torch.cdist(x, x * w + 1)),
     "counts in a dtype of their own": (

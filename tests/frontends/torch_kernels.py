@@ -273,7 +273,33 @@ _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "or": operator.or_, "xor": operator.xor, "floor_divide": torch.floor_divide,
 }  # fmt: skip
 
+
+def _experts(c: Call) -> Tensor:
+    """Token by token and route by route."""
+    x, index, weights, up, down, *biases = c.operands
+    if c.attrs["transposed"]:
+        up, down = up.transpose(1, 2), down.transpose(1, 2)
+    first, second = biases or (up.new_zeros(up.shape[:2]), down.new_zeros(down.shape[:2]))
+    tokens = []
+    for token, route, share in zip(x, index.tolist(), weights, strict=True):
+        given = [_gated(c, F.linear(token, up[e], first[e])) for e in route]
+        made = [F.linear(h, down[e], second[e]) for e, h in zip(route, given, strict=True)]
+        tokens.append(torch.stack(made, 1) @ share)
+    return torch.stack(tokens)
+
+
+def _gated(c: Call, h: Tensor) -> Tensor:
+    reads = {"all": (h,), "halves": h.chunk(2), "pairs": (h[::2], h[1::2])}
+    values = list(reads[c.attrs["reads"]])
+    for kind, operands, attrs in c.attrs["gate"]:
+        given = [values[i] for i in operands]
+        step = Call(Op(kind, (), (), attrs), given, c.results, c.wide, c.dropout)
+        values.append(KERNELS[kind](step))
+    return values[-1]
+
+
 KERNELS: dict[str, Kernel] = {
+    "experts": _experts,
     **{kind: _binary(function) for kind, function in _ARITHMETIC.items()},
     "maximum": _bound(torch.maximum),
     "minimum": _bound(torch.minimum),
@@ -346,6 +372,9 @@ KERNELS: dict[str, Kernel] = {
     "index_select": lambda c: c.x.index_select(c.attrs["dim"], c.operands[1]),
     "index": _index,
     "scatter": lambda c: c.x.scatter(c.attrs["dim"], *c.operands[1:]),
+    "scatter_sum": lambda c: torch.zeros(c.attrs["shape"], dtype=c.x.dtype).scatter_add(
+        c.attrs["dim"], c.operands[1], c.x
+    ),
     "one_hot": lambda c: F.one_hot(c.x, c.attrs["classes"]),
     "max_pool": _pool(
         "max_pool", kernel_size="kernel", stride="stride", padding="padding", dilation="dilation",

@@ -39,6 +39,8 @@ def derived(family: str) -> Derived:
         ("gpt_neox", replace(LLAMA, kv_heads=4, gated=False)),
         ("opt", replace(GPT2, ffn=64)),
         ("mixtral", replace(LLAMA, experts=4, top_k=2)),
+        ("granitemoe", replace(LLAMA, experts=4, top_k=2)),
+        ("olmoe", replace(LLAMA, experts=8, top_k=2)),
     ],
 )
 def test_figures_of_library_models(family: str, arch: Arch) -> None:

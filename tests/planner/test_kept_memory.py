@@ -13,6 +13,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -183,7 +184,16 @@ def test_bytes_kept_of_blocks_of_two_kinds(recompute: str) -> None:
     assert life.saved == pytest.approx(held_bytes(trainer), rel=0.01)
 
 
-@pytest.mark.parametrize("keep", [{}, {"keep_collectives": True}, {"keep_products": True}])
+@pytest.mark.parametrize(
+    "keep",
+    [
+        {},
+        {"keep_collectives": True},
+        {"keep_products": True},
+        {"keep_routes": True},
+        {"keep_products": True, "keep_routes": True},
+    ],
+)
 def test_what_recomputes_compiles(keep: dict[str, bool]) -> None:
     block, x = Block(False, 0.0), torch.randn(BATCH, LENGTH, WIDTH)
 
@@ -246,3 +256,48 @@ def test_what_a_program_recomputes_is_compared_with_its_plan(recompute: str) -> 
         lines = differences(replace(made.plan, stages=stages), made.graph, 0, seen)
         assert bool(lines) == (other != recompute)
         assert all(f"its plan says {other}" in line for line in lines)
+
+
+def _mixtral() -> nn.Module:
+    config = transformers.MixtralConfig(
+        vocab_size=WORDS,
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        num_local_experts=4,
+        use_cache=False,
+    )
+    return WithLabels(transformers.MixtralForCausalLM(config))
+
+
+class WithLabels(nn.Module):
+    """Words as labels, too."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, words: Tensor) -> Tensor:
+        loss: Tensor = self.model(input_ids=words, labels=words).loss
+        return loss
+
+
+@pytest.mark.parametrize("recompute", [*RECOMPUTE, *MIXED])
+def test_bytes_kept_of_experts(recompute: str) -> None:
+    trainer, made = trainer_of(recompute, make=_mixtral)
+    prices = Prices(ONE, made.lowered.mesh, made.plan.precision)
+    kept = summarise(made.lowered, prices).life(recompute).saved
+    assert kept == pytest.approx(held_bytes(trainer), rel=0.01)
+
+
+def test_routes_are_found_once_whatever_recomputes() -> None:
+    ran = {}
+    for recompute in RECOMPUTE:
+        trainer, _ = trainer_of(recompute, make=_mixtral)
+        with Ran() as seen:
+            trainer.backward(batch())
+        ran[recompute] = seen.ops
+    assert {ops["topk"] for ops in ran.values()} == {LAYERS}
+    assert ran[SELECTIVE]["mm"] == ran["none"]["mm"] < ran["full"]["mm"]

@@ -473,6 +473,14 @@ def _cumprod(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     return (d.real(*shape),), _call("%0", d.dim(shape))
 
 
+def _scatter_sum(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape()
+    dim, size = d.dim(shape) % len(shape), d.size()
+    result = tuple(size if i == dim else n for i, n in enumerate(shape))
+    return (d.real(*shape), d.ids(size, *shape)), {"dim": dim, "shape": result}
+
+
 def _slice_scatter(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     del kind
     shape = d.shape()
@@ -557,7 +565,31 @@ _FUNCTIONS = (
     "jax::is_finite jax::ceil"
 )
 
+
+def _experts(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Some experts have no tokens, and some tokens name one expert twice."""
+    del kind
+    reads, transposed, bias = d.of("all", "halves", "pairs"), d.flag(), d.flag()
+    tokens, routes, count, inner, hidden = d.size(), d.small(), d.small(), d.size(), d.small()
+    wide = inner if reads == "all" else 2 * inner
+    shapes = [(count, wide, hidden), (count, hidden, inner)]
+    up, down = (d.signed(*((s[0], s[2], s[1]) if transposed else s)) for s in shapes)
+    operands = [d.real(tokens, hidden), d.ids(count, tokens, routes), d.real(tokens, routes)]
+    operands += [up, down, *([d.real(count, wide), d.real(count, hidden)] if bias else [])]
+    gate: tuple[Any, ...] = (("silu", (0,), {}), ("mul", (2, 1), {}))
+    if reads == "all":
+        gate = (("relu", (0,), {}), ("square", (1,), {}))
+    elif d.flag():
+        gate = (
+            ("clamp", (0,), {"min": -0.3, "max": 0.5}),
+            ("sigmoid", (2,), {}),
+            ("mul", (3, 1), {}),
+        )
+    return tuple(operands), {"reads": reads, "gate": gate, "transposed": transposed, "bias": bias}
+
+
 CASES: Mapping[str, Builder] = {
+    "experts": _experts,
     **dict.fromkeys(_ARITHMETIC.split(), _two),
     **dict.fromkeys(_FUNCTIONS.split(), _one),
     **dict.fromkeys(JAX_FUNCTIONS, _in_domain),
@@ -604,6 +636,7 @@ CASES: Mapping[str, Builder] = {
     **dict.fromkeys(("tril", "triu"), _triangle),
     "gather": _gather,
     "scatter": _gather,
+    "scatter_sum": _scatter_sum,
     "index_select": _index_select,
     "index": _index,
     "one_hot": lambda d, kind: ((d.ids(5, *d.shape()),), {"classes": 5}),

@@ -122,4 +122,6 @@ def case(kind: str, operands: Sequence[Tensor], attrs: Mapping[str, Any]) -> Cas
 
 
 def _result_shapes(kind: str, attrs: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
-    return (attrs["shape"],) if kind in ("reshape", "expand", "full", "noise") else ()
+    return (
+        (attrs["shape"],) if kind in ("reshape", "expand", "full", "noise", "scatter_sum") else ()
+    )

@@ -213,7 +213,25 @@ def _pool(function: Callable[..., Tensor]) -> Reference:
     return run
 
 
+def _experts(call: Call) -> Tensor:
+    """Every expert for every token; what no route asks for is weighted by zero."""
+    x, index, weights, up, down, *biases = call.operands
+    up_bias, down_bias = biases or (torch.zeros(()), torch.zeros(()))
+    if call.attrs["transposed"]:
+        up, down = up.transpose(1, 2), down.transpose(1, 2)
+    h = torch.einsum("nd,egd->neg", x, up) + up_bias
+    reads = {"all": (h,), "halves": h.chunk(2, -1), "pairs": (h[..., ::2], h[..., 1::2])}
+    values = list(reads[call.attrs["reads"]])
+    for kind, operands, attrs in call.attrs["gate"]:
+        given = tuple(values[i] for i in operands)
+        values += run(kind, Call(attrs, given, (tuple(given[0].shape),)))
+    each = torch.einsum("nef,edf->ned", values[-1], down) + down_bias
+    share = torch.zeros(x.shape[0], up.shape[0], dtype=weights.dtype)
+    return torch.einsum("ned,ne->nd", each, share.scatter_add(1, index, weights))
+
+
 REFERENCE: Mapping[str, Reference] = {
+    "experts": _experts,
     "linear": lambda c: F.linear(*c.operands),
     "linear_t": lambda c: c.operands[0] @ c.operands[1],
     "matmul": lambda c: torch.matmul(*c.operands),
@@ -334,6 +352,9 @@ REFERENCE: Mapping[str, Reference] = {
     "gather": lambda c: c.x.gather(c.attrs["dim"], c.operands[1]),
     "index_select": lambda c: c.x.index_select(c.attrs["dim"], c.operands[1]),
     "index": _index,
+    "scatter_sum": lambda c: torch.zeros(c.shapes[0], dtype=c.x.dtype).scatter_add(
+        c.attrs["dim"], c.operands[1], c.x
+    ),
     "scatter": lambda c: c.x.scatter(c.attrs["dim"], c.operands[1], c.operands[2]),
     "one_hot": lambda c: F.one_hot(c.x, c.attrs["classes"]),
     "max_pool": _pool(F.max_pool2d),

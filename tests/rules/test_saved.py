@@ -24,6 +24,7 @@ ELSEWHERE = {
     "dropout": "the mask has the input's dtype here and one byte an element on accelerators",
     "rms_norm": "small ops that keep the normalised input, too; one fused kernel on accelerators",
     "attention": "small odd shapes take the composed path, which keeps all scores",
+    "experts": "the reference runs all experts for all tokens; `test_experts` has the program's",
     "aten::log_sigmoid": "a buffer, too; accelerators keep the input only",
     "aten::cosine_similarity": "small ops that keep the normalised operands, too",
     **dict.fromkeys(

@@ -38,10 +38,20 @@ class Library:
     """Classes in the order in which they must stand, from their bases on; equal text is one.
 
     hints: what each would have liked to be called.
+    functions: what stands before the classes, each from its arguments on.
     """
 
     texts: dict[str, str] = field(default_factory=dict)
     hints: dict[str, str] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)
+
+    def define(self, hint: str, text: str) -> str:
+        """The name under which a function is known, from its arguments on ``text``."""
+        number, name = 1, hint
+        while self.functions.setdefault(name, text) != text:
+            number += 1
+            name = f"{hint}{number}"
+        return name
 
     def add(self, hint: str, text: str) -> str:
         """The name under which ``text`` (a class from its bases on) is known.
@@ -185,6 +195,7 @@ def surroundings(
         attribute=lambda path: modules.access(root, path[start:]),
         iterable=lambda paths: modules.iterable(root, [p[start:] for p in paths]),
         layer=lambda path, layer: modules.become(root, path[start:], layer),
+        define=printing.library.define,
         probes=printing.probes,
         marks=printing.marks,
         recompute=printing.recompute,

@@ -173,7 +173,9 @@ def _file(
     top: str,
 ) -> str:
     classes, top = with_arguments(printing.library.texts, printing.library.hints, top)
-    body = "\n\n\n".join([*(f"class {name}{text}" for name, text in classes.items()), top])
+    functions = [f"def {name}{text}" for name, text in printing.library.functions.items()]
+    every = [*functions, *(f"class {name}{text}" for name, text in classes.items()), top]
+    body = "\n\n\n".join(every)
     settings = _settings(lowered, plan, captured)
     names = {"Settings"} | {m for m in OWN.findall(body)}
     if re.search(r"\bFP32\b", body):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autopar.emit.pytorch import elementwise, fourier, layers, reductions, shapes
+from autopar.emit.pytorch import elementwise, experts, fourier, layers, reductions, shapes
 from autopar.emit.pytorch.generic import generic
 from autopar.emit.pytorch.site import Printer, Site
 from autopar.emit.text import Expr
@@ -15,6 +15,7 @@ PRINTERS: Mapping[str, Printer] = {
     **reductions.PRINTERS,
     **shapes.PRINTERS,
     **fourier.PRINTERS,
+    **experts.PRINTERS,
 }
 
 

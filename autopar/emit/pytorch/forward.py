@@ -213,7 +213,7 @@ class Forward(Values):
     def _site(self, op: LoweredOp, args: Sequence[Expr], bias: Expr | None) -> Site:
         count = self.around.counts.get(op.op.name, "")
         around = self.around
-        given = tuple(args), bias, count, around.half, around.layer, around.sizes
+        given = tuple(args), bias, count, around.half, around.layer, around.sizes, around.define
         return Site(self.lowered, op, *given)
 
     def _size(self, name: str) -> tuple[int, int]:

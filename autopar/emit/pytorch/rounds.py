@@ -6,7 +6,7 @@ from autopar.emit.pytorch.loops import Loop, Slice
 from autopar.emit.pytorch.values import Values
 from autopar.emit.text import Expr, Lines, variable
 from autopar.lowering.spread import Operand
-from autopar.nouns.recompute import COMPUTE, FULL, NONE, SELECTIVE
+from autopar.nouns.recompute import COMPUTE, FULL, NONE, SELECTIVE, keeps_routes
 
 KEPT = {COMPUTE: ["keep_collectives=True"], SELECTIVE: ["keep_products=True"], FULL: []}
 
@@ -145,11 +145,12 @@ class Rounds:
 
     def _kept(self) -> list[str]:
         """What does not run again; see `autopar.runtime.pytorch.recomputing`."""
+        kept = [*KEPT[self.policies[0]]]
         if self.recomputing:
             start = next((s.index for s in self.loop.slices if s is not None), 0)
-            later = f"keep_products={self.counter} >= {start + self.recomputing}"
-            return [*KEPT[self.policies[0]], later]
-        return KEPT[self.policies[0]]
+            kept.append(f"keep_products={self.counter} >= {start + self.recomputing}")
+        body = self.forward.lowered.blocks[self.first.op.attrs["block"]]
+        return [*kept, "keep_routes=True"] if keeps_routes(body.graph) else kept
 
     def _targets(self) -> list[str]:
         forward = self.forward

@@ -200,6 +200,12 @@ def _with_dim(site: Site) -> Expr:
     return Expr(f"{site.args[0].atom}.{site.kind}({site.attrs['dim']}, {rest})", weight=LIGHT)
 
 
+def _scatter_sum(site: Site) -> Expr:
+    arguments = [a.text for a in site.args]
+    arguments += [str(site.attrs["dim"]), tuple_text(site.sizes())]
+    return Expr(call("scatter_sum", arguments), weight=LIGHT)
+
+
 def _index(site: Site) -> Expr:
     rank = len(site.whole(0))
     given = {d % rank: a.text for d, a in zip(site.attrs["dims"], site.args[1:], strict=True)}
@@ -278,6 +284,7 @@ PRINTERS: Mapping[str, Printer] = {
     "gather": _with_dim,
     "index_select": _with_dim,
     "scatter": _with_dim,
+    "scatter_sum": _scatter_sum,
     "index": _index,
     "one_hot": _one_hot,
     "cumsum": _cumsum,

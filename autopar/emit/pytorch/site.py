@@ -38,7 +38,8 @@ class Site:
 
     ``count`` is the text of the global count that a mean divides by; ``half`` the dtype of compute
     where it is a half precision. ``layer(path, layer)``: whether the module at ``path`` is that
-    layer, from here on. ``named``: the sizes that follow from the batch.
+    layer, from here on. ``named``: the sizes that follow from the batch. ``define(hint, text)``:
+    the name of a function before the classes, from its arguments on ``text``.
     """
 
     lowered: Lowered
@@ -49,6 +50,7 @@ class Site:
     half: str = ""
     layer: Callable[[str, Layer], bool] = lambda path, layer: False
     named: Sizes = NONE
+    define: Callable[[str, str], str] = lambda hint, text: hint
 
     @property
     def attrs(self) -> Mapping[str, Any]:

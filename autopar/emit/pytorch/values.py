@@ -31,7 +31,7 @@ class Surroundings:
     known:     what names the values of the graph.
     attribute: text for a tensor or module path of the graph, e.g. ``self.q_proj.weight``.
     iterable:  text for consecutive members of a module list.
-    layer:     see `Site.layer`.
+    layer, define: see `Site`.
     counts:    for a mean over labelled tokens, by op, the text of its count.
     returned:  what the forward of an inner scope returns, by its path.
     given:     what the forward of a block returns, by its name.
@@ -45,6 +45,7 @@ class Surroundings:
     attribute: Callable[[str], str]
     iterable: Callable[[Sequence[str]], str]
     layer: Callable[[str, Layer], bool]
+    define: Callable[[str, str], str]
     probes: bool = False
     marks: bool = False
     recompute: str = "none"

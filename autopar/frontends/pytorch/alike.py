@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from torch import nn
 
 from autopar.frontends.pytorch.calls import Calls, NotAlike, Note, Place
@@ -20,10 +22,14 @@ class Repeats:
         self.repeated: set[int] = set()
         self.firsts: dict[Place, int] = {}  # with the group
         self.lent: set[int] = set()  # groups whose calls are handed their tensors from outside
+        self.leaks: dict[int, list[Hashable]] = {}  # what of a group is used outside, unreturned
 
     def split(self, error: NotAlike) -> None:
         splits = sum(group == error.group for group in self.firsts.values())
-        if error.repeated:
+        leaks = self.leaks.setdefault(error.group, [])
+        if error.leaked is not None and error.leaked not in leaks:
+            leaks.append(error.leaked)
+        elif error.repeated:
             self.repeated.add(error.group)
         elif error.several and self._may_lend(error.group):
             self._lend(error.group)
@@ -49,4 +55,4 @@ class Repeats:
 
     def calls(self, note: Note) -> Calls:
         members = [m for m in self.members.values() if m.group not in self.apart]
-        return Calls(members, self.repeated, set(self.firsts), note)
+        return Calls(members, self.repeated, set(self.firsts), self.leaks, note)

@@ -51,6 +51,18 @@ def _spread(lifter: Lifter, x: Value, index: Value, value: Any) -> Value:
     return lifter.emit("expand", [value], shape, x.dtype, shape=shape)
 
 
+def _scatter_add(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
+    """Into zeros it is a sum of its own; everything else keeps its call."""
+    x, index, source = a["self"], a["index"], a["src"]
+    zeros = any(n.output is x and n.kind == "full" and not n.attrs["value"] for n in lifter.nodes)
+    dim = a["dim"] % max(len(x.shape), 1)
+    alike = all(n == x.shape[d] or d == dim for d, n in enumerate(index.shape))
+    if not zeros or not x.shape or not alike or index.shape != source.shape:
+        return _functional(lifter, node, a)
+    shape, dtype = x.shape, x.dtype
+    return lifter.emit("scatter_sum", [source, index], shape, dtype, dim=dim, shape=shape)
+
+
 def _functional(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     """An op that writes into its first operand, as the call that gives a new tensor instead."""
     operands = [v for v in _flat(a.values()) if isinstance(v, Value)]
@@ -96,6 +108,7 @@ LOOKUPS: dict[str, Lift] = {
     "index_select": _lookup("index_select"),
     "scatter": _lookup("scatter"),
     "index_put": _index_put,
-    **{name: _functional for name in ("index_add", "scatter_add")},
+    "index_add": _functional,
+    "scatter_add": _scatter_add,
     "one_hot": _one_hot,
 }

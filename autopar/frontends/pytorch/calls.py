@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -54,6 +54,7 @@ class NotAlike(Exception):
     repeated: the only layer of the group is called several times.
     first:    only this call is told apart from those before it.
     several:  its calls are alike, but not of one block.
+    leaked:   label of a tensor that is used outside without being returned, by a hook, say.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class NotAlike(Exception):
         repeated: bool = False,
         first: Place | None = None,
         several: bool = False,
+        leaked: Hashable = None,
     ) -> None:
         super().__init__(why)
+        self.leaked = leaked
         self.group, self.why, self.first = group, why, first
         self.repeated, self.several = repeated, several
 
@@ -79,6 +82,7 @@ class Kind:
     results:   meta tensors like those that the first call made; ``mode`` fakes them again.
     gradients: which of the results require gradients.
     slots:     where each tensor of the returned value comes from; ``labels`` are theirs.
+    leaked:    labels of results that are used outside without being returned, made last.
     """
 
     number: int
@@ -93,6 +97,7 @@ class Kind:
     mode: Any = None
     labels: list[Hashable] = field(default_factory=list)
     slots: list[Given | Made] = field(default_factory=list)
+    leaked: list[Hashable] = field(default_factory=list)
     recording: Recording = field(default_factory=Recording)
 
 
@@ -113,8 +118,13 @@ def _declare() -> None:
 _declare()
 
 
-def _again(kind: Kind, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Writes one op ``autopar::call`` into the trace; dispatching it would cost milliseconds."""
+def _again(
+    kind: Kind, tensors: list[torch.Tensor], leaked: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Writes one op ``autopar::call`` into the trace; dispatching it would cost milliseconds.
+
+    ``leaked``: what stands for the last of its results already.
+    """
     mode = get_proxy_mode()
     if not kind.results or mode is None:
         return []
@@ -127,7 +137,10 @@ def _again(kind: Kind, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             FakeTensor(kind.mode, t, torch.device("cpu")) for t in kind.results
         ]
         track_tensor_tree(made, proxy, constant=None, tracer=tracer)
-    _require(made, kind.gradients)
+        for tensor, result in zip(leaked, made[len(made) - len(leaked) :], strict=True):
+            known = tracer.unwrap_proxy(result)
+            track_tensor_tree(tensor, known, constant=None, tracer=tracer)
+    require(made, kind.gradients)
     return made
 
 
@@ -147,7 +160,7 @@ _apply = vars(torch.autograd.Function)["apply"].__get__(None, _History)
 _anchor = torch.empty((), device="meta", requires_grad=True)
 
 
-def _require(tensors: list[torch.Tensor], needed: list[bool]) -> None:
+def require(tensors: Sequence[torch.Tensor], needed: Sequence[bool]) -> None:
     """Gives a history to the tensors that need gradients: a forward may ask ``requires_grad``."""
     chosen = [t for t, n in zip(tensors, needed, strict=True) if n and not t.requires_grad]
     if chosen:
@@ -164,6 +177,7 @@ class Calls:
     members:  layers that may be taken as alike.
     repeated: groups of one member that turned out to be called several times.
     firsts:   calls that turned out to differ from those before them.
+    leaks:    by group, labels of tensors that turned out to be used outside.
     named:    the model's tensors by ``id`` of what stands for them.
     note:     told of the calling frame before an op is written by hand.
     current:  what sees the torch calls of the layer that runs.
@@ -176,10 +190,11 @@ class Calls:
         members: list[Member],
         repeated: set[int],
         firsts: set[Place],
+        leaks: Mapping[int, Collection[Hashable]],
         note: Note,
     ) -> None:
         self.members = members
-        self.repeated, self.firsts, self.note = repeated, firsts, note
+        self.repeated, self.firsts, self.leaks, self.note = repeated, firsts, leaks, note
         self.kinds: list[Kind] = []
         self.named: Mapping[int, Origin] = {}
         self.current: Recorder | Replayer | None = None
@@ -276,14 +291,15 @@ class Calls:
         kind.paths.append(member.path)
         self.note(sys._getframe(2))
         # containers and constants are its own: only tensors have to be the same ones
-        return put_together(renumber(shape, kind.slots), tensors, _again(kind, tensors))
+        leaked = [labels.tensors[label] for label in kind.leaked]
+        return put_together(renumber(shape, kind.slots), tensors, _again(kind, tensors, leaked))
 
     def _first(
         self, kind: Kind, member: Member, forward: Any, tensors: list[torch.Tensor], structure: Any
     ) -> Any:
         """Runs the layer between the two marks."""
         given = torch.ops.autopar.enter(tensors, kind.number)
-        _require(given, kind.given)
+        require(given, kind.given)
         args, kwargs = put_together(structure, given, [])
         before = _state(member, structure)
         labels = Labels(member.path, member.shared, self.named, given)
@@ -313,6 +329,11 @@ class Calls:
                 kind.slots.append(Made(len(new)))
                 new.append(tensor)
         kind.labels = [labels.of(t) for t in outputs]
+        for label in self.leaks.get(kind.group, ()):
+            leak = labels.tensors.get(label)
+            if leak is not None and all(leak is not t for t in (*new, *given)):
+                kind.leaked.append(label)
+                new.append(leak)
         kind.recording = recorder.recording
         if new:
             kind.mode = new[0].fake_mode  # type: ignore[attr-defined]
@@ -323,7 +344,7 @@ class Calls:
                 ]
         kind.gradients = [t.requires_grad for t in new]
         made = torch.ops.autopar.leave(new, kind.number)
-        _require(made, kind.gradients)
+        require(made, kind.gradients)
         return put_together(renumber(shape, kind.slots), tensors, made)
 
 

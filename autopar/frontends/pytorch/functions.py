@@ -9,7 +9,7 @@ class again. What running it on fake tensors shows (`derivatives`) says which ru
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, track_tensor_tree
 
 from autopar.frontends.named_functions import MissingFunction, function_at
-from autopar.frontends.pytorch.calls import Calls
+from autopar.frontends.pytorch.calls import Calls, require
 from autopar.frontends.pytorch.derivatives import Seen, run
 from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.runtime.pytorch.torch_private import (
@@ -56,10 +56,10 @@ class Called:
 
 
 @dataclass(frozen=True, slots=True)
-class _Applied:
-    """A function's call, equal for calls of one class."""
+class Applied:
+    """A call that is kept whole, equal for calls of one ``kind``: a function's class, say."""
 
-    cls: type
+    kind: Hashable
     write: Callable[..., Any] = field(compare=False)
 
     def __call__(self, *args: Any) -> Any:
@@ -106,7 +106,7 @@ def kept_functions(functions: list[Called], mode: FakeTensorMode, calls: Calls) 
                 return _written(called, len(functions) - 1, args, results, mode)
 
         if calls.current is not None:
-            return calls.current.call(_Applied(cls, write), args, {})
+            return calls.current.call(Applied(cls, write), args, {})
         return write(*args)
 
     function.apply = classmethod(apply)
@@ -225,26 +225,41 @@ def _written(
     called: Called, number: int, args: Sequence[Any], results: Any, mode: FakeTensorMode
 ) -> Any:
     """Writes the op into the trace; gives what ``apply`` gives, in tensors of the trace."""
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    outputs = [r for r in _listed(results) if isinstance(r, Tensor)]
+    op = torch.ops.autopar.function.default
+    made = iter(written(op, tensors, number, outputs, called.graded, mode))
+    filled = [next(made) if isinstance(r, Tensor) else r for r in _listed(results)]
+    return tuple(filled) if isinstance(results, tuple | list) else filled[0]
+
+
+def written(
+    op: Any,
+    tensors: Sequence[Tensor],
+    number: int,
+    like: Sequence[Tensor],
+    graded: Sequence[bool],
+    mode: FakeTensorMode,
+) -> list[Tensor]:
+    """Writes ``op(tensors, number)`` into the trace; its results, of the form of ``like``.
+
+    ``graded``: by result, whether a gradient flows into it.
+    """
     proxies = get_proxy_mode()
     assert proxies is not None
     tracer: Any = proxies.tracer
     with without_torch_function(), without_modes():
-        operands = [tracer.unwrap_proxy(a) for a in args if isinstance(a, Tensor)]
-        op = torch.ops.autopar.function.default
+        operands = [tracer.unwrap_proxy(t) for t in tensors]
         proxy = tracer.create_proxy("call_function", op, (operands, number), {})
-        outputs = [r for r in _listed(results) if isinstance(r, Tensor)]
-        made = [
+        made: list[Tensor] = [
             FakeTensor(
                 mode,
                 torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"),
                 torch.device("cpu"),
             )
-            for t in outputs
+            for t in like
         ]
     with without_torch_function():
         track_tensor_tree(made, proxy, constant=None, tracer=tracer)
-    for tensor, graded in zip(made, called.graded, strict=True):
-        tensor.requires_grad_(graded)
-    tensors = iter(made)
-    filled = [next(tensors) if isinstance(r, Tensor) else r for r in _listed(results)]
-    return tuple(filled) if isinstance(results, tuple | list) else filled[0]
+    require(made, graded)
+    return made

@@ -7,6 +7,7 @@ functional form.
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,8 +18,10 @@ from autopar.frontends.pytorch.aten import lift_call, written_through
 from autopar.frontends.pytorch.aten_complex import real_view
 from autopar.frontends.pytorch.calls import NotAlike
 from autopar.frontends.pytorch.errors import MutationError, UnsupportedOpError
+from autopar.frontends.pytorch.gates import gate_steps
 from autopar.frontends.pytorch.ir import Value
 from autopar.frontends.pytorch.lifter import Lifter, is_inplace, viewed
+from autopar.frontends.pytorch.noting import Sources
 from autopar.frontends.pytorch.recording import answered
 from autopar.frontends.pytorch.trace import Trace
 from autopar.frontends.pytorch.writes import (
@@ -126,11 +129,10 @@ class _Walk(Lifter):
                 value.shape, value.dtype = tuple(tensor.shape), ir.dtype_name(tensor.dtype)
                 value = real_view(self, value)
         else:
-            group = answered(tensor)
-            if group is not None:
-                raise NotAlike(
-                    group, "a tensor of the layer is used outside without being returned"
-                )
+            answer = answered(tensor)
+            if answer is not None:
+                why = "a tensor of the layer is used outside without being returned"
+                raise NotAlike(answer[0], why, leaked=answer[1])
             real = getattr(tensor, "constant", tensor)
             if real is None:
                 raise UnsupportedOpError(
@@ -167,6 +169,8 @@ class _Walk(Lifter):
                 self.entered[node] = kind
         elif target is torch.ops.autopar.function.default:
             self.env[node] = self._function(node)
+        elif target is torch.ops.autopar.experts.default:
+            self.env[node] = self._experts(node)
         elif target is torch._C._set_grad_enabled:
             self.grad = bool(first)
         elif isinstance(target, torch._ops.OpOverload):
@@ -243,6 +247,32 @@ class _Walk(Lifter):
             value if graded or not value.is_float else self._detached(value)
             for value, graded in zip(made, called.graded, strict=True)
         ]
+
+    def _experts(self, node: fx.Node) -> list[Value]:
+        """All experts of a layer; what lies between their products is walked like a trace."""
+        tensors: Any = node.args[0]
+        called = self.trace.experts[node.args[1]]  # type: ignore[index]
+        if self.regions[-1] is not None:
+            raise UnsupportedOpError(
+                f"{self.source}: experts under torch.autocast: name the precision in the plan "
+                "instead, --precision bf16"
+            )
+        gate = lift(
+            replace(
+                self.trace,
+                graph=called.gate.graph,
+                root=called.gate.root,
+                batch=("h",),
+                sources=Sources.all_at(self.source),
+            )
+        )
+        reads, steps = gate_steps(gate, called.name)
+        (x, *_) = operands = [self.read(t) for t in tensors]
+        made = self.emit(
+            "experts", operands, x.shape, x.dtype,
+            reads=reads, gate=steps, transposed=called.transposed, bias=called.bias,
+        )  # fmt: skip
+        return [made]
 
     def _detached(self, value: Value) -> Value:
         return self.emit("detach", [value], value.shape, value.dtype)

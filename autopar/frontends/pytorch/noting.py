@@ -50,6 +50,13 @@ class Sources:
         self._starts: list[int] = []
         self._sources: list[Source] = []
 
+    @staticmethod
+    def all_at(source: Source) -> Sources:
+        """Those of a trace whose ops all come from one place."""
+        sources = Sources(nn.Module())
+        sources._starts, sources._sources = [0], [source]
+        return sources
+
     @property
     def module(self) -> str:
         """The module that runs, or that was running when the forward failed."""

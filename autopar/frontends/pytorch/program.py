@@ -75,6 +75,9 @@ def _bodies(nodes: list[Node], kinds: list[Kind]) -> tuple[list[Node], dict[int,
             )  # fmt: skip
             attrs = {"number": kind.number}
             top.append(Node("call", entered.inputs, node.outputs, attrs, node.source))
+            made = {v for n in inside for v in n.outputs}
+            # A hook may have handed on what was inside of the first call.
+            swap.update((v, w) for v, w in zip(node.inputs, node.outputs, strict=True) if v in made)
             entered = None
         elif entered is not None:
             inside.append(node)

@@ -166,12 +166,13 @@ class Recording:
         answer: Any = torch.Tensor._make_subclass(
             FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=_CPU
         )
-        vars(answer).update(attributes, _answers=group)
+        vars(answer).update(attributes, _answers=(group, label))
         return answer  # type: ignore[no-any-return]
 
 
-def answered(tensor: torch.Tensor) -> int | None:
-    """The group of layers inside which ``tensor`` was a mere answer: it must not leave them."""
+def answered(tensor: torch.Tensor) -> tuple[int, Hashable] | None:
+    """The group of layers inside which ``tensor`` was a mere answer, and its label there: it must
+    not leave them."""
     return vars(tensor).get("_answers")
 
 

@@ -21,6 +21,7 @@ from autopar.frontends.pytorch.autocast import autocast_of_devices_refused
 from autopar.frontends.pytorch.build import Built, without_cache
 from autopar.frontends.pytorch.calls import Kind, NotAlike
 from autopar.frontends.pytorch.errors import CaptureError
+from autopar.frontends.pytorch.experts import CalledExperts, kept_experts
 from autopar.frontends.pytorch.forward_errors import explained, loss_of
 from autopar.frontends.pytorch.functions import Called, kept_functions
 from autopar.frontends.pytorch.held import Named, fakes_inside
@@ -39,7 +40,8 @@ class Trace:
     root:    holds what ``get_attr`` nodes name.
     named:   the model's tensors by ``id`` of the tensor that stood for them in the trace.
     aliases: every other name of a tied tensor, to the first one.
-    functions: calls of hand-written derivatives, by their number in the graph.
+    functions: calls of hand-written derivatives, by their number in the graph; ``experts`` those of
+        a library's experts.
     before, left: plain attributes of the model around the forward.
     """
 
@@ -50,6 +52,7 @@ class Trace:
     aliases: dict[str, str]
     kinds: list[Kind]
     functions: list[Called]
+    experts: list[CalledExperts]
     sources: Sources
     before: Numbers
     left: Numbers
@@ -67,6 +70,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
     check_hooks(model)
     before = numbers_of(model)
     functions: list[Called] = []
+    experts: list[CalledExperts] = []
 
     def run(*tensors: torch.Tensor) -> torch.Tensor:
         with sources.recording(calls), calls.patched(named):
@@ -77,6 +81,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
         stack.enter_context(without_cache(model))
         stack.enter_context(exporting())
         stack.enter_context(kept_functions(functions, built.mode, calls))
+        stack.enter_context(kept_experts(experts, model, built.mode, calls))
         stack.enter_context(hooks_refused())
         stack.enter_context(seeds_refused())
         stack.enter_context(autocast_of_devices_refused())
@@ -96,7 +101,8 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
         check_tensors(model, held, _read(traced))
     left = numbers_of(model)
     return Trace(
-        traced.graph, traced, names, named, aliases, calls.kinds, functions, sources, before, left
+        *(traced.graph, traced, names, named, aliases, calls.kinds, functions, experts),
+        *(sources, before, left),
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from autopar.lowering.precision import HALF, OWN_CASTS
 from autopar.lowering.spread import Lowered, LoweredOp, Operand
 from autopar.nouns.graph import DTYPE_BYTES, Op
-from autopar.nouns.recompute import COMPUTE, FULL, NONE, RECOMPUTE, SELECTIVE
+from autopar.nouns.recompute import COMPUTE, FULL, NONE, RECOMPUTE, SELECTIVE, keeps_routes
 from autopar.nouns.sharding import Sharding
 from autopar.rules.work import extents, kept_bytes
 
@@ -51,12 +51,12 @@ def activation_lives(
 
 def kept_by_policy(body: Lowered, lives: Mapping[str, Life]) -> dict[str, int]:
     """Bytes that one call of a block leaves for its backward, by recompute policy."""
-    moved = moved_bytes(body)
+    moved, routes = moved_bytes(body), routes_bytes(body)
     return {
         NONE: lives[NONE].saved,
-        SELECTIVE: moved + products_bytes(body),
-        COMPUTE: moved,
-        FULL: 0,
+        SELECTIVE: routes + moved + products_bytes(body),
+        COMPUTE: routes + moved,
+        FULL: routes,
     }
 
 
@@ -97,6 +97,15 @@ def moved_bytes(body: Lowered) -> int:
     return kept
 
 
+def routes_bytes(body: Lowered) -> int:
+    """The best few of rows, which blocks with experts find once
+    (`autopar.runtime.pytorch.recomputing`)."""
+    if not keeps_routes(body.graph):
+        return 0
+    best = [op for op in body.ops if op.op.kind == "aten::topk"]
+    return sum(_bytes(body, n, body.tensors[n].produced) for op in best for n in op.op.outputs)
+
+
 def keeps_result(op: LoweredOp) -> bool:
     """Whether ``recompute=selective-op`` keeps what an op gives: the ops that programs run as a
     product with a matrix, a convolution or fused attention
@@ -107,7 +116,8 @@ def keeps_result(op: LoweredOp) -> bool:
     if kind == "attention":
         return not op.op.attrs.get("dropout_p")
     by_matrix = kind == "matmul" and any(len(term) == 2 for term in op.bound.operands)
-    return by_matrix or kind in ("linear", "linear_t") or kind.removeprefix("aten::")[:4] == "conv"
+    plain = kind in ("linear", "linear_t", "experts") or kind.removeprefix("aten::")[:4] == "conv"
+    return by_matrix or plain
 
 
 def products_bytes(body: Lowered) -> int:
@@ -116,9 +126,23 @@ def products_bytes(body: Lowered) -> int:
     for op in body.ops:
         if keeps_result(op) and any(body.graph.tensors[n].differentiable for n in op.op.outputs):
             assert op.bound is not None
+            if op.op.kind == "experts":
+                kept += _expert_products_bytes(body, op)
+                continue
             kept += sum(_bytes(body, n, body.tensors[n].produced) for n in op.op.outputs)
             kept += sum(kept_bytes(op.bound, extents(op.bound, op.strategy, body.mesh)))
     return kept
+
+
+def _expert_products_bytes(body: Lowered, op: LoweredOp) -> int:
+    """What both products of all routes give."""
+    tensors = [body.graph.tensors[o.name] for o in op.operands]
+    (_, hidden), (tokens, routes), _, up = (
+        o.wanted.local_shape(t.shape, body.mesh)
+        for o, t in zip(op.operands[:4], tensors, strict=False)
+    )
+    wide = up[2 if op.op.attrs["transposed"] else 1]
+    return tokens * routes * (wide + hidden) * DTYPE_BYTES[tensors[0].dtype]
 
 
 class Places:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from autopar.frontends.pytorch.experts import chosen_experts
 from autopar.runtime.verify.pytorch.dropping import dropped_fixed
 from autopar.runtime.verify.pytorch.grouped_product import NAMES, grouped_product
 from autopar.runtime.verify.pytorch.stand_ins import drawn_fixed
@@ -83,11 +84,12 @@ def _widened(value: Any) -> Any:
 
 @contextmanager
 def exact() -> Iterator[None]:
-    """`Exact`, with float64 as the default dtype."""
+    """`Exact`, with float64 as the default dtype; a library's experts run by its own plain loop,
+    not by what a config names: kernels that want half precision, or tokens sorted as ours are."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with Exact():
+        with Exact(), chosen_experts(lambda own: own):
             yield
     finally:
         torch.set_default_dtype(before)

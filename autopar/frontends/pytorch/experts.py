@@ -1,0 +1,143 @@
+"""The experts of a layer as Hugging Face's transformers writes them: one op of the graph.
+
+Its modelling files decorate the class of a layer's experts, whose forward then looks for a function
+of the name that the config gives in a table. While a model is traced our own stands there. It
+writes ``autopar::experts(tensors, number)`` into the trace, and what the call is into a list:
+the library's own forwards either read the routes' values or sort all tokens of the batch by their
+expert, and neither can be split over tokens.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+
+from autopar.frontends.pytorch.calls import Calls
+from autopar.frontends.pytorch.errors import UnsupportedOpError
+from autopar.frontends.pytorch.functions import Applied, written
+from autopar.runtime.pytorch.torch_private import FakeTensorMode, without_torch_function
+
+_LIBRARY = "transformers.integrations.moe"
+_DECORATED = "_is_expert_parallel"
+"""An attribute of the modules whose forward looks into the table."""
+_ROWS = 3
+"""Of the tensor that a gate is traced on; no width is as small."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What lies between the two products of an expert, as ops on ``[rows, width]``.
+
+    Gates are equal where their texts are, whatever the graphs' identities.
+    """
+
+    text: str
+    graph: fx.Graph = field(compare=False)
+    root: nn.Module = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CalledExperts:
+    """One call of a layer's experts. ``name``: of the class.
+
+    transposed: matrices are stored [in, out], else [out, in].
+    bias:       both products add one.
+    """
+
+    name: str
+    gate: Gate
+    transposed: bool
+    bias: bool
+
+
+torch.library.define("autopar::experts", "(Tensor[] tensors, int number) -> Tensor[]")
+
+
+@contextmanager
+def kept_experts(
+    called: list[CalledExperts], model: nn.Module, mode: FakeTensorMode, calls: Calls
+) -> Iterator[None]:
+    """Inside, every call of experts writes one op into the trace and what it is into ``called``.
+
+    In a repeated layer it is one of the calls by which layers are compared. Raises
+    `UnsupportedOpError` for experts that do more than two products with a gate between them.
+    """
+    every = [m for m in model.modules() if hasattr(m, _DECORATED)]
+    known = {id(m): _description(m, mode) for m in every}
+
+    def forward(module: nn.Module, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        description = known[id(module)]
+
+        def write(*tensors: Tensor) -> Tensor:
+            calls.note(sys._getframe(1))
+            called.append(description)
+            op = torch.ops.autopar.experts.default
+            with without_torch_function():  # none of these calls is the layer's
+                graded = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+                (made,) = written(op, tensors, len(called) - 1, [tensors[0]], [graded], mode)
+            return made
+
+        tensors = (x, index, weights, *_parameters(module))
+        if calls.current is not None:
+            made: Tensor = calls.current.call(Applied(description, write), tensors, {})
+            return made
+        return write(*tensors)
+
+    with chosen_experts(lambda default: forward if get_proxy_mode() is not None else default):
+        yield
+
+
+@contextmanager
+def chosen_experts(choose: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside, every layer's experts run what ``choose`` gives for their class's own forward, which
+    loops over experts in plain torch; whatever their configs name."""
+    library = sys.modules.get(_LIBRARY)
+    table = getattr(library, "ALL_EXPERTS_FUNCTIONS", None)
+    if table is None:  # no such library, or one from before it had a table
+        yield
+        return
+    before = vars(table).get("get_interface")
+    table.get_interface = lambda name, default: choose(default)
+    try:
+        yield
+    finally:
+        del table.get_interface
+        if before is not None:
+            table.get_interface = before
+
+
+def _description(module: Any, mode: FakeTensorMode) -> CalledExperts:
+    name = type(module).__name__
+    if module.has_post_expert_norm:
+        raise UnsupportedOpError(
+            f"{name} has a norm behind each expert's second product, which no plan can say yet: "
+            "plan the model without it, or write the experts with tensor ops of your own"
+        )
+    first = _parameters(module)[0]
+    width = first.shape[2] if module.is_transposed else first.shape[1]
+
+    def between(h: Tensor) -> Tensor:
+        made: Tensor = module._apply_gate(h) if module.has_gate else module.act_fn(h)
+        return made
+
+    with mode:
+        rows = torch.empty(_ROWS, width, dtype=first.dtype)
+        traced = make_fx(between, pre_dispatch=True)(rows)
+    gate = Gate(str(traced.graph), traced.graph, traced)
+    return CalledExperts(name, gate, module.is_transposed, module.has_bias)
+
+
+def _parameters(module: Any) -> list[Tensor]:
+    """The matrices of both products, then their biases where there are any."""
+    first = "gate_up_proj" if module.has_gate else "up_proj"
+    names = [first, "down_proj"]
+    if module.has_bias:
+        names += [f"{name}_bias" for name in names]
+    return [getattr(module, name) for name in names]

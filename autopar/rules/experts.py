@@ -1,0 +1,76 @@
+"""The experts of a layer: every token goes through the few that its route names.
+
+A token needs nobody else's, so any axis may split tokens; the matrices of all experts are then
+whole there, with gradients that are partial sums. The width between the two products may be split
+where that cuts the stored matrices into contiguous pieces: where no gate shares the first one, or
+gate and gated values take turns in it. Then the result is a sum over the pieces, to which a bias
+behind the second product would be added too often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
+from autopar.rules.elementwise import ELEMENTWISE
+from autopar.rules.notation import Kept, Rule, RuleMaker
+from autopar.rules.terms import text
+
+INTEGER = 8
+"""Bytes of a place in the order of tokens."""
+
+
+def _experts(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """Work and memory are those of the routes, n tokens times k experts each."""
+    del results
+    reads, bias = op.attrs["reads"], op.attrs["bias"]
+    sliced = reads != "halves" and not bias
+    inner = "f+" if sliced else "f!"
+    wide = {"all": inner, "pairs": f"({inner} p=2!)" if sliced else "g!", "halves": "g!"}[reads]
+    up, down = ["e!", wide, "d!"], ["e!", "d!", inner]
+    if op.attrs["transposed"]:
+        up, down = ["e!", "d!", wide], ["e!", inner, "d!"]
+    terms = [["n", "d!"], ["n", "k!"], ["n", "k!"], up, down]
+    if bias:
+        terms += [["e!", wide], ["e!", "d!"]]
+    between = {"all": ("f",), "pairs": ("f", "p") if sliced else ("g",), "halves": ("g",)}[reads]
+    return Rule(
+        text(terms, [["n", "d!"]]),
+        saves=(3, 4),
+        keeps=_kept(op, operands, between),
+        flop_terms=((2.0, ("n", "k", "d", *between)), (2.0, ("n", "k", "f", "d"))),
+        products=(0, 3),
+        sides=((("n", "k"), ("e",)), (between, ()), (("d",), ())),
+        cost="matmul",
+    )
+
+
+def _kept(op: Op, operands: tuple[Tensor, ...], between: tuple[str, ...]) -> tuple[Kept, ...]:
+    """Of every route: its token, what its expert makes of it, and its places in both orders."""
+    first, steps = _kept_by_gate(op, operands[0])
+    size = DTYPE_BYTES[operands[0].dtype]
+    return (
+        Kept(("n", "k", "d"), size),
+        *([Kept(("n", "k", *between), size)] if first else []),
+        Kept(("n", "k", "f"), size * steps),
+        Kept(("n", "k", "d"), size),  # before it is weighted
+        Kept(("n", "k"), DTYPE_BYTES[operands[2].dtype] + 3 * INTEGER),
+    )
+
+
+def _kept_by_gate(op: Op, x: Tensor) -> tuple[bool, int]:
+    """Whether what the first product gives is kept, and how many results of the gate's steps."""
+    steps = op.attrs["gate"]
+    given = 1 if op.attrs["reads"] == "all" else 2
+    kept = {given + len(steps) - 1}  # what the second product multiplies
+    for place, (kind, operands, attrs) in enumerate(steps, given):
+        tensors = tuple(Tensor(str(i), x.shape, x.dtype, differentiable=True) for i in operands)
+        made = (Tensor("made", x.shape, x.dtype, differentiable=True),)
+        rule = ELEMENTWISE[kind]
+        if not isinstance(rule, Rule):
+            rule = rule(Op(kind, (), (), attrs), tensors, made)
+        kept |= {operands[i] for i in rule.saves} | {place for _ in rule.saves_results}
+    return any(i < given for i in kept), sum(i >= given for i in kept)
+
+
+EXPERTS: Mapping[str, Rule | RuleMaker] = {"experts": _experts}
