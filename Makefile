@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint format install clean
+.PHONY: demo test gate lint format install clean
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -26,6 +26,10 @@ demo: $(INSTALLED)
 # Two workers; tests marked gloo all go to one of them (tests/conftest.py).
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# What must hold before anything is called done, in one table; out/gate.json has the commit.
+gate: $(INSTALLED)
+	$(BIN)/python -m benchmarks.gate
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -35,6 +35,8 @@ LAYOUTS: tuple[Mapping[str, str], ...] = (
     {"dp_shard": "4", "zero": "3"},
     {"dp_replicate": "2", "dp_shard": "2", "zero": "1", "microbatch": "1"},
 )
+CUT: Mapping[str, str] = {"pp": "2", "dp_replicate": "2"}
+"""Every type is planned so too, where it can be cut."""
 _MODEL = """from benchmarks.census_workloads import workload_of
 
 workload = workload_of({name!r})
@@ -47,7 +49,7 @@ class Row:
     """What became of one model type.
 
     outcome: planned; refused, with autopar's own words; not built, where the library itself does
-             not make or run the model; crashed, which is a defect; broken program, which
+             not make or run the model; crashed, which is a defect; defect, where an error says so; broken program, which
              `autopar.runtime.jobs.dry_run` stopped; no answer.
     seconds: of the process that planned.
     errors:  largest relative error in float64 of each plan that was verified, by layout; 1 where a
@@ -150,22 +152,29 @@ def plan_type(name: str, folder: Path, seed: int) -> Row:
     except Exception as error:  # the library's own, or its missing packages
         return Row(name, task, "not built", _line(error))
     cluster = load_cluster(CLUSTER)
+    drawn = random.Random(f"{seed} {name}").choice(LAYOUTS)
+    folders: list[str] = []
     try:
         captured = capture(workload)
         write = _writer(captured, workload, cluster, model)
-        folders = [write(home / "own", {})]
+        folders.append(write(home / "own", {}))
+        for kind, layout in (("drawn", drawn), ("cut", CUT)):
+            try:
+                folders.append(write(home / kind, layout))
+            except UserError as error:
+                if isinstance(error, BrokenProgram) or is_defect(str(error)):
+                    raise  # else a layout may not fit a model; the planner's own does
     except BrokenProgram as error:
         return Row(name, task, "broken program", str(error)[:300])
     except UserError as error:
-        return Row(name, task, "refused", cause_of(str(error)))
-    try:
-        layout = random.Random(f"{seed} {name}").choice(LAYOUTS)
-        folders.append(write(home / "drawn", layout))
-    except BrokenProgram as error:
-        return Row(name, task, "broken program", str(error)[:300])
-    except UserError:
-        pass  # a layout may not fit a model; the planner's own does
+        outcome = "defect" if is_defect(str(error)) else "refused"
+        return Row(name, task, outcome, cause_of(str(error)))
     return Row(name, task, "planned", "", 0.0, tuple(folders))
+
+
+def is_defect(message: str) -> bool:
+    """Whether an error says that autopar, not the model, is at fault."""
+    return "internal error" in message or "defect of autopar" in message
 
 
 def _run_once(workload: Any) -> None:

@@ -132,7 +132,8 @@ def _census(given: argparse.Namespace, folder: Path) -> None:
     targets.append(
         Target("programs that do not parse", sum(r.outcome == "broken program" for r in rows), 0)
     )
-    targets.append(Target("types that crashed", sum(r.outcome == "crashed" for r in rows), 0))
+    defects = sum(row.outcome in ("crashed", "defect") for row in rows)
+    targets.append(Target("types that crashed or are told a defect of autopar", defects, 0))
     if given.only is None:
         targets.append(Target("causal types missing of 125 planned", max(0, 125 - causal), 0))
         others = len(planned) - causal

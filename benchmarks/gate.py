@@ -1,0 +1,176 @@
+"""What must hold before anything is called done, in one table of at most 25 minutes on two cores.
+
+    python -m benchmarks.gate [--only PART]... [--json]
+
+Every part is a command of its own, named in its row: fixed cases of what was once found wrong, and
+samples by a fixed seed of what takes hours as a whole. ``out/gate.json`` gets the table and the
+commit that it is of; the exit code is 1 where a part fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import census
+from benchmarks.figures import Target, machine, show
+from benchmarks.zoo_models import EXPERTS, ZOO
+
+SEED = 22
+MINUTES = 25.0
+FAMILIES, TYPES, VERIFIED, PLANTED, SAME = 3, 10, 3, 10, 5
+"""How many are drawn: zoo, census, of these to verify, planted errors, families of same plans."""
+OUT = Path("out/gate.json")
+FINDINGS: Mapping[str, Sequence[str]] = {
+    "constants, masks": ("tests/emit/test_constants.py", "tests/jax/test_masks.py"),
+    "blocks called again, alarms": (
+        "tests/runtime/test_shared_layers.py",
+        "tests/planner/test_physics.py",
+        "tests/planner/test_pipeline_search.py",
+    ),
+    "adapters": ("tests/emit/test_adapters.py",),
+    "names": ("tests/emit/test_odd_names.py", "tests/jax/test_odd_names.py"),
+    "one way to train": (
+        "tests/runtime/test_train_file.py",
+        "tests/script/test_loss_scale.py",
+        "tests/emit/test_stages.py",
+    ),
+    "fields of a plan": ("tests/emit/test_plan_fields.py",),
+    "precisions, false alarms": ("tests/runtime/test_precisions.py", "tests/jax/test_own_casts.py"),
+    "SIGTERM, checkpoints": ("tests/script/test_sigterm.py",),
+    "arrays and rules of JAX users": ("tests/jax/test_ownership.py", "tests/rules"),
+    "mixtures of experts": ("tests/runtime/test_experts.py",),
+    "bad input": ("tests/cli/test_bad_input.py", "tests/jax/test_bad_input.py"),
+}
+"""Tests of what was once found, by what it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A row of the table: ``words`` behind ``python -m``; ``read`` gives cases and what is wrong
+    from what it printed."""
+
+    name: str
+    words: Sequence[str]
+    read: Callable[[str], tuple[int, list[str]]]
+
+
+def parts() -> list[Part]:
+    drawn = random.Random(SEED)
+    families = drawn.sample(sorted(ZOO.keys() - EXPERTS.keys()), FAMILIES)
+    families.append(drawn.choice(sorted(EXPERTS)))
+    types = drawn.sample(census.names(None), TYPES)
+    same = [*drawn.sample(sorted(ZOO), SAME), "examples/02_gpt.py"]
+    benchmarks: Mapping[str, Sequence[str]] = {
+        "same plans as committed": ("same_plans", "--families", ",".join(same), "--against"),
+        "zoo, verified": ("zoo", "--families", ",".join(families)),
+        "JAX, verified": ("zoo", "--families", "examples/05_gpt_jax.py"),
+        "census, free plans": (
+            "zoo", "--all", "--only", ",".join(types),
+            "--sample", str(VERIFIED), "--seed", str(SEED),
+        ),
+        "every schedule, verified": ("pipelines", "--models", "examples/02_gpt.py"),
+        "train.py beside run": ("train_files", "--families", "llama,examples/02_gpt.py"),
+        "planted errors": ("planted_errors", "--sample", str(PLANTED), "--seed", str(SEED)),
+    }  # fmt: skip
+    made = [
+        Part(name, ("pytest", "-n", "2", "--dist", "loadgroup", *tests), _tested)
+        for name, tests in FINDINGS.items()
+    ]
+    return made + [
+        Part(name, (f"benchmarks.{words[0]}", *words[1:], "--json"), _measured)
+        for name, words in benchmarks.items()
+    ]
+
+
+def _tested(printed: str) -> tuple[int, list[str]]:
+    """Cases and failures of pytest's closing lines."""
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", printed, re.MULTILINE)
+    dots = sum(len(line) for line in re.findall(r"^([.sFExX]+)\s+\[ *\d+%\]$", printed, re.M))
+    return dots, failed
+
+
+def _measured(printed: str) -> tuple[int, list[str]]:
+    """Rows and missed targets of a benchmark's object."""
+    last = next((line for line in reversed(printed.splitlines()) if line.startswith("{")), "")
+    if not last:
+        return 0, ["it printed no table"]
+    table = json.loads(last)
+    missed = [
+        f"{target['name']}: {target['value']:g}, at most {target['limit']:g}"
+        for target in table["targets"]
+        if not target["met"]
+    ]
+    return len(table["rows"]), missed
+
+
+def run(part: Part) -> dict[str, Any]:
+    """The row of a part."""
+    start = time.perf_counter()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "AUTOPAR_MEASURE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", *part.words], capture_output=True, text=True, env=environment
+    )
+    cases, wrong = part.read(done.stdout)
+    if done.returncode and not wrong:
+        wrong = [f"exit code {done.returncode}: {done.stderr.strip()[-300:]}"]
+    if not cases and not wrong:
+        wrong = ["no case was run"]
+    return {
+        "part": part.name,
+        "cases": cases,
+        "wrong": "; ".join(wrong[:3]) + (" ..." if len(wrong) > 3 else ""),
+        "seconds": round(time.perf_counter() - start, 1),
+        "verdict": "red" if wrong else "green",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--only", action="append", default=[], help="parts of this name")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    every = parts()
+    unknown = set(given.only) - {part.name for part in every}
+    if unknown:
+        parser.error(f"no part {', '.join(unknown)}; there are {', '.join(p.name for p in every)}")
+    rows = []
+    for part in every:
+        if not given.only or part.name in given.only:
+            rows.append(run(part))
+            row = rows[-1]
+            said = f"{row['verdict']} {row['seconds']:.0f} s, {row['cases']} cases {row['wrong']}"
+            print(f"{part.name}: {said}", file=sys.stderr, flush=True)
+    red = sum(row["verdict"] == "red" for row in rows)
+    targets = [
+        Target("parts that are red", red, 0),
+        Target("minutes", sum(row["seconds"] for row in rows) / 60, MINUTES),
+    ]
+    OUT.parent.mkdir(exist_ok=True)
+    table = {"commit": _commit(), "rows": rows, "machine": machine(), "whole": not given.only}
+    OUT.write_text(json.dumps(table, indent=1) + "\n")
+    show(rows, targets, given.json)
+    sys.exit(1 if red else 0)
+
+
+def _commit() -> str:
+    """Of the checkout, with a + where it has changes."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], capture_output=True, text=True).stdout.strip()
+
+    return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain") else "")
+
+
+if __name__ == "__main__":
+    main()
