@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 import torch
 
@@ -30,8 +29,8 @@ class Workers:
 
     def __init__(self, given: Init | None = None) -> None:
         self.given = given
-        self._ended: Any = torch.zeros(1, dtype=torch.uint8)
-        self._ended.share_memory_()
+        self._ended = torch.zeros(1, dtype=torch.uint8)
+        self._ended.share_memory_()  # type: ignore[no-untyped-call]
         self._parent = 0
         _LIVING.add(self)
 
