@@ -31,7 +31,7 @@ def experts(
 
     gate:       from [rows, g] to [rows, f], element by element. Where it ``reads`` "all" it is
                 called with the whole; with "halves" (g = 2 f) with its two halves, with "pairs"
-                with its even and its odd entries.
+                with its even and its odd entries. It may compute in a wider dtype.
     transposed: matrices are up [e, d, g] and down [e, f, d].
 
     Tokens are put in order of their experts, each of which multiplies its own in one product. All
@@ -42,7 +42,8 @@ def experts(
     order = flat.argsort(stable=True)
     rows = flat.new_zeros(up.shape[0]).scatter_add(0, flat, torch.ones_like(flat))
     h = _products(x[order // index.shape[1]], rows, up, up_bias, transposed)
-    h = _products(gate(*_parts(h, reads)), rows, down, down_bias, transposed)
+    h = gate(*_parts(h, reads)).to(x.dtype)
+    h = _products(h, rows, down, down_bias, transposed)
     h = h * weights.reshape(-1)[order].unsqueeze(-1)
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order), device=order.device)

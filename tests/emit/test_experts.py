@@ -17,6 +17,7 @@ import transformers
 from torch import Tensor, nn
 
 from autopar.emit.pytorch import emit
+from autopar.emit.pytorch.classes import Library
 from autopar.files.cluster_file import load_cluster
 from autopar.frontends.captured import Captured
 from autopar.frontends.pytorch import capture
@@ -108,6 +109,21 @@ def test_what_a_program_says_of_experts() -> None:
         "    return (up.clamp(min=-7.0, max=7.0) + 1) * (gate * (gate * 1.702).sigmoid())\n"
     ) in text
     assert 'gate=gate_of_experts,\n            reads="pairs",\n            transposed=True,' in text
+
+
+def test_experts_stand_where_the_model_calls_them() -> None:
+    (block,) = _captured(_family("mixtral")).graph.blocks.values()
+    (op,) = (op for op in block.body.ops if op.kind == "experts")
+    assert op.source.file.endswith("modeling_mixtral.py")
+    assert op.source.module == "mlp.experts"
+
+
+def test_two_gates_have_two_names() -> None:
+    library = Library()
+    texts = ["(h: Tensor) -> Tensor:\n    return h", "(h: Tensor) -> Tensor:\n    return -h"]
+    names = [library.define("gate_of_experts", text) for text in (*texts, *texts)]
+    assert names == ["gate_of_experts", "gate_of_experts2"] * 2
+    assert list(library.functions.values()) == texts
 
 
 def test_attention_with_sinks_is_split_over_heads() -> None:

@@ -470,3 +470,16 @@ def _written(x: Tensor, w: Tensor, write: Callable[[Tensor], object]) -> Tensor:
 def test_lookups_and_writes_by_index(name: str) -> None:
     kind, body = LOOKUPS[name]
     assert kind in lifted(body)
+
+
+@pytest.mark.parametrize(("number", "lifts"), [(-1e9, False), (0.1, True), (-1.7e308, True)])
+def test_a_mask_keeps_numbers_that_float32_has_not(number: float, lifts: bool) -> None:
+    """A choice between two numbers is one of float32: 0.1 would be rounded, -1.7e308 infinite."""
+
+    def body(x: Tensor, w: Tensor) -> Tensor:
+        mask = torch.full((S, S), number, dtype=torch.float64).triu(1)
+        return x.double() + torch.softmax(mask, -1).sum(-1, keepdim=True)[:, :1]
+
+    kinds = lifted(lambda x, w: body(x, w).float())
+    assert ("triu" in kinds) == lifts
+    assert ("where" in kinds) != lifts

@@ -20,6 +20,7 @@ from autopar.frontends.jax.errors import (
     ControlFlow,
     LargeConstant,
     LossError,
+    NoFloat64,
     NotFloating,
     NotScalarLoss,
     ParameterWithoutGradient,
@@ -179,3 +180,17 @@ def test_no_advice_that_cannot_work_for_what_no_program_can_hold() -> None:
     graph = capture(plain, PARAMS, BATCH).graph
     with pytest.raises(UnruledOp, match="--allow-replicated jax::bessel_i1e"):
         check_allowed(graph, unruled(graph, executor("jax")), ())
+
+
+def test_float64_is_refused_where_jax_has_32_bits() -> None:
+    """It would round every number, silently."""
+    given = Workload(
+        loss=lambda params, batch: jnp.mean(batch["x"] @ params["w"]),
+        init=lambda key: {"w": jnp.ones((8, 8))},
+        batch=lambda: {"x": np.ones((4, 8), np.float32)},
+        precision="float64",
+    )
+    with pytest.raises(NoFloat64, match="jax_enable_x64"):
+        capture_workload(given)
+    with jax.enable_x64(True):
+        capture_workload(given)

@@ -106,6 +106,18 @@ def test_the_programs_function_is_the_kind(variant: str, used: int) -> None:
     assert all(not g[used:].any() for g in gradients[0][2:])
 
 
+def test_a_gate_may_compute_in_float32() -> None:
+    attrs, _ = VARIANTS["plain"]
+    operands = _operands(attrs, torch.bfloat16)
+
+    def wide(gate: Tensor, up: Tensor) -> Tensor:
+        return F.silu(gate.float()) * up.float()
+
+    made = _called(attrs, wide, operands)
+    assert made.dtype is torch.bfloat16
+    torch.testing.assert_close(made, _called(attrs, _swiglu, operands), rtol=0.05, atol=0.1)
+
+
 def test_ranks_without_tokens_have_gradients() -> None:
     attrs, between = VARIANTS["pairs"]
     x, index, weights, *rest = _operands(attrs, torch.float64)

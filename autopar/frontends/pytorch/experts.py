@@ -13,12 +13,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
+from autopar.frontends.pytorch.build import is_internal
 from autopar.frontends.pytorch.calls import Calls
 from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.frontends.pytorch.functions import Applied, written
@@ -76,7 +78,7 @@ def kept_experts(
         description = known[id(module)]
 
         def write(*tensors: Tensor) -> Tensor:
-            calls.note(sys._getframe(1))
+            calls.note(_caller())
             called.append(description)
             op = torch.ops.autopar.experts.default
             with without_torch_function():  # none of these calls is the layer's
@@ -111,6 +113,16 @@ def chosen_experts(choose: Callable[[Any], Any]) -> Iterator[None]:
         del table.get_interface
         if before is not None:
             table.get_interface = before
+
+
+def _caller() -> FrameType | None:
+    """The frame that called a layer's experts: behind ours and the library's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (
+        is_internal(frame.f_code.co_filename) or frame.f_globals.get("__name__") == _LIBRARY
+    ):
+        frame = frame.f_back
+    return frame
 
 
 def _description(module: Any, mode: FakeTensorMode) -> CalledExperts:
