@@ -49,8 +49,8 @@ class Row:
     """What became of one model type.
 
     outcome: planned; refused, with autopar's own words; not built, where the library itself does
-             not make or run the model; crashed, which is a defect; defect, where an error says so; broken program, which
-             `autopar.runtime.jobs.dry_run` stopped; no answer.
+             not make or run the model; crashed, or defect where an error says so; broken program,
+             which `autopar.runtime.jobs.dry_run` stopped; no answer.
     seconds: of the process that planned.
     errors:  largest relative error in float64 of each plan that was verified, by layout; 1 where a
              plan moved other bytes than priced or could not be run.
