@@ -46,10 +46,10 @@ def differs(module: Any, shapes: Mapping[str, torch.Size]) -> float | None:
                 _one(module, x, up[e], down[e], *(None if b is None else b[e] for b in added))
                 for e in index.unbind(1)
             ]
-            said = torch.einsum("nkd,nk->nd", torch.stack(each, 1), weights)
+            wanted = torch.einsum("nkd,nk->nd", torch.stack(each, 1), weights)
     except Exception:  # a user's or the library's own code on widths that it was not made for
         return None
-    return float((own - said).norm() / said.norm())
+    return float((own - wanted).norm() / wanted.norm())
 
 
 def _one(
