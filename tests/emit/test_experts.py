@@ -22,6 +22,7 @@ from autopar.files.cluster_file import load_cluster
 from autopar.frontends.captured import Captured
 from autopar.frontends.pytorch import capture
 from autopar.frontends.pytorch.experts import chosen_experts
+from autopar.frontends.pytorch.experts_tried import differs
 from autopar.nouns.errors import UserError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.workload import Workload
@@ -223,8 +224,11 @@ FORMS: Mapping[str, Mapping[str, bool]] = {
 library: Any = transformers.integrations
 
 
-def _experts_class(form: Mapping[str, bool]) -> type[nn.Module]:
-    """Experts as a modelling file of the library writes them; its own forward is token by token."""
+def _experts_class(form: Mapping[str, bool], scale: float = 1.0) -> type[nn.Module]:
+    """Experts as a modelling file of the library writes them; its own forward is token by token.
+
+    ``scale``: what that does beside what the decorator says.
+    """
     gated, turned = form.get("has_gate", True), form.get("is_transposed", False)
     first = "gate_up_proj" if gated else "up_proj"
 
@@ -251,7 +255,7 @@ def _experts_class(form: Mapping[str, bool]) -> type[nn.Module]:
                 h = self.product(first, x, chosen)
                 h = self._apply_gate(h) if gated else self.act_fn(h)
                 total = total + self.product("down_proj", h, chosen) * weight.unsqueeze(1)
-            return total
+            return total * scale
 
         if not form.get("is_concatenated", True):
 
@@ -265,12 +269,12 @@ def _experts_class(form: Mapping[str, bool]) -> type[nn.Module]:
 class Routed(nn.Module):
     """One layer of experts between a table and a head."""
 
-    def __init__(self, form: str) -> None:
+    def __init__(self, form: str, scale: float = 1.0) -> None:
         super().__init__()
         self.words = nn.Embedding(VOCAB, HIDDEN)
         self.router = nn.Linear(HIDDEN, COUNT)
         config = SimpleNamespace(_experts_implementation="grouped_mm")
-        self.experts = _experts_class(FORMS[form])(config)
+        self.experts = _experts_class(FORMS[form], scale)(config)
         self.head = nn.Linear(HIDDEN, VOCAB)
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
@@ -316,3 +320,22 @@ def test_a_gate_that_mixes_is_refused() -> None:
     with pytest.raises(UserError, match="between the products of Experts stands 'softmax'"):
         capture(Workload(model=Normed, batch=lambda: batch))
     assert "get_interface" not in vars(TABLE)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_experts_that_do_more_than_their_decorator_says_are_refused(form: str) -> None:
+    """Training them would give other numbers than the library's own forward does."""
+    batch = {name: padded()[name] for name in ("input_ids", "labels")}
+    with pytest.raises(UserError, match=r"Experts.forward computes something else .*: on drawn"):
+        capture(Workload(model=partial(Routed, form, 1.01), batch=lambda: batch))
+
+
+def test_nothing_is_said_of_experts_that_run_on_their_own_widths_alone() -> None:
+    module: Any = Routed("plain").experts
+    shapes = {name: p.shape for name, p in module.named_parameters()}
+    with chosen_experts(lambda own: own):
+        error = differs(module, shapes)
+        assert error is not None
+        assert error < 1e-5
+        module.act_fn = nn.LayerNorm(INNER)
+        assert differs(module, shapes) is None

@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from autopar.frontends.pytorch.build import is_internal
 from autopar.frontends.pytorch.calls import Calls
 from autopar.frontends.pytorch.errors import UnsupportedOpError
+from autopar.frontends.pytorch.experts_tried import TOLERANCE, differs
 from autopar.frontends.pytorch.functions import Applied, written
 from autopar.runtime.pytorch.torch_private import FakeTensorMode, without_torch_function
 
@@ -69,7 +70,8 @@ def kept_experts(
     """Inside, every call of experts writes one op into the trace and what it is into ``called``.
 
     In a repeated layer it is one of the calls by which layers are compared. Raises
-    `UnsupportedOpError` for experts that do more than two products with a gate between them.
+    `UnsupportedOpError` for experts that do more than two products with a gate between them, which
+    one call of each class on drawn numbers tells.
     """
     every = [m for m in model.modules() if hasattr(m, _DECORATED)]
     known = {id(m): _description(m, mode) for m in every}
@@ -132,6 +134,15 @@ def _description(module: Any, mode: FakeTensorMode) -> CalledExperts:
             f"{name} has a norm behind each expert's second product, which no plan can say yet: "
             "plan the model without it, or write the experts with tensor ops of your own"
         )
+    shapes = {name: getattr(module, name).shape for name in _names(module)}
+    with chosen_experts(lambda own: own):
+        error = differs(module, shapes)
+    if error is not None and error > TOLERANCE:
+        raise UnsupportedOpError(
+            f"{name}.forward computes something else than its decorator says, two products with a "
+            f"gate between them, weighted and added: on drawn numbers {error:.1e} apart. Without "
+            "the decorator, written with tensor ops alone, it is planned as it stands"
+        )
     first = _parameters(module)[0]
     width = first.shape[2] if module.is_transposed else first.shape[1]
 
@@ -147,9 +158,13 @@ def _description(module: Any, mode: FakeTensorMode) -> CalledExperts:
 
 
 def _parameters(module: Any) -> list[Tensor]:
+    return [getattr(module, name) for name in _names(module)]
+
+
+def _names(module: Any) -> list[str]:
     """The matrices of both products, then their biases where there are any."""
     first = "gate_up_proj" if module.has_gate else "up_proj"
     names = [first, "down_proj"]
     if module.has_bias:
         names += [f"{name}_bias" for name in names]
-    return [getattr(module, name) for name in names]
+    return names
