@@ -56,7 +56,7 @@ def _step(
     dtype = getattr(torch, settings.precision)
     dtype = None if dtype is torch.float32 else dtype
     pieces = {e.name: _piece(e, mesh, settings, dtype) for e in batch}
-    with ranks.using(_first_of(mesh)), computing(dtype), _draws_given_back():
+    with ranks.using(_first_of(mesh, module.MESH)), computing(dtype), _draws_given_back():
         if hasattr(module, "STAGES"):
             _stages(module, pieces, sent)
             return {name: tuple(value.shape) for name, value in (sent or {}).items()}
@@ -135,11 +135,11 @@ def _piece(
     return torch.empty(shape, dtype=kind, device="meta")
 
 
-def _first_of(mesh: Mesh) -> ranks.Ranks:
+def _first_of(mesh: Mesh, named: Iterable[str]) -> ranks.Ranks:
     """Rank 0 of a mesh, without processes: what a program asks of `Ranks`."""
     here = SimpleNamespace(
         mesh=mesh,
-        named=mesh.axes,
+        named=tuple(named),
         device=torch.device("meta"),
         rank=0,
         coordinates=dict.fromkeys(mesh.axes, 0),

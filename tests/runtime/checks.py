@@ -367,7 +367,7 @@ def first_wrong(given: Given) -> dict[str, str]:
     ).replace("x = scattered(x)", f'x = probe("tokens/embedding", scattered(x), "{axes}")')
     mesh = 'MESH = {"dp_shard": 2, "tp": 2}'
     assert mesh in text
-    single = text.replace(mesh, "MESH = {}").replace("zero=3, microbatches=2", "zero=0")
+    single = text.replace(mesh, 'MESH = {"tp": 1}').replace("zero=3, microbatches=2", "zero=0")
     places = {
         "Layer::/add": [f"layers.{i} (tiny_gpt.py:47)" for i in range(tiny_gpt.LAYERS)],
         "Layer::up/gelu": [f"layers.{i}.up (tiny_gpt.py:47)" for i in range(tiny_gpt.LAYERS)],

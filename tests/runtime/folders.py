@@ -71,7 +71,8 @@ def write(
         f"Settings(zero={zero}, microbatches={microbatches}, precision={precision!r}, "
         f"units={(units,) if units else ()})"
     )
-    text = f"{head}MESH = {mesh}\nSETTINGS = {settings}\n\n{rest}"
+    named = {**mesh, "tp": mesh.get("tp", 1)}  # all axes that the program names
+    text = f"{head}MESH = {named}\nSETTINGS = {settings}\n\n{rest}"
     clips = load_workload(workload).clip_norm
     axes = Mesh(tuple(mesh), tuple(mesh.values())).trimmed()
     how = How(axes, zero, microbatches, clips, staged=False)
