@@ -71,7 +71,7 @@ class Storage:
         for module in self.model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffer.is_meta:
-                    module._buffers[name] = torch.empty_like(buffer, device=self.ranks.device)
+                    module._buffers[name] = unfilled(buffer, self.ranks.device)
 
     def _hold(self, name: str, parameter: nn.Parameter) -> Held:
         declared = self.declared[name]
@@ -335,6 +335,18 @@ def _matches(path: list[str], pattern: list[str]) -> bool:
     )
 
 
+def unfilled(like: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Memory for a tensor on meta, full of nan: what nobody fills shows in the first loss, and
+    never is what happened to lie there, which may be the right numbers of another tensor."""
+    with torch.no_grad():
+        made = torch.empty_like(like, device=device)
+        if made.is_floating_point() or made.is_complex():
+            made.fill_(torch.nan)
+        elif made.dtype is not torch.bool:
+            made.fill_(torch.iinfo(made.dtype).min)
+    return made
+
+
 def materialise(module: nn.Module, device: torch.device) -> None:
     """Gives every parameter of ``module`` that is still on meta memory of its own; ties stay."""
     made: dict[int, nn.Parameter] = {}
@@ -342,6 +354,6 @@ def materialise(module: nn.Module, device: torch.device) -> None:
         for name, parameter in part._parameters.items():
             if parameter is not None and parameter.is_meta:
                 if id(parameter) not in made:
-                    empty = torch.empty_like(parameter, device=device)
-                    made[id(parameter)] = nn.Parameter(empty, parameter.requires_grad)
+                    own = unfilled(parameter, device)
+                    made[id(parameter)] = nn.Parameter(own, parameter.requires_grad)
                 part._parameters[name] = made[id(parameter)]
