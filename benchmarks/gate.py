@@ -57,8 +57,8 @@ FINDINGS: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A row of the table: ``words`` behind ``python -m``; ``read`` gives cases and what is wrong
-    from what it printed."""
+    """A row of the table. words: of a Python module and its arguments; read: gives cases and what
+    is wrong from what it printed."""
 
     name: str
     words: Sequence[str]

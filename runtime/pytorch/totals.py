@@ -69,7 +69,9 @@ def total_counts(
     asking: list[Any] = [state.model]
     if isinstance(state, Stages):
         asking = list(state.model.children())
-    asks: list[Counts] = [m.counts for m in asking if hasattr(type(m), "counts")]
+    asks: list[Counts] = [
+        m.counts for m in asking if "counts" in vars(m) or hasattr(type(m), "counts")
+    ]
     if not asks:
         return {}
     with torch.no_grad():
@@ -78,8 +80,8 @@ def total_counts(
             for part in microbatches
         ]
         names = list(each[0])
-        own = [torch.stack([counts[n].to(torch.int64) for counts in each]).sum() for n in names]
-        total = all_reduce_async(torch.stack(own), state.ranks, *state.ranks.data_axes)
+        here = [torch.stack([counts[n].to(torch.int64) for counts in each]).sum() for n in names]
+        total = all_reduce_async(torch.stack(here), state.ranks, *state.ranks.data_axes)
         counts = LateCounts(names, total)
     # What is compiled is not to be cut where it waits.
     return {"counts": dict(counts) if state.compiled else counts}

@@ -34,7 +34,7 @@ class Alone(Ranks):
     """A rank of a mesh whose other ranks do not exist."""
 
     def __init__(self, mesh: Mesh, rank: int = 0) -> None:
-        self.mesh = mesh.trimmed()
+        self.mesh, self.named = mesh.trimmed(), mesh.axes
         self.device = torch.device("cpu")
         self.rank = rank
         self.coordinates = {a: self._coordinate(rank, a) for a in self.mesh.axes}

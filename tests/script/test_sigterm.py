@@ -62,7 +62,7 @@ def losses(where: Path) -> dict[int, str]:
     return {int(step): loss for step, loss in rows}
 
 
-def wait(ready: Any, seconds: float = 60.0) -> None:
+def wait(ready: Any, seconds: float = 180.0) -> None:
     late = time.monotonic() + seconds
     while not ready():
         assert time.monotonic() < late
