@@ -30,6 +30,7 @@ SEED = 22
 MINUTES = 25.0
 FAMILIES, TYPES, VERIFIED, PLANTED, SAME = 3, 10, 3, 10, 5
 """How many are drawn: zoo, census, of these to verify, planted errors, families of same plans."""
+JAX_PLANS = "shard, ZeRO 3;replicate x tp"
 OUT = Path("out/gate.json")
 FINDINGS: Mapping[str, Sequence[str]] = {
     "constants, masks": ("tests/emit/test_constants.py", "tests/jax/test_masks.py"),
@@ -74,7 +75,7 @@ def parts() -> list[Part]:
     benchmarks: Mapping[str, Sequence[str]] = {
         "same plans as committed": ("same_plans", "--families", ",".join(same), "--against"),
         "zoo, verified": ("zoo", "--families", ",".join(families)),
-        "JAX, verified": ("zoo", "--families", "examples/05_gpt_jax.py"),
+        "JAX, verified": ("zoo", "--families", "examples/05_gpt_jax.py", "--plans", JAX_PLANS),
         "census, free plans": (
             "zoo", "--all", "--only", ",".join(types),
             "--sample", str(VERIFIED), "--seed", str(SEED),

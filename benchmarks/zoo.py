@@ -152,6 +152,7 @@ def _census(given: argparse.Namespace, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--families", default=",".join((*ZOO, *EXAMPLES)))
+    parser.add_argument("--plans", default=";".join(PLANS), help="names of plans, by semicolons")
     parser.add_argument("--keep", type=Path, help="where plans and programs stay")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--all", action="store_true", help="the census of transformers")
@@ -164,11 +165,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             _census(given, given.keep or Path(scratch))
         return
+    plans = {name: PLANS[name] for name in given.plans.split(";")}
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         for family in given.families.split(","):
             start = time.perf_counter()
-            rows += check(family, (given.keep or Path(scratch)) / Path(family).stem)
+            rows += check(family, (given.keep or Path(scratch)) / Path(family).stem, plans)
             mine = [row for row in rows if row["family"] == family]
             print(
                 f"{family}: {sum(map(right, mine))} of {len(mine)} plans right, "
