@@ -65,11 +65,13 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        every = rows(given.families.split(","), Path(scratch))
+        families = given.families.split(",")
+        every = rows(families, Path(scratch))
     differ = [row for row in every if row["outcome"] not in ("same", "refused")]
+    compared = {row["family"] for row in every if row["outcome"] != "refused"}
     targets = [
         Target("plans whose train.py does something else", len(differ), 0),
-        Target("plans compared, missing of one", float(all(r in differ for r in every)), 0),
+        Target("families of which no plan was compared", len(families) - len(compared), 0),
     ]
     show(every, targets, given.json)
     sys.exit(0 if all(target.met for target in targets) else 1)
