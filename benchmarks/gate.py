@@ -30,6 +30,7 @@ SEED = 22
 MINUTES = 25.0
 FAMILIES, TYPES, VERIFIED, PLANTED, SAME = 3, 10, 3, 10, 5
 """How many are drawn: zoo, census, of these to verify, planted errors, families of same plans."""
+TRAINED = "llama,examples/02_gpt.py,examples/05_gpt_jax.py"
 JAX_PLANS = "shard, ZeRO 3;replicate x tp"
 OUT = Path("out/gate.json")
 FINDINGS: Mapping[str, Sequence[str]] = {
@@ -81,7 +82,7 @@ def parts() -> list[Part]:
             "--sample", str(VERIFIED), "--seed", str(SEED),
         ),
         "every schedule, verified": ("pipelines", "--models", "examples/02_gpt.py"),
-        "train.py beside run": ("train_files", "--families", "llama,examples/02_gpt.py"),
+        "train.py beside run": ("train_files", "--families", TRAINED),
         "planted errors": ("planted_errors", "--sample", str(PLANTED), "--seed", str(SEED)),
     }  # fmt: skip
     made = [

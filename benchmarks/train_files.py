@@ -4,19 +4,23 @@
 
 `autopar run`, `autopar verify` and scripts go by the trainer, `torchrun` by `main` of ``train.py``.
 Both take a few steps on four processes under every layout of `benchmarks.zoo`, as two stages a
-rank too; losses, weights and buffers of every rank are compared bit for bit.
+rank too; losses, weights and buffers of every rank are compared bit for bit. In JAX it is ``python
+train.py``, one process, and the state of every device.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autopar.files import plan_folder
+from autopar.runtime.jobs import jax_launch
 from autopar.runtime.jobs.host_memory import environment
 from autopar.runtime.jobs.pytorch_launch import local_launcher, with_its_ranks
 from benchmarks.figures import Target, show
@@ -32,12 +36,17 @@ LAYOUTS: Mapping[str, Mapping[str, str]] = {
 
 
 def differences(folders: Sequence[Path], ranks: int, where: Path) -> dict[str, str]:
-    """What `benchmarks.train_files_worker` finds in ``folders``, plans of so many ranks."""
+    """What the worker of their framework finds in ``folders``, plans of so many ranks."""
     where.mkdir(parents=True, exist_ok=True)
     (where / "folders.json").write_text(json.dumps([str(folder) for folder in folders]))
-    worker = ["-m", "benchmarks.train_files_worker", str(where)]
-    with environment():
-        code = with_its_ranks([*local_launcher(ranks, where / "codes.json"), *worker])
+    if plan_folder.read_plan(folders[0]).framework == "jax":
+        worker = ["-m", "benchmarks.train_files_worker_jax", str(where)]
+        sees_all = jax_launch.environment(ranks, "cpu")
+        code = subprocess.run([sys.executable, *worker], env=sees_all).returncode
+    else:
+        worker = ["-m", "benchmarks.train_files_worker", str(where)]
+        with environment():
+            code = with_its_ranks([*local_launcher(ranks, where / "codes.json"), *worker])
     if code:
         return {str(folder): f"the job ended with {code}" for folder in folders}
     found: dict[str, str] = json.loads((where / "results.json").read_text())
@@ -60,8 +69,8 @@ def rows(families: Iterable[str], home: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    torch_examples = [name for name in EXAMPLES if "jax" not in name and "script" not in name]
-    parser.add_argument("--families", default=",".join([*ZOO, *torch_examples]))
+    examples = [name for name in EXAMPLES if "script" not in name]
+    parser.add_argument("--families", default=",".join([*ZOO, *examples]))
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

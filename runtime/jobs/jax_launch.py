@@ -32,7 +32,7 @@ def launch(job: str, options: Mapping[str, Any], devices: int, device: str = "cp
     with tempfile.TemporaryDirectory(prefix="autopar-") as results:
         file = Path(results) / "result.json"
         sys.stdout.flush()
-        code = worker([job, json.dumps(options), str(file)], _environment(devices, device))
+        code = worker([job, json.dumps(options), str(file)], environment(devices, device))
         if not file.exists():
             how = f"killed by {killed_by(code)}" if code < 0 else f"with exit code {code}"
             raise RankFailed(f"the JAX process ended without a result, {how}")
@@ -42,15 +42,16 @@ def launch(job: str, options: Mapping[str, Any], devices: int, device: str = "cp
     return answer["result"]
 
 
-def worker(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+def worker(arguments: Sequence[str], env: Mapping[str, str]) -> int:
     """The exit code of `autopar.runtime.jobs.jax_worker` with these arguments."""
-    return subprocess.run([sys.executable, "-m", WORKER, *arguments], env=environment).returncode
+    return subprocess.run([sys.executable, "-m", WORKER, *arguments], env=env).returncode
 
 
-def _environment(devices: int, device: str) -> dict[str, str]:
-    environment = dict(os.environ)
-    flags = re.sub(rf"{COUNT}=\d+", "", environment.get("XLA_FLAGS", ""))
-    environment["XLA_FLAGS"] = f"{flags} {COUNT}={devices}".strip()
+def environment(devices: int, device: str) -> dict[str, str]:
+    """This process's own, under which jax sees ``devices`` devices, virtual ones on the CPU."""
+    made = dict(os.environ)
+    flags = re.sub(rf"{COUNT}=\d+", "", made.get("XLA_FLAGS", ""))
+    made["XLA_FLAGS"] = f"{flags} {COUNT}={devices}".strip()
     if device in DEVICES:
-        environment["JAX_PLATFORMS"] = DEVICES[device]
-    return environment
+        made["JAX_PLATFORMS"] = DEVICES[device]
+    return made

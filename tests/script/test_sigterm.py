@@ -56,6 +56,20 @@ def job(plan: Any, where: Path, log: Path) -> list[subprocess.Popen[bytes]]:
     return ranks
 
 
+def ended(ranks: list[subprocess.Popen[bytes]], log: Path, seconds: float = 120.0) -> list[int]:
+    """The exit codes; where they hang, the stacks of all their processes are what fails."""
+    try:
+        return [rank.wait(seconds) for rank in ranks]
+    except subprocess.TimeoutExpired:
+        os.killpg(ranks[0].pid, signal.SIGUSR1)
+        time.sleep(2.0)
+        pytest.fail(log.read_text()[-20000:])
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
 def losses(where: Path) -> dict[int, str]:
     file = where / "losses"
     rows = (line.split() for line in (file.read_text() if file.exists() else "").splitlines())
@@ -82,15 +96,13 @@ def test_a_job_whose_workers_get_sigterm_saves_and_goes_on(plan: Any, tmp_path: 
     whole, broken, log = tmp_path / "whole", tmp_path / "broken", tmp_path / "log.txt"
     for folder in (whole, broken):
         folder.mkdir()
-    assert [rank.wait(120) for rank in job(plan, whole, log)] == [0] * RANKS, log.read_text()
+    assert ended(job(plan, whole, log), log) == [0] * RANKS, log.read_text()
     ranks = job(plan, broken, log)
     try:
         wait(lambda: len(losses(broken)) >= 2)
         os.killpg(ranks[0].pid, signal.SIGTERM)
-        codes = [rank.wait(60) for rank in ranks]
     finally:
-        for rank in ranks:
-            rank.kill()
+        codes = ended(ranks, log)
     text = log.read_text()
     assert codes == [143] * RANKS, text
     assert "SIGTERM: saved step" in text
@@ -101,7 +113,7 @@ def test_a_job_whose_workers_get_sigterm_saves_and_goes_on(plan: Any, tmp_path: 
     pids = [int(line) for line in (broken / "losses.workers").read_text().split()]
     assert len(pids) == 2 * RANKS  # and the user's own function has been called
     wait(lambda: not any(map(alive, pids)), 15)
-    assert [rank.wait(120) for rank in job(plan, broken, log)] == [0] * RANKS, log.read_text()
+    assert ended(job(plan, broken, log), log) == [0] * RANKS, log.read_text()
     assert losses(broken) == losses(whole)
     assert set(losses(whole)) == set(range(1, STEPS + 1))
 

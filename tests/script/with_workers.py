@@ -5,7 +5,9 @@ python with_workers.py PLAN CHECKPOINTS LOSSES STEPS
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -49,4 +51,5 @@ def main(plan: str, checkpoints: str, losses: str, steps: int) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # its workers inherit it
     main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))
