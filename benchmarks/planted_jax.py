@@ -10,6 +10,7 @@ CASES: Mapping[str, Case] = {
     "jax gpt tp": Case("jax_gpt", {"tp": "2"}),
     "jax gpt zero 1": Case("jax_gpt", {"dp_shard": "2", "zero": "1"}),
     "jax gpt zero 3": Case("jax_gpt", {"dp_shard": "2", "zero": "3"}),
+    "jax half zero 2": Case("jax_half", {"dp_shard": "2", "zero": "2"}),
     "jax narrow tp": Case("jax_narrow", {"tp": "2"}),
     "jax ops replicate": Case("jax_ops", {"dp_replicate": "2"}),
 }
@@ -105,4 +106,6 @@ ERRORS: tuple[Planted, ...] = (
     _runtime("layers are stacked in reverse order", "gpt zero 1",
         "layout:Layout._gathered",
         "for n in leaf.names]) if", "for n in leaf.names[::-1]]) if"),
+    _runtime("half of the loss's scale stays in gradients (jax)", "half zero 2",
+        "step:Step.value_and_grad", "(g / scale)", "(2 * g / scale)"),
 )  # fmt: skip

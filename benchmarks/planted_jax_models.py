@@ -122,6 +122,9 @@ def _numbers(step: int = 0) -> dict[str, np.ndarray]:
 jax_gpt = autopar.Workload(
     loss=_loss_gpt, init=_init_gpt, batch=_tokens, learning_rate=1e-2, clip_norm=0.5
 )
+jax_half = autopar.Workload(
+    loss=_loss_gpt, init=_init_gpt, batch=_tokens, precision="float16", clip_norm=0.5
+)
 jax_narrow = autopar.Workload(
     loss=_loss_narrow, init=_init_narrow, batch=_few_tokens, learning_rate=1e-2
 )

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autopar
+from benchmarks.zoo_models import routed
 
 B, S, C, H, V = 8, 6, 16, 4, 20
 
@@ -175,6 +176,34 @@ def _images() -> dict[str, Tensor]:
     }
 
 
+class Cell(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(C)
+        self.up, self.down = nn.Linear(C, 2 * C), nn.Linear(2 * C, C)
+        self.scale: Tensor
+        self.register_buffer("scale", 1 + torch.rand(C), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        moved: Tensor = self.down(torch.tanh(self.up(self.norm(x) * self.scale)))
+        return x + moved
+
+
+class Reused(nn.Module):
+    """One cell, called again and again, and numbers that are neither round nor finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.cell, self.head = nn.Linear(C, C), Cell(), nn.Linear(C, C)
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        y = self.first(x) + 12345678.0 / (9e6 + places[..., None])
+        for _ in range(6):
+            y = self.cell(y)
+        later = F.pad(y[:, 1:], (0, 0, 0, 1), value=float("-inf"))
+        return F.mse_loss(self.head(torch.maximum(y, later)), x)
+
+
 def _workload(model: Any, batch: Any, **more: Any) -> autopar.Workload:
     return autopar.Workload(model=model, batch=batch, learning_rate=1e-2, **more)
 
@@ -184,3 +213,7 @@ narrow = _workload(Narrow, lambda: {n: t[:7, :5] for n, t in _tokens().items()})
 llama = _workload(Llama, _tokens, clip_norm=0.5)
 ops = _workload(Ops, _numbers, optimizer="sgd", weight_decay=0.1)
 images = _workload(Images, _images, clip_norm=0.1)
+half = _workload(GPT, _tokens, clip_norm=0.5, precision="float16")
+double = _workload(GPT, _tokens, clip_norm=0.5, precision="float64")
+reused = _workload(Reused, _numbers)
+mixture = routed("mixtral")()

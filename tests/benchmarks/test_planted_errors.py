@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import planted_errors
+from benchmarks import old_errors, planted_errors
 from benchmarks.planting import CannotPlant, Planted, check
 from tests import warm
 
@@ -37,6 +37,10 @@ def test_an_error_that_does_not_fit_is_refused(change: dict[str, str], message: 
     error: Planted = replace(EVERY[0], **change)  # type: ignore[arg-type]
     with pytest.raises(CannotPlant, match=message):
         check(error)
+
+
+def test_what_was_once_wrong_can_be_put_back_and_the_gate_runs_its_tests() -> None:
+    assert [why for why in map(old_errors.unfit, old_errors.ERRORS.values()) if why] == []
 
 
 @pytest.mark.gloo(2)

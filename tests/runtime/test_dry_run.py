@@ -77,6 +77,13 @@ def test_what_cannot_run_is_told_with_its_line(name: str) -> None:
         tried(made, made.text.replace(old, new))
 
 
+def test_a_parameter_over_an_axis_that_the_mesh_lacks_is_told() -> None:
+    made = program(MESHES[1])
+    assert '"tp": 4' in made.text
+    with pytest.raises(BrokenProgram, match=r"MESH has no axis tp, it has dp_shard; name one"):
+        tried(made, made.text.replace(', "tp": 4', ""))
+
+
 def test_every_framework_imports_what_it_wrote() -> None:
     with pytest.raises(BrokenProgram, match=r"train.py:2: .*invalid syntax"):
         imported("x = 1\ny = list.1.0\n", "program/train.py")
