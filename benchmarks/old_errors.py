@@ -112,8 +112,8 @@ ERRORS: Mapping[str, OldError] = {
         "return np.float64(np.format_float_scientific(np.float32(array), unique=True))",
         ("tests/jax/test_reference.py",)),
     "workers of a loader end at SIGTERM": OldError(
-        _STOPPED, "runtime/pytorch/loader.py",
-        'own = {"worker_init_fn": workers} if several else {}', "own: dict[str, Any] = {}",
+        _STOPPED, "runtime/pytorch/loader_workers.py",
+        "signal.signal(one, self._signalled)", "signal.signal(one, signal.SIG_DFL)",
         ("tests/script/test_sigterm.py",)),
     "a damaged newest checkpoint is the end": OldError(
         _STOPPED, "runtime/kept_checkpoints.py",
