@@ -7,23 +7,21 @@ verified in float64, as planned and under one more layout that is drawn for it.
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import re
-import sys
 import textwrap
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext
-from multiprocessing.process import BaseProcess
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from benchmarks.census_workloads import CAUSAL, causal_types, other_types, task_of
+from benchmarks.in_processes import each
+from benchmarks.worst_errors import short, worst_errors
 
 CLUSTER = "examples/clusters/cpu_4.yaml"
 LIMIT_S = 120.0
@@ -67,51 +65,16 @@ class Row:
 
 def take(names: Sequence[str], folder: Path, workers: int, seed: int) -> Iterator[Row]:
     """A row for every name as it comes; plans lie under ``folder``."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
-    waiting = list(reversed(names))
-    running: dict[Connection, tuple[str, BaseProcess, float]] = {}
-    while waiting or running:
-        while waiting and len(running) < workers:
-            name = waiting.pop()
-            ours, process = _start(context, name, folder, seed)
-            running[ours] = (name, process, time.monotonic())
-        ready = wait(list(running), timeout=1.0)
-        for ours in list(running):
-            name, process, start = running[ours]
-            late = time.monotonic() - start
-            if ours in ready:
-                yield _received(ours, name, late)
-            elif late > LIMIT_S:
-                process.kill()
-                yield Row(name, task_of(name)[0], "no answer", f"more than {LIMIT_S:.0f} s", late)
-            else:
-                continue
-            process.join()
-            ours.close()
-            del running[ours]
+    work = partial(_row, folder=folder, seed=seed)
+    return each(names, work, _lost, workers, LIMIT_S, _PRELOADED)
 
 
-def _start(
-    context: ForkServerContext, name: str, folder: Path, seed: int
-) -> tuple[Connection, BaseProcess]:
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(theirs, name, folder, seed))
-    process.start()
-    theirs.close()
-    return ours, process
+def _lost(name: str, why: str, seconds: float) -> Row:
+    outcome = "no answer" if seconds > LIMIT_S else "crashed"
+    return Row(name, task_of(name)[0], outcome, why, seconds)
 
 
-def _received(ours: Connection, name: str, seconds: float) -> Row:
-    try:
-        row = ours.recv()
-    except EOFError:
-        return Row(name, task_of(name)[0], "crashed", "the process ended", seconds)
-    assert isinstance(row, Row)
-    return row
-
-
-def _work(answer: Connection, name: str, folder: Path, seed: int) -> None:
+def _row(name: str, folder: Path, seed: int) -> Row:
     import logging
     import warnings
 
@@ -128,9 +91,9 @@ def _work(answer: Connection, name: str, folder: Path, seed: int) -> None:
     except Exception as error:  # what the census is for
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(last.filename).name}:{last.lineno}"
-        cause = f"{type(error).__name__} at {place}: {_line(error)}"
+        cause = f"{type(error).__name__} at {place}: {short(error)}"
         row = Row(name, task_of(name)[0], "crashed", cause)
-    answer.send(replace(row, seconds=time.process_time() - start))
+    return replace(row, seconds=time.process_time() - start)
 
 
 def plan_type(name: str, folder: Path, seed: int) -> Row:
@@ -150,7 +113,7 @@ def plan_type(name: str, folder: Path, seed: int) -> Row:
         workload = load_workload(str(model))
         _run_once(workload)
     except Exception as error:  # the library's own, or its missing packages
-        return Row(name, task, "not built", _line(error))
+        return Row(name, task, "not built", short(error))
     cluster = load_cluster(CLUSTER)
     drawn = random.Random(f"{seed} {name}").choice(LAYOUTS)
     folders: list[str] = []
@@ -204,11 +167,6 @@ def _writer(captured: Any, workload: Any, cluster: Any, model: Path) -> Callable
     return writer
 
 
-def _line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]
-
-
 _CAUSES: tuple[tuple[str, str], ...] = (
     (r"the loss does not reach|does not depend on", "parameters that the loss does not reach"),
     (r"needs the value of a tensor", "needs the value of a tensor"),
@@ -236,36 +194,11 @@ def verified(rows: Sequence[Row], count: int, seed: int) -> list[Row]:
     planned = [row for row in rows if row.outcome == "planned"]
     drawn = random.Random(seed).sample(planned, min(count, len(planned)))
     folders = [folder for row in drawn for folder in row.folders]
-    errors: dict[str, float] = {}
-    for start in range(0, len(folders), 20):
-        part = folders[start : start + 20]
-        errors |= _errors(part)
-        print(f"verified {start + len(part)} of {len(folders)} plans", file=sys.stderr, flush=True)
+    errors = worst_errors(folders)
     by_name = {
         row.name: {Path(folder).name: errors[folder] for folder in row.folders} for row in drawn
     }
     return [replace(row, errors=by_name.get(row.name)) for row in rows]
-
-
-def _errors(folders: Sequence[str]) -> dict[str, float]:
-    """Largest relative error of each plan; plans are verified one by one where together fails."""
-    from autopar.nouns.errors import UserError
-    from autopar.runtime.jobs.launch import verify_many
-
-    try:
-        results = verify_many(list(folders))
-    except UserError as error:
-        if len(folders) == 1:
-            print(f"{folders[0]}: {_line(error)}", file=sys.stderr, flush=True)
-            return {folders[0]: 1.0}
-        return {name: value for folder in folders for name, value in _errors([folder]).items()}
-
-    def worst(result: Any) -> float:
-        if not result.collectives_match:
-            return 1.0
-        return float(max(result.exact.loss, result.exact.gradient, result.exact.weight))
-
-    return {folder: worst(result) for folder, result in zip(folders, results, strict=True)}
 
 
 def names(only: str | None) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ FINDINGS: Mapping[str, Sequence[str]] = {
     "constants, masks": ("tests/emit/test_constants.py", "tests/jax/test_masks.py"),
     "blocks called again, alarms": (
         "tests/runtime/test_shared_layers.py",
+        "tests/runtime/test_idle_parameters.py",
         "tests/planner/test_physics.py",
         "tests/planner/test_pipeline_search.py",
     ),

@@ -63,6 +63,10 @@ ERRORS: Mapping[str, OldError] = {
         _CALLED, "autopar/planner/pricing/pipeline.py",
         "ties.append((last[instance], unit))", "pass",
         ("tests/planner/test_pipeline_search.py", "tests/runtime/test_shared_layers.py")),
+    "what no op reads is in no stage": OldError(
+        _CALLED, "autopar/lowering/stages.py",
+        "frozenset() if i else idle", "frozenset()",
+        ("tests/runtime/test_idle_parameters.py",)),
     "an alarm ends the search": OldError(
         _CALLED, "autopar/planner/alarms.py",
         "        if alarm:\n", "        if alarm:\n            raise Impossible(alarm)\n",

@@ -42,12 +42,16 @@ DECISIONS = "spreads stages microbatches schedule actions style precision".split
 
 
 def lines(family: str) -> Iterator[str]:
-    """A line a layout; of what cannot be planned the kind of error."""
+    """A line a layout; of what cannot be planned the kind of error, for a script in one line."""
     cluster = load_cluster(CLUSTER)
     with tempfile.TemporaryDirectory() as folder:
         file = str(model_file(family, Path(folder)))
-        workload = load_workload(file)
-        captured = capture(workload)
+        try:
+            workload = load_workload(file)
+            captured = capture(workload)
+        except UserError as error:
+            yield f"{family} | every layout | {type(error).__name__}"
+            return
     for layout, fix in LAYOUTS.items():
         try:
             made = plan_captured(captured, workload, cluster, file, fix).plan

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.cli.progress import progress
-from autopar.files import plan_folder, whole_folder
+from autopar.files import plan_folder, whole_file, whole_folder
 from autopar.files.sources import relative_sources
 from autopar.nouns import batch
 from autopar.nouns.errors import UserError
@@ -253,7 +253,7 @@ def explanation(
 
         pipeline = again.pipeline()
         if trace is not None:
-            trace.write_text(trace_of(pipeline))
+            whole_file.write(trace, trace_of(pipeline))
             progress(f"timeline written to {trace}; open it at ui.perfetto.dev")
         if len(again.plan.stages) > 1 and not what:
             shown_parts = [*explain_pipeline(pipeline), *shown_parts]

@@ -167,7 +167,7 @@ def _batch(question: Question, sizes: _Sizes, choices: Mapping[str, int | str]) 
 
 def _sequences(tokens: int, seq: int) -> int:
     """Raises `UserError` where they are no whole number."""
-    count, left = divmod(tokens, seq)
+    count, left = divmod(max(0, tokens), seq)
     if left or not count:
         near = [f"{n * seq} ({n} sequences)" for n in (count, count + 1) if n]
         raise UserError(

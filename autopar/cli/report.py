@@ -6,7 +6,7 @@ import json
 from dataclasses import fields
 from pathlib import Path
 
-from autopar.files import plan_folder
+from autopar.files import plan_folder, whole_file
 from autopar.nouns.errors import UserError
 from autopar.report.page.page import render
 from autopar.report.page.shown import shown
@@ -24,7 +24,7 @@ def write_report(folder: Path, output: Path, run: Path | None) -> int:
         )
     measured = None if run is None else read_run(run)
     page = render(shown(open_folder(folder), plan_folder.read_collectives(folder), measured))
-    output.write_text(page, encoding="utf-8")
+    whole_file.write(output, page)
     return len(page.encode())
 
 

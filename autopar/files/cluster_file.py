@@ -259,6 +259,11 @@ def _levels(
     inner = inside
     for i, text in enumerate(texts):
         where = f"{place}[{i}] ({text.name})"
+        if any(before.name == text.name for before in levels):
+            raise ClusterFileError(
+                f"{where}: a level before it is called so too, and figures are told by name; "
+                f"name it after what it joins, such as {text.name}_{text.span}"
+            )
         whole = inner == inside > 1  # a group, which other groups need not be as large as
         if (text.span % inner and not whole) or (text.span <= inner and inner > 1):
             raise ClusterFileError(

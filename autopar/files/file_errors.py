@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import reprlib
+import textwrap
 from collections.abc import Mapping
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -32,6 +34,13 @@ _KINDS = {
     "model_attributes_type": "keys with values (key: value)",
 }
 
+_MOST = 12
+"""Findings that are told of one file."""
+_SHORT = reprlib.Repr()
+"""How values are shown: aliases of YAML make lists of lists that have no end."""
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict = 3, 4, 4
+_SHORT.maxstring = _SHORT.maxother = 80
+
 
 def sentences(
     error: ValidationError, model: type, examples: Mapping[str, str], within: int = 0
@@ -43,10 +52,13 @@ def sentences(
     examples: for keys whose value is a figure with a unit, how to write one.
     within:   how deep what was validated holds the model.
     """
-    return [
+    findings = error.errors(include_url=False)
+    made = [
         _sentence({**finding, "loc": finding["loc"][within:]}, model, examples)
-        for finding in error.errors(include_url=False)
+        for finding in findings[:_MOST]
     ]
+    more = len(findings) - len(made)
+    return [*made, f"and {more} more"] if more else made
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -89,17 +101,25 @@ def _sentence(finding: Any, model: type, examples: Mapping[str, str]) -> str:
         return f"{path}: missing{_written_like(place, examples)}"
     if kind == "string_type" and isinstance(given, (int, float)):
         like = _written_like(place, examples)
-        return f"{path}: {given!r} has no unit{like}" if like else f"{path}: {given!r} is no text"
+        return (
+            f"{path}: {_shown(given)} has no unit{like}"
+            if like
+            else f"{path}: {_shown(given)} is no text"
+        )
     if kind == "literal_error":
         meant = _meant(str(given), limits["expected"].replace("'", "").replace(" or ", ", "))
-        return f"{path}: {given!r} is none of {limits['expected']}{meant.partition(';')[0]}"
+        return f"{path}: {_shown(given)} is none of {limits['expected']}{meant.partition(';')[0]}"
     if kind == "too_short":
         return f"{path}: empty; give at least {limits['min_length']}"
     if kind in _LIMITS:
         name, words = _LIMITS[kind]
-        return f"{path}: {given!r} must be {words} {limits[name]:g}"
+        return f"{path}: {_shown(given)} must be {words} {limits[name]:g}"
     wanted = _KINDS.get(kind, f"text{_written_like(place, examples)}")
-    return f"{path}: {given!r} is not {wanted}"
+    return f"{path}: {_shown(given)} is not {wanted}"
+
+
+def _shown(value: object) -> str:
+    return textwrap.shorten(_SHORT.repr(value), 100, placeholder="...")
 
 
 def _path(place: tuple[int | str, ...]) -> str:

@@ -30,7 +30,7 @@ def replace(folder: str | Path, files: Mapping[str, str]) -> None:
             file = new / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
-        new.chmod(0o777 & ~_umask())
+        new.chmod(0o777 & ~umask())
         if target.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
             os.rename(target, old / "old")
@@ -49,7 +49,8 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _umask() -> int:
+def umask() -> int:
+    """What this process takes from the modes of new files."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

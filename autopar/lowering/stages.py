@@ -4,7 +4,8 @@ A stage runs the ops of the top level from its first to the next stage's first. 
 earlier stage travels to it directly, as the shared copy that readers start from, and its gradient
 back as that copy's. Values that follow from the batch and from constants alone (positions, masks,
 angles) are not sent: every stage that reads them makes them again. A parameter that several stages
-read is a tie: each holds it, and their gradients add up.
+read is a tie: each holds it, and their gradients add up. What no op reads, such as a picture tower
+of a model that is trained on words, is state of the model all the same: the first stage holds it.
 """
 
 from __future__ import annotations
@@ -54,10 +55,12 @@ def stage_parts(lowered: Lowered, stages: Sequence[Stage]) -> tuple[StagePart, .
     own = [(*_again(run, by_result, maker, again, i), *run) for i, run in enumerate(needed)]
     takes = [_in_order(lowered, {n for n in _read(ops) if n in maker} - _made(ops)) for ops in own]
     parts = []
+    idle = _unread(lowered)
     for i, ops in enumerate(own):
         wanted = {name for later in takes[i + 1 :] for name in later} | final
         gives = _in_order(lowered, {n for op in runs[i] for n in op.op.outputs} & wanted)
-        parts.append(StagePart(_part(lowered, ops, takes[i], gives), takes[i], gives))
+        held = _part(lowered, ops, takes[i], gives, frozenset() if i else idle)
+        parts.append(StagePart(held, takes[i], gives))
     return tuple(parts)
 
 
@@ -80,6 +83,13 @@ def op_runs(ops: Sequence[LoweredOp], stages: Sequence[Stage]) -> list[tuple[Low
 
 def _read(ops: Sequence[LoweredOp]) -> set[str]:
     return {operand.name for op in ops for operand in op.operands}
+
+
+def _unread(lowered: Lowered) -> frozenset[str]:
+    """Parameters and buffers of the top level that no op of it reads."""
+    read = _read(lowered.ops)
+    kept = (n for n, v in lowered.tensors.items() if v.tensor.role in ("parameter", "buffer"))
+    return frozenset(name for name in kept if name not in read)
 
 
 def _made(ops: Sequence[LoweredOp]) -> set[str]:
@@ -132,9 +142,13 @@ def _again(
 
 
 def _part(
-    lowered: Lowered, ops: Sequence[LoweredOp], takes: Sequence[str], gives: Sequence[str]
+    lowered: Lowered,
+    ops: Sequence[LoweredOp],
+    takes: Sequence[str],
+    gives: Sequence[str],
+    idle: frozenset[str],
 ) -> Lowered:
-    """``lowered`` with these ops alone."""
+    """``lowered`` with these ops alone; ``idle``: what it holds and no op reads."""
     graph = lowered.graph
     read, made = _read(ops), _made(ops)
     inputs = tuple(n for n in graph.inputs if n in read) + tuple(takes)
@@ -143,7 +157,7 @@ def _part(
         if name in takes:
             tensor = replace(value.tensor, role="input")
             tensors[name] = LoweredTensor(tensor, value.shared, value.shared, ())
-        elif name in made or name in read:
+        elif name in made or name in read or name in idle:
             tensors[name] = value
     outputs = []
     for name in gives:

@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 Kind = Literal["data", "key", "drawn"]
+NO_SAMPLES = (
+    "the batch has no samples: dim 0 of what it holds is 0. Give a batch as it is trained on; its "
+    "sizes decide the plan, and its values nothing"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import sys
 import textwrap
@@ -122,6 +124,8 @@ def wrong(name: str, model: str, *parts: str, code: int = 2) -> object:
             ),
             "the batch is empty, not a dict of tensors",
         ),
+        wrong("no samples", MODEL.replace("zeros(8", "zeros(0"), "the batch has no samples: dim 0"),
+        wrong("no text", "x = 1\n\0", "model.py: source code string cannot contain null bytes"),
     ],
 )
 def test_models_that_cannot_be_planned(
@@ -145,12 +149,50 @@ def test_models_that_cannot_be_planned(
         pytest.param("cpu-core", "H1000", "H1000", id="unknown device"),
         pytest.param("cpu-core", "{kind: cpu}", "under `devices:`", id="figures for a name"),
         pytest.param("groups:", "groups: [", "YAML", id="no YAML"),
+        pytest.param(
+            "levels:\n",
+            "levels:\n  - {name: loopback, span: 2, bandwidth: 1 GB/s, latency: 1 us}\n",
+            "a level before it is called so too",
+            id="two levels of one name",
+        ),
     ],
 )
 def test_cluster_files_that_cannot_be_used(run: Run, old: str, new: str, expected: str) -> None:
     code, message = run(*PLAN, cluster=changed(old, new, CLUSTER))
     assert code == 2
     assert expected in message
+
+
+def test_what_is_wrong_with_a_file_is_told_in_a_few_words(run: Run) -> None:
+    """Each alias holds the one before nine times."""
+    bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
+    for i in range(1, 8):
+        bomb += f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n"
+    for key in ("name", "groups", "levels"):
+        code, message = run(*PLAN, cluster=f"{bomb}{key}: *a7\n")
+        assert code == 2
+        assert key in message
+        assert len(message) < 4000
+
+
+def test_a_report_is_written_whole_or_not_at_all(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(*PLAN)[0] == 0
+    (tmp_path / "report.html").write_text("before")
+
+    def full(*given: object, **more: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", full)
+        code, message = run("report", "plan", "-o", "report.html")
+    assert code == 2
+    assert "report.html: No space left on device; give another place" in message
+    assert (tmp_path / "report.html").read_text() == "before"
+    assert not [file for file in tmp_path.iterdir() if file.name.startswith(".report")]
+    assert run("report", "plan", "-o", "report.html")[0] == 0
+    assert "<html" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,11 @@ def test_a_longer_sequence_takes_longer_and_a_model_file_may_be_varied_too(run: 
         (("--devices", "8,many"), 2, "give numbers of devices, as in --devices 16,32,64"),
         (("--devices", ","), 2, "give numbers of devices"),
         (("--devices", "12"), 0, ""),
+        (
+            ("--batch-tokens", "-1"),
+            2,
+            "-1 are no whole number of sequences of 4096 tokens; give 4096",
+        ),
         (("--batch-tokens", "5000"), 2, "give 4096 (1 sequences) or 8192 (2 sequences)"),
         (("--batch-tokens", "4096", "--global-batch", "1"), 2, "both say the batch; give one"),
         (("--seq", "0"), 2, "--seq 0: give a number of tokens from 1"),

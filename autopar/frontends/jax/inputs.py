@@ -11,7 +11,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from autopar.frontends.captured import ModelTensor
 from autopar.frontends.jax.errors import BatchError, NotFloating
-from autopar.nouns.batch import BatchEntry
+from autopar.nouns.batch import NO_SAMPLES, BatchEntry
 from autopar.nouns.graph import Graph
 
 
@@ -118,7 +118,10 @@ def samples_of(entries: tuple[BatchEntry, ...]) -> int:
             f"dim 0 of the batch's arrays differs: {shown}. It counts the samples; name arrays "
             "without a batch dim in Workload(whole_inputs=...)"
         )
-    return cut[0].shape[0]
+    samples = cut[0].shape[0]
+    if samples == 0:
+        raise BatchError(NO_SAMPLES)
+    return samples
 
 
 def tokens_of(entries: tuple[BatchEntry, ...]) -> int | None:

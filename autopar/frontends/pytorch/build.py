@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from autopar.frontends import places
 from autopar.frontends.pytorch.errors import BatchError, BuildError
+from autopar.nouns.batch import NO_SAMPLES
 from autopar.nouns.workload import Workload
 from autopar.runtime.pytorch.torch_private import FakeTensor, FakeTensorMode
 
@@ -150,7 +151,10 @@ def check_batch(batch: Mapping[str, torch.Tensor], whole: tuple[str, ...]) -> in
             f"dim 0 of the batch's tensors differs: {shown}. It counts the samples; name tensors "
             f"without a batch dim in Workload(whole_inputs=...)"
         )
-    return next(iter(cut.values()))
+    samples = next(iter(cut.values()))
+    if samples == 0:
+        raise BatchError(NO_SAMPLES)
+    return samples
 
 
 def without_values(value: Any) -> bool:
