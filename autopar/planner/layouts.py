@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -157,32 +157,13 @@ def cheapest_change(
     precision: str,
     declared: Software | None,
 ) -> str:
-    """The change of one or two choices that fits and costs least time, in `--fix` words."""
-    changes: list[dict[str, Any]] = []
-    if layout.recompute != "full":
-        changes += [{"recompute": "selective"}, {"recompute": "full"}]
-    if layout.microbatch > 1:
-        changes.append({"microbatch": 1})
-    if layout.schedule == "gpipe":
-        changes.append({"schedule": "1f1b"})
-    changes += [{"zero": zero} for zero in range(layout.zero + 1, 4)]
-    for tp in (2, 4, 8):
-        if layout.dp_shard % tp == 0 and layout.tp * tp <= 8:
-            changes.append({"tp": layout.tp * tp, "dp_shard": layout.dp_shard // tp})
-    for pp in (2, 4, 8):
-        if layout.dp_shard % pp == 0:
-            changes.append({"pp": layout.pp * pp, "dp_shard": layout.dp_shard // pp})
-    for cp in (2, 4, 8):
-        if layout.dp_shard % cp == 0:
-            changes.append({"cp": layout.cp * cp, "dp_shard": layout.dp_shard // cp})
-    if arch.is_moe:
-        changes += [{"ep": layout.ep * times} for times in (2, 4, 8)]
-    pairs = [
-        {**a, **b} for i, a in enumerate(changes) for b in changes[i + 1 :] if not set(a) & set(b)
-    ]
-    best: tuple[float, dict[str, Any]] | None = None
-    for group in (changes, pairs):
-        for change in group:
+    """The change of one choice that fits and costs least time, in `--fix` words, of two choices
+    where none of one does. What leaves the degrees as they are, such as recomputation, is said
+    first, and other degrees beside it where they are faster."""
+
+    def fastest(changes: Sequence[Mapping[str, Any]]) -> tuple[float, Mapping[str, Any]] | None:
+        best = None
+        for change in changes:
             other = replace(layout, **change)
             if illegal(arch, other, cluster.device_count):
                 continue
@@ -192,11 +173,46 @@ def cheapest_change(
             seconds = float(time_of(arch, cluster, other, other_software, precision).total_s)
             if best is None or seconds < best[0]:
                 best = seconds, change
-        if best is not None:
-            change_text = ",".join(f"{name}={value}" for name, value in best[1].items())
-            words = typed(replace(layout, **best[1])) + rarely_named(layout)
-            return f"{change_text} fits, at {best[0]:.3g} s a step: --fix {words}"
+        return best
+
+    def words(seconds: float, change: Mapping[str, Any]) -> str:
+        named = ",".join(f"{name}={value}" for name, value in change.items())
+        fix = typed(replace(layout, **change)) + rarely_named(layout)
+        return f"{named} fits, at {seconds:.3g} s a step: --fix {fix}"
+
+    same, other = _same_degrees(layout), _other_degrees(arch, layout)
+    near, far = fastest(same), fastest(other)
+    if near is not None:
+        return words(*near) + (f"; {words(*far)}" if far is not None and far[0] < near[0] else "")
+    every = [*same, *other]
+    pairs = [{**a, **b} for i, a in enumerate(every) for b in every[i + 1 :] if not set(a) & set(b)]
+    found = far or fastest(pairs)
+    if found is not None:
+        return words(*found)
     return _fastest_that_fits(arch, cluster, layout.global_batch, precision, style, declared)
+
+
+def _same_degrees(layout: Layout) -> list[dict[str, Any]]:
+    """Changes of one choice that leave every device where it is."""
+    changes: list[dict[str, Any]] = []
+    if layout.recompute != "full":
+        changes += [{"recompute": "selective"}, {"recompute": "full"}]
+    if layout.microbatch > 1:
+        changes.append({"microbatch": 1})
+    if layout.schedule == "gpipe":
+        changes.append({"schedule": "1f1b"})
+    return changes + [{"zero": zero} for zero in range(layout.zero + 1, 4)]
+
+
+def _other_degrees(arch: Arch, layout: Layout) -> list[dict[str, Any]]:
+    """Changes that take devices from ``dp_shard`` for another axis."""
+    changes: list[dict[str, Any]] = []
+    for name in ("tp", "pp", "cp"):
+        for times in (2, 4, 8):
+            degree = getattr(layout, name) * times
+            if layout.dp_shard % times == 0 and (name != "tp" or degree <= 8):
+                changes.append({name: degree, "dp_shard": layout.dp_shard // times})
+    return changes + [{"ep": layout.ep * times} for times in (2, 4, 8) if arch.is_moe]
 
 
 def _fastest_that_fits(
