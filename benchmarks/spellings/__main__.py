@@ -1,0 +1,132 @@
+"""Models as people write them: every spelling planned under several layouts, and verified.
+
+    python -m benchmarks.spellings [--framework torch|jax] [--only NAME]... [--sample 10 --seed 0]
+                                   [--workers 2] [--keep DIR] [--json]
+
+In PyTorch a free plan, tp 2 x dp_shard 2, pp 2 x dp_replicate 2, pp 4 and ZeRO 3; in JAX a free
+plan, tp 2 x dp_shard 2 and ZeRO 3, all for four devices. A plan that is made is compared with the
+model on one device in float64. A spelling is refused where one of its layouts is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Target, show
+from benchmarks.in_processes import each
+from benchmarks.spellings.every import every
+from benchmarks.spellings.planned import LAYOUTS, Outcome, outcomes
+from benchmarks.worst_errors import worst_errors
+
+LIMIT = 1e-9
+LIMIT_S = 180.0
+MINUTES = 120.0
+REFUSED_SHARE = 0.03
+"""Of the PyTorch spellings."""
+_PRELOADED = ["torch", "autopar.planner.planning", "benchmarks.spellings.every"]
+
+
+def rows(names: Sequence[str], home: Path, workers: int) -> list[Outcome]:
+    """An outcome for every name and layout, verified where it was planned."""
+    made: list[Outcome] = []
+    for some in each(names, partial(outcomes, home=home), _lost, workers, LIMIT_S, _PRELOADED):
+        made += some
+        counts = Counter(row.outcome for row in some)
+        said = ", ".join(f"{n} {outcome}" for outcome, n in counts.items())
+        print(f"{some[0].name}: {said}", file=sys.stderr, flush=True)
+    errors = worst_errors([row.folder for row in made if row.folder])
+    return [_verified(row, errors[row.folder]) if row.folder else row for row in made]
+
+
+def _lost(name: str, why: str, seconds: float) -> list[Outcome]:
+    return [Outcome(name, layout, "crashed", why) for layout in LAYOUTS[name.partition("/")[0]]]
+
+
+def _verified(row: Outcome, error: float) -> Outcome:
+    return replace(row, outcome="right" if error <= LIMIT else "WRONG", error=error)
+
+
+def by_thing(made: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """A line for each thing: how many of its spellings under all layouts came out how."""
+    lines: dict[tuple[str, str], list[Outcome]] = {}
+    for row in made:
+        framework, thing, _ = row.name.split("/")
+        lines.setdefault((framework, thing), []).append(row)
+    table = []
+    for (framework, thing), mine in lines.items():
+        counts = Counter(row.outcome for row in mine)
+        bad = next((row for row in mine if row.outcome not in ("right", "not there")), None)
+        table.append(
+            {
+                "framework": framework,
+                "thing": thing,
+                "plans": len(mine),
+                "right": counts["right"],
+                "refused": counts["refused"],
+                "other": len(mine) - counts["right"] - counts["refused"],
+                "the first that is not right": _said(bad)[:110] if bad else "",
+            }
+        )
+    return table
+
+
+def _said(row: Outcome) -> str:
+    return f"{row.name.split('/')[2]}, {row.layout}: {row.outcome} {row.why}"
+
+
+def targets(made: Sequence[Outcome], minutes: float) -> list[Target]:
+    def count(*kinds: str) -> int:
+        return sum(row.outcome in kinds for row in made)
+
+    pytorch = {row.name for row in made if row.name.startswith("torch/")}
+    refused = {row.name for row in made if row.outcome == "refused"} & pytorch
+    share = 100 * len(refused) / len(pytorch) if pytorch else 0.0
+    return [
+        Target("plans that are WRONG", count("WRONG"), 0),
+        Target("plans that crashed or are told a defect of autopar", count("crashed", "defect"), 0),
+        Target("% of PyTorch spellings that are refused", share, 100 * REFUSED_SHARE),
+        Target("minutes", minutes, MINUTES),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--framework", choices=tuple(LAYOUTS))
+    parser.add_argument("--only", action="append", default=[], help="names, or what they begin by")
+    parser.add_argument("--sample", type=int, help="so many of them alone")
+    parser.add_argument("--seed", type=int, default=0, help="with --sample: what it draws by")
+    parser.add_argument("--workers", type=int, default=2, help="processes that plan")
+    parser.add_argument("--keep", type=Path, help="where plans and programs stay")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    start = time.perf_counter()
+    names = [
+        name
+        for name, spelling in every().items()
+        if given.framework in (None, spelling.framework)
+        and (not given.only or name.startswith(tuple(given.only)))
+    ]
+    if given.sample is not None:
+        names = random.Random(given.seed).sample(names, given.sample)
+    if not names:
+        parser.error(f"--only {given.only}: no spelling is called so")
+    with tempfile.TemporaryDirectory() as scratch:
+        made = rows(names, given.keep or Path(scratch), given.workers)
+    met = targets(made, (time.perf_counter() - start) / 60)
+    shown = [{**asdict(row), "folder": ""} for row in made]
+    show(shown if given.json else by_thing(made), met, given.json)
+    sys.exit(0 if all(target.met for target in met) else 1)
+
+
+if __name__ == "__main__":
+    main()

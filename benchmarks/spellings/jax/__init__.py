@@ -1,0 +1,1 @@
+"""Spellings in JAX, a file a theme."""

@@ -1,0 +1,1 @@
+"""Spellings in PyTorch, a file a theme."""
