@@ -1,4 +1,4 @@
-"""The commands that start processes: ``run``, ``verify`` and ``profile``."""
+"""The commands that start processes: ``run``, ``verify``, ``rehearse`` and ``profile``."""
 
 from __future__ import annotations
 
@@ -88,6 +88,17 @@ def verify(folder: PlanFolder, device: Device = "cpu", json: Json = False) -> No
         result = launch.verify(folder, device)
     show(verify_summary(result), result.to_json(), json)
     if not result.passed:
+        raise typer.Exit(1)
+
+
+def rehearse(folder: PlanFolder, json: Json = False) -> None:
+    """Go through a plan's step as on GPUs, without one: what would mix, wait or be refused."""
+    from autopar.report.rehearsals import rehearsal_summary
+    from autopar.runtime.rehearsal.rehearse import rehearse as rehearsed
+
+    made = rehearsed(folder)
+    show([rehearsal_summary(made)], made.to_json(), json)
+    if made.wrong:
         raise typer.Exit(1)
 
 

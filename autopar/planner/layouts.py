@@ -186,9 +186,9 @@ def cheapest_change(
         return words(*near) + (f"; {words(*far)}" if far is not None and far[0] < near[0] else "")
     every = [*same, *other]
     pairs = [{**a, **b} for i, a in enumerate(every) for b in every[i + 1 :] if not set(a) & set(b)]
-    found = far or fastest(pairs)
-    if found is not None:
-        return words(*found)
+    best = far or fastest(pairs)
+    if best is not None:
+        return words(*best)
     return _fastest_that_fits(arch, cluster, layout.global_batch, precision, style, declared)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from autopar.runtime.pytorch import ranks
+from autopar.runtime.pytorch.accelerators import is_accelerator, module_of
 
 _SEEDS = 1 << 62
 
@@ -38,10 +39,11 @@ def own_draws(axes: str | Sequence[str]) -> Iterator[None]:
 
 def stream(device: torch.device) -> torch.Generator:
     """What functions without a generator draw from on this device."""
-    if device.type != "cuda":
+    if not is_accelerator(device):
         return torch.default_generator
-    number = torch.cuda.current_device() if device.index is None else device.index
-    generator: torch.Generator = torch.cuda.default_generators[number]
+    of = module_of(device)
+    number = of.current_device() if device.index is None else device.index
+    generator: torch.Generator = of.default_generators[number]
     return generator
 
 

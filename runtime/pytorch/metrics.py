@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from autopar.nouns.plan import Prediction
+from autopar.runtime.pytorch.accelerators import is_accelerator, module_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def measured(
         learning_rate=float(optimizer.param_groups[0]["lr"]),
         tokens_per_s=None if faster is None or tokens is None else tokens * faster,
         mfu=None if faster is None or predicted is None else predicted.mfu * faster,
-        memory_bytes=torch.cuda.max_memory_allocated(device)
-        if device.type == "cuda"
+        memory_bytes=module_of(device).max_memory_allocated(device)
+        if is_accelerator(device)
         else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     )

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from autopar.runtime.pytorch.accelerators import is_accelerator
 from autopar.runtime.pytorch.collectives import apply
 
 HALF = (torch.float16, torch.bfloat16)
@@ -23,7 +24,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0) 
     if weight is not None and offset:
         weight = weight + offset
     normed: Tensor
-    if x.is_cuda:
+    if is_accelerator(x.device):
         normed = F.rms_norm(x, x.shape[-1:], weight, eps)
     else:
         normed = apply(_RMSNorm, x, weight, eps)

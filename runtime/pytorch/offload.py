@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from autopar.nouns.offload import CHUNK_BYTES, CHUNKS
+from autopar.runtime.pytorch.accelerators import is_accelerator, module_of
 from autopar.runtime.pytorch.groups import GroupsError, check_by_element
 from autopar.runtime.pytorch.torch_private import step_hooks_once
 
@@ -56,7 +57,7 @@ class Piece:
 def host_like(leaf: torch.Tensor) -> torch.Tensor:
     """Memory of the host for as many numbers, pinned where the device copies from it by itself."""
     return torch.empty_like(
-        leaf, device="cpu", requires_grad=False, pin_memory=leaf.device.type == "cuda"
+        leaf, device="cpu", requires_grad=False, pin_memory=is_accelerator(leaf.device)
     )
 
 
@@ -152,7 +153,7 @@ class _Chunk:
     lanes: _Lanes
     begun: _Begun
     _moved: list[torch.Tensor] = field(default_factory=list)
-    _done: torch.cuda.Event | None = None
+    _done: torch.Event | None = None
 
     def step(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
         lanes = self.lanes
@@ -245,38 +246,39 @@ class _Lanes:
     def updated(self) -> None:
         """What leaves waits for the device."""
 
-    def left(self) -> torch.cuda.Event | None:
+    def left(self) -> torch.Event | None:
         """When all that leaves so far has left."""
         return None
 
 
-class _CudaLanes(_Lanes):
+class _StreamLanes(_Lanes):
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._in = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._out = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._device, self._of = device, module_of(device)
+        self._in, self._out = self._of.Stream(device), self._of.Stream(device)
 
     def begin(self) -> None:
-        self._in.wait_stream(torch.cuda.current_stream(self._device))
+        self._in.wait_stream(self._of.current_stream(self._device))
 
     def arriving(self) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(self._in)
+        lane: AbstractContextManager[Any] = self._of.stream(self._in)
+        return lane
 
     def leaving(self) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(self._out)
+        lane: AbstractContextManager[Any] = self._of.stream(self._out)
+        return lane
 
     def arrived(self) -> None:
-        torch.cuda.current_stream(self._device).wait_stream(self._in)
+        self._of.current_stream(self._device).wait_stream(self._in)
 
     def updated(self) -> None:
-        self._out.wait_stream(torch.cuda.current_stream(self._device))
+        self._out.wait_stream(self._of.current_stream(self._device))
 
-    def left(self) -> torch.cuda.Event | None:
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    def left(self) -> torch.Event | None:
+        done: torch.Event = self._of.Event()
         done.record(self._out)
         return done
 
 
 @cache
 def _lanes(device: torch.device) -> _Lanes:
-    return _CudaLanes(device) if device.type == "cuda" else _Lanes()
+    return _StreamLanes(device) if is_accelerator(device) else _Lanes()

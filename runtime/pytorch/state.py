@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from autopar.nouns.errors import UserError
 from autopar.runtime.checkpoint_folder import CheckpointError
+from autopar.runtime.pytorch.accelerators import is_accelerator, module_of
 from autopar.runtime.pytorch.checkpoint import Piece, Pieces, read, write
 from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.optimizer import trainable
@@ -113,9 +114,9 @@ class State:
             self._take(piece.tensor, folder)
         if f"rng.{self.ranks.rank}" in names:
             torch.set_rng_state(random[f"rng.{self.ranks.rank}"].tensor)
-            if self.ranks.device.type == "cuda":
+            if is_accelerator(self.ranks.device):
                 state = random[f"rng_cuda.{self.ranks.rank}"].tensor
-                torch.cuda.set_rng_state(state, self.ranks.device)
+                module_of(self.ranks.device).set_rng_state(state, self.ranks.device)
         return int(step)
 
     def pieces(self, step: int) -> dict[str, Piece]:
@@ -150,8 +151,8 @@ class State:
 
     def random_pieces(self) -> dict[str, Piece]:
         pieces = {f"rng.{self.ranks.rank}": Piece.whole(torch.get_rng_state())}
-        if self.ranks.device.type == "cuda":
-            state = torch.cuda.get_rng_state(self.ranks.device)
+        if is_accelerator(self.ranks.device):
+            state = module_of(self.ranks.device).get_rng_state(self.ranks.device)
             pieces[f"rng_cuda.{self.ranks.rank}"] = Piece.whole(state)
         return pieces
 

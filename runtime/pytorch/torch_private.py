@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode  # ops on fake tensors
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.distributed.fsdp import FSDPModule
+from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef  # memory that may go
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # sees every op
 from torch.utils._python_dispatch import _disable_current_modes
@@ -61,3 +62,24 @@ def step_hooks_once(optimizer: torch.optim.Optimizer) -> Iterator[None]:
             table.update(hooks)
     for hook in after:
         hook(optimizer, (), {})
+
+
+def fake_store() -> Any:
+    """What a process group of the backend "fake" keeps its keys in: nowhere."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
+
+
+def fake_work() -> Any:
+    """The class of what a collective of the backend "fake" gives."""
+    from torch._C._distributed_c10d import FakeWork
+
+    return FakeWork
+
+
+def python_device(name: str, module: Any) -> None:
+    """Makes ``name`` a device whose module is ``module``, without a kernel; once a process."""
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    _setup_privateuseone_for_python_backend(name, module)

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from autopar.runtime.pytorch.accelerators import is_accelerator
 from autopar.runtime.pytorch.pipeline.messages import Message, Traffic
 from autopar.runtime.pytorch.pipeline.records import Value
 from autopar.runtime.pytorch.ranks import Ranks
@@ -66,7 +67,7 @@ class Mail:
         self._groups: dict[bool, dist.ProcessGroup | None] = {True: group, False: group}
         if like is not None:
             self._groups = like._groups
-        elif ranks.device.type == "cuda" and group is not None:
+        elif is_accelerator(ranks.device) and group is not None:
             self._groups[False] = _twin(ranks)
             self._meet(traffic)
 
@@ -139,7 +140,7 @@ class Mail:
         for entry in waiting:
             sent, _, work = entry
             arrived = sent.used <= message.made
-            if not arrived and work is not None and self.ranks.device.type == "cuda":
+            if not arrived and work is not None and is_accelerator(self.ranks.device):
                 arrived = work.is_completed()
             if not arrived:
                 left.append(entry)

@@ -1,0 +1,235 @@
+"""Rehearsals: right programs without a finding, and mistakes in them that are found by their line.
+
+    python -m benchmarks.rehearsals [--families llama,examples/02_gpt.py] [--jobs 2] [--json]
+    python -m benchmarks.rehearsals --planted [--json]
+
+The first goes through every layout and schedule of `benchmarks.zoo` and `benchmarks.pipelines`; the
+second changes programs, one line at a time, to mix devices, to make the host wait, to read what a
+stream has not waited for, or to give NCCL what it refuses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autopar.files import plan_folder
+from autopar.pipeline.schedules.table import SCHEDULES
+from autopar.runtime.rehearsal.findings import Finding
+from autopar.runtime.rehearsal.rehearse import order_of_groups, stage_ranks
+from benchmarks.figures import Target, show
+from benchmarks.planned import planned_in
+from benchmarks.train_files import LAYOUTS
+from benchmarks.zoo import EXAMPLES
+from benchmarks.zoo_models import ZOO
+
+EVERY: Mapping[str, Mapping[str, str]] = {
+    **LAYOUTS,
+    **{n: {"pp": "4", "schedule": n, "microbatch": "1"} for n in SCHEDULES if n != "none"},
+    "stages, ZeRO 1": {"pp": "2", "dp_shard": "2", "zero": "1", "schedule": "zb-h1"},
+    "stages, recompute": {"pp": "2", "dp_replicate": "2", "recompute": "full", "schedule": "1f1b"},
+}
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["autopar.runtime.rehearsal.worker"])
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """``new`` in the place of ``old`` in a file of the program of ``plan``, a layout of `PLANS`;
+    ``kind`` of finding that it is."""
+
+    name: str
+    kind: str
+    file: str
+    old: str
+    new: str
+    plan: str = "sharded"
+
+
+PLANS: Mapping[str, Mapping[str, str]] = {
+    "sharded": {"dp_shard": "2", "tp": "2", "zero": "2"},
+    "stages": {"pp": "2", "dp_replicate": "2", "schedule": "1f1b", "microbatch": "2"},
+}
+_SHARE = "    share = state.forward(microbatch, counts)  # model.py\n"
+_OF = "torch.get_device_module(share.device)"
+_LABELS = "        labels = targets.flatten()  # [1024]\n"
+_DIST = "    import torch.distributed as dist\n\n"
+_PLACES = "places = torch.arange(SEQUENCE, device=device())"
+
+
+def _behind_share(*lines: str) -> tuple[str, str, str]:
+    return "train.py", _SHARE, _SHARE + "".join(f"    {line}\n" for line in lines)
+
+
+MISTAKES: tuple[Mistake, ...] = (
+    Mistake("a loss as a number", "waits", *_behind_share("float(share)")),
+    Mistake("a loss as a list", "waits", *_behind_share("share.detach().tolist()")),
+    Mistake("a loss on the host", "waits", *_behind_share("share.detach().cpu()")),
+    Mistake("a loss decides", "waits", *_behind_share("if share > 100:", "    share = share * 2")),
+    Mistake("the device is waited for", "waits", *_behind_share(f"{_OF}.synchronize()")),
+    Mistake("an event is waited for", "waits",
+        *_behind_share(f"{_OF}.current_stream().record_event().synchronize()")),
+    Mistake("a list becomes a tensor in the step", "waits",
+        *_behind_share("share = share * torch.tensor([1.0], device=share.device)[0]")),
+    Mistake("places of labels", "waits", "model.py", _LABELS,
+        _LABELS + "        labels.nonzero()\n"),
+    Mistake("labels by a mask", "waits", "model.py", _LABELS,
+        _LABELS + "        labels[labels >= 0].sum()\n"),
+    Mistake("positions on the host", "mixes", "model.py", _PLACES,
+        "places = torch.arange(SEQUENCE)"),
+    Mistake("a mask on the host", "mixes", "model.py", _LABELS,
+        _LABELS + "        logits = logits * torch.ones(logits.shape[0], 1)\n"),
+    Mistake("a vector of the host", "mixes",
+        *_behind_share("share = (share + torch.ones(2)).sum()")),
+    Mistake("the loss is not waited for", "races", "train.py", "    state.backward(share)",
+        "    loss.value.mul(2)\n    state.backward(share)"),
+    Mistake("another stream begins at once", "races", *_behind_share(
+        f"side = {_OF}.Stream()", f"with {_OF}.stream(side):", "    share = share * 2",
+        f"{_OF}.current_stream().wait_stream(side)")),
+    Mistake("another stream is not waited for", "races", *_behind_share(
+        f"side = {_OF}.Stream()", f"side.wait_stream({_OF}.current_stream())",
+        f"with {_OF}.stream(side):", "    share = share * 2")),
+    Mistake("an event is recorded too early", "races", *_behind_share(
+        f"side, done = {_OF}.Stream(), {_OF}.Event()",
+        f"side.wait_stream({_OF}.current_stream())", "done.record(side)",
+        f"with {_OF}.stream(side):", "    share = share * 2",
+        f"{_OF}.current_stream().wait_event(done)")),
+    Mistake("16-bit integers", "refused", "train.py", _SHARE, _DIST + _SHARE
+        + "    dist.all_reduce(torch.zeros(3, dtype=torch.int16, device=share.device))\n"),
+    Mistake("half of the columns are sent", "refused", "train.py", "    state.zero_grad()\n",
+        _DIST + "    x = torch.zeros(4, 4, device=state.ranks.device)\n"
+        + "    dist.isend(x[:, :2], 1)\n    state.zero_grad()\n", "stages"),
+    Mistake("every second column", "refused", "train.py", _SHARE, _DIST + _SHARE
+        + "    dist.all_reduce(torch.zeros(4, 4, device=share.device)[:, ::2])\n"),
+    Mistake("too small for what is gathered", "refused", "train.py", _SHARE, _DIST + _SHARE
+        + "    z = torch.zeros(2, device=share.device)\n"
+        + "    dist.all_gather_into_tensor(z.new_zeros(6), z)\n"),
+    Mistake("a group of one rank's own", "refused", "train.py",
+        "    state.zero_grad()\n",
+        _DIST + "    if state.ranks.rank == 0:\n        dist.new_group([0, 1])\n"
+        + "    state.zero_grad()\n", "stages"),
+)  # fmt: skip
+
+
+def found(tasks: Sequence[Path], jobs: int) -> list[list[Finding]]:
+    """Findings of plans that are rehearsed, each rank in a process of its own."""
+    ranks = [(i, r) for i, f in enumerate(tasks) for r in stage_ranks(plan_folder.read_plan(f))]
+    rows: dict[int, list[dict[str, Any]]] = {i: [] for i in range(len(tasks))}
+    left, running = list(ranks), []  # type: ignore[var-annotated]
+    while left or running:
+        while left and len(running) < jobs:
+            number, rank = left.pop(0)
+            ours, theirs = _processes.Pipe(duplex=False)
+            process = _processes.Process(target=_send, args=(theirs, tasks[number], rank))
+            process.start()
+            theirs.close()
+            running.append((number, ours, process))
+        number, ours, process = running.pop(0)
+        try:
+            rows[number].append(ours.recv())
+        except EOFError:
+            ended = Finding("fails", f"rank {len(rows[number])}: the process ended", "")
+            rows[number].append({"findings": [ended], "groups": []})
+        process.join()
+    made = []
+    for number, folder in enumerate(tasks):
+        every = [f for row in rows[number] for f in row["findings"]]
+        given = stage_ranks(plan_folder.read_plan(folder))
+        groups = order_of_groups([row["groups"] for row in rows[number]], given)
+        made.append([f for f in (*every, *groups) if not f.reason])
+    return made
+
+
+def _send(to: Any, folder: Path, rank: int) -> None:
+    from autopar.runtime.rehearsal import worker
+
+    sys.stdout = sys.stderr = open(os.devnull, "w")
+    row = worker.rehearse(folder, rank)
+    row["findings"] = [Finding(**finding) for finding in row["findings"]]
+    to.send(row)
+    to.close()
+    os._exit(0)
+
+
+def planted(home: Path, jobs: int, mistakes: Sequence[Mistake] = MISTAKES) -> list[dict[str, Any]]:
+    """A row a right plan, and a row a mistake in one of them."""
+    folders, refused = planned_in("examples/02_gpt.py", home, PLANS)
+    assert not refused, refused
+    tasks = list(folders.values())
+    for number, mistake in enumerate(mistakes):
+        folder = home / f"mistake_{number}"
+        shutil.copytree(folders[mistake.plan], folder)
+        file = folder / "program" / mistake.file
+        text = file.read_text()
+        assert text.count(mistake.old) == 1, f"{mistake.name}: {mistake.old!r}"
+        file.write_text(text.replace(mistake.old, mistake.new))
+        tasks.append(folder)
+    made = found(tasks, jobs)
+    rows = [
+        {"case": f"none: {n}", "kind": "none", "found": not f, "where": f[0].what if f else ""}
+        for n, f in zip(folders, made, strict=False)
+    ]
+    for mistake, findings in zip(mistakes, made[len(folders) :], strict=True):
+        mine = [f for f in findings if f.kind == mistake.kind]
+        line = mine[0].where.rpartition("/")[2] if mine else ""
+        rows.append(
+            {"case": mistake.name, "kind": mistake.kind, "found": bool(mine), "where": line}
+        )
+    return rows
+
+
+def right(families: Sequence[str], home: Path, jobs: int) -> list[dict[str, Any]]:
+    """A row a plan: what was found of a right program."""
+    rows = []
+    for number, family in enumerate(families):
+        folders, _ = planned_in(family, home / str(number), EVERY)
+        made = found(list(folders.values()), jobs)
+        for name, findings in zip(folders, made, strict=True):
+            said = [f"{f.kind} {f.what} at {f.where}" for f in findings[:1]]
+            row = {"family": family, "plan": name, "findings": len(findings)}
+            rows.append({**row, "first": "".join(said)})
+        bad = sum(bool(row["findings"]) for row in rows if row["family"] == family)
+        told = f"{family}: {len(folders)} plans, {bad} with findings"
+        print(told, file=sys.stderr, flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    examples = [name for name in EXAMPLES if "script" not in name and "jax" not in name]
+    parser.add_argument("--families", default=",".join([*ZOO, *examples]))
+    parser.add_argument("--planted", action="store_true", help="mistakes instead")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        if given.planted:
+            rows = planted(Path(scratch), given.jobs)
+            missed = sum(not row["found"] for row in rows)
+            targets = [
+                Target("mistakes that are not found, or right programs with findings", missed, 0),
+                Target("mistakes below 20", max(0, 20 - len(MISTAKES)), 0),
+            ]
+        else:
+            families = given.families.split(",")
+            rows = right(families, Path(scratch), given.jobs)
+            missing = len(set(families) - {row["family"] for row in rows})
+            wrong = sum(bool(row["findings"]) for row in rows)
+            targets = [
+                Target("right programs with findings", wrong, 0),
+                Target("families without a plan", missing, 0),
+            ]
+    show(rows, targets, given.json)
+    sys.exit(0 if all(target.met for target in targets) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""A plan's step rehearsed without its devices: ranks are chosen, started, and compared."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from autopar.files import plan_folder
+from autopar.nouns.errors import UserError
+from autopar.nouns.plan import Plan
+from autopar.runtime.jobs import jax_launch
+from autopar.runtime.jobs.causes import killed_by
+from autopar.runtime.rehearsal.findings import Finding
+
+WORKERS = {"torch": "worker", "jax": "worker_jax"}
+PLATFORMS = ("cuda", "tpu")
+"""That JAX programs are lowered for."""
+
+
+class NotRehearsed(UserError):
+    """A rehearsal that could not be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """findings: of all ranks that were rehearsed, each once, those that are meant among them."""
+
+    framework: str
+    ranks: tuple[int, ...]
+    devices: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def wrong(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if not finding.reason)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "wrong": len(self.wrong)}
+
+
+def rehearse(folder: str | Path) -> Rehearsal:
+    """Two steps of a plan's ``train.py`` and of its trainer, and an evaluation, on one rank of each
+    stage of the pipeline; a JAX program is lowered for `PLATFORMS`.
+
+    Raises `NotRehearsed`, `PlanFolderError`.
+    """
+    plan = plan_folder.read_plan(folder)
+    plan_folder.check_whole(folder, plan)
+    ranks = stage_ranks(plan) if plan.framework == "torch" else [0]
+    with tempfile.TemporaryDirectory(prefix="autopar-") as out:
+        worker = f"autopar.runtime.rehearsal.{WORKERS[plan.framework]}"
+        words = [sys.executable, "-m", worker, str(folder), ",".join(map(str, ranks)), out]
+        sees_all = jax_launch.environment(plan.device_count, "cpu")
+        environment = sees_all if plan.framework == "jax" else None
+        done = subprocess.run(words, env=environment, capture_output=True, text=True)
+        made = [Path(out) / f"{rank}.json" for rank in ranks]
+        missing = [rank for rank, file in zip(ranks, made, strict=True) if not file.exists()]
+        if missing:
+            how = killed_by(done.returncode) if done.returncode < 0 else "without a result"
+            last_line = done.stderr.strip().splitlines()[-1:]
+            raise NotRehearsed(
+                f"the rehearsal of rank {missing[0]} ended {how}: {''.join(last_line)}"
+            )
+        rows = [json.loads(file.read_text()) for file in made]
+    findings = [Finding(**finding) for row in rows for finding in row["findings"]]
+    findings += order_of_groups([row["groups"] for row in rows], ranks)
+    return Rehearsal(plan.framework, tuple(ranks), plan.device_count, tuple(_once(findings)))
+
+
+def stage_ranks(plan: Plan) -> list[int]:
+    """The first rank of every place in the pipeline."""
+    pp = plan.degrees["pp"]
+    return [place * (plan.device_count // pp) for place in range(pp)]
+
+
+def order_of_groups(made: Sequence[Sequence[list[int]]], ranks: Sequence[int]) -> list[Finding]:
+    """Where ranks make process groups in another order: NCCL's then wait for each other."""
+    first = made[0] if made else []
+    for rank, groups in zip(ranks, made, strict=True):
+        none: list[int] = []
+        for number, (theirs, ours) in enumerate(zip_longest(groups, first, fillvalue=none)):
+            if theirs != ours:
+                what = f"process group {number} of rank {rank} is {theirs or 'none'}"
+                what += f", of rank {ranks[0]} {ours or 'none'}"
+                return [Finding("refused", what, "the order in which groups are made")]
+    return []
+
+
+def _once(findings: Sequence[Finding]) -> list[Finding]:
+    """Of the same finding on several ranks the one that came most often."""
+    known: dict[tuple[str, str, str], Finding] = {}
+    for finding in findings:
+        at = (finding.kind, finding.what, finding.where)
+        if at not in known or known[at].times < finding.times:
+            known[at] = finding
+    return list(known.values())

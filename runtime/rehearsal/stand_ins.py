@@ -1,0 +1,100 @@
+"""What a rehearsal has in the place of other processes: groups that move nothing, and objects that
+all ranks have alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from autopar.runtime.pytorch import batches, load, local_batches, storage
+from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.pytorch.torch_private import fake_store, without_modes
+
+
+@contextmanager
+def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
+    """Inside, this process is ``rank`` of ``world`` that there are not; ``groups`` collects the
+    members of every group in the order in which they are made."""
+    dist.init_process_group("fake", rank=rank, world_size=world, store=fake_store())
+    plain, meshes = dist.new_group, Ranks.device_mesh
+
+    def new_group(ranks: Any = None, *given: Any, **more: Any) -> Any:
+        groups.append(list(range(world)) if ranks is None else list(ranks))
+        return plain(ranks, *given, **{**more, "backend": "fake"})
+
+    def device_mesh(ranks: Ranks, axes: Sequence[str]) -> DeviceMesh:
+        with without_modes():  # it reads its ranks
+            return meshes(ranks, axes)
+
+    def gathered(made: list[Any], own: Any, group: Any = None) -> None:
+        made[:] = [own] * len(made)
+
+    def collected(own: Any, made: list[Any] | None = None, *given: Any, **more: Any) -> None:
+        if made is not None:
+            made[:] = [own] * len(made)
+
+    asked = load.check_model_of if rank == 0 else lambda *given, **more: None
+    with ExitStack() as stack:
+        for where, name, instead in (
+            (dist, "new_group", new_group),
+            (dist.distributed_c10d, "new_group", new_group),
+            (dist, "all_gather_object", gathered),
+            (dist, "gather_object", collected),
+            (dist, "broadcast_object_list", lambda *given, **more: None),
+            (Ranks, "device_mesh", device_mesh),
+            (load, "check_model_of", asked),  # the first rank tells the others
+            (storage, "DistributedDataParallel", Replicas),
+            (batches.Comparison, "finish", lambda comparison: False),
+            (batches, "digest", lambda batch, elsewhere: 0),
+            (local_batches, "digest", lambda batch, elsewhere: 0),
+        ):
+            stack.enter_context(patch.object(where, name, instead))
+        yield
+
+
+class Replicas(nn.Module):
+    """What `DistributedDataParallel` does with gradients, one all-reduce each: its own reducer
+    stands in C++, and reads what fake tensors do not have."""
+
+    def __init__(self, module: nn.Module, process_group: Any = None, **settings: Any) -> None:
+        del settings
+        super().__init__()
+        self.module, self._group, self._sums = module, process_group, True
+        self._works: list[tuple[Any, torch.Tensor]] = []
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                hooked: Any = parameter
+                hooked.register_post_accumulate_grad_hook(self._made)
+
+    def forward(self, *given: Any, **more: Any) -> Any:
+        return self.module(*given, **more)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self._sums = False
+        try:
+            yield
+        finally:
+            self._sums = True
+
+    def _made(self, parameter: torch.Tensor) -> None:
+        if not self._sums or parameter.grad is None:
+            return
+        if not self._works:
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._finish)
+        work = dist.all_reduce(parameter.grad, group=self._group, async_op=True)
+        self._works.append((work, parameter.grad))
+
+    def _finish(self) -> None:
+        for work, gradient in self._works:
+            work.wait()
+            gradient.div_(dist.get_world_size(self._group))
+        self._works.clear()

@@ -1,0 +1,341 @@
+"""Every op of a rehearsed step: on which device, on which stream, and what the host waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from autopar.runtime.pytorch.torch_private import (
+    FakeTensor,
+    StorageWeakRef,
+    TorchDispatchMode,
+    fake_work,
+    tree_map_only,
+)
+from autopar.runtime.rehearsal import nccl
+from autopar.runtime.rehearsal.clocks import HOST, Known, Memory
+from autopar.runtime.rehearsal.findings import Finding, frames_here, place_of, reason_of
+from autopar.runtime.rehearsal.second_device import NAME, Device
+
+SIZED_BY_VALUES = frozenset(
+    "aten::nonzero aten::masked_select aten::unique aten::_unique aten::_unique2 aten::bincount "
+    "aten::unique_consecutive aten::unique_dim".split()
+)
+"""Ops whose result has as many elements as values say: the host asks the device."""
+INDEXED = frozenset({"aten::index", "aten::index_put", "aten::index_put_"})
+SENDS = (
+    "allreduce allreduce_coalesced broadcast allgather _allgather_base allgather_coalesced "
+    "allgather_into_tensor_coalesced reduce_scatter _reduce_scatter_base alltoall alltoall_base "
+    "reduce_scatter_tensor_coalesced send recv recv_anysource gather scatter reduce barrier "
+    "all_gather_single all_gather_single_coalesced all_to_all_single reduce_scatter_single "
+    "reduce_scatter_single_coalesced _end_coalescing"
+).split()
+
+
+class Literals(TorchFunctionMode):
+    """Makes tensors of the host's numbers on the host and moves them, which an op without a kernel
+    for the device does not do by itself."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        place = kwargs.get("device")
+        if func not in (torch.tensor, torch.as_tensor) or place is None:
+            return func(*args, **kwargs)
+        del kwargs["device"]
+        made = func(*args, **kwargs)
+        there = torch.empty(made.shape, dtype=made.dtype, device=place)
+        return there.copy_(made)  # as an op that fake tensors see
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside, what ops and collectives do to `Device` becomes findings."""
+
+    def __init__(self, device: Device, program: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device, self.program = device, program
+        self.findings: dict[tuple[str, str, str], Finding] = {}
+        self.groups: list[list[int]] = []
+        self._memory: dict[int, tuple[Any, Memory]] = {}
+        self._sent: list[str] = []
+        self._works: dict[int, tuple[Any, Known]] = {}
+
+    def find(self, kind: str, what: str) -> None:
+        """Notes a finding where the program stands."""
+        frames = frames_here(self.program)
+        place = place_of(frames)
+        reason = reason_of(frames) if kind == "waits" else ""
+        known = self.findings.get((kind, what, place))
+        times = 1 if known is None else known.times + 1
+        self.findings[kind, what, place] = Finding(kind, what, place, reason, times)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name
+        given = list(_tensors((args, kwargs)))
+        here = [t for t in given if t.device.type == NAME]
+        if name == "aten::_local_scalar_dense" and isinstance(args[0], FakeTensor):
+            if here:
+                self._host_waits(".item()", args[0])
+            return _number(args[0])
+        if name in SIZED_BY_VALUES and here:
+            self._host_waits(name.removeprefix("aten::"), here[0])
+            return _all_of(name, here[0])
+        if name in INDEXED and here and any(_is_mask(i) for i in args[1]):
+            self._host_waits("index by a mask", here[0])
+            args = (args[0], _as_places(args[1]), *args[2:])
+        made = self._made(func, args, kwargs, given, here)
+        if name.startswith("prim::") or _is_view(func):
+            return made
+        if name.startswith("c10d::"):
+            self._collective(name.removeprefix("c10d::"), func, args, here)
+        elif name.startswith("_c10d_functional::"):
+            self._functional(name, args, here, made)
+        elif name in ("aten::copy_", "aten::_to_copy"):
+            self._copied(name, args, kwargs, made)
+        else:
+            self._launched(func, here, given, made)
+        return made
+
+    def _made(
+        self, func: Any, args: Any, kwargs: Any, given: list[Tensor], here: list[Tensor]
+    ) -> Any:
+        """The op's result; of mixed operands that of all on the device."""
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            mixed = here and any(t.device.type == "cpu" and t.ndim for t in given)
+            if not mixed or "device" not in str(error).lower():
+                raise
+        lies = sorted({f"{list(t.shape)} on {t.device}" for t in given})
+        self.find("mixes", f"{_short(func)}: {', '.join(lies)}")
+        args, kwargs = tree_map_only(
+            Tensor, lambda t: torch.empty_like(t, device=NAME), (args, kwargs)
+        )
+        return func(*args, **kwargs)
+
+    def _host_waits(self, what: str, tensor: Tensor) -> None:
+        stream = self.device.current_stream().key
+        self._use(tensor, stream, self.device.clocks.starts(stream), False, what)
+        self.find("waits", what)
+        self.device.clocks.wait(HOST, self.device.clocks.now(stream))
+
+    def _launched(self, func: Any, here: list[Tensor], given: list[Tensor], made: Any) -> None:
+        results = [t for t in _tensors(made) if t.device.type == NAME]
+        if not here and not results:
+            for tensor in given:  # the host's own work, on memory that a stream may still use
+                self._use(tensor, HOST, self.device.clocks.starts(HOST), False, _short(func), True)
+            return
+        stream = self.device.current_stream().key
+        count = self.device.clocks.starts(stream)
+        read = {_at(t) for t in here}
+        for tensor in here:
+            self._use(tensor, stream, count, False, _short(func))
+        for tensor in _written(func, given, results):
+            self._use(tensor, stream, count, True, _short(func))
+        for tensor in results:
+            if _at(tensor) not in read:
+                self._use(tensor, stream, count, True, _short(func))
+
+    def _copied(self, name: str, args: Any, kwargs: Any, made: Any) -> None:
+        to, source = (args[0], args[1]) if name == "aten::copy_" else (made, args[0])
+        places = {to.device.type, source.device.type}
+        if NAME not in places:
+            return
+        stream = self.device.current_stream().key
+        count = self.device.clocks.starts(stream)
+        what = f"copy of {list(source.shape)} from {source.device.type} to {to.device.type}"
+        self._use(source, stream, count, False, what)
+        self._use(to, stream, count, True, what)
+        if len(places) > 1 and not self._is_beside(args, kwargs, to, source):
+            self.find("waits", what)
+            self.device.clocks.wait(HOST, self.device.clocks.now(stream))
+
+    def _is_beside(self, args: Any, kwargs: Any, to: Tensor, source: Tensor) -> bool:
+        """Whether a copy goes on while the host does: it is asked to, and the memory is pinned."""
+        asked = bool(kwargs.get("non_blocking") or (len(args) > 2 and args[2] is True))
+        host = to if to.device.type == "cpu" else source
+        number = source.device.type == "cpu" and source.ndim == 0
+        return asked and (_at(host) in pinned or number)
+
+    def _collective(self, op: str, func: Any, args: Any, here: list[Tensor]) -> None:
+        if not here:
+            return
+        group = next((a for a in args if isinstance(a, torch.ScriptObject)), None)
+        ranks = _size_of(group)
+        why = nccl.refusal(op, here, ranks)
+        if why:
+            self.find("refused", f"{op.strip('_')}: {why}")
+        current, lane = self.device.current_stream().key, f"collectives of {_name_of(group)}"
+        self.device.clocks.wait(lane, self.device.clocks.now(current))
+        count = self.device.clocks.starts(lane)
+        for tensor in here:
+            self._use(tensor, lane, count, True, op.strip("_"))
+        self._sent.append(lane)
+
+    def _functional(self, name: str, args: Any, here: list[Tensor], made: Any) -> None:
+        if not here:
+            return
+        current = self.device.current_stream().key
+        if name.endswith("::wait_tensor"):
+            memory = self._of(here[0])
+            if memory.written is not None:
+                self.device.clocks.wait(current, dict([memory.written]))
+            return
+        op = name.partition("::")[2]
+        why = nccl.refusal({"all_reduce": "allreduce_"}.get(op, op), here, 0)
+        if why:
+            self.find("refused", f"{op}: {why}")
+        lane = "functional collectives"
+        self.device.clocks.wait(lane, self.device.clocks.now(current))
+        count = self.device.clocks.starts(lane)
+        for tensor in here:
+            self._use(tensor, lane, count, False, op)
+        for tensor in _tensors(made):
+            self._use(tensor, lane, count, True, op)
+
+    def _of(self, tensor: Tensor) -> Memory:
+        at = _at(tensor)
+        known = self._memory.get(at)
+        if known is None or known[0].expired():
+            known = _weak(tensor.untyped_storage()), Memory()
+            self._memory[at] = known
+        return known[1]
+
+    def _use(
+        self, tensor: Tensor, stream: str, count: int, write: bool, what: str, known: bool = False
+    ) -> None:
+        """``known``: only where a stream has used the memory before."""
+        if known and _at(tensor) not in self._memory:
+            return
+        memory = self._of(tensor)
+        use = memory.writes if write else memory.reads
+        early = use(self.device.clocks, stream, count)
+        if early is not None:
+            verb = "writes" if write else "reads"
+            shown = f"{what} {verb} {list(tensor.shape)} on {stream}"
+            self.find("races", f"{shown}, which does not wait for {early}")
+            self.device.clocks.wait(stream, self.device.clocks.now(early))  # told once
+
+    @contextmanager
+    def works(self) -> Iterator[None]:
+        """Inside, waiting for a collective makes the stream wait that is current then."""
+        before = {name: getattr(dist.ProcessGroup, name) for name in SENDS}
+        of_works = fake_work()
+        wait = of_works.wait
+
+        def starting(plain: Any) -> Any:
+            def start(group: Any, *args: Any, **kwargs: Any) -> Any:
+                self._sent = []
+                work = plain(group, *args, **kwargs)
+                if work is not None and self._sent:
+                    known: Known = {}
+                    for lane in self._sent:
+                        known |= self.device.clocks.now(lane)
+                    self._works[id(work)] = work, known
+                return work
+
+            return start
+
+        def waiting(work: Any, *given: Any) -> Any:
+            _, known = self._works.pop(id(work), (None, {}))
+            self.device.clocks.wait(self.device.current_stream().key, known)
+            return wait(work, *given)
+
+        for name, plain in before.items():
+            setattr(dist.ProcessGroup, name, starting(plain))
+        of_works.wait = waiting
+        try:
+            yield
+        finally:
+            for name, plain in before.items():
+                setattr(dist.ProcessGroup, name, plain)
+            of_works.wait = wait
+
+
+_weak: Any = StorageWeakRef
+pinned: set[int] = set()
+"""Of host memory that was asked for as pinned, by where it is."""
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, dict):
+        yield from _tensors(list(values.values()))
+    elif isinstance(values, Iterable) and not isinstance(values, str):
+        for value in values:
+            yield from _tensors(value)
+
+
+def _at(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an op gives its operand's memory and touches none of it."""
+    returned = [a.alias_info for a in func._schema.returns]
+    return bool(returned) and all(a is not None and not a.is_write for a in returned)
+
+
+def _written(func: Any, given: list[Tensor], results: list[Tensor]) -> list[Tensor]:
+    """Operands that the op writes into: the first where its name says so."""
+    writes = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
+    if not writes:
+        return []
+    ours = {_at(t) for t in results}
+    return [t for t in given if t.device.type == NAME and _at(t) in ours] or given[:1]
+
+
+def _number(tensor: Tensor) -> bool | int | float | complex:
+    if tensor.dtype is torch.bool:
+        return False
+    return 1.0 if tensor.is_floating_point() else 1
+
+
+def _all_of(name: str, tensor: Tensor) -> Any:
+    """What an op gives that is sized by values, as if every value counted."""
+    if name == "aten::nonzero":
+        return tensor.new_empty((tensor.numel(), tensor.ndim), dtype=torch.int64)
+    flat = tensor.new_empty(tensor.numel())
+    if "unique" in name:
+        whole = tensor.new_empty(tensor.numel(), dtype=torch.int64)
+        return flat, whole, whole
+    return flat
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def _as_places(indices: Any) -> list[Any]:
+    """Masks as the places of all their entries, as if every one counted."""
+    made: list[Any] = []
+    for index in indices:
+        if _is_mask(index):
+            places = index.new_empty(index.numel(), dtype=torch.int64)
+            made += [places] * index.ndim
+        else:
+            made.append(index)
+    return made
+
+
+def _short(func: Any) -> str:
+    return str(func._schema.name.partition("::")[2])
+
+
+def _group(boxed: Any) -> Any:
+    return dist.ProcessGroup.unbox(boxed)
+
+
+def _size_of(boxed: Any) -> int:
+    return 1 if boxed is None else int(_group(boxed).size())
+
+
+def _name_of(boxed: Any) -> str:
+    return "" if boxed is None else str(_group(boxed).group_name)

@@ -1,0 +1,111 @@
+"""Rehearsals: right programs without a finding, planted mistakes by their line; clocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from autopar.runtime.rehearsal import nccl
+from autopar.runtime.rehearsal.clocks import HOST, Clocks, Memory
+from autopar.runtime.rehearsal.findings import Finding, reason_of
+from autopar.runtime.rehearsal.rehearse import order_of_groups, rehearse
+from benchmarks import rehearsals
+from benchmarks.planned import planned_in
+
+
+def test_a_read_that_waits_for_nobody_comes_too_early() -> None:
+    clocks, memory = Clocks(), Memory()
+    assert memory.writes(clocks, "a", clocks.starts("a")) is None
+    assert memory.reads(clocks, "a", clocks.starts("a")) is None
+    assert memory.reads(clocks, "b", clocks.starts("b")) == "a"
+    clocks.wait("b", clocks.now("a"))
+    assert memory.reads(clocks, "b", clocks.starts("b")) is None
+    assert memory.writes(clocks, "a", clocks.starts("a")) == "b"  # while b may still read
+
+
+def test_what_the_host_has_waited_for_all_streams_know() -> None:
+    clocks, memory = Clocks(), Memory()
+    memory.writes(clocks, "a", clocks.starts("a"))
+    seen = clocks.now("a")
+    later = clocks.starts("a")
+    clocks.wait(HOST, seen)
+    assert memory.reads(clocks, "b", clocks.starts("b")) is None
+    assert not clocks.sees("b", "a", later)
+
+
+@pytest.mark.parametrize(
+    ("op", "tensors", "why"),
+    [
+        ("allreduce_", [torch.zeros(3)], ""),
+        ("allreduce_", [torch.zeros(3, dtype=torch.bool)], ""),
+        ("allreduce_", [torch.zeros(3, dtype=torch.complex64)], ""),
+        ("allreduce_", [torch.zeros(3, dtype=torch.int16)], "NCCL has no int16"),
+        ("allreduce_", [torch.zeros(4, 4)[:, ::2]], "without gaps"),
+        ("allreduce_", [torch.zeros(4, 3).t()], ""),
+        ("send", [torch.zeros(4, 3).t()], "contiguous"),
+        ("_allgather_base_", [torch.zeros(8), torch.zeros(2)], ""),
+        ("_allgather_base_", [torch.zeros(6), torch.zeros(2)], "6 elements for 4 pieces of 2"),
+        ("_allgather_base_", [torch.zeros(0), torch.zeros(0)], ""),
+        ("_reduce_scatter_base_", [torch.zeros(2), torch.zeros(6)], "6 elements for 4 pieces"),
+    ],
+)
+def test_what_nccl_takes(op: str, tensors: list[torch.Tensor], why: str) -> None:
+    said = nccl.refusal(op, tensors, 4)
+    assert why in said
+    assert bool(why) == bool(said)
+
+
+def test_waits_that_are_meant_are_those_of_one_function() -> None:
+    frames = [("/plan/program/train.py", 5, "main")]
+    assert reason_of(frames) == "the loss is printed"
+    assert reason_of([("/plan/program/train.py", 3, "backward"), *frames]) == ""
+
+
+def test_groups_in_another_order_are_told() -> None:
+    assert order_of_groups([[[0, 1], [2, 3]], [[0, 1], [2, 3]]], [0, 2]) == []
+    (found,) = order_of_groups([[[0, 1], [2, 3]], [[2, 3], [0, 1]]], [0, 2])
+    assert found.what == "process group 0 of rank 2 is [2, 3], of rank 0 [0, 1]"
+    (found,) = order_of_groups([[[0, 1]], [[0, 1], [2, 3]]], [0, 2])
+    assert found.what == "process group 1 of rank 2 is [2, 3], of rank 0 none"
+
+
+@pytest.mark.slow
+def test_right_programs_have_no_finding(tmp_path: Path) -> None:
+    layouts = {
+        "stages": rehearsals.EVERY["stages, ZeRO 1"],
+        "hybrid": rehearsals.EVERY["replicate x shard, ZeRO 1"],
+        "replicas": rehearsals.EVERY["replicate x tp, recompute compute"],
+    }
+    folders, refused = planned_in("llama", tmp_path, layouts)
+    assert not refused
+    for folder in folders.values():
+        made = rehearse(folder)
+        assert made.wrong == ()
+        assert {finding.kind for finding in made.findings} == {"waits"}
+
+
+@pytest.mark.slow
+def test_mistakes_are_found_by_their_line(tmp_path: Path) -> None:
+    """One of each kind; `benchmarks.rehearsals --planted` has them all."""
+    names = (
+        "labels by a mask",
+        "positions on the host",
+        "another stream is not waited for",
+        "16-bit integers",
+    )
+    rows = rehearsals.planted(tmp_path, 2, [m for m in rehearsals.MISTAKES if m.name in names])
+    assert [row["case"] for row in rows if not row["found"]] == []
+    assert [row["where"] for row in rows if row["kind"] != "none"] == [
+        "model.py:117 in forward",
+        "model.py:110 in forward",
+        "train.py:59 in backward",
+        "train.py:57 in backward",
+    ]
+
+
+def test_every_mistake_is_of_a_kind_that_there_is() -> None:
+    assert {m.kind for m in rehearsals.MISTAKES} == {"waits", "mixes", "races", "refused"}
+    assert len(rehearsals.MISTAKES) >= 20
+    assert Finding("waits", "x", "y").reason == ""
