@@ -1,11 +1,13 @@
 """What planning costs: the whole `autopar plan` command, imports and emission included.
 
     python -m benchmarks.planning [--repeats 3] [--json]
+    python -m benchmarks.planning --against <another checkout> [--repeats 9] [--json]
 
 Llama 3 at full size (sequence 8192, 64 sequences) for 32 nodes of 8 H100, the mesh chosen by the
 planner. CPU seconds and peak resident memory are those of the subprocess, as the kernel counts
 them; phases are what the command reports of itself. The sizes take turns: where the speed of the
-machine drifts, it does so for all of them.
+machine drifts, it does so for all of them. ``--against`` plans the smallest by another checkout
+too, twice a round: beside the ratio stands what the same code differs from itself.
 """
 
 from __future__ import annotations
@@ -27,17 +29,24 @@ MODELS = Path("benchmarks/llama3.py")
 SIZES = ("8b", "70b", "405b")
 NOTHING_FITS = 3
 CPU_LIMIT_S, RSS_LIMIT_GB, LARGER_LIMIT = 8.0, 1.0, 1.15
+NOISE = 1.02
+"""What counts as no slower, however quiet the machine is."""
 
 
-def plan_once(size: str) -> dict[str, Any]:
-    """One run of the command: CPU seconds, peak memory in GB, phases, and what it found."""
+def plan_once(size: str, checkout: Path | None = None) -> dict[str, Any]:
+    """One run of the command, of this code or of a ``checkout``: CPU seconds, peak memory in GB,
+    phases, and what it found."""
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, "-m", "autopar", "plan", f"{MODELS}:llama_{size}"]
         command += ["--cluster", str(CLUSTER), "-o", f"{scratch}/plan", "--json"]
         output = Path(scratch) / "stdout"
         with output.open("w") as stdout:
             started = subprocess.Popen(
-                command, stdout=stdout, env={**os.environ, "OMP_NUM_THREADS": "1"}
+                command,
+                stdout=stdout,
+                cwd=checkout,
+                env={**os.environ, "OMP_NUM_THREADS": "1"}
+                | ({} if checkout is None else {"PYTHONPATH": str(checkout)}),
             )
             _, status, used = os.wait4(started.pid, 0)
         started.returncode = os.waitstatus_to_exitcode(status)
@@ -76,6 +85,25 @@ def row(size: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def against(checkout: Path, repeats: int) -> tuple[list[dict[str, Any]], list[Target]]:
+    """A row for this code and two for ``checkout``, and how much longer this plans: within what
+    the other differs from itself, or 1.02."""
+    root = Path(__file__).resolve().parents[1]
+    of: dict[str, Path] = {"the other": checkout, "the other again": checkout, "this": root}
+    spent: dict[str, list[float]] = {name: [] for name in of}
+    for _ in range(repeats):
+        for name, place in of.items():
+            spent[name].append(plan_once(SIZES[0], place.resolve())["cpu_s"])
+    medians = {name: statistics.median(seconds) for name, seconds in spent.items()}
+    itself = medians["the other again"] / medians["the other"]
+    noise = max(itself, 1 / itself, NOISE)
+    ratio = medians["this"] / statistics.median([*spent["the other"], *spent["the other again"]])
+    rows = [
+        {"code": name, "cpu_s": seconds, "rounds": repeats} for name, seconds in medians.items()
+    ]
+    return rows, [Target("CPU seconds, times those of the other", ratio, noise)]
+
+
 def targets(rows: list[dict[str, Any]]) -> list[Target]:
     first, *larger = rows
     limits = [
@@ -94,8 +122,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--sizes", default=",".join(SIZES), help="comma-separated, smallest first")
+    parser.add_argument("--against", type=Path, help="a checkout of other code")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.against is not None:
+        compared, limits = against(options.against, options.repeats)
+        show(compared, limits, options.json)
+        sys.exit(0 if all(limit.met for limit in limits) else 1)
     runs: dict[str, list[dict[str, Any]]] = {size: [] for size in options.sizes.split(",")}
     for _ in range(options.repeats):
         for size, reports in runs.items():
