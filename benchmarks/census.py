@@ -13,7 +13,7 @@ import textwrap
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -103,6 +103,7 @@ def plan_type(name: str, folder: Path, seed: int) -> Row:
     from autopar.frontends.loading import load_workload
     from autopar.nouns.errors import UserError
     from autopar.runtime.jobs.imported import BrokenProgram
+    from benchmarks.planned import write_plan
 
     task = task_of(name)[0]
     home = folder / name.replace("/", "_")
@@ -119,7 +120,11 @@ def plan_type(name: str, folder: Path, seed: int) -> Row:
     folders: list[str] = []
     try:
         captured = capture(workload)
-        write = _writer(captured, workload, cluster, model)
+
+        def write(to: Path, fix: Mapping[str, str]) -> str:
+            write_plan(captured, workload, cluster, str(model), fix, to)
+            return str(to)
+
         folders.append(write(home / "own", {}))
         for kind, layout in (("drawn", drawn), ("cut", CUT)):
             try:
@@ -148,23 +153,6 @@ def _run_once(workload: Any) -> None:
     if loss is None:
         raise ValueError("the model gives no loss for input_ids and labels")
     cast(Any, loss.sum()).backward()
-
-
-def _writer(captured: Any, workload: Any, cluster: Any, model: Path) -> Callable[..., str]:
-    from autopar.cli.commands import plan_files
-    from autopar.files.plan_folder import write
-    from autopar.planner.planning import PlanResult, plan_captured
-
-    def writer(folder: Path, fix: Mapping[str, str]) -> str:
-        planned = plan_captured(captured, workload, cluster, str(model), fix)
-        result = PlanResult(
-            planned.plan, workload, cluster, captured, planned.graph, planned.lowered, {}, ()
-        )
-        files, _ = plan_files(result, folder)
-        write(folder, files)
-        return str(folder)
-
-    return writer
 
 
 _CAUSES: tuple[tuple[str, str], ...] = (

@@ -8,9 +8,12 @@ from pathlib import Path
 from autopar.cli.commands import plan_files
 from autopar.files.cluster_file import load_cluster
 from autopar.files.plan_folder import write
+from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture
 from autopar.frontends.loading import load_workload
+from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
+from autopar.nouns.workload import Workload
 from autopar.planner.planning import PlanResult, plan_captured
 
 CLUSTER = "examples/clusters/cpu_4.yaml"
@@ -47,13 +50,25 @@ def planned_in(
     refused: dict[str, str] = {}
     for number, (name, fix) in enumerate(layouts.items()):
         try:
-            made = plan_captured(captured, workload, cluster, model, fix)
+            to = home / f"plan_{number}"
+            write_plan(captured, workload, cluster, model, fix, to)
+            folders[name] = to
         except UserError as error:
             refused[name] = str(error)
-            continue
-        result = PlanResult(
-            made.plan, workload, made.cluster, captured, made.graph, made.lowered, {}, ()
-        )
-        folders[name] = home / f"plan_{number}"
-        write(folders[name], plan_files(result, folders[name])[0])
     return folders, refused
+
+
+def write_plan(
+    captured: Captured,
+    workload: Workload,
+    cluster: Cluster,
+    model: str,
+    fix: Mapping[str, str],
+    to: Path,
+) -> None:
+    """Plans what was captured of the file ``model``, and writes it. Raises what planning does."""
+    made = plan_captured(captured, workload, cluster, model, fix)
+    result = PlanResult(
+        made.plan, workload, made.cluster, captured, made.graph, made.lowered, {}, ()
+    )
+    write(to, plan_files(result, to)[0])

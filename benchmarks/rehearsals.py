@@ -11,13 +11,12 @@ stream has not waited for, or to give NCCL what it refuses.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from autopar.pipeline.schedules.table import SCHEDULES
 from autopar.runtime.rehearsal.findings import Finding
 from autopar.runtime.rehearsal.rehearse import order_of_groups, stage_ranks
 from benchmarks.figures import Target, show
+from benchmarks.in_processes import each
 from benchmarks.planned import planned_in
 from benchmarks.train_files import LAYOUTS
 from benchmarks.zoo import EXAMPLES
@@ -37,8 +37,8 @@ EVERY: Mapping[str, Mapping[str, str]] = {
     "stages, ZeRO 1": {"pp": "2", "dp_shard": "2", "zero": "1", "schedule": "zb-h1"},
     "stages, recompute": {"pp": "2", "dp_replicate": "2", "recompute": "full", "schedule": "1f1b"},
 }
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["autopar.runtime.rehearsal.worker"])
+LIMIT_S = 200.0
+"""Seconds that a rank may take, on a machine with other work too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,42 +121,29 @@ MISTAKES: tuple[Mistake, ...] = (
 
 def found(tasks: Sequence[Path], jobs: int) -> list[list[Finding]]:
     """Findings of plans that are rehearsed, each rank in a process of its own."""
-    ranks = [(i, r) for i, f in enumerate(tasks) for r in stage_ranks(plan_folder.read_plan(f))]
-    rows: dict[int, list[dict[str, Any]]] = {i: [] for i in range(len(tasks))}
-    left, running = list(ranks), []  # type: ignore[var-annotated]
-    while left or running:
-        while left and len(running) < jobs:
-            number, rank = left.pop(0)
-            ours, theirs = _processes.Pipe(duplex=False)
-            process = _processes.Process(target=_send, args=(theirs, tasks[number], rank))
-            process.start()
-            theirs.close()
-            running.append((number, ours, process))
-        number, ours, process = running.pop(0)
-        try:
-            rows[number].append(ours.recv())
-        except EOFError:
-            ended = Finding("fails", f"rank {len(rows[number])}: the process ended", "")
-            rows[number].append({"findings": [ended], "groups": []})
-        process.join()
+    ranks = [stage_ranks(plan_folder.read_plan(folder)) for folder in tasks]
+    names = [f"{r} {folder}" for folder, own in zip(tasks, ranks, strict=True) for r in own]
+    rows = dict(each(names, _rehearsed, _lost, jobs, LIMIT_S, ["autopar.runtime.rehearsal.worker"]))
     made = []
-    for number, folder in enumerate(tasks):
-        every = [f for row in rows[number] for f in row["findings"]]
-        given = stage_ranks(plan_folder.read_plan(folder))
-        groups = order_of_groups([row["groups"] for row in rows[number]], given)
+    for folder, own in zip(tasks, ranks, strict=True):
+        mine = [rows[f"{rank} {folder}"] for rank in own]
+        every = [Finding(**finding) for row in mine for finding in row["findings"]]
+        groups = order_of_groups([row["groups"] for row in mine], own)
         made.append([f for f in (*every, *groups) if not f.reason])
     return made
 
 
-def _send(to: Any, folder: Path, rank: int) -> None:
+def _rehearsed(name: str) -> tuple[str, dict[str, Any]]:
     from autopar.runtime.rehearsal import worker
 
+    rank, _, folder = name.partition(" ")
     sys.stdout = sys.stderr = open(os.devnull, "w")
-    row = worker.rehearse(folder, rank)
-    row["findings"] = [Finding(**finding) for finding in row["findings"]]
-    to.send(row)
-    to.close()
-    os._exit(0)
+    return name, worker.rehearse(Path(folder), int(rank))
+
+
+def _lost(name: str, why: str, seconds: float) -> tuple[str, dict[str, Any]]:
+    del seconds
+    return name, {"findings": [asdict(Finding("fails", why, name))], "groups": []}
 
 
 def planted(home: Path, jobs: int, mistakes: Sequence[Mistake] = MISTAKES) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import reprlib
-import textwrap
 from collections.abc import Mapping
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -36,6 +35,7 @@ _KINDS = {
 
 _MOST = 12
 """Findings that are told of one file."""
+_LONGEST = 100
 _SHORT = reprlib.Repr()
 """How values are shown: aliases of YAML make lists of lists that have no end."""
 _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict = 3, 4, 4
@@ -107,7 +107,8 @@ def _sentence(finding: Any, model: type, examples: Mapping[str, str]) -> str:
             else f"{path}: {_shown(given)} is no text"
         )
     if kind == "literal_error":
-        meant = _meant(str(given), limits["expected"].replace("'", "").replace(" or ", ", "))
+        word = given[:_LONGEST] if isinstance(given, str) else ""
+        meant = _meant(word, limits["expected"].replace("'", "").replace(" or ", ", "))
         return f"{path}: {_shown(given)} is none of {limits['expected']}{meant.partition(';')[0]}"
     if kind == "too_short":
         return f"{path}: empty; give at least {limits['min_length']}"
@@ -119,7 +120,8 @@ def _sentence(finding: Any, model: type, examples: Mapping[str, str]) -> str:
 
 
 def _shown(value: object) -> str:
-    return textwrap.shorten(_SHORT.repr(value), 100, placeholder="...")
+    text = _SHORT.repr(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def _path(place: tuple[int | str, ...]) -> str:

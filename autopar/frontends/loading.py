@@ -114,7 +114,8 @@ def _run(path: Path) -> ModuleType:
 def _failure(path: Path, error: BaseException) -> str:
     """Where in the user's file it failed: the last of its lines on the traceback."""
     if isinstance(error, SyntaxError):
-        return f"{path}:{error.lineno or ''}: {error.msg}".replace("::", ":")
+        place = f"{path}:{error.lineno}" if error.lineno else str(path)  # a null byte has no line
+        return f"{place}: {error.msg}"
     lines = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
     place = f"{path}:{lines[-1].lineno}" if lines else str(path)
     return f"{place}: {type(error).__name__}: {error}"

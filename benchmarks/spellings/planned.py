@@ -7,10 +7,9 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.census import cause_of, is_defect
-from benchmarks.planned import CLUSTER
+from benchmarks.planned import CLUSTER, write_plan
 from benchmarks.worst_errors import short
 
 LAYOUTS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
@@ -87,7 +86,7 @@ def _outcomes(name: str, home: Path, layouts: Mapping[str, Mapping[str, str]]) -
     for number, (layout, fix) in enumerate(layouts.items()):
         try:
             to = folder / f"plan_{number}"
-            _write(captured, workload, cluster, model, fix, to)
+            write_plan(captured, workload, cluster, str(model), fix, to)
             made.append(Outcome(name, layout, "planned", folder=str(to)))
         except UserError as error:
             made.append(_refused(name, layout, error))
@@ -100,17 +99,3 @@ def _refused(name: str, layout: str, error: Exception) -> Outcome:
     return Outcome(
         name, layout, "defect" if broken or is_defect(text) else "refused", cause_of(text)
     )
-
-
-def _write(
-    captured: Any, workload: Any, cluster: Any, model: Path, fix: Mapping[str, str], to: Path
-) -> None:
-    from autopar.cli.commands import plan_files
-    from autopar.files.plan_folder import write
-    from autopar.planner.planning import PlanResult, plan_captured
-
-    made = plan_captured(captured, workload, cluster, str(model), fix)
-    result = PlanResult(
-        made.plan, workload, made.cluster, captured, made.graph, made.lowered, {}, ()
-    )
-    write(to, plan_files(result, to)[0])

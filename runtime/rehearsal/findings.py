@@ -9,7 +9,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-KINDS = ("mixes", "waits", "races", "refused", "fails")
 _OWN = str(Path(__file__).parent)
 _RUNTIME = str(Path(__file__).parents[1])
 
@@ -39,6 +38,7 @@ MEANT: tuple[tuple[str, str, str], ...] = (
     ("train.py", "main", "the loss is printed"),
     ("loss_scale.py", "skips", "whether a step is left out decides what the host does next"),
     ("experts.py", "_products", "without torch's kernel for groups the host cuts by experts' rows"),
+    ("offload.py", "finish", "the state is back in host memory before it is used again"),
     ("batches.py", "_moved", _BATCH),
     ("portions.py", "_moved", _BATCH),
 )
@@ -62,13 +62,14 @@ def frames_here(program: str, depth: int = 60) -> list[tuple[str, int, str]]:
     while frame is not None and len(made) < depth:
         code: Any = frame.f_code
         file = code.co_filename
-        if _is_ours(file, program):
+        if is_ours(file, program):
             made.append((file, frame.f_lineno, code.co_name))
         frame = frame.f_back
     return made
 
 
-def _is_ours(file: str, program: str) -> bool:
+def is_ours(file: str, program: str) -> bool:
+    """Whether a line of ``file`` is one to show, see `frames_here`."""
     if file.startswith(_OWN) or file.startswith("<"):
         return False
     library = "site-packages" in file or f"{sys.base_prefix}/lib/python" in file

@@ -1,8 +1,8 @@
 """What NCCL takes: the reasons for which torch's NCCL group, or NCCL, refuses a collective.
 
-From torch 2.13's ``ProcessGroupNCCL.cpp``: ``getNcclDataType`` (dtypes), ``check_gpu_tensors_*``
-and ``check_gpu_single_tensor`` (device, dense, contiguous), ``checkForNan`` aside; and the sizes
-that ``_allgather_base``, ``_reduce_scatter_base`` and ``alltoall_base`` compare.
+Of ``getNcclDataType`` (torch's ``NCCLUtils.cpp``; int16 is refused: pytorch issue 42519, and
+complex numbers go as pairs of real ones) and of what ``ProcessGroupNCCL.cpp`` checks of layout and
+sizes. Nothing here was held against a GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def refusal(op: str, tensors: Sequence[torch.Tensor], ranks: int) -> str:
             return "NCCL takes tensors without gaps or overlaps"
         if op in POINT_TO_POINT and not tensor.is_contiguous():
             return "NCCL sends and receives contiguous tensors"
-    if len({tensor.dtype for tensor in tensors}) > 1 and op != "coalesced":
+    if len({tensor.dtype for tensor in tensors}) > 1:
         return "one collective has one dtype"
     return _sizes(op, tensors, ranks)
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from autopar.runtime.pytorch.torch_private import python_device
 from autopar.runtime.rehearsal.clocks import HOST, Clocks, Known
 
 NAME = "gpu"
@@ -100,8 +101,7 @@ class Device(ModuleType):
         self.default = Lane()
         self.entered: list[Lane] = [self.default]
         self.told = waits
-        self.set: int | None = None
-        """The number that this process took, before it made a group."""
+        self.set = 0
         self.default_generators = [torch.Generator() for _ in range(count)]
 
     def waits(self, what: str, stream: str | None) -> None:
@@ -128,7 +128,7 @@ class Device(ModuleType):
         return self.default
 
     def current_device(self) -> int:
-        return self.set or 0
+        return self.set
 
     def set_device(self, device: Any) -> None:
         place = torch.device(device) if isinstance(device, str) else device
@@ -174,8 +174,6 @@ class Device(ModuleType):
 
 def put_in(count: int, waits: Callable[[str], None]) -> Device:
     """Makes `NAME` a device of this process, of which there are ``count``; once a process."""
-    from autopar.runtime.pytorch.torch_private import python_device
-
     device = Device(count, waits)
     python_device(NAME, device)
     return device

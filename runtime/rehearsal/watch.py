@@ -63,7 +63,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.groups: list[list[int]] = []
         self._memory: dict[int, tuple[Any, Memory]] = {}
         self._sent: list[str] = []
-        self._works: dict[int, tuple[Any, Known]] = {}
+        self._works: dict[int, tuple[Any, list[Known]]] = {}
+        self._pinned: dict[int, Any] = {}
 
     def find(self, kind: str, what: str) -> None:
         """Notes a finding where the program stands."""
@@ -89,7 +90,12 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in INDEXED and here and any(_is_mask(i) for i in args[1]):
             self._host_waits("index by a mask", here[0])
             args = (args[0], _as_places(args[1]), *args[2:])
+        pinned = kwargs.get("pin_memory")
+        if pinned:  # which asks for the device's own memory of the host
+            kwargs = {**kwargs, "pin_memory": False}
         made = self._made(func, args, kwargs, given, here)
+        if pinned and isinstance(made, Tensor):
+            self._pinned[_at(made)] = _weak(made.untyped_storage())
         if name.startswith("prim::") or _is_view(func):
             return made
         if name.startswith("c10d::"):
@@ -161,7 +167,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         asked = bool(kwargs.get("non_blocking") or (len(args) > 2 and args[2] is True))
         host = to if to.device.type == "cpu" else source
         number = source.device.type == "cpu" and source.ndim == 0
-        return asked and (_at(host) in pinned or number)
+        held = self._pinned.get(_at(host))
+        return asked and (number or (held is not None and not held.expired()))
 
     def _collective(self, op: str, func: Any, args: Any, here: list[Tensor]) -> None:
         if not here:
@@ -234,17 +241,15 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._sent = []
                 work = plain(group, *args, **kwargs)
                 if work is not None and self._sent:
-                    known: Known = {}
-                    for lane in self._sent:
-                        known |= self.device.clocks.now(lane)
-                    self._works[id(work)] = work, known
+                    each = [self.device.clocks.now(lane) for lane in self._sent]
+                    self._works[id(work)] = work, each
                 return work
 
             return start
 
         def waiting(work: Any, *given: Any) -> Any:
-            _, known = self._works.pop(id(work), (None, {}))
-            self.device.clocks.wait(self.device.current_stream().key, known)
+            for known in self._works.pop(id(work), (None, []))[1]:
+                self.device.clocks.wait(self.device.current_stream().key, known)
             return wait(work, *given)
 
         for name, plain in before.items():
@@ -259,8 +264,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _weak: Any = StorageWeakRef
-pinned: set[int] = set()
-"""Of host memory that was asked for as pinned, by where it is."""
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

@@ -29,7 +29,7 @@ from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.torch_private import FakeTensorMode
 from autopar.runtime.pytorch.trainer import Trainer
 from autopar.runtime.rehearsal import second_device, stand_ins
-from autopar.runtime.rehearsal.findings import Finding, place_of
+from autopar.runtime.rehearsal.findings import Finding, is_ours, place_of
 from autopar.runtime.rehearsal.watch import Literals, Watch
 
 STEPS = 2
@@ -67,7 +67,7 @@ def _train_file(folder: Path, place: torch.device) -> None:
 
 
 def _trainer(folder: Path, place: torch.device) -> None:
-    """Steps, an evaluation and what a checkpoint holds, by the trainer."""
+    """Steps and an evaluation by the trainer."""
     program, workload = load.read(folder, check_model=False)
     trainer = Trainer(
         replace(program, train=read_train(folder)),
@@ -86,7 +86,7 @@ def _failed(watch: Watch, error: Exception) -> None:
     frames = [
         (frame.filename, frame.lineno or 0, frame.name)
         for frame in reversed(traceback.extract_tb(error.__traceback__))
-        if "site-packages" not in frame.filename and "rehearsal" not in frame.filename
+        if is_ours(frame.filename, watch.program)
     ]
     lines = str(error).splitlines() or [""]
     what = f"{type(error).__name__}: {lines[0]}"

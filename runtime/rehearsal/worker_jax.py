@@ -13,8 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from autopar.runtime.jax import load as jax_load
-from autopar.runtime.jax.load import load
+from autopar.runtime.jax.load import load, read
 from autopar.runtime.jax.training import global_batch
 from autopar.runtime.rehearsal.findings import Finding
 from autopar.runtime.rehearsal.rehearse import PLATFORMS
@@ -22,7 +21,7 @@ from autopar.runtime.rehearsal.rehearse import PLATFORMS
 
 def findings(folder: str) -> list[Finding]:
     """What keeps the step from being lowered, by platform."""
-    program = jax_load.read(folder, check_model=False)
+    program = read(folder, check_model=False)
     trainer = load(folder, check_model=False)
     step = trainer.compiled
     state, batch = trainer.state, step.cut(global_batch(program, 0))
