@@ -217,7 +217,7 @@ class Pipelines:
             if not any(question.fixed.allows(split) for split in splits(devices)):
                 continue
             try:
-                listed = candidates(devices, question.batch, question.fixed)
+                listed = question.legal(candidates(devices, question.batch, question.fixed))
             except FixError as error:
                 self.refused = self.refused or str(error)
                 continue

@@ -211,7 +211,7 @@ def plan_captured(
     _check_offload(fixed, workload, cluster)
     _check_recompute(fixed, workload)
     if obstacle is not None:
-        _check_one_rank(fixed, obstacle, captured.samples, cluster.device_count)
+        _check_one_rank(fixed, obstacle, captured.samples)
     question = Question(
         graph=graph,
         batch_dims=batch_dims,
@@ -270,10 +270,10 @@ def _check_offload(fixed: Fixed, workload: Workload, cluster: Cluster) -> None:
             raise FixError(f"--fix offload={fixed.offload}: {against}; leave offload out")
 
 
-def _check_one_rank(fixed: Fixed, obstacle: BatchMixed, samples: int, devices: int) -> None:
+def _check_one_rank(fixed: Fixed, obstacle: BatchMixed, samples: int) -> None:
     """Raises ``obstacle`` where pins ask for more than one data rank with the whole batch."""
-    whole = Fixed(1, 1, devices, 0, samples, fixed.recompute, fixed.offload).pinned()
-    if any(whole[name] != value for name, value in fixed.pinned().items()):
+    split = (fixed.dp_replicate or 1) * (fixed.dp_shard or 1) > 1 or (fixed.zero or 0) > 0
+    if split or fixed.microbatch not in (None, samples):
         raise obstacle
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.lowering.spread import Lowered
@@ -11,7 +11,7 @@ from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Memory, RunnerUp, Spread, Stage
 from autopar.nouns.problem import Solution
 from autopar.planner.candidates import Candidate, Layout
-from autopar.planner.fixed import Fixed
+from autopar.planner.fixed import Fixed, FixError
 from autopar.planner.pricing.offload import obstacle as offload_obstacle
 from autopar.planner.pricing.simulation import StepTime
 from autopar.rules.fusion import ALONE, Fusion
@@ -49,6 +49,31 @@ class Question:
         """Whether the search may put the optimizer's state into host memory where it is short."""
         free = self.fixed.offload is None
         return free and not offload_obstacle(self.cluster, self.optimizer, self.framework)
+
+    def legal(self, listed: Sequence[Candidate]) -> list[Candidate]:
+        """Those that cut the batch no further than its samples may be taken apart.
+
+        Raises:
+            FixError: none does; the text says why.
+        """
+        whole = [c for c in listed if c.microbatches == 1]
+        if not self.splits_batch:
+            whole = [c for c in whole if c.data == 1]
+            if not whole:
+                raise FixError(
+                    "an op mixes the samples of the batch, so one data rank has all of them; leave "
+                    "microbatch, dp_replicate and dp_shard out of --fix"
+                )
+            return whole
+        if not self.obstacles:
+            return list(listed)
+        if not whole:
+            raise FixError(
+                f"the batch cannot be cut into {listed[0].microbatches} microbatches: "
+                f"{self.obstacles[0]}; leave microbatch out of --fix, or give the whole batch of a "
+                "rank"
+            )
+        return whole
 
 
 @dataclass(frozen=True, slots=True)

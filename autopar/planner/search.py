@@ -90,11 +90,8 @@ def _search(question: Question, progress: Progress) -> Outcome:
         return _search_pinned(question, progress)
     solver = Solver(question.searcher, progress, question.verbose)
     standings = Standings(Alarms.of(question))
-    listed = candidates(question.cluster.device_count, question.batch, question.fixed)
-    if not question.splits_batch:
-        listed = [c for c in listed if c.data == c.microbatches == 1]
-    elif question.obstacles:
-        listed = _without_accumulation(listed, question.obstacles)
+    devices = question.cluster.device_count
+    listed = question.legal(candidates(devices, question.batch, question.fixed))
     families = _by_degree(listed)
     firsts: list[Solved] = []
     tried = 0
@@ -153,8 +150,7 @@ def _search(question: Question, progress: Progress) -> Outcome:
 
 def _pipeline_degrees(question: Question) -> list[int]:
     """Numbers of pipeline ranks beside 1 that may be tried where none is pinned."""
-    free = question.fixed.pp is None and question.splits_batch and not question.obstacles
-    if not free or question.framework == "jax":
+    if question.fixed.pp is not None or question.framework == "jax":
         return []
     return divisors(question.cluster.device_count)[1:]
 
@@ -164,12 +160,7 @@ def _search_pinned(question: Question, progress: Progress) -> Outcome:
     pp, devices = question.fixed.pp or 1, question.cluster.device_count
     if devices % pp:
         raise FixError(f"--fix pp={pp} makes equal groups of devices, and there are {devices}")
-    listed = candidates(devices // pp, question.batch, question.fixed)
-    if not question.splits_batch or question.obstacles:
-        raise FixError(
-            f"--fix pp={pp} cuts the batch into microbatches, and this one cannot be: "
-            f"{next(iter(question.obstacles), 'no entry of it has a batch dim')}"
-        )
+    listed = question.legal(candidates(devices // pp, question.batch, question.fixed))
     standings = Standings(Alarms.of(question))
     pipelines = Pipelines(
         question, Solver(question.searcher, progress, question.verbose), standings
@@ -240,16 +231,6 @@ def _try_family(
         if enough:
             return tried + 1
     return len(family)
-
-
-def _without_accumulation(listed: list[Candidate], obstacles: tuple[str, ...]) -> list[Candidate]:
-    whole = [c for c in listed if c.microbatches == 1]
-    if not whole:
-        raise FixError(
-            f"the batch cannot be cut into {listed[0].microbatches} microbatches: {obstacles[0]}; "
-            "leave microbatch out of --fix, or give the whole batch of a rank"
-        )
-    return whole
 
 
 def _try_layouts(question: Question, solved: Solved, standings: Standings, solver: Solver) -> bool:

@@ -35,6 +35,7 @@ from autopar.rules.strategies import DEFER, NOTHING, PASS_PARTIAL
 
 State = Placement | None
 """A placement on the data axes; None is free."""
+_SPLIT_MOST = "PRS"
 
 
 class BatchMixed(UserError):
@@ -88,7 +89,7 @@ def batch_flow(graph: Graph, batch_dims: Mapping[str, int]) -> BatchFlow:
         top.forward(scopes)
         if before == {name: scope.entering for name, scope in scopes.items()}:
             break
-    if batched and any(top.states.get(name) != PARTIAL for name in graph.outputs[:1]):
+    if batched and any(top.states.get(name) is None for name in graph.outputs[:1]):
         _check_shares([top, *scopes.values()])
     for scope in scopes.values():
         scope.pull(scopes)
@@ -124,6 +125,8 @@ class _Scope:
     bound: dict[str, BoundRule] = field(default_factory=dict)
     obstacles: dict[str, str] = field(default_factory=dict)
     pieces: dict[str, int] = field(default_factory=dict)
+    apart: dict[str, int] = field(default_factory=dict)
+    """Of tensors that are whole on every rank the dim along which readers may take samples."""
     followed: dict[str, State] | None = None
     """What entered when the ops were last followed."""
 
@@ -141,27 +144,44 @@ class _Scope:
         body = scopes[op.attrs["block"]]
         for inner, outer in zip(body.graph.inputs, op.inputs, strict=True):
             known, now = body.entering.get(inner), self.states.get(outer)
-            body.entering[inner] = _join(known, now, op, inner)
+            body.entering[inner] = self._joined(known, now, op, inner)
         if body.followed != body.entering:
             body.forward(scopes)
             body.followed = dict(body.entering)
         for inner, outer in zip(body.graph.outputs, op.outputs, strict=True):
             self.states[outer] = body.states.get(inner)
 
+    def _joined(self, known: State, now: State, op: Op, name: str) -> State:
+        """What a block input is, given two calls: free gives way to anything else, a sum to what is
+        whole, and that to what is split, since callers can make one of the other."""
+        if known is None or now is None or known == now:
+            return now if known is None else known
+        if PARTIAL in (known, now):
+            self._against(op, f"is given {name} as a sum over the batch in one call of several")
+        return max((known, now), key=lambda state: _SPLIT_MOST.index(state.kind))
+
     def _op(self, op: Op) -> None:
         bound = self._bound(op)
         states = [self.states.get(name) for name in op.inputs]
-        factor = self._factor(op, bound, states)
+        factor, mixed = self._factor(op, bound, states)
         sums = [i for i, s in enumerate(states) if s == PARTIAL]
-        self._check_derivative(op, bound, factor, states)
-        if factor is not None:
+        if self._wants_whole_gradients(op, bound, factor):
+            self._against(
+                op,
+                "has a backward that is not linear in the gradient (it clips or "
+                "rounds it, say), so that of the whole batch must be there",
+            )
+            self._whole(op, bound)
+        elif factor is not None:
             if sums:
                 self._needs_whole(op, op.inputs[sums[0]])
             self._splits(op, bound, factor)
+        elif mixed:
+            self._whole(op, bound)
         elif sums:
             self._sums(op, bound, sums, states)
         elif any(s == WHOLE for s in states):
-            self._gives(op, NOTHING, WHOLE)
+            self._whole(op, bound)
         else:
             self._gives(
                 op, DEFER if self._has_gradient(op) and bound.rule.defers else NOTHING, None
@@ -170,48 +190,50 @@ class _Scope:
     def _has_gradient(self, op: Op) -> bool:
         return any(self.graph.tensors[n].differentiable for n in op.outputs)
 
-    def _check_derivative(
-        self, op: Op, bound: BoundRule, factor: str | None, states: Sequence[State]
-    ) -> None:
-        """Raises `BatchMixed` where a backward that needs whole gradients would get shares."""
+    def _wants_whole_gradients(self, op: Op, bound: BoundRule, factor: str | None) -> bool:
+        """Whether gradients that are shares of the batch's would meet a backward that is not
+        linear in them."""
         if bound.rule.defers or not self.batched or not self._has_gradient(op):
-            return
-        if factor is None or bound.leaves_partial(factor):
-            raise BatchMixed(
-                f"data axes cannot split the batch: op {op.kind!r} at {op.source} has a backward "
-                "that is not linear in the gradient (it clips or rounds it, say), and here that "
-                f"gradient is a sum over the batch. {_ADVICE}"
-            )
+            return False
+        return factor is None or bound.leaves_partial(factor)
 
-    def _factor(self, op: Op, bound: BoundRule, states: Sequence[State]) -> str | None:
-        """The batch's factor, which all operands that hold the batch agree on."""
+    def _factor(self, op: Op, bound: BoundRule, states: Sequence[State]) -> tuple[str | None, bool]:
+        """The batch's factor, and whether the op mixes samples of an operand.
+
+        That operand is gathered from all data ranks. Where no other one says how the op may be
+        split, the op runs whole on each of them.
+        """
         name_of: dict[str, str] = {}
+        again: list[str] = []
+        mixed = False
         for i, (name, state) in enumerate(zip(op.inputs, states, strict=True)):
-            if state is None or state.kind != "S" or self.graph.tensors[name].shape[state.dim] == 1:
+            dim = self.apart.get(name) if state == WHOLE else _dim(state)
+            if dim is None or self.graph.tensors[name].shape[dim] == 1:
                 continue
-            dim = bound.operands[i][state.dim]
-            factor = next((f for f in dim if bound.factors[f].size > 1), None)
-            if factor is None or bound.factors[factor].kind == "whole":
-                raise BatchMixed(self._mixed(op, bound, name, state.dim))
-            name_of[factor] = name
+            held = bound.operands[i][dim]
+            factor = next((f for f in held if bound.factors[f].size > 1), None)
+            splits = factor is not None and _may_split(bound, factor)
+            if state == WHOLE:
+                again += [factor] if factor is not None and splits else []
+            elif factor is not None and splits:
+                name_of[factor] = name
+            else:
+                mixed = True
+                self._mixes(op, bound, name, dim)
         if len(name_of) > 1:
             pairs = " and ".join(f"{n} (index {f})" for f, n in name_of.items())
             self._against(op, f"pairs every sample with every other: {pairs}")
-        return next(iter(name_of), None)
+        return next(iter([*name_of, *again]), None), mixed
 
-    def _mixed(self, op: Op, bound: BoundRule, name: str, dim: int) -> str:
+    def _mixes(self, op: Op, bound: BoundRule, name: str, dim: int) -> None:
         shape = list(self.graph.tensors[name].shape)
-        return (
-            f"data axes cannot split the batch: op {op.kind!r} at {op.source} keeps dim {dim} of "
-            f"{name} {shape} whole, and that dim holds the batch (rule {bound}). {_ADVICE}"
+        self._against(
+            op,
+            f"mixes samples: dim {dim} of {name} {shape} holds the batch, and the op needs all of "
+            f"it (rule {bound}), so every data rank gathers it",
         )
 
     def _splits(self, op: Op, bound: BoundRule, factor: str) -> None:
-        if not _leads(bound, factor):
-            raise BatchMixed(
-                f"data axes cannot split the batch: after op {op.kind!r} at {op.source} the batch "
-                f"(index {factor} of rule {bound}) is not the outer part of its dim. {_ADVICE}"
-            )
         if any(entry.factor == factor for entry in bound.rule.internal):
             self._against(op, "takes statistics over the whole batch")
         self.choices[op.name] = factor
@@ -222,12 +244,31 @@ class _Scope:
             else:
                 self.states[name] = PARTIAL if bound.factors[factor].kind == "summed" else WHOLE
 
+    def _whole(self, op: Op, bound: BoundRule) -> None:
+        """Every data rank runs the op on all samples; readers take their own of the result."""
+        self._gives(op, NOTHING, WHOLE)
+        sizes = {
+            self.graph.tensors[name].shape[dim]: dim
+            for name in op.inputs
+            for dim in (self._samples_at(name),)
+            if dim is not None
+        }
+        for name in op.outputs:
+            shape = self.graph.tensors[name].shape
+            for size, dim in sizes.items():
+                if size in shape:
+                    self.apart[name] = dim if shape[dim : dim + 1] == (size,) else shape.index(size)
+
+    def _samples_at(self, name: str) -> int | None:
+        state = self.states.get(name)
+        return self.apart.get(name) if state == WHOLE else _dim(state)
+
     def _sums(self, op: Op, bound: BoundRule, sums: Sequence[int], states: Sequence[State]) -> None:
         rule = bound.rule
         grad = any(self.graph.tensors[n].differentiable for n in op.outputs)
         if not grad or not all(rule.carries_partial(i) for i in sums):
             self._needs_whole(op, op.inputs[sums[0]])
-            self._gives(op, NOTHING, WHOLE)
+            self._whole(op, bound)
             return
         for i, state in enumerate(states):
             if rule.carries_partial(i) and state != PARTIAL:
@@ -345,8 +386,8 @@ def _check_shares(scopes: Sequence[_Scope]) -> None:
             if op.kind != "block" and not scope._bound(op).rule.defers and scope._has_gradient(op):
                 raise BatchMixed(
                     f"data axes cannot split the batch: op {op.kind!r} at {op.source} has a "
-                    "backward that is not linear in the gradient, and the loss is no sum over the "
-                    f"batch. {_ADVICE}"
+                    "backward that is not linear in the gradient, and the loss does not depend on "
+                    f"the batch. {_ADVICE}"
                 )
 
 
@@ -354,6 +395,10 @@ _ADVICE = (
     "Compute it for every sample by itself, or plan without data parallelism: "
     "--fix dp_replicate=1,dp_shard=1"
 )
+
+
+def _may_split(bound: BoundRule, factor: str) -> bool:
+    return bound.factors[factor].kind != "whole" and _leads(bound, factor)
 
 
 def _leads(bound: BoundRule, factor: str) -> bool:
@@ -366,16 +411,6 @@ def _leads(bound: BoundRule, factor: str) -> bool:
             if next(f for f in dim if bound.factors[f].size > 1) != factor:
                 return False
     return True
-
-
-def _join(known: State, now: State, op: Op, name: str) -> State:
-    """What a block input is, given two calls: free gives way to anything else."""
-    if known is None or now is None or known == now:
-        return now if known is None else known
-    raise BatchMixed(
-        f"block input {name} at {op.source} holds the batch as {known} in one call and as {now} in "
-        f"another. {_ADVICE}"
-    )
 
 
 def _dim(state: State) -> int | None:

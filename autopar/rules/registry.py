@@ -13,6 +13,7 @@ from autopar.rules.kept_whole import MARK, whole_rule
 from autopar.rules.notation import FACTOR, BoundRule, Rule, RuleError, RuleMaker, parse_rule
 from autopar.rules.own_functions import FUNCTION, as_differentiated, elementwise_rule
 from autopar.rules.table import TABLE
+from autopar.rules.torch_calls import POINTWISE, pointwise_rule
 
 _REGISTERED: dict[str, Rule | RuleMaker] = {}
 
@@ -73,6 +74,8 @@ def _rule(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> 
     rule = rule or TABLE.get(op.kind)
     if rule is None and op.kind.startswith(OWN_DERIVATIVE) and "rule" in op.attrs:
         return own_rule(op)
+    if rule is None and op.attrs.get(POINTWISE):
+        return pointwise_rule(len(operands), len(results))
     return rule if rule is None or isinstance(rule, Rule) else rule(op, operands, results)
 
 

@@ -16,6 +16,21 @@ from autopar.rules.notation import Kept, Rule, RuleMaker
 from autopar.rules.terms import letters, positive, text
 
 
+POINTWISE = "pointwise"
+"""The attr of an op without a kind that PyTorch itself calls pointwise."""
+
+
+def pointwise_rule(operands: int, results: int) -> Rule:
+    """Of an op of which no more is known than that: all that it reads and makes is saved."""
+    return Rule(
+        f"{', '.join(['...~'] * operands)} -> {', '.join(['...~'] * results)}",
+        saves=tuple(range(operands)),
+        saves_results=tuple(range(results)),
+        flops=TRANSCENDENTAL,
+        backward=float(operands),
+    )
+
+
 def _argument(op: Op, place: int, name: str, default: Any) -> Any:
     """An argument of the original call, by place or by name."""
     call = op.attrs.get("torch", {})
@@ -145,6 +160,52 @@ def _resized(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) 
     rank = len(operands[0].shape) - 2
     old, new = ([f"{n}!" for n in letters(rank, first)] for first in "ps")
     return Rule(text([["b", "c", *old]], [["b", "c", *new]]), flops=1.0, cost="reduction")
+
+
+def _windows(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """unfold(x, dim, size, step): windows of ``dim``, which stand last."""
+    del results
+    rank = len(operands[0].shape)
+    dim, names = positive(int(_argument(op, 1, "dimension", 0)), rank), letters(rank)
+    left, windows = ([f"{n}{i}!" if d == dim else n for d, n in enumerate(names)] for i in "ow")
+    return Rule(text([left], [[*windows, "inside!"]]), linear=True, flops=0.0)
+
+
+def _most_of_windows(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """Images [b, c, *s] to the largest of each window and its place: every channel for itself."""
+    del op, results
+    rank = len(operands[0].shape) - 2
+    old, new = ([f"{n}!" for n in letters(rank, first)] for first in "ps")
+    made = ["b", "c", *new]
+    return Rule(text([["b", "c", *old]], [made, made]), saves=(0,), saves_results=(1,))
+
+
+def _matrices(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """Square matrices [..., n, n], each for itself, to matrices or to numbers."""
+    del op
+    names = letters(len(operands[0].shape) - 2)
+    ends = (["m!", "n!"], [])
+    right = [[*names, *ends[len(t.shape) < len(operands[0].shape)]] for t in results]
+    n = operands[0].shape[-1]
+    return Rule(
+        text([[*names, "m!", "n!"]], right),
+        saves=(0,),
+        saves_results=tuple(range(len(results))),
+        flop_terms=((float(n), ("m", "n", *names)),),
+        backward=2.0,
+        cost="reduction",
+    )
+
+
+def _placed(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """searchsorted(sorted, x), bucketize(x, sorted): each number's place in one whole row."""
+    del results
+    row = 0 if op.kind.endswith("searchsorted") else 1
+    if len(operands) != 2 or len(operands[row].shape) != 1:
+        return whole_rule(operands, (operands[1 - row],))
+    names = letters(len(operands[1 - row].shape))
+    terms = [["sorted!"], names] if row == 0 else [names, ["sorted!"]]
+    return Rule(text(terms, [names]), flops=8.0)
 
 
 def _pooled(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
@@ -315,7 +376,12 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
         backward=2.0,
         cost="reduction",
     ),
+    "aten::adaptive_max_pool2d": _most_of_windows,
+    "aten::adaptive_max_pool3d": _most_of_windows,
+    "aten::bucketize": _placed,
     "aten::cosine_similarity": _cosine,
+    "aten::cummax": _along(1, (1,)),
+    "aten::cummin": _along(1, (1,)),
     "aten::cumprod": _along(1, (0,), (0,)),
     "aten::diagonal": _diagonal,
     "aten::diff": _along(2),
@@ -325,11 +391,15 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
     "aten::index_put": _index_put,
     "aten::lerp": _lerp,
     "aten::linalg_vector_norm": _norm,
+    "aten::logcumsumexp": _along(1, (0,), (0,)),
+    "aten::_pdist_forward": Rule("n! m! -> pairs!", saves=(0,), saves_results=(0,), flops=3.0),
     "aten::prelu": _prelu,
     "aten::scatter_add": _scatter_add,
+    "aten::searchsorted": _placed,
     "aten::slice_scatter": _along(2),
     "aten::sort": _along(1, (1,)),
     "aten::topk": _along(2, (1,)),
+    "aten::unfold": _windows,
     "aten::view_as_real": Rule("... -> ... c!", flops=0.0, view=True),
     # Rows x [s, k] stand in order of their expert; offsets [e] say where each one's rows end.
     "transformers::grouped_mm_fallback": Rule(
@@ -337,6 +407,10 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
         saves=(0, 1),
         flop_terms=((2.0, ("s", "k", "n")),),
         cost="matmul",
+    ),
+    **dict.fromkeys(
+        ("aten::linalg_matrix_exp", "aten::linalg_inv", "aten::linalg_cholesky", "aten::logdet"),
+        _matrices,
     ),
     **{f"aten::conv_transpose{n}d": _conv_transpose for n in (1, 2, 3)},
     **{

@@ -33,6 +33,7 @@ LIMIT_S = 180.0
 MINUTES = 120.0
 REFUSED_SHARE = 0.03
 """Of the PyTorch spellings."""
+_PLAIN = ("planned", "not there")
 _PRELOADED = ["torch", "autopar.planner.planning", "benchmarks.spellings.every"]
 
 
@@ -44,6 +45,8 @@ def rows(names: Sequence[str], home: Path, workers: int) -> list[Outcome]:
         counts = Counter(row.outcome for row in some)
         said = ", ".join(f"{n} {outcome}" for outcome, n in counts.items())
         print(f"{some[0].name}: {said}", file=sys.stderr, flush=True)
+        for why in dict.fromkeys(row.why for row in some if row.outcome not in _PLAIN):
+            print(f"    {why}", file=sys.stderr, flush=True)
     errors = worst_errors([row.folder for row in made if row.folder])
     return [_verified(row, errors[row.folder]) if row.folder else row for row in made]
 

@@ -64,6 +64,13 @@ def step_hooks_once(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         hook(optimizer, (), {})
 
 
+def decompositions() -> Any:
+    """PyTorch's own table of what its ops are made of, by op."""
+    from torch._decomp import core_aten_decompositions
+
+    return core_aten_decompositions()
+
+
 def fake_store() -> Any:
     """What a process group of the backend "fake" keeps its keys in: nowhere."""
     from torch.testing._internal.distributed.fake_pg import FakeStore

@@ -8,6 +8,7 @@ name.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,10 +28,12 @@ from autopar.frontends.pytorch.aten_losses import LOSSES
 from autopar.frontends.pytorch.aten_noise import NOISE
 from autopar.frontends.pytorch.aten_products import PRODUCTS
 from autopar.frontends.pytorch.aten_shapes import SHAPES, reshape_to, transpose_to
+from autopar.frontends.pytorch.decomposed import lift_parts, parts_of
 from autopar.frontends.pytorch.ir import Value
 from autopar.frontends.pytorch.lifter import Lifter
 from autopar.frontends.pytorch.original_calls import bound, original_call
 from autopar.nouns.graph import freeze
+from autopar.rules.torch_calls import POINTWISE
 
 
 def lift_call(lifter: Lifter, node: fx.Node) -> Any:
@@ -62,29 +65,50 @@ def _keep_call(lifter: Lifter, made: ir.Node, node: fx.Node) -> None:
 
 
 def _unknown(lifter: Lifter, node: fx.Node) -> Any:
-    """An op without a kind: named after itself, to be ruled by the user or refused by the plan."""
-    operands: list[Value] = []
-
-    def collect(v: Any) -> None:
-        if isinstance(v, fx.Node):
-            operands.append(lifter.read(v))
-        elif isinstance(v, list | tuple):
-            for x in v:
-                collect(x)
-
-    collect(list(node.args) + list(node.kwargs.values()))
+    """An op without a kind: what PyTorch makes it of, where no rule is known for it as it is; else
+    named after itself, to be ruled by the user or refused by the plan."""
+    target: Any = node.target
+    graph = parts_of(target, _fakes(node.args), _fakes(node.kwargs))
+    if graph is not None:
+        given = map(lifter.read, _nodes((node.args, node.kwargs)))
+        return lift_parts(lifter, graph, given, lambda part: lift_call(lifter, part))
+    operands = [lifter.read(n) for n in _nodes((node.args, node.kwargs))]
     meta = node.meta.get("val")
     several = isinstance(meta, list | tuple)
     metas: list[Any] = list(meta) if isinstance(meta, list | tuple) else [meta]
     outputs = [ir.like(t) for t in metas if isinstance(t, torch.Tensor)]
-    kind = f"{node.target.namespace}::{node.target._opname}"  # type: ignore[union-attr]
+    kind = f"{target.namespace}::{target._opname}"
     made = lifter.emit_many(kind, operands, outputs)
     lifter.nodes[-1].flat = _without_derivative(node)
     _keep_call(lifter, lifter.nodes[-1], node)
     attrs = lifter.nodes[-1].attrs
+    if torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags:
+        attrs[POINTWISE] = True
     if several and len(made) == 1 and "torch" in attrs:
         attrs["torch"] = freeze({**attrs["torch"], "listed": True})
     return made if several else made[0] if made else None
+
+
+def _nodes(value: Any) -> Iterator[fx.Node]:
+    """The operands of a call, in order."""
+    if isinstance(value, fx.Node):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _nodes([*value.values()])
+    elif isinstance(value, list | tuple):
+        for v in value:
+            yield from _nodes(v)
+
+
+def _fakes(value: Any) -> Any:
+    """The arguments of a call with the fakes that they were traced on."""
+    if isinstance(value, fx.Node):
+        return value.meta["val"]
+    if isinstance(value, Mapping):
+        return {k: _fakes(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(map(_fakes, value)) if isinstance(value, tuple) else [*map(_fakes, value)]
+    return value
 
 
 def _without_derivative(node: fx.Node) -> bool:

@@ -1,0 +1,107 @@
+"""An op without a rule as the ops that PyTorch itself makes of it.
+
+PyTorch breaks composite ops up in its dispatcher, and keeps a table of decompositions for the
+others (`torch._decomp`). Either is traced on the fakes of the op at hand, and its ops are lifted in
+the place of the one.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from autopar.frontends.pytorch.lifter import is_inplace
+from autopar.rules.registry import registered_kinds
+from autopar.rules.table import TABLE
+from autopar.runtime.pytorch.torch_private import decompositions, without_modes
+
+if TYPE_CHECKING:
+    from autopar.frontends.pytorch.lifter import Lifter
+
+
+def parts_of(target: torch._ops.OpOverload, args: Any, kwargs: Any) -> fx.Graph | None:
+    """The ops that ``target`` is made of, called on fakes; placeholders are its tensors in order.
+
+    None where a rule is known for it as it is, where PyTorch has no other form of it, and where
+    that form writes into tensors or needs their values.
+    """
+    if f"{target.namespace}::{target._opname}" in {*TABLE, *registered_kinds()}:
+        return None
+    form = _form(target)
+    if form is None:
+        return None
+    tensors = list(_tensors((args, kwargs)))
+
+    def run(*given: torch.Tensor) -> Any:
+        put = iter(given)
+
+        def filled(v: Any) -> Any:
+            if isinstance(v, torch.Tensor):
+                return next(put)
+            if isinstance(v, list | tuple):
+                return type(v)(map(filled, v))
+            return v
+
+        return form(*filled(args), **{k: filled(v) for k, v in kwargs.items()})
+
+    try:
+        with without_modes():
+            made = make_fx(run)(*tensors)
+    except Exception:  # PyTorch's own code, on tensors without values
+        return None
+    nodes = [n for n in made.graph.nodes if n.op not in ("placeholder", "output")]
+    plain = all(
+        n.op == "call_function"
+        and not is_inplace(n.target)
+        and (n.target is operator.getitem or isinstance(n.target, torch._ops.OpOverload))
+        and getattr(n.target, "namespace", "aten") == "aten"
+        and n.target is not target
+        for n in nodes
+    )
+    return made.graph if plain and nodes else None
+
+
+def lift_parts(
+    lifter: Lifter, graph: fx.Graph, operands: Iterable[Any], lift: Callable[[fx.Node], Any]
+) -> Any:
+    """Emits the ops of ``graph``; its result, or a list of them."""
+    given = iter(operands)
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            lifter.env[node] = next(given)
+        elif node.op == "output":
+            result = node.args[0]
+            listed = isinstance(result, list | tuple)
+            return [lifter.env[n] for n in result] if listed else lifter.env[result]
+        elif node.target is operator.getitem:
+            lifter.env[node] = lifter.env[node.args[0]][node.args[1]]
+        else:
+            lifter.env[node] = lift(node)
+    raise AssertionError("an fx graph ends in its output")
+
+
+def _form(target: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return None
+    if torch._C._dispatch_has_kernel_for_dispatch_key(
+        target.name(), "CompositeImplicitAutograd"
+    ):
+        return target.decompose
+    form: Callable[..., Any] | None = decompositions().get(target)
+    return form
+
+
+def _tensors(value: Any) -> Iterable[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for v in value.values():
+            yield from _tensors(v)
+    elif isinstance(value, list | tuple):
+        for v in value:
+            yield from _tensors(v)
