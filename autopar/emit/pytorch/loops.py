@@ -79,8 +79,9 @@ class _Round:
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    """How a call depends on the one before it, see `Loop`."""
+    """How a call depends on the one before it, see `Loop`; ``stays``: of the same module."""
 
+    stays: bool
     carried: tuple[int | None, ...]
     listed: tuple[int, ...]
     sliced: bool
@@ -185,7 +186,8 @@ def _pattern(before: _Round, after: _Round, readers: Mapping[str, int]) -> _Patt
     old, new = before.call.op, after.call.op
     if len(old.inputs) != len(new.inputs) or len(old.outputs) != len(new.outputs):
         return None
-    if not _next_to(old.attrs["instance"], new.attrs["instance"]):
+    instances = old.attrs["instance"], new.attrs["instance"]
+    if not _next_to(*instances):
         return None
     carried: list[int | None] = []
     for was, now in zip(old.inputs, new.inputs, strict=True):
@@ -196,7 +198,8 @@ def _pattern(before: _Round, after: _Round, readers: Mapping[str, int]) -> _Patt
         else:
             return None
     listed = tuple(i for i, n in enumerate(old.outputs) if readers[n] != carried.count(i))
-    return _Pattern(tuple(carried), listed, bool(after.slices))
+    stays = instances[0] == instances[1]
+    return _Pattern(stays, tuple(carried), listed, bool(after.slices))
 
 
 def _next_slice(old: Slice | None, new: Slice | None) -> bool:

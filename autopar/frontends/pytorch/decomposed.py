@@ -55,6 +55,8 @@ def parts_of(target: torch._ops.OpOverload, args: Any, kwargs: Any) -> fx.Graph 
     except Exception:  # PyTorch's own code, on tensors without values
         return None
     nodes = [n for n in made.graph.nodes if n.op not in ("placeholder", "output")]
+    for node in nodes:
+        node.target = _without_copy(node.target)
     plain = all(
         n.op == "call_function"
         and not is_inplace(n.target)
@@ -92,8 +94,18 @@ def _form(target: torch._ops.OpOverload) -> Callable[..., Any] | None:
         target.name(), "CompositeImplicitAutograd"
     ):
         return target.decompose
-    form: Callable[..., Any] | None = decompositions().get(target)
+    table = decompositions()  # a mapping whose get() knows less than its []
+    form: Callable[..., Any] | None = table[target] if target in table else None
     return form
+
+
+def _without_copy(target: Any) -> Any:
+    """``diagonal`` for ``diagonal_copy``: decompositions copy what the op itself need not."""
+    name = getattr(target, "_opname", "")
+    packet = getattr(torch.ops.aten, name.removesuffix("_copy"), None)
+    if not name.endswith("_copy") or name.startswith("_") or packet is None:
+        return target
+    return getattr(packet, target._overloadname, target)
 
 
 def _tensors(value: Any) -> Iterable[torch.Tensor]:

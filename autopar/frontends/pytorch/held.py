@@ -32,6 +32,7 @@ def fakes_inside(
     they are held by (module path, name)."""
     held: dict[tuple[str, str], torch.Tensor] = {}
     places: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    before = [(vars(m), dict(vars(m)), dict(m._buffers), m) for m in model.modules()]
     fakes: dict[int, torch.Tensor] = {}
     named: dict[int, Named] = {}
     aliases: dict[str, str] = {}
@@ -62,3 +63,17 @@ def fakes_inside(
     finally:
         for home, key, tensor in places:
             home[key] = tensor
+        for attributes, plain, buffers, module in before:
+            _without_made(attributes, plain)
+            _without_made(module._buffers, buffers)
+
+
+def _without_made(table: dict[str, Any], before: dict[str, Any]) -> None:
+    """Takes out tensors that a trace has put where there was none: they are fakes, which the next
+    trace would take for the model's own."""
+    for key, value in list(table.items()):
+        if isinstance(value, torch.Tensor) and not isinstance(before.get(key), torch.Tensor):
+            if key in before:
+                table[key] = before[key]
+            else:
+                del table[key]

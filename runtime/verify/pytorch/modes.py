@@ -58,7 +58,10 @@ class Exact(FixedDraws):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in ("float", "half", "bfloat16"):
+        name = getattr(func, "__name__", "")
+        if name in ("float", "half", "bfloat16"):
+            return args[0].double()
+        if name == "type" and any(_names_a_float(a) for a in (*args[1:], *(kwargs or {}).values())):
             return args[0].double()
         args = tuple(map(_widened, args))
         kwargs = {key: _widened(value) for key, value in (kwargs or {}).items()}
@@ -75,6 +78,12 @@ def _in_groups(func: Any, args: tuple[Any, ...]) -> bool:
     if getattr(func, "__name__", "") not in NAMES or len(args) < 2:
         return False
     return args[0].dtype is torch.float64 and (args[0].dim(), args[1].dim()) == (2, 3)
+
+
+def _names_a_float(value: Any) -> bool:
+    """Whether this is a class of tensors or its name, as ``x.type(torch.FloatTensor)`` takes it."""
+    name = value if isinstance(value, str) else f"{getattr(value, '__name__', '')}"
+    return name.rpartition(".")[2] in ("FloatTensor", "HalfTensor", "BFloat16Tensor")
 
 
 def _widened(value: Any) -> Any:

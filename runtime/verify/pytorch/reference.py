@@ -114,9 +114,10 @@ def _noise(
     noise = dict.fromkeys(small, 0.0)
     for _ in range(MEASUREMENTS):
         other = _built(workload).to(next(iter(gradients.values())).device)
+        values = dict(named_tensors(model))
         with torch.no_grad():
-            for (_, to), (_, now) in zip(named_tensors(other), named_tensors(model), strict=True):
-                to.copy_(_moved(now, generator))
+            for name, to in named_tensors(other):  # tables that a forward made are not there yet
+                to.copy_(_moved(values[name], generator))
         near = {
             n: _moved(v, generator) if isinstance(v, torch.Tensor) else v for n, v in batch.items()
         }
