@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.lowering.spread import BATCH_AXES, Lowered, activation_collectives
 from autopar.lowering.stages import StagePart, stage_parts
@@ -200,11 +200,29 @@ def ways(parts: Sequence[StagePart], schedule: Schedule) -> Iterator[Way]:
 def stored_parameters(lowered: Lowered, dtypes: Mapping[str, str]) -> Iterator[Stored]:
     """Each parameter of the unfolded model once, with its unit."""
     yield from _stored(lowered, dtypes, "", "")
+    again = _gathered_again(lowered)
     for name, body in lowered.blocks.items():
         block = lowered.graph.blocks[name]
         for instance in dict.fromkeys(block.instances):
             unit = instance if instance in block.units else ""
-            yield from _stored(body, dtypes, f"{instance}.", unit)
+            for stored in _stored(body, dtypes, f"{instance}.", unit):
+                yield stored if not unit or unit in again else replace(stored, again=False)
+
+
+def _gathered_again(lowered: Lowered) -> set[str]:
+    """Units that FSDP2 gathers for backward too: those that have one, and what ran before such a
+    one or before the root, which prefetches it without asking."""
+    units = {unit for block in lowered.graph.blocks.values() for unit in block.units}
+    again = units - {op.attrs["instance"] for op in lowered.graph.ops if op.kind == "block"}
+    follows = True
+    for op in reversed(lowered.graph.ops):
+        if op.kind != "block" or op.attrs["instance"] not in units:
+            continue
+        passed = any(lowered.graph.tensors[name].differentiable for name in op.outputs)
+        if passed or follows:
+            again.add(op.attrs["instance"])
+        follows = passed
+    return again
 
 
 def _stored(

@@ -8,8 +8,9 @@ what                           over                                how often in 
 where ZeRO splits nothing:
 all_reduce of gradients        all data axes as one group          once, in the last microbatch
 where it splits anything:
-all_gather of a unit           dp_shard                            as `autopar.nouns.zero` says; of
-                                                                   the root not for backward
+all_gather of a unit           dp_shard                            as `autopar.nouns.zero` says; for
+                                                                   backward not of the root, nor
+                                                                   where nothing has a gradient
 reduce_scatter of a unit       dp_shard                            as that says
 all_reduce of the piece        dp_replicate                        once
 always:
@@ -59,8 +60,8 @@ WIDE_BYTES = COUNT_BYTES = 8
 class Stored:
     """A parameter: global shape, stored dtype, sharding on the model axes, and its unit.
 
-    ``unit`` is the instance path of its block (see `Block.units`), ``""`` for the root. Tied names
-    count once.
+    ``unit`` is the instance path of its block (see `Block.units`), ``""`` for the root; ``again``:
+    whether the unit is gathered for backward too. Tied names count once.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Stored:
     sharding: Sharding
     trainable: bool = True
     unit: str = ""
+    again: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +253,8 @@ def _sharded(
             "gradients": ("gradients", reduced),
             "replicas": ("gradients", reduced // cuts.shard),
         }
-        if not unit:  # the root stays whole from forward to backward
+        once = not members[0].again and cuts.framework == "torch"
+        if not unit or once:  # the root stays whole from forward to backward
             del sizes["backward"]
         if not reduced:
             del sizes["gradients"], sizes["replicas"]

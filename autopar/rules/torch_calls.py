@@ -15,7 +15,6 @@ from autopar.rules.kept_whole import whole_rule
 from autopar.rules.notation import Kept, Rule, RuleMaker
 from autopar.rules.terms import letters, positive, text
 
-
 POINTWISE = "pointwise"
 """The attr of an op without a kind that PyTorch itself calls pointwise."""
 
@@ -181,16 +180,15 @@ def _most_of_windows(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor
 
 
 def _matrices(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
-    """Square matrices [..., n, n], each for itself, to matrices or to numbers."""
-    del op
+    """Square matrices [..., n, n], each for itself, to matrices, or to numbers where it failed."""
     names = letters(len(operands[0].shape) - 2)
-    ends = (["m!", "n!"], [])
+    ends: tuple[list[str], list[str]] = (["m!", "n!"], [])
     right = [[*names, *ends[len(t.shape) < len(operands[0].shape)]] for t in results]
     n = operands[0].shape[-1]
     return Rule(
         text([[*names, "m!", "n!"]], right),
-        saves=(0,),
-        saves_results=tuple(range(len(results))),
+        saves=(0,) if op.kind.endswith("exp") else (),
+        saves_results=() if op.kind.endswith("exp") else (0,),
         flop_terms=((float(n), ("m", "n", *names)),),
         backward=2.0,
         cost="reduction",
@@ -199,10 +197,9 @@ def _matrices(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...])
 
 def _placed(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
     """searchsorted(sorted, x), bucketize(x, sorted): each number's place in one whole row."""
-    del results
     row = 0 if op.kind.endswith("searchsorted") else 1
     if len(operands) != 2 or len(operands[row].shape) != 1:
-        return whole_rule(operands, (operands[1 - row],))
+        return whole_rule(operands, results)
     names = letters(len(operands[1 - row].shape))
     terms = [["sorted!"], names] if row == 0 else [names, ["sorted!"]]
     return Rule(text(terms, [names]), flops=8.0)
@@ -380,8 +377,8 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
     "aten::adaptive_max_pool3d": _most_of_windows,
     "aten::bucketize": _placed,
     "aten::cosine_similarity": _cosine,
-    "aten::cummax": _along(1, (1,)),
-    "aten::cummin": _along(1, (1,)),
+    "aten::cummax": _along(1, (1,), (0,)),
+    "aten::cummin": _along(1, (1,), (0,)),
     "aten::cumprod": _along(1, (0,), (0,)),
     "aten::diagonal": _diagonal,
     "aten::diff": _along(2),
@@ -409,8 +406,7 @@ TORCH_CALLS: Mapping[str, Rule | RuleMaker] = {
         cost="matmul",
     ),
     **dict.fromkeys(
-        ("aten::linalg_matrix_exp", "aten::linalg_inv", "aten::linalg_cholesky", "aten::logdet"),
-        _matrices,
+        ("aten::linalg_matrix_exp", "aten::linalg_inv_ex", "aten::linalg_cholesky_ex"), _matrices
     ),
     **{f"aten::conv_transpose{n}d": _conv_transpose for n in (1, 2, 3)},
     **{

@@ -60,22 +60,37 @@ def test_the_batch_may_lie_inside_a_merged_dim() -> None:
     assert [flow.tensors[n] for n in ("flat", "back", "turned")] == ["S0", "S0", "S1"]
 
 
-def test_an_inner_batch_dim_is_named() -> None:
+def test_an_inner_batch_dim_is_gathered_and_named() -> None:
     g = Drawing()
     x = g.op("transpose", (g.given("x", B, S),), S, B, name="turned", dims=(1, 0))
     flat = g.op("reshape", (x,), S * B, name="flat", shape=(S * B,))
-    with pytest.raises(BatchMixed, match=r"'reshape' at model \(model.py:7\).*outer part"):
-        batch_flow(g.graph(flat), {"x": 0})
+    flow = batch_flow(g.graph(flat), {"x": 0})
+    assert flow.tensors["flat"] == "R"
+    assert "op 'reshape' at model (model.py:7) mixes samples: dim 1 of turned" in flow.obstacles[0]
 
 
-def test_an_op_that_keeps_the_batch_whole_is_named() -> None:
+def test_an_op_that_mixes_samples_runs_whole_and_readers_split_what_it_gives() -> None:
     g, logits = classifier()
-    out = g.op("softmax", (logits,), B, D, dim=0)
-    with pytest.raises(BatchMixed) as caught:
-        batch_flow(g.graph(out), BATCH)
-    text = str(caught.value)
-    assert "'softmax' at model (model.py:7) keeps dim 0 of hidden [4, 8] whole" in text
-    assert "--fix dp_replicate=1,dp_shard=1" in text
+    mixed = g.op("softmax", (logits,), B, D, name="mixed", dim=0)
+    out = g.op("exp", (mixed,), B, D, name="after")
+    flow = batch_flow(g.graph(out), BATCH)
+    assert (flow.choices["mixed"], flow.tensors["mixed"]) == ("", "R")
+    assert flow.tensors["after"] == "S0"
+    (text, *_) = flow.obstacles
+    assert text.startswith(
+        "op 'softmax' at model (model.py:7) mixes samples: dim 0 of hidden [4, 8]"
+    )
+    assert "every data rank gathers it" in text
+
+
+def test_what_is_mixed_is_gathered_where_another_operand_says_how_to_split() -> None:
+    """Rows in an order that the batch gives: each rank takes its own of all of them."""
+    g = Drawing()
+    x, order = g.given("x", B, D), g.given("order", B, dtype="int64")
+    out = g.op("index_select", (x, order), B, D, name="turned", dim=0)
+    flow = batch_flow(g.graph(out), {"x": 0, "order": 0})
+    assert flow.tensors["turned"] == "S0"
+    assert "mixes samples" in flow.obstacles[0]
 
 
 def test_samples_that_meet_each_other_stay_split_on_one_side() -> None:

@@ -88,7 +88,53 @@ def _grouped_product(d: Draw, kind: str) -> Made:
     return (d.real(rows, k), d.real(experts, k, n), counts.cumsum(0)), _call("%0", "%1", "%2")
 
 
+def _scan(d: Draw, kind: str) -> Made:
+    del kind
+    shape = d.shape()
+    return (d.real(*shape),), _call("%0", d.dim(shape))
+
+
+def _windows(d: Draw, kind: str) -> Made:
+    del kind
+    shape = [*d.shape()]
+    dim = d.dim(shape)
+    shape[dim] = d.of(4, 5)
+    return (d.real(*shape),), _call("%0", dim, d.of(1, 2, 3), d.of(1, 2))
+
+
+def _adaptive(d: Draw, kind: str) -> Made:
+    spatial = int(kind[-2])
+    x = d.real(d.size(), d.size(), *(d.of(4, 5) for _ in range(spatial)))
+    return (x,), _call("%0", [d.of(1, 2, 3)] * spatial)
+
+
+def _matrices(d: Draw, kind: str) -> Made:
+    """Far from singular, and those to be decomposed symmetric."""
+    lead, n = d.of((), (d.size(),), (d.size(), d.small())), d.size()
+    x = d.signed(*lead, n, n).detach() * 0.3
+    if kind == "aten::linalg_cholesky_ex":
+        x = x @ x.mT
+    return ((x + torch.eye(n, dtype=x.dtype) * 2).requires_grad_(),), _call("%0")
+
+
+def _placed(d: Draw, kind: str) -> Made:
+    row, x = d.real(d.of(1, 4), gradient=False).sort().values, d.real(*d.shape(), gradient=False)
+    operands = (row, x) if kind == "aten::searchsorted" else (x, row)
+    return operands, _call("%0", "%1", right=d.flag())
+
+
+def _pairs(d: Draw, kind: str) -> Made:
+    del kind
+    return (d.signed(d.of(2, 3, 4), d.size()),), _call("%0", 2.0)
+
+
 TORCH_CASES = {
+    **dict.fromkeys(("aten::cummax", "aten::cummin", "aten::logcumsumexp"), _scan),
+    **{f"aten::adaptive_max_pool{n}d": _adaptive for n in (2, 3)},
+    "aten::unfold": _windows,
+    **{f"aten::linalg_{name}": _matrices for name in ("matrix_exp", "inv_ex", "cholesky_ex")},
+    **dict.fromkeys(("aten::bucketize", "aten::searchsorted"), _placed),
+    "aten::_pdist_forward": _pairs,
     "aten::histc": _histogram,
     "aten::index_put": _index_put,
     "aten::index_add": _index_add,

@@ -17,9 +17,9 @@ from autopar.frontends.pytorch.gradients import (
     stop_gradients,
     unreached,
 )
-from autopar.frontends.pytorch.held import Named
+from autopar.frontends.pytorch.held import Named, attributes_kept
 from autopar.frontends.pytorch.ir import Value, dtype_name
-from autopar.frontends.pytorch.left_behind import check_counts
+from autopar.frontends.pytorch.left_behind import check_same_again
 from autopar.frontends.pytorch.lift import lift
 from autopar.frontends.pytorch.program import Program, cut, prune
 from autopar.frontends.pytorch.rewrite import rewrite
@@ -48,10 +48,10 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
     repeats = Repeats(built.model)
     while True:
         try:
-            trace = take_trace(built, repeats)
-            if trace.left != trace.before:
-                again = take_trace(built, repeats)
-                check_counts(trace.before, trace.left, trace.graph, again.graph)
+            with attributes_kept(built.model):
+                trace = take_trace(built, repeats)
+                if trace.left != trace.before or trace.made:
+                    check_same_again(trace, take_trace(built, repeats))
             program = cut(lift(trace), trace.kinds)
             rewrite(program)
             prune(program)

@@ -29,10 +29,9 @@ def fakes_inside(
     model: nn.Module, mode: FakeTensorMode
 ) -> Iterator[tuple[dict[int, Named], dict[str, str], dict[tuple[str, str], torch.Tensor]]]:
     """Inside, all tensors that the model holds are fake; yields what they stand for, and where
-    they are held by (module path, name)."""
+    they are held by (module path, name). What is put in the place of one stays there."""
     held: dict[tuple[str, str], torch.Tensor] = {}
-    places: list[tuple[dict[str, Any], str, torch.Tensor]] = []
-    before = [(vars(m), dict(vars(m)), dict(m._buffers), m) for m in model.modules()]
+    places: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]] = []
     fakes: dict[int, torch.Tensor] = {}
     named: dict[int, Named] = {}
     aliases: dict[str, str] = {}
@@ -57,23 +56,55 @@ def fakes_inside(
                     else:
                         aliases[name] = named[id(made)].name
                     home = vars(module) if table is plain else table
-                    places.append((home, key, tensor))
+                    places.append((home, key, tensor, made))
                     home[key] = held[path, key] = made
         yield named, aliases, held
     finally:
-        for home, key, tensor in places:
-            home[key] = tensor
-        for attributes, plain, buffers, module in before:
-            _without_made(attributes, plain)
-            _without_made(module._buffers, buffers)
+        for home, key, tensor, made in places:
+            if home.get(key) is made:
+                home[key] = tensor
 
 
-def _without_made(table: dict[str, Any], before: dict[str, Any]) -> None:
-    """Takes out tensors that a trace has put where there was none: they are fakes, which the next
-    trace would take for the model's own."""
+@contextmanager
+def attributes_kept(model: nn.Module) -> Iterator[None]:
+    """After it, no module has tensors that traces inside have put there, which the next one would
+    take for the model's own; and numbers, which may say that such tensors are there, are as they
+    were."""
+    before = [(m, dict(vars(m)), dict(m._buffers), dict(m._parameters)) for m in model.modules()]
+    try:
+        yield
+    finally:
+        for module, *tables in before:
+            for now, was in zip(
+                (vars(module), module._buffers, module._parameters), tables, strict=True
+            ):
+                _put_back(now, was)
+
+
+def _put_back(table: dict[str, Any], before: dict[str, Any]) -> None:
     for key, value in list(table.items()):
-        if isinstance(value, torch.Tensor) and not isinstance(before.get(key), torch.Tensor):
-            if key in before:
-                table[key] = before[key]
+        if not isinstance(value, torch.Tensor | bool | int | float | str):
+            continue
+        if key in before:
+            table[key] = before[key]
+        elif isinstance(value, torch.Tensor):
+            del table[key]
+
+
+def made_and_kept(
+    model: nn.Module, held: dict[tuple[str, str], torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], frozenset[str]]:
+    """Tensors that a forward has put into attributes and buffers, by name, and the names under which
+    there are those that it was given."""
+    made: dict[str, torch.Tensor] = {}
+    kept: set[str] = set()
+    for path, module in model.named_modules():
+        for name, value in {**vars(module), **module._buffers}.items():
+            full = f"{path}.{name}" if path else name
+            if not isinstance(value, torch.Tensor):
+                continue
+            if held.get((path, name)) is value:
+                kept.add(full)
             else:
-                del table[key]
+                made[full] = value
+    return made, frozenset(kept)

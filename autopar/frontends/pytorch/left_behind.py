@@ -6,17 +6,24 @@ replaces a buffer, or counts in an attribute and computes with the count, has no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import operator
+from collections.abc import Container, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
 
 from autopar.frontends.pytorch.errors import MutationError
 
+if TYPE_CHECKING:
+    from autopar.frontends.pytorch.trace import Trace
+
 Numbers = Mapping[tuple[str, str], Any]
 """Plain attributes by (module path, name)."""
 
+_SAME = frozenset(
+    "alias detach to _to_copy slice contiguous view lift_fresh lift_fresh_copy".split()
+)
 _ADVICE = (
     "What a forward leaves behind is not carried from step to step: compute it from the batch "
     "inside the forward, or update it outside of the model between steps"
@@ -67,43 +74,75 @@ def check_tensors(model: nn.Module, held: Mapping[tuple[str, str], Any], read: s
                 raise MutationError(f"the forward updates {what} {full!r}. {_ADVICE}")
 
 
-def check_counts(before: Numbers, after: Numbers, first: fx.Graph, second: fx.Graph) -> None:
+def check_same_again(first: Trace, second: Trace) -> None:
     """Raises `MutationError` where a second forward is another one, for what the first left.
 
-    ``first`` and ``second`` are traces of them, ``before`` and ``after`` the numbers around the
-    first.
+    A tensor that the first made and put into an attribute, where the second finds and leaves it,
+    is the same in both: a table that is made when it is first needed.
     """
-    if _text(first) == _text(second):
+    found = {node: name for name, node in first.made.items() if name in second.kept}
+    if _text(first, found) == _text(second, {}):
         return
+    before, after = first.before, first.left
     changed = [(k, before.get(k), v) for k, v in after.items() if before.get(k) != v]
-    shown = ", ".join(f"{'.'.join(filter(None, k))} ({a} to {b})" for k, a, b in changed[:3])
+    if changed:
+        shown = ", ".join(f"{'.'.join(filter(None, k))} ({a} to {b})" for k, a, b in changed[:3])
+        what = f"counts in {shown} and computes with it"
+    else:
+        what = f"keeps {', '.join(list(first.made)[:3])} and computes with it the next time"
     raise MutationError(
-        f"the forward counts in {shown} and computes with it, so the second step is not what the "
-        f"first is. {_ADVICE}"
+        f"the forward {what}, so the second step is not what the first is. {_ADVICE}"
     )
 
 
-def _text(graph: fx.Graph) -> str:
+def _text(trace: Trace, found: Mapping[str, str]) -> str:
     """What the graph computes: ops whose results nothing reads are left out.
 
-    torch makes such ops by itself where it prepares something once in a process, so the first
-    forward of all has more of them than the second.
+    ``found``: attributes by the names of nodes that stand for them. torch makes ops by itself where
+    it prepares something once in a process, so the first forward of all has more of them than the
+    second.
     """
-    reached = _live(graph)
-    live = [node for node in graph.nodes if node in reached]
-    places = {node: f"%{place}" for place, node in enumerate(live)}
+    reached = _live(trace.graph, found)
+    live = [node for node in trace.graph.nodes if node in reached]
+    named = {node: found[node.name] for node in live if node.name in found}
+    named |= {node: _held_name(trace, node) for node in live if node.op == "get_attr"}
+    computed: list[fx.Node] = []
+    for node in live:
+        if node not in named and _changes_nothing(node):
+            named[node] = named[node.args[0]]  # type: ignore[index]
+        elif node not in named:
+            named[node] = f"%{len(computed)}"
+            computed.append(node)
 
     def written(value: Any) -> str:
-        return str(fx.node.map_arg(value, lambda node: places[node]))
+        return str(fx.node.map_arg(value, lambda node: named[node]))
 
-    return "\n".join(f"{n.target} {written(n.args)} {written(n.kwargs)}" for n in live)
+    return "\n".join(f"{n.target} {written(n.args)} {written(n.kwargs)}" for n in computed)
 
 
-def _live(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes that the result or an effect comes from."""
+def _changes_nothing(node: fx.Node) -> bool:
+    """A table that is found may be cut to the length that it has, or cast to its own dtype."""
+    if getattr(node.target, "_opname", "") not in _SAME or not isinstance(node.args[0], fx.Node):
+        return False
+    given, made = node.args[0].meta.get("val"), node.meta.get("val")
+    if not isinstance(given, torch.Tensor) or not isinstance(made, torch.Tensor):
+        return False
+    return (given.shape, given.dtype) == (made.shape, made.dtype)
+
+
+def _held_name(trace: Trace, node: fx.Node) -> str:
+    """Of what a ``get_attr`` node reads: the model's name for it, else the trace's own."""
+    tensor = operator.attrgetter(str(node.target))(trace.root)
+    named = trace.named.get(id(tensor))
+    return str(node.target) if named is None else named.name
+
+
+def _live(graph: fx.Graph, found: Container[str]) -> set[fx.Node]:
+    """Nodes that the result or an effect comes from; what is ``found`` comes from nothing."""
     live: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        if _has_effect(node) or any(user in live for user in node.users):
+        read = any(user in live and user.name not in found for user in node.users)
+        if read or _has_effect(node):
             live.add(node)
     return live
 

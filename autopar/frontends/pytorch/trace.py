@@ -11,10 +11,11 @@ import operator
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 
 from autopar.frontends.pytorch.alike import Repeats
 from autopar.frontends.pytorch.autocast import autocast_of_devices_refused
@@ -24,7 +25,7 @@ from autopar.frontends.pytorch.errors import CaptureError
 from autopar.frontends.pytorch.experts import CalledExperts, kept_experts
 from autopar.frontends.pytorch.forward_errors import explained, loss_of
 from autopar.frontends.pytorch.functions import Called, kept_functions
-from autopar.frontends.pytorch.held import Named, fakes_inside
+from autopar.frontends.pytorch.held import Named, fakes_inside, made_and_kept
 from autopar.frontends.pytorch.hooks import check_hooks, hooks_refused
 from autopar.frontends.pytorch.left_behind import Numbers, check_tensors, numbers_of
 from autopar.frontends.pytorch.noting import Sources
@@ -43,6 +44,8 @@ class Trace:
     functions: calls of hand-written derivatives, by their number in the graph; ``experts`` those of
         a library's experts.
     before, left: plain attributes of the model around the forward.
+    made:    the nodes of tensors that the forward put into attributes, by the attribute's name; ""
+        for one that no op made. kept: attributes and buffers that hold what it was given.
     """
 
     graph: fx.Graph
@@ -56,6 +59,8 @@ class Trace:
     sources: Sources
     before: Numbers
     left: Numbers
+    made: dict[str, str]
+    kept: frozenset[str]
 
 
 def take_trace(built: Built, repeats: Repeats) -> Trace:
@@ -71,10 +76,16 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
     before = numbers_of(model)
     functions: list[Called] = []
     experts: list[CalledExperts] = []
+    made: dict[str, str] = {}
+    kept: set[str] = set()
 
     def run(*tensors: torch.Tensor) -> torch.Tensor:
         with sources.recording(calls), calls.patched(named):
-            return loss_of(model(**dict(zip(names, tensors, strict=True))))
+            loss = loss_of(model(**dict(zip(names, tensors, strict=True))))
+        fresh, same = made_and_kept(model, held)
+        made.update((name, _node_of(tensor)) for name, tensor in fresh.items())
+        kept.update(same)
+        return loss
 
     with ExitStack() as stack:
         named, aliases, held = stack.enter_context(fakes_inside(model, built.mode))
@@ -102,8 +113,15 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
     left = numbers_of(model)
     return Trace(
         *(traced.graph, traced, names, named, aliases, calls.kinds, functions, experts),
-        *(sources, before, left),
+        *(sources, before, left, made, frozenset(kept)),
     )
+
+
+def _node_of(tensor: torch.Tensor) -> str:
+    mode = get_proxy_mode()
+    assert mode is not None
+    slot: Any = get_proxy_slot(tensor, mode.tracer, None)
+    return "" if slot is None else slot.proxy.node.name
 
 
 def _read(traced: fx.GraphModule) -> set[int]:

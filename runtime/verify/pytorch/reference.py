@@ -86,11 +86,13 @@ def reference(workload: Workload, batch: Batch, device: torch.device) -> Referen
         if workload.clip_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), workload.clip_norm)
         optimizer.step()
-    weights = {n: p.detach() for n, p in model.named_parameters()}
-    weights |= {n: b for n, b in model.named_buffers() if b.is_floating_point()}
+    alias = aliases(model)
+    weights = {
+        alias.get(n, n): t.detach() for n, t in named_tensors(model) if t.is_floating_point()
+    }
     moved = {n: float((weights[n] - p).norm()) for n, p in before.items()}
     return Reference(
-        dict(batch), tuple(losses), tuple(gradients), weights, aliases(model), moved, tuple(noise)
+        dict(batch), tuple(losses), tuple(gradients), weights, alias, moved, tuple(noise)
     )
 
 
