@@ -22,7 +22,8 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(torch.tanh(self.up(x)))
+        made: Tensor = self.down(torch.tanh(self.up(x)))
+        return x + made
 
 
 class InOrder(nn.Module):

@@ -215,6 +215,39 @@ def test_a_plain_tensor_that_the_next_forward_reads() -> None:
         captured(body)
 
 
+def _memory(m: Any, h: Tensor) -> Tensor:
+    """As a recurrent memory that is zeros at first."""
+    if m.width is None:
+        m.width = torch.zeros_like(h)
+    loss = (h + m.width).square().mean()
+    m.width = h.detach()
+    return loss
+
+
+def _first_of_all(m: Any, h: Tensor) -> Tensor:
+    """A centre that the first batch gives and the next ones read."""
+    if not hasattr(m, "centre"):
+        m.centre = h.detach().mean(0)
+    return (h - m.centre).square().mean()
+
+
+@pytest.mark.parametrize("body", [_memory, _first_of_all])
+def test_what_one_forward_keeps_for_the_next(body: Body) -> None:
+    with pytest.raises(errors.MutationError, match="is not carried from step to step"):
+        captured(body, lambda m: setattr(m, "width", None))
+
+
+def _lazy_table(m: Any, h: Tensor) -> Tensor:
+    if m.width is None or m.width.shape[0] < D:
+        m.width = torch.arange(D) / D
+    return (h * m.width[:D].to(h.device)).mean()
+
+
+def test_a_table_that_is_made_when_it_is_first_needed() -> None:
+    kinds = [op.kind for op in captured(_lazy_table, lambda m: setattr(m, "width", None)).graph.ops]
+    assert "arange" in kinds
+
+
 def _tell(m: Any, h: Tensor) -> None:
     m.steps += 1
 

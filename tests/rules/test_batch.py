@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from autopar.nouns.graph import Graph
-from autopar.rules.batch import BatchMixed, batch_flow, data_choices
+from autopar.rules.batch import batch_flow, data_choices
 from tests.rules.graphs import Drawing
 
 B, S, D = 4, 6, 8

@@ -28,6 +28,7 @@ PAIRS = 3  # strategies of two choices that split something, tried on each two-a
 
 # Kinds of which no factor may be split, and why.
 NEVER_SPLIT = {
+    "aten::_pdist_forward": "every row meets every other",
     "arange": "its values depend on the index",
     "constant": "its values depend on the index",
 }

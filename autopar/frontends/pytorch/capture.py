@@ -19,10 +19,10 @@ from autopar.frontends.pytorch.gradients import (
 )
 from autopar.frontends.pytorch.held import Named, attributes_kept
 from autopar.frontends.pytorch.ir import Value, dtype_name
-from autopar.frontends.pytorch.left_behind import check_same_again
 from autopar.frontends.pytorch.lift import lift
 from autopar.frontends.pytorch.program import Program, cut, prune
 from autopar.frontends.pytorch.rewrite import rewrite
+from autopar.frontends.pytorch.same_again import check_same_again
 from autopar.frontends.pytorch.trace import Trace, take_trace
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.workload import Workload

@@ -90,7 +90,8 @@ def lift_parts(
 def _form(target: torch._ops.OpOverload) -> Callable[..., Any] | None:
     if torch.Tag.nondeterministic_seeded in target.tags:
         return None
-    if torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"):
+    name = target._schema.name + f".{target._overloadname}" * (target._overloadname != "default")
+    if torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
         return target.decompose
     table = decompositions()  # a mapping whose get() knows less than its []
     form: Callable[..., Any] | None = table[target] if target in table else None

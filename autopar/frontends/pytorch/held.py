@@ -70,15 +70,15 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
     """After it, no module has tensors that traces inside have put there, which the next one would
     take for the model's own; and numbers, which may say that such tensors are there, are as they
     were."""
-    before = [(m, dict(vars(m)), dict(m._buffers), dict(m._parameters)) for m in model.modules()]
+    tables: list[dict[str, Any]] = []
+    for module in model.modules():
+        tables += [vars(module), module._buffers, module._parameters]
+    before = [dict(table) for table in tables]
     try:
         yield
     finally:
-        for module, *tables in before:
-            for now, was in zip(
-                (vars(module), module._buffers, module._parameters), tables, strict=True
-            ):
-                _put_back(now, was)
+        for table, was in zip(tables, before, strict=True):
+            _put_back(table, was)
 
 
 def _put_back(table: dict[str, Any], before: dict[str, Any]) -> None:
@@ -94,8 +94,8 @@ def _put_back(table: dict[str, Any], before: dict[str, Any]) -> None:
 def made_and_kept(
     model: nn.Module, held: dict[tuple[str, str], torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], frozenset[str]]:
-    """Tensors that a forward has put into attributes and buffers, by name, and the names under which
-    there are those that it was given."""
+    """Tensors that a forward has put into attributes and buffers, by name, and the names of those
+    that are as it was given them."""
     made: dict[str, torch.Tensor] = {}
     kept: set[str] = set()
     for path, module in model.named_modules():
