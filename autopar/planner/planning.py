@@ -24,6 +24,7 @@ from autopar.nouns.recompute import policies
 from autopar.nouns.style import Style, style_of
 from autopar.nouns.workload import Workload, training
 from autopar.planner.candidates import Layout
+from autopar.planner.dtypes import mixed_unit
 from autopar.planner.fewer import Fewer, fewer
 from autopar.planner.fixed import Fixed, FixError
 from autopar.planner.pricing.bands import memory_band, time_band
@@ -210,6 +211,8 @@ def plan_captured(
         )
     _check_offload(fixed, workload, cluster)
     _check_recompute(fixed, workload)
+    mixed = mixed_unit(captured) if workload.framework == "torch" else ""
+    fixed = _unsharded(fixed, mixed) if mixed else fixed
     if obstacle is not None:
         _check_one_rank(fixed, obstacle, captured.samples)
     question = Question(
@@ -236,6 +239,8 @@ def plan_captured(
     against = tuple(f"No microbatches: {reason}." for reason in flow.obstacles)
     if obstacle is not None:
         against = (f"One data rank only: {obstacle}",)
+    if mixed:
+        against += (f"No ZeRO: {mixed}.",)
     against += outcome.alarms
     enough = fewer(question, outcome) if not outcome.best.stages else None
     return Planned(
@@ -268,6 +273,13 @@ def _check_offload(fixed: Fixed, workload: Workload, cluster: Cluster) -> None:
         against = offload_obstacle(cluster, workload.optimizer, workload.framework)
         if against:
             raise FixError(f"--fix offload={fixed.offload}: {against}; leave offload out")
+
+
+def _unsharded(fixed: Fixed, mixed: str) -> Fixed:
+    """``fixed`` without ZeRO. Raises `FixError` where that is pinned."""
+    if (fixed.zero or 0) > 0 or (fixed.dp_shard or 1) > 1:
+        raise FixError(f"--fix {fixed}: {mixed}; declare them alike, or take zero=0")
+    return replace(fixed, zero=0)
 
 
 def _check_one_rank(fixed: Fixed, obstacle: BatchMixed, samples: int) -> None:

@@ -2,8 +2,9 @@
 
 An op of one has `FUNCTION` among its attrs: where the class is, what it is called with, and what
 running it on fake tensors showed of it. A rule that the user registers under the op's kind, which
-is the function's name, says how it may be split; where it was shown to work element by element,
-forward and backward, that rule is known without.
+is the function's name, says how it may be split. Without one it is split as what it does shows:
+every dim where it works element by element, forward and backward; else those that every op of both
+treats as parallel.
 """
 
 from __future__ import annotations
@@ -14,18 +15,23 @@ from autopar.nouns.graph import Op
 from autopar.rules.notation import Rule
 
 FUNCTION = "function"
-ELEMENTWISE = "elementwise"
-"""Whether every element of results and gradients comes from those at the same place."""
+RULE = "rule"
+"""The rule's text; empty where none is known."""
 LINEAR = "backward_linear"
 """Whether the backward is linear in the gradients that come in."""
 
 
-def elementwise_rule(op: Op, operands: int, results: int) -> Rule | None:
-    """The rule of a function that works element by element; None for any other."""
-    if not op.attrs[FUNCTION][ELEMENTWISE]:
+def elementwise_text(operands: int, results: int) -> str:
+    """The rule of a function that works element by element, forward and backward."""
+    return f"{', '.join(['...~'] * operands)} -> {', '.join(['...~'] * results)}"
+
+
+def known_rule(op: Op) -> Rule | None:
+    """The rule that follows from what the function does; None where that shows none."""
+    text = op.attrs[FUNCTION].get(RULE)
+    if not text:
         return None
-    text = f"{', '.join(['...~'] * operands)} -> {', '.join(['...~'] * results)}"
-    return Rule(text, saves=tuple(range(operands)), flops=4.0, backward=2.0)
+    return Rule(text, saves=tuple(range(len(op.inputs))), flops=4.0, backward=2.0)
 
 
 def as_differentiated(rule: Rule, op: Op) -> Rule:

@@ -11,7 +11,7 @@ from autopar.rules.advice import no_rule
 from autopar.rules.binding import bind_rule
 from autopar.rules.kept_whole import MARK, whole_rule
 from autopar.rules.notation import FACTOR, BoundRule, Rule, RuleError, RuleMaker, parse_rule
-from autopar.rules.own_functions import FUNCTION, as_differentiated, elementwise_rule
+from autopar.rules.own_functions import FUNCTION, as_differentiated, known_rule
 from autopar.rules.table import TABLE
 from autopar.rules.torch_calls import POINTWISE, pointwise_rule
 
@@ -70,7 +70,7 @@ def _rule(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> 
         return whole_rule(operands, results)
     rule = _REGISTERED.get(op.kind)
     if rule is None and FUNCTION in op.attrs:
-        return elementwise_rule(op, len(operands), len(results))
+        return known_rule(op)
     rule = rule or TABLE.get(op.kind)
     if rule is None and op.kind.startswith(OWN_DERIVATIVE) and "rule" in op.attrs:
         return own_rule(op)

@@ -210,15 +210,17 @@ class Sharded(Storage):
 
     def _policy(self, module: nn.Module) -> MixedPrecisionPolicy:
         here = [p for p in module.parameters() if not isinstance(p, DTensor) and not _is_apart(p)]
-        own = {p.dtype for p in here}
-        if len(own) > 1:
+        trained = {p.dtype for p in here if p.requires_grad}
+        if len(trained) > 1:
             raise ProgramError(
-                f"parameters of {type(module).__name__} have dtypes {sorted(map(str, own))}: FSDP2 "
-                "gathers one dtype per unit; declare them alike, or plan with --fix zero=0"
+                f"parameters of {type(module).__name__} have dtypes {sorted(map(str, trained))}: "
+                "FSDP2 reduces one dtype per unit; declare them alike, or plan with --fix zero=0"
             )
-        stored = next(iter(own), torch.float32)
+        # Frozen ones may be stored otherwise, as under adapters: FSDP2 gathers bytes then.
+        stored = next(iter(trained), next(iter({p.dtype for p in here}), torch.float32))
         compute = getattr(torch, self.settings.precision)
-        lower = compute if stored is torch.float32 and compute is not stored else None
+        wide = any(p.dtype is torch.float32 for p in here)
+        lower = compute if wide and compute is not torch.float32 else None
         return MixedPrecisionPolicy(
             param_dtype=lower,
             reduce_dtype=stored if lower is not None else None,

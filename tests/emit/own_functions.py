@@ -379,3 +379,262 @@ class ClippedWeight(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad.clamp(-1e-3, 1e-3)
+
+
+class MaskedSoftmax(Function):
+    """Hidden entries are 0, also in a row that has no other."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, hidden: Tensor) -> Tensor:
+        shares = torch.softmax(x.masked_fill(hidden, -1e30), -1)
+        shares.masked_fill_(hidden, 0)
+        ctx.save_for_backward(shares)
+        return shares
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (shares,) = ctx.saved_tensors
+        inner = grad * shares
+        return inner - shares * inner.sum(-1, keepdim=True), None
+
+
+class Nearest(Function):
+    """The nearest row of a codebook and its number, straight through; rows in one long dim."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, codes: Tensor) -> Any:
+        flat = x.reshape(-1, codes.shape[1])
+        far = codes.square().sum(1) - 2 * (flat @ codes.T)
+        number = far.argmin(1)
+        ctx.save_for_backward(number, codes)
+        ctx.mark_non_differentiable(number)
+        return codes.index_select(0, number).view_as(x), number
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
+        number, codes = ctx.saved_tensors
+        to_codes = torch.zeros_like(codes)
+        to_codes.index_add_(0, number, grad.reshape(-1, codes.shape[1]))
+        return grad.clone(), to_codes
+
+
+class ByHeads(Function):
+    """Every head of a row by its own norm, by a rougher derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, heads: int, width: int) -> Tensor:
+        parts = x.unflatten(-1, (heads, width))
+        inverse = torch.rsqrt(parts.square().mean(-1, keepdim=True) + 1e-5)
+        ctx.save_for_backward(inverse)
+        ctx.sizes = heads, width
+        return (parts * inverse).flatten(-2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (inverse,) = ctx.saved_tensors
+        return (grad.unflatten(-1, ctx.sizes) * inverse).flatten(-2), None, None
+
+
+class RowsClipped(Function):
+    """The gradient of every row is at most so long: not linear in it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bound: float) -> Tensor:
+        ctx.bound = bound
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        length = grad.square().sum(-1, keepdim=True).sqrt()
+        return grad * (ctx.bound / length.clamp(min=ctx.bound)), None
+
+
+class AnyOfTwo(Function):
+    """Two results; where one is not read its gradient is None, not zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        return x * 2, x.cumsum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, one: Any, two: Any) -> Any:
+        if two is None:
+            return one - one.mean(0)
+        return two if one is None else one * 2 + two
+
+
+class Whitened(Function):
+    """Statistics of the batch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        deviation = x.std(0) + 1e-3
+        ctx.save_for_backward(deviation)
+        return (x - x.mean(0)) / deviation
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (deviation,) = ctx.saved_tensors
+        return grad / deviation
+
+
+class ByRows(Function):
+    """A number of rows as a constant argument."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: int) -> Tensor:
+        return x.reshape(rows, -1).softmax(-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * 2, None
+
+
+class OverRows(Function):
+    """Divided by a size that it reads."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.softmax(-1) / len(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad / len(grad)
+
+
+class FewRows(Function):
+    """Another function of few rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.softmax(-1) if len(x) > 2 else x.softmax(-1) * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class RowWeights(Function):
+    """A weight of every row, by its place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        return x.softmax(-1) * weight[: len(x)].unsqueeze(1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (weight,) = ctx.saved_tensors
+        return grad * weight[: len(grad)].unsqueeze(1), None
+
+
+class RowNumbers(Function):
+    """What is added to a row follows from its place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.softmax(-1) + torch.arange(len(x), dtype=x.dtype).unsqueeze(1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class Shifted(Function):
+    """A sum over rows in backward that goes into the gradient of every row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.softmax(-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad - grad.sum(0)
+
+
+class _Bias(Function):
+    """A bias behind a softmax; what its gradient is differs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(bias)
+        return x.softmax(-1) + bias
+
+
+class SummedBias(_Bias):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, grad.sum(0) * 0.5
+
+
+class AveragedBias(_Bias):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, grad.mean(0)
+
+
+class ClippedBias(_Bias):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, grad.sum(0).clamp(-1e-2, 1e-2)
+
+
+class DecayedBias(_Bias):
+    """Decay that would be added once for every piece."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (bias,) = ctx.saved_tensors
+        return grad, grad.sum(0) + 0.1 * bias
+
+
+class TopRow(Function):
+    """Its largest entry of every column."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x - x.max(0, keepdim=True).values
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class Everything(Function):
+    """Every entry meets every other one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x / x.square().sum().sqrt()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class Counted(Function):
+    """Another function at every call."""
+
+    calls = 0
+
+    @classmethod
+    def forward(cls, ctx: Any, x: Tensor) -> Tensor:
+        Counted.calls += 1
+        return x.softmax(-1) * (1 + Counted.calls % 2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class AboveSecond(Function):
+    """Has an op that no rule is known for."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x - x.kthvalue(2, -1, keepdim=True).values
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2

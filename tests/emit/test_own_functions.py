@@ -22,7 +22,6 @@ from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.frontends.pytorch.execute import execute
 from autopar.nouns.mesh import Mesh
 from autopar.planner.unruled import check_allowed, check_registered, unruled
-from autopar.rules.batch import BatchMixed
 from autopar.rules.kept_whole import keep_whole
 from autopar.rules.notation import RuleError
 from autopar.rules.registry import UnruledOp, register, unregister
@@ -156,25 +155,33 @@ def test_element_by_element(name: str) -> None:
 def test_by_a_rule(name: str) -> None:
     body, texts = RULED[name]
     captured = capture_of(lambda: Model(body), batch)
-    ((kind, advice),) = unruled(captured.graph, execute).items()
-    assert f"autopar.register_rule({kind!r}, 'a b!" in advice
-    with pytest.raises(UnruledOp, match=f"--allow-replicated {kind}"):
-        check_allowed(captured.graph, {kind: advice}, ())
     with rules(texts):
         assert check_registered(captured.graph, execute) == []
         assert "own_function(" in compared(body, "dp_shard=2 x tp=2", 1)
 
 
+def test_without_a_rule() -> None:
+    """The advice is what held on drawn numbers."""
+    captured = capture_of(lambda: Model(apply(own.AboveSecond)), batch)
+    ((kind, advice),) = unruled(captured.graph, execute).items()
+    assert f"autopar.register_rule({kind!r}, 'a b!" in advice
+    with pytest.raises(UnruledOp, match=f"--allow-replicated {kind}"):
+        check_allowed(captured.graph, {kind: advice}, ())
+    with rules({"AboveSecond": "b c! -> b c!"}):
+        assert check_registered(captured.graph, execute) == []
+        assert "own_function(" in compared(apply(own.AboveSecond), "dp_shard=2 x tp=2", 1)
+
+
 def test_kept_whole_where_the_user_says_so() -> None:
-    """All its operands are gathered; with the batch among them there is one data rank."""
+    """All its operands are gathered, from data ranks too."""
     captured = capture_of(lambda: Model(apply(own.RMSNorm)), batch)
     kind = f"{own.__name__}.RMSNorm"
     whole = replace(captured, graph=keep_whole(captured.graph, [kind]))
     alone = unbatched(whole)
     made = emitted(alone, random_stage(alone, Mesh.parse("tp=2"), 1, 0))
     check(made, Model(apply(own.RMSNorm)), batch())
-    with pytest.raises(BatchMixed, match="keeps dim 0"):
-        random_stage(whole, Mesh.parse("dp_shard=2"), 1, 0)
+    made = emitted(whole, random_stage(whole, Mesh.parse("dp_shard=2"), 1, 0))
+    check(made, Model(apply(own.RMSNorm)), batch())
 
 
 @pytest.mark.parametrize(
@@ -200,21 +207,16 @@ def _local(h: Tensor) -> Tensor:
     return Local.apply(h)
 
 
-def test_sizes_that_a_backward_reads_are_no_element() -> None:
-    with pytest.raises(UnruledOp, match="ByBatch"):
-        compared(apply(own.ByBatch), "dp_shard=2", 0)
-
-
 def test_a_clipped_gradient_of_a_weight_is_whole_where_it_is_clipped() -> None:
-    """Shares of it, as data ranks have, would each be clipped by themselves."""
+    """Shares of it, as data ranks have, would each be clipped by themselves: they are added up
+    before, and every rank clips the sum."""
 
     def body(m: Any, h: Tensor) -> Tensor:
         return F.linear(h, own.ClippedWeight.apply(m.last.weight))
 
     for seed in range(3):
         compared(body, "tp=2", seed, batched=False)
-    with pytest.raises(BatchMixed, match="not linear in the gradient"):
-        compared(body, "dp_shard=2", 0)
+        compared(body, "dp_shard=2", seed)
 
 
 def test_a_backward_that_is_not_linear_gets_the_plain_gradient() -> None:

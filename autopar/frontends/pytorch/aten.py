@@ -68,10 +68,12 @@ def _unknown(lifter: Lifter, node: fx.Node) -> Any:
     """An op without a kind: what PyTorch makes it of, where no rule is known for it as it is; else
     named after itself, to be ruled by the user or refused by the plan."""
     target: Any = node.target
-    graph = parts_of(target, _fakes(node.args), _fakes(node.kwargs))
+    # What PyTorch makes of an op may divide by a size, which rows that a mask chooses have not.
+    alone = not lifter.chosen.reach(node)
+    graph = parts_of(target, _fakes(node.args), _fakes(node.kwargs)) if alone else None
     if graph is not None:
         given = map(lifter.read, _nodes((node.args, node.kwargs)))
-        return lift_parts(lifter, graph, given, lambda part: lift_call(lifter, part))
+        return lift_parts(lifter, graph, given, lifter.lifted)
     operands = [lifter.read(n) for n in _nodes((node.args, node.kwargs))]
     meta = node.meta.get("val")
     several = isinstance(meta, list | tuple)

@@ -85,15 +85,20 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _index_put(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    """A mask and one value are a choice; everything else keeps its call."""
+    """A mask, and one value or one row for all that it chooses, are a choice; everything else keeps
+    its call."""
     x, indices, values = a["self"], a["indices"], a["values"]
     mask = indices[0] if indices else None
-    if len(indices) != 1 or mask is None or mask.dtype != "bool" or math.prod(values.shape) != 1:
+    if len(indices) != 1 or mask is None or mask.dtype != "bool":
+        return _functional(lifter, node, a)
+    rest = x.shape[len(mask.shape) :]
+    row = values.shape[max(len(values.shape) - len(rest), 0) :]
+    if math.prod(values.shape) != math.prod(row):
         return _functional(lifter, node, a)
     if a["accumulate"]:
         raise Unliftable
-    value = lifter.emit("reshape", [values], (), values.dtype, shape=())
-    shape = (*mask.shape, *(1 for _ in x.shape[len(mask.shape) :]))
+    value = reshape_to(lifter, values, row)
+    shape = (*mask.shape, *(1 for _ in rest))
     return lifter.emit("where", [reshape_to(lifter, mask, shape), value, x], x.shape, x.dtype)
 
 

@@ -41,10 +41,18 @@ def _linear(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
 
 def _addmm(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     bias, x, weight = a["self"], a["mat1"], a["mat2"]
-    if a["beta"] != 1 or a["alpha"] != 1 or len(bias.shape) != 1:
-        raise Unliftable
-    product = _product(lifter, node, "linear_t", x, weight, "aten.matmul.default")
-    return _add_bias(lifter, product, bias)
+    if a["beta"] == 1 and a["alpha"] == 1 and len(bias.shape) == 1:
+        product = _product(lifter, node, "linear_t", x, weight, "aten.matmul.default")
+        return _add_bias(lifter, product, bias)
+    made = (x.shape[0], weight.shape[1])
+    product = lifter.emit("matmul", [x, weight], made, x.dtype)
+    terms = []
+    for term, factor in ((bias, a["beta"]), (product, a["alpha"])):
+        scaled = term
+        if factor != 1:
+            scaled = lifter.emit("mul", [term], term.shape, term.dtype, other=factor)
+        terms.append(scaled)
+    return lifter.emit("add", terms, made, x.dtype)
 
 
 def _matmul(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:

@@ -95,9 +95,10 @@ def _repeat(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
 
 def _repeat_interleave(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     """Every element ``repeats`` times in place."""
-    x, repeats = a["self"], a["repeats"]
+    repeats = a["repeats"]
     if isinstance(repeats, Value):
         raise Unliftable
+    x = a["self"]
     if a["dim"] is None:
         x = reshape_to(lifter, x, (math.prod(x.shape),))
     dim = (a["dim"] or 0) % len(x.shape)

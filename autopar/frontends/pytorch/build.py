@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 
 from autopar.frontends import places
@@ -79,7 +80,8 @@ def build(workload: Workload, again: Callable[[], None] = lambda: None) -> Built
 
     again: called before the batch is made a second time, with values.
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    sizes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes, static_shapes=True)
     return Built(build_model(workload), build_batch(workload, mode, again), mode)
 
 

@@ -11,6 +11,7 @@ from autopar.frontends.pytorch.alike import Repeats
 from autopar.frontends.pytorch.assemble import assemble
 from autopar.frontends.pytorch.build import Built, build, check_batch, without_values
 from autopar.frontends.pytorch.calls import NotAlike
+from autopar.frontends.pytorch.function_rules import with_rules
 from autopar.frontends.pytorch.gradients import (
     check_owners,
     find_gradients,
@@ -52,6 +53,7 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
                 trace = take_trace(built, repeats)
                 if trace.left != trace.before or trace.made:
                     check_same_again(trace, take_trace(built, repeats))
+            trace.functions[:] = with_rules(trace.functions, built.mode)
             program = cut(lift(trace), trace.kinds)
             rewrite(program)
             prune(program)

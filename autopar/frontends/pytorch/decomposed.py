@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from autopar.frontends.pytorch.lifter import is_inplace
+from autopar.frontends.pytorch.lifter import is_inplace, viewed
 from autopar.rules.registry import registered_kinds
 from autopar.rules.table import TABLE
 from autopar.runtime.pytorch.torch_private import decompositions, without_modes
@@ -30,6 +30,7 @@ def parts_of(target: torch._ops.OpOverload, args: Any, kwargs: Any) -> fx.Graph 
     None where a rule is known for it as it is, where PyTorch has no other form of it, and where
     that form writes into tensors or needs their values.
     """
+    target = _returning(target)
     if f"{target.namespace}::{target._opname}" in {*TABLE, *registered_kinds()}:
         return None
     form = _form(target)
@@ -59,7 +60,7 @@ def parts_of(target: torch._ops.OpOverload, args: Any, kwargs: Any) -> fx.Graph 
         node.target = _without_copy(node.target)
     plain = all(
         n.op == "call_function"
-        and not is_inplace(n.target)
+        and not (is_inplace(n.target) and not _is_fresh(n.args[0]))
         and (n.target is operator.getitem or isinstance(n.target, torch._ops.OpOverload))
         and getattr(n.target, "namespace", "aten") == "aten"
         and n.target is not target
@@ -84,7 +85,23 @@ def lift_parts(
             lifter.env[node] = lifter.env[node.args[0]][node.args[1]]
         else:
             lifter.env[node] = lift(node)
+            if is_inplace(node.target):
+                lifter.env[node.args[0]] = lifter.env[node]
     raise AssertionError("an fx graph ends in its output")
+
+
+def _returning(target: torch._ops.OpOverload) -> torch._ops.OpOverload:
+    """Of an op in place the one that gives a new tensor: whoever walks the trace does the write."""
+    if not is_inplace(target):
+        return target
+    packet = getattr(torch.ops.aten, target._opname[:-1], None)
+    plain: torch._ops.OpOverload = getattr(packet, target._overloadname, target)
+    return plain
+
+
+def _is_fresh(node: Any) -> bool:
+    """Whether an op before made the memory that ``node`` is written into."""
+    return isinstance(node, fx.Node) and node.op == "call_function" and viewed(node) is None
 
 
 def _form(target: torch._ops.OpOverload) -> Callable[..., Any] | None:

@@ -22,6 +22,7 @@ from autopar.frontends.named_functions import MissingFunction, function_at
 from autopar.frontends.pytorch.calls import Calls, require
 from autopar.frontends.pytorch.derivatives import Seen, run
 from autopar.frontends.pytorch.errors import UnsupportedOpError
+from autopar.rules.own_functions import elementwise_text
 from autopar.runtime.pytorch.torch_private import (
     FakeTensor,
     FakeTensorMode,
@@ -34,21 +35,32 @@ _SIZES: tuple[Callable[[int], int], ...] = (lambda n: 2 * n + 1, lambda n: max(n
 
 
 @dataclass(frozen=True, slots=True)
+class Again:
+    """A call to be made again: ``apply``, and its arguments, tensors fake."""
+
+    apply: Callable[..., Any]
+    args: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Called:
     """One call of a function in the trace.
 
     path:     ``module:Name`` of the class; ``kind`` is what rules name it by.
     args:     of ``apply``, tensors as ``"%0"`` by place among the operands.
+    rule:     how it may be split, as text; empty where that is not known.
     reached:  by operand, whether backward gives it a gradient.
     graded:   by result, whether a gradient flows into it.
+    again:    where no rule is known: how to call it, see `function_rules`.
     """
 
     path: str
     args: tuple[Any, ...]
-    elementwise: bool
+    rule: str
     linear: bool
     reached: tuple[bool, ...]
     graded: tuple[bool, ...]
+    again: Again | None = field(default=None, compare=False)
 
     @property
     def kind(self) -> str:
@@ -153,15 +165,11 @@ def _call(
     if not results:
         raise UnsupportedOpError(f"{name} (torch.autograd.Function) returns no tensor")
     reached = tuple(r for r, a in zip(seen.reached, args, strict=True) if isinstance(a, Tensor))
-    called = Called(
-        path,
-        constants,
-        seen.steps is not None and _same_in_other_sizes(seen, real, given, mode),
-        seen.linear,
-        reached,
-        tuple(r.requires_grad for r in results),
-    )
-    return called, seen.results
+    graded = tuple(r.requires_grad for r in results)
+    alone = seen.steps is not None and _same_in_other_sizes(seen, real, given, mode)
+    text = elementwise_text(len(tensors), len(results)) if alone else ""
+    again = None if alone else Again(real, given)
+    return Called(path, constants, text, seen.linear, reached, graded, again), seen.results
 
 
 def _same_in_other_sizes(

@@ -77,6 +77,8 @@ class _AskGradFn:
 
 
 GET_GRAD_FN = _GRAD_FN.__get__
+_DATA: Any = torch.Tensor.data
+GET_DATA = _DATA.__get__
 ASK_GRAD_FN = _AskGradFn()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.nouns.graph import Role, Source
 
 Shape = tuple[int, ...]
@@ -52,10 +53,20 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def like(tensor: torch.Tensor) -> Value:
     """A value of the tensor's shape and dtype; complex numbers are pairs in one more dim."""
+    if any(map(_is_open, tensor.shape)):
+        raise UnsupportedOpError(
+            "a tensor whose size depends on values of the batch (x[mask], nonzero) is given to a "
+            "layer that repeats, or to a function with its own derivative: keep every row there, "
+            "and choose afterwards"
+        )
     shape = tuple(map(int, tensor.shape))
     if tensor.is_complex():
         return Value((*shape, 2), dtype_name(tensor.dtype.to_real()))
     return Value(shape, dtype_name(tensor.dtype))
+
+
+def _is_open(size: Any) -> bool:
+    return isinstance(size, torch.SymInt)
 
 
 class Links:

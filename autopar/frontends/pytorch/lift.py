@@ -31,7 +31,7 @@ from autopar.frontends.pytorch.writes import (
     counts_batches,
     refuse_assignment,
 )
-from autopar.rules.own_functions import ELEMENTWISE, FUNCTION, LINEAR
+from autopar.rules.own_functions import FUNCTION, LINEAR, RULE
 
 _MARKS = {
     torch.ops.autopar.enter.default: "enter",
@@ -80,6 +80,9 @@ class _Walk(Lifter):
             return self.read(self.views[node])  # it returned what it wrote into
         if node.target is operator.getitem:
             return self.read(node.args[0])[node.args[1]]
+        return self.chosen.lift(node) if self.chosen.meets(node) else self.lifted_plainly(node)
+
+    def lifted_plainly(self, node: fx.Node) -> Any:
         return lift_call(self, node)
 
     # -- writing values ----------------------------------------------------------------------------
@@ -153,7 +156,9 @@ class _Walk(Lifter):
     def _call(self, node: fx.Node) -> None:
         target: Any = node.target
         first: Any = node.args[0] if node.args else None
-        if target is operator.getitem:
+        if self.chosen.is_size(node):
+            self.env[node] = self.chosen.size(node)
+        elif target is operator.getitem:
             self.env[node] = self.read(first)[node.args[1]]
             if first in self.entered:
                 self.entered[node] = self.entered[first]
@@ -237,7 +242,7 @@ class _Walk(Lifter):
         function = {
             "path": called.path,
             "args": called.args,
-            ELEMENTWISE: called.elementwise,
+            RULE: called.rule,
             LINEAR: called.linear,
         }
         outputs = [ir.like(t) for t in node.meta["val"]]

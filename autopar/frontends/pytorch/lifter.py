@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from autopar.frontends.pytorch import autocast
+from autopar.frontends.pytorch.chosen import Chosen
 from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.frontends.pytorch.ir import Node, Value
 from autopar.frontends.pytorch.trace import Trace
@@ -26,6 +27,7 @@ class Lifter(ABC):
     version: how often a node's memory was written when its value was read.
     cast:    what the op at hand reads instead, under autocast; the innermost region is the last.
     entered: results of an "enter" mark, by the number of their layer's kind.
+    chosen:  values with rows that a mask chooses.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -44,10 +46,15 @@ class Lifter(ABC):
         self.source = Source()
         self.counters: dict[str, Source] = {}  # owner of a ``num_batches_tracked`` -> where
         self.entered: dict[fx.Node, int] = {}
+        self.chosen = Chosen(self)
 
     @abstractmethod
     def lifted(self, node: fx.Node) -> Any:
         """What an fx node becomes, emitted now."""
+
+    @abstractmethod
+    def lifted_plainly(self, node: fx.Node) -> Any:
+        """The same, where no mask chooses rows of its tensors."""
 
     def emit(
         self,

@@ -28,7 +28,7 @@ from autopar.frontends.pytorch.calls import Calls
 from autopar.frontends.pytorch.errors import DataDependentError
 from autopar.frontends.pytorch.forward_errors import NEEDS_VALUES
 from autopar.frontends.pytorch.guards import passing, passing_number
-from autopar.frontends.pytorch.hooks import ASK_GRAD_FN, GET_GRAD_FN
+from autopar.frontends.pytorch.hooks import ASK_GRAD_FN, GET_DATA, GET_GRAD_FN
 from autopar.frontends.pytorch.recording import Replayer
 from autopar.nouns.graph import Source
 
@@ -128,6 +128,8 @@ class _Noting(TorchFunctionMode):
             func = _Value(frame.f_code, frame.f_lasti, func.__name__, ask)
         elif func == GET_GRAD_FN:
             func = ASK_GRAD_FN
+        elif func == GET_DATA:  # outside of the trace otherwise, which sees ops alone
+            func = torch.Tensor.detach
         layer = self.calls.current
         if isinstance(layer, Replayer):
             return layer.call(func, args, kwargs or {})
