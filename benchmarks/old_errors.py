@@ -42,6 +42,7 @@ class OldError:
 
 _CONSTANTS, _CALLED, _NAMES = "constants, masks", "blocks called again, alarms", "names"
 _TRAIN, _FALSE, _STOPPED = "one way to train", "precisions, false alarms", "SIGTERM, checkpoints"
+_KEPT = "what a forward keeps, rows by masks"
 _FOR_JAX = "arrays and rules of JAX users"
 ERRORS: Mapping[str, OldError] = {
     "an infinity is written as a name": OldError(
@@ -67,6 +68,18 @@ ERRORS: Mapping[str, OldError] = {
         _CALLED, "autopar/lowering/stages.py",
         "frozenset() if i else idle", "frozenset()",
         ("tests/runtime/test_idle_parameters.py",)),
+    "layers called twice each are a loop over all of them once": OldError(
+        _CALLED, "autopar/emit/pytorch/loops.py",
+        "    stays = instances[0] == instances[1]\n", "    stays = False\n",
+        ("tests/emit/test_orders_of_calls.py",)),
+    "a memory that was None at first is zeros for ever": OldError(
+        _KEPT, "autopar/frontends/pytorch/capture.py",
+        "if trace.left != trace.before or trace.made:", "if trace.left != trace.before:",
+        ("tests/frontends/test_torch_unseen.py",)),
+    "what the first batch gave is taken for a table": OldError(
+        _KEPT, "autopar/frontends/pytorch/same_again.py",
+        "if name in second.kept and node not in given", "if name in second.kept",
+        ("tests/frontends/test_torch_unseen.py",)),
     "an alarm ends the search": OldError(
         _CALLED, "autopar/planner/alarms.py",
         "        if alarm:\n", "        if alarm:\n            raise Impossible(alarm)\n",

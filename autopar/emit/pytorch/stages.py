@@ -32,6 +32,7 @@ LOSS = "loss"
 SPELLED = 4
 """Stages of one class whose modules are listed."""
 _LAYERS = re.compile(r"(?<=for i in )range\(\d+, \d+\)(?=}\))")
+_ATTRIBUTE = re.compile(r"\bself\.(\w+)")
 _LAYER = re.compile(r'(?<=[{\[])"\d+"(?=: |\])')
 
 
@@ -149,12 +150,13 @@ def _of_layers(text: str) -> tuple[str, str]:
         return made.replace(head, "def __init__(self, layers: range)"), f"layers={runs[0]}"
     if runs or len({*alone}) != 1:
         return text, ""
-    made = changed(text, lambda statement: _LAYER.sub("self.layer", statement))
-    made = _LAYER.sub("self.layer", made).replace(head, "def __init__(self, layer: str)")
+    name = first_free(("layer", "number"), _ATTRIBUTE.findall(text))
+    made = changed(text, lambda statement: _LAYER.sub(f"self.{name}", statement))
+    made = _LAYER.sub(f"self.{name}", made).replace(head, f"def __init__(self, {name}: str)")
     init = "super().__init__()\n"
-    made = made.replace(init, f"{init}{' ' * 8}self.layer = layer\n", 1)
+    made = made.replace(init, f"{init}{' ' * 8}self.{name} = {name}\n", 1)
     fits = all(len(line) <= COLUMNS for line in made.split("\n"))
-    return (made, f"layer={alone[0]}") if fits else (text, "")
+    return (made, f"{name}={alone[0]}") if fits else (text, "")
 
 
 def _tables(

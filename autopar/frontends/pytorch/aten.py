@@ -296,22 +296,53 @@ def _embedding(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
 
 
 def _embedding_bag(lifter: Lifter, node: fx.Node, a: Arguments) -> list[Value | None]:
-    """Bags of one size are rows of a lookup that are put together."""
+    """Bags of one size are rows of a lookup that are put together; others are added up by the bag
+    that each row is in."""
     ids, weight, offsets = a["indices"], a["weight"], a["offsets"]
     first = ir.like(node.meta["val"][0])
     steps = next((n for n in lifter.nodes if offsets in n.outputs and n.kind == "arange"), None)
     bags = first.shape[0]
     size = ids.shape[0] // max(bags, 1)
-    asked = steps is not None and (steps.attrs["start"], steps.attrs["step"]) == (0, size)
     plain = a["per_sample_weights"] is None and not a["sparse"] and not a["scale_grad_by_freq"]
-    if not asked or not plain or a["include_last_offset"] or a.get("padding_idx") not in (None, -1):
+    if not plain or a["include_last_offset"] or a.get("padding_idx") not in (None, -1):
         raise Unliftable
+    if steps is None or (steps.attrs["start"], steps.attrs["step"]) != (0, size):
+        return [_uneven_bags(lifter, ids, weight, offsets, first, a["mode"]), None, None, None]
     shape = (bags, size, *weight.shape[1:])
     ids = lifter.emit("reshape", [ids], shape[:2], ids.dtype, shape=shape[:2])
     rows = lifter.emit("embedding", [ids, weight], shape, weight.dtype, padding_idx=None)
     kind = ("sum", "mean", "amax")[a["mode"]]
     bag = lifter.emit(kind, [rows], first.shape, first.dtype, dims=(1,), keepdim=False)
     return [bag, None, None, None]
+
+
+def _uneven_bags(
+    lifter: Lifter, ids: Value, weight: Value, offsets: Value, like: Value, mode: int
+) -> Value:
+    """ids [n], offsets [b], where each bag begins -> [b, d]; the mean of an empty bag is zero."""
+    if mode == 2:
+        raise Unliftable
+    count, (bags, width), dtype = ids.shape[0], like.shape, like.dtype
+    steps = lifter.emit(
+        "arange", [], (count,), offsets.dtype, start=0, stop=count, step=1, dtype=offsets.dtype
+    )
+    call = {"target": "aten.searchsorted.Tensor", "args": ["%0", "%1"], "kwargs": {"right": True}}
+    place = lifter.emit("aten::searchsorted", [offsets, steps], (count,), "int64", torch=call)
+    place = lifter.emit("sub", [place], (count,), "int64", other=1)
+    column = lifter.emit("reshape", [place], (count, 1), "int64", shape=(count, 1))
+
+    def added_up(rows: Value, wide: int) -> Value:
+        index = lifter.emit("expand", [column], (count, wide), "int64", shape=(count, wide))
+        shape = (bags, wide)
+        return lifter.emit("scatter_sum", [rows, index], shape, dtype, dim=0, shape=shape)
+
+    rows = lifter.emit("embedding", [ids, weight], (count, width), dtype, padding_idx=None)
+    total = added_up(rows, width)
+    if mode == 0:
+        return total
+    one = lifter.emit("full", [], (count, 1), dtype, shape=(count, 1), value=1.0, dtype=dtype)
+    sizes = lifter.emit("clamp", [added_up(one, 1)], (bags, 1), dtype, min=1.0, max=None)
+    return lifter.emit("div", [total, sizes], (bags, width), dtype)
 
 
 def _softmax(kind: str) -> Lift:

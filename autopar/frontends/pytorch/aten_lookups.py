@@ -85,21 +85,40 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _index_put(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    """A mask, and one value or one row for all that it chooses, are a choice; everything else keeps
-    its call."""
+    """A mask, and values for what it chooses, are a choice; everything else keeps its call."""
     x, indices, values = a["self"], a["indices"], a["values"]
-    mask = indices[0] if indices else None
-    if len(indices) != 1 or mask is None or mask.dtype != "bool":
-        return _functional(lifter, node, a)
-    rest = x.shape[len(mask.shape) :]
-    row = values.shape[max(len(values.shape) - len(rest), 0) :]
-    if math.prod(values.shape) != math.prod(row):
+    masks = [i for i in indices if i is not None]
+    if len(masks) != 1 or masks[0].dtype != "bool" or indices[-1] is not masks[0]:
         return _functional(lifter, node, a)
     if a["accumulate"]:
         raise Unliftable
-    value = reshape_to(lifter, values, row)
+    (mask,), dim = masks, len(indices) - 1
+    rest = x.shape[dim + len(mask.shape) :]
+    row = values.shape[max(len(values.shape) - len(rest), 0) :]
+    if math.prod(values.shape) == math.prod(row):
+        value = reshape_to(lifter, values, row)
+    elif len(values.shape) == dim + 1 + len(rest):
+        value = _one_by_one(lifter, mask, values, dim)
+        value = reshape_to(
+            lifter, value, (*value.shape[:dim], *mask.shape, *value.shape[dim + 1 :])
+        )
+    else:
+        return _functional(lifter, node, a)
     shape = (*mask.shape, *(1 for _ in rest))
     return lifter.emit("where", [reshape_to(lifter, mask, shape), value, x], x.shape, x.dtype)
+
+
+def _one_by_one(lifter: Lifter, mask: Value, values: Value, dim: int) -> Value:
+    """Values along ``dim`` for the places that a mask chooses, each at its place of all; where the
+    mask is false any."""
+    count = math.prod(mask.shape)
+    flat = reshape_to(lifter, mask, (count,))
+    number = lifter.emit("cast", [flat], (count,), "int64", dtype="int64")
+    place = lifter.emit("cumsum", [number], (count,), "int64", dim=0)
+    place = lifter.emit("sub", [place], (count,), "int64", other=1)
+    place = lifter.emit("clamp", [place], (count,), "int64", min=0, max=None)
+    shape = (*values.shape[:dim], count, *values.shape[dim + 1 :])
+    return lifter.emit("index_select", [values, place], shape, values.dtype, dim=dim)
 
 
 def _one_hot(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:

@@ -142,7 +142,7 @@ def encoder(way, source):
             keys = jax.random.split(key, 2 + 3 * LAYERS)
             layers = [
                 {"attention": square(a), "up": dense(u, C, 2 * C), "down": dense(d, 2 * C, C)}
-                for a, u, d in keys[2:].reshape(LAYERS, 3, -1)
+                for a, u, d in keys[2:].reshape(LAYERS, 3)
             ]
             return {
                 "embed": jax.random.normal(keys[0], (V, C)),
