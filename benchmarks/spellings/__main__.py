@@ -11,6 +11,7 @@ model on one device in float64. A spelling is refused where one of its layouts i
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import tempfile
@@ -28,6 +29,8 @@ from benchmarks.spellings.every import every
 from benchmarks.spellings.planned import LAYOUTS, Outcome, outcomes
 from benchmarks.worst_errors import worst_errors
 
+FIRST = Path(__file__).with_name("first_run.json")
+"""What became of the plans of each thing when the corpus was run for the first time."""
 LIMIT = 1e-9
 LIMIT_S = 180.0
 MINUTES = 120.0
@@ -66,6 +69,7 @@ def by_thing(made: Sequence[Outcome]) -> list[dict[str, Any]]:
         framework, thing, _ = row.name.split("/")
         lines.setdefault((framework, thing), []).append(row)
     table = []
+    first = json.loads(FIRST.read_text())
     for (framework, thing), mine in lines.items():
         counts = Counter(row.outcome for row in mine)
         bad = next((row for row in mine if row.outcome not in ("right", "not there")), None)
@@ -77,6 +81,7 @@ def by_thing(made: Sequence[Outcome]) -> list[dict[str, Any]]:
                 "right": counts["right"],
                 "refused": counts["refused"],
                 "other": len(mine) - counts["right"] - counts["refused"],
+                "right at first": first.get(f"{framework}/{thing}", {}).get("right", 0),
                 "the first that is not right": _said(bad)[:110] if bad else "",
             }
         )

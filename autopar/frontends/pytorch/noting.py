@@ -128,6 +128,9 @@ class _Noting(TorchFunctionMode):
             func = _Value(frame.f_code, frame.f_lasti, func.__name__, ask)
         elif func == GET_GRAD_FN:
             func = ASK_GRAD_FN
+        elif func is torch.tensor and args and isinstance(args[0], float):
+            # kept in all its digits: a tensor would be rounded to its dtype before the trace has it
+            func, args = torch.full, ((), args[0])
         elif func == GET_DATA:  # outside of the trace otherwise, which sees ops alone
             func = torch.Tensor.detach
         layer = self.calls.current
