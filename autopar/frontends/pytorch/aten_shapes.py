@@ -11,6 +11,7 @@ from torch import fx
 
 from autopar.frontends.pytorch import ir
 from autopar.frontends.pytorch.aten_elementwise import Arguments, Lift, Unliftable
+from autopar.frontends.pytorch.aten_strided import as_strided
 from autopar.frontends.pytorch.ir import Value
 from autopar.frontends.pytorch.lifter import Lifter
 from autopar.runtime.pytorch.torch_private import without_modes
@@ -340,7 +341,9 @@ _RESHAPES = (
     "_reshape_alias atleast_2d"
 )
 
+
 SHAPES: dict[str, Lift] = {
+    "as_strided": as_strided,
     **{name: _reshape for name in _RESHAPES.split()},
     "permute": _permute,
     **{name: _swap for name in ("transpose", "t", "numpy_T", "mT", "swapaxes", "swapdims")},
