@@ -37,6 +37,10 @@ class ParameterWithoutGradient(CaptureError):
     """A floating-point parameter that the loss does not depend on."""
 
 
+class ComplexNumbers(CaptureError):
+    """The loss computes with complex numbers, for which the JAX frontend has no ops."""
+
+
 class LargeConstant(CaptureError):
     """A closed-over array that is too large to be written into the program."""
 

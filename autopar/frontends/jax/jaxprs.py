@@ -27,7 +27,7 @@ from autopar.frontends.jax.derivatives import (
     rule_failed,
 )
 from autopar.frontends.jax.draft import Builder, Draft, Node, Operand, Uniform, Value
-from autopar.frontends.jax.errors import ControlFlow, LargeConstant
+from autopar.frontends.jax.errors import ComplexNumbers, ControlFlow, LargeConstant
 from autopar.frontends.jax.places import frames_of
 from autopar.frontends.jax.precision import CALLS, unrounded
 from autopar.frontends.jax.primitives import convert
@@ -368,6 +368,11 @@ def plain(value: Any) -> bool | int | float:
         return bool(value)
     if np.issubdtype(kind, np.integer):
         return int(value)
+    if np.issubdtype(kind, np.complexfloating):
+        raise ComplexNumbers(
+            f"the loss computes with complex numbers ({value}): keep real and imaginary parts in "
+            "arrays of their own, as in (a.real, a.imag)"
+        )
     number = float(value)
     if kind == np.float64 or not math.isfinite(number):
         return number
