@@ -194,7 +194,7 @@ def test_a_loss_for_balance_is_of_the_whole_batch(family: str, masked: bool, fix
     _checked(_balanced(family, masked), fix)
 
 
-@pytest.mark.parametrize("fix", ["microbatch=1", "pp=2"])
+@pytest.mark.parametrize("fix", ["microbatch=1", "pp=2,microbatch=1"])
 def test_a_loss_for_balance_is_not_cut_into_microbatches(fix: str) -> None:
     workload = _balanced("mixtral", False)
     settings = dict(pair.split("=") for pair in fix.split(","))

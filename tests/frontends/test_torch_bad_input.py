@@ -65,8 +65,11 @@ def test_item() -> None:
 
 
 def test_boolean_indexing() -> None:
-    message = refused(lambda x: x[x > 0.125].mean(), errors.DataDependentError)
-    assert here("x[x > 0.125]") in message
+    message = refused(lambda x: x[x > 0.125].std(), errors.UnsupportedOpError)
+    assert here("x[x > 0.125].std()") in message
+    assert "rows that a mask chooses, as in x[mask], meet" in message
+    message = refused(lambda x: x.sum() if len(x[x > 0.125]) else x.mean(), errors.CaptureError)
+    assert here("if len(x[x > 0.125])") in message
 
 
 @pytest.mark.parametrize(

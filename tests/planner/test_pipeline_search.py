@@ -128,12 +128,11 @@ def test_a_pipeline_is_taken_where_gradients_would_cross_a_slow_link() -> None:
     assert all("slower" in other.reason for other in lost)
 
 
-def test_models_without_stages_or_microbatches_have_no_pipelines() -> None:
+def test_models_without_stages_have_no_pipelines() -> None:
     of = small()
     assert search_plan(of).best.time.total_s > 0
     for without in (
         replace(of, framework="jax"),
-        replace(of, obstacles=("batch_norm sees the whole batch",)),
         replace(of, fixed=replace(of.fixed, pp=1)),
     ):
         outcome = search_plan(without)

@@ -180,8 +180,13 @@ def test_stages_that_no_graph_has() -> None:
 
 
 def test_a_batch_that_is_not_to_be_cut() -> None:
-    of = replace(asked({"pp": "2"}), obstacles=("batch_norm sees the whole batch",))
-    with pytest.raises(FixError, match=r"pp=2 cuts the batch .* batch_norm sees"):
+    """A pipeline of one microbatch is slow, and may be all that fits."""
+    whole = "batch_norm sees the whole batch"
+    of = replace(asked({"pp": "2"}), obstacles=(whole,))
+    best = search_plan(of).best
+    assert (best.pp, best.candidate.microbatches) == (2, 1)
+    of = replace(asked({"pp": "2", "microbatch": "1"}), obstacles=(whole,))
+    with pytest.raises(FixError, match=r"cannot be cut into .* microbatches: batch_norm sees"):
         search_plan(of)
 
 

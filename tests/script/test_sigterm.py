@@ -61,13 +61,34 @@ def ended(ranks: list[subprocess.Popen[bytes]], log: Path, seconds: float = 120.
     try:
         return [rank.wait(seconds) for rank in ranks]
     except subprocess.TimeoutExpired:
+        kernel = states(ranks[0].pid)
         os.killpg(ranks[0].pid, signal.SIGUSR1)
         time.sleep(2.0)
-        pytest.fail(log.read_text()[-20000:])
+        pytest.fail(f"{kernel}\n{losses(log.parent)}\n{log.read_text()[-20000:]}")
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
+
+
+def states(group: int) -> str:
+    """What the kernel says of the processes of a group: what they wait in, which signals they
+    block, and the threads that they have."""
+    lines = []
+    for place in Path("/proc").iterdir():
+        try:
+            if not place.name.isdigit() or os.getpgid(int(place.name)) != group:
+                continue
+            status = dict(
+                line.split(":", 1) for line in (place / "status").read_text().splitlines()
+            )
+            wanted = ("PPid", "State", "Threads", "SigBlk", "SigCgt")
+            shown = " ".join(f"{name} {status[name].strip()}" for name in wanted)
+            where = [(t / "wchan").read_text() for t in (place / "task").iterdir()]
+            lines.append(f"{place.name}: {shown} in {', '.join(where)}")
+        except OSError:  # it has ended meanwhile
+            continue
+    return "\n".join(lines)
 
 
 def losses(where: Path) -> dict[int, str]:

@@ -51,5 +51,6 @@ def main(plan: str, checkpoints: str, losses: str, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # its workers inherit it
+    # Its workers inherit it. All threads would be more, but that has killed workers that hung.
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
     main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))
