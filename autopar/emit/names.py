@@ -28,9 +28,9 @@ _BY_KIND = {
 _STREAM = frozenset({"linear", "linear_t", "conv", "layer_norm", "rms_norm", "batch_norm"})
 # What programs import from the runtime; variables leave these names alone.
 FUNCTIONS = frozenset(
-    "all_reduce all_to_all attention batch_norm copy_to cross_entropy device dropout embedding"
-    " experts gather keep_first local own_function pad recompute reduce_scatter repeat_heads"
-    " rms_norm rotary scatter_sum shard whole".split()
+    "all_reduce all_to_all attention batch_norm carry copy_to cross_entropy device dropout"
+    " embedding experts gather keep_first local own_function pad recompute reduce_scatter"
+    " repeat_heads rms_norm rotary scatter_sum shard whole".split()
 )
 # Python's own functions, which variables do not hide.
 BUILTINS = frozenset(name for name in dir(builtins) if name.islower())

@@ -10,12 +10,12 @@ of a model that is trained on words, is state of the model all the same: the fir
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autopar.lowering.spread import Lowered, LoweredOp, LoweredTensor, Operand
 from autopar.nouns.errors import UserError
-from autopar.nouns.graph import Block, Graph
+from autopar.nouns.graph import Block, Graph, Op
 from autopar.nouns.plan import Stage
 
 RANDOM = frozenset(("dropout", "random"))
@@ -100,11 +100,25 @@ def _in_order(lowered: Lowered, names: set[str]) -> tuple[str, ...]:
     return tuple(n for op in lowered.ops for n in op.op.outputs if n in names)
 
 
+def updated_buffers(ops: Iterable[Op]) -> set[str]:
+    """Buffers that a step leaves otherwise than it found them: one stage has each."""
+    updated: set[str] = set()
+    for op in ops:
+        if op.kind == "carry":
+            updated.add(op.inputs[0])
+        elif op.attrs.get("updates_buffers"):
+            updated.update(op.inputs[-2:])
+    return updated
+
+
 def remade(lowered: Lowered) -> set[str]:
     """Values that follow from the batch and constants alone, and are the same when made twice."""
     tensors = lowered.graph.tensors
+    updated = updated_buffers(op.op for op in lowered.ops)
     recomputed: set[str] = set()
     for op in lowered.ops:
+        if op.op.kind == "carry" or not updated.isdisjoint(op.op.inputs):
+            continue  # the stage that has the buffer
         free = all(not tensors[n].differentiable for n in (*op.op.inputs, *op.op.outputs))
         known = all(tensors[n].role in ("input", "buffer") or n in recomputed for n in op.op.inputs)
         if free and known and op.op.kind != "block" and op.op.kind not in RANDOM:

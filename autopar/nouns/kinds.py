@@ -127,6 +127,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "argmax": "x; dim, keepdim",
         "var": "x; dims, keepdim, correction",
         "cumsum": "x; dim",
+        # left for the next step
+        "carry": "buffer, value: the buffer holds the value when the step has ended; -> the value",
         # made from nothing
         "full": "-; shape, value, dtype",
         "arange": "-; start, stop, step, dtype",

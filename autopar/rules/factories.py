@@ -1,4 +1,4 @@
-"""Tensors made from nothing, and triangles cut out of them."""
+"""Tensors made from nothing, triangles cut out of them, and what is left for the next step."""
 
 from __future__ import annotations
 
@@ -29,11 +29,19 @@ def _drawn(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) ->
     return Rule(text([], [letters(len(results[0].shape))]), flops=TRANSCENDENTAL)
 
 
+def _carried(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:
+    """What a buffer holds from the next step on: whole on every rank, as the buffer is."""
+    del op, operands
+    term = [f"{n}!" for n in letters(len(results[0].shape))]
+    return Rule(text([term, term], [term]), flops=0.0)
+
+
 FACTORIES: Mapping[str, Rule | RuleMaker] = {
     "full": _filled,
     "arange": _written,
     "constant": _written,
     "noise": _drawn,
+    "carry": _carried,
     "tril": Rule("... m! n! -> ... m! n!", linear=True, flops=0.0),
     "triu": Rule("... m! n! -> ... m! n!", linear=True, flops=0.0),
 }

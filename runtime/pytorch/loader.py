@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -77,7 +76,7 @@ class Loader:
         order = self._order()
         numbers = range(self.given, len(self))
         parts = [self._part(order, number) for number in numbers]
-        workers = Workers(self.options.get("worker_init_fn"))
+        workers = Workers(self.options.get("worker_init_fn"), self.options.get("num_workers", 0))
         try:
             read = self._read([indices for indices, _, _ in parts], workers)
             yield from self._given(numbers, parts, read)
@@ -88,15 +87,16 @@ class Loader:
         """What the data set makes of ``batches`` of indices, read by ``workers`` if by any."""
         several = self.options.get("num_workers", 0)
         own = {"worker_init_fn": workers} if several else {}
-        reader: Any = DataLoader(
-            self.dataset,
-            batch_sampler=batches,
-            generator=torch.Generator().manual_seed(self.seed),  # leaves the model's draws alone
-            **{**self.options, **own},
-        )
-        with workers.starting() if several else nullcontext():
-            read: Iterator[Any] = iter(reader)
-        return read
+
+        def reader() -> DataLoader[Any]:
+            return DataLoader(
+                self.dataset,
+                batch_sampler=batches,
+                generator=torch.Generator().manual_seed(self.seed),  # not the model's draws
+                **{**self.options, **own},
+            )
+
+        return workers.start(reader) if several else iter(reader())
 
     def _given(
         self, numbers: range, parts: list[tuple[list[int], int, int]], reads: Iterator[Any]

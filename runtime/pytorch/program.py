@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from autopar.runtime.pytorch.batch_norm import batch_norm
+from autopar.runtime.pytorch.carried import carry
 from autopar.runtime.pytorch.collectives import (
     all_reduce,
     all_to_all,
@@ -53,8 +54,8 @@ FP32 = torch.float32
 __all__ = [
     "FP32", "BatchNorm", "Buffer", "Conv", "Embedding", "GroupNorm", "LayerNorm", "Linear",
     "Modules", "Parameter", "RMSNorm", "Settings", "Stage", "Value", "Weights", "all_reduce",
-    "all_to_all", "attention", "batch_norm", "copy_to", "cross_entropy", "device", "dropout",
-    "embedding", "experts", "gather", "keep_first", "local", "own_function", "pad", "probe",
-    "recompute", "reduce_scatter", "repeat_heads", "rms_norm", "rotary", "scatter_sum",
+    "all_to_all", "attention", "batch_norm", "carry", "copy_to", "cross_entropy", "device",
+    "dropout", "embedding", "experts", "gather", "keep_first", "local", "own_function", "pad",
+    "probe", "recompute", "reduce_scatter", "repeat_heads", "rms_norm", "rotary", "scatter_sum",
     "shard", "whole",
 ]  # fmt: skip

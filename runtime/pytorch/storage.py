@@ -32,6 +32,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from autopar.runtime.jobs.phases import Stopwatch
+from autopar.runtime.pytorch.carried import write_carried
 from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.initialize import Target
 from autopar.runtime.pytorch.loss_scale import LossScale
@@ -145,6 +146,10 @@ class Storage:
 
     def collect(self) -> None:
         """After the last backward: every ``leaf.grad`` is this rank's (so far reduced) gradient."""
+
+    def carry(self) -> None:
+        """Buffers hold from here on what the forward left in them."""
+        write_carried(self.model)
 
     def zero_grad(self) -> None:
         for held in self.held.values():

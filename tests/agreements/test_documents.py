@@ -57,8 +57,9 @@ def test_make_targets_exist(document: Path) -> None:
 def test_benchmarks_exist(document: Path) -> None:
     for words in typed(document, r"(?:\.venv/bin/)?python"):
         if words[:1] == ["-m"] and words[1].startswith("benchmarks."):
-            file = ROOT / (words[1].replace(".", "/") + ".py")
-            assert file.exists(), f"{document}: no {words[1]}"
+            path = ROOT / words[1].replace(".", "/")
+            files = path.with_suffix(".py"), path / "__main__.py"
+            assert any(file.exists() for file in files), f"{document}: no {words[1]}"
 
 
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if d.suffix == ".md"], ids=str)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from autopar.frontends.captured import Captured
 from autopar.lowering.spread import BATCH_AXES, MICROBATCH, lower
+from autopar.lowering.stages import updated_buffers
 from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key
@@ -69,12 +70,15 @@ class Chooser:
 
     def _graph(self, graph: Graph, block: str | None, entering: Mapping[str, Sharding]) -> None:
         shared: dict[str, Sharding] = dict(entering)
+        updated = updated_buffers(graph.ops)
         readers = {n: len(r) for n, r in graph.consumers().items()}
         for name in graph.outputs:
             readers[name] += 1
 
         def settle(tensor: Tensor, produced: Sharding) -> None:
             shared[tensor.name] = produced
+            if tensor.name in updated:  # every reader takes it as it is stored
+                return
             if readers[tensor.name] < 2 or self.random.random() < 0.3:
                 return
             for _ in range(4):
@@ -117,9 +121,11 @@ class Chooser:
             into, out = flows(op, graph.tensors)
             every = [str(s) for s in strategies(bound, self.model, any(out))] or ["whole"]
             data = self.flow.choices[key(block, op.name)]
+            # Statistics that several calls update are held whole.
+            shares = any(_is_statistic(op, n, graph) and readers[n] > 1 for n in op.inputs)
             for attempt in range(12):
                 chosen = self.random.choice(every)
-                if attempt == 11 or self.random.random() < self.whole:
+                if attempt == 11 or shares or self.random.random() < self.whole:
                     chosen = "whole"
                 strategy = _combined(chosen, data, self.mesh)
                 wants, gives = shardings(bound, strategy, self.mesh, into, out)

@@ -348,6 +348,12 @@ def _made(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     return (), {"value": ((1.0, 2.0), (3.0, 4.0)), "dtype": "float64"}
 
 
+def _written(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    del kind
+    shape = d.shape()
+    return (d.real(*shape, gradient=False), d.real(*shape, gradient=False)), {}
+
+
 def _triangle(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     del kind
     return (d.real(*d.shape(2, 3)),), {"diagonal": d.of(-1, 0, 1)}
@@ -633,6 +639,7 @@ CASES: Mapping[str, Builder] = {
     "cumsum": _running,
     "jax::top_k": _best,
     **dict.fromkeys(("full", "arange", "constant", "noise"), _made),
+    "carry": _written,
     **dict.fromkeys(("tril", "triu"), _triangle),
     "gather": _gather,
     "scatter": _gather,

@@ -347,6 +347,7 @@ REFERENCE: Mapping[str, Reference] = {
     "noise": lambda c: torch.full(c.shapes[0], 0.5, dtype=torch.double),  # its stand-in
     "arange": lambda c: torch.arange(c.attrs["start"], c.attrs["stop"], c.attrs["step"]),
     "constant": lambda c: torch.tensor(c.attrs["value"], dtype=torch.double),
+    "carry": lambda c: c.operands[1],
     "tril": lambda c: c.x.tril(c.attrs["diagonal"]),
     "triu": lambda c: c.x.triu(c.attrs["diagonal"]),
     "gather": lambda c: c.x.gather(c.attrs["dim"], c.operands[1]),

@@ -31,6 +31,7 @@ NEVER_SPLIT = {
     "aten::_pdist_forward": "every row meets every other",
     "arange": "its values depend on the index",
     "constant": "its values depend on the index",
+    "carry": "the buffer is whole on every rank",
 }
 
 

@@ -175,6 +175,27 @@ def test_signals_are_left_to_the_parent_until_it_has_ended_the_loader(tmp_path: 
     wait(lambda: not any(map(alive, workers)), 20)
 
 
+def test_workers_that_hang_in_a_fork_are_started_again(tmp_path: Path) -> None:
+    """As if a lock had been held by another thread when the first two were forked."""
+    code = (
+        "import os, sys, time, warnings; from pathlib import Path; "
+        "from autopar.runtime.pytorch import loader_workers as w; "
+        "from tests.script import test_sigterm as t; "
+        "w.STARTED_S = 1.0; notes, forks = Path(sys.argv[1]), []; warnings.simplefilter('error'); "
+        "warnings.filterwarnings('always', 'workers of the loader'); "
+        "os.register_at_fork(before=lambda: forks.append(1), "
+        "after_in_child=lambda: len(forks) <= 2 and time.sleep(600)); "
+        "reads = t.one_batch(notes); reads.close(); print(len(forks), 'forks')"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env=env, timeout=120, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "4 forks\n"), done.stderr
+    assert "did not start within 1 s" in done.stderr
+
+
 def test_workers_end_when_their_parent_is_gone(tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from tests.script import test_sigterm as t; "

@@ -127,6 +127,9 @@ def _how(
         offloads=plan.each("offload") != OFFLOAD[0],
         scales=plan.precision == "float16",
         compiled=plan.style == "compiled",
+        carries=any(
+            op.op.kind == "carry" for body in (lowered, *lowered.blocks.values()) for op in body.ops
+        ),
         about=tuple(train_heading(plan, samples, start, "rank", "by `recompute` in model.py")),
     )
 

@@ -155,6 +155,9 @@ class Forward(Values):
     # -- ops ---------------------------------------------------------------------------------------
 
     def _op(self, op: LoweredOp) -> None:
+        if op.op.kind == "carry":
+            self._carry(op)
+            return
         self._flush_for(op, op.operands)
         stream = self._stream(op)
         if stream is not None and stream.name in self.pending:
@@ -167,6 +170,25 @@ class Forward(Values):
                     args[i] = replace(args[i], text=f"{args[i].atom}.to({like}.dtype)", level=ATOM)
         bias = args.pop() if op.op.attrs.get(FUSED) else None
         self._result(op, expression(self._site(op, args, bias)), args)
+
+    def _carry(self, op: LoweredOp) -> None:
+        """``carry(self.norm, u=value)``"""
+        name, given = op.op.name, op.operands[1]
+        if given.name in self.pending and (given.steps or self._size(given.name)[1] > LONGEST - 20):
+            self.flush(given.name)
+        value = self._operand(given)
+        owner, _, buffer = self.around.attribute(op.op.inputs[0]).rpartition(".")
+        text = f"carry({owner}, {buffer}={value.text})"
+        self.end_statement()
+        if self.around.probes:
+            var = self.variables.pick([identifier(buffer)], name)
+            self.mark([name])
+            self.assign(var, text)
+            self.named(name, var)
+            self._after([name])
+            self.variables.release(name)
+        else:
+            self.lines.add(text, f"what {buffer} holds from the next step on")
 
     def _stream(self, op: LoweredOp) -> Operand | None:
         """Under half precision: an operand whose dtype the float32 ones have to take."""

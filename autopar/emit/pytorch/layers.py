@@ -209,12 +209,15 @@ def _batch_norm(site: Site) -> Expr:
     if eps != 1e-5:
         options.append(f"eps={literal(eps)}")
     more = _statistics_over(site) if training else ["training=False"]
-    held = dict(zip(("weight", "bias", "running_mean", "running_var"), site.args[1:], strict=False))
+    names = ["weight", "bias"] if site.attrs.get("affine", len(site.args) in (3, 5)) else []
+    names += ["running_mean", "running_var"] if len(site.args) - 1 > len(names) else []
+    held = dict(zip(names, site.args[1:], strict=True))
     if len(held) == 4:
         layer = _called(site, "BatchNorm", held, [site.args[0].text, *more], options)
         if layer is not None:
             return layer
-    arguments = [*(a.text for a in site.args), *options, *more]
+    given = [f"{name}={arg.text}" for name, arg in held.items()]
+    arguments = [site.args[0].text, *given, *options, *more]
     return Expr(call("batch_norm", arguments), weight=HEAVY)
 
 

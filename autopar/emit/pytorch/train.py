@@ -35,6 +35,7 @@ class How:
     offloads:  whether the optimizer's state is in host memory.
     scales:    whether gradients are those of a multiple of the loss: in float16.
     compiled:  whether forward and backward are compiled into fused kernels.
+    carries:   whether the forward updates buffers by itself.
     about:     lines of the docstring.
     """
 
@@ -51,6 +52,7 @@ class How:
     offloads: bool = False
     scales: bool = False
     compiled: bool = False
+    carries: bool = False
     about: tuple[str, ...] = ("One training step.",)
 
     @property
@@ -226,6 +228,8 @@ def _late(how: How, lines: Lines) -> None:
         lines.add("reduce_late(state.pieces, state.ranks)", what, above=True)
     if how.staged and how.tied:
         lines.add("state.ties.sum()", "parameters that several stages hold")
+    if how.carries:
+        lines.add("state.carry()", "buffers hold what the forward left in them")
     if how.scales:
         lines.add("state.loss_scale.undo(state.pieces)", "float16 would lose small gradients")
 

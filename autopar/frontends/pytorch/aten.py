@@ -145,6 +145,8 @@ def written_through(lifter: Lifter, view: fx.Node, base: Value, value: Value) ->
         return lifter.emit("reshape", [value], base.shape, base.dtype, shape=base.shape)
     if packet in ("transpose", "t", "permute", "movedim", "swapaxes", "swapdims", "numpy_T", "mT"):
         return _turned_back(lifter, view, base, value)
+    if packet == "diagonal" and base.shape == 2 * value.shape:
+        return _diagonal_written(lifter, base, value)
     if packet not in ("slice", "select"):
         return None
     dim = arguments["dim"] % len(base.shape)
@@ -175,6 +177,14 @@ def written_through(lifter: Lifter, view: fx.Node, base: Value, value: Value) ->
     if len(pieces) == 1:
         return value
     return lifter.emit("cat", pieces, base.shape, base.dtype, dim=dim)
+
+
+def _diagonal_written(lifter: Lifter, base: Value, value: Value) -> Value:
+    """A square matrix whose diagonal is ``value``."""
+    ones = lifter.emit("full", [], base.shape, "bool", shape=base.shape, value=True, dtype="bool")
+    below = lifter.emit("tril", [ones], base.shape, "bool", diagonal=0)
+    on = lifter.emit("triu", [below], base.shape, "bool", diagonal=0)
+    return lifter.emit("where", [on, value, base], base.shape, base.dtype)
 
 
 def _turned_back(lifter: Lifter, view: fx.Node, base: Value, value: Value) -> Value:

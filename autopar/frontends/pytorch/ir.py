@@ -118,4 +118,4 @@ def drop_dead(nodes: Sequence[Node], results: Iterable[Value]) -> list[Node]:
     return kept
 
 
-EFFECTS = frozenset({"enter", "leave", "call"})
+EFFECTS = frozenset({"enter", "leave", "call", "carry"})

@@ -1,7 +1,8 @@
-"""What a forward leaves behind for the next one, beside its result: told, never dropped.
+"""What a forward leaves behind for the next one, beside its result: carried or told, never dropped.
 
-A program is the same at every step and keeps the model's tensors as they are, so a forward that
-replaces a buffer, or counts in an attribute and computes with the count, has no program here.
+A buffer that is replaced by another of its shape is one that is written (`carried`). A program is
+the same at every step, so a forward that counts in an attribute and computes with the count, or
+whose buffer grows, has no program here.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ Numbers = Mapping[tuple[str, str], Any]
 """Plain attributes by (module path, name)."""
 
 ADVICE = (
-    "What a forward leaves behind is not carried from step to step: compute it from the batch "
-    "inside the forward, or update it outside of the model between steps"
+    "From step to step a buffer is carried that is there from the start and keeps its shape and "
+    "dtype, nothing else: register one, compute the value from the batch inside the forward, or "
+    "update it outside of the model between steps"
 )
 
 
@@ -43,6 +45,33 @@ def _holds_plain(value: Any) -> bool:
     return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
 
 
+def write_replaced(
+    model: nn.Module, held: Mapping[tuple[str, str], torch.Tensor], read: set[int]
+) -> None:
+    """Writes into the buffers and tensors of ``model`` what the forward has put in their place,
+    for which ``held`` and ``read`` say as in `check_tensors`; then they are what they were."""
+    new: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]] = []
+    for path, module in model.named_modules():
+        for table in (vars(module), module._buffers):
+            for name, value in table.items():
+                before = held.get((path, name))
+                if before is None or value is before or not isinstance(value, torch.Tensor):
+                    continue
+                saved = table is module._buffers and name not in module._non_persistent_buffers_set
+                if (saved or id(before) in read) and _form(before) == _form(value):
+                    new.append((table, name, before, value))
+    given = {id(before) for _, _, before, _ in new}
+    with torch.no_grad():
+        values = [v.clone() if id(v) in given else v for _, _, _, v in new]
+        for (table, name, before, _), value in zip(new, values, strict=True):
+            before.copy_(value)
+            table[name] = before
+
+
+def _form(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype
+
+
 def check_tensors(model: nn.Module, held: Mapping[tuple[str, str], Any], read: set[int]) -> None:
     """Raises `MutationError` naming a tensor of ``model`` that the forward put another one for.
 
@@ -64,4 +93,8 @@ def check_tensors(model: nn.Module, held: Mapping[tuple[str, str], Any], read: s
                 raise MutationError(f"the forward replaces parameter {full!r}. {ADVICE}")
             if saved or (before is not None and id(before) in read):
                 what = "buffer" if name in module._buffers else "tensor"
-                raise MutationError(f"the forward updates {what} {full!r}. {ADVICE}")
+                forms = ""
+                if isinstance(before, torch.Tensor):
+                    shape, dtype = _form(before)
+                    forms = f" of {list(shape)} {dtype} by one of {list(value.shape)} {value.dtype}"
+                raise MutationError(f"the forward replaces {what} {full!r}{forms}. {ADVICE}")

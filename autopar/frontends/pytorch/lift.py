@@ -17,6 +17,7 @@ from autopar.frontends.pytorch import autocast, ir
 from autopar.frontends.pytorch.aten import lift_call, written_through
 from autopar.frontends.pytorch.aten_complex import real_view
 from autopar.frontends.pytorch.calls import NotAlike
+from autopar.frontends.pytorch.carried import carry, settle
 from autopar.frontends.pytorch.errors import MutationError, UnsupportedOpError
 from autopar.frontends.pytorch.gates import gate_steps
 from autopar.frontends.pytorch.ir import Value
@@ -25,10 +26,8 @@ from autopar.frontends.pytorch.noting import Sources
 from autopar.frontends.pytorch.recording import answered
 from autopar.frontends.pytorch.trace import Trace
 from autopar.frontends.pytorch.writes import (
-    check_counters,
     check_writable,
     check_writes,
-    counts_batches,
     refuse_assignment,
 )
 from autopar.rules.own_functions import FUNCTION, LINEAR, RULE
@@ -68,15 +67,17 @@ class _Walk(Lifter):
                 self.inputs.append(value)
                 self.env[node] = value
             elif node.op == "get_attr":
-                self.env[node] = self._held(node)
+                self._hold(node)
             elif node.op == "call_function":
                 self._call(node)
             elif node.op == "output":
                 self.result = self.read(node.args[0])
-        check_counters(self)
+        settle(self)
 
     def lifted(self, node: fx.Node) -> Any:
-        if is_inplace(node.target) and node in self.views:
+        if node.op == "get_attr":
+            return self.read(self.views[node])
+        if node in self.views and (is_inplace(node.target) or _into(node) is not None):
             return self.read(self.views[node])  # it returned what it wrote into
         if node.target is operator.getitem:
             return self.read(node.args[0])[node.args[1]]
@@ -94,8 +95,10 @@ class _Walk(Lifter):
             check_writable(self, node)
             self.env[node] = value
             self.version[node] = self.version.get(node, 0) + 1
+            if node in self.buffers:
+                carry(self, self.buffers[node], value)
             return
-        same = is_inplace(node.target)
+        same = node.op == "get_attr" or is_inplace(node.target) or _into(node) is not None
         whole = value if same else written_through(self, node, self.read(base), value)
         if whole is None:
             raise MutationError(
@@ -105,6 +108,16 @@ class _Walk(Lifter):
         self._write(base, whole)
         self.env[node] = value
         self.version[node] = self.version[self.root(node)]
+
+    def _hold(self, node: fx.Node) -> None:
+        """A ``get_attr`` node holds the tensor that it names, as the first that names it does."""
+        self.env[node] = held = self._held(node)
+        first = self.first.setdefault(held, node)
+        if first is not node:
+            self.views[node] = first
+            self.version[node] = 0
+        elif held.role == "buffer":
+            self.buffers[node] = held
 
     def _held(self, node: fx.Node) -> Value:
         """The parameter, buffer or constant that a ``get_attr`` node names."""
@@ -180,16 +193,21 @@ class _Walk(Lifter):
             self.grad = bool(first)
         elif isinstance(target, torch._ops.OpOverload):
             if target._opname == _ASSIGNED:
-                refuse_assignment(self, first)
+                self._assign(node)
             if target._opname in _ERASED or ("val" not in node.meta and not node.users):
                 return  # the second: it failed, and the forward went on without it
             if self.written and (base := viewed(node)) is not None:
                 self.views[node] = base
                 self.version[node] = self.version.get(self.root(base), 0)
-            if is_inplace(target) and counts_batches(self, node):
-                return
-            check_writes(self, node)
+            given = _into(node)
+            if given is None or self.root(given) not in self.buffers:
+                given = None
+                check_writes(self, node)
             result = self._in_region(node)
+            if isinstance(given, fx.Node):
+                self._write(given, result)
+                self.views[node] = given
+                self.version[node] = self.version.get(self.root(given), 0)
             if is_inplace(target):
                 self._write(first, result)
                 self.views[node] = first
@@ -197,6 +215,17 @@ class _Walk(Lifter):
             self.env[node] = result
         else:
             self._other(node)
+
+    def _assign(self, node: fx.Node) -> None:
+        """``buffer.data = value``"""
+        held, value = node.args[:2]
+        assert isinstance(held, fx.Node)
+        root = self.root(held)
+        made = self.read(value)
+        same = isinstance(made, Value) and (made.shape, made.dtype) == _form(self.env[root])
+        if root not in self.buffers or not same:
+            refuse_assignment(self, held)
+        self._write(root, made)
 
     def _in_region(self, node: fx.Node) -> Any:
         """`_lifted`, with the casts that autocast makes before it."""
@@ -294,3 +323,13 @@ class _Walk(Lifter):
         raise UnsupportedOpError(
             f"{self.source}: {what} is not supported in a forward: write it with tensor ops"
         )
+
+
+def _into(node: fx.Node) -> fx.Node | None:
+    """What an op is given to write its result into: ``out=``."""
+    given = node.kwargs.get("out")
+    return given if isinstance(given, fx.Node) else None
+
+
+def _form(value: Value) -> tuple[tuple[int, ...], str]:
+    return value.shape, value.dtype

@@ -26,6 +26,8 @@ class Lifter(ABC):
     env:     what each fx node is, a `Value` or a list of them. views: what each one looks at.
     version: how often a node's memory was written when its value was read.
     cast:    what the op at hand reads instead, under autocast; the innermost region is the last.
+    first:   the first ``get_attr`` node of each of the model's tensors, which the others look at;
+             buffers: those that hold buffers, and these as the forward found them.
     entered: results of an "enter" mark, by the number of their layer's kind.
     chosen:  values with rows that a mask chooses.
     """
@@ -44,7 +46,8 @@ class Lifter(ABC):
         self.regions: list[autocast.Region] = [None]
         self.cast: dict[fx.Node, Value] = {}
         self.source = Source()
-        self.counters: dict[str, Source] = {}  # owner of a ``num_batches_tracked`` -> where
+        self.first: dict[Value, fx.Node] = {}  # of the model's own tensors
+        self.buffers: dict[fx.Node, Value] = {}
         self.entered: dict[fx.Node, int] = {}
         self.chosen = Chosen(self)
 

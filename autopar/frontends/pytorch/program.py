@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from autopar.frontends.pytorch.calls import Kind, NotAlike
+from autopar.frontends.pytorch.carried import check_own
 from autopar.frontends.pytorch.ir import Node, Value, final, replace
 from autopar.frontends.pytorch.lifter import Lifter
 
@@ -114,6 +115,7 @@ def _check_closed(program: Program, kinds: list[Kind]) -> None:
         made = {v for n in body.nodes for v in n.outputs}
         known = made | set(body.entries)
         group = kinds[body.number].group
+        check_own(body.nodes, kinds[body.number])
         if made & outside:
             raise NotAlike(group, "a tensor of the layer is used outside without being returned")
         extra: list[Value] = []

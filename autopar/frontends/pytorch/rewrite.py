@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from autopar.frontends.pytorch.cleanup import clean
 from autopar.frontends.pytorch.idioms import lift_idioms
-from autopar.frontends.pytorch.ir import Node, Value, drop_dead
+from autopar.frontends.pytorch.ir import EFFECTS, Node, Value, drop_dead
 from autopar.frontends.pytorch.masks import simplify_masks
 from autopar.frontends.pytorch.program import Program, prune
 
@@ -51,7 +51,7 @@ def _tables_where_needed(nodes: list[Node], inputs: list[Value]) -> list[Node]:
         out.append(node)
 
     for node in nodes:
-        if not node.outputs or not all(v in made_by for v in node.outputs):
+        if node.kind in EFFECTS or not all(v in made_by for v in node.outputs):
             place(node)
     return out
 

@@ -27,7 +27,12 @@ from autopar.frontends.pytorch.forward_errors import explained, loss_of
 from autopar.frontends.pytorch.functions import Called, kept_functions
 from autopar.frontends.pytorch.held import Named, fakes_inside, made_and_kept
 from autopar.frontends.pytorch.hooks import check_hooks, hooks_refused
-from autopar.frontends.pytorch.left_behind import Numbers, check_tensors, numbers_of
+from autopar.frontends.pytorch.left_behind import (
+    Numbers,
+    check_tensors,
+    numbers_of,
+    write_replaced,
+)
 from autopar.frontends.pytorch.noting import Sources
 from autopar.frontends.pytorch.seeds import seeds_refused
 from autopar.runtime.pytorch.torch_private import causal_check, exporting
@@ -82,6 +87,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
     def run(*tensors: torch.Tensor) -> torch.Tensor:
         with sources.recording(calls), calls.patched(named):
             loss = loss_of(model(**dict(zip(names, tensors, strict=True))))
+        write_replaced(model, held, _read_so_far())
         fresh, same = made_and_kept(model, held)
         made.update((name, _node_of(tensor)) for name, tensor in fresh.items())
         kept.update(same)
@@ -109,7 +115,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
             raise explained(error, model, sources.module) from error
         if calls.failure is not None:
             raise calls.failure
-        check_tensors(model, held, _read(traced))
+        check_tensors(model, held, _read(traced.graph, traced))
     left = numbers_of(model)
     return Trace(
         *(traced.graph, traced, names, named, aliases, calls.kinds, functions, experts),
@@ -124,10 +130,15 @@ def _node_of(tensor: torch.Tensor) -> str:
     return "" if slot is None else slot.proxy.node.name
 
 
-def _read(traced: fx.GraphModule) -> set[int]:
-    """By ``id``, the tensors from outside that the trace's ops read."""
-    names = {str(n.target) for n in traced.graph.nodes if n.op == "get_attr"}
-    return {id(operator.attrgetter(name)(traced)) for name in names}
+def _read(graph: fx.Graph, root: Any) -> set[int]:
+    """By ``id``, the tensors from outside that ops of the graph read."""
+    names = {str(n.target) for n in graph.nodes if n.op == "get_attr"}
+    return {id(operator.attrgetter(name)(root)) for name in names}
+
+
+def _read_so_far() -> set[int]:
+    mode: Any = get_proxy_mode()
+    return _read(mode.tracer.graph, mode.tracer.root)
 
 
 @contextmanager

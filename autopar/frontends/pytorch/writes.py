@@ -1,6 +1,6 @@
-"""What a forward may write into: only what it made itself, and the counters of batch normalisation.
+"""What a forward may write into: what it made itself, and buffers of the model (`carried`).
 
-A program computes new tensors, so a write into the model, the batch or an operand would be lost.
+A program computes new tensors, so a write into a parameter, the batch or an operand would be lost.
 """
 
 from __future__ import annotations
@@ -14,10 +14,6 @@ from autopar.frontends.pytorch.errors import MutationError
 from autopar.frontends.pytorch.ir import Value
 from autopar.frontends.pytorch.lifter import Lifter, is_inplace
 
-_WRITES = (
-    "{}: the forward writes into {}. Only batch normalisation may update its buffers: compute a "
-    "new tensor instead"
-)
 _STATISTICS = frozenset({"batch_norm", "instance_norm", "cudnn_batch_norm", "native_batch_norm"})
 
 
@@ -26,8 +22,12 @@ def check_writable(lifter: Lifter, node: fx.Node) -> None:
     if node in lifter.entered:
         kind = lifter.trace.kinds[lifter.entered[node]]
         raise NotAlike(kind.group, "the layer writes into its input")
-    if isinstance(held, Value) and held.role in ("parameter", "buffer"):
-        raise MutationError(_WRITES.format(lifter.source, f"{held.role} {held.name!r}"))
+    if isinstance(held, Value) and held.role == "parameter":
+        raise MutationError(
+            f"{lifter.source}: the forward writes into parameter {held.name!r}, which the "
+            "optimizer owns: compute a new tensor instead (a parametrisation), or write it between "
+            "steps"
+        )
 
 
 def refuse_assignment(lifter: Lifter, node: fx.Node) -> None:
@@ -58,33 +58,3 @@ def check_writes(lifter: Lifter, node: fx.Node) -> None:
             f"{lifter.source}: {node.target} writes into its operand {argument.name!r}: use the "
             "form that returns a new tensor, without out="
         )
-
-
-def counts_batches(lifter: Lifter, node: fx.Node) -> bool:
-    """Batch normalisation's counter: part of what ``updates_buffers`` says."""
-    held = lifter.env.get(node.args[0])  # type: ignore[arg-type]
-    name = held.name if isinstance(held, Value) else ""
-    owner, _, last = name.rpartition(".")
-    if last != "num_batches_tracked":
-        return False
-    if node.users:  # the forward computes with the count
-        check_writable(lifter, node.args[0])  # type: ignore[arg-type]
-    lifter.counters[owner] = lifter.source
-    return True
-
-
-def check_counters(lifter: Lifter) -> None:
-    """Refuses a counter by that name in a module whose statistics no op updates, and one that
-    some op reads."""
-    read = {value.name for node in lifter.nodes for value in node.inputs}
-    updating = {
-        value.name.rpartition(".")[0]
-        for node in lifter.nodes
-        if node.kind == "batch_norm" and node.attrs["updates_buffers"]
-        for value in node.inputs
-        if value.role == "buffer"
-    }
-    for owner, source in lifter.counters.items():
-        name = f"{owner}.num_batches_tracked".lstrip(".")
-        if owner not in updating or name in read:
-            raise MutationError(_WRITES.format(source, f"buffer {name!r}"))

@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 
 from autopar.lowering.spread import Lowered
-from autopar.lowering.stages import CutError, StagePart, stage_parts
+from autopar.lowering.stages import CutError, StagePart, stage_parts, updated_buffers
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Memory, Plan, Stage
 from autopar.pipeline.actions import Action, Schedule
@@ -114,18 +114,31 @@ class CutModel:
 def cut_points(lowered: Lowered) -> tuple[str, ...]:
     """First ops of the units: the graph's first, blocks, and ops with parameters.
 
-    Every unit makes something that has a gradient: constants alone are no stage.
+    Every unit makes something that has a gradient: constants alone are no stage. A buffer that the
+    forward updates is of one unit.
     """
     tensors = lowered.graph.tensors
     points = [lowered.ops[0].op.name]
     trains = False
-    for op in lowered.ops:
+    together = _together(lowered)
+    for place, op in enumerate(lowered.ops):
         reads = any(tensors[n].role == "parameter" for n in op.op.inputs)
         flows = any(tensors[n].differentiable for n in op.op.outputs)
-        if trains and flows and (op.op.kind == "block" or reads):
+        cuts = not any(first < place <= last for first, last in together)
+        if cuts and trains and flows and (op.op.kind == "block" or reads):
             points.append(op.op.name)
         trains = trains or flows
     return tuple(points)
+
+
+def _together(lowered: Lowered) -> list[tuple[int, int]]:
+    """First and last op that read a buffer which the forward updates, where they are several."""
+    places: dict[str, list[int]] = {}
+    updated = updated_buffers(op.op for op in lowered.ops)
+    for place, op in enumerate(lowered.ops):
+        for name in updated.intersection(op.op.inputs):
+            places.setdefault(name, []).append(place)
+    return [(held[0], held[-1]) for held in places.values() if held[-1] > held[0]]
 
 
 def _ties(lowered: Lowered, units: Sequence[str]) -> tuple[tuple[int, int], ...]:

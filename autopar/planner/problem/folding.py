@@ -18,6 +18,7 @@ from autopar.lowering.spread import BATCH_AXES, MICROBATCH
 from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
+from autopar.nouns.problem import FORBIDDEN
 from autopar.nouns.sharding import DEFERRED, WHOLE, Placement, Sharding
 from autopar.planner.pricing.prices import Prices
 from autopar.planner.pricing.state_prices import StatePrices
@@ -152,6 +153,9 @@ class _Folding:
                 self._own_parameter(scope, node, tensor, table.wants[position], copies)
             elif (scope, name) in self.fixed:
                 given, wants = self.fixed[scope, name], table.wants[position]
+                if tensor.role == "buffer" and op.attrs.get("updates_buffers"):
+                    # Statistics of several calls are held whole, and updated where they are.
+                    node.costs = np.where(wants == given, node.costs, FORBIDDEN)
                 taken = self.fusion.takes(scope, op, position)
                 self.ledger.unary(node, tensor, given, wants, calls, into[position], taken)
             else:

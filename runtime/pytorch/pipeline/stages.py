@@ -252,6 +252,11 @@ class Stages:
         for run in self.runs.values():
             run.storage.collect()
 
+    def carry(self) -> None:
+        """Buffers hold from here on what the forward left in them."""
+        for run in self.runs.values():
+            run.storage.carry()
+
     def compile(self) -> None:
         """`torch.compile` of every stage; its I then does the whole backward."""
         self.compiled = True

@@ -19,6 +19,8 @@ from autopar.runtime.verify.verified import (
     weight_scale,
 )
 
+UNHELD = "num_batches_tracked"
+"""The counter of a batch norm, which programs are without where no op computes with it."""
 Piece = tuple[str, Region, torch.Tensor]
 
 
@@ -64,9 +66,12 @@ class Comparison:
         """Parameters and buffers after the last step, which took the reference's gradients."""
         if self._wanted is None:
             return
-        whole, trained = self._wanted.weights, self._wanted.gradients[0]
+        whole = self._wanted.weights | self._wanted.whole
+        needed = self._wanted.updated.union(self._wanted.gradients[0]) - {
+            name for name in self._wanted.updated if name.rpartition(".")[2] == UNHELD
+        }
         everything = self._wanted.weights_norm()
-        for name, (error, note) in _errors(pieces, whole, self._wanted.alias, trained).items():
+        for name, (error, note) in _errors(pieces, whole, self._wanted.alias, needed).items():
             norm = float(whole[name].norm()) if name in whole else 0.0
             moved = self._wanted.moved.get(name)
             if moved is None:

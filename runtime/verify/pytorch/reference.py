@@ -33,6 +33,8 @@ class Reference:
 
     gradients: by step and name, before clipping; only what has one.
     weights:   parameters, floating buffers and tensor attributes after the last step.
+    whole:     integer buffers and tensor attributes after the last step, as float64.
+    updated:   buffers of the model's state that the forward changed.
     alias:     every name of a tensor -> the name that it has here.
     moved:     norm of what the steps changed of each parameter.
     noise:     by step, norm of what rounding changes of a gradient, where it was measured.
@@ -42,6 +44,8 @@ class Reference:
     losses: tuple[float, ...]
     gradients: tuple[dict[str, torch.Tensor], ...]
     weights: dict[str, torch.Tensor]
+    whole: dict[str, torch.Tensor]
+    updated: frozenset[str]
     alias: dict[str, str]
     moved: dict[str, float]
     noise: tuple[dict[str, float], ...]
@@ -68,6 +72,8 @@ def reference(workload: Workload, batch: Batch, device: torch.device) -> Referen
     gradients: list[dict[str, torch.Tensor]] = []
     noise: list[dict[str, float]] = []
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    saved = model.state_dict()
+    kept = {n: t.detach().clone() for n, t in model.named_buffers() if n in saved}
     given = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in batch.items()}
     for _ in range(STEPS):
         model.zero_grad(set_to_none=True)
@@ -90,9 +96,27 @@ def reference(workload: Workload, batch: Batch, device: torch.device) -> Referen
     weights = {
         alias.get(n, n): t.detach() for n, t in named_tensors(model) if t.is_floating_point()
     }
+    whole = {
+        alias.get(n, n): t.detach().double()
+        for n, t in named_tensors(model)
+        if not (t.is_floating_point() or t.is_complex() or t.dtype is torch.bool)
+    }
+    updated = frozenset(
+        alias.get(n, n)
+        for n, t in model.named_buffers()
+        if n in kept and not torch.equal(t, kept[n])
+    )
     moved = {n: float((weights[n] - p).norm()) for n, p in before.items()}
     return Reference(
-        dict(batch), tuple(losses), tuple(gradients), weights, alias, moved, tuple(noise)
+        dict(batch),
+        tuple(losses),
+        tuple(gradients),
+        weights,
+        whole,
+        updated,
+        alias,
+        moved,
+        tuple(noise),
     )
 
 
@@ -140,11 +164,15 @@ def _moved(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _built(workload: Workload) -> nn.Module:
-    """The model with its initial weights in float64."""
+    """The model with its initial weights in float64, and plain tensor attributes too."""
     assert workload.model is not None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(workload.seed)
         model: nn.Module = workload.model()
+        for module in model.modules():
+            for name, value in vars(module).items():
+                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                    vars(module)[name] = value.double()
         return model.double()
 
 

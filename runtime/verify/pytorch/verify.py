@@ -211,7 +211,7 @@ def compared_steps(
         _give(trainer, wanted, step)
         norms.append(trainer.update())
     held: list[Piece] = [(h.name, h.region, h.leaf.detach()) for h in trainer.held]
-    held += [(n, r, t) for n, t, r in trainer.storage.buffers() if t.is_floating_point()]
+    held += [(n, r, t) for n, t, r in trainer.storage.buffers() if t.dtype is not torch.bool]
     _gather(held, comparison.weights)
     return norms
 
