@@ -21,7 +21,7 @@ from autopar.frontends.pytorch.carried import carry, settle
 from autopar.frontends.pytorch.errors import MutationError, UnsupportedOpError
 from autopar.frontends.pytorch.gates import gate_steps
 from autopar.frontends.pytorch.ir import Value
-from autopar.frontends.pytorch.lifter import Lifter, is_inplace, viewed
+from autopar.frontends.pytorch.lifter import ASSIGNED, Lifter, is_inplace, viewed
 from autopar.frontends.pytorch.noting import Sources
 from autopar.frontends.pytorch.recording import answered
 from autopar.frontends.pytorch.trace import Trace
@@ -38,7 +38,6 @@ _MARKS = {
     torch.ops.autopar.call.default: "call",
 }
 _TRANSFORMS = ("lazy_load_decompositions", "_vmap_increment_nesting", "_grad_increment_nesting")
-_ASSIGNED = "_has_compatible_shallow_copy_type"  # asked by ``tensor.data = other``
 _ERASED = frozenset(
     {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range"}
 )
@@ -192,7 +191,7 @@ class _Walk(Lifter):
         elif target is torch._C._set_grad_enabled:
             self.grad = bool(first)
         elif isinstance(target, torch._ops.OpOverload):
-            if target._opname == _ASSIGNED:
+            if target._opname == ASSIGNED:
                 self._assign(node)
             if target._opname in _ERASED or ("val" not in node.meta and not node.users):
                 return  # the second: it failed, and the forward went on without it

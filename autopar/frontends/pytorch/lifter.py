@@ -41,7 +41,7 @@ class Lifter(ABC):
         self.env: dict[fx.Node, Any] = {}
         self.views: dict[fx.Node, fx.Node] = {}
         self.version: dict[fx.Node, int] = {}
-        self.written = any(is_inplace(n.target) for n in trace.graph.nodes)
+        self.written = any(map(_may_write, trace.graph.nodes))
         self.grad = True
         self.regions: list[autocast.Region] = [None]
         self.cast: dict[fx.Node, Value] = {}
@@ -105,6 +105,14 @@ class Lifter(ABC):
         return node
 
 
+ASSIGNED = "_has_compatible_shallow_copy_type"  # asked by ``tensor.data = other``
+
+
+def _may_write(node: fx.Node) -> bool:
+    named = getattr(node.target, "_opname", "")
+    return is_inplace(node.target) or "out" in node.kwargs or named == ASSIGNED
+
+
 def is_inplace(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return False
@@ -115,7 +123,7 @@ def is_inplace(target: Any) -> bool:
 def viewed(node: fx.Node) -> fx.Node | None:
     """The operand whose memory the result of ``node`` shares, if any."""
     first = node.args[0] if node.args else None
-    if not isinstance(first, fx.Node) or is_inplace(node.target):
+    if not isinstance(first, fx.Node) or is_inplace(node.target) or "out" in node.kwargs:
         return None
     made, given = node.meta.get("val"), first.meta.get("val")
     if isinstance(made, list | tuple):
