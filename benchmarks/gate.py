@@ -45,6 +45,7 @@ FINDINGS: Mapping[str, Sequence[str]] = {
     "adapters": ("tests/emit/test_adapters.py",),
     "what a forward keeps, rows by masks": (
         "tests/frontends/test_torch_unseen.py",
+        "tests/emit/test_carried.py",
         "tests/emit/test_chosen_rows.py",
         "tests/emit/test_own_functions_split.py",
     ),
@@ -69,7 +70,11 @@ FINDINGS: Mapping[str, Sequence[str]] = {
     ),
     "arrays and rules of JAX users": ("tests/jax/test_ownership.py", "tests/rules"),
     "mixtures of experts": ("tests/runtime/test_experts.py",),
-    "bad input": ("tests/cli/test_bad_input.py", "tests/jax/test_bad_input.py"),
+    "bad input": (
+        "tests/cli/test_bad_input.py",
+        "tests/cli/test_every_bad_input.py",
+        "tests/jax/test_bad_input.py",
+    ),
 }
 """Tests of what was once found, by what it was."""
 

@@ -18,7 +18,7 @@ from autopar.nouns.errors import DoesNotFit, UserError
 from autopar.nouns.style import Style
 from autopar.nouns.text.cluster import devices_text
 from autopar.planner import scaling
-from autopar.planner.estimate import default_batch
+from autopar.planner.estimate import check_precision, default_batch
 from autopar.report.estimates import render, to_object
 from autopar.report.render import to_text
 from autopar.report.scaling import (
@@ -84,6 +84,7 @@ def answer(question: Question) -> Answer:
     batch = _batch(question, sizes, choices)
     if batch is None:
         batch = default_batch(pinned, max(counts, default=cluster.device_count))
+    check_precision(sizes.precision, cluster)
     asked = scaling.Asked(sizes.arch, cluster, batch, sizes.precision, sizes.style, sizes.software)
     priced = _answer(asked, counts, pinned)
     notes = [*sizes.notes, *_mixed(cluster)]

@@ -42,9 +42,12 @@ def run(
 
     from autopar.cli.commands import check_cluster_file
     from autopar.files.plan_folder import check_whole, read_plan
+    from autopar.nouns.errors import UserError
     from autopar.report.runs import phases, run_summary
     from autopar.runtime.jobs import launch
 
+    if save_every and save is None:
+        raise UserError(f"--save-every {save_every}: give --save too, where checkpoints go")
     made = read_plan(folder)
     check_whole(folder, made)
     check_cluster_file(folder, made)

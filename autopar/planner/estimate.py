@@ -73,12 +73,8 @@ def estimate(
         LayoutError: the layout is illegal; every broken rule with its numbers.
         UserError: an unknown precision, or one that the device does not compute in.
     """
-    if precision not in PRECISIONS:
-        raise UserError(f"--precision {precision}: there are {', '.join(PRECISIONS)}")
-    dtype, device = compute_dtype(precision), cluster.device
-    if is_narrow(precision) and dtype not in dict(device.peak_flops_per_s):
-        there = ", ".join(name for name, _ in device.peak_flops_per_s)
-        raise UserError(f"--precision {precision}: {device.name} computes in {there}")
+    check_precision(precision, cluster)
+    device = cluster.device
     check_layout(arch, layout, cluster.device_count)
     declared = software
     software = declared or software_for(cluster, layout, style)
@@ -92,7 +88,7 @@ def estimate(
         advice = cheapest_change(arch, cluster, layout, software.style, precision, declared)
     wide = arch.wide_flops_per_token()
     at_peak_s = wide / device.peak(wide_dtype(precision))
-    at_peak_s += (arch.flops_per_token() - wide) / device.peak(dtype)
+    at_peak_s += (arch.flops_per_token() - wide) / device.peak(compute_dtype(precision))
     at_peak_s *= tokens / cluster.device_count
     made = Estimate(
         arch=arch,
@@ -125,6 +121,16 @@ def _bounds(made: Estimate, at_peak_s: float) -> list[Bound]:
     bounds.append(Bound("model FLOP/s utilization", made.mfu, 0.0, 1.0, "a share"))
     rate = made.layout.global_batch * made.arch.seq / step_s
     return [*bounds, Bound("tokens/s", made.tokens_per_s, rate, rate, "tokens over step time")]
+
+
+def check_precision(precision: str, cluster: Cluster) -> None:
+    """Raises `UserError` for a precision that there is not, or the devices do not compute in."""
+    if precision not in PRECISIONS:
+        raise UserError(f"--precision {precision}: there are {', '.join(PRECISIONS)}")
+    dtype, device = compute_dtype(precision), cluster.device
+    if is_narrow(precision) and dtype not in dict(device.peak_flops_per_s):
+        there = ", ".join(name for name, _ in device.peak_flops_per_s)
+        raise UserError(f"--precision {precision}: {device.name} computes in {there}")
 
 
 def estimate_files(
