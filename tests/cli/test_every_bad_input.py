@@ -179,7 +179,8 @@ MODELS = [
     model(LOSS, "3.0", "returns a float"),
     model(LOSS, "x.sum().item() * self.inner(x).mean()", "value"),
     model(LOSS, "self.inner(x)[x[:, 0] > 0].sort(0).values.mean()", "model.py"),
-    model(LOSS, "torch.autograd.grad(self.inner(x).sum(), x)[0].sum()", "model.py"),
+    model(LOSS, "torch.autograd.grad(self.inner(x).sum(), x)[0].sum()", "autograd.grad inside"),
+    model(LOSS, "self.inner(x).sum().backward()", "autograd.backward inside"),
 ]
 CLUSTERS = [
     cluster("", "", "cluster.yaml"),

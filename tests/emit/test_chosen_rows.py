@@ -114,6 +114,13 @@ def test_numbers(name: str) -> None:
         check(emitted(made, random_stage(made, Mesh.parse(mesh), 1, 0)), model, batch())
 
 
+def test_it_is_told_that_all_rows_are_computed() -> None:
+    made = capture_of(partial(Model, _mean_of_rows), batch)
+    (note,) = made.notes
+    assert note.startswith("Rows that a mask chooses are all computed")
+    assert "test_chosen_rows.py" in note
+
+
 REFUSED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "in order": lambda h, y, keep: h[keep].cumsum(0).sum(),
     "the first": lambda h, y, keep: h[keep][0].sum(),

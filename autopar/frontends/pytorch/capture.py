@@ -54,7 +54,8 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
                 if trace.left != trace.before or trace.made:
                     check_same_again(trace, take_trace(built, repeats))
             trace.functions[:] = with_rules(trace.functions, built.mode)
-            program = cut(lift(trace), trace.kinds)
+            walk = lift(trace)
+            program = cut(walk, trace.kinds)
             rewrite(program)
             prune(program)
             stop_gradients(program)
@@ -77,7 +78,11 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
     )
     samples = check_batch(built.batch, whole_inputs)
     classes = {path: type(m).__name__ for path, m in built.model.named_modules()}
-    notes = (*_untrained(untrained), *_unchecked(trace.sources.checks))
+    notes = (
+        *_untrained(untrained),
+        *_chosen(walk.chosen.places),
+        *_unchecked(trace.sources.checks),
+    )
     return Captured(graph, tensors, batch, samples, _tokens(batch), classes, notes=notes)
 
 
@@ -101,13 +106,26 @@ def _untrained(names: Sequence[str]) -> Iterator[str]:
         )
 
 
+def _chosen(places: Iterable[str]) -> Iterator[str]:
+    several = list(dict.fromkeys(places))
+    if several:
+        yield (
+            "Rows that a mask chooses are all computed, and the mask says which count, so a step "
+            f"takes as long for few of them as for all: {_first(several)}."
+        )
+
+
+def _first(places: Sequence[str]) -> str:
+    more = f" and {len(places) - NAMED} more" if places[NAMED:] else ""
+    return f"{', '.join(places[:NAMED])}{more}"
+
+
 def _unchecked(places: Iterable[str]) -> Iterator[str]:
     unchecked = list(dict.fromkeys(places))
     if unchecked:
-        more = f" and {len(unchecked) - NAMED} more" if unchecked[NAMED:] else ""
         yield (
             "The program does not check values where the forward does, and takes them for right: "
-            f"{', '.join(unchecked[:NAMED])}{more}."
+            f"{_first(unchecked)}."
         )
 
 

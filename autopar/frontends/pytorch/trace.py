@@ -27,6 +27,7 @@ from autopar.frontends.pytorch.forward_errors import explained, loss_of
 from autopar.frontends.pytorch.functions import Called, kept_functions
 from autopar.frontends.pytorch.held import Named, fakes_inside, made_and_kept
 from autopar.frontends.pytorch.hooks import check_hooks, hooks_refused
+from autopar.frontends.pytorch.inner_gradients import inner_gradients_refused
 from autopar.frontends.pytorch.left_behind import (
     Numbers,
     check_tensors,
@@ -101,6 +102,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
         stack.enter_context(kept_experts(experts, model, built.mode, calls))
         stack.enter_context(hooks_refused())
         stack.enter_context(seeds_refused())
+        stack.enter_context(inner_gradients_refused())
         stack.enter_context(autocast_of_devices_refused())
         stack.enter_context(_masks_unread())
         stack.enter_context(_quiet_fake_tensors())

@@ -1,0 +1,46 @@
+"""A forward that asks for gradients itself, refused by that name: a program's forward is
+differentiated once, by the step around it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from autopar.frontends.places import caller
+from autopar.frontends.pytorch.build import is_internal
+from autopar.frontends.pytorch.errors import UnsupportedOpError
+
+OWN = __name__.partition(".")[0]
+
+
+@contextmanager
+def inner_gradients_refused() -> Iterator[None]:
+    """Inside, the user's `torch.autograd.grad` and `backward` raise `UnsupportedOpError`."""
+    module: Any = torch.autograd
+    kept = {name: getattr(module, name) for name in ("grad", "backward")}
+    for name, plain in kept.items():
+        setattr(module, name, _refusing(name, plain))
+    try:
+        yield
+    finally:
+        for name, plain in kept.items():
+            setattr(module, name, plain)
+
+
+def _refusing(name: str, plain: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        asking = sys._getframe(1)
+        if str(asking.f_globals.get("__name__", "")).partition(".")[0] == OWN:
+            return plain(*args, **kwargs)
+        raise UnsupportedOpError(
+            f"{caller(asking, is_internal)}: torch.autograd.{name} inside the forward: a program "
+            "has one backward, that of the loss. Write the derivative with tensor ops (the "
+            "gradient of a small network by its input is a product with its weights), or take "
+            "the penalty out of the model that is planned"
+        )
+
+    return call
