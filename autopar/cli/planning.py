@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,10 +25,11 @@ from autopar.cli.options import (
     Verbose,
     parse_style,
 )
-from autopar.cli.printing import show
+from autopar.cli.printing import results_only, show
 from autopar.cli.progress import progress
 
 if TYPE_CHECKING:
+    from autopar.cli.tries import Trial
     from autopar.nouns.style import Style
     from autopar.planner import PlanResult
 
@@ -43,6 +45,15 @@ def plan(
     allow_replicated: Replicated = None,
     style: StyleOption = None,
     profile: Profile = None,
+    tries: Annotated[
+        int,
+        typer.Option(
+            "--try",
+            metavar="N",
+            min=1,
+            help="Run the best N plans for a few steps here, and keep the fastest.",
+        ),
+    ] = 1,
     verbose: Verbose = False,
     json: Json = False,
 ) -> None:
@@ -59,13 +70,26 @@ def plan(
     replicated = tuple(allow_replicated or ())
     fixed, how = fix_pairs(fix or ()), parse_style(style)
     options = {"--searcher": searcher, "--allow-replicated": replicated, "--profile": profile}
+    options |= {"--try": str(tries) if tries > 1 else None}
     if _priced_alone(model, cluster, fixed, how, options, json, output):
         return
     check_output(output)
-    result = search(model, cluster, fixed, searcher, replicated, profile, verbose, how)
+
+    def planned(pins: Mapping[str, str]) -> PlanResult:
+        return search(model, cluster, pins, searcher, replicated, profile, verbose, how)
+
+    result, trial = planned(fixed), None
+    if tries > 1:
+        from autopar.cli.tries import try_few
+
+        with results_only(json):
+            trial = try_few(result, tries, fixed, planned, output, profile)
+        result = trial.result
     files, emit_s = plan_files(result, output)
+    if trial is not None:
+        files |= {plan_folder.TRIED: tried_text(trial)}
     plan_folder.write(output, files)
-    _show_plan(result, emit_s, json)
+    _show_plan(result, emit_s, json, trial)
     progress(f"written to {output}/; next: autopar run {output}, autopar verify {output}")
 
 
@@ -188,7 +212,22 @@ def _check_read(
         )
 
 
-def _show_plan(result: PlanResult, emit_s: float | None, json: bool) -> None:
+def tried_text(trial: Trial) -> str:
+    """What ran, as the plan's folder keeps it."""
+    from autopar.report.tries import tries_object
+
+    return dumps(tries_object(trial.tried, trial.place), indent=2) + "\n"
+
+
+def _show_plan(
+    result: PlanResult, emit_s: float | None, json: bool, trial: Trial | None = None
+) -> None:
     from autopar.cli.commands import plan_object, plan_summary
 
-    show(plan_summary(result), plan_object(result, emit_s), json)
+    parts, data = plan_summary(result), plan_object(result, emit_s)
+    if trial is not None:
+        from autopar.report.tries import tries, tries_object
+
+        parts += tries(trial.tried, trial.place)
+        data |= {"tried": tries_object(trial.tried, trial.place)}
+    show(parts, data, json)

@@ -39,6 +39,7 @@ COLLECTIVES = "collectives.json"
 COLLECTIVES_FORMAT = 1
 PROGRAM = "program"
 REPORT = "report.txt"
+TRIED = "tried.json"
 FAILURE = "failure.log"
 MODEL, TRAIN, SCHEDULE = "model.py", "train.py", "schedule.txt"
 CODE = (MODEL, TRAIN)

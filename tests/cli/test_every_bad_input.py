@@ -92,6 +92,8 @@ COMMANDS = [
     command((*PLAN, "--profile", "nothing.db"), "nothing.db"),
     command((*PLAN, "--allow-replicated", ""), "allow-replicated"),
     command((*PLAN, "--colour", "red"), "--colour"),
+    command((*PLAN, "--try", "0"), "--try"),
+    command((*PLAN, "--try", "3", "--fix", "cp=2"), "--try"),
     command((*PLAN, "--verbos"), "--verbos"),
     command((*ESTIMATE, "--devices", "0"), "--devices"),
     command((*ESTIMATE, "--devices", "3.5"), "3.5"),

@@ -1,0 +1,74 @@
+"""Which plans that lost are worth a try on the devices at hand, and which of all tried is kept.
+
+The fastest few are told apart by figures that are off by some percent; a few steps of each tell
+more (DeepSpeed's autotuner and Galvatron's search do likewise).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from autopar.nouns.mesh import DATA_AXES
+from autopar.nouns.plan import Plan, RunnerUp
+
+DEGREES = (*DATA_AXES, "tp", "pp")
+RUNS = 2
+"""Of each plan: two of the same one say what is noise."""
+
+
+def worth_trying(plan: Plan, samples: int, several: int) -> list[Mapping[str, str]]:
+    """The choices of at most ``several`` plans that lost and fit, as ``--fix`` has them, fastest
+    first; those that only recompute or offload more than another are left out.
+
+    ``samples``: of a global batch.
+    """
+    first = plan.stages[0]
+    seen = {(_sizes(plan.degrees), first.zero)}
+    chosen: list[Mapping[str, str]] = []
+    for lost in sorted(plan.runners_up, key=lambda lost: lost.step_time_s):
+        if lost.zero is None or lost.memory_bytes > plan.prediction.memory_bytes.limit:
+            continue
+        sizes = _sizes(lost.degrees)
+        if (sizes, lost.zero) in seen or len(chosen) == several:
+            continue
+        seen.add((sizes, lost.zero))
+        chosen.append(_choices(lost, dict(zip(DEGREES, sizes, strict=True)), samples))
+    return chosen
+
+
+def _sizes(degrees: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(degrees.get(name, 1) for name in DEGREES)
+
+
+def _choices(lost: RunnerUp, degrees: Mapping[str, int], samples: int) -> Mapping[str, str]:
+    ways = lost.microbatches
+    for axis in DATA_AXES:
+        ways *= degrees[axis]
+    chosen = {name: str(size) for name, size in degrees.items()}
+    chosen |= {"zero": str(lost.zero), "recompute": str(lost.recompute), "offload": lost.offload}
+    return chosen | {"microbatch": str(max(1, samples // ways))}
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A plan that ran: its layout in words, its price, and the median step of each of its runs."""
+
+    layout: str
+    predicted_s: float
+    runs_s: tuple[float, ...]
+
+    @property
+    def measured_s(self) -> float:
+        return median(self.runs_s)
+
+    @property
+    def noise(self) -> float:
+        """How far its runs are from one another, as a share."""
+        return (max(self.runs_s) - min(self.runs_s)) / self.measured_s
+
+
+def kept(tried: Sequence[Tried]) -> int:
+    """The place of the fastest as measured; between equals the one that was priced faster."""
+    return min(range(len(tried)), key=lambda i: (tried[i].measured_s, tried[i].predicted_s))
