@@ -28,11 +28,15 @@ Search = Callable[[Mapping[str, str]], "PlanResult"]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """``result`` is the plan that is kept; ``tried`` all that ran, that one at ``place``."""
+    """``results`` are the plans that ran, ``tried`` how; the one at ``place`` is kept."""
 
-    result: PlanResult
+    results: list[PlanResult]
     tried: list[Tried]
     place: int
+
+    @property
+    def result(self) -> PlanResult:
+        return self.results[self.place]
 
 
 def try_few(
@@ -52,7 +56,7 @@ def try_few(
     Raises `UserError` where nothing of this runs here.
     """
     with tempfile.TemporaryDirectory(prefix=".tried-", dir=_home(output)) as home:
-        folders = [_written(best, Path(home) / "0")]
+        folders = [written(best, Path(home) / "0")]
         check_machine(best.plan, folders[0], "auto")
         results = [best]
         more = {name: value for name, value in fixed.items() if name in ASIDE}
@@ -62,32 +66,33 @@ def try_few(
             except UserError as error:
                 progress(f"not tried: {_words(chosen)}: {error}")
                 continue
-            folders.append(_written(results[-1], Path(home) / str(len(folders))))
-        measured = _measured(folders, results, profile)
+            folders.append(written(results[-1], Path(home) / str(len(folders))))
+        times_s = measured(folders, results, profile)
     tried = [
-        Tried(_layout(result), result.plan.prediction.step_time_s, tuple(runs))
-        for result, runs in zip(results, measured, strict=True)
+        Tried(layout_text(result), result.plan.prediction.step_time_s, tuple(runs))
+        for result, runs in zip(results, times_s, strict=True)
     ]
-    place = kept(tried)
-    return Trial(results[place], tried, place)
+    return Trial(results, tried, kept(tried))
 
 
-def _measured(
-    folders: list[Path], results: list[PlanResult], profile: Path | None
+def measured(
+    folders: list[Path], results: list[PlanResult], profile: Path | None = None
 ) -> list[list[float]]:
     """Of each plan the median step of every run; what disturbs one meets all in turn."""
-    measured: list[list[float]] = [[] for _ in folders]
+    times_s: list[list[float]] = [[] for _ in folders]
     order = list(range(len(folders)))
     for run in range(RUNS):
         for place in order if run % 2 == 0 else reversed(order):
-            progress(f"trying {_layout(results[place])}, {STEPS} steps, run {run + 1} of {RUNS}")
+            progress(
+                f"trying {layout_text(results[place])}, {STEPS} steps, run {run + 1} of {RUNS}"
+            )
             done = launch.run(folders[place], STEPS, quiet=True)
-            measured[place].append(done.step_time_s)
+            times_s[place].append(done.step_time_s)
             if profile is not None:
                 from autopar.cli.profile import remember
 
                 progress(remember(folders[place], done, profile, progress))
-    return measured
+    return times_s
 
 
 def _home(output: Path) -> Path:
@@ -96,13 +101,13 @@ def _home(output: Path) -> Path:
     return home
 
 
-def _written(result: PlanResult, folder: Path) -> Path:
+def written(result: PlanResult, folder: Path) -> Path:
     files, _ = plan_files(result, folder)
     plan_folder.write(folder, files)
     return folder
 
 
-def _layout(result: PlanResult) -> str:
+def layout_text(result: PlanResult) -> str:
     plan = result.plan
     words = [degrees(plan.degrees), f"ZeRO {plan.each('zero')}"]
     if plan.microbatches > 1:
