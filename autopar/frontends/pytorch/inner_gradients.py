@@ -19,11 +19,13 @@ OWN = __name__.partition(".")[0]
 
 @contextmanager
 def inner_gradients_refused() -> Iterator[None]:
-    """Inside, the user's `torch.autograd.grad` and `backward` raise `UnsupportedOpError`."""
+    """Inside, the user's `torch.autograd.grad` and `backward` raise `UnsupportedOpError`, but where
+    a hand-written backward asks for them, which is followed by a gradient of ours."""
+    following: list[str] = []
     module: Any = torch.autograd
     kept = {name: getattr(module, name) for name in ("grad", "backward")}
     for name, plain in kept.items():
-        setattr(module, name, _refusing(name, plain))
+        setattr(module, name, _refusing(name, plain, following))
     try:
         yield
     finally:
@@ -31,11 +33,16 @@ def inner_gradients_refused() -> Iterator[None]:
             setattr(module, name, plain)
 
 
-def _refusing(name: str, plain: Any) -> Any:
+def _refusing(name: str, plain: Any, following: list[str]) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         asking = sys._getframe(1)
-        if str(asking.f_globals.get("__name__", "")).partition(".")[0] == OWN:
-            return plain(*args, **kwargs)
+        ours = str(asking.f_globals.get("__name__", "")).partition(".")[0] == OWN
+        if ours or following:
+            following.append(name)
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                following.pop()
         raise UnsupportedOpError(
             f"{caller(asking, is_internal)}: torch.autograd.{name} inside the forward: a program "
             "has one backward, that of the loss. Write the derivative with tensor ops (the "
