@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,7 +86,7 @@ def plan(
         result = trial.result
     files, emit_s = plan_files(result, output)
     if trial is not None:
-        files |= {plan_folder.TRIED: tried_text(trial)}
+        files |= {plan_folder.TRIED: trial.to_json()}
     plan_folder.write(output, files)
     _show_plan(result, emit_s, json, trial)
     progress(f"written to {output}/; next: autopar run {output}, autopar verify {output}")
@@ -210,13 +209,6 @@ def _check_read(
         raise OptionError(
             f"{given[0]} is for --arch; the batch and precision of {model} stand in the file"
         )
-
-
-def tried_text(trial: Trial) -> str:
-    """What ran, as the plan's folder keeps it."""
-    from autopar.report.tries import tries_object
-
-    return dumps(tries_object(trial.tried, trial.place), indent=2) + "\n"
 
 
 def _show_plan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from autopar.cli.progress import progress
 from autopar.files import plan_folder
 from autopar.nouns.errors import UserError
 from autopar.planner.tries import RUNS, Tried, kept, worth_trying
+from autopar.report.tries import tries_object
 from autopar.report.units import degrees
 from autopar.runtime.jobs import launch
 from autopar.runtime.jobs.machine import check_machine
@@ -37,6 +39,10 @@ class Trial:
     @property
     def result(self) -> PlanResult:
         return self.results[self.place]
+
+    def to_json(self) -> str:
+        """What ran, as the plan's folder keeps it."""
+        return json.dumps(tries_object(self.tried, self.place), indent=2) + "\n"
 
 
 def try_few(
@@ -69,7 +75,7 @@ def try_few(
             folders.append(written(results[-1], Path(home) / str(len(folders))))
         times_s = measured(folders, results, profile)
     tried = [
-        Tried(layout_text(result), result.plan.prediction.step_time_s, tuple(runs))
+        Tried(in_words(result), result.plan.prediction.step_time_s, tuple(runs))
         for result, runs in zip(results, times_s, strict=True)
     ]
     return Trial(results, tried, kept(tried))
@@ -83,9 +89,7 @@ def measured(
     order = list(range(len(folders)))
     for run in range(RUNS):
         for place in order if run % 2 == 0 else reversed(order):
-            progress(
-                f"trying {layout_text(results[place])}, {STEPS} steps, run {run + 1} of {RUNS}"
-            )
+            progress(f"trying {in_words(results[place])}, {STEPS} steps, run {run + 1} of {RUNS}")
             done = launch.run(folders[place], STEPS, quiet=True)
             times_s[place].append(done.step_time_s)
             if profile is not None:
@@ -107,7 +111,7 @@ def written(result: PlanResult, folder: Path) -> Path:
     return folder
 
 
-def layout_text(result: PlanResult) -> str:
+def in_words(result: PlanResult) -> str:
     plan = result.plan
     words = [degrees(plan.degrees), f"ZeRO {plan.each('zero')}"]
     if plan.microbatches > 1:

@@ -4,8 +4,8 @@ A scheduler sends SIGTERM to all processes of a job. The trainer saves behind it
 may need another batch; a worker that dies meanwhile is an error in the trainer. So a worker goes on
 until its loader has ended, or its parent is gone, and only then is the signal one to end at.
 
-A job forks its workers while threads of its process group run. Seldom such a child never gets to
-Python: it is ended, and all are started anew.
+A job forks its workers while threads of its process group run, which may leave a child waiting for
+what one of them held. A loader whose workers do not start is ended, and started anew.
 """
 
 from __future__ import annotations

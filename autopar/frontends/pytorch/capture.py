@@ -29,7 +29,12 @@ from autopar.nouns.batch import BatchEntry
 from autopar.nouns.workload import Workload
 
 NAMED = 5
-"""How many parameters a note names."""
+"""How many parameters or places a note names."""
+CHOSEN = (
+    "Rows that a mask chooses are all computed, and the mask says which count, so a step takes as "
+    "long for few of them as for all"
+)
+UNCHECKED = "The program does not check values where the forward does, and takes them for right"
 
 
 def capture(workload: Workload) -> Captured:
@@ -80,8 +85,8 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
     classes = {path: type(m).__name__ for path, m in built.model.named_modules()}
     notes = (
         *_untrained(untrained),
-        *_chosen(walk.chosen.places),
-        *_unchecked(trace.sources.checks),
+        *_where(CHOSEN, walk.chosen.places),
+        *_where(UNCHECKED, trace.sources.checks),
     )
     return Captured(graph, tensors, batch, samples, _tokens(batch), classes, notes=notes)
 
@@ -106,27 +111,12 @@ def _untrained(names: Sequence[str]) -> Iterator[str]:
         )
 
 
-def _chosen(places: Iterable[str]) -> Iterator[str]:
+def _where(note: str, places: Iterable[str]) -> Iterator[str]:
+    """``note`` with the first of its places, where there are any."""
     several = list(dict.fromkeys(places))
     if several:
-        yield (
-            "Rows that a mask chooses are all computed, and the mask says which count, so a step "
-            f"takes as long for few of them as for all: {_first(several)}."
-        )
-
-
-def _first(places: Sequence[str]) -> str:
-    more = f" and {len(places) - NAMED} more" if places[NAMED:] else ""
-    return f"{', '.join(places[:NAMED])}{more}"
-
-
-def _unchecked(places: Iterable[str]) -> Iterator[str]:
-    unchecked = list(dict.fromkeys(places))
-    if unchecked:
-        yield (
-            "The program does not check values where the forward does, and takes them for right: "
-            f"{_first(unchecked)}."
-        )
+        more = f" and {len(several) - NAMED} more" if several[NAMED:] else ""
+        yield f"{note}: {', '.join(several[:NAMED])}{more}."
 
 
 def _tokens(batch: tuple[BatchEntry, ...]) -> int | None:

@@ -10,9 +10,7 @@ the place of the other gradients. So there is a backward for every choice of res
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -27,6 +25,7 @@ from autopar.frontends.pytorch.function_parts import parts
 from autopar.frontends.pytorch.ir import Node, Value
 from autopar.frontends.pytorch.lift import lift
 from autopar.frontends.pytorch.noting import Sources
+from autopar.frontends.pytorch.quiet import quiet_fake_tensors
 from autopar.frontends.pytorch.trace import Trace
 from autopar.nouns.graph import Graph, Op, Role, Source
 from autopar.nouns.graph import Tensor as Described
@@ -61,24 +60,12 @@ def graphs_of(
     ``fake`` is the mode that fakes. Raises `Untraceable`.
     """
     try:
-        with _quiet():
+        with quiet_fake_tensors():
             return _cut(*_traced(apply, args, shapes, fake))
     except (Untraceable, CaptureError) as error:
         raise Untraceable(str(error)) from error
     except Exception as error:  # a user's function, on sizes of our own
         raise Untraceable(f"{type(error).__name__}: {error}") from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Inside, torch does not log what it also raises: sizes of our own may not fit."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.disabled
-    logger.disabled = True
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 @dataclass(slots=True)

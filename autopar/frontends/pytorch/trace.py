@@ -6,7 +6,6 @@ cross-entropy stay one op. Beside each op stand the module and the line of the u
 
 from __future__ import annotations
 
-import logging
 import operator
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -35,6 +34,7 @@ from autopar.frontends.pytorch.left_behind import (
     write_replaced,
 )
 from autopar.frontends.pytorch.noting import Sources
+from autopar.frontends.pytorch.quiet import quiet_fake_tensors
 from autopar.frontends.pytorch.seeds import seeds_refused
 from autopar.runtime.pytorch.torch_private import causal_check, exporting
 
@@ -105,7 +105,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
         stack.enter_context(inner_gradients_refused())
         stack.enter_context(autocast_of_devices_refused())
         stack.enter_context(_masks_unread())
-        stack.enter_context(_quiet_fake_tensors())
+        stack.enter_context(quiet_fake_tensors())
         stack.enter_context(built.mode)
         try:
             traced = make_fx(run, pre_dispatch=True)(*built.batch.values())
@@ -154,15 +154,3 @@ def _masks_unread() -> Iterator[None]:
         yield
     finally:
         setattr(module, name, plain)
-
-
-@contextmanager
-def _quiet_fake_tensors() -> Iterator[None]:
-    """Inside, torch does not log the traceback of an error that it also raises."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.disabled
-    logger.disabled = True
-    try:
-        yield
-    finally:
-        logger.disabled = before

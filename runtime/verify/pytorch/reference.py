@@ -57,6 +57,11 @@ class Reference:
         return _norm(self.gradients[step])
 
 
+def is_compared(tensor: torch.Tensor) -> bool:
+    """Of what is no parameter: numbers, and neither masks nor tables of complex ones."""
+    return not (tensor.is_complex() or tensor.dtype is torch.bool)
+
+
 def _norm(tensors: Mapping[str, torch.Tensor]) -> float:
     return float(torch.stack([t.norm() for t in tensors.values()]).norm()) if tensors else 0.0
 
@@ -99,7 +104,7 @@ def reference(workload: Workload, batch: Batch, device: torch.device) -> Referen
     whole = {
         alias.get(n, n): t.detach().double()
         for n, t in named_tensors(model)
-        if not (t.is_floating_point() or t.is_complex() or t.dtype is torch.bool)
+        if is_compared(t) and not t.is_floating_point()
     }
     updated = frozenset(
         alias.get(n, n)

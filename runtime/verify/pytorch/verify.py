@@ -49,6 +49,7 @@ from autopar.runtime.verify.pytorch.modes import FixedDraws, exact
 from autopar.runtime.verify.pytorch.reference import (
     STEPS,
     Reference,
+    is_compared,
     random_batch,
     reference,
 )
@@ -211,7 +212,7 @@ def compared_steps(
         _give(trainer, wanted, step)
         norms.append(trainer.update())
     held: list[Piece] = [(h.name, h.region, h.leaf.detach()) for h in trainer.held]
-    held += [(n, r, t) for n, t, r in trainer.storage.buffers() if t.dtype is not torch.bool]
+    held += [(n, r, t) for n, t, r in trainer.storage.buffers() if is_compared(t)]
     _gather(held, comparison.weights)
     return norms
 
