@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +37,7 @@ def assemble(program: Program, gradients: Gradients, unread: Sequence[Value] = (
         graph = _body(body, gradients.variants[variant], own)
         blocks[name] = Block(name, graph, instances)
     scope = _Scope("", gradients.top)
+    scope.keep({v: v.name for v in (*rest.values(), *_own(program.nodes))})
     for value in rest.values():
         scope.declare(value, value.name, value.role)
     for value in program.inputs:
@@ -90,6 +91,8 @@ def _block_names(program: Program, gradients: Gradients) -> dict[Variant, str]:
 
 def _body(body: Body, differentiable: set[Value], unread: Sequence[Value]) -> Graph:
     scope = _Scope(body.path, differentiable)
+    scope.keep({v: v.name for v in unread})
+    scope.keep({v: v.name.removeprefix(f"{body.path}.") for v in _own(body.nodes)})
     for value in unread:
         scope.declare(value, value.name, value.role)
     for value, name in zip(body.entries, body.names, strict=True):
@@ -105,6 +108,11 @@ def _body(body: Body, differentiable: set[Value], unread: Sequence[Value]) -> Gr
     )
 
 
+def _own(nodes: Iterable[Node]) -> Iterator[Value]:
+    """The model's own tensors that nodes read."""
+    return (v for node in nodes for v in node.inputs if v.role in ("parameter", "buffer"))
+
+
 class _Scope:
     """The names of one graph; ``path`` is the instance that they are relative to."""
 
@@ -114,9 +122,15 @@ class _Scope:
         self._roles: dict[Value, str] = {}
         self._differentiable = differentiable
         self._fresh = _fresh()
+        self._kept: dict[Value, str] = {}
+
+    def keep(self, names: Mapping[Value, str]) -> None:
+        """The model's tensors bear their own names in programs too, whatever ops are called."""
+        for value, name in names.items():
+            self._kept[value] = self._fresh(name)
 
     def declare(self, value: Value, name: str, role: str) -> None:
-        self.names[value] = self._fresh(name)
+        self.names[value] = self._kept.get(value) or self._fresh(name)
         self._roles[value] = role
 
     def rename_role(self, value: Value, role: str) -> None:

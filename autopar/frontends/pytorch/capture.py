@@ -11,6 +11,7 @@ from autopar.frontends.pytorch.alike import Repeats
 from autopar.frontends.pytorch.assemble import assemble
 from autopar.frontends.pytorch.build import Built, build, check_batch, without_values
 from autopar.frontends.pytorch.calls import NotAlike
+from autopar.frontends.pytorch.errors import BatchError
 from autopar.frontends.pytorch.function_rules import with_rules
 from autopar.frontends.pytorch.gradients import (
     check_owners,
@@ -70,6 +71,7 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
         except NotAlike as error:  # told apart from now on
             repeats.split(error)
     tensors = _tensors(trace, program)
+    _check_names(tensors, built.batch)
     untrained = unreached(program, gradients, [t.name for t in tensors.values() if t.trainable])
     graph = assemble(program, gradients, _unread(tensors))
     batch = tuple(
@@ -147,6 +149,17 @@ def _tensors(trace: Trace, program: Program) -> dict[str, ModelTensor]:
     }
 
 
+def _check_names(tensors: Mapping[str, ModelTensor], batch: Iterable[str]) -> None:
+    """Raises `BatchError` where an entry of the batch bears the name of a tensor of the model."""
+    for name in batch:
+        if name in tensors and tensors[name].used:
+            role = tensors[name].role
+            raise BatchError(
+                f"batch[{name!r}] is named like a {role} of the model, and a program has one "
+                f"tensor of a name: rename the {role}, or the entry and the argument of forward"
+            )
+
+
 def _order(held: Named) -> tuple[bool, str]:
     """Parameters as the model has them, then buffers by name: some come out of Python sets."""
     return (True, held.name) if held.role == "buffer" else (False, "")
@@ -154,7 +167,7 @@ def _order(held: Named) -> tuple[bool, str]:
 
 def _used(program: Program) -> set[str]:
     """Full names of the model's tensors that some op reads."""
-    used = {v.name for n in program.nodes for v in n.inputs if v.name}
+    used = {v.name for n in program.nodes for v in n.inputs if v.name and v.role != "input"}
     for body in program.bodies.values():
         inner = {v.name for n in body.nodes for v in n.inputs if v.name}
         for call in program.calls(body.number):
