@@ -33,9 +33,11 @@ def row(model: str, name: str, pins: Mapping[str, str], home: Path) -> dict[str,
     def planned(pinned: Mapping[str, str]) -> PlanResult:
         return search(str(model_file(model, home)), CLUSTER, pinned, None, ())
 
-    trial = try_few(planned(pins), SEVERAL, pins, planned, home / "plan", None)
-    folders = [written(one, home / f"again-{i}") for i, one in enumerate(trial.results)]
-    again = measured([*folders, folders[0]], [*trial.results, trial.results[0]])
+    best = planned(pins)
+    trial = try_few(best, SEVERAL, pins, planned, home / "plan", None)
+    results = [best, *trial.others]
+    folders = [written(one, home / f"again-{i}") for i, one in enumerate(results)]
+    again = measured([*folders, folders[0]], [one.plan for one in (*results, best)])
     first, same = median(again[0]), median(again[-1])
     noise = abs(first / same - 1)
     times = [median([*again[0], *again[-1]]), *map(median, again[1:-1])]

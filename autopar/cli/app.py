@@ -37,6 +37,7 @@ app = typer.Typer(
     help="Plan, emit, run and verify distributed training of an ordinary model.",
 )
 app.command()(planning.plan)
+app.command()(planning.tune)
 app.command()(planning.estimate)
 app.command()(running.run)
 app.command()(running.verify)

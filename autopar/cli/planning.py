@@ -16,6 +16,7 @@ from autopar.cli.options import (
     Json,
     Model,
     OptionError,
+    PlanFolder,
     Precision,
     Profile,
     Replicated,
@@ -83,13 +84,52 @@ def plan(
 
         with results_only(json):
             trial = try_few(result, tries, fixed, planned, output, profile)
-        result = trial.result
+        result = trial.other or result
     files, emit_s = plan_files(result, output)
     if trial is not None:
         files |= {plan_folder.TRIED: trial.to_json()}
     plan_folder.write(output, files)
     _show_plan(result, emit_s, json, trial)
     progress(f"written to {output}/; next: autopar run {output}, autopar verify {output}")
+
+
+def tune(
+    folder: PlanFolder,
+    tries: Annotated[
+        int,
+        typer.Option("--try", metavar="N", min=2, help="This plan and N - 1 that lost to it."),
+    ] = 3,
+    profile: Profile = None,
+    json: Json = False,
+) -> None:
+    """Run a plan and those that lost to it for a few steps here, and keep the fastest.
+
+    The plan that is kept stands in the same folder then; tried.json has what
+    each took, and what it was priced at.
+    """
+    from autopar.cli.commands import check_cluster_file, check_output, search
+    from autopar.cli.tries import tune as tuned
+    from autopar.files import plan_folder
+    from autopar.report.tries import tries as table
+    from autopar.report.tries import tries_object
+
+    made = plan_folder.read_plan(folder)
+    plan_folder.check_whole(folder, made)
+    check_cluster_file(folder, made)
+    check_output(folder)
+    model, file = plan_folder.workload_of(folder, made), folder / made.cluster_file
+    known = made.cluster_file and file.is_file()
+    cluster = str(file.resolve()) if known else plan_folder.read_cluster(folder)
+
+    def planned(pins: Mapping[str, str]) -> PlanResult:
+        return search(model, cluster, pins, None, made.replicated_ops, profile, style=made.style)
+
+    with results_only(json):
+        trial = tuned(folder, tries, planned, profile)
+    data = {"tried": tries_object(trial.tried, trial.place)}
+    show(table(trial.tried, trial.place), data, json)
+    kept = trial.tried[trial.place].layout
+    progress(f"{folder}/ {'is now' if trial.place else 'stays'} {kept}")
 
 
 def estimate(

@@ -1,17 +1,19 @@
-"""`autopar plan --try N`: the best few plans run for some steps here, and the fastest is kept."""
+"""`autopar plan --try N` and `autopar tune`: the best few plans run for some steps here, and the
+fastest is kept."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autopar.cli.commands import plan_files
 from autopar.cli.progress import progress
-from autopar.files import plan_folder
+from autopar.files import plan_folder, whole_file
 from autopar.nouns.errors import UserError
 from autopar.planner.tries import RUNS, Tried, kept, worth_trying
 from autopar.report.tries import tries_object
@@ -20,6 +22,7 @@ from autopar.runtime.jobs import launch
 from autopar.runtime.jobs.machine import check_machine
 
 if TYPE_CHECKING:
+    from autopar.nouns.plan import Plan
     from autopar.planner import PlanResult
 
 STEPS = 10
@@ -30,15 +33,16 @@ Search = Callable[[Mapping[str, str]], "PlanResult"]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """``results`` are the plans that ran, ``tried`` how; the one at ``place`` is kept."""
+    """How plans ran; the one at ``place`` is kept. ``others`` are those after the first."""
 
-    results: list[PlanResult]
+    others: list[PlanResult]
     tried: list[Tried]
     place: int
 
     @property
-    def result(self) -> PlanResult:
-        return self.results[self.place]
+    def other(self) -> PlanResult | None:
+        """What is kept, where it is not the first."""
+        return self.others[self.place - 1] if self.place else None
 
     def to_json(self) -> str:
         """What ran, as the plan's folder keeps it."""
@@ -61,35 +65,74 @@ def try_few(
 
     Raises `UserError` where nothing of this runs here.
     """
-    with tempfile.TemporaryDirectory(prefix=".tried-", dir=_home(output)) as home:
-        folders = [written(best, Path(home) / "0")]
-        check_machine(best.plan, folders[0], "auto")
-        results = [best]
-        more = {name: value for name, value in fixed.items() if name in ASIDE}
-        for chosen in worth_trying(best.plan, best.captured.samples, several - 1):
+    more = {name: value for name, value in fixed.items() if name in ASIDE}
+    with _home(output) as home:
+        first = written(best, home / "first")
+        return _beside(first, best.plan, best.captured.samples, several, more, search, profile)
+
+
+def tune(folder: Path, several: int, search: Search, profile: Path | None) -> Trial:
+    """The same of a plan that is written: ``folder`` is then that of the fastest.
+
+    Raises `UserError`, also for a plan whose search had nothing else to choose from.
+    """
+    plan = plan_folder.read_plan(folder)
+    samples = next(
+        e.shape[e.batch_dim] for e in plan_folder.read_batch(folder) if e.batch_dim is not None
+    )
+    if not worth_trying(plan, samples, 1):
+        raise UserError(
+            f"{folder} names no layout beside its own to try: its search was left one that fits. "
+            f"Plan {plan.workload} again with fewer --fix"
+        )
+    trial = _beside(folder, plan, samples, several, {}, search, profile)
+    if trial.other is None:
+        whole_file.write(folder / plan_folder.TRIED, trial.to_json())
+        return trial
+    files, _ = plan_files(trial.other, folder)
+    plan_folder.write(folder, {**files, plan_folder.TRIED: trial.to_json()})
+    return trial
+
+
+def _beside(
+    first: Path,
+    plan: Plan,
+    samples: int,
+    several: int,
+    more: Mapping[str, str],
+    search: Search,
+    profile: Path | None,
+) -> Trial:
+    """``plan``, which stands in ``first``, and those that lost to it."""
+    check_machine(plan, first, "auto")
+    others: list[PlanResult] = []
+    folders = [first]
+    with _home(first) as home:
+        for chosen in worth_trying(plan, samples, several - 1):
             try:
-                results.append(search({**more, **chosen}))
+                others.append(search({**more, **chosen}))
             except UserError as error:
                 progress(f"not tried: {_words(chosen)}: {error}")
                 continue
-            folders.append(written(results[-1], Path(home) / str(len(folders))))
-        times_s = measured(folders, results, profile)
+            folders.append(written(others[-1], home / str(len(others))))
+        plans = [plan, *(other.plan for other in others)]
+        times_s = measured(folders, plans, profile)
     tried = [
-        Tried(in_words(result), result.plan.prediction.step_time_s, tuple(runs))
-        for result, runs in zip(results, times_s, strict=True)
+        Tried(in_words(one), one.prediction.step_time_s, tuple(runs))
+        for one, runs in zip(plans, times_s, strict=True)
     ]
-    return Trial(results, tried, kept(tried))
+    return Trial(others, tried, kept(tried))
 
 
 def measured(
-    folders: list[Path], results: list[PlanResult], profile: Path | None = None
+    folders: list[Path], plans: list[Plan], profile: Path | None = None
 ) -> list[list[float]]:
     """Of each plan the median step of every run; what disturbs one meets all in turn."""
     times_s: list[list[float]] = [[] for _ in folders]
     order = list(range(len(folders)))
     for run in range(RUNS):
         for place in order if run % 2 == 0 else reversed(order):
-            progress(f"trying {in_words(results[place])}, {STEPS} steps, run {run + 1} of {RUNS}")
+            progress(f"trying {in_words(plans[place])}, {STEPS} steps, run {run + 1} of {RUNS}")
             done = launch.run(folders[place], STEPS, quiet=True)
             times_s[place].append(done.step_time_s)
             if profile is not None:
@@ -99,10 +142,13 @@ def measured(
     return times_s
 
 
-def _home(output: Path) -> Path:
-    home = output.resolve().parent
-    home.mkdir(parents=True, exist_ok=True)
-    return home
+@contextmanager
+def _home(beside: Path) -> Iterator[Path]:
+    """A folder for plans that are tried, next to one that stays; it does not."""
+    parent = beside.resolve().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".tried-", dir=parent) as home:
+        yield Path(home)
 
 
 def written(result: PlanResult, folder: Path) -> Path:
@@ -111,8 +157,7 @@ def written(result: PlanResult, folder: Path) -> Path:
     return folder
 
 
-def in_words(result: PlanResult) -> str:
-    plan = result.plan
+def in_words(plan: Plan) -> str:
     words = [degrees(plan.degrees), f"ZeRO {plan.each('zero')}"]
     if plan.microbatches > 1:
         words.append(f"{plan.microbatches} microbatches")

@@ -4,6 +4,7 @@
     cluster.json   the cluster it is for           program/          the code
     graph.txt      the model as it was captured    report.txt        the summary, as printed
     batch.json     its batch                       failure.log       traceback of a run that failed
+    tried.json     how it and others ran, where they were tried
 
 The workload is named from the folder and sources from the workload's file: a folder moves with its
 checkout, and equal checkouts have equal folders.
@@ -45,7 +46,9 @@ MODEL, TRAIN, SCHEDULE = "model.py", "train.py", "schedule.txt"
 CODE = (MODEL, TRAIN)
 """The files of the program: what a rank computes forward, and a training step around it; a pipeline
 has the order of its actions beside them."""
-OWN = frozenset({PLAN, CLUSTER, GRAPH, BATCH, COLLECTIVES, PROGRAM, REPORT, FAILURE, "__pycache__"})
+OWN = frozenset(
+    {PLAN, CLUSTER, GRAPH, BATCH, COLLECTIVES, PROGRAM, REPORT, TRIED, FAILURE, "__pycache__"}
+)
 FORMER = frozenset({"graph.json"})
 """What plans of before have in their folders."""
 

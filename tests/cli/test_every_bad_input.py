@@ -94,6 +94,8 @@ COMMANDS = [
     command((*PLAN, "--colour", "red"), "--colour"),
     command((*PLAN, "--try", "0"), "--try"),
     command((*PLAN, "--try", "3", "--fix", "cp=2"), "--try"),
+    command(("tune", "nowhere"), "nowhere"),
+    command(("tune", "nowhere", "--try", "1"), "--try"),
     command((*PLAN, "--verbos"), "--verbos"),
     command((*ESTIMATE, "--devices", "0"), "--devices"),
     command((*ESTIMATE, "--devices", "3.5"), "3.5"),
