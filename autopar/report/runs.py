@@ -126,6 +126,7 @@ def verify_summary(result: VerifyResult) -> list[RenderableType]:
         Text(f"  collectives issued: {moved[result.collectives_match]}"),
     ]
     parts += [Text(f"    {line}") for line in result.collective_differences]
+    parts += [Text(f"    less the equal gradients of {p}: XLA adds up one") for p in result.merged]
     parts += [Text(f"  NOT as planned: {line}") for line in result.recompute_differences]
     parts += [Text(f"  not checked: {sentence}") for sentence in result.unchecked]
     if result.first_difference:

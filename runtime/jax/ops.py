@@ -60,29 +60,40 @@ def embedding(ids: Array, weight: Array, axis: Axes | None = None) -> Array:
 
 
 def cross_entropy(
-    logits: Array, labels: Array, count: float = 1, axis: Axes | None = None
+    logits: Array,
+    labels: Array,
+    count: float = 1,
+    axis: Axes | None = None,
+    zero_outside: bool = False,
 ) -> Array:
     """The sum of the cross-entropies of this rank's rows over ``count``, the rows of the batch.
 
     logits [t, v] (with ``axis`` this rank's piece of v), labels [t] -> scalar. The shares of all
     ranks that split t add up to the mean. Computed in at least float32; the logits are all that
-    backward reads, and one array like them all that it makes.
+    backward reads, and one array like them all that it makes. Negative labels count from the end,
+    as in jnp; with ``zero_outside`` a label that is no class makes 0, as its one-hot row of zeros.
     """
     columns = logits.shape[-1]
     first: Any = 0 if axis is None else lax.axis_index(axis) * columns
-    ranks = 1 if axis is None else lax.axis_size(axis)
-    place = jnp.where(labels < 0, labels + columns * ranks, labels) - first
-    return _entropy(axis, logits, place) / count
+    classes = columns * (1 if axis is None else lax.axis_size(axis))
+    counts = None
+    if zero_outside:
+        counts = (labels >= 0) & (labels < classes)
+    else:
+        labels = jnp.where(labels < 0, labels + classes, labels)
+    return _entropy(axis, logits, labels - first, counts) / count
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _entropy(axis: Axes | None, logits: Array, place: Array) -> Array:
-    return _entropy_forward(axis, logits, place)[0]
+def _entropy(axis: Axes | None, logits: Array, place: Array, counts: Array | None) -> Array:
+    return _entropy_forward(axis, logits, place, counts)[0]
 
 
-def _entropy_forward(axis: Axes | None, logits: Array, place: Array) -> tuple[Array, Any]:
-    """The sum over rows of log(sum(exp(logits))) less the logit at ``place``, where this rank has
-    it; kept: logits, places, the logarithms."""
+def _entropy_forward(
+    axis: Axes | None, logits: Array, place: Array, counts: Array | None
+) -> tuple[Array, Any]:
+    """The sum over rows that count of log(sum(exp(logits))) less the logit at ``place``, where this
+    rank has it; kept: logits, places, the logarithms, which rows count."""
     columns = logits.shape[-1]
     largest = wide(logits.max(-1))
     if axis is not None:
@@ -96,15 +107,19 @@ def _entropy_forward(axis: Axes | None, logits: Array, place: Array) -> tuple[Ar
         ]
     )
     total, label = parts if axis is None else lax.psum(parts, axis)
-    return (jnp.log(total) - label).sum(), (logits, place, jnp.log(total) + largest)
+    rows = jnp.log(total) - label
+    rows = rows if counts is None else jnp.where(counts, rows, 0.0)
+    return rows.sum(), (logits, place, jnp.log(total) + largest, counts)
 
 
-def _entropy_backward(axis: Axes | None, kept: Any, g: Array) -> tuple[Array, None]:
-    logits, place, logarithm = kept
+def _entropy_backward(axis: Axes | None, kept: Any, g: Array) -> tuple[Array, None, None]:
+    logits, place, logarithm, counts = kept
     hit = place[:, None] == jnp.arange(logits.shape[-1])
-    gradient = ((jnp.exp(wide(logits) - logarithm[:, None]) - hit) * g).astype(logits.dtype)
+    gradient = (jnp.exp(wide(logits) - logarithm[:, None]) - hit) * g
+    if counts is not None:
+        gradient = jnp.where(counts[:, None], gradient, 0.0)
     # else XLA makes it once for each product that reads it
-    return lax.optimization_barrier(gradient), None
+    return lax.optimization_barrier(gradient.astype(logits.dtype)), None, None
 
 
 _entropy.defvjp(_entropy_forward, _entropy_backward)

@@ -122,6 +122,8 @@ class VerifyResult:
     first_difference:       where `exact` is beyond `TOLERANCE`: the first result that differs.
     recompute_differences:  where a step's blocks recompute otherwise than planned, a line each.
     unchecked:              what the comparison cannot see, one sentence each.
+    merged:                 pairs of parameters of one gradient, which XLA adds up once: less moves
+                            than was priced, by just that.
     """
 
     plan: str
@@ -137,6 +139,7 @@ class VerifyResult:
     unchecked: tuple[str, ...] = ()
     recompute_differences: tuple[str, ...] = ()
     computes_in: str = "float32"
+    merged: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -177,6 +180,7 @@ class VerifyResult:
             "collectives_match": self.collectives_match,
             "collective_differences": list(self.collective_differences),
             "collectives": list(self.issued),
+            "merged": list(self.merged),
             "ranks": self.ranks,
             "dropout": "fixed",
             "random_numbers": "fixed",
@@ -205,5 +209,6 @@ class VerifyResult:
                 "issued": tuple(data["issued"]),
                 "unchecked": tuple(data["unchecked"]),
                 "recompute_differences": tuple(data["recompute_differences"]),
+                "merged": tuple(data["merged"]),
             }
         )

@@ -314,6 +314,49 @@ def test_cross_entropy_forms_agree() -> None:
         assert graph.ops[-1].attrs["reduction"] == ("sum" if name == "sum" else "mean")
 
 
+@pytest.mark.parametrize(
+    ("form", "labels"),
+    [
+        ("gather", (0, 9, -1, -10, 3, 3)),  # negative ones count from the end
+        ("logsumexp", (0, 9, -1, -10, 3, 3)),
+        ("index", (0, 9, -1, -10, 3, 3)),
+        ("one_hot", (0, 9, -1, -100, 10, 99)),  # what is no class is a row of zeros
+        ("one_hot masked", (0, 9, -1, -100, 10, 99)),
+    ],
+)
+def test_labels_of_no_class_pick_what_they_pick_in_the_users_function(
+    form: str, labels: tuple[int, ...]
+) -> None:
+    def loss(params: Any, batch: Any) -> Any:
+        logits, label = batch["x"] @ params["w"], batch["label"]
+        likelihood = jax.nn.log_softmax(logits)
+        hot = jax.nn.one_hot(label, logits.shape[-1], dtype=logits.dtype)
+        if form == "gather":
+            return -jnp.take_along_axis(likelihood, label[:, None], 1).mean()
+        if form == "index":
+            return -likelihood[jnp.arange(len(label)), label].mean()
+        if form == "logsumexp":
+            picked = jnp.take_along_axis(logits, label[:, None], 1)[:, 0]
+            return (jax.nn.logsumexp(logits, -1) - picked).mean()
+        rows = -(hot * likelihood).sum(-1)
+        return rows.mean() if form == "one_hot" else (rows * (label >= 0)).sum() / 3
+
+    params = {"w": models.concrete(models.shape(8, 10), "float32", seed=0)}
+    batch = {
+        "x": models.concrete(models.shape(6, 8), "float32", seed=1),
+        "label": np.array(labels, np.int32),
+    }
+    captured = capture(loss, params, batch)
+    run = interpret(captured.graph)
+    right, slopes = jax.value_and_grad(loss)(params, batch)
+    own, ours = jax.value_and_grad(lambda p: run(p, batch))(params)
+    assert np.isfinite(right)
+    assert abs(own - right) < 1e-6 * abs(right)
+    assert np.abs(ours["w"] - slopes["w"]).max() < 1e-6
+    fused = "cross_entropy" in kinds(captured.graph)
+    assert fused == (form != "one_hot masked")
+
+
 def test_unknown_primitives_keep_their_name() -> None:
     def loss(params: Any, batch: Any) -> Any:
         return jnp.mean(jnp.sort(batch["x"] @ params["w"], axis=-1))

@@ -93,6 +93,23 @@ def test_casts_of_the_function_are_lifted_and_its_rules_are_not_touched(narrow: 
     np.testing.assert_allclose(ours["w"], gradients["w"], rtol=1e-13)
 
 
+def test_a_product_of_half_precision_is_one_of_float64() -> None:
+    """Also one that names its algorithm, as `jax.nn.dot_product_attention` does: an algorithm may
+    round what it is given first."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        x, w = batch["x"].astype(jnp.bfloat16), params["w"].astype(jnp.bfloat16)
+        algorithm = jax.lax.DotAlgorithmPreset.BF16_BF16_F32
+        return jnp.mean(jnp.sin(jnp.dot(x, w, precision=algorithm)).astype(jnp.float32))
+
+    params, batch = values()
+    with jax.enable_x64(True):
+        wanted, gradients = jax.value_and_grad(over(jnp.sin))(params, batch)
+        value, ours = reference_of(loss, PARAMS, BATCH).function(params, batch)
+    assert value == pytest.approx(float(wanted), rel=1e-14)
+    np.testing.assert_allclose(ours["w"], gradients["w"], rtol=1e-13)
+
+
 @pytest.mark.parametrize("how", ["picked", "set", "add", "multiply", "min", "max"])
 def test_what_is_picked_and_put_in_float32_is_lifted(how: str) -> None:
     """Derivatives of picking, and puts, hold a small function of two float32 numbers."""

@@ -170,7 +170,8 @@ def _embedding(w: _Writer) -> Expr:
 
 def _cross_entropy(w: _Writer) -> Expr:
     count = w.global_operands[1][0] if w.attrs["reduction"] == "mean" else 1
-    return w.call("cross_entropy", *w.all_given(), f"count={count}", *w.axis_argument("v"))
+    zero = ["zero_outside=True"] if w.attrs.get("zero_outside") else []
+    return w.call("cross_entropy", *w.all_given(), f"count={count}", *w.axis_argument("v"), *zero)
 
 
 def _layer_norm(w: _Writer) -> Expr:

@@ -30,6 +30,7 @@ from autopar.frontends.jax.draft import (
 from autopar.frontends.jax.jaxprs import draft_of
 from autopar.frontends.jax.match import Matcher
 from autopar.frontends.jax.simplify import simplified
+from autopar.frontends.jax.vocabulary import zero_outside
 
 Operands = Sequence[tuple[Shape, str]]
 Bound = Mapping[str, Operand]
@@ -189,6 +190,15 @@ def _picked(node: Node, bound: Bound, builder: Builder) -> Operand:
     return builder.reshape(picked, node.out.shape)
 
 
+def _picked_or_zero(node: Node, bound: Bound, builder: Builder) -> Operand:
+    """`jax.nn.one_hot` of a label that is no class, as -100 is none, is zeros."""
+    x = bound["x"]
+    shape, dim = (*node.out.shape, 1), len(x.shape) - 1
+    labels = builder.reshape(bound["labels"], shape)
+    picked = zero_outside(x, labels, dim, builder)
+    return builder.reshape(picked, node.out.shape)
+
+
 def _negative_log(node: Node, bound: Bound, builder: Builder) -> Operand:
     x = bound["x"]
     dim = len(x.shape) - 1
@@ -200,7 +210,7 @@ def _negative_log(node: Node, bound: Bound, builder: Builder) -> Operand:
 GROUPS: tuple[tuple[Idiom, ...], ...] = (
     (
         Idiom((forms.row_of_logsumexp, forms.row_of_logsumexp_optax), _rows("sub"), _negative_log),
-        Idiom((forms.pick_one_hot,), _rows("sum"), _picked),
+        Idiom((forms.pick_one_hot,), _rows("sum"), _picked_or_zero),
         Idiom((forms.pick_by_index,), _rows_of_matrix("jax::gather"), _picked),
     ),
     (

@@ -181,6 +181,9 @@ def _rms_norm(attrs: Mapping[str, Any], x: Any, weight: Any = None) -> Any:
 
 def _cross_entropy(attrs: Mapping[str, Any], logits: Any, labels: Any) -> Any:
     picked = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1)
+    if attrs.get("zero_outside"):
+        inside = (labels >= 0) & (labels < logits.shape[-1])
+        picked = jnp.where(inside[:, None], picked, 0)
     return -picked.mean() if attrs["reduction"] == "mean" else -picked.sum()
 
 

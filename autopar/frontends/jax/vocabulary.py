@@ -52,6 +52,63 @@ def _unwrapped(index: Operand, size: int, builder: Builder) -> Operand | None:
     return plain if right and isinstance(whole, Uniform) and whole.value == size else None
 
 
+def zero_outside(x: Operand, labels: Operand, dim: int, builder: Builder) -> Operand:
+    """The entries of x that ``labels`` [..., 1] name along ``dim``, 0 for a label that names none;
+    negative ones do not count from the end."""
+    shape, dtype = labels.shape, labels.dtype
+    inside = builder.op(
+        "and",
+        (
+            builder.op("ge", (labels, Uniform(0, dtype)), shape, "bool"),
+            builder.op("lt", (labels, Uniform(x.shape[dim], dtype)), shape, "bool"),
+        ),
+        shape,
+        "bool",
+    )
+    index = builder.op("where", (inside, labels, Uniform(0, dtype)), shape, dtype)
+    picked = builder.op("gather", (x, index), shape, x.dtype, dim=dim)
+    return builder.op("where", (inside, picked, Uniform(0.0, x.dtype)), shape, x.dtype)
+
+
+def _named(x: Operand, builder: Builder) -> tuple[Node, Operand, bool] | None:
+    """The gather that made ``x``, its labels, and whether it is one of `zero_outside`."""
+    picked = builder.made_by(x, "gather")
+    if picked is not None:
+        return picked, picked.inputs[1], False
+    chosen = builder.made_by(x, "where")
+    if chosen is None or not _is_zero(chosen.inputs[2]):
+        return None
+    picked = builder.made_by(chosen.inputs[1], "gather")
+    index = builder.made_by(picked.inputs[1], "where") if picked is not None else None
+    if picked is None or index is None or not _is_zero(index.inputs[2]):
+        return None
+    inside, labels, _ = index.inputs
+    width = picked.inputs[0].shape[picked.attrs["dim"]]
+    if inside != chosen.inputs[0] or not _is_inside(inside, labels, width, builder):
+        return None
+    return picked, labels, True
+
+
+def _is_inside(inside: Operand, labels: Operand, width: int, builder: Builder) -> bool:
+    both = builder.made_by(inside, "and")
+    if both is None:
+        return False
+    least, most = (builder.made_by(v, "ge", "lt") for v in both.inputs)
+    return (
+        least is not None
+        and most is not None
+        and (least.kind, most.kind) == ("ge", "lt")
+        and least.inputs[0] == most.inputs[0] == labels
+        and _is_zero(least.inputs[1])
+        and isinstance(most.inputs[1], Uniform)
+        and most.inputs[1].value == width
+    )
+
+
+def _is_zero(x: Operand) -> bool:
+    return isinstance(x, Uniform) and x.value == 0
+
+
 def _cross_entropy(node: Node, builder: Builder) -> Sequence[Operand] | None:
     """The mean or sum over all rows of the log-likelihood of one label each."""
     if node.kind not in ("mean", "sum") or math.prod(node.out.shape) != 1:
@@ -60,10 +117,11 @@ def _cross_entropy(node: Node, builder: Builder) -> Sequence[Operand] | None:
     while (step := builder.made_by(x, "neg", "reshape")) is not None:
         sign = -sign if step.kind == "neg" else sign
         x = step.inputs[0]
-    picked = builder.made_by(x, "gather")
-    if picked is None or picked.out.numel != node.inputs[0].numel:  # type: ignore[union-attr]
+    named = _named(x, builder)
+    if named is None or named[0].out.numel != node.inputs[0].numel:  # type: ignore[union-attr]
         return None
-    likelihood, labels = picked.inputs
+    picked, labels, zero = named
+    likelihood = picked.inputs[0]
     made = builder.made_by(likelihood, "log_softmax")
     last = len(likelihood.shape) - 1
     if made is None or picked.attrs["dim"] != last or made.attrs["dim"] != last:
@@ -80,6 +138,7 @@ def _cross_entropy(node: Node, builder: Builder) -> Sequence[Operand] | None:
         ignore_index=None,
         reduction=node.kind,
         label_smoothing=0.0,
+        **({"zero_outside": True} if zero else {}),
     )
     if sign < 0:
         loss = builder.op("neg", (loss,), (), node.out.dtype)

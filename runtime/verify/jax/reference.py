@@ -238,6 +238,8 @@ class _Lift:
             own = [jax.lax.convert_element_type(x, v.aval.dtype) for x, v in _typed(eqn, inputs)]
             return [_widened_array(eqn.primitive.bind(*own, **given))]
         given = {k: np.dtype("float64") if str(v) in FLOATS else v for k, v in given.items()}
+        if "precision" in given:  # an algorithm may be one that rounds its operands first
+            given["precision"] = None
         result = eqn.primitive.bind(*inputs, **given)
         return list(result) if eqn.primitive.multiple_results else [result]
 

@@ -30,10 +30,11 @@ from autopar.runtime.jax.load import FROM_INIT, check_arrays, check_model_of, re
 from autopar.runtime.jax.step import Step
 from autopar.runtime.jobs.steps import batch_of
 from autopar.runtime.program_module import read_train
-from autopar.runtime.verify.collectives import compare_priced
+from autopar.runtime.verify.collectives import priced_of
 from autopar.runtime.verify.edits import edits_of, known_edits, raise_edited
 from autopar.runtime.verify.jax import counting
 from autopar.runtime.verify.jax.locate import locate
+from autopar.runtime.verify.jax.merged import twins, without_merged
 from autopar.runtime.verify.jax.reference import reference_of
 from autopar.runtime.verify.verified import (
     NEGLIGIBLE,
@@ -104,7 +105,8 @@ def verify(folder: str | Path) -> dict[str, Any]:
         raise
     precision = narrowest(plan_folder.read_graph(folder), plan.precision)
     rounding = rounding_of(precision)
-    match, lines = compare_priced(folder, issued)
+    priced = priced_of(folder)
+    lines, merged = _compared(priced or [], issued, right, tree, captured, program)
     result = VerifyResult(
         plan=str(folder),
         ranks=plan.device_count,
@@ -112,8 +114,9 @@ def verify(folder: str | Path) -> dict[str, Any]:
         own=errors(own, right, precision, rounding),
         precision=precision,
         computes_in=plan.precision,
-        collectives_match=match,
-        collective_differences=tuple(lines),
+        collectives_match=None if priced is None else not lines,
+        collective_differences=() if priced is None else tuple(lines),
+        merged=() if priced is None else merged,
         issued=tuple(asdict(row) for row in issued),
         time_s=time.perf_counter() - begin,
         unchecked=(*unchecked, *right.unchecked),
@@ -126,6 +129,21 @@ def verify(folder: str | Path) -> dict[str, Any]:
     else:
         where = edits_of(folder, plan, captured)
     return asdict(replace(result, first_difference=where))
+
+
+def _compared(
+    priced: list[Row],
+    issued: list[Row],
+    right: Record,
+    tree: Any,
+    captured: Captured,
+    program: Step,
+) -> tuple[list[str], tuple[str, ...]]:
+    """`without_merged` for the gradients of the reference."""
+    own = by_name(paths_of(tree), captured.stacks)
+    itemsize = {name: np.asarray(a).dtype.itemsize for name, a in own.items()}
+    alike = twins(right.gradients[0], itemsize)
+    return without_merged(priced, issued, alike, program.layout.mesh)
 
 
 def without_keys(
