@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+HAPPENS_ABOVE = (0.5, 0.05)
+"""What is likelier than the first of these happens, or than the next where a model is left without
+a loss; see `stand_in`."""
 
-def stand_in(distribution: str, *given: float, whole: bool = False) -> float:
+
+def stand_in(
+    distribution: str, *given: float, whole: bool = False, above: float = HAPPENS_ABOVE[0]
+) -> float:
     """One number for every draw of a `noise` op, the same however the tensor is split.
 
-    Stochastic depth keeps everything (a uniform number is the middle), and normal noise is one
-    deviation above its mean: at the mean itself nothing would flow back to the deviation, which a
-    model may have computed. A bernoulli is the root mean square of its draws, ``sqrt(p)``: at one
-    its share would not show, at ``p`` the ``1 / p`` that goes with it. ``whole``: of a dtype
-    without fractions it is the likelier side.
+    A uniform number is what ``above`` says: the middle, at which stochastic depth keeps everything,
+    and what is likelier than that happens. Normal noise is one deviation above its mean: at the
+    mean itself nothing would flow back to the deviation, which a model may have computed. A
+    bernoulli is the root mean square of its draws, ``sqrt(p)``: at one its share would not show, at
+    ``p`` the ``1 / p`` that goes with it. ``whole``: of a dtype without fractions it is whether a
+    uniform number would be below its share. ``above`` is low where nothing is left to learn from
+    else: a loss over the words that were masked, of which there are none.
     """
     match distribution:
         case "uniform":
-            return sum(given) / 2
+            return given[0] + (given[1] - given[0]) * above
         case "normal":
             return sum(given)
         case "bernoulli":
-            return float(given[0] > 0.5) if whole else float(given[0]) ** 0.5
+            return float(given[0] > above) if whole else float(given[0]) ** 0.5
         case "exponential":
             return 1 / given[0]
         case "integers":

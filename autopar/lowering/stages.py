@@ -16,10 +16,8 @@ from dataclasses import dataclass, replace
 from autopar.lowering.spread import Lowered, LoweredOp, LoweredTensor, Operand
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Block, Graph, Op
+from autopar.nouns.kinds import DRAWS
 from autopar.nouns.plan import Stage
-
-RANDOM = frozenset(("dropout", "random"))
-"""Kinds that draw: made again, they would draw again."""
 
 
 class CutError(UserError, ValueError):
@@ -121,7 +119,7 @@ def remade(lowered: Lowered) -> set[str]:
             continue  # the stage that has the buffer
         free = all(not tensors[n].differentiable for n in (*op.op.inputs, *op.op.outputs))
         known = all(tensors[n].role in ("input", "buffer") or n in recomputed for n in op.op.inputs)
-        if free and known and op.op.kind != "block" and op.op.kind not in RANDOM:
+        if free and known and op.op.kind != "block" and op.op.kind not in DRAWS:
             recomputed.update(op.op.outputs)
     return recomputed
 

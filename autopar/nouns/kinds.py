@@ -15,6 +15,10 @@ OWN_DERIVATIVE = "custom::"
 text, backward maps operands and results' gradients to the gradients of the operands at the
 positions ``gradients``; rule, where it can be split, is what `autopar.rules.composite` found."""
 
+DRAWS = frozenset({"dropout", "noise"})
+"""Kinds that draw random numbers: made again, they would draw others. Attention may too, by its
+``dropout_p``; its results are differentiable, and such are never made again elsewhere."""
+
 KINDS: Mapping[str, str] = MappingProxyType(
     {
         # calls

@@ -357,6 +357,19 @@ def test_labels_of_no_class_pick_what_they_pick_in_the_users_function(
     assert fused == (form != "one_hot masked")
 
 
+def test_an_index_that_much_arithmetic_makes_is_captured() -> None:
+    """Each value is read twice by the next: no walk may go down both ways."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        index = batch["label"]
+        for _ in range(80):
+            index = index + index * 2 - 2 * index
+        return jnp.mean(jnp.tanh(params["w"])[index])
+
+    captured = capture(loss, {"w": models.shape(10, 8)}, {"label": models.ids(4)})
+    assert "embedding" in kinds(captured.graph)
+
+
 def test_unknown_primitives_keep_their_name() -> None:
     def loss(params: Any, batch: Any) -> Any:
         return jnp.mean(jnp.sort(batch["x"] @ params["w"], axis=-1))

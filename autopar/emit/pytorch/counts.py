@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from autopar.emit.pytorch.site import EmitError, data_part
 from autopar.lowering.spread import Lowered, LoweredOp, LoweredTensor, Operand
+from autopar.nouns.kinds import DRAWS
 from autopar.nouns.mesh import DATA_AXES
 
 
@@ -47,8 +48,8 @@ def labels_only(lowered: Lowered, ops: list[LoweredOp]) -> Lowered:
     kept: list[LoweredOp] = []
     for op in reversed(lowered.ops):
         if wanted.intersection(op.op.outputs):
-            if op.op.kind == "block":
-                raise EmitError("labels that come out of a repeated block cannot be counted")
+            if op.op.kind == "block" or op.op.kind in DRAWS:  # `label_counts` counts in the forward
+                raise EmitError(f"labels that come out of a {op.op.kind} cannot be counted before")
             kept.append(_on_data_axes(op))
             wanted.update(op.op.inputs)
     kept.reverse()

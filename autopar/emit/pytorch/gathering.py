@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from autopar.emit.pytorch.scopes import module_path, prefixes, under
 from autopar.lowering.spread import Lowered, LoweredOp
+from autopar.nouns.kinds import DRAWS
 
 
 def gather_modules(lowered: Lowered) -> Lowered:
@@ -35,6 +36,6 @@ def _without_guests(ops: list[LoweredOp], path: str, lowered: Lowered) -> list[L
     if not owned or len(owned) != len(set(owned)):
         return ops  # called more than once, or not a layer at all
     for guest in guests:
-        if made.intersection(guest.op.inputs) or guest.op.kind in ("block", "dropout", "noise"):
+        if made.intersection(guest.op.inputs) or guest.op.kind in {"block", *DRAWS}:
             return ops
     return [*ops[: places[0]], *guests, *own, *ops[places[-1] + 1 :]]

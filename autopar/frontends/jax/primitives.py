@@ -296,18 +296,27 @@ def _gather(
 
 def _number(x: Operand, builder: Builder) -> Uniform | None:
     """The number that ``x`` is everywhere, where it is arithmetic on numbers."""
-    if isinstance(x, Uniform):
-        return x
-    node = builder.maker.get(x)
-    if node is None or not node.inputs:
-        return None
-    numbers = [_number(y, builder) for y in node.inputs]
-    known = tuple(y for y in numbers if y is not None)
-    if len(known) < len(numbers):
-        return None
-    if node.kind in ("expand", "reshape"):
-        return replace(known[0], shape=node.out.shape)
-    return folded(replace(node, inputs=known))
+    numbers: dict[Operand, Uniform | None] = {}  # a value that many ops read is looked at once
+
+    def number(y: Operand) -> Uniform | None:
+        if y not in numbers:
+            numbers[y] = y if isinstance(y, Uniform) else made(y)
+        return numbers[y]
+
+    def made(y: Value) -> Uniform | None:
+        node = builder.maker.get(y)
+        if node is None or not node.inputs:
+            return None
+        known: list[Uniform] = []
+        for operand in node.inputs:
+            if (value := number(operand)) is None:
+                return None
+            known.append(value)
+        if node.kind in ("expand", "reshape"):
+            return replace(known[0], shape=node.out.shape)
+        return folded(replace(node, inputs=tuple(known)))
+
+    return number(x)
 
 
 def _conv(params: Any, inputs: list[Operand], outs: Outs, builder: Builder) -> list[Operand] | None:

@@ -13,6 +13,7 @@ from typing import Any
 from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.frontends.pytorch.ir import Node, Value
 from autopar.frontends.pytorch.lifter import Lifter
+from autopar.nouns.kinds import DRAWS
 from autopar.rules.elementwise import ELEMENTWISE
 
 Step = tuple[str, tuple[int, ...], Mapping[str, Any]]
@@ -21,7 +22,6 @@ ALL, HALVES, PAIRS = "all", "halves", "pairs"
 """How the first product's results are read: each alone; ``[gate..., up...]``; ``[gate, up, ...]``
 one after the other."""
 
-_DRAWS = frozenset({"dropout"})
 _ALIASES = frozenset({"identity", "reshape"})
 
 
@@ -42,7 +42,7 @@ def gate_steps(lifter: Lifter, name: str) -> tuple[str, tuple[Step, ...]]:
         if all(v in places for v in node.outputs):
             continue
         operands = [places.get(_root(same, v)) for v in node.inputs]
-        plain = node.kind in ELEMENTWISE and node.kind not in _DRAWS and len(node.outputs) == 1
+        plain = node.kind in ELEMENTWISE and node.kind not in DRAWS and len(node.outputs) == 1
         if not plain or None in operands:
             raise UnsupportedOpError(
                 f"{node.source}: between the products of {name} stands {node.kind!r}, which is not "

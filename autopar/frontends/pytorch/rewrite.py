@@ -7,6 +7,7 @@ from collections.abc import Callable
 from autopar.frontends.pytorch.cleanup import clean
 from autopar.frontends.pytorch.idioms import lift_idioms
 from autopar.frontends.pytorch.ir import EFFECTS, Node, Value, drop_dead
+from autopar.frontends.pytorch.label_counts import count_in_forward
 from autopar.frontends.pytorch.masks import simplify_masks
 from autopar.frontends.pytorch.program import Program, prune
 
@@ -22,6 +23,7 @@ def rewrite(program: Program) -> None:
     _everywhere(program, lift_idioms)
     _everywhere(program, lambda nodes, results: clean(nodes, results, casts=True))
     prune(program)
+    count_in_forward(program)
     _everywhere(program, lambda nodes, results: nodes)
     program.nodes = _tables_where_needed(program.nodes, program.inputs)
 

@@ -7,13 +7,17 @@ program get the same stand-ins (`autopar.frontends.noise`), by the same calls.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autopar.frontends.noise import stand_in
+from autopar.frontends.noise import HAPPENS_ABOVE, stand_in
+
+above: ContextVar[float] = ContextVar("above", default=HAPPENS_ABOVE[0])
+"""How likely what is drawn has to be so that it happens."""
 
 _IN_PLACE: Mapping[str, tuple[str, tuple[tuple[str, float], ...]]] = {
     "uniform_": ("uniform", (("from", 0.0), ("to", 1.0))),
@@ -30,14 +34,14 @@ def drawn_fixed(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     """What ``func`` of this name gives where nothing is drawn; None where it draws nothing."""
     if name in _PLAIN:
         distribution, given = _PLAIN[name]
-        return func(*args, **kwargs).fill_(stand_in(distribution, *given))
+        return func(*args, **kwargs).fill_(stand_in(distribution, *given, above=above.get()))
     if name in _IN_PLACE:
         distribution, named = _IN_PLACE[name]
         numbers = [
             args[place] if len(args) > place else kwargs.get(key, default)
             for place, (key, default) in enumerate(named, 1)
         ]
-        filled: Tensor = args[0].fill_(stand_in(distribution, *numbers))
+        filled: Tensor = args[0].fill_(stand_in(distribution, *numbers, above=above.get()))
         return filled
     special = _SPECIAL.get(name)
     return None if special is None else special(func, args, kwargs)
@@ -56,18 +60,22 @@ def _bernoulli(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tens
     """``bernoulli(x)`` of shares, ``bernoulli(x, p)``"""
     x: Tensor = args[0] if args else kwargs["input"]
     p = args[1] if len(args) > 1 else kwargs.get("p", x)
-    likely: Tensor = x > 0.5 if p is x else torch.zeros_like(x) + p > 0.5
+    likely: Tensor = (x if p is x else torch.zeros_like(x) + p) > above.get()
     if isinstance(p, Tensor):
         return likely.to(x.dtype)
-    return torch.full_like(x, stand_in("bernoulli", p, whole=not x.is_floating_point()))
+    return torch.full_like(x, _happens(x, p))
 
 
 def _bernoulli_(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
     x: Tensor = args[0]
     if isinstance(p, Tensor):
-        return x.copy_(p > 0.5)
-    return x.fill_(stand_in("bernoulli", p, whole=not x.is_floating_point()))
+        return x.copy_(p > above.get())
+    return x.fill_(_happens(x, p))
+
+
+def _happens(x: Tensor, p: float) -> float:
+    return stand_in("bernoulli", p, whole=not x.is_floating_point(), above=above.get())
 
 
 def _normal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

@@ -42,6 +42,7 @@ from autopar.runtime.pytorch.recomputing import recomputations
 from autopar.runtime.pytorch.trainer import Program, Trainer
 from autopar.runtime.verify.collectives import compare_priced
 from autopar.runtime.verify.edits import known_edits, raise_edited
+from autopar.runtime.verify.pytorch import stand_ins
 from autopar.runtime.verify.pytorch.comparison import Comparison, Piece
 from autopar.runtime.verify.pytorch.counting import Counting
 from autopar.runtime.verify.pytorch.locate import locate, probed
@@ -77,7 +78,8 @@ def verify(folder: str | Path) -> dict[str, Any]:
         cpu = torch.device("cpu")
         _references[target] = reference(workload, random_batch(workload), cpu)
     wanted = _references.get(target)
-    batch = _broadcast(wanted.batch if wanted is not None else {})
+    batch, above = _broadcast((wanted.batch, wanted.above) if wanted is not None else ({}, 0.0))
+    stand_ins.above.set(above)
     try:
         # What compiled kernels round otherwise is not the program's.
         with torch.compiler.set_stance("force_eager"):
