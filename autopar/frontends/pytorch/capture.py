@@ -31,6 +31,11 @@ from autopar.nouns.workload import Workload
 
 NAMED = 5
 """How many parameters or places a note names."""
+SKIPPED = (
+    "A branch that is skipped where a mask chooses no row runs at every step, and what its layers "
+    "have there are gradients of zeros; on one device they have none then, and the optimizer "
+    "leaves them alone in that step"
+)
 CHOSEN = (
     "Rows that a mask chooses are all computed, and the mask says which count, so a step takes as "
     "long for few of them as for all"
@@ -89,6 +94,7 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
         *_untrained(untrained),
         *_where(CHOSEN, walk.chosen.places),
         *_where(UNCHECKED, trace.sources.checks),
+        *_where(SKIPPED, [skip.place for skip in trace.sources.skips]),
     )
     return Captured(graph, tensors, batch, samples, _tokens(batch), classes, notes=notes)
 

@@ -22,6 +22,7 @@ from torch import fx
 
 from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.frontends.pytorch.ir import Node, Value
+from autopar.frontends.pytorch.skipped import Unchanged
 from autopar.nouns.graph import Op, Source, Tensor
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import UnruledOp, bind
@@ -90,6 +91,7 @@ class Chosen:
         self.lifter = lifter
         self.rows: dict[Value, Rows] = {}
         self.places: list[str] = []
+        self.unchanged = Unchanged()
         self._masks: dict[Any, tuple[Value, int]] = {}  # by symbol, with how often each row counts
         self._most: dict[Any, int] = {}  # by symbol, how large it can be
         self._flat: dict[Value, Value] = {}
@@ -143,6 +145,7 @@ class Chosen:
             self._remember(node, made)
             return made
         writes = {"index_put": self._written, "index_fill": self._index_fill}
+        writes |= {"index_add": self._index_add}
         write = writes.get(name.removesuffix("_"))
         if write is not None and (made := write(node)) is not None:
             return made
@@ -298,7 +301,9 @@ class Chosen:
         if values.dtype != x.dtype:
             values = self._emit("cast", [values], x.shape, x.dtype, dtype=x.dtype)
         shape = (*mask.shape, *(1 for _ in x.shape[len(mask.shape) :]))
-        return self._emit("where", [self._reshaped(mask, shape), values, x], x.shape, x.dtype)
+        made = self._emit("where", [self._reshaped(mask, shape), values, x], x.shape, x.dtype)
+        self.unchanged.of[made] = x, rows.mask
+        return made
 
     def _index_fill(self, node: fx.Node) -> Value | None:
         """``x.index_fill(dim, mask.nonzero(), number)`` along a dim that the mask is of."""
@@ -312,6 +317,21 @@ class Chosen:
             return None
         wide = self._reshaped(mask, shape)
         return self._emit("masked_fill", [x, wide], x.shape, x.dtype, value=value)
+
+    def _index_add(self, node: fx.Node) -> Value | None:
+        """``x.index_add(dim, rows, y[mask])`` of the rows of a mask along that dim: a plain sum."""
+        x, index, source = (self.lifter.read(node.args[i]) for i in (0, 2, 3))
+        mask, rows = self._places_of.get(index), self.rows.get(source)
+        dim: Any = node.args[1]
+        if mask is None or rows is None or x in self.rows or node.kwargs.get("alpha", 1) != 1:
+            return None
+        same = (rows.mask, rows.dim, rows.inner) == (self._flattened(mask), dim % len(x.shape), 1)
+        if not same or source.shape != x.shape or source.dtype != x.dtype:
+            return None
+        added = self._masked(source, rows, 0.0 if x.is_float else 0)
+        made = self._emit("add", [x, added], x.shape, x.dtype)
+        self.unchanged.of[made] = x, rows.mask
+        return made
 
     def _cleaned(self, x: Value, rows: Rows) -> Value:
         one = {"bool": False}.get(x.dtype, 1.0 if x.is_float else 0)
@@ -349,7 +369,10 @@ class Chosen:
         elif node.kind == "cross_entropy":
             self._ignore(node, dict(given))
         elif node.kind in _ADDING:
-            self._fill(node, [i for i, _ in given if node.inputs[i].is_float], 0.0)
+            places = [i for i, _ in given if node.inputs[i].is_float]
+            if len(places) == 1 and node.kind != "scatter_sum":
+                self.unchanged.of[node.output] = node.inputs[0], rows.mask
+            self._fill(node, places, 0.0)
         elif node.kind in ("softmax", "log_softmax") and node.attrs["dim"] == rows.dim:
             self._fill(node, [place], -math.inf)
             self.rows[node.output] = rows
@@ -473,6 +496,9 @@ class Chosen:
         return made if times == 1 else self._emit("mul", [made], (), dtype, other=times)
 
     def _flattened(self, mask: Value) -> Value:
+        """In one dim; the same value for every shape of a mask."""
+        while (made := self._maker(mask)) is not None and made.kind == "reshape":
+            mask = made.inputs[0]
         if mask not in self._flat:
             self._flat[mask] = self._reshaped(mask, (math.prod(mask.shape),))
         return self._flat[mask]

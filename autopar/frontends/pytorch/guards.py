@@ -42,6 +42,18 @@ def passing(frame: FrameType) -> bool | None:
     return None if asked is None or any(map(_is_caught, _callers(frame))) else asked
 
 
+def path_of(frame: FrameType) -> list[ast.AST] | None:
+    """The nodes of the source around the call that ``frame`` makes, from the outermost; None where
+    it is not to be had, or a ``try`` around it may catch what is raised."""
+    tree = _tree(frame.f_code.co_filename)
+    code = dis.get_instructions(frame.f_code)
+    here = next((instruction for instruction in code if instruction.offset == frame.f_lasti), None)
+    span = None if here is None else _span(here)
+    if tree is None or span is None or any(map(_is_caught, _callers(frame))):
+        return None
+    return _path(tree, span)
+
+
 _COMPARED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
 
 

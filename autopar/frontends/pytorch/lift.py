@@ -24,6 +24,7 @@ from autopar.frontends.pytorch.ir import Value
 from autopar.frontends.pytorch.lifter import ASSIGNED, Lifter, is_inplace, viewed
 from autopar.frontends.pytorch.noting import Sources
 from autopar.frontends.pytorch.recording import answered
+from autopar.frontends.pytorch.skipped import Skips
 from autopar.frontends.pytorch.trace import Trace
 from autopar.frontends.pytorch.writes import (
     check_writable,
@@ -52,7 +53,10 @@ def lift(trace: Trace) -> Lifter:
 
 class _Walk(Lifter):
     def run(self) -> None:
-        for place, node in enumerate(self.trace.graph.nodes):
+        trace = self.trace
+        skips = Skips(trace.sources.skips, trace.graph, self, self.chosen.unchanged)
+        for place, node in enumerate(trace.graph.nodes):
+            skips.at(place)
             self.source = self.trace.sources.at(place)
             if node.op == "placeholder":
                 name = self.trace.batch[len(self.inputs)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,8 +15,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch import nn
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch import fx, nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -27,9 +27,10 @@ from autopar.frontends.pytorch.build import is_internal
 from autopar.frontends.pytorch.calls import Calls
 from autopar.frontends.pytorch.errors import DataDependentError
 from autopar.frontends.pytorch.forward_errors import NEEDS_VALUES
-from autopar.frontends.pytorch.guards import passing, passing_number
+from autopar.frontends.pytorch.guards import passing, passing_number, path_of
 from autopar.frontends.pytorch.hooks import ASK_GRAD_FN, GET_DATA, GET_GRAD_FN
 from autopar.frontends.pytorch.recording import Replayer
+from autopar.frontends.pytorch.skipped import Skip, skipping
 from autopar.nouns.graph import Source
 
 _VALUES = ("__bool__", "item")
@@ -47,6 +48,9 @@ class Sources:
         self._paths = {id(m): path for path, m in model.named_modules()}
         self._stack = [("", type(model).__name__)]  # path and class of the modules that run
         self.checks: list[str] = []  # where the forward only checks values
+        self.skips: list[Skip] = []  # branches that were taken, though a mask may choose no row
+        self._open: list[Skip] = []
+        self._behind: list[fx.Node | None] = []
         self._starts: list[int] = []
         self._sources: list[Source] = []
 
@@ -66,16 +70,46 @@ class Sources:
         index = bisect_right(self._starts, place) - 1
         return self._sources[index] if index >= 0 else Source()
 
+    def settle(self, graph: fx.Graph) -> None:
+        """Counts the places in the trace as it is kept, from which dead ops are gone."""
+        places = {node: place for place, node in enumerate(graph.nodes)}
+        self._starts = [place_behind(node, places) for node in self._behind]
+        for skip in self.skips:
+            skip.start, skip.end = (place_behind(n, places) for n in (skip.behind, skip.last))
+
     def note(self, frame: FrameType | None) -> None:
         mode = get_proxy_mode()
         if mode is None:
             return
+        self._close(frame)
         while frame is not None and is_internal(frame.f_code.co_filename):
             frame = frame.f_back
         file, line = (frame.f_code.co_filename, frame.f_lineno) if frame else ("", 0)
-        self._starts.append(len(mode.tracer.graph.nodes))
+        self._behind.append(next(iter(reversed(mode.tracer.graph.nodes)), None))
         module, owner = self._stack[-1]
         self._sources.append(Source(module, file, line, owner))
+
+    def take(self, tensor: torch.Tensor, frame: FrameType) -> bool | None:
+        """The truth of ``tensor``, asked at ``frame``, with which a branch runs that else is only
+        skipped; None where it stands before no such branch. See `Skip`."""
+        path = path_of(frame)
+        known = skipping(path) if path is not None else None
+        asked = node_of(tensor)
+        if known is None or asked is None:
+            return None
+        truth, lines, names = known
+        held = {n: (t, node_of(t)) for n, t in frame.f_locals.items() if n in names}
+        place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        behind = next(iter(reversed(asked.graph.nodes)))
+        self._open.append(Skip(asked, truth, place, lines, frame, behind, held))
+        return truth
+
+    def _close(self, frame: FrameType | None) -> None:
+        """Ends the branches that code below ``frame`` has left."""
+        while self._open and not self._open[-1].runs(frame):
+            skip = self._open.pop()
+            skip.close(node_of)
+            self.skips.append(skip)
 
     @contextmanager
     def recording(self, calls: Calls) -> Iterator[None]:
@@ -86,11 +120,13 @@ class Sources:
 
         def leave(module: nn.Module, args: Any, result: Any) -> None:
             self._stack.pop()
+            self._close(sys._getframe(1))
 
         hooks = (register_module_forward_pre_hook(enter), register_module_forward_hook(leave))
         try:
             with _Noting(self, calls):
                 yield
+            self._close(None)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -148,6 +184,10 @@ class _Noting(TorchFunctionMode):
             return func(tensor)
         except NEEDS_VALUES as error:
             answer = passing(frame) if func.__name__ == "__bool__" else passing_number(frame)
+            if answer is None and func.__name__ == "__bool__":
+                answer = self.sources.take(tensor, frame)
+                if answer is not None:
+                    return answer
             if answer is None and _is_drawn():
                 place = frame.f_code.co_filename, frame.f_lineno
                 raise DataDependentError(_DRAWN.format(*place)) from error
@@ -155,6 +195,22 @@ class _Noting(TorchFunctionMode):
                 raise
             self.checks.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
             return answer
+
+
+def place_behind(node: fx.Node | None, places: Mapping[fx.Node, int]) -> int:
+    """The place behind ``node``; behind what came before it, where it is gone."""
+    while node is not None and node not in places and node.op != "root":
+        node = node.prev
+    return 0 if node is None else places.get(node, -1) + 1
+
+
+def node_of(tensor: object) -> fx.Node | None:
+    """The node of the trace that holds ``tensor``."""
+    mode = get_proxy_mode()
+    if mode is None or not isinstance(tensor, torch.Tensor):
+        return None
+    slot: Any = get_proxy_slot(tensor, mode.tracer, None)
+    return None if slot is None else slot.proxy.node
 
 
 def _is_drawn() -> bool:

@@ -117,6 +117,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
             raise explained(error, model, sources.module) from error
         if calls.failure is not None:
             raise calls.failure
+        sources.settle(traced.graph)
         check_tensors(model, held, _read(traced.graph, traced))
     left = numbers_of(model)
     return Trace(

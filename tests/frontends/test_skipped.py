@@ -1,0 +1,199 @@
+"""Branches that skip what has no rows are taken; what else depends on them is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autopar
+from autopar.cli.commands import plan_files
+from autopar.files import plan_folder
+from autopar.frontends.pytorch.capture import capture
+from autopar.frontends.pytorch.errors import CaptureError
+from autopar.planner import plan
+from autopar.runtime.jobs.launch import verify_many
+from tests.plans import cluster_text
+
+MODEL = '''
+import torch
+from torch import nn
+import autopar
+
+
+class Experts(nn.Module):
+    """No token ever goes to the third of four; each goes on in another way."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(16, 2)
+        self.experts = nn.ModuleList([nn.Linear(16, 16) for _ in range(4)])
+
+    def forward(self, x):
+        shape = x.shape
+        x = x.flatten(0, 1)
+        chosen = self.gate(x).argmax(-1) * 3
+        y = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            mask = chosen == i
+            if mask.any():
+                y[mask] = expert(x[mask])
+        for i, expert in enumerate(self.experts):
+            mask = chosen == i
+            if not mask.any():
+                continue
+            y[mask] += expert(x[mask]).tanh()
+        for i, expert in enumerate(self.experts):
+            mask = chosen == i
+            if mask.sum() == 0:
+                continue
+            (rows,) = torch.where(mask)
+            y.index_add_(0, rows, expert(x[mask]).sin())
+        for i, expert in enumerate(self.experts):
+            mask = chosen == i
+            if mask.sum() > 0:
+                rows = mask.nonzero().squeeze(1)
+                y = y.index_add(0, rows, expert(x[mask]).cos())
+        for expert in self.experts:  # else one of them has no gradient on one device
+            y = y + expert(x).sigmoid()
+        return y.view(shape)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Experts() for _ in range(3)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
+workload = autopar.Workload(model=Model, batch=lambda: {"x": torch.randn(4, 8, 16)})
+'''
+
+
+@pytest.mark.gloo(2)
+def test_rows_of_branches_that_run_for_none_are_as_they_were(tmp_path: Path) -> None:
+    model, cluster = tmp_path / "model.py", tmp_path / "cluster.yaml"
+    model.write_text(MODEL)
+    cluster.write_text(cluster_text(2))
+    folders = []
+    for pins in ({"dp_replicate": "2"}, {"tp": "2"}):
+        planned = plan(f"{model}:workload", str(cluster), pins)
+        folders.append(tmp_path / "-".join(pins))
+        files, _ = plan_files(planned, folders[-1])
+        plan_folder.write(folders[-1], files)
+    assert [verified.passed for verified in verify_many(folders)] == [True, True]
+
+
+def counted(x: Tensor, mask: Tensor) -> Tensor:
+    y, n = torch.zeros_like(x), 1
+    if mask.any():
+        y[mask] = x[mask].sin()
+        n += 1
+    return y / n
+
+
+def added(x: Tensor, mask: Tensor) -> Tensor:
+    y = x.mean()
+    if mask.any():
+        y = y + x[mask].mean()
+    return y
+
+
+def of_another_mask(x: Tensor, mask: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    if mask.any():
+        other = ~mask
+        y[other] = x[other].sin()
+    return y
+
+
+def another_tensor(x: Tensor, mask: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    if mask.any():
+        y = x
+    return y
+
+
+def on_another_tensor(x: Tensor, mask: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    (rows,) = torch.where(mask)
+    if mask.any():
+        y = x.index_add(0, rows, x[mask].sin())
+    return y
+
+
+def written_elsewhere(x: Tensor, mask: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    z = y.view(-1)
+    if mask.any():
+        z[0] = 1.0
+    return y + x
+
+
+def in_a_list(x: Tensor, mask: Tensor) -> Tensor:
+    parts = [x]
+    if mask.any():
+        parts.append(x[mask])
+    return torch.cat(parts)
+
+
+def otherwise(x: Tensor, mask: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    if mask.any():
+        y[mask] = x[mask].sin()
+    else:
+        y = x.cos()
+    return y
+
+
+def all_of_them(x: Tensor, mask: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    if mask.all():
+        y[mask] = x[mask].sin()
+    return y
+
+
+def of_numbers(x: Tensor, mask: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    if x.sum() > 0:
+        y[mask] = x[mask].sin()
+    return y
+
+
+def the_other_way(x: Tensor, mask: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    if not mask.any():
+        y[mask] = x[mask].sin()
+    return y
+
+
+REFUSED = (
+    counted, added, of_another_mask, another_tensor, on_another_tensor, written_elsewhere,
+    in_a_list, otherwise, all_of_them, of_numbers, the_other_way,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("function", REFUSED)
+def test_what_differs_where_no_row_is_chosen_is_refused(function: Callable[..., Tensor]) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x * self.weight
+            return function(x, x.mean(1) > 0.5).square().mean()
+
+    def batch() -> dict[str, Any]:
+        return {"x": torch.randn(4, 16)}
+
+    with pytest.raises(CaptureError, match=r"decides by the value|needs the value|\.append"):
+        capture(autopar.Workload(model=Model, batch=batch))
