@@ -184,13 +184,13 @@ class _Noting(TorchFunctionMode):
             return func(tensor)
         except NEEDS_VALUES as error:
             answer = passing(frame) if func.__name__ == "__bool__" else passing_number(frame)
+            if answer is None and _is_drawn():
+                place = frame.f_code.co_filename, frame.f_lineno
+                raise DataDependentError(_DRAWN.format(*place)) from error
             if answer is None and func.__name__ == "__bool__":
                 answer = self.sources.take(tensor, frame)
                 if answer is not None:
                     return answer
-            if answer is None and _is_drawn():
-                place = frame.f_code.co_filename, frame.f_lineno
-                raise DataDependentError(_DRAWN.format(*place)) from error
             if answer is None:
                 raise
             self.checks.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
