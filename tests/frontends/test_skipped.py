@@ -58,6 +58,17 @@ class Experts(nn.Module):
             if mask.sum() > 0:
                 rows = mask.nonzero().squeeze(1)
                 y = y.index_add(0, rows, expert(x[mask]).cos())
+        for i, expert in enumerate(self.experts):
+            rows = (chosen == i).nonzero(as_tuple=True)[0]
+            if rows.numel() == 0:
+                continue
+            y[rows] += expert(x[rows]).sigmoid()
+        for i, expert in enumerate(self.experts):
+            rows = torch.where(chosen == i)[0]
+            if rows.shape[0] > 0:
+                y[rows] = y[rows] * expert(x[rows]).atan()
+        for i, expert in enumerate(self.experts):
+            y[chosen == i] = expert(x[chosen == i]).erf() + y[chosen == i]
         for expert in self.experts:  # else one of them has no gradient on one device
             y = y + expert(x).sigmoid()
         return y.view(shape)
@@ -168,6 +179,31 @@ def of_numbers(x: Tensor, mask: Tensor) -> Tensor:
     return y
 
 
+def by_how_many_of_another(x: Tensor, mask: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    rows = mask.nonzero(as_tuple=True)[0]
+    if rows.numel() > 0:
+        other = x.mean(1) > 0.7
+        y[other] = x[other].sin()
+    return y
+
+
+def by_two_rows(x: Tensor, mask: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    rows = mask.nonzero(as_tuple=True)[0]
+    if rows.numel() > 1:
+        y[rows] = x[rows].sin()
+    return y
+
+
+def of_none(x: Tensor, mask: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    rows = mask.nonzero(as_tuple=True)[0]
+    if rows.numel() == 0:
+        y = y + x.mean()
+    return y
+
+
 def the_other_way(x: Tensor, mask: Tensor) -> Tensor:
     y = torch.zeros_like(x)
     if not mask.any():
@@ -177,7 +213,8 @@ def the_other_way(x: Tensor, mask: Tensor) -> Tensor:
 
 REFUSED = (
     counted, added, of_another_mask, another_tensor, on_another_tensor, written_elsewhere,
-    in_a_list, otherwise, all_of_them, of_numbers, the_other_way,
+    in_a_list, otherwise, all_of_them, of_numbers, the_other_way, by_how_many_of_another,
+    by_two_rows, of_none,
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -88,6 +89,36 @@ def test_the_first_part_leaves_weights_of_one_place_to_the_second() -> None:
     assert all(one.grad is None for one in w)
     later.run()
     assert [one.grad is not None for one in w] == [True, True, True, False, True, False]
+
+
+class Once(torch.autograd.Function):
+    """As a collective is: what runs in backward is seen."""
+
+    ran = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        Once.ran += 1
+        return g
+
+
+def test_what_lies_before_shared_and_own_weights_runs_once() -> None:
+    """Two views of one encoder: w[0] is on the way of the input and, as w[1], of the other view."""
+    x, w = torch.randn(3, 4, dtype=torch.float64, requires_grad=True), weights()
+    y = torch.randn(3, 4, dtype=torch.float64)
+    other = Once.apply(torch.relu(y @ w[1]) @ w[0])  # type: ignore[no-untyped-call]
+    scores = (x @ w[0]) @ other.t()
+    Once.ran = 0
+    later = backward_input([get_gradient_edge(scores)], [torch.ones_like(scores)], [x], w)
+    later.run()
+    assert Once.ran == 1
+    assert x.grad is not None
+    assert w[0].grad is not None
+    assert w[1].grad is not None
 
 
 def test_equals_what_torch_splits() -> None:

@@ -29,6 +29,7 @@ from autopar.rules.registry import UnruledOp, bind
 
 _FILLED = {"sum": 0.0, "amax": -math.inf, "amin": math.inf, "any": False, "all": True}
 """What rows that are left out are to a reduction."""
+_COMPARING = frozenset("eq ne lt le gt ge not and or".split())
 _ADDING = ("aten::index_add", "scatter_sum", "aten::scatter_add")
 """Kinds that add rows of their last floating operand to others."""
 _SHAPED = frozenset(
@@ -91,10 +92,11 @@ class Chosen:
         self.lifter = lifter
         self.rows: dict[Value, Rows] = {}
         self.places: list[str] = []
-        self.unchanged = Unchanged()
         self._masks: dict[Any, tuple[Value, int]] = {}  # by symbol, with how often each row counts
+        self.unchanged = Unchanged(self._masks, self._first_alike)
         self._most: dict[Any, int] = {}  # by symbol, how large it can be
         self._flat: dict[Value, Value] = {}
+        self._alike: dict[tuple[Any, ...], Value] = {}
         self._places_of: dict[Value, Value] = {}  # indices, of the mask in one dim that they are of
 
     # -- from the trace ----------------------------------------------------------------------------
@@ -138,6 +140,7 @@ class Chosen:
             "masked_select": self._select,
             "where": self._where,
             "nonzero": self._nonzero,
+            "nonzero_numpy": self._places,
         }
         entry = entries.get(name)
         before = node.meta.get("val")
@@ -205,6 +208,8 @@ class Chosen:
 
     def _index(self, node: fx.Node) -> Value | None:
         indices: Any = node.args[1]
+        if len(indices) == 1 and (made := self._placed(node)) is not None:
+            return made
         masks = [i for i in indices if i is not None and i.meta["val"].dtype == torch.bool]
         if not masks:
             return None
@@ -222,6 +227,21 @@ class Chosen:
         flat = self._flattened(mask)
         shape = (flat.shape[0], *rest)
         return self._cleaned(self._reshaped(x, shape), Rows(flat))
+
+    def _placed(self, node: fx.Node) -> Value | None:
+        """``x[rows]`` with the places of a mask along dim 0: x, with the rows that it chooses."""
+        indices: Any = node.args[1]
+        x, mask = self.lifter.read(node.args[0]), self._places_of.get(self.lifter.read(indices[0]))
+        if mask is None or x in self.rows or mask.shape != x.shape[:1]:
+            return None
+        return self._cleaned(x, Rows(self._flattened(mask)))
+
+    def _mask_at(self, index: fx.Node | None) -> Value | None:
+        """The mask that ``index`` is, or whose places it has."""
+        value = self.lifter.read(index) if index is not None else None
+        if not isinstance(value, Value):
+            return None
+        return value if value.dtype == "bool" else self._places_of.get(value)
 
     def _select(self, node: fx.Node) -> Value:
         """Entries of x where a mask of its shape is true; one that is expanded chooses runs."""
@@ -245,9 +265,13 @@ class Chosen:
 
     def _where(self, node: fx.Node) -> list[Value] | None:
         """The places where a condition holds, an index for each of its dims."""
-        if len(node.args) != 1:
-            return None
-        return self._holding(self.lifter.read(node.args[0]))
+        return self._places(node) if len(node.args) == 1 else None
+
+    def _places(self, node: fx.Node) -> list[Value]:
+        x = self.lifter.read(node.args[0])
+        if x.dtype != "bool":
+            x = self._emit("ne", [x], x.shape, "bool", other=0)
+        return self._holding(x)
 
     def _holding(self, mask: Value) -> list[Value]:
         if mask in self.rows:
@@ -269,10 +293,7 @@ class Chosen:
 
     def _nonzero(self, node: fx.Node) -> Value | None:
         """The places where x is not zero, a row of indices for each."""
-        x = self.lifter.read(node.args[0])
-        if x.dtype != "bool":
-            x = self._emit("ne", [x], x.shape, "bool", other=0)
-        (first, *rest) = self._holding(x)
+        (first, *rest) = self._places(node)
         mask = self._places_of.get(first)
         thin = (*first.shape, 1)
         columns = [self._reshaped(c, thin) for c in (first, *rest)]
@@ -290,10 +311,11 @@ class Chosen:
         x, values = self.lifter.read(node.args[0]), self.lifter.read(node.args[2])
         indices: Any = node.args[1]
         rows = self.rows.get(values)
-        mask = self.lifter.read(indices[0]) if indices and indices[0] is not None else None
+        mask = self._mask_at(indices[0]) if len(indices) == 1 else None
         accumulates = len(node.args) > 3 and node.args[3]
-        alone = len(indices) == 1 and mask is not None and mask.dtype == "bool"
-        if not alone or rows is None or x in self.rows or accumulates or mask is None:
+        if mask is None or rows is None or x in self.rows or accumulates:
+            return None
+        if mask.shape != x.shape[: len(mask.shape)]:  # the places of another dim
             return None
         if (rows.mask, rows.dim, rows.inner) != (self._flattened(mask), 0, 1):
             raise self._refused("a write of rows that another mask has chosen")
@@ -497,11 +519,19 @@ class Chosen:
 
     def _flattened(self, mask: Value) -> Value:
         """In one dim; the same value for every shape of a mask."""
-        while (made := self._maker(mask)) is not None and made.kind == "reshape":
-            mask = made.inputs[0]
+        mask = self._first_alike(mask)
         if mask not in self._flat:
             self._flat[mask] = self._reshaped(mask, (math.prod(mask.shape),))
         return self._flat[mask]
+
+    def _first_alike(self, mask: Value) -> Value:
+        """The first of equal masks: ``c == i`` may be written twice, and in several shapes."""
+        while (made := self._maker(mask)) is not None and made.kind == "reshape":
+            mask = made.inputs[0]
+        if made is None or made.kind not in _COMPARING:
+            return mask
+        form = (made.kind, mask.shape, *map(self._first_alike, made.inputs), repr(made.attrs))
+        return self._alike.setdefault(form, mask)
 
     def _reshaped(self, x: Value, shape: tuple[int, ...]) -> Value:
         return x if x.shape == shape else self._emit("reshape", [x], shape, x.dtype, shape=shape)

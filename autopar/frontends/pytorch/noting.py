@@ -30,7 +30,7 @@ from autopar.frontends.pytorch.forward_errors import NEEDS_VALUES
 from autopar.frontends.pytorch.guards import passing, passing_number, path_of
 from autopar.frontends.pytorch.hooks import ASK_GRAD_FN, GET_DATA, GET_GRAD_FN
 from autopar.frontends.pytorch.recording import Replayer
-from autopar.frontends.pytorch.skipped import Skip, skipping
+from autopar.frontends.pytorch.skipped import Skip, SomeRows, skipping
 from autopar.nouns.graph import Source
 
 _VALUES = ("__bool__", "item")
@@ -89,19 +89,21 @@ class Sources:
         module, owner = self._stack[-1]
         self._sources.append(Source(module, file, line, owner))
 
-    def take(self, tensor: torch.Tensor, frame: FrameType) -> bool | None:
-        """The truth of ``tensor``, asked at ``frame``, with which a branch runs that else is only
+    def take(self, asked: fx.Node | SomeRows | None, frame: FrameType) -> bool | None:
+        """The truth of what is ``asked`` at ``frame`` with which a branch runs that else is only
         skipped; None where it stands before no such branch. See `Skip`."""
-        path = path_of(frame)
+        path, mode = path_of(frame), get_proxy_mode()
         known = skipping(path) if path is not None else None
-        asked = node_of(tensor)
-        if known is None or asked is None:
+        if known is None or asked is None or mode is None:
             return None
         truth, lines, names = known
+        if isinstance(asked, SomeRows) and asked.truth is not truth:
+            return None
+        graph = mode.tracer.graph
         held = {n: (t, node_of(t)) for n, t in frame.f_locals.items() if n in names}
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        behind = next(iter(reversed(asked.graph.nodes)))
-        self._open.append(Skip(asked, truth, place, lines, frame, behind, held))
+        behind = next(iter(reversed(graph.nodes)))
+        self._open.append(Skip(asked, truth, place, lines, frame, graph, behind, held))
         return truth
 
     def _close(self, frame: FrameType | None) -> None:
@@ -124,12 +126,37 @@ class Sources:
 
         hooks = (register_module_forward_pre_hook(enter), register_module_forward_hook(leave))
         try:
-            with _Noting(self, calls):
+            with _Noting(self, calls), self._asked_of_sizes(calls):
                 yield
             self._close(None)
         finally:
             for hook in hooks:
                 hook.remove()
+
+    @contextmanager
+    def _asked_of_sizes(self, calls: Calls) -> Iterator[None]:
+        """Inside, ``if rows.numel() == 0`` is answered as `take` says."""
+        plain: Callable[[torch.SymBool], bool] = torch.SymBool.__bool__
+
+        def truth(size: torch.SymBool) -> bool:
+            try:
+                return plain(size)
+            except NEEDS_VALUES:
+                frame, some = sys._getframe(1), SomeRows.of(size)
+                if some is None or is_internal(frame.f_code.co_filename):
+                    raise
+                if isinstance(calls.current, Replayer):
+                    return some.truth  # as it was answered in the layer that is alike
+                answer = self.take(some, frame)
+                if answer is None:
+                    raise
+                return answer
+
+        torch.SymBool.__bool__ = truth  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.SymBool.__bool__ = plain  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +215,7 @@ class _Noting(TorchFunctionMode):
                 place = frame.f_code.co_filename, frame.f_lineno
                 raise DataDependentError(_DRAWN.format(*place)) from error
             if answer is None and func.__name__ == "__bool__":
-                answer = self.sources.take(tensor, frame)
+                answer = self.sources.take(node_of(tensor), frame)
                 if answer is not None:
                     return answer
             if answer is None:

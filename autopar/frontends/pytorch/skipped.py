@@ -26,22 +26,44 @@ NodeOf = Callable[[torch.Tensor], fx.Node | None]
 """The node of a trace that holds a tensor now."""
 
 
+@dataclass(frozen=True, slots=True)
+class SomeRows:
+    """The question whether there are any rows, of the ``symbol`` that says how many; ``truth``
+    where there are some."""
+
+    symbol: Any
+    truth: bool
+
+    @staticmethod
+    def of(size: torch.SymBool) -> SomeRows | None:
+        """None for another question."""
+        asked: Any = size.node.expr
+        symbols = list(asked.free_symbols)
+        if len(symbols) != 1:
+            return None
+        none, one, many = (asked.subs(symbols[0], n) for n in (0, 1, 1 << 40))
+        if not (none.is_Boolean and one == many and one != none):
+            return None
+        return SomeRows(symbols[0], bool(many))
+
+
 @dataclass(slots=True)
 class Skip:
     """A branch that was taken.
 
-    asked, truth: the node of the question, and what it was taken to be. place: the user's line.
+    asked, truth: the question, and what it was taken to be. place: the user's line.
     lines:        of what is skipped elsewhere. frame: that runs it; None when it has ended.
     behind, last: the nodes before the first of it, and the last; ``start``, ``end`` are the places.
     held:         the tensors in names that it assigns, before it, and their nodes.
     left:         nodes of the same names before and behind it.
     """
 
-    asked: fx.Node
+    asked: fx.Node | SomeRows
     truth: bool
     place: str
     lines: range
     frame: FrameType | None
+    graph: fx.Graph
     behind: fx.Node
     held: dict[str, tuple[object, fx.Node | None]]
     last: fx.Node | None = None
@@ -60,8 +82,8 @@ class Skip:
         """Raises `DataDependentError` where it left something other than tensors behind."""
         assert self.frame is not None
         names = self.frame.f_locals
-        self.frame, self.last = None, next(iter(reversed(self.asked.graph.nodes)))
-        newest = reversed(self.asked.graph.nodes)
+        self.frame, self.last = None, next(iter(reversed(self.graph.nodes)))
+        newest = reversed(self.graph.nodes)
         inside = set(itertools.takewhile(lambda node: node is not self.behind, newest))
         for name, (before, was) in self.held.items():
             now = names.get(name)
@@ -165,8 +187,15 @@ class Walk(Protocol):
 
 @dataclass(slots=True)
 class Unchanged:
-    """What of a walk is as it was where a mask chooses no row: by result, what it is then, and the
-    mask."""
+    """What of a walk is as it was where a mask chooses no row.
+
+    masks: by the symbol that says how many rows they choose, with how often each counts.
+    alike: the first of equal masks.
+    of:    by result, what it is where there are none, and the mask.
+    """
+
+    masks: dict[Any, tuple[Value, int]]
+    alike: Callable[[Value], Value]
 
     of: dict[Value, tuple[Value, Value]] = field(default_factory=dict)
 
@@ -195,7 +224,11 @@ class Skips:
     def _check(self, skip: Skip) -> None:
         before, env = self._before.pop(id(skip)), self._walk.env
         makers = {value: node for node in self._walk.nodes for value in node.outputs}
-        mask = _asked_of(env.get(skip.asked), skip.truth, makers)
+        if isinstance(skip.asked, SomeRows):
+            known = self._rows.masks.get(skip.asked.symbol)
+            mask = None if known is None else _plain(known[0], makers)
+        else:
+            mask = _asked_of(env.get(skip.asked), skip.truth, makers)
         if mask is None:
             raise refused(skip.place, "what it asks is not whether a mask chooses any row")
         pairs = [(was, env[n]) for n, was in before.items() if env[n] is not was]
@@ -218,10 +251,19 @@ class Skips:
             if now not in self._rows.of:
                 return False
             base, chosen = self._rows.of[now]
-            if not _is_part(chosen, mask, makers):
+            if not self._is_part(chosen, mask, makers):
                 return False
             now = _plain(base, makers)
         return True
+
+    def _is_part(self, chosen: Value, mask: Value, makers: Mapping[Value, Node]) -> bool:
+        """Whether the rows that ``chosen`` has are among those of ``mask``."""
+        chosen = self._rows.alike(_plain(chosen, makers))
+        if chosen is self._rows.alike(mask):
+            return True
+        made = makers.get(chosen)
+        both = made is not None and made.kind == "and"
+        return both and any(self._is_part(v, mask, makers) for v in makers[chosen].inputs)
 
 
 def _plain(value: Value, makers: Mapping[Value, Node]) -> Value:
@@ -229,19 +271,6 @@ def _plain(value: Value, makers: Mapping[Value, Node]) -> Value:
     while (made := makers.get(value)) is not None and made.kind in ("reshape", "identity"):
         value = made.inputs[0]
     return value
-
-
-def _is_part(chosen: Value, mask: Value, makers: Mapping[Value, Node]) -> bool:
-    """Whether the rows that ``chosen`` has are among those of ``mask``."""
-    chosen = _plain(chosen, makers)
-    if chosen is mask:
-        return True
-    made = makers.get(chosen)
-    return (
-        made is not None
-        and made.kind == "and"
-        and any(_is_part(v, mask, makers) for v in made.inputs)
-    )
 
 
 def _asked_of(asked: Any, truth: bool, makers: Mapping[Value, Node]) -> Value | None:

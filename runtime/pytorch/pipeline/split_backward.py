@@ -3,7 +3,8 @@
 Qi et al. 2023 (zero bubble), 2. In a graph of autograd let D be the nodes from which an input is
 reached. I runs D alone. A weight hangs on D by an edge from a node u of D to a node outside of it;
 I keeps the gradient that arrives at such a u, and W runs u once more, towards the weights. What
-several such nodes reach is computed in I, since W would have to run what lies between them again.
+several such nodes reach is computed in I, since W would have to run what lies between them again;
+so is all else that hangs on one of these.
 
 torch has this as `torch.distributed.pipelining._backward`; that one leaves out weights that only
 outputs without a way to an input depend on, may give two weights the same memory as gradient, needs
@@ -56,6 +57,8 @@ def backward_input(
             own.setdefault(next(iter(of_leaf)), []).append(leaves[leaf])
         else:
             shared.append(leaves[leaf])
+    for u in set().union(*(s for s in sources.values() if len(s) > 1)):
+        shared += own.pop(u, [])  # on one way, which is run once, with the collectives on it
     arrived: dict[Node, tuple[Tensor | None, ...]] = {}
     inside = [u for u in own if u is not None]
     hooks = [u.register_prehook(_keep(arrived, u)) for u in inside]
