@@ -132,11 +132,19 @@ def cut_points(lowered: Lowered) -> tuple[str, ...]:
 
 
 def _together(lowered: Lowered) -> list[tuple[int, int]]:
-    """First and last op that read a buffer which the forward updates, where they are several."""
+    """First and last op that read a buffer which the forward updates, where they are several; a
+    layer that updates its own may be called several times."""
     places: dict[str, list[int]] = {}
     updated = updated_buffers(op.op for op in lowered.ops)
+    bodies = {
+        name: bool(updated_buffers(op.op for op in block.ops))
+        for name, block in lowered.blocks.items()
+    }
     for place, op in enumerate(lowered.ops):
-        for name in updated.intersection(op.op.inputs):
+        held = updated.intersection(op.op.inputs)
+        if op.op.kind == "block" and bodies[op.op.attrs["block"]]:
+            held.add(op.op.attrs["instance"])  # with the buffers of its own
+        for name in held:
             places.setdefault(name, []).append(place)
     return [(held[0], held[-1]) for held in places.values() if held[-1] > held[0]]
 
