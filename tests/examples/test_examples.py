@@ -71,7 +71,7 @@ def test_the_commands_of_an_example(tmp_path: Path) -> None:
     assert planned["step_time_s"] >= planned["lower_bound_s"] > 0
     assert {"load", "capture", "search", "emit"} <= set(planned["search_time_s"])
     written = {file.name for file in (tmp_path / "plan").iterdir()}
-    assert written == plan_folder.OWN - {"__pycache__", plan_folder.FAILURE}
+    assert written == plan_folder.OWN - {"__pycache__", plan_folder.FAILURE, plan_folder.TRIED}
     text = (tmp_path / "plan" / "report.txt").read_text()
     assert text.startswith("01_mlp.py on 4 processes")
 
