@@ -7,7 +7,6 @@ import gc
 import json
 import os
 import signal
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 
 from autopar.runtime.jobs import jax_launch, pytorch_launch
 from tests import warm
+from tests.ports import free_port
 
 
 def with_its_ranks(command: Sequence[str]) -> int:
@@ -53,8 +53,7 @@ def loose(ranks: int, words: Sequence[str]) -> int:
     """Ranks of ``python WORDS`` as other machines start them: nobody stops those that are left when
     one dies. They are forked from this process; 1 if any fails."""
     gc.freeze()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     started = []
     for rank in range(ranks):
         pid = os.fork()

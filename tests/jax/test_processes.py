@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,14 @@ from tests import warm
 from tests.jax import test_script as script
 from tests.jax.of_several_processes import optimizer
 from tests.plans import cluster
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.gloo
 def test_two_processes_train_as_one_and_save_together(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     (tmp_path / "taken").write_text("a file")
     module, environment = "tests.jax.of_several_processes", {**os.environ, "JAX_PLATFORMS": "cpu"}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import autopar
 from autopar.runtime.kept_checkpoints import kept
 from autopar.runtime.pytorch.loader import Loader
 from tests.plans import cluster
+from tests.ports import free_port
 from tests.script import with_workers
 from tests.script.models import Dropping, words
 
@@ -36,8 +36,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def job(plan: Any, where: Path, log: Path) -> list[subprocess.Popen[bytes]]:
     """The script on all ranks, all in one process group, as a scheduler has them."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     given = [os.fspath(plan), where / "checkpoints", where / "losses", STEPS]
     ranks: list[subprocess.Popen[bytes]] = []
     with log.open("ab") as to:
