@@ -392,7 +392,7 @@ class Chosen:
             self._ignore(node, dict(given))
         elif node.kind in _ADDING:
             places = [i for i, _ in given if node.inputs[i].is_float]
-            if len(places) == 1 and node.kind != "scatter_sum":
+            if len(places) == 1 and places[0] > 0:  # to what stands before them
                 self.unchanged.of[node.output] = node.inputs[0], rows.mask
             self._fill(node, places, 0.0)
         elif node.kind in ("softmax", "log_softmax") and node.attrs["dim"] == rows.dim:

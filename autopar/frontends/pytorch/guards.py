@@ -76,15 +76,10 @@ class Compared:
 def passing_number(frame: FrameType) -> bool | Compared | None:
     """What ``tensor.item()``, called at ``frame``, may give where a check asks for its truth or
     compares it once; None elsewhere. See `passing`."""
-    tree = _tree(frame.f_code.co_filename)
-    code = dis.get_instructions(frame.f_code)
-    here = next((instruction for instruction in code if instruction.offset == frame.f_lasti), None)
-    span = None if here is None else _span(here)
-    if tree is None or span is None:
+    path = path_of(frame)
+    if path is None or len(path) < 2 or not isinstance(path[-1], ast.Call):
         return None
-    *path, call = _path(tree, span)
-    if not isinstance(call, ast.Call) or not path or any(map(_is_caught, _callers(frame))):
-        return None
+    *path, call = path
     above = path[-1]
     if not isinstance(above, ast.Compare):
         return _wanted([*path, call])

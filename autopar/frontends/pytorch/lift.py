@@ -57,7 +57,7 @@ class _Walk(Lifter):
         skips = Skips(trace.sources.skips, trace.graph, self, self.chosen.unchanged)
         for place, node in enumerate(trace.graph.nodes):
             skips.at(place)
-            self.source = self.trace.sources.at(place)
+            self.source = trace.sources.at(place)
             if node.op == "placeholder":
                 name = self.trace.batch[len(self.inputs)]
                 value = ir.like(node.meta["val"])

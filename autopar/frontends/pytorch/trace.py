@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from autopar.frontends.pytorch.alike import Repeats
 from autopar.frontends.pytorch.autocast import autocast_of_devices_refused
@@ -33,7 +33,7 @@ from autopar.frontends.pytorch.left_behind import (
     numbers_of,
     write_replaced,
 )
-from autopar.frontends.pytorch.noting import Sources
+from autopar.frontends.pytorch.noting import Sources, node_of
 from autopar.frontends.pytorch.quiet import quiet_fake_tensors
 from autopar.frontends.pytorch.seeds import seeds_refused
 from autopar.runtime.pytorch.torch_private import causal_check, exporting
@@ -90,7 +90,8 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
             loss = loss_of(model(**dict(zip(names, tensors, strict=True))))
         write_replaced(model, held, _read_so_far())
         fresh, same = made_and_kept(model, held)
-        made.update((name, _node_of(tensor)) for name, tensor in fresh.items())
+        nodes = {name: node_of(tensor) for name, tensor in fresh.items()}
+        made.update((name, "" if node is None else node.name) for name, node in nodes.items())
         kept.update(same)
         return loss
 
@@ -124,13 +125,6 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
         *(traced.graph, traced, names, named, aliases, calls.kinds, functions, experts),
         *(sources, before, left, made, frozenset(kept)),
     )
-
-
-def _node_of(tensor: torch.Tensor) -> str:
-    mode = get_proxy_mode()
-    assert mode is not None
-    slot: Any = get_proxy_slot(tensor, mode.tracer, None)
-    return "" if slot is None else slot.proxy.node.name
 
 
 def _read(graph: fx.Graph, root: Any) -> set[int]:
