@@ -330,3 +330,47 @@ def test_module_is_as_before_after_a_capture(depth: int) -> None:
     assert all("forward" not in vars(m) for m in built.model.modules())
     assert type(built.model.layers[0].index) is int  # type: ignore[index]
     assert capture_built(built).fingerprint() == first.fingerprint()
+
+
+class Stacks(nn.Module):
+    """An encoder and a decoder of one class, with a norm behind their layers."""
+
+    def __init__(self, experts: bool) -> None:
+        super().__init__()
+        make = Branches if experts else Tower
+        self.stem, self.encoder, self.decoder = nn.Linear(D, D), make(), make()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.decoder(self.encoder(self.stem(x)).tanh()) * x).mean()  # type: ignore[no-any-return]
+
+
+class Tower(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+        self.norm = nn.LayerNorm(D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(Layer() for _ in range(3))
+        self.mix, self.out = nn.Linear(D, 3), nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = self.mix(x).softmax(-1)
+        parts = [branch(x) * shares[..., i : i + 1] for i, branch in enumerate(self.branches)]
+        return self.out(sum(parts))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("experts", "units"), [(False, 6), (True, 2)])
+def test_stacks_side_by_side_fold_by_their_layers(experts: bool, units: int) -> None:
+    compared = compare(Workload(model=partial(Stacks, experts), batch=batch))
+    (block,) = compared.captured.graph.blocks.values()
+    assert len(block.units) == units
+    assert compared.worst < 1e-12

@@ -8,7 +8,7 @@ that was written since.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from autopar.frontends.pytorch.calls import Kind, NotAlike
 from autopar.frontends.pytorch.errors import MutationError
@@ -41,7 +41,29 @@ def settle(lifter: Lifter) -> None:
     saved = {named.name for named in lifter.trace.named.values() if named.persistent}
     read = {v for node in lifter.nodes if node.kind != "carry" for v in node.inputs}
     kept = {n for n in kept if n.inputs[0].name in saved or n.inputs[0] in read}
-    lifter.nodes[:] = [n for n in lifter.nodes if n.kind != "carry" or n in kept]
+    lifter.nodes[:] = _behind_makers(lifter.nodes, kept)
+
+
+def _behind_makers(nodes: Sequence[Node], kept: Container[Node]) -> list[Node]:
+    """``nodes`` without the carries that are not ``kept``, and those outside of layers behind what
+    made their value: one that stands last of all would tie every stage of a pipeline to the last.
+    """
+    made: list[Node] = []
+    behind: dict[Node | None, list[Node]] = {}
+    makers: dict[Value, int] = {}
+    inside = False
+    for node in nodes:
+        inside = (inside or node.kind == "enter") and node.kind != "leave"
+        if node.kind != "carry" or (inside and node in kept):
+            makers |= dict.fromkeys(node.outputs, len(made))
+            made.append(node)
+        elif node in kept:
+            place = max((makers[v] for v in node.inputs if v in makers), default=-1)
+            behind.setdefault(made[place] if place >= 0 else None, []).append(node)
+    placed = behind.pop(None, [])
+    for node in made:
+        placed += node, *behind.get(node, ())
+    return placed
 
 
 def _check_statistics(nodes: Iterable[Node]) -> None:

@@ -259,7 +259,7 @@ class Chosen:
         if kept[:lead] != shape[:lead]:
             mask = self._emit("expand", [mask], shape, "bool", shape=shape)
             lead = len(shape)
-        flat = self._reshaped(mask, (math.prod(shape[:lead]),))
+        flat = self._flattened(mask)
         x = self._reshaped(x, (math.prod(shape),))
         return self._cleaned(x, Rows(flat, 0, math.prod(shape[lead:])))
 
@@ -528,7 +528,7 @@ class Chosen:
         """The first of equal masks: ``c == i`` may be written twice, and in several shapes."""
         while (made := self._maker(mask)) is not None and made.kind == "reshape":
             mask = made.inputs[0]
-        if made is None or made.kind not in _COMPARING:
+        if made is None or made.kind not in (*_COMPARING, "cast"):
             return mask
         form = (made.kind, mask.shape, *map(self._first_alike, made.inputs), repr(made.attrs))
         return self._alike.setdefault(form, mask)

@@ -30,6 +30,7 @@ from autopar.frontends.pytorch.forward_errors import NEEDS_VALUES
 from autopar.frontends.pytorch.guards import passing, passing_number, path_of
 from autopar.frontends.pytorch.hooks import ASK_GRAD_FN, GET_DATA, GET_GRAD_FN
 from autopar.frontends.pytorch.recording import Replayer
+from autopar.frontends.pytorch.same_counts import SameCounts
 from autopar.frontends.pytorch.skipped import Skip, SomeRows, skipping
 from autopar.nouns.graph import Source
 
@@ -183,6 +184,7 @@ class _Noting(TorchFunctionMode):
         super().__init__()
         self.sources, self.calls = sources, calls
         self.checks = sources.checks
+        self.counts = SameCounts()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.__name__ in _VALUES:
@@ -201,9 +203,12 @@ class _Noting(TorchFunctionMode):
             return layer.call(func, args, kwargs or {})
         if func.__name__ != "__get__":  # shape, dtype and the like make no op
             self.sources.note(sys._getframe(1))
-        if layer is not None:
-            return layer.call(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
+        try:
+            if layer is not None:
+                return layer.call(func, args, kwargs or {})
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.counts.settle()
 
     def value(self, tensor: torch.Tensor, func: Callable[..., Any], frame: FrameType) -> Any:
         """Of a tensor without values, where the forward only checks it: that the check holds."""

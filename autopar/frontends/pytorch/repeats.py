@@ -13,7 +13,7 @@ tracing layers as alike that are not. Whether they compute the same is seen when
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FunctionType, MethodType
@@ -24,6 +24,8 @@ from torch import nn
 
 _INTERNAL = frozenset(vars(nn.Module()))
 _HOOKS = tuple(n for n in _INTERNAL if n.endswith("_hooks"))
+TOWERS = 3
+"""Stacks of layers that stand side by side: encoder, decoder, teacher."""
 HANDED = 16
 """Tensors that a call may be handed beside what it computes with."""
 _DEPTH = 4  # how deep plain objects in attributes are compared by value
@@ -62,10 +64,37 @@ def find_repeats(model: nn.Module) -> dict[int, Member]:
         members.append((module, len(groups), _names(model, _shared([module], owners))))
         groups[id(module)] = len(groups)
     sizes = Tally(group for _, group, _ in members)
+    stacks = _stacks({id(m): group for m, group, _ in members}, members)
     return {
         id(m): Member(paths[id(m)], m, group, sizes[group] == 1, common)
         for m, group, common in members
+        if id(m) not in stacks
     }
+
+
+def _stacks(
+    groups: Mapping[int, int], members: Sequence[tuple[nn.Module, int, frozenset[str]]]
+) -> set[int]:
+    """Members that are nothing but layers which repeat themselves, as an encoder and a decoder of
+    one class are: their layers fold, and a pipeline is cut between them."""
+    sizes = Tally(groups.values())
+    stacks: set[int] = set()
+    for outer, group, _ in members:
+        if not 1 < sizes[group] <= TOWERS:
+            continue
+        within = Tally(groups[id(m)] for m in outer.modules() if m is not outer and id(m) in groups)
+        if max(within.values(), default=0) < 2:
+            continue
+        inner = {
+            id(leaf)
+            for m in outer.modules()
+            if m is not outer and within.get(groups.get(id(m), -1), 0) > 1
+            for leaf in m.modules()
+        }
+        beside = [m for m in outer.modules() if id(m) not in inner]
+        if sum(1 for m in beside if next(iter(_tensors(m)), None) is not None) <= 1:
+            stacks.add(id(outer))
+    return stacks
 
 
 def can_be_lent(member: Member) -> bool:
