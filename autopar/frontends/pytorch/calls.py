@@ -226,6 +226,8 @@ class Calls:
             if self.current is not None:
                 return forward(*args, **kwargs)
             tensors, structure = take_apart((args, kwargs))
+            if any(isinstance(n, torch.SymInt) for t in tensors for n in t.shape):
+                return forward(*args, **kwargs)  # rows that a mask chooses: another one each time
             key = (member.group, structure, tuple(map(_shape, tensors)), _modes())
             if member.alone and member.group not in self.repeated:
                 self._seen[key] = self._seen.get(key, 0) + 1

@@ -22,14 +22,15 @@ from torch import fx
 
 from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.frontends.pytorch.ir import Node, Value
-from autopar.frontends.pytorch.skipped import Unchanged
+from autopar.frontends.pytorch.skipped_check import Unchanged
 from autopar.nouns.graph import Op, Source, Tensor
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import UnruledOp, bind
 
 _FILLED = {"sum": 0.0, "amax": -math.inf, "amin": math.inf, "any": False, "all": True}
 """What rows that are left out are to a reduction."""
-_COMPARING = frozenset("eq ne lt le gt ge not and or".split())
+_MADE_AGAIN = frozenset("eq ne lt le gt ge not and or cast select slice transpose".split())
+"""Kinds of which masks are made, and may be made again in the same way."""
 _ADDING = ("aten::index_add", "scatter_sum", "aten::scatter_add")
 """Kinds that add rows of their last floating operand to others."""
 _SHAPED = frozenset(
@@ -141,6 +142,7 @@ class Chosen:
             "where": self._where,
             "nonzero": self._nonzero,
             "nonzero_numpy": self._places,
+            "slice": self._first_places,
         }
         entry = entries.get(name)
         before = node.meta.get("val")
@@ -305,6 +307,20 @@ class Chosen:
         if mask is not None:
             self._places_of[made] = mask
         return made
+
+    def _first_places(self, node: fx.Node) -> Value | None:
+        """``mask.nonzero()[:n]``, the first n of an expert: the places of a smaller mask."""
+        x, (dim, start, stop, step) = self.lifter.read(node.args[0]), _slice_of(node)
+        mask = self._places_of.get(x)
+        if mask is None or x.shape != mask.shape or dim or step != 1 or min(start, stop) < 0:
+            return None
+        number = self._emit("cast", [mask], mask.shape, "int64", dtype="int64")
+        number = self._emit("cumsum", [number], mask.shape, "int64", dim=0)
+        for kind, bound in (("gt", start), ("le", stop)):
+            if (kind, bound) != ("gt", 0):
+                hit = self._emit(kind, [number], mask.shape, "bool", other=bound)
+                mask = self._emit("and", [mask, hit], mask.shape, "bool")
+        return self._holding(mask)[0]
 
     def _written(self, node: fx.Node) -> Value | None:
         """``x[mask] = y[mask]``: a choice between the two."""
@@ -528,7 +544,7 @@ class Chosen:
         """The first of equal masks: ``c == i`` may be written twice, and in several shapes."""
         while (made := self._maker(mask)) is not None and made.kind == "reshape":
             mask = made.inputs[0]
-        if made is None or made.kind not in (*_COMPARING, "cast"):
+        if made is None or made.kind not in _MADE_AGAIN:
             return mask
         form = (made.kind, mask.shape, *map(self._first_alike, made.inputs), repr(made.attrs))
         return self._alike.setdefault(form, mask)
@@ -570,6 +586,14 @@ class Chosen:
             "all of them would count: keep every row, and multiply by the mask or choose with "
             "torch.where"
         )
+
+
+def _slice_of(node: fx.Node) -> tuple[int, int, int, int]:
+    """dim, start, stop and step of a slice by numbers; a stop of -1 for another one."""
+    given: Any = dict(zip(("self", "dim", "start", "end", "step"), node.args, strict=False))
+    dim, start, stop, step = (given.get(n) for n in ("dim", "start", "end", "step"))
+    numbers = (dim or 0, start or 0, stop, 1 if step is None else step)
+    return numbers if all(isinstance(n, int) for n in numbers) else (0, 0, -1, 1)
 
 
 def _is_open(size: Any) -> bool:

@@ -24,7 +24,7 @@ from autopar.frontends.pytorch.ir import Value
 from autopar.frontends.pytorch.lifter import ASSIGNED, Lifter, is_inplace, viewed
 from autopar.frontends.pytorch.noting import Sources
 from autopar.frontends.pytorch.recording import answered
-from autopar.frontends.pytorch.skipped import Skips
+from autopar.frontends.pytorch.skipped_check import Skips
 from autopar.frontends.pytorch.trace import Trace
 from autopar.frontends.pytorch.writes import (
     check_writable,

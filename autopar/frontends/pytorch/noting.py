@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -25,16 +26,29 @@ from torch.overrides import TorchFunctionMode
 
 from autopar.frontends.pytorch.build import is_internal
 from autopar.frontends.pytorch.calls import Calls
+from autopar.frontends.pytorch.constant_indices import by_constant
+from autopar.frontends.pytorch.constant_values import constant_of, node_of
 from autopar.frontends.pytorch.errors import DataDependentError
 from autopar.frontends.pytorch.forward_errors import NEEDS_VALUES
 from autopar.frontends.pytorch.guards import passing, passing_number, path_of
+from autopar.frontends.pytorch.hits import (
+    EACH_HIT,
+    Hit,
+    Round,
+    asks_each,
+    loop_around,
+    mask_behind,
+)
 from autopar.frontends.pytorch.hooks import ASK_GRAD_FN, GET_DATA, GET_GRAD_FN
 from autopar.frontends.pytorch.recording import Replayer
 from autopar.frontends.pytorch.same_counts import SameCounts
-from autopar.frontends.pytorch.skipped import Skip, SomeRows, skipping
+from autopar.frontends.pytorch.skipped import Skip, SomeRows, refused
+from autopar.frontends.pytorch.skipped_source import left_by_rounds, skipping
 from autopar.nouns.graph import Source
+from autopar.runtime.pytorch.torch_private import without_modes, without_torch_function
 
-_VALUES = ("__bool__", "item")
+_VALUES = ("__bool__", "item", "__index__", "__int__")
+_ANSWERS: Mapping[str, Callable[[FrameType], Any]] = {"__bool__": passing, "item": passing_number}
 _DRAWN = (
     "{}:{} decides by a random number that the forward draws, as LayerDrop does: which layers run "
     "changes from step to step, and a program is the same at every step. Set the probability to 0 "
@@ -51,6 +65,7 @@ class Sources:
         self.checks: list[str] = []  # where the forward only checks values
         self.skips: list[Skip] = []  # branches that were taken, though a mask may choose no row
         self._open: list[Skip] = []
+        self._rounds: list[Round] = []
         self._behind: list[fx.Node | None] = []
         self._starts: list[int] = []
         self._sources: list[Source] = []
@@ -83,6 +98,8 @@ class Sources:
         if mode is None:
             return
         self._close(frame)
+        if self._rounds:
+            self._next_rounds(frame)
         while frame is not None and is_internal(frame.f_code.co_filename):
             frame = frame.f_back
         file, line = (frame.f_code.co_filename, frame.f_lineno) if frame else ("", 0)
@@ -100,19 +117,52 @@ class Sources:
         truth, lines, names = known
         if isinstance(asked, SomeRows) and asked.truth is not truth:
             return None
-        graph = mode.tracer.graph
+        self._begin(asked, truth, lines, names, frame)
+        return truth
+
+    def _begin(
+        self,
+        asked: fx.Node | SomeRows | Hit,
+        truth: bool,
+        lines: range,
+        names: frozenset[str],
+        frame: FrameType,
+    ) -> None:
+        graph: fx.Graph = get_proxy_mode().tracer.graph  # type: ignore[union-attr]
         held = {n: (t, node_of(t)) for n, t in frame.f_locals.items() if n in names}
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         behind = next(iter(reversed(graph.nodes)))
         self._open.append(Skip(asked, truth, place, lines, frame, graph, behind, held))
-        return truth
 
     def _close(self, frame: FrameType | None) -> None:
         """Ends the branches that code below ``frame`` has left."""
         while self._open and not self._open[-1].runs(frame):
-            skip = self._open.pop()
-            skip.close(node_of)
-            self.skips.append(skip)
+            self._end(self._open.pop())
+
+    def _end(self, skip: Skip) -> None:
+        skip.close(node_of)
+        self.skips.append(skip)
+
+    def loop(self, elements: Sequence[torch.Tensor], mask: fx.Node, frame: FrameType) -> None:
+        """A loop over ``elements``, for those where ``mask`` is true, has its head at ``frame``.
+        Raises `DataDependentError` where it does more than compute tensors."""
+        path = path_of(frame)
+        loop = loop_around(path)
+        left = left_by_rounds(loop, path) if loop is not None and path is not None else None
+        if loop is None or left is None:
+            place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            raise refused(place, "it does more than compute tensors, or is no plain loop")
+        self._rounds.append(Round(frame, loop.target.id, *left, mask, elements))  # type: ignore[attr-defined]
+
+    def _next_rounds(self, frame: FrameType | None) -> None:
+        """Begins the rounds of loops that code below ``frame`` has come to."""
+        self._rounds = [r for r in self._rounds if r.runs(frame)]
+        for one in self._rounds:
+            if (number := one.entered()) is None:
+                continue
+            while any(skip.frame is one.frame and skip.lines == one.lines for skip in self._open):
+                self._end(self._open.pop())
+            self._begin(Hit(one.mask, number), True, one.lines, one.names, one.frame)
 
     @contextmanager
     def recording(self, calls: Calls) -> Iterator[None]:
@@ -165,7 +215,7 @@ class _Value:
     """The question for a tensor's truth or number, another one at every place of the code."""
 
     code: CodeType
-    place: int
+    span: tuple[int | None, ...]
     name: str
     ask: Callable[[torch.Tensor], Any] = field(compare=False)
 
@@ -190,7 +240,7 @@ class _Noting(TorchFunctionMode):
         if func.__name__ in _VALUES:
             frame = sys._getframe(1)
             ask = partial(self.value, func=func, frame=frame)
-            func = _Value(frame.f_code, frame.f_lasti, func.__name__, ask)
+            func = _Value(frame.f_code, _span(frame), func.__name__, ask)
         elif func == GET_GRAD_FN:
             func = ASK_GRAD_FN
         elif func is torch.tensor and args and isinstance(args[0], float):
@@ -198,6 +248,10 @@ class _Noting(TorchFunctionMode):
             func, args = torch.full, ((), args[0])
         elif func == GET_DATA:  # outside of the trace otherwise, which sees ops alone
             func = torch.Tensor.detach
+        elif (piece := by_constant(func, args, kwargs)) is not None:
+            func, args = piece
+        elif asks_each(func, args, kwargs):
+            func, args = EACH_HIT, args[:1]
         layer = self.calls.current
         if isinstance(layer, Replayer):
             return layer.call(func, args, kwargs or {})
@@ -205,17 +259,24 @@ class _Noting(TorchFunctionMode):
             self.sources.note(sys._getframe(1))
         try:
             if layer is not None:
-                return layer.call(func, args, kwargs or {})
-            return func(*args, **(kwargs or {}))
+                result = layer.call(func, args, kwargs or {})
+            else:
+                result = func(*args, **(kwargs or {}))
         finally:
             self.counts.settle()
+        if func is EACH_HIT and (mask := mask_behind(args[0])) is not None:
+            self.sources.loop(result, mask, _outside(sys._getframe(1)))
+        return result
 
     def value(self, tensor: torch.Tensor, func: Callable[..., Any], frame: FrameType) -> Any:
         """Of a tensor without values, where the forward only checks it: that the check holds."""
         try:
             return func(tensor)
         except NEEDS_VALUES as error:
-            answer = passing(frame) if func.__name__ == "__bool__" else passing_number(frame)
+            if (known := constant_of(tensor)) is not None:
+                with without_modes(), without_torch_function():
+                    return func(known)
+            answer = _ANSWERS.get(func.__name__, _none)(frame)
             if answer is None and _is_drawn():
                 place = frame.f_code.co_filename, frame.f_lineno
                 raise DataDependentError(_DRAWN.format(*place)) from error
@@ -236,13 +297,21 @@ def place_behind(node: fx.Node | None, places: Mapping[fx.Node, int]) -> int:
     return 0 if node is None else places.get(node, -1) + 1
 
 
-def node_of(tensor: object) -> fx.Node | None:
-    """The node of the trace that holds ``tensor``."""
-    mode = get_proxy_mode()
-    if mode is None or not isinstance(tensor, torch.Tensor):
-        return None
-    slot: Any = get_proxy_slot(tensor, mode.tracer, None)
-    return None if slot is None else slot.proxy.node
+def _span(frame: FrameType) -> tuple[int | None, ...]:
+    """Where in its source ``frame`` is. Its instruction is not compared: code that ran often makes
+    a call by another one."""
+    return next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+
+
+def _none(frame: FrameType) -> None:
+    """No answer."""
+
+
+def _outside(frame: FrameType) -> FrameType:
+    """The frame of the user's code that calls ``frame``, or is it."""
+    while is_internal(frame.f_code.co_filename) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def _is_drawn() -> bool:

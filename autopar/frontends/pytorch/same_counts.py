@@ -14,6 +14,8 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import constrain_unify
 
+from autopar.frontends.pytorch.constant_values import is_written, writes
+
 DEPTH = 8
 """How many ops back two masks are compared; what they are made from is the same tensor there."""
 _aten = torch.ops.aten
@@ -76,13 +78,13 @@ class SameCounts:
 
 def _form(node: fx.Node, depth: int = DEPTH) -> Hashable | None:
     """What ``node`` computes; None where something on the way is written to."""
-    if any(_writes(user) for user in node.users):
+    if is_written(node):
         return None
     drawn = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
     if node.op != "call_function" or drawn or depth == 0:
         return node
     parts = {n: _form(n, depth - 1) for n in node.all_input_nodes}
-    if None in parts.values() or _writes(node):
+    if None in parts.values() or writes(node):
         return None
 
     def part(value: Any) -> Hashable:
@@ -92,8 +94,3 @@ def _form(node: fx.Node, depth: int = DEPTH) -> Hashable | None:
 
     given = tuple(sorted((name, part(v)) for name, v in node.kwargs.items()))
     return (node.target, part(node.args), given)
-
-
-def _writes(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable

@@ -20,6 +20,7 @@ from autopar.frontends.pytorch.alike import Repeats
 from autopar.frontends.pytorch.autocast import autocast_of_devices_refused
 from autopar.frontends.pytorch.build import Built, without_cache
 from autopar.frontends.pytorch.calls import Kind, NotAlike
+from autopar.frontends.pytorch.constant_values import node_of
 from autopar.frontends.pytorch.errors import CaptureError
 from autopar.frontends.pytorch.experts import CalledExperts, kept_experts
 from autopar.frontends.pytorch.forward_errors import explained, loss_of
@@ -33,7 +34,7 @@ from autopar.frontends.pytorch.left_behind import (
     numbers_of,
     write_replaced,
 )
-from autopar.frontends.pytorch.noting import Sources, node_of
+from autopar.frontends.pytorch.noting import Sources
 from autopar.frontends.pytorch.quiet import quiet_fake_tensors
 from autopar.frontends.pytorch.seeds import seeds_refused
 from autopar.runtime.pytorch.torch_private import causal_check, exporting

@@ -1,0 +1,92 @@
+"""Values of tensors that a forward makes from nothing but constants, found while it is traced.
+
+A trace has no values. What is made from `arange`, `eye`, `ones` and the like alone has the same at
+every step, so it is computed where a value is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+
+from autopar.runtime.pytorch.torch_private import without_modes, without_torch_function
+
+DEPTH = 32
+"""How many ops a constant may be made by."""
+LARGEST = 1 << 24
+"""Elements of the largest tensor on the way."""
+
+
+def node_of(tensor: object) -> fx.Node | None:
+    """The node of the trace that holds ``tensor``."""
+    mode = get_proxy_mode()
+    if mode is None or not isinstance(tensor, torch.Tensor):
+        return None
+    slot: Any = get_proxy_slot(tensor, mode.tracer, None)
+    return None if slot is None else slot.proxy.node
+
+
+def constant_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """``tensor`` with values; None where it is made from more than constants. Use it
+    `without_modes`."""
+    node = node_of(tensor)
+    if node is None or not (makers := _makers(node)):
+        return None
+    values: dict[fx.Node, Any] = {}
+    with without_modes(), without_torch_function(), torch.no_grad():
+        for made in makers:
+            args = fx.node.map_arg(made.args, values.__getitem__)
+            kwargs = fx.node.map_arg(made.kwargs, values.__getitem__)
+            values[made] = made.target(*args, **kwargs)  # type: ignore[operator]
+    known = values[node]
+    return known if isinstance(known, torch.Tensor) else None
+
+
+def _makers(node: fx.Node) -> list[fx.Node]:
+    """The ops that ``node`` is made by, each behind those that it reads; none where one draws,
+    writes, or reads what is no constant."""
+    found: dict[fx.Node, None] = {}
+
+    def visit(made: fx.Node) -> bool:
+        if made in found:
+            return True
+        if len(found) > DEPTH or not _is_plain(made) or is_written(made):
+            return False
+        if not all(map(visit, made.all_input_nodes)):
+            return False
+        found[made] = None
+        return True
+
+    return [*found] if visit(node) else []
+
+
+def _is_plain(node: fx.Node) -> bool:
+    target: Any = node.target
+    drawn = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+    if node.op != "call_function" or getattr(target, "_schema", None) is None:
+        return False
+    made = node.meta.get("val")
+    small = isinstance(made, torch.Tensor) and all(isinstance(n, int) for n in made.shape)
+    return small and not drawn and not writes(node) and made.numel() <= LARGEST  # type: ignore[union-attr]
+
+
+def writes(node: fx.Node) -> bool:
+    """Whether an op changes the memory of an operand."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+def is_written(node: fx.Node) -> bool:
+    """Whether an op of the trace so far changes what ``node`` made, itself or through a view."""
+    return any(writes(u) or (_is_view(u, node) and is_written(u)) for u in node.users)
+
+
+def _is_view(node: fx.Node, base: fx.Node) -> bool:
+    made, given = node.meta.get("val"), base.meta.get("val")
+    several = made if isinstance(made, list | tuple) else [made]
+    tensors = [t for t in (*several, given) if isinstance(t, torch.Tensor)]
+    places = [t.untyped_storage()._cdata for t in tensors]
+    return len(places) > 1 and places[-1] in places[:-1]

@@ -1,0 +1,223 @@
+"""Whether what a skipped branch computed is as before where its mask chooses no row (`skipped`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import fx
+
+from autopar.frontends.pytorch.hits import Hit
+from autopar.frontends.pytorch.ir import Node, Value
+from autopar.frontends.pytorch.skipped import Skip, SomeRows, refused
+
+
+class Walk(Protocol):
+    """The walk over a trace that is checked: see `autopar.frontends.pytorch.lifter`."""
+
+    nodes: list[Node]
+    env: dict[fx.Node, Any]
+
+
+Makers = Mapping[Value, Node]
+"""By a result the node that made it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Where entry ``number`` of dim 0 of ``base`` is not zero."""
+
+    base: Value
+    number: int
+
+
+@dataclass(slots=True)
+class Unchanged:
+    """What of a walk is as it was where a mask chooses no row.
+
+    masks: by the symbol that says how many rows they choose, with how often each counts.
+    alike: the first of equal masks.
+    of:    by result, what it is where there are none, and the mask.
+    """
+
+    masks: dict[Any, tuple[Value, int]]
+    alike: Callable[[Value], Value]
+
+    of: dict[Value, tuple[Value, Value]] = field(default_factory=dict)
+
+
+class Skips:
+    """Checks the branches of one trace while it is walked."""
+
+    def __init__(self, skips: list[Skip], graph: fx.Graph, walk: Walk, rows: Unchanged) -> None:
+        self._walk, self._rows = walk, rows
+        self._starting: dict[int, list[Skip]] = {}
+        self._ending: dict[int, list[Skip]] = {}
+        for skip in skips:
+            self._starting.setdefault(skip.start, []).append(skip)
+            self._ending.setdefault(skip.end, []).append(skip)
+        self._graph = list(graph.nodes) if skips else []
+        self._places = {node: i for i, node in enumerate(self._graph)}
+        self._before: dict[int, dict[fx.Node, Any]] = {}
+
+    def at(self, place: int) -> None:
+        """To be called before the node at ``place`` is walked. Raises `DataDependentError`."""
+        for skip in self._ending.get(place, ()):
+            self._check(skip)
+        for skip in self._starting.get(place, ()):
+            self._before[id(skip)] = dict(self._walk.env)
+
+    def _check(self, skip: Skip) -> None:
+        before, env = self._before.pop(id(skip)), self._walk.env
+        makers = {value: node for node in self._walk.nodes for value in node.outputs}
+        mask: Value | Piece | None
+        if isinstance(skip.asked, SomeRows):
+            known = self._rows.masks.get(skip.asked.symbol)
+            mask = None if known is None else _plain(known[0], makers)
+        elif isinstance(skip.asked, Hit):
+            mask = _hit(env.get(skip.asked.mask), skip.asked.number, makers)
+        else:
+            mask = _asked_of(env.get(skip.asked), skip.truth, makers)
+        if mask is None:
+            raise refused(skip.place, "what it asks is not whether a mask chooses any row")
+        pairs = [(was, env[n]) for n, was in before.items() if env[n] is not was]
+        left: dict[fx.Node, list[Any]] = {}
+        for old, new in skip.left:
+            left.setdefault(new, []).append(None if old is None else before.get(old))
+        for node in self._graph[skip.start : skip.end]:
+            if any(self._places[user] >= skip.end for user in node.users):
+                pairs += [(was, env.get(node)) for was in left.get(node, [None])]
+        for was, now in pairs:
+            if not self._is_as_before(was, now, mask, makers):
+                raise refused(skip.place, "more of it is read behind it than those rows")
+
+    def _is_as_before(self, was: Any, now: Any, mask: Value | Piece, makers: Makers) -> bool:
+        """Whether ``now`` is ``was`` where the mask chooses no row."""
+        if not isinstance(was, Value) or not isinstance(now, Value) or was.shape != now.shape:
+            return False
+        was, now = _plain(was, makers), _plain(now, makers)
+        while now is not was:
+            if now not in self._rows.of:
+                return False
+            base, chosen = self._rows.of[now]
+            if not self._is_part(chosen, mask, makers):
+                return False
+            now = _plain(base, makers)
+        return True
+
+    def _is_part(self, chosen: Value, mask: Value | Piece, makers: Makers) -> bool:
+        """Whether the rows that ``chosen`` has are among those of ``mask``."""
+        chosen = self._rows.alike(_plain(chosen, makers))
+        if isinstance(mask, Piece):
+            if _piece(chosen, makers) == mask:
+                return True
+        elif chosen is self._rows.alike(mask):
+            return True
+        made = makers.get(chosen)
+        both = made is not None and made.kind == "and"
+        return both and any(self._is_part(v, mask, makers) for v in makers[chosen].inputs)
+
+
+def _plain(value: Value, makers: Makers) -> Value:
+    """What ``value`` is another shape of."""
+    while (made := makers.get(value)) is not None and made.kind in ("reshape", "identity"):
+        value = made.inputs[0]
+    return value
+
+
+def _asked_of(asked: Any, truth: bool, makers: Makers) -> Value | None:
+    """The mask of which it was asked whether it chooses any row."""
+    made = makers.get(_plain(asked, makers)) if isinstance(asked, Value) else None
+    if made is None or not isinstance(asked, Value):
+        return None
+    if made.kind == "not":
+        return _asked_of(made.inputs[0], not truth, makers)
+    if made.kind == "any" and made.output.shape == ():
+        return _mask_of(made.inputs[0], makers) if truth else None
+    compared: dict[Any, bool] = {
+        ("gt", 0): True,
+        ("ne", 0): True,
+        ("ge", 1): True,
+        ("eq", 0): False,
+    }
+    if compared.get((made.kind, made.attrs.get("other"))) is not truth:
+        return None
+    total = makers.get(_plain(made.inputs[0], makers))
+    if total is None or total.kind != "sum" or total.output.shape != ():
+        return None
+    return _mask_of(total.inputs[0], makers)
+
+
+def _mask_of(value: Value, makers: Makers) -> Value | None:
+    value = _plain(value, makers)
+    made = makers.get(value)
+    if value.dtype != "bool" and made is not None and made.kind == "cast":
+        value = _plain(made.inputs[0], makers)
+    return value if value.dtype == "bool" else None
+
+
+def _hit(hit: Any, number: int, makers: Makers) -> Piece | None:
+    """Of ``hit = (base.sum(all but dim 0) > 0)`` the entries that entry ``number`` is of."""
+    made = makers.get(_plain(hit, makers)) if isinstance(hit, Value) else None
+    if made is not None and made.kind in ("gt", "ne") and made.attrs.get("other") == 0:
+        made = makers.get(_plain(made.inputs[0], makers))
+    if made is None or made.kind not in ("sum", "any"):
+        return None
+    base = made.inputs[0]
+    rank = len(base.shape)
+    if {d % rank for d in made.attrs["dims"]} != set(range(1, rank)):
+        return None
+    if made.kind == "sum" and not _counts(base, makers):
+        return None
+    return Piece(_counted(base, makers), number)
+
+
+def _counts(value: Value, makers: Makers) -> bool:
+    """Whether no entry is below zero: ones and zeros of a mask."""
+    made = makers.get(value)
+    while made is not None and made.kind in ("transpose", "reshape", "identity", "cast"):
+        value = made.inputs[0]
+        made = makers.get(value)
+    return value.dtype == "bool" or (made is not None and made.kind == "one_hot")
+
+
+def _counted(value: Value, makers: Makers, shapes: bool = False) -> Value:
+    """What ``value`` is another dtype of, or another shape."""
+    while (made := makers.get(value)) is not None:
+        if made.kind not in ("cast", "identity") and not (shapes and made.kind == "reshape"):
+            break
+        value = made.inputs[0]
+    return value
+
+
+def _piece(chosen: Value, makers: Makers) -> Piece | None:
+    """``base[number] != 0`` in any shape."""
+    made = makers.get(_plain(chosen, makers))
+    if made is not None and made.kind == "ne" and made.attrs.get("other") == 0:
+        made = makers.get(_counted(made.inputs[0], makers, shapes=True))
+    if made is None or not made.inputs:
+        return None
+    base = _counted(made.inputs[0], makers)
+    if made.kind == "select" and made.attrs["dim"] == 0:
+        return Piece(base, made.attrs["index"])
+    if made.kind == "slice" and made.attrs["dim"] == 0 and made.output.shape[0] == 1:
+        return Piece(base, made.attrs["start"])
+    if made.kind == "index" and made.attrs["dims"] == (0,):
+        number = _number(made.inputs[1], makers)
+        return None if number is None else Piece(base, number)
+    return None
+
+
+def _number(value: Value, makers: Makers) -> int | None:
+    """The one number that a piece of `arange` is."""
+    made = makers.get(_plain(value, makers))
+    if made is None or math.prod(value.shape) != 1:
+        return None
+    if made.kind in ("select", "slice"):
+        start = made.attrs["index" if made.kind == "select" else "start"]
+        steps = makers.get(_plain(made.inputs[0], makers))
+        if steps is not None and steps.kind == "arange" and isinstance(steps.attrs["start"], int):
+            return int(steps.attrs["start"] + start * steps.attrs["step"])
+    return None

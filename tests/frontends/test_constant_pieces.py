@@ -1,0 +1,135 @@
+"""Pieces by masks and places that are made of constants, and the first n that a mask chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autopar
+from autopar.frontends.pytorch.capture import capture
+from autopar.frontends.pytorch.errors import CaptureError
+from tests.frontends.torch_referee import compare
+
+D = 8
+Pieces = Callable[[Tensor, Tensor], Tensor]
+
+
+class Model(nn.Module):
+    def __init__(self, function: Pieces) -> None:
+        super().__init__()
+        self.linear = nn.Linear(D, D)
+        self.function = function
+
+    def forward(self, x: Tensor, kinds: Tensor) -> Tensor:
+        return self.function(self.linear(x), kinds).square().sum()
+
+
+def workload(function: Pieces) -> autopar.Workload:
+    def batch() -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        kinds = torch.randint(0, 3, (6,), generator=generator)
+        return {"x": torch.randn(6, D, generator=generator), "kinds": kinds}
+
+    return autopar.Workload(model=lambda: Model(function), batch=batch)
+
+
+def off_diagonal(x: Tensor, kinds: Tensor) -> Tensor:
+    scores = x @ x.T
+    scores = scores[~torch.eye(len(x), dtype=torch.bool)].view(len(x), -1)
+    return scores.softmax(-1) * torch.arange(scores.shape[1])
+
+
+def upper_triangle(x: Tensor, kinds: Tensor) -> Tensor:
+    """Each row chooses another number of columns."""
+    mask = torch.ones(len(x), len(x)).triu(1) > 0
+    chosen = (x @ x.T)[mask]
+    return chosen * torch.arange(len(chosen))
+
+
+def selected(x: Tensor, kinds: Tensor) -> Tensor:
+    scores = x @ x.T
+    return torch.masked_select(scores, torch.eye(len(x)).bool()) * torch.arange(len(x))
+
+
+def every_second(x: Tensor, kinds: Tensor) -> Tensor:
+    rows = x[torch.arange(len(x)) % 2 == 1]
+    return rows * torch.arange(rows.shape[0])[:, None]
+
+
+def by_place(x: Tensor, kinds: Tensor) -> Tensor:
+    places = torch.arange(3) * 2
+    return x[places[1]] + x[:, places[2]].sum() + x[places[0], places[1]]
+
+
+def checked(x: Tensor, kinds: Tensor) -> Tensor:
+    weights = torch.linspace(1, 2, 6)
+    return x * weights[:, None] if weights.max() > 1.5 else x
+
+
+@pytest.mark.parametrize(
+    "function", [off_diagonal, upper_triangle, selected, every_second, by_place, checked]
+)
+def test_pieces_by_constants(function: Pieces) -> None:
+    assert compare(workload(function)).worst < 1e-12
+
+
+def drawn(x: Tensor, kinds: Tensor) -> Tensor:
+    return x[torch.rand(6) > 0.5].cumsum(0)
+
+
+def of_the_batch(x: Tensor, kinds: Tensor) -> Tensor:
+    return x[kinds == 1].cumsum(0)
+
+
+def written(x: Tensor, kinds: Tensor) -> Tensor:
+    mask = torch.eye(6, dtype=torch.bool)
+    mask[0] = kinds > 0
+    return (x @ x.T)[mask].cumsum(0)
+
+
+@pytest.mark.parametrize("function", [drawn, of_the_batch, written])
+def test_masks_that_are_no_constants(function: Pieces) -> None:
+    with pytest.raises(CaptureError):
+        capture(workload(function))
+
+
+def first_ones(x: Tensor, kinds: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    for kind in range(3):
+        rows = (kinds == kind).nonzero().squeeze(-1)[:1]
+        if rows.numel() == 0:
+            continue
+        y[rows] = x[rows] * (kind + 1)
+    return y
+
+
+def second_and_third(x: Tensor, kinds: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    for kind in range(3):
+        rows = (kinds == kind).nonzero(as_tuple=True)[0][1:3]
+        y = y.index_add(0, rows, x[rows].sin())
+    return y
+
+
+@pytest.mark.parametrize("function", [first_ones, second_and_third])
+def test_first_of_those_that_a_mask_chooses(function: Pieces) -> None:
+    assert compare(workload(function)).worst < 1e-12
+
+
+def last_ones(x: Tensor, kinds: Tensor) -> Tensor:
+    rows = (kinds == 1).nonzero().squeeze(-1)[-1:]
+    return x[rows]
+
+
+def every_second_one(x: Tensor, kinds: Tensor) -> Tensor:
+    rows = (kinds == 1).nonzero().squeeze(-1)[::2]
+    return x[rows]
+
+
+@pytest.mark.parametrize("function", [last_ones, every_second_one])
+def test_others_of_those_that_a_mask_chooses(function: Pieces) -> None:
+    with pytest.raises(CaptureError):
+        capture(workload(function))
