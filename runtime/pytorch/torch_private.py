@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch._dynamo  # fake tensors and optimizers import it at first use; here before ranks fork
 import torch.distributed._functional_collectives  # registers the ops named at the end
+from torch._dynamo import _trace_wrapped_higher_order_op as trace_wrapped
 from torch._export.utils import _compiling_state_context
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException as DataDependentOutputException,
@@ -22,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode  # op
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.distributed.fsdp import FSDPModule
 from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef  # memory that may go
+from torch.nn.attention import flex_attention
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # sees every op
 from torch.utils._python_dispatch import _disable_current_modes
@@ -31,6 +33,8 @@ functional_collectives = torch.ops._c10d_functional  # collectives that compile,
 without_modes = _disable_current_modes  # real ops inside of a mode
 resolve_group = _resolve_process_group  # a process group by its name
 causal_check = (torch.nn.modules.transformer, "_detect_is_causal_mask")  # reads a mask's values
+mapped_over_indices = (flex_attention, "_vmap_for_bhqkv")  # calls a function for every index
+scalar_indexing = (trace_wrapped, "TransformGetItemToIndex")  # x[i] inside of such a function
 exporting = _compiling_state_context  # the state that torch.export runs a model in
 without_torch_function = torch._C.DisableTorchFunction  # no function mode sees what is inside
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import fx
 
 from autopar.frontends.pytorch import ir
 from autopar.frontends.pytorch.aten_elementwise import Arguments, Lift, Unliftable
+from autopar.frontends.pytorch.aten_repeats import repeat_interleave
 from autopar.frontends.pytorch.aten_strided import as_strided
 from autopar.frontends.pytorch.ir import Value
 from autopar.frontends.pytorch.lifter import Lifter
@@ -92,27 +92,6 @@ def _repeat(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     if tuple(spread) != out.shape:
         out = lifter.emit("expand", [out], tuple(spread), x.dtype, shape=tuple(spread))
     return reshape_to(lifter, out, ir.like(node.meta["val"]).shape)
-
-
-def _repeat_interleave(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    """Every element ``repeats`` times in place."""
-    repeats = a["repeats"]
-    if isinstance(repeats, Value):
-        raise Unliftable
-    x = a["self"]
-    if a["dim"] is None:
-        x = reshape_to(lifter, x, (math.prod(x.shape),))
-    dim = (a["dim"] or 0) % len(x.shape)
-    out = (*x.shape[:dim], x.shape[dim] * repeats, *x.shape[dim + 1 :])
-    if repeats == 1:
-        return x  # type: ignore[no-any-return]
-    if len(x.shape) == 4 and dim == 1:
-        return lifter.emit("repeat_heads", [x], out, x.dtype, repeats=repeats)
-    apart = (*x.shape[: dim + 1], 1, *x.shape[dim + 1 :])
-    spread = (*x.shape[: dim + 1], repeats, *x.shape[dim + 1 :])
-    each = lifter.emit("reshape", [x], apart, x.dtype, shape=apart)
-    each = lifter.emit("expand", [each], spread, x.dtype, shape=spread)
-    return reshape_to(lifter, each, out)
 
 
 def slice_of(lifter: Lifter, x: Value, dim: int, start: int, stop: int, step: int = 1) -> Value:
@@ -351,7 +330,7 @@ SHAPES: dict[str, Lift] = {
     **{name: _expand for name in ("expand", "expand_as", "broadcast_to")},
     "repeat": _repeat,
     "tile": _repeat,
-    "repeat_interleave": _repeat_interleave,
+    "repeat_interleave": repeat_interleave,
     "slice": _slice,
     "narrow": _narrow,
     "select": _select,

@@ -22,6 +22,7 @@ from torch import fx
 
 from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.frontends.pytorch.ir import Node, Value
+from autopar.frontends.pytorch.sizes_asked import total_asked
 from autopar.frontends.pytorch.skipped_check import Unchanged
 from autopar.nouns.graph import Op, Source, Tensor
 from autopar.rules.notation import BoundRule
@@ -146,6 +147,11 @@ class Chosen:
         }
         entry = entries.get(name)
         before = node.meta.get("val")
+        if (known := total_asked(node)) is not None:
+            size, total = known
+            self._most[_symbols(size)] = total
+            node.meta["val"] = self._filled(before)
+            return lifter.lifted_plainly(node)
         if entry is not None and (made := entry(node)) is not None:
             self._remember(node, made)
             return made

@@ -34,6 +34,7 @@ from autopar.frontends.pytorch.left_behind import (
     numbers_of,
     write_replaced,
 )
+from autopar.frontends.pytorch.mask_functions import mask_functions_broadcast
 from autopar.frontends.pytorch.noting import Sources
 from autopar.frontends.pytorch.quiet import quiet_fake_tensors
 from autopar.frontends.pytorch.seeds import seeds_refused
@@ -107,6 +108,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
         stack.enter_context(inner_gradients_refused())
         stack.enter_context(autocast_of_devices_refused())
         stack.enter_context(_masks_unread())
+        stack.enter_context(mask_functions_broadcast())
         stack.enter_context(quiet_fake_tensors())
         stack.enter_context(built.mode)
         try:

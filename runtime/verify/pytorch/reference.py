@@ -241,9 +241,10 @@ def random_batch(workload: Workload, seed: int = 1) -> dict[str, Any]:
 
     Distinct, since a batch that passes one tensor twice hides a program that mixes them up. Ids are
     drawn from the range that the real batch shows at their place in a sample, or anywhere where
-    they do not vary there, and negative ones (ignored labels) stay in number; masks, flags and
-    floats that are never negative are permuted over the samples; other floats get the real mean and
-    spread, in float64. Inputs without a batch dim stay as they are.
+    they do not vary there, and negative ones (ignored labels) stay in number; masks, flags, lengths
+    that add up to one number in every sample, and floats that are never negative are permuted over
+    the samples; other floats get the real mean and spread, in float64. Inputs without a batch dim
+    stay as they are.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -261,6 +262,13 @@ def random_batch(workload: Workload, seed: int = 1) -> dict[str, Any]:
     return batch
 
 
+def _adds_up(value: torch.Tensor) -> bool:
+    """Whether these are lengths of parts: [b, n], with one sum for all of more than one sample."""
+    sums = value.flatten(1).sum(1) if value.dim() > 1 and value.shape[0] > 1 else None
+    parts = sums is not None and value[0].numel() > 1 and bool((value >= 0).all())
+    return parts and sums is not None and bool((sums == sums[0]).all())
+
+
 def _random_like(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     mixed = value[torch.randperm(value.shape[0], generator=generator)]
     low, high = value[value >= 0].min() if bool((value >= 0).any()) else 0, value.max()
@@ -270,7 +278,7 @@ def _random_like(value: torch.Tensor, generator: torch.Generator) -> torch.Tenso
         noise = torch.randn(value.shape, dtype=value.dtype, generator=generator)
         spread = value.std() if value.numel() > 1 else torch.zeros(())
         return noise * (spread if spread > 0 else 1.0) + value.mean()
-    if value.dtype is torch.bool or high <= 1:
+    if value.dtype is torch.bool or high <= 1 or _adds_up(value):
         return mixed
     # A place in the sample may have ids of its own, such as those of one table of many.
     least = torch.where(value < 0, high, value).amin(0)
