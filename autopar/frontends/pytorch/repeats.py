@@ -24,6 +24,7 @@ from torch import nn
 
 _INTERNAL = frozenset(vars(nn.Module()))
 _HOOKS = tuple(n for n in _INTERNAL if n.endswith("_hooks"))
+_LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 TOWERS = 3
 """Stacks of layers that stand side by side: encoder, decoder, teacher."""
 HANDED = 16
@@ -82,7 +83,8 @@ def _stacks(
     for outer, group, _ in members:
         if not 1 < sizes[group] <= TOWERS:
             continue
-        within = Tally(groups[id(m)] for m in outer.modules() if m is not outer and id(m) in groups)
+        lists = [m for m in outer.modules() if isinstance(m, _LISTS)]
+        within = Tally(groups[id(m)] for held in lists for m in held.children() if id(m) in groups)
         if max(within.values(), default=0) < 2:
             continue
         inner = {
