@@ -211,7 +211,7 @@ def plan_captured(
         )
     _check_offload(fixed, workload, cluster)
     _check_recompute(fixed, workload)
-    mixed = mixed_unit(captured) if workload.framework == "torch" else ""
+    mixed = mixed_unit(captured, workload)
     fixed = _unsharded(fixed, mixed) if mixed else fixed
     if obstacle is not None:
         _check_one_rank(fixed, obstacle, captured.samples)

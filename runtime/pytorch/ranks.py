@@ -48,6 +48,7 @@ class Ranks:
             )
         self._groups: dict[tuple[str, ...], dist.ProcessGroup] = {}
         self._along_pipeline: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        self._twins: dict[tuple[str, str], dist.ProcessGroup] = {}
         self._device_mesh: DeviceMesh | None = None
         for axis in self.mesh.axes:
             self.group(axis)
@@ -96,6 +97,14 @@ class Ranks:
                 self._groups[key] = own
         return self._groups[key]
 
+    def _twin(self, axis: str, of: str) -> dist.ProcessGroup | None:
+        """A second group of the ranks along ``axis``."""
+        if (axis, of) not in self._twins:
+            ranks = self._own_ranks((axis,))
+            made = dist.new_group(ranks, use_local_synchronization=True, group_desc=of)
+            self._twins[axis, of] = made
+        return self._twins[axis, of]
+
     def pipeline_group(self, places: tuple[int, ...]) -> dist.ProcessGroup | None:
         """Those of the ranks along ``pp`` that stand at ``places``; None for one place, or where
         this rank stands at none of them. Every rank of the mesh must ask for it."""
@@ -119,6 +128,9 @@ class Ranks:
         for key, known in self._groups.items():
             if known.group_name == group.group_name:
                 return "+".join(key)
+        for (axis, _), twin in self._twins.items():
+            if twin.group_name == group.group_name:
+                return axis
         members = dist.get_process_group_ranks(group)
         if len(members) == self.world:
             return "+".join(self.mesh.axes)
@@ -139,9 +151,10 @@ class Ranks:
             )
         return groups
 
-    def device_mesh(self, axes: Sequence[str]) -> DeviceMesh:
-        """A `DeviceMesh` of ``axes`` (in mesh order) on this rank's own groups."""
-        groups = [self.group(a) for a in axes]
+    def device_mesh(self, axes: Sequence[str], of: str = "") -> DeviceMesh:
+        """A `DeviceMesh` of ``axes`` (in mesh order) on this rank's own groups; on groups of its
+        own with a name ``of`` what it is for, which the ranks along ``axes`` must all ask for."""
+        groups = [self._twin(a, of) if of else self.group(a) for a in axes]
         ranks = torch.tensor(self._own_ranks(axes)).reshape([self.mesh.size(a) for a in axes])
         known = [g for g in groups if g is not None]
         single = len(known) == 1

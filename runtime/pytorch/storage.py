@@ -33,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from autopar.runtime.jobs.phases import Stopwatch
 from autopar.runtime.pytorch.carried import write_carried
+from autopar.runtime.pytorch.dtype_groups import DtypeGroups
 from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.initialize import Target
 from autopar.runtime.pytorch.loss_scale import LossScale
@@ -199,11 +200,13 @@ class Sharded(Storage):
         mesh = ranks.device_mesh(ranks.data_axes)
         self._apart = {n for n, p in self.model.named_parameters() if _is_apart(p)}
         groups = [*unit_modules(self.model, settings.units), self.model]
+        dtypes = DtypeGroups(ranks, ranks.data_axes)
         for module in groups:
             materialise(module, ranks.device)  # one unit at a time has its whole piece in memory
             fully_shard(
                 module,
                 mesh=mesh,
+                shard_placement_fn=dtypes.place(p for p in _of_unit(module) if p.requires_grad),
                 reshard_after_forward=settings.split.parameters and module is not self.model,
                 mp_policy=self._policy(module),
                 ignored_params={p for p in self.model.parameters() if _is_apart(p)},
@@ -214,16 +217,17 @@ class Sharded(Storage):
             group.set_force_sum_reduction_for_comms(True)
 
     def _policy(self, module: nn.Module) -> MixedPrecisionPolicy:
-        here = [p for p in module.parameters() if not isinstance(p, DTensor) and not _is_apart(p)]
+        here = _of_unit(module)
         trained = {p.dtype for p in here if p.requires_grad}
-        if len(trained) > 1:
+        compute = getattr(torch, self.settings.precision)
+        if len(trained) > 1 and compute is not torch.float32:
             raise ProgramError(
                 f"parameters of {type(module).__name__} have dtypes {sorted(map(str, trained))}: "
-                "FSDP2 reduces one dtype per unit; declare them alike, or plan with --fix zero=0"
+                f"FSDP2 reduces one dtype per unit in {compute}; declare them alike, or plan with "
+                "--fix zero=0"
             )
         # Frozen ones may be stored otherwise, as under adapters: FSDP2 gathers bytes then.
         stored = next(iter(trained), next(iter({p.dtype for p in here}), torch.float32))
-        compute = getattr(torch, self.settings.precision)
         wide = any(p.dtype is torch.float32 for p in here)
         lower = compute if wide and compute is not torch.float32 else None
         return MixedPrecisionPolicy(
@@ -294,6 +298,11 @@ class Sharded(Storage):
         for group in self.groups[:-1] or self.groups:
             assert isinstance(group, nn.Module)
             group.compile()
+
+
+def _of_unit(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that FSDP2 shards with ``module``, those of units inside of it left out."""
+    return [p for p in module.parameters() if not isinstance(p, DTensor) and not _is_apart(p)]
 
 
 def _is_apart(parameter: nn.Parameter) -> bool:

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor as FakeTensor,
 )  # a tensor with a device and no memory
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode  # ops on fake tensors
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.distributed.fsdp import FSDPModule
 from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef  # memory that may go
@@ -43,6 +44,20 @@ def fsdp_post_backward(root: FSDPModule) -> None:
     """What FSDP2 does when a backward has ended (reduce, reshard, wait), as its flags say now: a
     backward in two parts has no end that its hooks see."""
     root._get_fsdp_state()._root_post_backward_final_callback()
+
+
+def sharded_over(mesh: DeviceMesh) -> Any:
+    """What FSDP2 is told of a parameter that it shards over another mesh than its unit: the last
+    dim of ``mesh`` shards, one before it replicates."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import (
+        FSDPMeshInfo,
+        HSDPMeshInfo,
+        ShardPlacementResult,
+    )
+
+    if mesh.ndim == 1:
+        return ShardPlacementResult(None, FSDPMeshInfo(mesh, shard_mesh_dim=0))
+    return ShardPlacementResult(None, HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0))
 
 
 @contextmanager
