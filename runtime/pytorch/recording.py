@@ -165,8 +165,12 @@ def record(make: Callable[[], nn.Module]) -> Record:
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters, buffers and plain tensor attributes under all of their names, in this order."""
-    yield from model.named_parameters(remove_duplicate=False)
+    """Parameters, buffers and plain tensor attributes under all of their names, in this order.
+
+    A complex parameter is a view of it as pairs [..., 2] of real numbers, which programs hold.
+    """
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        yield name, torch.view_as_real(parameter) if parameter.is_complex() else parameter
     yield from model.named_buffers(remove_duplicate=False)
     for path, module in model.named_modules(remove_duplicate=False):
         for name, value in vars(module).items():

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from autopar.frontends.pytorch import Captured, capture
 from autopar.nouns.workload import Workload
 from autopar.runtime.verify.pytorch.modes import FixedDraws, exact
+from autopar.runtime.verify.pytorch.reference import in_pairs
 from tests.frontends.torch_interpret import interpret
 
 
@@ -44,7 +45,10 @@ def _compare(workload: Workload, captured: Captured) -> Compared:
         name: value.double() if value.is_floating_point() else value.clone()
         for name, value in workload.batch().items()
     }
-    held = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for p in model.parameters():
+        if p.is_complex():
+            p.data = p.data.to(torch.complex128)
+    held = {name: in_pairs(p.detach().clone()) for name, p in model.named_parameters()}
     held |= {name: b.clone() for name, b in model.named_buffers()}
     for path, module in model.named_modules():
         for key, value in vars(module).items():
@@ -60,7 +64,7 @@ def _compare(workload: Workload, captured: Captured) -> Compared:
         mine = interpret(captured.graph, held, batch, wide=True)
     mine.backward()  # type: ignore[no-untyped-call]
     gradients = {
-        name: _error(held[name].grad, p.grad)
+        name: _error(held[name].grad, None if p.grad is None else in_pairs(p.grad))
         for name, p in model.named_parameters()
         if p.requires_grad
     }

@@ -7,6 +7,7 @@ A complex tensor [...] of the model is a real value [..., 2] here, real part fir
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from autopar.frontends.pytorch.aten_elementwise import Arguments, Lift, Unliftab
 from autopar.frontends.pytorch.aten_fourier import FOURIER
 from autopar.frontends.pytorch.aten_lookups import LOOKUPS
 from autopar.frontends.pytorch.aten_shapes import SHAPES, reshape_to
+from autopar.frontends.pytorch.complex_forms import parts_of_complex
+from autopar.frontends.pytorch.decomposed import lift_parts
 from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.frontends.pytorch.ir import Value
 from autopar.frontends.pytorch.lifter import Lifter
@@ -30,13 +33,18 @@ def meets_complex(node: fx.Node) -> bool:
 def lift_complex(lifter: Lifter, node: fx.Node, arguments: Arguments) -> Any:
     """What the call becomes; raises `UnsupportedOpError` where it is not in the table."""
     name = node.target._opname  # type: ignore[union-attr]
-    try:
+    start = len(lifter.nodes)
+    with suppress(KeyError, Unliftable):
         return COMPLEX[name](lifter, node, arguments)
-    except (KeyError, Unliftable):
+    del lifter.nodes[start:]
+    known = parts_of_complex(node)
+    if known is None:
         raise UnsupportedOpError(
-            f"{lifter.source}: {name} on complex numbers is not supported; those that are: "
-            f"{', '.join(sorted(COMPLEX))}. Write it with real numbers (cos and sin)"
-        ) from None
+            f"{lifter.source}: {name} on complex numbers is not supported: write it with real "
+            "numbers (cos and sin), or with sums, products, abs and transforms of complex ones"
+        )
+    graph, operands = known
+    return lift_parts(lifter, graph, map(lifter.read, operands), lifter.lifted)
 
 
 def real_view(lifter: Lifter, held: Value) -> Value:
@@ -66,37 +74,18 @@ def _pair(lifter: Lifter, real: Value, imaginary: Value) -> Value:
 
 
 def _same(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    """The layout is the same, and so is the dtype."""
+    """The layout is the same, and so is the dtype; a real tensor gets an imaginary part of zeros,
+    or a complex one loses its."""
     x: Value = next(iter(a.values()))
-    if ir.like(node.meta["val"]).dtype != x.dtype:
+    made = ir.like(node.meta["val"])
+    if made.dtype != x.dtype:
         raise Unliftable
-    return x
-
-
-def _mul(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
-    meta = ir.like(node.meta["val"])
-    shape = meta.shape[:-1]
-    if isinstance(number := a["other"], int | float):
-        return lifter.emit("mul", [a["self"]], meta.shape, meta.dtype, other=number)
-
-    def combined(kind: str, x: Value, y: Value) -> Value:
-        return lifter.emit(kind, [x, y], shape, meta.dtype)
-
-    operands: list[list[Value]] = []
-    for name, given in zip(("self", "other"), node.args, strict=True):
-        if not isinstance(given, fx.Node):
-            raise Unliftable
-        plain = not any(t.is_complex() for t in _tensors(given))
-        operands.append([a[name]] if plain else _parts(lifter, a[name]))
-    left, right = sorted(operands, key=len)
-    if len(left) == 1:  # a real factor
-        return _pair(lifter, *(combined("mul", left[0], part) for part in right))
-    (a_real, a_imaginary), (b_real, b_imaginary) = operands
-    return _pair(
-        lifter,
-        combined("sub", combined("mul", a_real, b_real), combined("mul", a_imaginary, b_imaginary)),
-        combined("add", combined("mul", a_real, b_imaginary), combined("mul", a_imaginary, b_real)),
-    )
+    if made.shape == x.shape:
+        return x
+    if made.shape != (*x.shape, 2):
+        return _parts(lifter, x)[0]
+    zero = lifter.emit("full", [], x.shape, x.dtype, shape=x.shape, value=0.0, dtype=x.dtype)
+    return _pair(lifter, x, zero)
 
 
 def _polar(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
@@ -145,7 +134,6 @@ COMPLEX: dict[str, Lift] = {
     },
     "complex": lambda lifter, node, a: _pair(lifter, a["real"], a["imag"]),
     "polar": _polar,
-    "mul": _mul,
     "conj": _conjugate,
     "_conj": _conjugate,
     "real": _part(0),

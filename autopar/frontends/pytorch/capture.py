@@ -20,7 +20,7 @@ from autopar.frontends.pytorch.gradients import (
     unreached,
 )
 from autopar.frontends.pytorch.held import Named, attributes_kept
-from autopar.frontends.pytorch.ir import Value, dtype_name
+from autopar.frontends.pytorch.ir import Value, dtype_name, like
 from autopar.frontends.pytorch.lift import lift
 from autopar.frontends.pytorch.program import Program, cut, prune
 from autopar.frontends.pytorch.rewrite import rewrite
@@ -40,6 +40,7 @@ CHOSEN = (
     "Rows that a mask chooses are all computed, and the mask says which count, so a step takes as "
     "long for few of them as for all"
 )
+PAIRS = "The program and its checkpoints hold complex parameters as pairs of real numbers"
 UNCHECKED = "The program does not check values where the forward does, and takes them for right"
 
 
@@ -92,6 +93,7 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
     classes = {path: type(m).__name__ for path, m in built.model.named_modules()}
     notes = (
         *_untrained(untrained),
+        *_where(PAIRS, [n.name for n in trace.named.values() if _is_pairs(n)]),
         *_where(CHOSEN, walk.chosen.places),
         *_where(UNCHECKED, trace.sources.checks),
         *_where(SKIPPED, [skip.place for skip in trace.sources.skips]),
@@ -143,8 +145,7 @@ def _tensors(trace: Trace, program: Program) -> dict[str, ModelTensor]:
     return {
         n.name: ModelTensor(
             n.name,
-            tuple(n.tensor.shape),
-            dtype_name(n.tensor.dtype),
+            *_held_as(n),
             n.role,
             n.role == "parameter" and n.tensor.requires_grad,
             n.persistent,
@@ -153,6 +154,18 @@ def _tensors(trace: Trace, program: Program) -> dict[str, ModelTensor]:
         )
         for n in sorted(trace.named.values(), key=_order)
     }
+
+
+def _held_as(named: Named) -> tuple[tuple[int, ...], str]:
+    """The shape and dtype in programs, where a complex parameter is pairs [..., 2]."""
+    if _is_pairs(named):
+        value = like(named.tensor)
+        return value.shape, value.dtype
+    return tuple(named.tensor.shape), dtype_name(named.tensor.dtype)
+
+
+def _is_pairs(named: Named) -> bool:
+    return named.role == "parameter" and named.tensor.is_complex()
 
 
 def _check_names(tensors: Mapping[str, ModelTensor], batch: Iterable[str]) -> None:

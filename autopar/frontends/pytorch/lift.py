@@ -139,12 +139,7 @@ class _Walk(Lifter):
             value.role = "parameter" if named.role == "parameter" else "buffer"
             value.name = named.name
             value.trainable = tensor.requires_grad
-            if tensor.is_complex():
-                if value.role == "parameter":
-                    raise UnsupportedOpError(
-                        f"{self.source}: parameter {named.name} is complex; make it of real "
-                        "numbers and torch.view_as_complex of them in the forward"
-                    )
+            if tensor.is_complex() and value.role == "buffer":
                 value.shape, value.dtype = tuple(tensor.shape), ir.dtype_name(tensor.dtype)
                 value = real_view(self, value)
         else:

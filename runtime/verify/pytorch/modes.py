@@ -61,6 +61,8 @@ class Exact(FixedDraws):
         name = getattr(func, "__name__", "")
         if name in ("float", "half", "bfloat16"):
             return args[0].double()
+        if name in ("cfloat", "chalf"):
+            return args[0].to(torch.complex128)
         if name == "type" and any(_names_a_float(a) for a in (*args[1:], *(kwargs or {}).values())):
             return args[0].double()
         args = tuple(map(_widened, args))
@@ -87,8 +89,11 @@ def _names_a_float(value: Any) -> bool:
 
 
 def _widened(value: Any) -> Any:
-    floats = (torch.float32, torch.bfloat16, torch.float16)
-    return torch.float64 if isinstance(value, torch.dtype) and value in floats else value
+    if not isinstance(value, torch.dtype):
+        return value
+    if value.is_complex:
+        return torch.complex128
+    return torch.float64 if value in (torch.float32, torch.bfloat16, torch.float16) else value
 
 
 @contextmanager

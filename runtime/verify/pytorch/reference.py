@@ -101,7 +101,7 @@ def _trained(workload: Workload, batch: Batch, device: torch.device) -> Referenc
     losses: list[float] = []
     gradients: list[dict[str, torch.Tensor]] = []
     noise: list[dict[str, float]] = []
-    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    before = {n: in_pairs(p.detach().clone()) for n, p in model.named_parameters()}
     saved = model.state_dict()
     kept = {n: t.detach().clone() for n, t in model.named_buffers() if n in saved}
     given = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in batch.items()}
@@ -152,7 +152,12 @@ def _trained(workload: Workload, batch: Batch, device: torch.device) -> Referenc
 
 def _gradients_of(model: nn.Module) -> dict[str, torch.Tensor]:
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    return {n: g.detach().clone() for n, g in gradients.items()}
+    return {n: in_pairs(g.detach().clone()) for n, g in gradients.items()}
+
+
+def in_pairs(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as programs hold them: pairs [..., 2] of real ones."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _noise(
@@ -203,7 +208,11 @@ def _built(workload: Workload) -> nn.Module:
             for name, value in vars(module).items():
                 if isinstance(value, torch.Tensor) and value.is_floating_point():
                     vars(module)[name] = value.double()
-        return model.double()
+        model.double()
+        for parameter in model.parameters():
+            if parameter.is_complex():
+                parameter.data = parameter.data.to(torch.complex128)
+        return model
 
 
 def plain_optimizer(workload: Workload, model: nn.Module) -> torch.optim.Optimizer:
