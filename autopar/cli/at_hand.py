@@ -4,7 +4,8 @@ The figures of a CPU core in the catalogue are assumed, and may be off by two. W
 CPU processes of this machine, a quick profile (`autopar.runtime.profile.quick`) takes their place.
 It is kept in the cache folder, by CPU, cores, library versions and number of processes, so that
 every plan after the first has the same input; a plan's fingerprint names it, as any profile. What
-was measured beside other work serves one plan and is not kept.
+was measured beside other work serves the plans of an hour, which say so: a machine that is always
+busy is not measured before each of them, and one that comes to rest soon is.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ SWITCH = "AUTOPAR_MEASURE"
 WORKER = "autopar.runtime.profile.quick"
 QUIET_CORES = 0.4
 """What this process and the system need themselves."""
+BUSY_FOR_S = 3600
+"""How long figures that were measured beside other work serve. Chosen: a run that keeps the cores
+busy takes hours, a compilation minutes."""
 _STAT = Path("/proc/stat")
 KERNELS = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
 """Environment variables that choose other kernels, and so other times."""
@@ -45,6 +49,14 @@ def quick_profile(cluster: Cluster, progress: Callable[[str], None]) -> Path | N
     kept = _folder() / f"cpu-{_name(machine, cluster.device_count)}.db"
     if kept.is_file():
         return kept
+    busy = kept.with_suffix(".busy.db")
+    age_s = _age_s(busy)
+    if age_s is not None:
+        progress(
+            f"prices by what was measured beside other work {age_s / 60:.0f} min ago; measures "
+            f"again in {(BUSY_FOR_S - age_s) / 60:.0f} min, or at once if {busy} is deleted"
+        )
+        return busy
     progress(
         f"measuring {cluster.device_count} processes on this machine for some seconds, once; "
         f"{SWITCH}=0 takes assumed figures instead"
@@ -61,7 +73,7 @@ def quick_profile(cluster: Cluster, progress: Callable[[str], None]) -> Path | N
                 progress(f"this machine was not measured, its figures are assumed: {failed}")
                 return None
             if others > QUIET_CORES:
-                kept = kept.with_suffix(".busy.db")
+                kept = busy
             made.replace(kept)
     except (OSError, ProfileError) as error:
         progress(f"this machine was not measured, its figures are assumed: {error}")
@@ -69,11 +81,21 @@ def quick_profile(cluster: Cluster, progress: Callable[[str], None]) -> Path | N
     if others > QUIET_CORES:
         progress(
             f"measured while other work took {others:.1f} cores: these times hold for a machine "
-            "that is as busy, and the next plan measures again"
+            f"that is as busy, and serve the plans of the next {BUSY_FOR_S // 60} min; delete "
+            f"{kept} to measure again before"
         )
     else:
         progress(f"measured, and kept in {kept} for the next plan")
     return kept
+
+
+def _age_s(busy: Path) -> float | None:
+    """Seconds since ``busy`` was measured; None where it is not there or serves no longer."""
+    try:
+        age_s = time.time() - busy.stat().st_mtime
+    except OSError:
+        return None
+    return age_s if 0 <= age_s < BUSY_FOR_S else None
 
 
 def _busy_s() -> tuple[float, float, float]:

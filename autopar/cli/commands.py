@@ -284,20 +284,6 @@ def _size(text: str) -> float:
         raise UserError(f"--memory {text}: {error}") from None
 
 
-def difference(a: Path, b: Path) -> tuple[list[RenderableType], dict[str, Any]]:
-    """Tables and object of ``autopar diff``. Raises `PlanFolderError`."""
-    from autopar.report.diff import diff, diff_object
-
-    one, two = plan_folder.read_plan(a), plan_folder.read_plan(b)
-    clusters = _cluster_of(a), _cluster_of(b)
-    return diff(one, two, (str(a), str(b)), clusters), diff_object(one, two, clusters)
-
-
-def _cluster_of(folder: Path) -> Cluster | None:
-    there = (folder / plan_folder.CLUSTER).exists()
-    return plan_folder.read_cluster(folder) if there else None
-
-
 def _program(result: PlanResult) -> dict[str, str]:
     """The program, tried. Raises `UserError` where it could not run."""
     if result.plan.framework == "jax":

@@ -81,13 +81,17 @@ def answer(question: Question) -> Answer:
             raise UserError(f"--seq {question.seq}: give a number of tokens from 1")
         sizes = replace(sizes, arch=replace(sizes.arch, seq=question.seq))
     pinned = {name: value for name, value in choices.items() if name != "global_batch"}
-    batch = _batch(question, sizes, choices)
+    batch, assumed = _batch(question, sizes, choices), []
     if batch is None:
         batch = default_batch(pinned, max(counts, default=cluster.device_count))
+        assumed.append(
+            f"nothing says the batch, so it is of {batch} sequences, by these degrees; "
+            f"--global-batch {batch} prices other layouts with the same one"
+        )
     check_precision(sizes.precision, cluster)
     asked = scaling.Asked(sizes.arch, cluster, batch, sizes.precision, sizes.style, sizes.software)
     priced = _answer(asked, counts, pinned)
-    notes = [*sizes.notes, *_mixed(cluster)]
+    notes = [*sizes.notes, *_mixed(cluster), *assumed]
     if not notes:
         return priced
     text = "\n".join([priced.text, *(f"note: {note}" for note in notes)])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from autopar.cost_models.family import Arch
 from autopar.cost_models.layout import Layout, fix_pairs
+from autopar.cost_models.software import States
 from autopar.emit.exports.from_plan import machines, setup_of
+from autopar.emit.exports.held import TRAINERS, Held
 from autopar.emit.exports.setup import Figures, Setup
 from autopar.emit.exports.targets import target
 from autopar.files import export_folder, plan_folder
@@ -160,5 +162,51 @@ def of_layout(
         clip_norm=None if workload is None else workload.clip_norm,
         training={} if workload is None else training(workload),
         layers=arch.layers,
-        figures=Figures(arch.layers, arch.hidden, arch.ffn, arch.vocab, arch.experts),
+        figures=figures_of(arch),
+        held=held_by(arch, layout, cluster, precision) if workload is None else None,
     )
+
+
+def figures_of(arch: Arch) -> Figures:
+    """All sizes of an architecture file."""
+    rare = {
+        "latent attention": arch.latent is not None,
+        f"attention of {arch.windowed_layers} layers to the last {arch.window} tokens": arch.window,
+        f"{arch.dense_layers} layers without experts": arch.dense_layers,
+        f"{arch.shared_experts} shared experts": arch.shared_experts,
+        "attention to both sides": not arch.causal,
+    }
+    return Figures(
+        *(arch.layers, arch.hidden, arch.ffn, arch.vocab, arch.experts),
+        heads=arch.heads,
+        kv_heads=arch.kv_heads,
+        head_dim=arch.dim,
+        top_k=arch.top_k,
+        gated=arch.gated,
+        tied=arch.tied,
+        biases=arch.has_biases,
+        positions=arch.positions,
+        unusual=" and ".join(name for name, there in rare.items() if there),
+    )
+
+
+def held_by(arch: Arch, layout: Layout, cluster: Cluster, precision: str) -> Held | None:
+    """Memory as the estimate has it, and with the state that each trainer keeps; None in 32 bits,
+    which all keep alike."""
+    from autopar.planner.layouts import memory_of, software_for
+
+    if precision not in ("bf16", "fp16"):
+        return None
+    usual = software_for(cluster, layout)
+    states: dict[str, States] = {
+        "float32": "fsdp",
+        "megatron": "megatron",
+        "deepspeed": "deepspeed",
+    }
+    totals = {
+        keeper: round(memory_of(arch, layout, replace(usual, states=state), precision).total)
+        for keeper, state in states.items()
+    }
+    kept = next(keeper for keeper, state in states.items() if state == usual.states)
+    words = next(keeps.words for keeps in TRAINERS if keeps.name == kept)
+    return Held(kept, words, totals[kept], cluster.memory_bytes, totals)

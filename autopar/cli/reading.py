@@ -86,6 +86,6 @@ def diff(
     json: Json = False,
 ) -> None:
     """What changed from one plan to another: degrees, strategies, predicted cost."""
-    from autopar.cli.commands import difference
+    from autopar.cli.differences import difference
 
     show(*difference(a, b), json)

@@ -17,6 +17,7 @@ _HEADS = frozenset("lm_head head classifier score fc_out embed_out".split())
 _BY_KIND = {
     "attention": "mixed",
     "cross_entropy": "loss",
+    "ctc_loss": "losses",
     "cos": "cos",
     "sin": "sin",
     "embedding": "x",
@@ -28,7 +29,7 @@ _BY_KIND = {
 _STREAM = frozenset({"linear", "linear_t", "conv", "layer_norm", "rms_norm", "batch_norm"})
 # What programs import from the runtime; variables leave these names alone.
 FUNCTIONS = frozenset(
-    "all_reduce all_to_all attention batch_norm carry copy_to cross_entropy device dropout"
+    "all_reduce all_to_all attention batch_norm carry copy_to cross_entropy ctc_loss device dropout"
     " embedding experts gather keep_first local own_function pad recompute reduce_scatter"
     " repeat_heads rms_norm rotary scatter_sum shard whole".split()
 )

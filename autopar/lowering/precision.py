@@ -15,9 +15,10 @@ from dataclasses import replace
 from typing import Literal
 
 from autopar.nouns.graph import Block, Graph, Op
+from autopar.nouns.kinds import WIDE_LOSSES
 
 HALF = ("bfloat16", "float16")
-OWN_CASTS = frozenset({"rotary", "attention", "batch_norm", "cross_entropy"})
+OWN_CASTS = frozenset({"rotary", "attention", "batch_norm"}) | WIDE_LOSSES
 """Kinds of ops that cast for themselves, or want float32. In all others float32 operands take the
 dtype of a half-precision stream that they meet."""
 
@@ -81,7 +82,7 @@ def _states(
         for name in op.outputs:
             if graph.tensors[name].dtype != "float32":
                 continue
-            if op.kind == "cross_entropy" and not wide:
+            if op.kind in WIDE_LOSSES and not wide:
                 continue
             if op.attrs.get("own"):
                 state_of[name] = "own" if op.attrs["dtype"] == "float32" else "stream"

@@ -15,6 +15,9 @@ OWN_DERIVATIVE = "custom::"
 text, backward maps operands and results' gradients to the gradients of the operands at the
 positions ``gradients``; rule, where it can be split, is what `autopar.rules.composite` found."""
 
+WIDE_LOSSES = frozenset({"cross_entropy", "ctc_loss"})
+"""Kinds that compute in float32 at least, and whose results stay so in half precision."""
+
 DRAWS = frozenset({"dropout", "noise"})
 """Kinds that draw random numbers: made again, they would draw others. Attention may too, by its
 ``dropout_p``; its results are differentiable, and such are never made again elsewhere."""
@@ -46,6 +49,9 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "embedding": "ids [...], weight [v, d]; padding_idx",
         "cross_entropy": "logits [t, v], labels [t]; ignore_index, reduction (mean|sum), "
         "label_smoothing, upcast? (logits in fp32)",
+        # sequences without alignment
+        "ctc_loss": "log_probs [t, n, c], targets [n, s], input_lengths [n], target_lengths [n]; "
+        "blank, zero_infinity: -> [n], not divided by lengths",
         # elementwise, broadcasting; a missing second operand is attr `other`
         # (attr `scalar_first` where the scalar stands on the left)
         **{

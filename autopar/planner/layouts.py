@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -157,9 +158,10 @@ def cheapest_change(
     precision: str,
     declared: Software | None,
 ) -> str:
-    """The change of one choice that fits and costs least time, in `--fix` words, of two choices
-    where none of one does. What leaves the degrees as they are, such as recomputation, is said
-    first, and other degrees beside it where they are faster."""
+    """The change of fewest choices that fits and costs least time, in `--fix` words. What leaves
+    the degrees as they are, such as recomputation, is said first however many choices it takes,
+    and other degrees beside it where they are faster; other degrees alone, with one choice more
+    where need be, only where nothing else fits."""
 
     def fastest(changes: Sequence[Mapping[str, Any]]) -> tuple[float, Mapping[str, Any]] | None:
         best = None
@@ -176,31 +178,49 @@ def cheapest_change(
         return best
 
     def words(seconds: float, change: Mapping[str, Any]) -> str:
-        named = ",".join(f"{name}={value}" for name, value in change.items())
+        spelt = {True: "on", False: "off"}
+        named = ",".join(
+            f"{name}={spelt[value] if isinstance(value, bool) else value}"
+            for name, value in change.items()
+        )
         fix = typed(replace(layout, **change)) + rarely_named(layout)
         return f"{named} fits, at {seconds:.3g} s a step: --fix {fix}"
 
     same, other = _same_degrees(layout), _other_degrees(arch, layout)
-    near, far = fastest(same), fastest(other)
+    fewest = (fastest(_together(same, count)) for count in range(1, len(_names(same)) + 1))
+    near, far = next((one for one in fewest if one is not None), None), fastest(other)
     if near is not None:
         return words(*near) + (f"; {words(*far)}" if far is not None and far[0] < near[0] else "")
-    every = [*same, *other]
-    pairs = [{**a, **b} for i, a in enumerate(every) for b in every[i + 1 :] if not set(a) & set(b)]
-    best = far or fastest(pairs)
+    best = far or fastest(_together([*same, *other], 2))
     if best is not None:
         return words(*best)
     return _fastest_that_fits(arch, cluster, layout.global_batch, precision, style, declared)
 
 
+def _names(changes: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    return frozenset(name for change in changes for name in change)
+
+
+def _together(changes: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
+    """Every ``count`` of the changes that are of different choices, as one change each."""
+    return [
+        dict(pair for change in some for pair in change.items())
+        for some in itertools.combinations(changes, count)
+        if len(_names(some)) == sum(map(len, some))
+    ]
+
+
 def _same_degrees(layout: Layout) -> list[dict[str, Any]]:
     """Changes of one choice that leave every device where it is."""
     changes: list[dict[str, Any]] = []
-    if layout.recompute != "full":
-        changes += [{"recompute": "selective"}, {"recompute": "full"}]
+    more = {"none": ("selective", "full"), "selective": ("full",), "full": ()}
+    changes += [{"recompute": recompute} for recompute in more[layout.recompute]]
     if layout.microbatch > 1:
         changes.append({"microbatch": 1})
     if layout.schedule == "gpipe":
         changes.append({"schedule": "1f1b"})
+    if layout.tp > 1 and not layout.sequence_parallel:
+        changes.append({"sequence_parallel": True})
     return changes + [{"zero": zero} for zero in range(layout.zero + 1, 4)]
 
 

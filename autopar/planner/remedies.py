@@ -1,20 +1,22 @@
 """Where nothing fits: which change would, found by planning again with it.
 
-Tried in the order of what they cost: giving up a pin, then all pins; then a smaller batch where it
-cannot be cut into microbatches; then devices that there are not: twice as many and so on, or as
-many of the next larger kind. Each is searched in full, so what is named has been priced.
+Tried in the order of what they cost: giving up a pin that leaves the pinned degrees as they are
+(recomputation, ZeRO, microbatch, offload, schedule), then all of those; a degree, which is said
+beside them where it is faster; then all pins; then a smaller batch where it cannot be cut into
+microbatches; then devices that there are not: twice as many and so on, or as many of the next
+larger kind. Each is searched in full, so what is named has been priced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from autopar.cost_models.catalogue import catalogue
 from autopar.cost_models.physics import Impossible
 from autopar.nouns.errors import DoesNotFit
 from autopar.nouns.mesh import Mesh
-from autopar.planner.fixed import Fixed, FixError
+from autopar.planner.fixed import DEGREES, Fixed, FixError
 from autopar.planner.pricing.state import StateSharding
 from autopar.planner.pricing.utilization import peak_time_s
 from autopar.planner.question import Answer, Outcome, Question
@@ -50,11 +52,15 @@ class _Change:
 
 def _advice(question: Question, tightest: Answer | None) -> str:
     tried: list[str] = []
-    for group in (_single_pins(question), _all_pins(question)):
-        answers = [pair for pair in (_search(change, tried) for change in group) if pair]
-        if answers:
-            words, answer = min(answers, key=lambda pair: pair[1].time.total_s)
-            return f"The cheapest change that fits: {_described(words, answer)}."
+    near = _fastest(_light_pins(question), tried) or _fastest(_all_light_pins(question), tried)
+    far = _fastest(_degree_pins(question), tried)
+    if near is not None:
+        faster = far is not None and far[1].time.total_s < near[1].time.total_s
+        beside = f"; with other degrees, {_described(*far)}" if far and faster else ""
+        return f"The cheapest change that fits: {_described(*near)}{beside}."
+    far = far or _fastest(_all_pins(question), tried)
+    if far is not None:
+        return f"The cheapest change that fits: {_described(*far)}."
     free = replace(question, fixed=Fixed())
     changes = []
     for group in (_smaller_batch(free), _more_devices(free), _larger_devices(free, tightest)):
@@ -66,6 +72,12 @@ def _advice(question: Question, tightest: Answer | None) -> str:
     if changes:
         return f"The cheapest change that fits: {', or '.join(changes)}."
     return f"None of the changes that were tried fits: {', '.join(tried) or 'there was none'}."
+
+
+def _fastest(changes: Iterable[_Change], tried: list[str]) -> tuple[str, Answer] | None:
+    """Of those that fit."""
+    answers = [pair for pair in (_search(change, tried) for change in changes) if pair]
+    return min(answers, key=lambda pair: pair[1].time.total_s, default=None)
 
 
 def _search(change: _Change, tried: list[str]) -> tuple[str, Answer] | None:
@@ -91,15 +103,41 @@ def _described(words: str, answer: Answer) -> str:
     )
 
 
-def _single_pins(question: Question) -> Iterator[_Change]:
+def _light_pins(question: Question) -> Iterator[_Change]:
+    """Each pin alone that is of no degree, where there are others."""
+    if len(question.fixed.pinned()) > 1:
+        yield from (_without(question, name) for name in _light(question.fixed))
+
+
+def _all_light_pins(question: Question) -> Iterator[_Change]:
+    """All of them at once, where degrees are pinned beside them."""
+    light = _light(question.fixed)
+    if 1 < len(light) < len(question.fixed.pinned()):
+        yield _without(question, *light)
+
+
+def _degree_pins(question: Question) -> Iterator[_Change]:
+    """Each pinned degree alone, where there are other pins."""
+    pinned, light = question.fixed.pinned(), _light(question.fixed)
+    if len(pinned) > 1:
+        yield from (_without(question, name) for name in pinned if name not in light)
+
+
+def _light(fixed: Fixed) -> list[str]:
+    """The pins that the degrees do not hang on; a file of actions has its own ranks."""
+    heavy = (*DEGREES, "pp", *(("schedule",) if fixed.actions is not None else ()))
+    return [name for name in fixed.pinned() if name not in heavy]
+
+
+def _without(question: Question, *names: str) -> _Change:
     fixed = question.fixed
-    if len(fixed.pinned()) > 1:
-        for name, value in fixed.pinned().items():
-            actions = None if name in ("pp", "schedule") else fixed.actions
-            freed = replace(fixed, actions=actions, **{name: None})
-            if actions is None and fixed.actions is not None:
-                freed = replace(freed, pp=None, schedule=None)
-            yield _Change(f"without --fix {name}={value}", replace(question, fixed=freed))
+    pinned = fixed.pinned()
+    actions = None if {"pp", "schedule"} & {*names} else fixed.actions
+    freed = replace(fixed, actions=actions, **dict.fromkeys(names))
+    if actions is None and fixed.actions is not None:
+        freed = replace(freed, pp=None, schedule=None)
+    words = ",".join(f"{name}={pinned[name]}" for name in names)
+    return _Change(f"without --fix {words}", replace(question, fixed=freed))
 
 
 def _all_pins(question: Question) -> Iterator[_Change]:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Plan
+from autopar.report.batches import Batches, batch_text, not_alike, sample_times_s, samples_of
 from autopar.report.parts import memory_parts, reasons, time_parts
 from autopar.report.render import indented, table
 from autopar.report.units import count, degrees, duration, percent, size
@@ -30,12 +31,15 @@ Clusters = tuple[Cluster | None, Cluster | None]
 """Those that the two plans are for; None where a folder does not say."""
 
 
-def decisions(a: Plan, b: Plan, clusters: Clusters = (None, None)) -> list[Change]:
+def decisions(
+    a: Plan, b: Plan, clusters: Clusters = (None, None), batches: Batches = (None, None)
+) -> list[Change]:
     """Choices that hold for the whole plan, and what it was made for."""
     sides = [
         {
             "model": f"{plan.workload.rpartition('/')[2]} ({plan.fingerprints.model})",
             **_cluster(plan, cluster),
+            "global batch": batch_text(batch) if None not in batches else "-",
             "measured times": plan.fingerprints.profile.partition(" ")[0],
             "degrees": degrees(plan.degrees),
             "ZeRO": plan.each("zero"),
@@ -48,7 +52,7 @@ def decisions(a: Plan, b: Plan, clusters: Clusters = (None, None)) -> list[Chang
             "optimizer": plan.optimizer,
             "clip_norm": "none" if plan.clip_norm is None else f"{plan.clip_norm:g}",
         }
-        for plan, cluster in zip((a, b), clusters, strict=True)
+        for plan, cluster, batch in zip((a, b), clusters, batches, strict=True)
     ]
     if a.fingerprints.model == b.fingerprints.model:
         for side in sides:
@@ -103,10 +107,12 @@ def strategies(a: Plan, b: Plan) -> list[Change]:
     return changes
 
 
-def costs(a: Plan, b: Plan) -> list[tuple[str, str, str, str]]:
+def costs(a: Plan, b: Plan, batches: Batches = (None, None)) -> list[tuple[str, str, str, str]]:
     """(quantity, before, after, change) for every predicted quantity."""
     one, two = a.prediction, b.prediction
+    each = sample_times_s(batches, (one.step_time_s, two.step_time_s))
     rows: list[tuple[str, float | None, float | None, Callable[[float], str]]] = [
+        *([("time by sample", *each, duration)] if each is not None else []),
         ("step time", one.step_time_s, two.step_time_s, duration),
         *_both(time_parts(one), time_parts(two), duration),
         ("lower bound", one.lower_bound_s, two.lower_bound_s, duration),
@@ -135,12 +141,15 @@ def gap(a: Plan, b: Plan) -> list[str]:
     return reasons((time_parts(one), time_parts(two)), sizes)
 
 
-def diff_object(a: Plan, b: Plan, clusters: Clusters = (None, None)) -> dict[str, object]:
+def diff_object(
+    a: Plan, b: Plan, clusters: Clusters = (None, None), batches: Batches = (None, None)
+) -> dict[str, object]:
     """What ``autopar diff --json`` prints."""
     one, two = a.prediction, b.prediction
     return {
-        "decisions": {c.what: [c.before, c.after] for c in decisions(a, b, clusters)},
+        "decisions": {c.what: [c.before, c.after] for c in decisions(a, b, clusters, batches)},
         "strategies": {c.what: [c.before, c.after] for c in strategies(a, b)},
+        "global_batch": [samples_of(batch) for batch in batches],
         "step_time_s": [one.step_time_s, two.step_time_s],
         "time_parts_s": [time_parts(one), time_parts(two)],
         "memory_bytes": [one.memory_bytes.total, two.memory_bytes.total],
@@ -154,9 +163,11 @@ def diff(
     b: Plan,
     names: tuple[str, str] = ("a", "b"),
     clusters: Clusters = (None, None),
+    batches: Batches = (None, None),
 ) -> list[RenderableType]:
-    """Tables of everything that differs; one sentence when nothing does."""
-    chosen, moved = decisions(a, b, clusters), strategies(a, b)
+    """Tables of everything that differs; one sentence when nothing does, one when steps are of
+    other batches."""
+    chosen, moved = decisions(a, b, clusters, batches), strategies(a, b)
     parts: list[RenderableType] = []
     if not chosen and not moved:
         parts.append(Text("Both plans decide the same.", style="bold"))
@@ -167,9 +178,11 @@ def diff(
                 rows.add_row(change.what, change.before, change.after)
             parts += [Text(f"{title} ({len(changes)} differ)", style="bold"), indented(rows)]
     rows = table("", *names, "change", right=(*names, "change"))
-    for row in costs(a, b):
+    for row in costs(a, b, batches):
         rows.add_row(*row)
     parts += [Text("Predicted", style="bold"), indented(rows)]
+    if apart := not_alike(batches, names):
+        parts.append(Text(f"  {apart}.", style="yellow"))
     return [*parts, *(Text(f"  {names[1]}: {why}") for why in gap(a, b))]
 
 

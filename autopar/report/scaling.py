@@ -30,7 +30,11 @@ def others(searched: Searched) -> list[RenderableType]:
     for seconds, peak, layout in searched.others:
         rows.add_row(duration(seconds), size(peak), fix_of(layout))
     assert searched.best is not None
-    title = f"the fastest of {searched.count:,} layouts: --fix {fix_of(searched.best.layout)}"
+    best = searched.best.layout
+    title = (
+        f"the fastest of {searched.count:,} layouts, all with --global-batch {best.global_batch}: "
+        f"--fix {fix_of(best)}"
+    )
     return [Text(title, style="bold"), *([indented(rows)] if searched.others else [])]
 
 

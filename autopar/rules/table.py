@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from autopar.rules.attention import ATTENTION
 from autopar.rules.convolution import CONVOLUTION
+from autopar.rules.ctc import CTC
 from autopar.rules.elementwise import ELEMENTWISE
 from autopar.rules.experts import EXPERTS
 from autopar.rules.factories import FACTORIES
@@ -26,6 +27,7 @@ TABLE: Mapping[str, Rule | RuleMaker] = MappingProxyType(
         **ATTENTION,
         **NORMALISATION,
         **VOCABULARY,
+        **CTC,
         **ELEMENTWISE,
         **REDUCTIONS,
         **VIEWS,

@@ -21,6 +21,7 @@ from autopar.runtime.pytorch.collectives import (
     shard,
     whole,
 )
+from autopar.runtime.pytorch.ctc import ctc_loss
 from autopar.runtime.pytorch.dropout import dropout
 from autopar.runtime.pytorch.experts import experts
 from autopar.runtime.pytorch.held_layers import (
@@ -54,8 +55,8 @@ FP32 = torch.float32
 __all__ = [
     "FP32", "BatchNorm", "Buffer", "Conv", "Embedding", "GroupNorm", "LayerNorm", "Linear",
     "Modules", "Parameter", "RMSNorm", "Settings", "Stage", "Value", "Weights", "all_reduce",
-    "all_to_all", "attention", "batch_norm", "carry", "copy_to", "cross_entropy", "device",
-    "dropout", "embedding", "experts", "gather", "keep_first", "local", "own_function", "pad",
-    "probe", "recompute", "reduce_scatter", "repeat_heads", "rms_norm", "rotary", "scatter_sum",
-    "shard", "whole",
+    "all_to_all", "attention", "batch_norm", "carry", "copy_to", "cross_entropy", "ctc_loss",
+    "device", "dropout", "embedding", "experts", "gather", "keep_first", "local", "own_function",
+    "pad", "probe", "recompute", "reduce_scatter", "repeat_heads", "rms_norm", "rotary",
+    "scatter_sum", "shard", "whole",
 ]  # fmt: skip

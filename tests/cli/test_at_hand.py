@@ -81,15 +81,29 @@ def test_its_figures_price_and_its_band_is_that_of_measured_ones(
     assert step_band(HERE.device) == ASSUMED_CORE != step_band(measured.device)
 
 
-def test_beside_other_work_it_serves_one_plan(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beside_other_work_it_serves_the_plans_of_an_hour(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls, measure = measuring()
     monkeypatch.setattr(at_hand, "measure", measure)
     monkeypatch.setattr(at_hand, "_others_cores", lambda _: 1.5)
     lines: list[str] = []
-    assert quick_profile(HERE, lines.append) is not None
-    assert quick_profile(HERE, lines.append) is not None
+    first = quick_profile(HERE, lines.append)
+    assert first is not None
+    assert "other work took 1.5 cores" in lines[-1]
+    assert str(first) in lines[-1]  # what to delete
+    assert quick_profile(HERE, lines.append) == first
+    assert calls == [4]
+    assert "measured beside other work 0 min ago; measures again in 60 min" in lines[-1]
+    old = first.stat().st_mtime - at_hand.BUSY_FOR_S
+    os.utime(first, (old, old))
+    monkeypatch.setattr(at_hand, "_others_cores", lambda _: 0.0)
+    quiet = quick_profile(HERE, lines.append)
     assert calls == [4, 4]
-    assert any("other work took 1.5 cores" in line for line in lines)
+    assert quiet not in (None, first)
+    os.utime(first)  # what a quiet machine gave goes before it
+    assert quick_profile(HERE, lines.append) == quiet
+    assert calls == [4, 4]
 
 
 def test_where_nothing_is_measured(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def test_an_export_comes_back_and_is_priced_beside_the_fastest(run: Run, tmp_path: Path) -> None:
     code, out, err = run("export", *LLAMA, *H100, *FIX, "--to", "megatron", "-o", "out")
     assert (code, out) == (0, "out/megatron_args.sh\n")
-    assert "not carried: the model and its data" in err
+    assert "not carried: the data and the tokenizer" in err
     assert "next: source megatron_args.sh" in err
     assert {f.name for f in (tmp_path / "out").iterdir()} == {"megatron_args.sh", "autopar.json"}
     code, out, _ = run("import", "out/megatron_args.sh")

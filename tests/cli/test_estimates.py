@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +58,23 @@ def test_nothing_pinned_is_searched_and_what_it_names_reads_back(run: Run) -> No
     assert (code, again["step_time_s"]) == (0, pytest.approx(other["step_time_s"]))
     assert "others" not in again
     assert answer["step_time_s"] <= again["step_time_s"]
+
+
+def test_layouts_side_by_side_have_one_batch_and_say_which(run: Run) -> None:
+    code, out, _ = run(*ARCH, "--global-batch", "32")
+    assert code == 0
+    assert "layouts, all with --global-batch 32: --fix " in out
+    assert "nothing says the batch" not in out
+    batches = set()
+    for fix in ("tp=8", "dp_shard=8"):
+        code, out, _ = run(*ARCH, "--fix", fix, "--json")
+        (note,) = json.loads(out)["notes"]
+        found = re.search(r"of (\d+) sequences.*; --global-batch (\d+) prices", note)
+        assert found is not None
+        assert found[1] == found[2]
+        batches.add(found[1])
+        assert f"global_batch={found[1]}" in json.loads(out)["layout"]
+    assert batches == {"4", "32"}
 
 
 def test_devices_that_differ_are_priced_as_the_slowest_and_that_is_told(run: Run) -> None:

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -245,6 +246,26 @@ def test_the_cheapest_change_may_be_expert_parallelism() -> None:
     assert f"{other.step_time_s:.3g}" == named[1]
     pinned = estimate(MIXTRAL, H100_64, Layout(256, tp=8, dp_shard=8, etp=1))
     assert pinned.advice.endswith(",etp=1")
+
+
+def test_two_changes_of_the_same_degrees_go_before_other_degrees() -> None:
+    layout = Layout(256, 4, dp_shard=16, tp=4, zero=1)
+    priced = estimate(LLAMA, H100_64, layout)
+    assert not priced.fits
+    alone: list[dict[str, Any]] = [
+        {"recompute": "full"},
+        {"recompute": "selective"},
+        {"microbatch": 1},
+        {"zero": 3},
+    ]
+    assert not any(estimate(LLAMA, H100_64, replace(layout, **one)).fits for one in alone)
+    named = re.match(r"(\S+) fits, at (\S+) s a step: --fix ([^\s;]+)", priced.advice)
+    assert named is not None, priced.advice
+    assert named[1] == "microbatch=1,zero=3"
+    other = estimate(LLAMA, H100_64, layout_from_fix(parse_fix(named[3]), 64))
+    assert other.fits
+    assert f"{other.step_time_s:.3g}" == named[2]
+    assert (other.layout.tp, other.layout.dp_shard) == (4, 16)
 
 
 layouts_of_experts = st.builds(

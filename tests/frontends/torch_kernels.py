@@ -298,8 +298,14 @@ def _gated(c: Call, h: Tensor) -> Tensor:
     return values[-1]
 
 
+def _ctc_loss(c: Call) -> Tensor:
+    x, y, given, wanted = c.operands
+    return F.ctc_loss(x, y, given, wanted, c.attrs["blank"], "none", c.attrs["zero_infinity"])
+
+
 KERNELS: dict[str, Kernel] = {
     "experts": _experts,
+    "ctc_loss": _ctc_loss,
     **{kind: _binary(function) for kind, function in _ARITHMETIC.items()},
     "maximum": _bound(torch.maximum),
     "minimum": _bound(torch.minimum),

@@ -31,10 +31,10 @@ def on(devices: int, limit_bytes: int, **fix: str) -> Question:
 
 
 @functools.cache
-def least(cut: bool = True) -> int:
-    """Bytes of the tightest layout, found where nothing fits."""
+def least(cut: bool = True, **fix: str) -> int:
+    """Bytes of the tightest layout with these choices, found where nothing fits."""
     with pytest.raises(NothingFits) as error:
-        search_plan(replace(on(DEVICES, 1), obstacles=() if cut else ("statistics",)))
+        search_plan(replace(on(DEVICES, 1, **fix), obstacles=() if cut else ("statistics",)))
     assert error.value.tightest is not None
     return error.value.tightest.memory.total
 
@@ -51,15 +51,38 @@ def refused(limit_bytes: int, **fix: str) -> str:
     return str(error.value)
 
 
-def test_a_pin_that_stands_in_the_way_is_named_with_the_price_of_leaving_it_out() -> None:
-    fix = {"dp_replicate": "4", "recompute": "none", "offload": "none"}
-    sharded = needed(dp_shard="4", zero="3", recompute="none", microbatch="1")
-    limit = (needed(microbatch="1", **fix) + sharded) // 2
+def test_a_degree_that_stands_in_the_way_is_named_with_the_price_of_leaving_it_out() -> None:
+    fix = {"dp_replicate": "4", "microbatch": "1"}  # one sample a rank: no less is possible
+    limit = (least(**fix) + least()) // 2
     text = refused(limit, **fix)
     assert "The cheapest change that fits: without --fix dp_replicate=4 (" in text
-    best = search_plan(on(DEVICES, limit, recompute="none", offload="none")).best
+    best = search_plan(on(DEVICES, limit, microbatch="1")).best
     held, offered = (size / 2**30 for size in (best.memory.total, limit))
     assert f"{held:.1f} GiB of {offered:.1f} GiB, {best.time.total_s:.3g} s a step" in text
+
+
+def test_a_change_of_the_same_degrees_is_named_before_other_degrees() -> None:
+    fix = {"dp_replicate": "4", "recompute": "none", "offload": "none"}
+    sharded = needed(dp_shard="4", zero="3", recompute="none", microbatch="1")
+    text = refused((needed(microbatch="1", **fix) + sharded) // 2, **fix)
+    first, _, second = text.partition("The cheapest change that fits: ")[2].partition("; ")
+    assert first.startswith(("without --fix recompute=none (", "without --fix offload=none ("))
+    assert "(dp_replicate=4, dp_shard=1, tp=1, " in first
+    assert second.startswith("with other degrees, without --fix dp_replicate=4 (")
+    slower, faster = (re.search(r"(\S+) s a step", part) for part in (first, second))
+    assert slower is not None
+    assert faster is not None
+    assert float(faster[1]) < float(slower[1])
+
+
+def test_pins_that_do_not_help_alone_are_given_up_together_before_a_degree() -> None:
+    degrees = {"dp_replicate": "1", "dp_shard": "4", "tp": "1"}
+    pins = {"zero": "1", "offload": "none"}
+    alone = (least(**degrees, zero="1"), least(**degrees, offload="none"))
+    limit = (least(**degrees) + min(alone)) // 2
+    assert limit < min(alone)
+    text = refused(limit, **degrees, **pins)
+    assert "fits: without --fix zero=1,offload=none (dp_replicate=1, dp_shard=4, tp=1, " in text
 
 
 def test_a_smaller_batch_is_named_where_the_batch_may_not_be_cut() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
@@ -17,15 +18,18 @@ from autopar.files.cluster_file import load_cluster
 from autopar.lowering.collectives import priced_collectives
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import RunnerUp, Stage
+from autopar.pipeline.actions import Action
 from autopar.planner.search import search_plan
+from autopar.report.page import over_time
 from autopar.report.page.frontier import NEAR, Point, _range, frontier
 from autopar.report.page.html import VOID, Markup, tag
 from autopar.report.page.mesh import level_of, moved
-from autopar.report.page.over_time import stage_curve
+from autopar.report.page.over_time import over_time_section, stage_curve
 from autopar.report.page.page import fragment, render
 from autopar.report.page.shown import Shown, shown
 from autopar.report.page.tree import model_tree
 from autopar.report.revisit import revisit
+from autopar.report.units import duration
 from autopar.runtime.jobs.result import RunResult
 from tests import plans
 from tests.cli.test_cli import run
@@ -179,17 +183,63 @@ def test_many_actions_make_a_page_of_the_same_order(stages: Shown) -> None:
     assert len(page.encode()) < 300_000
 
 
-def test_what_one_stage_keeps_rises_and_is_gone_at_the_end(flat: Shown) -> None:
-    curve, count = stage_curve(flat.pipeline)
-    assert count == min(4, flat.plan.microbatches)
+def test_what_one_stage_keeps_rises_and_is_gone_where_the_optimizer_begins(flat: Shown) -> None:
+    predicted = plans.prediction(step_time_s=0.1, forward_time_s=0.03, optimizer_time_s=0.01)
+    curve, count = stage_curve(flat.pipeline, predicted)
+    assert count == flat.plan.microbatches
     assert curve[0][1] == curve[-1][1] == 0
     assert [t for t, _ in curve] == sorted(t for t, _ in curve)
+    assert curve[-1][0] == pytest.approx(0.09)
+    units = len(flat.pipeline.prices.model.units)
+    turn = max(range(2 * units), key=lambda i: curve[i][1])
+    assert curve[turn][0] == pytest.approx(0.03 / count)
+    untold, _ = stage_curve(flat.pipeline, plans.prediction(step_time_s=0.1))
+    assert untold[-1][0] == pytest.approx(0.1)
     prices = flat.pipeline.prices
     saved = [
         prices.model.stage_summary(i, i + 1).lives[prices.recompute].saved
         for i in range(len(prices.model.units))
     ]
     assert max(held for _, held in curve) == sum(saved) > 0
+
+
+def test_the_axis_of_time_ends_with_the_step(
+    flat: Shown, stages: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = stages.pipeline.timeline.step_s
+    predicted = plans.prediction(step_time_s=max(0.12, 1.5 * longest))
+    for one in (flat, stages):
+        text = str(over_time_section(one.pipeline, predicted))
+        (end,) = re.findall(r'<div class="ends"><span>0</span><span>(.*?)</span></div>', text)
+        assert end == duration(predicted.step_time_s)
+    lanes = re.findall(r'<rect class="\w+"[^>]* x="(\d+)" y="2" width="(\d+)"', text)
+    assert max(int(x) + int(width) for x, width in lanes) <= 7_000  # the optimizer comes last
+    actions = tuple(Action(0, kind, m) for m in range(64) for kind in ("F", "B"))
+    schedule = replace(flat.pipeline.schedule, route=(0,) * 64, lists=(actions,))
+    monkeypatch.setattr(over_time, "MOST_POINTS", 10)
+    part = str(over_time_section(replace(flat.pipeline, schedule=schedule), predicted))
+    assert f"the first 4 of 64 microbatches of a step of {duration(predicted.step_time_s)}" in part
+
+
+def test_on_a_phone_names_break_before_they_push_numbers_off_the_screen(flat: Shown) -> None:
+    """Numbers keep their line; of all else in tables no more than 18 letters must stay together,
+    so that five columns have room on 360 points."""
+    rows = [
+        {
+            "kind": "reduce_scatter",
+            "axis": "dp_shard+tp",
+            "count": 8,
+            "size_bytes": 1 << 30,
+        }
+    ]
+    page = render(replace(flat, collectives=rows))
+    cells = re.findall(r'<td(?: class="(\w)")?>(.*?)</td>', page)
+    names = [text for kind, text in cells if kind != "n"]
+    assert any("reduce_<wbr>scatter<wbr>(dp_<wbr>shard+tp)" in text for text in names)
+    for text in names:
+        plain = re.sub(r"<(?!wbr)[^>]*>", " ", text)
+        assert max(map(len, re.split(r"<wbr>|[ -]", plain))) <= 18, text
+    assert ".autopar td code{overflow-wrap:anywhere}" in page.partition("@media(max-width")[2]
 
 
 def test_collectives_are_of_the_level_that_they_cross(stages: Shown) -> None:
@@ -199,7 +249,7 @@ def test_collectives_are_of_the_level_that_they_cross(stages: Shown) -> None:
     inner, outer = (level.name for level in cluster.levels)
     assert names == {"pp": outer, "dp_replicate": outer, "dp_shard": outer, "tp": inner}
     assert level_of(cluster, Mesh(("pp", "tp"), (16, 4)), "pp").name == inner
-    assert level_of(cluster, mesh, "dp_replicate+dp_shard").name == outer
+    assert level_of(cluster, mesh, "dp_shard+tp").name == outer
     rows = moved(stages.plan, NODE, stages.collectives)
     ranks = {row["rank"] for row in stages.collectives}
     totals = [

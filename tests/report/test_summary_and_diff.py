@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from autopar.nouns.batch import BatchEntry
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Fingerprints
 from autopar.report.diff import Change, decisions, diff, diff_object, gap, strategies
@@ -140,6 +141,30 @@ def test_diff_names_clusters_and_what_differs_between_them() -> None:
     assert only == Change("cluster levels[0].contention", "0", "0.5")
     (only,) = decisions(one, three)
     assert only == Change("cluster", here.fingerprint, figures.fingerprint)
+
+
+def batch(samples: int, length: int = 128) -> tuple[BatchEntry, ...]:
+    return (BatchEntry("tokens", (samples, length), "int64", 0),)
+
+
+def test_diff_of_steps_of_other_batches_says_so_and_gives_times_by_sample() -> None:
+    one = plans.plan(prediction=plans.prediction(step_time_s=0.120))
+    two = plans.plan(prediction=plans.prediction(step_time_s=0.100))
+    batches = batch(64), batch(16)
+    (only,) = decisions(one, two, batches=batches)
+    sides = "64 samples: tokens [64, 128]", "16 samples: tokens [16, 128]"
+    assert only == Change("global batch", *sides)
+    text = to_text(diff(one, two, ("old", "new"), batches=batches), 200)
+    assert re.search(r"time by sample +1.88 ms +6.25 ms +\+233 %", text), text
+    assert "A step of old has 64 samples and one of new 16: times by sample compare" in text
+    assert diff_object(one, two, batches=batches)["global_batch"] == [64, 16]
+    longer = to_text(diff(one, two, ("old", "new"), batches=(batch(64), batch(64, 256))), 200)
+    assert "time by sample" not in longer
+    assert "Steps of old and new are of batches whose samples have other sizes" in longer
+    for same in ((batch(64), batch(64)), (batch(64), None), (None, None)):
+        alike = to_text(diff(one, two, ("old", "new"), batches=same), 200)
+        assert "compare" not in alike
+        assert "sample" not in alike
 
 
 def test_diff_of_two_models_names_both() -> None:

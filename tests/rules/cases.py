@@ -199,6 +199,23 @@ def _cross_entropy(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, An
     }
 
 
+def _ctc_loss(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Some targets are longer than their inputs: infinite, unless such are taken for zero. One is
+    as long as any may be: by it PyTorch sizes what it keeps."""
+    del kind
+    times, samples, classes, longest = d.of(4, 5, 7), d.size(), d.of(3, 4, 6), d.small()
+    infinite = d.flag()
+    blank = d.of(0, 0, classes - 1)
+    targets = d.ids(classes - 1, samples, longest) + (blank == 0)
+    wanted = d.ids(longest + 1, samples)
+    wanted[-1] = longest
+    given = d.ids(2, samples) + times - 1 if infinite else torch.full((samples,), 2 * longest + 1)
+    times = times if infinite else 2 * longest + 1
+    log_probs = d.real(times, samples, classes, gradient=True)
+    operands = (log_probs, targets, given, wanted)
+    return operands, {"blank": blank, "zero_infinity": infinite}
+
+
 def _logic(d: Draw, kind: str) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     del kind
     shape = d.shape()
@@ -621,6 +638,7 @@ CASES: Mapping[str, Builder] = {
     "log_softmax": _softmax,
     "embedding": _embedding,
     "cross_entropy": _cross_entropy,
+    "ctc_loss": _ctc_loss,
     "where": _where,
     "masked_fill": _masked_fill,
     "reshape": _reshape,

@@ -164,6 +164,12 @@ def _cross_entropy(call: Call) -> Tensor:
     return total / count
 
 
+def _ctc_loss(call: Call) -> Tensor:
+    x, y, given, wanted = call.operands
+    blank, infinity = call.attrs["blank"], call.attrs["zero_infinity"]
+    return F.ctc_loss(x, y, given, wanted, blank, "none", infinity)
+
+
 def _where(call: Call) -> Tensor:
     condition, *rest = call.operands
     values = [
@@ -250,6 +256,7 @@ REFERENCE: Mapping[str, Reference] = {
     "log_softmax": lambda c: F.log_softmax(c.x, c.attrs["dim"]),
     "embedding": _embedding,
     "cross_entropy": _cross_entropy,
+    "ctc_loss": _ctc_loss,
     "add": _two(torch.add),
     "sub": _two(torch.sub),
     "mul": _two(torch.mul),

@@ -6,7 +6,9 @@ from typing import Any
 
 import yaml
 
+from autopar.emit.exports.held import FLOAT32, HALF, state_note
 from autopar.emit.exports.setup import Setup
+from autopar.emit.exports.sizes import in_words
 from autopar.emit.exports.text import (
     Export,
     check_microbatch,
@@ -25,6 +27,8 @@ def export(setup: Setup) -> Export:
     check(setup, NAME)
     left_out = not_carried(
         setup,
+        f"the model's sizes: the script makes it{in_words(setup)}" if in_words(setup) else "",
+        _state(setup),
         f"the batch: the script loads {setup.microbatch} samples a process and microbatch",
         f"ZeRO {setup.zero}: FSDP2 splits parameters, and keeps them gathered from forward to "
         "backward as ZeRO 2 does"
@@ -61,6 +65,16 @@ def export(setup: Setup) -> Export:
     opening = header(setup, "Accelerate 1.15", left_out) + f"# {start}\n"
     text = yaml.safe_dump(_settings(setup), sort_keys=False)
     return Export({"accelerate.yaml": opening + text}, left_out, start)
+
+
+def _state(setup: Setup) -> str:
+    """Under FSDP2 it casts trained parameters to float32, unless mixed_precision is no."""
+    if _shards(setup) and setup.precision in HALF:
+        return state_note(setup.held, FLOAT32, "Accelerate")
+    kept = "" if setup.held is None else setup.held.kept
+    if kept not in (*HALF, "several"):
+        return ""
+    return f"the parameters' dtype: the script loads the model in {kept}, as it was planned"
 
 
 def _shards(setup: Setup) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autopar.emit.exports.held import HALF
 from autopar.emit.exports.jax_trainers import check_mesh, check_stages
 from autopar.emit.exports.setup import Setup
+from autopar.emit.exports.sizes import in_words
 from autopar.emit.exports.text import Export, header, not_carried, recomputes
 from autopar.nouns.recompute import SELECTIVE
 
@@ -16,8 +18,13 @@ def export(setup: Setup) -> Export:
     """``autopar_mesh.py``, mesh rules for a trainer's configuration. Raises `Refused`."""
     check_mesh(setup, NAME)
     check_stages(setup, NAME)
+    kept = "" if setup.held is None else setup.held.kept
     left_out = not_carried(
         setup,
+        f"the model's sizes: of the trainer's configuration{in_words(setup)}"
+        if in_words(setup)
+        else "",
+        f"the parameters' dtype, {kept}: of the trainer's configuration" if kept in HALF else "",
         f"ZeRO {setup.zero}: fsdp splits parameters too, as ZeRO 3"
         if setup.zero in (1, 2) and setup.dp_shard > 1
         else "",

@@ -10,7 +10,9 @@ import json
 import re
 from typing import Any
 
+from autopar.emit.exports.held import DEEPSPEED, FLOAT32, HALF, state_note
 from autopar.emit.exports.setup import Setup
+from autopar.emit.exports.sizes import in_words
 from autopar.emit.exports.tensor_styles import layers
 from autopar.emit.exports.text import (
     Export,
@@ -29,8 +31,11 @@ def export(setup: Setup) -> Export:
     _check(setup)
     specs = _layer_specs(setup)
     unpaired = setup.tp > 1 and bool(setup.parameters) and not specs
+    keeps = DEEPSPEED if setup.precision in HALF else FLOAT32
     left_out = not_carried(
         setup,
+        f"the model's sizes: the script makes it{in_words(setup)}" if in_words(setup) else "",
+        state_note(setup.held, keeps, "DeepSpeed"),
         "which linear layers are split over tp: the plan gathers between them, AutoTP goes by its "
         "own rule"
         if unpaired

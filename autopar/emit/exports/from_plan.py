@@ -5,18 +5,22 @@ This is the one place of the exports that looks into a plan's stages and spreads
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from autopar.emit.exports.held import Held, held
 from autopar.emit.exports.setup import Machines, Setup, StoredTensor
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph, Tensor
-from autopar.nouns.optimizer import is_own
+from autopar.nouns.optimizer import is_own, state_per_parameter
 from autopar.nouns.plan import Plan, key
 from autopar.nouns.recompute import most
 from autopar.nouns.sharding import Sharding
 from autopar.nouns.text.cluster import ranks_text
+from autopar.nouns.zero import over
 
 
 def setup_of(plan: Plan, graph: Graph, batch: Iterable[BatchEntry], cluster: Cluster) -> Setup:
@@ -51,6 +55,7 @@ def setup_of(plan: Plan, graph: Graph, batch: Iterable[BatchEntry], cluster: Clu
         training={} if is_own(plan.optimizer) else plan.fingerprints.training,
         layers=sum(layers) or None,
         cuts=layers,
+        held=_held(plan, graph),
         parameters=tuple(_parameters(plan, graph)),
         activations=tuple(_activations(plan, graph)),
         batch_dims={e.name: (len(e.shape), e.batch_dim) for e in entries if e.kind != "drawn"},
@@ -130,7 +135,10 @@ def _parameters(plan: Plan, graph: Graph) -> Iterator[StoredTensor]:
     def one(body: Graph, tensor: Tensor, block: str | None, instance: str) -> StoredTensor:
         sharding = Sharding.parse(stored.get(key(block, tensor.name), "R"))
         full = f"{instance}.{tensor.name}" if instance else tensor.name
-        return StoredTensor(full, tensor.shape, sharding, instance, _reader(body, tensor.name))
+        return StoredTensor(
+            *(full, tensor.shape, sharding, instance, _reader(body, tensor.name)),
+            *(tensor.dtype, tensor.differentiable),
+        )
 
     for tensor in graph.tensors.values():
         if tensor.role == "parameter":
@@ -140,6 +148,41 @@ def _parameters(plan: Plan, graph: Graph) -> Iterator[StoredTensor]:
             for tensor in block.body.tensors.values():
                 if tensor.role == "parameter":
                     yield one(block.body, tensor, block.name, instance)
+
+
+def _held(plan: Plan, graph: Graph) -> Held | None:
+    """The trained parameters of every pipeline rank, and the memory that was priced."""
+    places = {device: rank for rank, device in enumerate(plan.groups)}
+    ranks = [Counter[str]() for _ in places]
+    homes = _homes(plan, graph)
+    for p in _parameters(plan, graph):
+        if not p.trained:
+            continue
+        ways = plan.degrees["tp"] if p.sharding.on("tp").kind == "S" else 1
+        for stage in homes.get(p.instance or p.name, {0}):
+            ranks[places[plan.stages[stage].device]][p.dtype] += -(-math.prod(p.shape) // ways)
+    if not any(ranks):
+        return None
+    memory = plan.prediction.memory_bytes
+    offloads = any(stage.offload != "none" for stage in plan.stages)
+    shards = plan.degrees["dp_shard"]
+    return held(
+        *([rank for rank in ranks if rank], over(plan.stages[0].zero, shards), shards),
+        *(0.0 if offloads else state_per_parameter(plan.optimizer), (memory.total, memory.limit)),
+    )
+
+
+def _homes(plan: Plan, graph: Graph) -> dict[str, set[int]]:
+    """Stages by the repeated layer that they run, and by the parameter that their ops read."""
+    firsts = {stage.first: number for number, stage in enumerate(plan.stages) if number}
+    homes: dict[str, set[int]] = {}
+    now = 0
+    for op in graph.ops:
+        now = firsts.get(op.name, now)
+        read = [op.attrs["instance"]] if op.kind == "block" else []
+        for name in (*read, *op.inputs):
+            homes.setdefault(name, set()).add(now)
+    return homes
 
 
 def _reader(body: Graph, name: str) -> str:

@@ -6,8 +6,11 @@ from typing import Any
 
 import yaml
 
+from autopar.emit.exports import sizes as sizes_of
+from autopar.emit.exports.held import FLOAT32, state_note
 from autopar.emit.exports.jax_trainers import check_mesh
 from autopar.emit.exports.setup import Setup
+from autopar.emit.exports.sizes import in_words, plain, sized
 from autopar.emit.exports.text import Export, header, not_carried, recomputes, refuse
 
 NAME = "levanter"
@@ -24,9 +27,15 @@ def export(setup: Setup) -> Export:
                 "its mesh is replica x data x model",
                 f"Give {name}=1, or export to maxtext or axlearn",
             )
+    sizes = sized(setup)
+    llama = sizes_of.levanter(sizes) if sizes is not None and plain(sizes) else {}
+    kept = "" if setup.held is None else setup.held.kept
     left_out = not_carried(
         setup,
-        "the model and its data: add model: and data:",
+        "the data and tokenizer, whose vocabulary the model takes: add data:"
+        if llama
+        else f"the model{in_words(setup)} and its data: add model: and data:",
+        "" if kept == "bfloat16" else state_note(setup.held, FLOAT32, "Levanter"),
         f"ZeRO {setup.zero}: parameters are split over data, as ZeRO 3"
         if setup.zero in (1, 2) and setup.dp_shard > 1
         else "",
@@ -38,7 +47,7 @@ def export(setup: Setup) -> Export:
     short = {"float32": "f32", "bfloat16": "bfloat16", "float16": "float16"}
     split = setup.zero > 0 and setup.dp_shard > 1
     trainer: dict[str, Any] = {
-        "mp": f"p=f32,c={short[setup.precision]}",
+        "mp": f"p={'bfloat16' if kept == 'bfloat16' else 'f32'},c={short[setup.precision]}",
         "train_batch_size": setup.global_batch,
         "per_device_parallelism": setup.microbatch,
         "mesh": {
@@ -48,7 +57,7 @@ def export(setup: Setup) -> Export:
         },
     }
     settings: dict[str, Any] = {
-        "model": {"gradient_checkpointing": recomputes(setup) != "none"},
+        "model": {**llama, "gradient_checkpointing": recomputes(setup) != "none"},
         "trainer": trainer,
     }
     if setup.trains:

@@ -7,8 +7,11 @@ from typing import Any
 import yaml
 
 from autopar.emit.exports import models
+from autopar.emit.exports import sizes as sizes_of
+from autopar.emit.exports.held import FLOAT32, state_note
 from autopar.emit.exports.jax_trainers import check_mesh, check_stages
 from autopar.emit.exports.setup import Setup, within_nodes
+from autopar.emit.exports.sizes import sized
 from autopar.emit.exports.text import Export, header, not_carried
 from autopar.nouns.recompute import FULL, NONE, SELECTIVE
 
@@ -41,9 +44,15 @@ def export(setup: Setup) -> Export:
     check_mesh(setup, NAME)
     check_stages(setup, NAME)
     model, known = models.named(setup, MODELS, "llama3-8b")
+    sizes = None if known else sized(setup)
+    kept = "" if setup.held is None else setup.held.kept
     left_out = not_carried(
         setup,
-        models.stand_in(known, model, "model_name of your model"),
+        models.stand_in(known or sizes is not None, model, "model_name of your model"),
+        f"{sizes.unusual} of the model: no field here says it"
+        if sizes is not None and sizes.unusual
+        else "",
+        "" if kept == "bfloat16" else state_note(setup.held, FLOAT32, "MaxText"),
         "ZeRO 2: gradients and parameters are split, as ZeRO 3" if setup.zero == 2 else "",
         "sequence parallelism over tp: MaxText decides by its rules"
         if setup.tp > 1 and not setup.sequence_parallel
@@ -56,14 +65,16 @@ def export(setup: Setup) -> Export:
         else "",
         selects_ops=True,
     )
-    settings = {
+    settings: dict[str, Any] = {
         "base_config": "base.yml",
-        "model_name": model,
+        "model_name": model if sizes is None else "default",
+        **({} if sizes is None else sizes_of.maxtext(sizes)),
         "hardware": setup.machines.kind,
         **_mesh(setup),
         **_batch(setup),
         "remat_policy": REMAT.get(setup.recompute, FULL),
         "dtype": setup.precision,
+        **({"weight_dtype": kept} if kept == "bfloat16" else {}),
     }
     if setup.trains:
         settings["gradient_clipping_threshold"] = setup.clip_norm or 0.0

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autopar.emit.exports.held import FLOAT32, HALF, MEGATRON, state_note
 from autopar.emit.exports.setup import Setup, stage_layers
+from autopar.emit.exports.sizes import megatron as size_arguments
+from autopar.emit.exports.sizes import sized
 from autopar.emit.exports.text import (
     Export,
     check_microbatch,
@@ -28,7 +31,10 @@ def export(setup: Setup) -> Export:
     check(setup, NAME)
     left_out = not_carried(
         setup,
-        "the model and its data: add --num-layers, --hidden-size, --data-path and so on to ARGS",
+        "the data and the tokenizer: add --data-path and so on to ARGS"
+        if sized(setup)
+        else "the model and its data: add --num-layers, --hidden-size, --data-path and so on to "
+        "ARGS",
         *gaps(setup),
     )
     fsdp = setup.zero >= 2
@@ -64,6 +70,8 @@ def arguments(setup: Setup) -> Iterator[str]:
     if setup.ep > 1 or setup.etp:
         yield f"--expert-tensor-parallel-size {setup.etp or 1}"
     yield f"--micro-batch-size {setup.microbatch} --global-batch-size {setup.global_batch}"
+    if (sizes := sized(setup)) is not None:
+        yield from size_arguments(sizes)
     if setup.sequence:
         yield f"--seq-length {setup.sequence} --max-position-embeddings {setup.sequence}"
     if setup.precision != "float32":
@@ -119,6 +127,10 @@ def sequence_parallel(setup: Setup) -> bool:
 
 def gaps(setup: Setup) -> Iterator[str]:
     """What Megatron-Core does not take, whoever calls it."""
+    keeps = MEGATRON if setup.precision in HALF else FLOAT32
+    yield state_note(setup.held, keeps, "Megatron")
+    if (sizes := sized(setup)) is not None and sizes.unusual:
+        yield f"{sizes.unusual} of the model: no argument here says it"
     if setup.ep > 1 and setup.tp > 1 and not setup.sequence_parallel:
         yield "sequence_parallel=off: with experts beside tp Megatron asserts that it is on"
     if setup.dp_replicate > 1 and setup.zero >= 2:

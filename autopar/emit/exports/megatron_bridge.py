@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from autopar.emit.exports import models
 from autopar.emit.exports.megatron import STRATEGIES, check, gaps, layout, sequence_parallel
 from autopar.emit.exports.setup import Setup
+from autopar.emit.exports.sizes import bridge, in_words, plain, sized
 from autopar.emit.exports.text import Export, header, not_carried, recomputes
 
 NAME = "megatron-bridge"
@@ -20,8 +21,12 @@ def export(setup: Setup) -> Export:
     check(setup, NAME)
     recipe, known = models.named(setup, MODELS, MODELS[models.LLAMA3_8B])
     module, function = recipe.rsplit(".", 1)
+    sizes = sized(setup)
+    same = known or (sizes is not None and plain(sizes))
     left_out = not_carried(
-        setup, models.stand_in(known, function, "a recipe of your model"), *gaps(setup)
+        setup,
+        models.stand_in(same, function, f"a recipe of your model{in_words(setup)}"),
+        *gaps(setup),
     )
     m = setup.machines
     start = f"torchrun --nnodes {m.nodes} --nproc-per-node {m.devices_per_node} autopar_recipe.py"
@@ -46,6 +51,8 @@ if __name__ == "__main__":
 
 
 def _fields(setup: Setup) -> Iterator[str]:
+    if (sizes := sized(setup)) is not None and plain(sizes):
+        yield from (f"cfg.model.{field}" for field in bridge(sizes))
     yield f"cfg.model.tensor_model_parallel_size = {setup.tp}"
     yield f"cfg.model.sequence_parallel = {sequence_parallel(setup)}"
     yield f"cfg.model.pipeline_model_parallel_size = {setup.pp}"

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from autopar.emit.exports.held import Held
 from autopar.nouns.sharding import Sharding
 from autopar.pipeline.schedules.table import SCHEDULES
 
@@ -28,6 +29,8 @@ class StoredTensor:
     """The repeated layer that it is of (``blocks.3``); empty: of none."""
     kind: str = ""
     """Op kind that reads a parameter first (``linear``, ``embedding``); else empty."""
+    dtype: str = "float32"
+    trained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +48,25 @@ class Machines:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Sizes of a transformer, by which trainers' own models are told apart."""
+    """Sizes of a transformer; by the first five trainers' own models are told apart.
+
+    heads:   0 where the others are not known. unusual: what no field here has, in words.
+    """
 
     layers: int
     hidden: int
     ffn: int
     vocab: int
     experts: int = 0
+    heads: int = field(default=0, compare=False)
+    kv_heads: int = field(default=0, compare=False)
+    head_dim: int = field(default=0, compare=False)
+    top_k: int = field(default=0, compare=False)
+    gated: bool = field(default=True, compare=False)
+    tied: bool = field(default=False, compare=False)
+    biases: bool = field(default=False, compare=False)
+    positions: bool = field(default=False, compare=False)
+    unusual: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +86,7 @@ class Setup:
     training:     learning_rate, weight_decay, betas and eps as text; empty where only a layout is
                   known: then the optimizer and clipping stay the trainer's.
     figures:      None where the model is no transformer whose sizes are known.
+    held:         memory of the fullest device, and how trainers' dtypes change it; None: not known.
     parameters:   empty where no plan says how they are split.
     activations:  values that a plan shards, by key, with the sharding that their readers share.
     """
@@ -102,6 +118,7 @@ class Setup:
     cuts: tuple[int, ...] = ()
     """Layers of each stage; empty: as even as can be."""
     figures: Figures | None = None
+    held: Held | None = None
     parameters: tuple[StoredTensor, ...] = ()
     activations: tuple[StoredTensor, ...] = ()
     batch_dims: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)

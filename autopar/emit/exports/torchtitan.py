@@ -6,7 +6,9 @@ Its `ParallelismConfig` and `TrainingConfig` have slots, so a field of another v
 from __future__ import annotations
 
 from autopar.emit.exports import models
+from autopar.emit.exports.held import FLOAT32, state_note
 from autopar.emit.exports.setup import Setup, stage_layers
+from autopar.emit.exports.sizes import in_words
 from autopar.emit.exports.text import (
     Export,
     check_microbatch,
@@ -44,19 +46,9 @@ def export(setup: Setup) -> Export:
     _check(setup)
     model, known = models.named(setup, MODELS, "llama3.llama3_debugmodel")
     family, recipe = model.split(".")
-    zero = "ZeRO 1: gradients are split too, as ZeRO 2" if setup.zero == 1 else ""
-    if setup.zero == 0 and setup.cp > 1:
-        zero = "ZeRO 0: FSDP splits over cp too, as ZeRO 2"
     way = recomputes(setup, selects_ops=True)
-    left_out = not_carried(
-        setup,
-        models.stand_in(known, recipe, "a recipe of your model"),
-        zero,
-        f"recompute {setup.recompute}: SelectiveAC keeps by its own rule"
-        if way == "selective"
-        else "",
-        f"etp {setup.etp}: experts are not split over tp here" if setup.etp > 1 else "",
-        selects_ops=True,
+    left_out = _left_out(
+        setup, models.stand_in(known, recipe, f"a recipe of your model{in_words(setup)}")
     )
     reshard = "always" if setup.zero == 3 else "never"
     local = setup.microbatch * (setup.microbatches if setup.pp > 1 else 1)
@@ -73,6 +65,7 @@ def export(setup: Setup) -> Export:
         f"    t.global_batch_size = {setup.global_batch}",
         *([f"    t.seq_len = {setup.sequence}"] if setup.sequence else []),
         *([f"    t.max_norm = {setup.clip_norm or 'math.inf'}"] if setup.trains else []),
+        *(['    t.dtype = "bfloat16"  # no float32 masters'] if _narrow(setup) else []),
         f'    t.mixed_precision_param = "{setup.precision}"',
         *(["    t.disable_cuda_graphs = True"] if setup.pp > 1 or setup.ep > 1 else []),
         f"    c.activation_checkpoint = {CHECKPOINTING[way]}",
@@ -108,6 +101,30 @@ def export(setup: Setup) -> Export:
         "--module autopar_recipe --config run"
     )
     return Export({"autopar_recipe.py": body + "\n"}, left_out, start)
+
+
+def _left_out(setup: Setup, model: str) -> tuple[str, ...]:
+    """``model``: the sentence of one that stands in for the user's."""
+    zero = "ZeRO 1: gradients are split too, as ZeRO 2" if setup.zero == 1 else ""
+    if setup.zero == 0 and setup.cp > 1:
+        zero = "ZeRO 0: FSDP splits over cp too, as ZeRO 2"
+    return not_carried(
+        setup,
+        model,
+        "" if _narrow(setup) else state_note(setup.held, FLOAT32, "torchtitan"),
+        zero,
+        f"recompute {setup.recompute}: SelectiveAC keeps by its own rule"
+        if recomputes(setup, selects_ops=True) == "selective"
+        else "",
+        f"etp {setup.etp}: experts are not split over tp here" if setup.etp > 1 else "",
+        selects_ops=True,
+    )
+
+
+def _narrow(setup: Setup) -> bool:
+    """Whether its training.dtype holds all state as the plan does, in bfloat16."""
+    kept = "" if setup.held is None else setup.held.kept
+    return setup.precision == kept == "bfloat16"
 
 
 def _pipeline(setup: Setup) -> list[str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autopar.emit.exports.held import HALF
 from autopar.emit.exports.setup import Setup
+from autopar.emit.exports.sizes import in_words
 from autopar.emit.exports.tensor_styles import layers, wildcard
 from autopar.emit.exports.text import (
     Export,
@@ -31,8 +33,15 @@ STYLES = {
 def export(setup: Setup) -> Export:
     """``autopar_distributed.py``. Raises `Refused`."""
     _check(setup)
+    kept = "" if setup.held is None else setup.held.kept
     left_out = not_carried(
         setup,
+        f"the model's sizes: give from_pretrained a model of them{in_words(setup)}"
+        if in_words(setup)
+        else "",
+        f"the parameters' dtype: give from_pretrained(..., dtype=torch.{kept}), as it was planned"
+        if kept in HALF
+        else "",
         "sequence parallelism over tp: not wired up there"
         if setup.sequence_parallel and setup.tp > 1
         else "",

@@ -128,6 +128,15 @@ def _cross_entropy(site: Site) -> Expr:
     return Expr(call("cross_entropy", [logits, labels, *given]), weight=HEAVY)
 
 
+def _ctc_loss(site: Site) -> Expr:
+    arguments = [a.text for a in site.args]
+    if site.attrs["blank"]:
+        arguments.append(f"blank={site.attrs['blank']}")
+    if site.attrs["zero_infinity"]:
+        arguments.append("zero_infinity=True")
+    return Expr(call("ctc_loss", arguments), weight=HEAVY)
+
+
 # -- attention and norms -------------------------------------------------------------------------
 
 
@@ -260,6 +269,7 @@ PRINTERS: Mapping[str, Printer] = {
     "conv": _conv,
     "embedding": _embedding,
     "cross_entropy": _cross_entropy,
+    "ctc_loss": _ctc_loss,
     "attention": _attention,
     "rotary": _rotary,
     "repeat_heads": _repeat_heads,

@@ -7,6 +7,7 @@ float32 all the same (`autopar.lowering.precision`): angles, masks, losses.
 from __future__ import annotations
 
 from autopar.lowering.spread import Lowered
+from autopar.nouns.kinds import WIDE_LOSSES
 
 
 def wide_values(lowered: Lowered, precision: str) -> dict[str, bool]:
@@ -30,6 +31,6 @@ def _losses(lowered: Lowered) -> set[str]:
     losses: set[str] = set()
     for op in lowered.ops:
         inputs = op.op.inputs
-        if op.op.kind == "cross_entropy" or (inputs and all(name in losses for name in inputs)):
+        if op.op.kind in WIDE_LOSSES or (inputs and all(name in losses for name in inputs)):
             losses.update(op.op.outputs)
     return losses

@@ -187,6 +187,8 @@ class _Walk(Lifter):
             self.env[node] = self._function(node)
         elif target is torch.ops.autopar.experts.default:
             self.env[node] = self._experts(node)
+        elif target is torch.ops.autopar.ctc_loss.default:
+            self.env[node] = self._ctc_loss(node)
         elif target is torch._C._set_grad_enabled:
             self.grad = bool(first)
         elif isinstance(target, torch._ops.OpOverload):
@@ -305,6 +307,12 @@ class _Walk(Lifter):
             reads=reads, gate=steps, transposed=called.transposed, bias=called.bias,
         )  # fmt: skip
         return [made]
+
+    def _ctc_loss(self, node: fx.Node) -> Value:
+        *tensors, blank, infinity = node.args
+        (x, *_) = operands = [self.read(t) for t in tensors]
+        given = {"blank": blank, "zero_infinity": infinity}
+        return self.emit("ctc_loss", operands, x.shape[1:2], x.dtype, **given)
 
     def _detached(self, value: Value) -> Value:
         return self.emit("detach", [value], value.shape, value.dtype)

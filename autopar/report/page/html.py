@@ -38,9 +38,15 @@ def joined(children: Iterable[object]) -> Markup:
 
 
 def dotted(name: str) -> Markup:
-    """A dotted name, which may go on in the next line behind its dots, slashes and underscores."""
-    parts = re.split(r"(?<=[./:_])(?![./:_])", name)
-    return tag("code", parts[0], *(x for part in parts[1:] for x in (tag("wbr"), part)))
+    """A name in the letters of code, which may be broken as `breaking` says."""
+    return tag("code", breaking(name))
+
+
+def breaking(name: str) -> Markup:
+    """A name that may go on in the next line behind its dots, slashes and underscores, and before
+    what is in brackets."""
+    first, *rest = re.split(r"(?<=[./:_])(?![./:_])|(?=\()", name)
+    return joined([first, *(x for part in rest for x in (tag("wbr"), part))])
 
 
 def table(

@@ -12,7 +12,7 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.level import Level
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan
-from autopar.report.page.html import Markup, joined, section, table, tag
+from autopar.report.page.html import Markup, breaking, dotted, joined, section, table, tag
 from autopar.report.units import duration, size
 
 SPLITS = {
@@ -51,7 +51,7 @@ def mesh_section(plan: Plan, cluster: Cluster) -> Markup:
         stride, ways = mesh.stride(axis), mesh.size(axis)
         level = level_of(cluster, mesh, axis)
         text = f"over {level.name}: splits {SPLITS.get(axis, 'the model')}"
-        name = tag("span", tag("b", axis), f" {ways}")
+        name = tag("span", tag("b", breaking(axis)), f" {ways}")
         bars = bar(stride, stride * ways, "c0")
         rows.append(tag("div", name, bars, tag("span", text, class_="soft"), class_="row"))
     inner = 1
@@ -134,7 +134,7 @@ def moved_section(rows: Sequence[LevelMoved], stages: int) -> Markup:
     note = f"Bytes of a step, {where}: the full-size side of each collective."
     cells = [(r.level, r.axis, r.kind, f"{r.count:,}", size(r.size_bytes)) for r in rows]
     listed = [
-        (level, tag("span", tag("code", f"{kind}({axis})")), count, total)
+        (level, dotted(f"{kind}({axis})"), count, total)
         for level, axis, kind, count, total in cells
     ]
     return section(

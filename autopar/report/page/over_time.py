@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from autopar.nouns.plan import Prediction
 from autopar.nouns.recompute import within
 from autopar.pipeline.play import Span, memory
 from autopar.pipeline.trace import NAMES
@@ -19,36 +20,51 @@ WIDTH = 10_000
 FEW_SPANS, MOST_SPANS = 600, 6_000
 """Up to the first every action says what it is; beyond the second the first ones are drawn."""
 MOST_CURVES = 8
+MOST_POINTS = 1_500
+"""Of units times microbatches: up to so many, all of a step are drawn, else the first."""
 MOST_MICROBATCHES = 4
 COLOUR = {"F": "c0", "B": "c1", "I": "c3", "W": "c2"}
 Curve = Sequence[tuple[float, float]]
 """(seconds, bytes)."""
 
 
-def over_time_section(priced: PricedPipeline) -> Markup:
+def over_time_section(priced: PricedPipeline, predicted: Prediction) -> Markup:
     if len(priced.schedule.lists) > 1:
-        return _pipeline(priced)
-    curve, count = stage_curve(priced)
+        return _pipeline(priced, predicted.step_time_s)
+    curve, count = stage_curve(priced, predicted)
     (held,) = priced.prices.memory(priced.runs, priced.schedule)
     state = held.total - held.activations
-    limit, end_s = priced.prices.cluster.device.memory_bytes, curve[-1][0]
+    limit, step_s = priced.prices.cluster.device.memory_bytes, predicted.step_time_s
     microbatches = priced.schedule.microbatches
+    whole = count == microbatches
+    end_s = step_s if whole else curve[-1][0]
     shown = (
-        f"the first {count} of {microbatches} microbatches" if count < microbatches else "a step"
+        "a step"
+        if whole
+        else f"the first {count} of {microbatches} microbatches of a step of {duration(step_s)}"
     )
     note = (
         f"Memory over {shown}: {size(state)} of state and buffers stay; what backward needs grows "
-        f"in forward and goes in backward. The device has {size(limit)} (dashed, where near)."
+        "in forward and goes in backward"
+        f"{', and the optimizer comes last' if whole else ''}. The device has {size(limit)} "
+        "(dashed, where near)."
     )
-    chart = _curve([(t, state + kept) for t, kept in curve], end_s, limit, "tall")
-    ends = tag("div", tag("span", "0"), tag("span", duration(end_s)), class_="ends")
-    return section("Memory over time", chart, ends, note=note)
+    points = [(t, state + kept) for t, kept in curve]
+    chart = _curve([*points, (end_s, points[-1][1])], end_s, limit, "tall")
+    return section("Memory over time", chart, _ends(end_s), note=note)
 
 
-def stage_curve(priced: PricedPipeline) -> tuple[Curve, int]:
+def _ends(end_s: float) -> Markup:
+    """The axis under a drawing: from 0 to what its right side is."""
+    return tag("div", tag("span", "0"), tag("span", duration(end_s)), class_="ends")
+
+
+def stage_curve(priced: PricedPipeline, predicted: Prediction) -> tuple[Curve, int]:
     """What one stage keeps for backward as it goes through its units, and of how many microbatches.
 
-    A unit keeps its own from the end of its forward to that of its backward.
+    A unit keeps its own from the end of its forward to that of its backward. Units have the shares
+    of the predicted phases that their compute has of all compute, so that all microbatches end
+    where the optimizer begins.
     """
     prices, called = priced.prices, 0
     units = []
@@ -56,29 +72,44 @@ def stage_curve(priced: PricedPipeline) -> tuple[Curve, int]:
         summary = prices.model.stage_summary(i, i + 1)
         own = within(prices.recompute, called, len(summary.calls))
         time = stage_time(summary, prices.state, prices.cluster, own)
-        units.append((time, summary.life(own).saved))
+        units.append((time.forward_s, time.backward_s, summary.life(own).saved))
         called += len(summary.calls)
-    count = min(priced.schedule.microbatches, MOST_MICROBATCHES)
+    every = priced.schedule.microbatches
+    count = every if every * len(units) <= MOST_POINTS else min(every, MOST_MICROBATCHES)
+    longer, slower = _stretched(
+        sum(f for f, _, _ in units) * every, sum(b for _, b, _ in units) * every, predicted
+    )
     now_s, kept = 0.0, 0.0
     curve = [(now_s, kept)]
     for _ in range(count):
-        for time, saved in units:
-            now_s, kept = now_s + time.forward_s, kept + saved
+        for forward_s, _, saved in units:
+            now_s, kept = now_s + longer * forward_s, kept + saved
             curve.append((now_s, kept))
-        for time, saved in reversed(units):
-            now_s, kept = now_s + time.backward_s, kept - saved
+        for _, backward_s, saved in reversed(units):
+            now_s, kept = now_s + slower * backward_s, kept - saved
             curve.append((now_s, kept))
     return curve, count
 
 
-def _pipeline(priced: PricedPipeline) -> Markup:
+def _stretched(forward_s: float, backward_s: float, predicted: Prediction) -> tuple[float, float]:
+    """By what forward and backward of all microbatches are longer than the compute of their units:
+    communication that is not hidden lies between. Both alike where phases are not told."""
+    if predicted.forward_time_s > 0 and forward_s > 0 and backward_s > 0:
+        return predicted.forward_time_s / forward_s, predicted.backward_time_s / backward_s
+    both = predicted.step_time_s / max(forward_s + backward_s, 1e-12)
+    return both, both
+
+
+def _pipeline(priced: PricedPipeline, step_s: float) -> Markup:
     spans = [s for s in priced.timeline.spans if s.stream == "compute"]
-    drawn, end_s = spans, priced.timeline.step_s
+    drawn, end_s = spans, max(priced.timeline.step_s, step_s)
     note = f"{priced.schedule.name}: {percent(priced.timeline.bubble)} of the ranks' time is idle."
     if len(spans) > MOST_SPANS:
         drawn = sorted(spans, key=lambda s: s.start_s)[:MOST_SPANS]
         end_s = max(s.end_s for s in drawn)
-        note += f" Drawn: the first {duration(end_s)}."
+        note += f" Drawn: the first {duration(end_s)} of a step of {duration(step_s)}."
+    else:
+        note += " Behind the last action ranks meet and the optimizer runs."
     saved = [priced.prices.saved_bytes(stage, *run) for stage, run in enumerate(priced.runs)]
     curves = memory(priced.timeline, lambda stage: saved[stage], lambda stage: 0.0)
     held = priced.prices.memory(priced.runs, priced.schedule)
@@ -112,6 +143,7 @@ def _pipeline(priced: PricedPipeline) -> Markup:
         "Ranks over time",
         tag("ul", *key, class_="legend"),
         *rows,
+        tag("div", tag("span"), _ends(end_s), class_="row"),
         _stages(priced),
         note=note,
     )

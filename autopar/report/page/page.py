@@ -35,14 +35,14 @@ def render(of: Shown) -> str:
 
 def fragment(of: Shown) -> str:
     """The same without a frame, as ``_repr_html_`` gives it; its style touches nothing else."""
-    plan, cluster = of.plan, of.cluster
+    plan, cluster, predicted = of.plan, of.cluster, of.plan.prediction
     parts = [
         _headline(of),
         mesh_section(plan, cluster),
         time_section(plan),
         *([run_section(plan, of.run)] if of.run is not None else []),
         memory_section(plan),
-        over_time_section(of.pipeline),
+        over_time_section(of.pipeline, predicted),
         moved_section(moved(plan, cluster, of.collectives), len(plan.stages)),
         frontier_section(plan),
         tree_section(of.lowered, zero_text(plan)),

@@ -71,8 +71,9 @@ padding:.1rem 0 .1rem 1.1rem;font-size:.88rem}
 .autopar .split{color:var(--c0)}
 @media(max-width:44rem){.autopar .row{grid-template-columns:5.2rem 1fr}
 .autopar .row>:nth-child(3){grid-column:2}.autopar .leaf{grid-template-columns:1fr;
-padding-bottom:.4rem}.autopar table{font-size:.82rem}
-.autopar th,.autopar td{padding-right:.5rem}}
+padding-bottom:.4rem}.autopar table{font-size:.78rem}
+.autopar th,.autopar td{padding-right:.4rem}.autopar th:last-child,.autopar td:last-child
+{padding-right:0}.autopar td code{overflow-wrap:anywhere}}
 @media print{.autopar{max-width:none;padding:0;font-size:10pt;print-color-adjust:exact;
 -webkit-print-color-adjust:exact;--ink:#000;--soft:#444;--line:#bbb;--back:#fff;--card:#f4f4f4}
 .autopar details::details-content{content-visibility:visible;block-size:auto}

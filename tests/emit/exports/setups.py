@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from autopar.emit.exports.from_plan import setup_of
@@ -31,6 +32,10 @@ MEGATRON_STYLE = {
     "down.weight": "tp:S1",
 }
 """Columns, then rows, in attention and MLP."""
+
+
+LLAMA = Figures(32, 4096, 14336, 128256, heads=32, kv_heads=8, head_dim=128)
+MIXTRAL = replace(LLAMA, vocab=32000, experts=8, top_k=2)
 
 
 @functools.cache
@@ -75,7 +80,7 @@ def layout(**changes: object) -> Setup:
         "sequence_parallel": True,
         "precision": "bfloat16",
         "layers": 32,
-        "figures": Figures(32, 4096, 14336, 128256),
+        "figures": LLAMA,
     }
     return Setup(**{**settings, **changes})  # type: ignore[arg-type]
 
@@ -89,7 +94,7 @@ def experts(**changes: object) -> Setup:
         "microbatches": 8,
         "dp_shard": 4,
         "ep": 4,
-        "figures": Figures(32, 4096, 14336, 32000, 8),
+        "figures": MIXTRAL,
     }
     return layout(**{**ours, **changes})
 

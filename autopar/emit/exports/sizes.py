@@ -1,0 +1,90 @@
+"""A transformer's sizes in the fields of trainers that have such."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from autopar.emit.exports.setup import Figures, Setup
+
+
+def sized(setup: Setup) -> Figures | None:
+    """The sizes, where an architecture file or a model gave all of them."""
+    figures = setup.figures
+    return figures if figures is not None and figures.heads else None
+
+
+def in_words(setup: Setup) -> str:
+    """`` (32 layers, hidden 4096, 32 heads of 128, 8 of keys, ffn 14336, vocabulary 128256)``;
+    empty where they are not known."""
+    x = sized(setup)
+    if x is None:
+        return ""
+    experts = f", {x.experts} experts of which {x.top_k}" if x.experts else ""
+    return (
+        f" ({x.layers} layers, hidden {x.hidden}, {x.heads} heads of {x.head_dim}, {x.kv_heads} of "
+        f"keys, ffn {x.ffn}{experts}, vocabulary {x.vocab})"
+    )
+
+
+def megatron(x: Figures) -> Iterator[str]:
+    """Arguments of Megatron-LM, what belongs together on one line."""
+    yield f"--num-layers {x.layers} --hidden-size {x.hidden} --vocab-size {x.vocab}"
+    yield f"--num-attention-heads {x.heads} --kv-channels {x.head_dim}"
+    if x.kv_heads != x.heads:
+        yield f"--group-query-attention --num-query-groups {x.kv_heads}"
+    yield f"--ffn-hidden-size {x.ffn}" + (" --swiglu" if x.gated else "")
+    if x.experts:
+        yield f"--num-experts {x.experts} --moe-router-topk {x.top_k} --moe-ffn-hidden-size {x.ffn}"
+    if not x.tied:
+        yield "--untie-embeddings-and-output-weights"
+    if not x.biases:
+        yield "--disable-bias-linear"
+    yield f"--position-embedding-type {'learned_absolute' if x.positions else 'rope'}"
+
+
+def bridge(x: Figures) -> Iterator[str]:
+    """Fields of Megatron-Bridge's ``cfg.model``."""
+    yield f"num_layers = {x.layers}"
+    yield f"hidden_size = {x.hidden}"
+    yield f"ffn_hidden_size = {x.ffn}"
+    yield f"num_attention_heads = {x.heads}"
+    yield f"num_query_groups = {x.kv_heads}"
+    yield f"kv_channels = {x.head_dim}"
+    yield f"vocab_size = {x.vocab}"
+
+
+def maxtext(x: Figures) -> dict[str, Any]:
+    """Fields of MaxText's ``base.yml``, for a model that has no name there."""
+    experts = {"num_experts": x.experts, "num_experts_per_tok": x.top_k} if x.experts else {}
+    return {
+        **({"decoder_block": "mixtral"} if x.experts else {}),
+        "base_num_decoder_layers": x.layers,
+        "base_emb_dim": x.hidden,
+        "base_num_query_heads": x.heads,
+        "base_num_kv_heads": x.kv_heads,
+        "head_dim": x.head_dim,
+        "base_mlp_dim": x.ffn,
+        "mlp_activations": ["silu", "linear"] if x.gated else ["gelu"],
+        "vocab_size": x.vocab,
+        "logits_via_embedding": x.tied,
+        **experts,
+    }
+
+
+def levanter(x: Figures) -> dict[str, Any]:
+    """Levanter's ``model:`` of type llama; its vocabulary is the tokenizer's."""
+    return {
+        "type": "llama",
+        "num_layers": x.layers,
+        "hidden_dim": x.hidden,
+        "num_heads": x.heads,
+        "num_kv_heads": x.kv_heads,
+        "intermediate_dim": x.ffn,
+    }
+
+
+def plain(x: Figures) -> bool:
+    """A decoder that Llama's layers compute, sizes apart."""
+    gated = x.gated and not x.biases and not x.positions
+    return gated and not x.experts and not x.unusual and x.head_dim * x.heads == x.hidden
