@@ -40,6 +40,7 @@ from autopar.frontends.pytorch.hits import (
     mask_behind,
 )
 from autopar.frontends.pytorch.hooks import ASK_GRAD_FN, GET_DATA, GET_GRAD_FN
+from autopar.frontends.pytorch.python_numbers import number_of
 from autopar.frontends.pytorch.recording import Replayer
 from autopar.frontends.pytorch.same_counts import SameCounts
 from autopar.frontends.pytorch.skipped import Skip, SomeRows, refused
@@ -284,6 +285,8 @@ class _Noting(TorchFunctionMode):
                 answer = self.sources.take(node_of(tensor), frame)
                 if answer is not None:
                     return answer
+            if answer is None and func.__name__ == "item" and tensor.numel() == 1:
+                return number_of(tensor)
             if answer is None:
                 raise
             self.checks.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")

@@ -37,6 +37,7 @@ from autopar.frontends.pytorch.left_behind import (
 )
 from autopar.frontends.pytorch.mask_functions import mask_functions_broadcast
 from autopar.frontends.pytorch.noting import Sources
+from autopar.frontends.pytorch.python_numbers import numbers_stay_tensors
 from autopar.frontends.pytorch.quiet import quiet_fake_tensors
 from autopar.frontends.pytorch.seeds import seeds_refused
 from autopar.runtime.pytorch.torch_private import causal_check, exporting
@@ -109,6 +110,7 @@ def take_trace(built: Built, repeats: Repeats) -> Trace:
         stack.enter_context(seeds_refused())
         stack.enter_context(inner_gradients_refused())
         stack.enter_context(autocast_of_devices_refused())
+        stack.enter_context(numbers_stay_tensors(model))
         stack.enter_context(_masks_unread())
         stack.enter_context(mask_functions_broadcast())
         stack.enter_context(quiet_fake_tensors())
