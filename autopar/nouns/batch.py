@@ -13,6 +13,13 @@ NO_SAMPLES = (
     "sizes decide the plan, and its values nothing"
 )
 
+NO_DIM = (
+    "no entry of the batch has a dim 0 that counts samples, so there is nothing to split over data "
+    "ranks. Where the batch is one whole (a graph, a field), give each entry a dim of one sample, "
+    "x.unsqueeze(0), and take x[0] in the forward: model axes then split the layers (--fix tp=4); "
+    "several of them in one batch are split over data ranks too"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class BatchEntry:

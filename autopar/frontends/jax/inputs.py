@@ -11,7 +11,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from autopar.frontends.captured import ModelTensor
 from autopar.frontends.jax.errors import BatchError, NotFloating
-from autopar.nouns.batch import NO_SAMPLES, BatchEntry
+from autopar.nouns.batch import NO_DIM, NO_SAMPLES, BatchEntry
 from autopar.nouns.graph import Graph
 
 
@@ -111,7 +111,7 @@ def samples_of(entries: tuple[BatchEntry, ...]) -> int:
     """The number of samples; raises `BatchError` where dim 0 of two entries differs."""
     cut = [e for e in entries if e.batch_dim == 0]
     if not cut:
-        raise BatchError("no array of the batch has a dim 0 that counts samples")
+        raise BatchError(NO_DIM)
     if len({e.shape[0] for e in cut}) > 1:
         shown = ", ".join(f"{e.name} {list(e.shape)}" for e in cut)
         raise BatchError(

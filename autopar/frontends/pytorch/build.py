@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from autopar.frontends import places
 from autopar.frontends.pytorch.errors import BatchError, BuildError
-from autopar.nouns.batch import NO_SAMPLES
+from autopar.nouns.batch import NO_DIM, NO_SAMPLES
 from autopar.nouns.workload import Workload
 from autopar.runtime.pytorch.torch_private import FakeTensor, FakeTensorMode
 
@@ -146,7 +146,7 @@ def check_batch(batch: Mapping[str, torch.Tensor], whole: tuple[str, ...]) -> in
         raise BatchError(f"whole_inputs names {unknown[0]!r}; the batch has {', '.join(batch)}")
     cut = {name: t.shape[0] for name, t in batch.items() if name not in whole and t.ndim}
     if not cut:
-        raise BatchError("no tensor of the batch has a dim 0 that counts samples")
+        raise BatchError(NO_DIM)
     if len(set(cut.values())) > 1:
         shown = ", ".join(f"{n} {list(batch[n].shape)}" for n in cut)
         raise BatchError(
