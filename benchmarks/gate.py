@@ -103,6 +103,7 @@ def parts() -> list[Part]:
             "zoo", "--all", "--only", ",".join(types),
             "--sample", str(VERIFIED), "--seed", str(SEED),
         ),
+        "spellings": ("spellings", "--sample", "8", "--seed", "0"),
         "every schedule, verified": ("pipelines", "--models", "examples/02_gpt.py"),
         "train.py beside run": ("train_files", "--families", TRAINED),
         "planted errors": ("planted_errors", "--sample", str(PLANTED), "--seed", str(SEED)),

@@ -27,6 +27,7 @@ from benchmarks.figures import Target, show
 from benchmarks.in_processes import each
 from benchmarks.spellings.every import every
 from benchmarks.spellings.planned import LAYOUTS, Outcome, outcomes
+from benchmarks.spellings.refusals import REFUSALS
 from benchmarks.worst_errors import worst_errors
 
 FIRST = Path(__file__).with_name("first_run.json")
@@ -96,13 +97,16 @@ def targets(made: Sequence[Outcome], minutes: float) -> list[Target]:
     def count(*kinds: str) -> int:
         return sum(row.outcome in kinds for row in made)
 
-    pytorch = {row.name for row in made if row.name.startswith("torch/")}
-    refused = {row.name for row in made if row.outcome == "refused"} & pytorch
-    share = 100 * len(refused) / len(pytorch) if pytorch else 0.0
+    pytorch = [name for name in every() if name.startswith("torch/")]
+    refused = {row.name for row in made if row.outcome == "refused"}
+    planned = {row.name for row in made} - refused
+    share = 100 * len(refused.intersection(pytorch)) / len(pytorch)
     return [
         Target("plans that are WRONG", count("WRONG"), 0),
         Target("plans that crashed or are told a defect of autopar", count("crashed", "defect"), 0),
-        Target("% of PyTorch spellings that are refused", share, 100 * REFUSED_SHARE),
+        Target("refused, and no reason is known", len(refused - REFUSALS.keys()), 0),
+        Target("not refused, and a reason is told", len(planned & REFUSALS.keys()), 0),
+        Target("% of all PyTorch spellings that are refused", share, 100 * REFUSED_SHARE),
         Target("minutes", minutes, MINUTES),
     ]
 

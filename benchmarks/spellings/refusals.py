@@ -1,0 +1,56 @@
+"""Spellings that are refused under some layout, and why their authors must write them otherwise.
+
+Of JAX an op without a rule, or one that the emitter has not, is not built yet: "not yet".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+REFUSALS: Mapping[str, str] = {
+    "torch/kept buffers/flag that the first forward sets when it fills the parameters": "a branch "
+    "by the state: the first step is another program; fill them before training",
+    "torch/normalised weights/normalised by hand and the parameter written back while training": (
+        "the optimizer owns the parameter: normalise a copy (a parametrisation)"
+    ),
+    "torch/document mask/squares between cumulative lengths set in a loop": "slices whose ends are "
+    "numbers of the batch: compare document ids, which repeat_interleave makes of the lengths",
+    "torch/stochastic depth/a random subset of the samples and index_add": "all data ranks would "
+    "have to draw one permutation: draw it with the batch",
+    "torch/stochastic depth/a module list that leaves layers out": "each step would be another "
+    "program: multiply by a mask of 0 and 1",
+    "torch/routing by top k/words sorted by expert and split by counts in a list": "sizes are "
+    "numbers of the batch: choose each expert's words by a mask",
+    "torch/routing with capacity/places by exclusive cumsum and a one-hot dispatch einsum": "the "
+    "number of classes is a number of the batch: compare with torch.arange(capacity)",
+    "jax/positions/rotary by complex numbers": "not yet: complex numbers",
+    "jax/recurrence over time/associative_scan of a complex diagonal state, under vmap": (
+        "not yet: complex numbers"
+    ),
+    "jax/sums along time/long convolution by rfft of padded lengths": "not yet: complex numbers",
+    "jax/dropout and noise/a key for each sample, the model under vmap": "not yet: gather",
+    "jax/cross entropy/vmap of a sample's loss, itself vmap of a word's": "not yet: gather",
+    "jax/auxiliary losses/one head on every layer's output, stacked by scan": "not yet: gather",
+    "jax/dtype changes/weights rounded to eight bits, gradient straight through": "not yet: round",
+    "jax/layers in a loop/fori_loop that indexes stacked parameters": "not yet: dynamic_slice",
+    "jax/recurrence over time/fori_loop that sets one row of the output": (
+        "not yet: dynamic_slice, scatter"
+    ),
+    "jax/recurrence over time/cumsum of log gates and cumlogsumexp of log values": (
+        "not yet: cumlogsumexp"
+    ),
+    "jax/sums along time/conv_general_dilated of each channel, padded on the left": (
+        "not yet: groups of a convolution over a model axis"
+    ),
+    "jax/contrast over the batch/two views in one, own similarity set away, partner by roll": (
+        "not yet: scatter"
+    ),
+    "jax/contrast over the batch/diagonal of log_softmax over either axis": "not yet: cond",
+    "jax/contrast over the batch/correlation of channels over the samples, off its diagonal": (
+        "not yet: cond"
+    ),
+    "jax/contrast over the batch/hardest of the distances that nested vmap gives": "not yet: cond",
+    "jax/routing/weights of top_k set into zeros, all experts computed": "not yet: scatter",
+    "jax/routing/argsort of the experts' numbers and ragged_dot": "not yet: sort, ragged_dot",
+}
+"""By the spelling's name."""
