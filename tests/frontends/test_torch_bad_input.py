@@ -60,8 +60,8 @@ def test_data_dependent_control_flow() -> None:
 
 
 def test_item() -> None:
-    message = refused(lambda x: x.mean() * x.max().item(), errors.DataDependentError)
-    assert here("x.max().item()") in message
+    message = refused(lambda x: x[: x.argmax().item()].mean(), errors.DataDependentError)
+    assert here("x.argmax().item()") in message
 
 
 def test_boolean_indexing() -> None:
@@ -107,8 +107,8 @@ def test_complex_numbers_from_outside() -> None:
     def complex_batch() -> dict[str, Tensor]:
         return {"x": torch.ones(B, D // 2, dtype=torch.complex64)}
 
-    with pytest.raises(errors.UnsupportedOpError, match="parameter turns is complex"):
-        capture(Workload(model=lambda: Complex(True), batch=batch))
+    captured = capture(Workload(model=lambda: Complex(True), batch=batch))
+    assert captured.graph.tensors["turns"].shape == (D // 2, 2)  # pairs of real numbers
     with pytest.raises(errors.UnsupportedOpError, match="batch\\['x'\\] is complex"):
         capture(Workload(model=lambda: Complex(False), batch=complex_batch))
     captured = capture(Workload(model=lambda: Complex(False), batch=batch))
@@ -135,7 +135,7 @@ def test_writing_into_a_parameter() -> None:
     ("body", "words"),
     [
         (lambda x: torch.vmap(torch.sin)(x).mean(), "torch.vmap"),
-        (lambda x: torch.view_as_real(torch.fft.fft(x).exp()).mean(), "exp on complex"),
+        (lambda x: torch.view_as_real(torch.fft.fft(x).tanh()).mean(), "tanh on complex"),
         (
             lambda x: torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=True).mean(),
             "use_reentrant=False",

@@ -67,13 +67,17 @@ class SameCounts:
             return
         if node.target is _aten.index.Tensor and value.dtype not in (torch.bool, torch.uint8):
             return
-        whole: Hashable = tuple(value.shape)
+        whole: tuple[Any, ...] = tuple(value.shape)
         if node.target is _aten.masked_select.default:
             taken: Any = node.args[0]
             whole = tuple(torch.broadcast_shapes(value.shape, taken.meta["val"].shape))  # type: ignore[no-untyped-call]
-        known = self._sizes.setdefault((form, whole), size)
+        known = self._sizes.setdefault((form, _hashed(whole)), size)
         if known is not size:
             constrain_unify(known, size)
+
+
+def _hashed(sizes: tuple[Any, ...]) -> Hashable:
+    return tuple(n.node.expr if isinstance(n, torch.SymInt) else n for n in sizes)
 
 
 def _form(node: fx.Node, depth: int = DEPTH) -> Hashable | None:
