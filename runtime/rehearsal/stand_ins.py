@@ -40,7 +40,13 @@ def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
         if made is not None:
             made[:] = [own] * len(made)
 
-    asked = load.check_model_of if rank == 0 else lambda *given, **more: None
+    check = load.check_model_of
+
+    def check_model(*given: Any, **more: Any) -> None:
+        if rank == 0:  # which tells the others
+            with without_modes():  # on the host, before there is a step
+                check(*given, **more)
+
     with ExitStack() as stack:
         for where, name, instead in (
             (dist, "new_group", new_group),
@@ -49,7 +55,7 @@ def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
             (dist, "gather_object", collected),
             (dist, "broadcast_object_list", lambda *given, **more: None),
             (Ranks, "device_mesh", device_mesh),
-            (load, "check_model_of", asked),  # the first rank tells the others
+            (load, "check_model_of", check_model),
             (storage, "DistributedDataParallel", Replicas),
             (batches.Comparison, "finish", lambda comparison: False),
             (batches, "digest", lambda batch, elsewhere: 0),

@@ -97,11 +97,15 @@ def test_mistakes_are_found_by_their_line(tmp_path: Path) -> None:
         "positions on the host",
         "another stream is not waited for",
         "16-bit integers",
+        "a hook that fails",
+        "a gradient as a number",
     )
     rows = rehearsals.planted(tmp_path, 2, [m for m in rehearsals.MISTAKES if m.name in names])
     assert [row["case"] for row in rows if not row["found"]] == []
     assert [row["where"] for row in rows if row["kind"] != "none"] == [
         "model.py:117 in forward",
+        "train.py:55 in <lambda>",
+        "train.py:55 in <lambda>",
         "model.py:110 in forward",
         "train.py:59 in backward",
         "train.py:57 in backward",
@@ -109,5 +113,5 @@ def test_mistakes_are_found_by_their_line(tmp_path: Path) -> None:
 
 
 def test_every_mistake_is_of_a_kind_that_there_is() -> None:
-    assert {m.kind for m in rehearsals.MISTAKES} == {"waits", "mixes", "races", "refused"}
+    assert {m.kind for m in rehearsals.MISTAKES} == {"waits", "mixes", "races", "refused", "fails"}
     assert len(rehearsals.MISTAKES) >= 20
