@@ -102,6 +102,7 @@ class Device(ModuleType):
         self.entered: list[Lane] = [self.default]
         self.told = waits
         self.set = 0
+        self.chosen = False
         self.lost: BaseException | None = None
         self.default_generators = [torch.Generator() for _ in range(count)]
 
@@ -136,6 +137,7 @@ class Device(ModuleType):
         return self.set
 
     def set_device(self, device: Any) -> None:
+        self.chosen = True
         place = torch.device(device) if isinstance(device, str) else device
         self.set = (place.index or 0) if isinstance(place, torch.device) else int(place)
 

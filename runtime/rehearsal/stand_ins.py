@@ -3,7 +3,8 @@ all ranks have alike."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -13,16 +14,39 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from autopar.runtime.pytorch import batches, load, local_batches, storage
+from autopar.runtime.pytorch import batches, experts, load, local_batches, storage
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.torch_private import fake_store, without_modes
+from autopar.runtime.rehearsal.second_device import Device
+
+
+def join(rank: int, world: int, device: Device, find: Callable[[str, str], None]) -> None:
+    """Joins a job as `load.start` does on a GPU, with ``device`` in the place of CUDA.
+
+    ``find`` is told of a process group that is made before the device is set: NCCL's would then
+    all be on the first GPU of the machine.
+    """
+
+    def init(*given: Any, **more: Any) -> None:
+        if not device.chosen:
+            find("refused", "a process group is made before the device is set")
+        plain("fake", rank=rank, world_size=world, store=fake_store())
+
+    plain = dist.init_process_group
+    numbers = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    with (
+        patch.dict(os.environ, {name: str(number) for name, number in numbers.items()}),
+        patch.object(torch.cuda, "device_count", device.device_count),
+        patch.object(torch.cuda, "set_device", device.set_device),
+        patch.object(dist, "init_process_group", init),
+    ):
+        load.start("cuda")
 
 
 @contextmanager
 def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
-    """Inside, this process is ``rank`` of ``world`` that there are not; ``groups`` collects the
-    members of every group in the order in which they are made."""
-    dist.init_process_group("fake", rank=rank, world_size=world, store=fake_store())
+    """Inside, this process is ``rank`` of ``world`` that there are not, behind `join`; ``groups``
+    collects the members of every group in the order in which they are made."""
     plain, meshes = dist.new_group, Ranks.device_mesh
 
     def new_group(ranks: Any = None, *given: Any, **more: Any) -> Any:
@@ -32,6 +56,12 @@ def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
     def device_mesh(ranks: Ranks, axes: Sequence[str]) -> DeviceMesh:
         with without_modes():  # it reads its ranks
             return meshes(ranks, axes)
+
+    one_by_one = experts._one_by_one
+
+    def of_the_first(x: torch.Tensor, numbers: Sequence[int], *more: Any) -> torch.Tensor:
+        # Routes have no values here: as if all named the first expert.
+        return one_by_one(x, [len(x), *[0] * (len(numbers) - 1)], *more)
 
     def gathered(made: list[Any], own: Any, group: Any = None) -> None:
         made[:] = [own] * len(made)
@@ -55,6 +85,7 @@ def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
             (dist, "gather_object", collected),
             (dist, "broadcast_object_list", lambda *given, **more: None),
             (Ranks, "device_mesh", device_mesh),
+            (experts, "_one_by_one", of_the_first),
             (load, "check_model_of", check_model),
             (storage, "DistributedDataParallel", Replicas),
             (batches.Comparison, "finish", lambda comparison: False),

@@ -18,14 +18,17 @@ from autopar.files import plan_folder
 from autopar.runtime.program_module import read_train
 from autopar.runtime.pytorch import load
 from autopar.runtime.pytorch.batches import global_batch
+from autopar.runtime.pytorch.metrics import Metrics
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.torch_private import FakeTensorMode
 from autopar.runtime.pytorch.trainer import Trainer
 from autopar.runtime.rehearsal import second_device, stand_ins
 from autopar.runtime.rehearsal.findings import Finding, is_ours, place_of
+from autopar.runtime.rehearsal.kept import Kept
 from autopar.runtime.rehearsal.watch import Literals, Watch
 
 STEPS = 2
+"""Of ``train.py``; the trainer takes as many."""
 
 
 def rehearse(folder: Path, rank: int) -> dict[str, Any]:
@@ -39,10 +42,10 @@ def rehearse(folder: Path, rank: int) -> dict[str, Any]:
     watch = Watch(device, str(folder.resolve()))
     listeners[0] = lambda what: watch.find("waits", what)
     place = torch.device(second_device.NAME, 0)  # the only one that this process sees
+    stand_ins.join(rank, world, device, watch.find)
     # One thread, so that what backward does has the line behind it that called backward.
     one_thread = torch.autograd.set_multithreading_enabled(False)
     with one_thread, stand_ins.alone(rank, world, watch.groups):
-        device.set_device(place)
         for part in (_train_file, _trainer):
             with FakeTensorMode(allow_non_fake_inputs=True), watch, watch.works(), Literals():
                 try:
@@ -65,7 +68,7 @@ def _train_file(folder: Path, place: torch.device) -> None:
 
 
 def _trainer(folder: Path, place: torch.device) -> None:
-    """Steps and an evaluation by the trainer."""
+    """A step by the trainer with its metrics, an evaluation, a checkpoint, and a step behind it."""
     program, workload = load.read(folder, check_model=False)
     trainer = Trainer(
         replace(program, train=read_train(folder)),
@@ -75,9 +78,15 @@ def _trainer(folder: Path, place: torch.device) -> None:
         planned=plan_folder.read_batch(folder),
         folder=folder,
     )
-    for step in range(STEPS):
-        trainer.step(global_batch(workload, step))
+    told: list[Metrics] = []
+    trainer.on_step(told.append, gradient_norm=True)
+    trainer.step(global_batch(workload, 0))
+    told[-1].numbers()
     trainer.evaluate(global_batch(workload, 0))
+    with Kept().instead():
+        trainer.save(folder / "checkpoint")
+        trainer.load(folder / "checkpoint")
+    trainer.step(global_batch(workload, 1))
 
 
 def _failed(watch: Watch, error: BaseException) -> None:
