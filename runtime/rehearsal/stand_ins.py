@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from autopar.runtime.pytorch import batches, experts, load, local_batches, storage
+from autopar.runtime.pytorch.pipeline import stages, ties
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.torch_private import fake_store, without_modes
 from autopar.runtime.rehearsal.second_device import Device
@@ -57,6 +58,13 @@ def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
         with without_modes():  # it reads its ranks
             return meshes(ranks, axes)
 
+    all_holders = ties.holders
+
+    def holders(own: Any, ranks: Ranks) -> dict[str, list[Any]]:
+        # Every rank answers as this one does, and a stage holds what it holds once.
+        made = all_holders(own, ranks)
+        return {name: list({h.stage: h for h in held}.values()) for name, held in made.items()}
+
     one_by_one = experts._one_by_one
 
     def of_the_first(x: torch.Tensor, numbers: Sequence[int], *more: Any) -> torch.Tensor:
@@ -85,6 +93,7 @@ def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
             (dist, "gather_object", collected),
             (dist, "broadcast_object_list", lambda *given, **more: None),
             (Ranks, "device_mesh", device_mesh),
+            (stages, "holders", holders),
             (experts, "_one_by_one", of_the_first),
             (load, "check_model_of", check_model),
             (storage, "DistributedDataParallel", Replicas),

@@ -196,7 +196,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.device.clocks.wait(lane, self.device.clocks.now(current))
         count = self.device.clocks.starts(lane)
         for tensor in here:
-            self._use(tensor, lane, count, True, op.strip("_"))
+            self._use(tensor, lane, count, op != "send", op.strip("_"))  # to several at once
         self._sent.append(lane)
 
     def _functional(self, name: str, args: Any, here: list[Tensor], made: Any) -> None:

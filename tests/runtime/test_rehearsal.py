@@ -94,6 +94,17 @@ def test_a_group_before_the_device_is_found(first: bool, monkeypatch: pytest.Mon
     assert told == ([] if first else ["a process group is made before the device is set"])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "layout"), [("resnet", "stages, recompute"), ("t5", "interleaved-1f1b")]
+)
+def test_stages_that_are_right(family: str, layout: str, tmp_path: Path) -> None:
+    """Running statistics that one stage holds; a tensor that is sent to two ranks at once."""
+    folders, refused = planned_in(family, tmp_path, {layout: rehearsals.EVERY[layout]})
+    assert not refused
+    assert rehearse(folders[layout]).wrong == ()
+
+
 HALVES = {"float16": "llama", "bfloat16": "mixtral"}
 
 
