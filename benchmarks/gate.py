@@ -106,6 +106,7 @@ def parts() -> list[Part]:
         "spellings": ("spellings", "--sample", "8", "--seed", "0"),
         "every schedule, verified": ("pipelines", "--models", "examples/02_gpt.py"),
         "train.py beside run": ("train_files", "--families", TRAINED),
+        "rehearsal, planted mistakes": ("rehearsals", "--planted"),
         "planted errors": ("planted_errors", "--sample", str(PLANTED), "--seed", str(SEED)),
     }  # fmt: skip
     made = [

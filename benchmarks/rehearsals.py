@@ -1,11 +1,13 @@
 """Rehearsals: right programs without a finding, and mistakes in them that are found by their line.
 
     python -m benchmarks.rehearsals [--families llama,examples/02_gpt.py] [--jobs 2] [--json]
+    python -m benchmarks.rehearsals --all [--families ...] [--jobs 2] [--json]
     python -m benchmarks.rehearsals --planted [--json]
 
-The first goes through every layout and schedule of `benchmarks.zoo` and `benchmarks.pipelines`; the
-second changes programs, one line at a time, to mix devices, to make the host wait, to read what a
-stream has not waited for, or to give NCCL what it refuses.
+The first takes each model under some of the layouts and schedules of `benchmarks.zoo` and
+`benchmarks.pipelines`, other ones than the model before it, so that several models meet each; the
+second all of them. The third changes programs, one line at a time, to mix devices, to make the host
+wait, to read what a stream has not waited for, or to give NCCL what it refuses.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +40,9 @@ EVERY: Mapping[str, Mapping[str, str]] = {
     "stages, ZeRO 1": {"pp": "2", "dp_shard": "2", "zero": "1", "schedule": "zb-h1"},
     "stages, recompute": {"pp": "2", "dp_replicate": "2", "recompute": "full", "schedule": "1f1b"},
 }
+FAMILIES = (*ZOO, *(name for name in EXAMPLES if "script" not in name and "jax" not in name))
+EACH = 4
+"""How many of `EVERY` a model meets by default."""
 LIMIT_S = 200.0
 """Seconds that a rank may take, on a machine with other work too."""
 
@@ -83,6 +89,12 @@ MISTAKES: tuple[Mistake, ...] = (
         _LABELS + "        labels.nonzero()\n"),
     Mistake("labels by a mask", "waits", "model.py", _LABELS,
         _LABELS + "        labels[labels >= 0].sum()\n"),
+    Mistake("a gradient as a number", "waits",
+        *_behind_share("share.register_hook(lambda gradient: gradient.item())")),
+    Mistake("a gradient on the host", "mixes",
+        *_behind_share("share.register_hook(lambda gradient: gradient + torch.ones(1))")),
+    Mistake("a hook that fails", "fails",
+        *_behind_share("share.register_hook(lambda gradient: gradient.view(7))")),
     Mistake("positions on the host", "mixes", "model.py", _PLACES,
         "places = torch.arange(SEQUENCE)"),
     Mistake("a mask on the host", "mixes", "model.py", _LABELS,
@@ -119,8 +131,26 @@ MISTAKES: tuple[Mistake, ...] = (
 )  # fmt: skip
 
 
-def found(tasks: Sequence[Path], jobs: int) -> list[list[Finding]]:
-    """Findings of plans that are rehearsed, each rank in a process of its own."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Of a plan: what is found of its ranks, and the CPU seconds of all of them."""
+
+    findings: list[Finding]
+    cpu_s: float
+
+
+def layouts_of(family: str, all_of_them: bool = False) -> dict[str, Mapping[str, str]]:
+    """Those of `EVERY` that a model of `FAMILIES` meets: the next `EACH` behind those of the model
+    before it. Any other model, and with ``all_of_them`` every one, meets all."""
+    names = list(EVERY)
+    if family in FAMILIES and not all_of_them:
+        first = FAMILIES.index(family) * EACH
+        names = [names[(first + n) % len(names)] for n in range(EACH)]
+    return {name: EVERY[name] for name in names}
+
+
+def found(tasks: Sequence[Path], jobs: int) -> list[Found]:
+    """What is found of plans that are rehearsed, each rank in a process of its own."""
     ranks = [stage_ranks(plan_folder.read_plan(folder)) for folder in tasks]
     names = [f"{r} {folder}" for folder, own in zip(tasks, ranks, strict=True) for r in own]
     rows = dict(each(names, _rehearsed, _lost, jobs, LIMIT_S, ["autopar.runtime.rehearsal.worker"]))
@@ -129,7 +159,8 @@ def found(tasks: Sequence[Path], jobs: int) -> list[list[Finding]]:
         mine = [rows[f"{rank} {folder}"] for rank in own]
         every = [Finding(**finding) for row in mine for finding in row["findings"]]
         groups = order_of_groups([row["groups"] for row in mine], own)
-        made.append([f for f in (*every, *groups) if not f.reason])
+        wrong = [f for f in (*every, *groups) if not f.reason]
+        made.append(Found(wrong, round(sum(row["cpu_s"] for row in mine), 1)))
     return made
 
 
@@ -138,12 +169,12 @@ def _rehearsed(name: str) -> tuple[str, dict[str, Any]]:
 
     rank, _, folder = name.partition(" ")
     sys.stdout = sys.stderr = open(os.devnull, "w")
-    return name, worker.rehearse(Path(folder), int(rank))
+    row = worker.rehearse(Path(folder), int(rank))
+    return name, {**row, "cpu_s": time.process_time()}
 
 
 def _lost(name: str, why: str, seconds: float) -> tuple[str, dict[str, Any]]:
-    del seconds
-    return name, {"findings": [asdict(Finding("fails", why, name))], "groups": []}
+    return name, {"findings": [asdict(Finding("fails", why, name))], "groups": [], "cpu_s": seconds}
 
 
 def planted(home: Path, jobs: int, mistakes: Sequence[Mistake] = MISTAKES) -> list[dict[str, Any]]:
@@ -161,38 +192,41 @@ def planted(home: Path, jobs: int, mistakes: Sequence[Mistake] = MISTAKES) -> li
         tasks.append(folder)
     made = found(tasks, jobs)
     rows = [
-        {"case": f"none: {n}", "kind": "none", "found": not f, "where": f[0].what if f else ""}
-        for n, f in zip(folders, made, strict=False)
+        {"case": f"none: {name}", "kind": "none", "found": not plan.findings, "cpu_s": plan.cpu_s}
+        | {"where": plan.findings[0].what if plan.findings else ""}
+        for name, plan in zip(folders, made, strict=False)
     ]
-    for mistake, findings in zip(mistakes, made[len(folders) :], strict=True):
-        mine = [f for f in findings if f.kind == mistake.kind]
+    for mistake, plan in zip(mistakes, made[len(folders) :], strict=True):
+        mine = [f for f in plan.findings if f.kind == mistake.kind]
         line = mine[0].where.rpartition("/")[2] if mine else ""
-        rows.append(
-            {"case": mistake.name, "kind": mistake.kind, "found": bool(mine), "where": line}
-        )
+        row = {"case": mistake.name, "kind": mistake.kind, "found": bool(mine)}
+        rows.append({**row, "cpu_s": plan.cpu_s, "where": line})
     return rows
 
 
-def right(families: Sequence[str], home: Path, jobs: int) -> list[dict[str, Any]]:
+def right(
+    families: Sequence[str], home: Path, jobs: int, all_of_them: bool = False
+) -> list[dict[str, Any]]:
     """A row a plan: what was found of a right program."""
     rows = []
     for number, family in enumerate(families):
-        folders, _ = planned_in(family, home / str(number), EVERY)
+        folders, _ = planned_in(family, home / str(number), layouts_of(family, all_of_them))
         made = found(list(folders.values()), jobs)
-        for name, findings in zip(folders, made, strict=True):
-            said = [f"{f.kind} {f.what} at {f.where}" for f in findings[:1]]
-            row = {"family": family, "plan": name, "findings": len(findings)}
-            rows.append({**row, "first": "".join(said)})
-        bad = sum(bool(row["findings"]) for row in rows if row["family"] == family)
-        told = f"{family}: {len(folders)} plans, {bad} with findings"
-        print(told, file=sys.stderr, flush=True)
+        for name, plan in zip(folders, made, strict=True):
+            said = [f"{f.kind} {f.what} at {f.where}" for f in plan.findings[:1]]
+            row = {"family": family, "plan": name, "findings": len(plan.findings)}
+            rows.append({**row, "cpu_s": plan.cpu_s, "first": "".join(said)})
+        bad = [row for row in rows if row["family"] == family and row["findings"]]
+        told = [f"{family}: {len(folders)} plans, {len(bad)} with findings"]
+        told += [f"  {row['plan']}: {row['first']}" for row in bad]
+        print("\n".join(told), file=sys.stderr, flush=True)
     return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    examples = [name for name in EXAMPLES if "script" not in name and "jax" not in name]
-    parser.add_argument("--families", default=",".join([*ZOO, *examples]))
+    parser.add_argument("--families", default=",".join(FAMILIES))
+    parser.add_argument("--all", action="store_true", help="each model under all layouts")
     parser.add_argument("--planted", action="store_true", help="mistakes instead")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", action="store_true")
@@ -207,13 +241,15 @@ def main() -> None:
             ]
         else:
             families = given.families.split(",")
-            rows = right(families, Path(scratch), given.jobs)
+            rows = right(families, Path(scratch), given.jobs, given.all)
             missing = len(set(families) - {row["family"] for row in rows})
             wrong = sum(bool(row["findings"]) for row in rows)
             targets = [
                 Target("right programs with findings", wrong, 0),
                 Target("families without a plan", missing, 0),
             ]
+    cpu_s = sum(row["cpu_s"] for row in rows)
+    print(f"{cpu_s:.0f} CPU s of ranks, beside planning and imports", file=sys.stderr)
     show(rows, targets, given.json)
     sys.exit(0 if all(target.met for target in targets) else 1)
 

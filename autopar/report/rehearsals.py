@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -24,7 +26,9 @@ def rehearsal_summary(made: Rehearsal) -> RenderableType:
     else:
         ranks = ", ".join(map(str, made.ranks))
         one = "rank" if len(made.ranks) == 1 else "ranks"
-        what = f"Two steps and an evaluation, {one} {ranks} of {made.devices}, without a GPU"
+        what = (
+            f"Steps, an evaluation and a checkpoint, {one} {ranks} of {made.devices}, without a GPU"
+        )
     parts: list[RenderableType] = [Text(what)]
     parts += [Text(_told(finding)) for finding in made.wrong]
     if not made.wrong:
@@ -38,8 +42,18 @@ def rehearsal_summary(made: Rehearsal) -> RenderableType:
     meant = [finding for finding in made.findings if finding.reason]
     if meant:
         parts.append(Text("waits of the host that are meant:"))
-        parts += [Text(f"  {f.what}, at {f.where}: {f.reason}") for f in meant]
+        parts += [Text(line) for line in _lines_of(meant)]
     return Group(*parts)
+
+
+def _lines_of(meant: Sequence[Finding]) -> Iterator[str]:
+    """A line for each place: a checkpoint moves many tensors from one."""
+    alike: dict[str, list[Finding]] = {}
+    for finding in meant:
+        alike.setdefault(finding.where, []).append(finding)
+    for where, findings in alike.items():
+        more = f" and {len(findings) - 1} more like it" if len(findings) > 1 else ""
+        yield f"  {findings[0].what}{more}, at {where}: {findings[0].reason}"
 
 
 def _told(finding: Finding) -> str:

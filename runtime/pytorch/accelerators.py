@@ -19,3 +19,13 @@ def is_accelerator(device: torch.device) -> bool:
 def module_of(device: torch.device) -> Any:
     """`torch.cuda`, or what another accelerator has in its place."""
     return torch.get_device_module(device)
+
+
+def multiplies_groups(device: torch.device) -> bool:
+    """Whether torch has a kernel there for products of groups of rows: on GPUs of CUDA's kind from
+    capability 8.0 (Ampere) on."""
+    if not is_accelerator(device):
+        return False
+    asked = getattr(module_of(device), "get_device_capability", lambda device: None)
+    capability = asked(device)
+    return isinstance(capability, tuple) and capability >= (8, 0)  # Intel's is a dict

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from autopar.runtime.pytorch.accelerators import multiplies_groups
+
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def experts(
@@ -72,8 +74,7 @@ def _has_kernel(x: Tensor, matrices: Tensor) -> bool:
     bfloat16, where rows and matrices begin at multiples of 16 bytes."""
     alike = x.dtype is matrices.dtype is torch.bfloat16 and len(x) > 0
     aligned = all(n % 8 == 0 for n in matrices.shape[1:])
-    gpu = x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) >= (8, 0)
-    return alike and aligned and gpu
+    return alike and aligned and multiplies_groups(x.device)
 
 
 def _at_once(

@@ -3,7 +3,8 @@
 One import a line, with the reason. Tests import this module alone, so that a move names itself.
 """
 
-from collections.abc import Iterator
+import ctypes
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor as FakeTensor,
 )  # a tensor with a device and no memory
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode  # ops on fake tensors
+from torch._subclasses.fake_tensor import in_kernel_invocation_manager
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.distributed.fsdp import FSDPModule
@@ -31,6 +33,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only as tree_map_only  # tensors in nested arguments
 
 functional_collectives = torch.ops._c10d_functional  # collectives that compile, seen by modes
+in_kernel_of = in_kernel_invocation_manager  # a mode's fake tensors are meta tensors inside
 without_modes = _disable_current_modes  # real ops inside of a mode
 resolve_group = _resolve_process_group  # a process group by its name
 causal_check = (torch.nn.modules.transformer, "_detect_is_causal_mask")  # reads a mask's values
@@ -104,8 +107,24 @@ def fake_work() -> Any:
     return FakeWork
 
 
-def python_device(name: str, module: Any) -> None:
-    """Makes ``name`` a device whose module is ``module``, without a kernel; once a process."""
-    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+def python_device(name: str, module: Any, lost: Callable[[BaseException], None]) -> None:
+    """Makes ``name`` a device whose module is ``module``, without a kernel; once a process.
 
-    _setup_privateuseone_for_python_backend(name, module)
+    ``lost`` is told what a hook of autograd raises. Its error is pending while C++ unwinds, which
+    asks for the device's type on the way; Python would refuse to answer with an error pending, and
+    the process would end. So the error is taken there, and `backward` ends with a SystemError.
+    """
+    from torch.utils.backend_registration import (
+        _DummyDeviceGuard,
+        _setup_privateuseone_for_python_backend,
+    )
+
+    class Guard(_DummyDeviceGuard):
+        def type_(self) -> Any:
+            try:
+                ctypes.pythonapi.Py_IsInitialized()  # any call raises what is pending
+            except BaseException as error:
+                lost(error)
+            return super().type_()  # type: ignore[no-untyped-call]
+
+    _setup_privateuseone_for_python_backend(name, module, device_guard=Guard())

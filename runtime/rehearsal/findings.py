@@ -39,6 +39,9 @@ MEANT: tuple[tuple[str, str, str], ...] = (
     ("loss_scale.py", "skips", "whether a step is left out decides what the host does next"),
     ("experts.py", "_products", "without torch's kernel for groups the host cuts by experts' rows"),
     ("offload.py", "finish", "the state is back in host memory before it is used again"),
+    ("state.py", "save", "a checkpoint is of what the step left"),
+    ("state.py", "load", "what was read is there before it is used"),
+    ("metrics.py", "<dictcomp>", "a script asks for numbers"),
     ("batches.py", "_moved", _BATCH),
     ("portions.py", "_moved", _BATCH),
 )

@@ -19,7 +19,7 @@ from autopar.runtime.jobs import jax_launch
 from autopar.runtime.jobs.causes import killed_by
 from autopar.runtime.rehearsal.findings import Finding
 
-WORKERS = {"torch": "worker", "jax": "worker_jax"}
+WORKERS = {"torch": "ranks", "jax": "worker_jax"}
 PLATFORMS = ("cuda", "tpu")
 """That JAX programs are lowered for."""
 

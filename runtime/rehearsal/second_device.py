@@ -102,7 +102,13 @@ class Device(ModuleType):
         self.entered: list[Lane] = [self.default]
         self.told = waits
         self.set = 0
+        self.chosen = False
+        self.lost: BaseException | None = None
         self.default_generators = [torch.Generator() for _ in range(count)]
+
+    def loses(self, error: BaseException) -> None:
+        """A hook of autograd raised ``error``, which does not reach who called backward."""
+        self.lost = self.lost or error
 
     def waits(self, what: str, stream: str | None) -> None:
         """The host waits for ``stream``, or None: for something else that the caller knows."""
@@ -131,6 +137,7 @@ class Device(ModuleType):
         return self.set
 
     def set_device(self, device: Any) -> None:
+        self.chosen = True
         place = torch.device(device) if isinstance(device, str) else device
         self.set = (place.index or 0) if isinstance(place, torch.device) else int(place)
 
@@ -175,7 +182,7 @@ class Device(ModuleType):
 def put_in(count: int, waits: Callable[[str], None]) -> Device:
     """Makes `NAME` a device of this process, of which there are ``count``; once a process."""
     device = Device(count, waits)
-    python_device(NAME, device)
+    python_device(NAME, device, device.loses)
     return device
 
 

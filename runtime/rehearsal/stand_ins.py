@@ -3,7 +3,8 @@ all ranks have alike."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -13,25 +14,62 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from autopar.runtime.pytorch import batches, load, local_batches, storage
+from autopar.runtime.pytorch import batches, experts, load, local_batches, storage
+from autopar.runtime.pytorch.pipeline import stages, ties
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.torch_private import fake_store, without_modes
+from autopar.runtime.rehearsal.second_device import Device
+
+
+def join(rank: int, world: int, device: Device, find: Callable[[str, str], None]) -> None:
+    """Joins a job as `load.start` does on a GPU, with ``device`` in the place of CUDA.
+
+    ``find`` is told of a process group that is made before the device is set: NCCL's would then
+    all be on the first GPU of the machine.
+    """
+
+    def init(*given: Any, **more: Any) -> None:
+        if not device.chosen:
+            find("refused", "a process group is made before the device is set")
+        plain("fake", rank=rank, world_size=world, store=fake_store())
+
+    plain = dist.init_process_group
+    numbers = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    with (
+        patch.dict(os.environ, {name: str(number) for name, number in numbers.items()}),
+        patch.object(torch.cuda, "device_count", device.device_count),
+        patch.object(torch.cuda, "set_device", device.set_device),
+        patch.object(dist, "init_process_group", init),
+    ):
+        load.start("cuda")
 
 
 @contextmanager
 def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
-    """Inside, this process is ``rank`` of ``world`` that there are not; ``groups`` collects the
-    members of every group in the order in which they are made."""
-    dist.init_process_group("fake", rank=rank, world_size=world, store=fake_store())
+    """Inside, this process is ``rank`` of ``world`` that there are not, behind `join`; ``groups``
+    collects the members of every group in the order in which they are made."""
     plain, meshes = dist.new_group, Ranks.device_mesh
 
     def new_group(ranks: Any = None, *given: Any, **more: Any) -> Any:
         groups.append(list(range(world)) if ranks is None else list(ranks))
         return plain(ranks, *given, **{**more, "backend": "fake"})
 
-    def device_mesh(ranks: Ranks, axes: Sequence[str]) -> DeviceMesh:
+    def device_mesh(ranks: Ranks, axes: Sequence[str], of: str = "") -> DeviceMesh:
         with without_modes():  # it reads its ranks
-            return meshes(ranks, axes)
+            return meshes(ranks, axes, of)
+
+    all_holders = ties.holders
+
+    def holders(own: Any, ranks: Ranks) -> dict[str, list[Any]]:
+        # Every rank answers as this one does, and a stage holds what it holds once.
+        made = all_holders(own, ranks)
+        return {name: list({h.stage: h for h in held}.values()) for name, held in made.items()}
+
+    one_by_one = experts._one_by_one
+
+    def of_the_first(x: torch.Tensor, numbers: Sequence[int], *more: Any) -> torch.Tensor:
+        # Routes have no values here: as if all named the first expert.
+        return one_by_one(x, [len(x), *[0] * (len(numbers) - 1)], *more)
 
     def gathered(made: list[Any], own: Any, group: Any = None) -> None:
         made[:] = [own] * len(made)
@@ -40,7 +78,13 @@ def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
         if made is not None:
             made[:] = [own] * len(made)
 
-    asked = load.check_model_of if rank == 0 else lambda *given, **more: None
+    check = load.check_model_of
+
+    def check_model(*given: Any, **more: Any) -> None:
+        if rank == 0:  # which tells the others
+            with without_modes():  # on the host, before there is a step
+                check(*given, **more)
+
     with ExitStack() as stack:
         for where, name, instead in (
             (dist, "new_group", new_group),
@@ -49,7 +93,9 @@ def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
             (dist, "gather_object", collected),
             (dist, "broadcast_object_list", lambda *given, **more: None),
             (Ranks, "device_mesh", device_mesh),
-            (load, "check_model_of", asked),  # the first rank tells the others
+            (stages, "holders", holders),
+            (experts, "_one_by_one", of_the_first),
+            (load, "check_model_of", check_model),
             (storage, "DistributedDataParallel", Replicas),
             (batches.Comparison, "finish", lambda comparison: False),
             (batches, "digest", lambda batch, elsewhere: 0),

@@ -20,14 +20,18 @@ from autopar.runtime.pytorch.torch_private import (
 )
 from autopar.runtime.rehearsal import nccl
 from autopar.runtime.rehearsal.clocks import HOST, Known, Memory
+from autopar.runtime.rehearsal.fakes import (
+    SIZED_BY_VALUES,
+    as_if_all,
+    as_places,
+    is_mask,
+    is_view,
+    number_of,
+    view_of,
+)
 from autopar.runtime.rehearsal.findings import Finding, frames_here, place_of, reason_of
 from autopar.runtime.rehearsal.second_device import NAME, Device
 
-SIZED_BY_VALUES = frozenset(
-    "aten::nonzero aten::masked_select aten::unique aten::_unique aten::_unique2 aten::bincount "
-    "aten::unique_consecutive aten::unique_dim".split()
-)
-"""Ops whose result has as many elements as values say: the host asks the device."""
 INDEXED = frozenset({"aten::index", "aten::index_put", "aten::index_put_"})
 SENDS = (
     "allreduce allreduce_coalesced broadcast allgather _allgather_base allgather_coalesced "
@@ -66,6 +70,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._works: dict[int, tuple[Any, list[Known]]] = {}
         self._pinned: dict[int, Any] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether each call is wrapped, so that nothing of it is compiled; nothing here is."""
+        return False
+
     def find(self, kind: str, what: str) -> None:
         """Notes a finding where the program stands."""
         frames = frames_here(self.program)
@@ -76,27 +85,32 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.findings[kind, what, place] = Finding(kind, what, place, reason, times)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # half of all calls ask for it alone
         kwargs = kwargs or {}
+        view = view_of(func, args, kwargs)
+        if view is not None:
+            return view
         name = func._schema.name
         given = list(_tensors((args, kwargs)))
         here = [t for t in given if t.device.type == NAME]
         if name == "aten::_local_scalar_dense" and isinstance(args[0], FakeTensor):
             if here:
                 self._host_waits(".item()", args[0])
-            return _number(args[0])
+            return number_of(args[0])
         if name in SIZED_BY_VALUES and here:
             self._host_waits(name.removeprefix("aten::"), here[0])
-            return _all_of(name, here[0])
-        if name in INDEXED and here and any(_is_mask(i) for i in args[1]):
+            return as_if_all(name, here[0])
+        if name in INDEXED and here and any(is_mask(i) for i in args[1]):
             self._host_waits("index by a mask", here[0])
-            args = (args[0], _as_places(args[1]), *args[2:])
+            args = (args[0], as_places(args[1]), *args[2:])
         pinned = kwargs.get("pin_memory")
         if pinned:  # which asks for the device's own memory of the host
             kwargs = {**kwargs, "pin_memory": False}
         made = self._made(func, args, kwargs, given, here)
         if pinned and isinstance(made, Tensor):
             self._pinned[_at(made)] = _weak(made.untyped_storage())
-        if name.startswith("prim::") or _is_view(func):
+        if name.startswith("prim::") or is_view(func):
             return made
         if name.startswith("c10d::"):
             self._collective(name.removeprefix("c10d::"), func, args, here)
@@ -182,7 +196,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.device.clocks.wait(lane, self.device.clocks.now(current))
         count = self.device.clocks.starts(lane)
         for tensor in here:
-            self._use(tensor, lane, count, True, op.strip("_"))
+            self._use(tensor, lane, count, op != "send", op.strip("_"))  # to several at once
         self._sent.append(lane)
 
     def _functional(self, name: str, args: Any, here: list[Tensor], made: Any) -> None:
@@ -264,6 +278,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _weak: Any = StorageWeakRef
+_DEVICE: Any = torch.ops.prim.device.default
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
@@ -280,12 +295,6 @@ def _at(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _is_view(func: Any) -> bool:
-    """Whether an op gives its operand's memory and touches none of it."""
-    returned = [a.alias_info for a in func._schema.returns]
-    return bool(returned) and all(a is not None and not a.is_write for a in returned)
-
-
 def _written(func: Any, given: list[Tensor], results: list[Tensor]) -> list[Tensor]:
     """Operands that the op writes into: the first where its name says so."""
     writes = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
@@ -293,39 +302,6 @@ def _written(func: Any, given: list[Tensor], results: list[Tensor]) -> list[Tens
         return []
     ours = {_at(t) for t in results}
     return [t for t in given if t.device.type == NAME and _at(t) in ours] or given[:1]
-
-
-def _number(tensor: Tensor) -> bool | int | float | complex:
-    if tensor.dtype is torch.bool:
-        return False
-    return 1.0 if tensor.is_floating_point() else 1
-
-
-def _all_of(name: str, tensor: Tensor) -> Any:
-    """What an op gives that is sized by values, as if every value counted."""
-    if name == "aten::nonzero":
-        return tensor.new_empty((tensor.numel(), tensor.ndim), dtype=torch.int64)
-    flat = tensor.new_empty(tensor.numel())
-    if "unique" in name:
-        whole = tensor.new_empty(tensor.numel(), dtype=torch.int64)
-        return flat, whole, whole
-    return flat
-
-
-def _is_mask(index: Any) -> bool:
-    return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
-
-
-def _as_places(indices: Any) -> list[Any]:
-    """Masks as the places of all their entries, as if every one counted."""
-    made: list[Any] = []
-    for index in indices:
-        if _is_mask(index):
-            places = index.new_empty(index.numel(), dtype=torch.int64)
-            made += [places] * index.ndim
-        else:
-            made.append(index)
-    return made
 
 
 def _short(func: Any) -> str:

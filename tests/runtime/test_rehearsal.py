@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from autopar.runtime.rehearsal import nccl
+from autopar.runtime.pytorch import load
+from autopar.runtime.rehearsal import nccl, stand_ins
 from autopar.runtime.rehearsal.clocks import HOST, Clocks, Memory
 from autopar.runtime.rehearsal.findings import reason_of
 from autopar.runtime.rehearsal.rehearse import order_of_groups, rehearse
+from autopar.runtime.rehearsal.second_device import Device
 from benchmarks import rehearsals
 from benchmarks.planned import planned_in
 
@@ -71,6 +75,60 @@ def test_groups_in_another_order_are_told() -> None:
     assert found.what == "process group 1 of rank 2 is [2, 3], of rank 0 none"
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_group_before_the_device_is_found(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(kind: str) -> None:
+        if first:
+            torch.cuda.set_device(0)
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(0)
+
+    device = Device(1, lambda what: None)
+    told: list[str] = []
+    monkeypatch.setattr(load, "start", start)
+    try:
+        stand_ins.join(1, 4, device, lambda kind, what: told.append(what))
+        assert (dist.get_rank(), dist.get_world_size()) == (1, 4)
+    finally:
+        dist.destroy_process_group()
+    assert told == ([] if first else ["a process group is made before the device is set"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "layout"), [("resnet", "stages, recompute"), ("t5", "interleaved-1f1b")]
+)
+def test_stages_that_are_right(family: str, layout: str, tmp_path: Path) -> None:
+    """Running statistics that one stage holds; a tensor that is sent to two ranks at once."""
+    folders, refused = planned_in(family, tmp_path, {layout: rehearsals.EVERY[layout]})
+    assert not refused
+    assert rehearse(folders[layout]).wrong == ()
+
+
+HALVES = {"float16": "llama", "bfloat16": "mixtral"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", HALVES)
+def test_half_precisions_wait_for_the_scale_alone(precision: str, tmp_path: Path) -> None:
+    """In bfloat16 experts go by the accelerator's kernel, where the host does not wait."""
+    model = tmp_path / "workload.py"
+    model.write_text(
+        "from dataclasses import replace\n\nfrom benchmarks.zoo_models import ZOO\n\n"
+        f"workload = replace(ZOO[{HALVES[precision]!r}](), precision={precision!r})\n"
+    )
+    layouts = {"sharded": rehearsals.PLANS["sharded"]}
+    folders, refused = planned_in(str(model), tmp_path, layouts)
+    assert not refused
+    made = rehearse(folders["sharded"])
+    assert made.wrong == ()
+    waits = {Path(f.where.partition(":")[0]).name for f in made.findings}
+    assert waits - {"loss_scale.py"} == {
+        *("train.py", "batches.py", "portions.py", "metrics.py", "state.py")
+    }
+    assert ("loss_scale.py" in waits) == (precision == "float16")
+
+
 @pytest.mark.slow
 def test_right_programs_have_no_finding(tmp_path: Path) -> None:
     layouts = {
@@ -97,11 +155,15 @@ def test_mistakes_are_found_by_their_line(tmp_path: Path) -> None:
         "positions on the host",
         "another stream is not waited for",
         "16-bit integers",
+        "a hook that fails",
+        "a gradient as a number",
     )
     rows = rehearsals.planted(tmp_path, 2, [m for m in rehearsals.MISTAKES if m.name in names])
     assert [row["case"] for row in rows if not row["found"]] == []
     assert [row["where"] for row in rows if row["kind"] != "none"] == [
         "model.py:117 in forward",
+        "train.py:55 in <lambda>",
+        "train.py:55 in <lambda>",
         "model.py:110 in forward",
         "train.py:59 in backward",
         "train.py:57 in backward",
@@ -109,5 +171,12 @@ def test_mistakes_are_found_by_their_line(tmp_path: Path) -> None:
 
 
 def test_every_mistake_is_of_a_kind_that_there_is() -> None:
-    assert {m.kind for m in rehearsals.MISTAKES} == {"waits", "mixes", "races", "refused"}
+    assert {m.kind for m in rehearsals.MISTAKES} == {"waits", "mixes", "races", "refused", "fails"}
     assert len(rehearsals.MISTAKES) >= 20
+
+
+def test_every_layout_is_met_by_several_models() -> None:
+    met = Counter(name for family in rehearsals.FAMILIES for name in rehearsals.layouts_of(family))
+    assert met.keys() == rehearsals.EVERY.keys()
+    assert min(met.values()) >= 4
+    assert rehearsals.layouts_of("llama", all_of_them=True) == rehearsals.EVERY
