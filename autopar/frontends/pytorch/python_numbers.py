@@ -15,6 +15,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def numbers_stay_tensors(model: nn.Module) -> Iterator[None]:
     try:
         for space in spaces.values():
             for name in _NAMES:
-                if name not in space and name in _called_only(space["__file__"], _NAMES):
+                if name not in space and name in _called_only(*_version(space["__file__"])):
                     space[name] = _taking(getattr(builtins, name))
                     set_here.append((space, name))
         builtins.max = _choosing(plain["max"], torch.gt)
@@ -63,13 +64,18 @@ def _namespace(module: nn.Module) -> dict[str, Any] | None:
     return space if known else None
 
 
+def _version(file: str) -> tuple[str, int]:
+    """A file and when it was written, in ns; 0 where it is not there."""
+    path = Path(file)
+    return file, path.stat().st_mtime_ns if path.is_file() else 0
+
+
 @cache
-def _called_only(file: str, names: tuple[str, ...]) -> frozenset[str]:
-    """Which of ``names`` the code of ``file`` does nothing with but to call them, and to annotate:
+def _called_only(file: str, written_ns: int) -> frozenset[str]:
+    """Which of `_NAMES` the code of ``file`` does nothing with but to call them, and to annotate:
     not as a class, nor as a dtype."""
     try:
-        with open(file, encoding="utf-8") as text:
-            tree = ast.parse(text.read())
+        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return frozenset()
     annotations = {
@@ -80,9 +86,9 @@ def _called_only(file: str, names: tuple[str, ...]) -> frozenset[str]:
         for part in ast.walk(held)
     }
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    used = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id in names]
+    used = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id in _NAMES]
     other = {n.id for n in used if id(n) not in called and id(n) not in annotations}
-    return frozenset(names) - other
+    return frozenset(_NAMES) - other
 
 
 def _is_open(value: object) -> bool:
