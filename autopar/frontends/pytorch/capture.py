@@ -94,7 +94,7 @@ def capture_built(built: Built, whole_inputs: tuple[str, ...] = ()) -> Captured:
     notes = (
         *_untrained(untrained),
         *_where(PAIRS, [n.name for n in trace.named.values() if _is_pairs(n)]),
-        *_where(CHOSEN, walk.chosen.places),
+        *_where(CHOSEN, walk.chosen.table.places),
         *_where(UNCHECKED, trace.sources.checks),
         *_where(SKIPPED, [skip.place for skip in trace.sources.skips]),
     )

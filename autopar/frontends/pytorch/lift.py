@@ -54,7 +54,7 @@ def lift(trace: Trace) -> Lifter:
 class _Walk(Lifter):
     def run(self) -> None:
         trace = self.trace
-        skips = Skips(trace.sources.skips, trace.graph, self, self.chosen.unchanged)
+        skips = Skips(trace.sources.skips, trace.graph, self, self.chosen.table.unchanged)
         for place, node in enumerate(trace.graph.nodes):
             skips.at(place)
             self.source = trace.sources.at(place)
