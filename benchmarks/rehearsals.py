@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,11 +150,21 @@ def layouts_of(family: str, all_of_them: bool = False) -> dict[str, Mapping[str,
     return {name: EVERY[name] for name in names}
 
 
-def found(tasks: Sequence[Path], jobs: int) -> list[Found]:
-    """What is found of plans that are rehearsed, each rank in a process of its own."""
+def found(tasks: Sequence[Path], jobs: int, trainer: bool = True) -> list[Found]:
+    """What is found of plans that are rehearsed, each rank in a process of its own; without
+    ``trainer`` of their ``train.py`` alone."""
     ranks = [stage_ranks(plan_folder.read_plan(folder)) for folder in tasks]
     names = [f"{r} {folder}" for folder, own in zip(tasks, ranks, strict=True) for r in own]
-    rows = dict(each(names, _rehearsed, _lost, jobs, LIMIT_S, ["autopar.runtime.rehearsal.worker"]))
+    rows = dict(
+        each(
+            names,
+            partial(_rehearsed, trainer),
+            _lost,
+            jobs,
+            LIMIT_S,
+            ["autopar.runtime.rehearsal.worker"],
+        )
+    )
     made = []
     for folder, own in zip(tasks, ranks, strict=True):
         mine = [rows[f"{rank} {folder}"] for rank in own]
@@ -164,12 +175,12 @@ def found(tasks: Sequence[Path], jobs: int) -> list[Found]:
     return made
 
 
-def _rehearsed(name: str) -> tuple[str, dict[str, Any]]:
+def _rehearsed(trainer: bool, name: str) -> tuple[str, dict[str, Any]]:
     from autopar.runtime.rehearsal import worker
 
     rank, _, folder = name.partition(" ")
     sys.stdout = sys.stderr = open(os.devnull, "w")
-    row = worker.rehearse(Path(folder), int(rank))
+    row = worker.rehearse(Path(folder), int(rank), trainer)
     return name, {**row, "cpu_s": time.process_time()}
 
 
@@ -181,7 +192,7 @@ def planted(home: Path, jobs: int, mistakes: Sequence[Mistake] = MISTAKES) -> li
     """A row a right plan, and a row a mistake in one of them."""
     folders, refused = planned_in("examples/02_gpt.py", home, PLANS)
     assert not refused, refused
-    tasks = list(folders.values())
+    tasks = []
     for number, mistake in enumerate(mistakes):
         folder = home / f"mistake_{number}"
         shutil.copytree(folders[mistake.plan], folder)
@@ -190,7 +201,8 @@ def planted(home: Path, jobs: int, mistakes: Sequence[Mistake] = MISTAKES) -> li
         assert text.count(mistake.old) == 1, f"{mistake.name}: {mistake.old!r}"
         file.write_text(text.replace(mistake.old, mistake.new))
         tasks.append(folder)
-    made = found(tasks, jobs)
+    # A mistake in train.py or model.py is met by train.py's own steps.
+    made = found(list(folders.values()), jobs) + found(tasks, jobs, trainer=False)
     rows = [
         {"case": f"none: {name}", "kind": "none", "found": not plan.findings, "cpu_s": plan.cpu_s}
         | {"where": plan.findings[0].what if plan.findings else ""}

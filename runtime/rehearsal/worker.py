@@ -31,9 +31,9 @@ STEPS = 2
 """Of ``train.py``; the trainer takes as many."""
 
 
-def rehearse(folder: Path, rank: int) -> dict[str, Any]:
+def rehearse(folder: Path, rank: int, trainer: bool = True) -> dict[str, Any]:
     """Findings of ``rank``, and the groups that it makes in their order; once a process, which
-    should be of no other use."""
+    should be of no other use. ``trainer``: behind ``train.py`` the trainer too."""
     torch.set_num_threads(1)
     gc.freeze()  # what was imported stays: no need to look through it
     world = plan_folder.read_plan(folder).device_count
@@ -46,7 +46,7 @@ def rehearse(folder: Path, rank: int) -> dict[str, Any]:
     # One thread, so that what backward does has the line behind it that called backward.
     one_thread = torch.autograd.set_multithreading_enabled(False)
     with one_thread, stand_ins.alone(rank, world, watch.groups):
-        for part in (_train_file, _trainer):
+        for part in (_train_file, _trainer) if trainer else (_train_file,):
             with FakeTensorMode(allow_non_fake_inputs=True), watch, watch.works(), Literals():
                 try:
                     part(folder, place)
@@ -78,10 +78,10 @@ def _trainer(folder: Path, place: torch.device) -> None:
         planned=plan_folder.read_batch(folder),
         folder=folder,
     )
-    told: list[Metrics] = []
-    trainer.on_step(told.append, gradient_norm=True)
+    steps: list[Metrics] = []
+    trainer.on_step(steps.append, gradient_norm=True)
     trainer.step(global_batch(workload, 0))
-    told[-1].numbers()
+    steps[-1].numbers()
     trainer.evaluate(global_batch(workload, 0))
     with Kept().instead():
         trainer.save(folder / "checkpoint")
