@@ -48,19 +48,19 @@ def constant_of(tensor: torch.Tensor) -> torch.Tensor | None:
 def _makers(node: fx.Node) -> list[fx.Node]:
     """The ops that ``node`` is made by, each behind those that it reads; none where one draws,
     writes, or reads what is no constant."""
-    found: dict[fx.Node, None] = {}
+    makers: dict[fx.Node, None] = {}
 
     def visit(made: fx.Node) -> bool:
-        if made in found:
+        if made in makers:
             return True
-        if len(found) > DEPTH or not _is_plain(made) or is_written(made):
+        if len(makers) > DEPTH or not _is_plain(made) or is_written(made):
             return False
         if not all(map(visit, made.all_input_nodes)):
             return False
-        found[made] = None
+        makers[made] = None
         return True
 
-    return [*found] if visit(node) else []
+    return [*makers] if visit(node) else []
 
 
 def _is_plain(node: fx.Node) -> bool:
