@@ -272,10 +272,11 @@ def random_batch(workload: Workload, seed: int = 1) -> dict[str, Any]:
 
 
 def _adds_up(value: torch.Tensor) -> bool:
-    """Whether these are lengths of parts: [b, n], with one sum for all of more than one sample."""
-    sums = value.flatten(1).sum(1) if value.dim() > 1 and value.shape[0] > 1 else None
-    parts = sums is not None and value[0].numel() > 1 and bool((value >= 0).all())
-    return parts and sums is not None and bool((sums == sums[0]).all())
+    """Whether these are lengths of parts: [b, n], of samples that differ and have one sum."""
+    if value.dim() < 2 or bool((value < 0).any()) or bool((value == value[0]).all()):
+        return False
+    sums = value.flatten(1).sum(1)
+    return bool((sums == sums[0]).all())
 
 
 def _random_like(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
