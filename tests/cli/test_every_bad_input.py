@@ -181,7 +181,7 @@ MODELS = [
     model(LOSS, "{'loss': x.mean()}['los']", "los"),
     model(LOSS, "None", "None"),
     model(LOSS, "3.0", "returns a float"),
-    model(LOSS, "self.inner(x)[: x.sum().item()].mean()", "value"),
+    model(LOSS, "self.inner(x)[: int(x.sum())].mean()", "value"),
     model(LOSS, "self.inner(x)[x[:, 0] > 0].sort(0).values.mean()", "model.py"),
     model(LOSS, "torch.autograd.grad(self.inner(x).sum(), x)[0].sum()", "autograd.grad inside"),
     model(LOSS, "self.inner(x).sum().backward()", "autograd.backward inside"),
