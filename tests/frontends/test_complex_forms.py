@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autopar
@@ -64,6 +65,13 @@ FORMS: dict[str, Form] = {
     "stack": lambda z, w, x: torch.stack([z, z * w[2]], 1).permute(2, 0, 1, 3),
     "choice": lambda z, w, x: torch.where(x > 0, z, z * w[0]).masked_fill(x > 1, 0),
     "transform": lambda z, w, x: torch.fft.ifft(torch.fft.fft(z, dim=-1) * w[3], dim=-1),
+    "quotient by a real": lambda z, w, x: z / (x.square() + 1) / (1 + 2j) + z / torch.arange(1, 7),
+    "sums with integers": lambda z, w, x: (z + torch.arange(D)) - torch.arange(D) * 3 + 2,
+    "choice of numbers": lambda z, w, x: torch.where(x > 0, z, 1.5) + torch.where(x > 1, 2.0, z),
+    "padding by a number": lambda z, w, x: F.pad(z * w[0], (1, 2), value=0.5),
+    "rows by places": lambda z, w, x: z.index_select(1, torch.tensor([2, 0, 1])) * 2,
+    "layer": lambda z, w, x: F.linear(z, w, w[0]) + F.linear(z, w.real, w.imag[1]),
+    "layer of a real": lambda z, w, x: F.linear(z, w.real) + F.linear(x.to(torch.cfloat), w, w[1]),
     "pieces": lambda z, w, x: z[..., ::2] * w[0, :3] + z.unsqueeze(1)[:, 0, :, 1::2].neg(),
 }  # fmt: skip
 

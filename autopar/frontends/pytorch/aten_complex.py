@@ -1,7 +1,8 @@
 """Complex numbers, as people write rotary embeddings: pairs of real numbers in one more dim.
 
 A complex tensor [...] of the model is a real value [..., 2] here, real part first, as
-``torch.view_as_real`` lays it out. Only what stands in the table below works on them.
+``torch.view_as_real`` lays it out. What has the same form on pairs, or one of its own, stands in
+the table below; `complex_forms` computes by real and imaginary parts.
 """
 
 from __future__ import annotations

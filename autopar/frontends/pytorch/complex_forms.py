@@ -20,12 +20,16 @@ _LINEAR = frozenset(
     "add sub rsub neg sum mean cat stack flip roll permute transpose t swapaxes movedim mT "
     "numpy_T where tril triu zeros_like empty_like new_zeros zeros empty pad constant_pad_nd "
     "cumsum index_select gather index_add masked_fill diagonal repeat tile split chunk unbind "
-    "copy unfold slice_scatter select_scatter div true_divide".split()
+    "copy unfold slice_scatter select_scatter".split()
 )
 """Each part of the result is the op of that part of what is complex; what is real has no imaginary
 part."""
-_BILINEAR = frozenset("mul multiply matmul mm bmm mv dot einsum outer linear".split())
-_MADE = frozenset("zeros empty new_zeros zeros_like empty_like".split())
+_BILINEAR = frozenset("mul multiply matmul mm bmm mv dot einsum outer".split())
+_DIVIDING = ("div", "true_divide")
+_SHIFTING = frozenset("add sub rsub masked_fill where pad constant_pad_nd".split())
+"""Of these a real number is no factor: it is in the real part of the result alone."""
+_INDEXED = frozenset("index_select gather index_add".split())
+"""Of these integers are places, the same for both parts."""
 
 
 def parts_of_complex(node: fx.Node) -> tuple[fx.Graph, list[fx.Node]] | None:
@@ -54,14 +58,17 @@ def form_of(node: fx.Node) -> Callable[[Any, Any], Any] | None:
     if name.endswith("_") and not name.endswith("__"):
         name = name[:-1]
         target = getattr(getattr(torch.ops.aten, name, None), target._overloadname, None)
-    complex_nodes = {n for n in node.all_input_nodes if _is_complex(n)}
     if target is None:
         return None
-    if name in _BILINEAR and len(complex_nodes) < 3:
+    if name == "linear":
+        return _applied(node, target, _with_bias)
+    if name in _BILINEAR and sum(_kinds(node.args)) < 3:
         return _applied(node, target, _product)
-    if name in ("div", "true_divide") and len(node.args) > 1 and node.args[1] in complex_nodes:
-        return _applied(node, target, _quotient)
-    if name in _LINEAR:
+    if name in _DIVIDING:
+        divisor: Any = node.args[1]
+        by_complex = isinstance(divisor, complex) or True in _kinds(divisor)
+        return _applied(node, target, _quotient if by_complex else _product)
+    if name in _LINEAR and _is_complex(node):
         return _applied(node, target, _by_parts)
     special = _SPECIAL.get(name)
     return None if special is None else (lambda args, kwargs: special(args[0]))
@@ -79,8 +86,10 @@ class _Real:
 
     def __init__(self, tensor: Tensor) -> None:
         self.real = tensor
-        floating = tensor.is_floating_point()
-        self.imag = torch.zeros_like(tensor) if floating else tensor
+
+    @property
+    def imag(self) -> Tensor:
+        return torch.zeros_like(self.real)
 
 
 Op = Callable[..., Tensor]
@@ -115,10 +124,11 @@ def _kinds(value: Any) -> list[bool]:
     return [k for v in value for k in _kinds(v)] if isinstance(value, list | tuple) else []
 
 
-def _part(value: Any, name: str) -> Any:
-    """Arguments with one part of each tensor; a number is real, a condition is whole."""
-    if isinstance(value, _Real) and value.real.dtype is torch.bool:
-        return value.real
+def _part(value: Any, name: str, indexed: bool = False) -> Any:
+    """Arguments with one part of each tensor; a condition is whole, and so are places."""
+    if isinstance(value, _Real) and not value.real.is_floating_point():
+        if indexed or value.real.dtype is torch.bool:
+            return value.real
     if isinstance(value, _Parts | _Real):
         return getattr(value, name)
     if isinstance(value, complex):
@@ -126,7 +136,7 @@ def _part(value: Any, name: str) -> Any:
     if isinstance(value, torch.dtype) and value.is_complex:
         return value.to_real()
     if isinstance(value, list | tuple):
-        return type(value)(_part(v, name) for v in value)
+        return type(value)(_part(v, name, indexed) for v in value)
     return value
 
 
@@ -134,13 +144,15 @@ def _by_parts(target: Any, args: Any, kwargs: Any) -> Any:
     name = target._opname
     parts = []
     for part in ("real", "imag"):
-        given = list(_part(args, part))
-        # of x + 1 and x.masked_fill(m, 1) the imaginary part meets none of the number
-        shifts = name in ("add", "sub", "rsub", "masked_fill") and part == "imag"
-        if shifts and isinstance(given[-1], int | float) and not isinstance(args[-1], complex):
-            given[-1] = 0
-        options = {k: _part(v, part) for k, v in kwargs.items() if k != "layout"}
-        parts.append(target(*given, **options))
+
+        def chosen(v: Any, part: str = part) -> Any:
+            real = isinstance(v, int | float) and not isinstance(v, bool)
+            if real and part == "imag" and name in _SHIFTING:
+                return 0
+            return _part(v, part, name in _INDEXED)
+
+        options = {k: v if k == "alpha" else chosen(v) for k, v in kwargs.items() if k != "layout"}
+        parts.append(target(*map(chosen, args), **options))
     real, imag = parts
     if isinstance(real, list | tuple):
         return [torch.stack(both, -1) for both in zip(real, imag, strict=True)]
@@ -176,6 +188,19 @@ def _product(target: Any, args: Any, kwargs: Any) -> Tensor:
         return torch.stack([of("real"), of("imag")], -1)
     real = of("real", "real") - of("imag", "imag")
     return torch.stack([real, of("real", "imag") + of("imag", "real")], -1)
+
+
+def _with_bias(target: Any, args: Any, kwargs: Any) -> Tensor:
+    """x @ w.T + b, whichever of them are complex."""
+    x, weight, *bias = args
+    if not isinstance(x, _Parts) and not isinstance(weight, _Parts):
+        made = target(x.real, weight.real)
+        product = torch.stack([made, torch.zeros_like(made)], -1)
+    else:
+        product = _product(target, (x, weight), kwargs)
+    if not bias or bias[0] is None:
+        return product
+    return product + torch.stack([bias[0].real, bias[0].imag], -1)
 
 
 def _quotient(target: Any, args: Any, kwargs: Any) -> Tensor:

@@ -93,7 +93,7 @@ def mask_behind(places: torch.Tensor) -> fx.Node | None:
     while node is not None:
         name = getattr(node.target, "_opname", "")
         operand: Any = node.args[0] if node.args else None
-        if name == "nonzero" or (name == "nonzero_numpy"):
+        if name in ("nonzero", "nonzero_numpy"):
             known = operand.meta.get("val")
             one = isinstance(known, torch.Tensor) and known.dim() == 1
             return operand if one and isinstance(known.shape[0], int) else None
