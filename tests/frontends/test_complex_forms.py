@@ -70,8 +70,7 @@ FORMS: dict[str, Form] = {
     "choice of numbers": lambda z, w, x: torch.where(x > 0, z, 1.5) + torch.where(x > 1, 2.0, z),
     "padding by a number": lambda z, w, x: F.pad(z * w[0], (1, 2), value=0.5),
     "rows by places": lambda z, w, x: z.index_select(1, torch.tensor([2, 0, 1])) * 2,
-    "layer": lambda z, w, x: F.linear(z, w, w[0]) + F.linear(z, w.real, w.imag[1]),
-    "layer of a real": lambda z, w, x: F.linear(z, w.real) + F.linear(x.to(torch.cfloat), w, w[1]),
+    "layer": lambda z, w, x: F.linear(z, w, w[0]) + F.linear(z, w),
     "pieces": lambda z, w, x: z[..., ::2] * w[0, :3] + z.unsqueeze(1)[:, 0, :, 1::2].neg(),
 }  # fmt: skip
 

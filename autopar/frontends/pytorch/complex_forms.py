@@ -191,16 +191,11 @@ def _product(target: Any, args: Any, kwargs: Any) -> Tensor:
 
 
 def _with_bias(target: Any, args: Any, kwargs: Any) -> Tensor:
-    """x @ w.T + b, whichever of them are complex."""
-    x, weight, *bias = args
-    if not isinstance(x, _Parts) and not isinstance(weight, _Parts):
-        made = target(x.real, weight.real)
-        product = torch.stack([made, torch.zeros_like(made)], -1)
-    else:
-        product = _product(target, (x, weight), kwargs)
-    if not bias or bias[0] is None:
+    """x @ w.T + b, which torch takes all complex."""
+    product = _product(target, args[:2], kwargs)
+    if len(args) < 3 or args[2] is None:
         return product
-    return product + torch.stack([bias[0].real, bias[0].imag], -1)
+    return product + torch.stack([args[2].real, args[2].imag], -1)
 
 
 def _quotient(target: Any, args: Any, kwargs: Any) -> Tensor:
