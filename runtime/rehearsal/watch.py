@@ -64,6 +64,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.device, self.program = device, program
         self.findings: dict[tuple[str, str, str], Finding] = {}
+        self.failed: tuple[Exception, list[tuple[str, int, str]]] | None = None
         self.groups: list[list[int]] = []
         self._memory: dict[int, tuple[Any, Memory]] = {}
         self._sent: list[str] = []
@@ -87,7 +88,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # half of all calls ask for it alone
-        kwargs = kwargs or {}
+        try:
+            return self._watched(func, args, kwargs or {})
+        except Exception as error:  # whatever an op raises; one of a hook may lose its way in C++
+            self.failed = error, frames_here(self.program)
+            raise
+
+    def _watched(self, func: Any, args: Any, kwargs: Any) -> Any:
         view = view_of(func, args, kwargs)
         if view is not None:
             return view

@@ -51,7 +51,7 @@ def rehearse(folder: Path, rank: int, trainer: bool = True) -> dict[str, Any]:
                 try:
                     part(folder, place)
                 except Exception as error:  # whatever a step that fails raises
-                    _failed(watch, device.lost or error)
+                    ended_by(watch, device.lost or error)
     return {
         "rank": rank,
         "findings": [asdict(finding) for finding in watch.findings.values()],
@@ -89,12 +89,21 @@ def _trainer(folder: Path, place: torch.device) -> None:
     trainer.step(global_batch(workload, 1))
 
 
-def _failed(watch: Watch, error: BaseException) -> None:
+def ended_by(watch: Watch, error: BaseException) -> None:
+    """Notes the error that ended a part.
+
+    Of an op that failed the watch knows the line even where C++ made a SystemError of its error, or
+    dropped the frames behind it, on the way out of a hook of autograd.
+    """
     frames = [
         (frame.filename, frame.lineno or 0, frame.name)
         for frame in reversed(traceback.extract_tb(error.__traceback__))
         if is_ours(frame.filename, watch.program)
     ]
+    if watch.failed is not None:
+        of_op, at = watch.failed
+        if isinstance(error, SystemError) or str(of_op) == str(error):
+            error, frames = of_op, at
     lines = str(error).splitlines() or [""]
     what = f"{type(error).__name__}: {lines[0]}"
     place = place_of(frames)

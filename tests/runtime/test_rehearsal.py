@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from autopar.runtime.pytorch import load
-from autopar.runtime.rehearsal import nccl, stand_ins
+from autopar.runtime.rehearsal import nccl, stand_ins, worker
 from autopar.runtime.rehearsal.clocks import HOST, Clocks, Memory
 from autopar.runtime.rehearsal.findings import reason_of
 from autopar.runtime.rehearsal.rehearse import order_of_groups, rehearse
@@ -145,6 +146,22 @@ def test_right_programs_have_no_finding(tmp_path: Path) -> None:
         made = rehearse(folder)
         assert made.wrong == ()
         assert {finding.kind for finding in made.findings} == {"waits"}
+
+
+def test_an_op_that_fails_has_its_line_where_its_error_is_lost() -> None:
+    """C++ between a hook and `backward` may drop the frames, or make another error of it."""
+    of_op, at = ValueError("no such view"), [("/plan/program/train.py", 55, "<lambda>")]
+    for error in (
+        SystemError("returned NULL without setting an exception"),
+        ValueError(*of_op.args),
+    ):
+        watch = SimpleNamespace(program="/plan", failed=(of_op, at), findings={})
+        worker.ended_by(watch, error)  # type: ignore[arg-type]
+        (found,) = watch.findings.values()
+        assert (found.what, found.where) == (
+            "ValueError: no such view",
+            "/plan/program/train.py:55 in <lambda>",
+        )
 
 
 @pytest.mark.slow
