@@ -28,7 +28,7 @@ def export(setup: Setup) -> Export:
                 f"Give {name}=1, or export to maxtext or axlearn",
             )
     sizes = sized(setup)
-    llama = sizes_of.levanter(sizes) if sizes is not None and plain(sizes) else {}
+    llama = sizes_of.levanter(sizes, setup.sequence) if sizes is not None and plain(sizes) else {}
     kept = "" if setup.held is None else setup.held.kept
     left_out = not_carried(
         setup,

@@ -52,6 +52,9 @@ def export(setup: Setup) -> Export:
         f"{sizes.unusual} of the model: no field here says it"
         if sizes is not None and sizes.unusual
         else "",
+        "the model's biases, norms and positions: decoder_block llama2 has its own"
+        if sizes is not None and not sizes_of.as_llama(sizes)
+        else "",
         "" if kept == "bfloat16" else state_note(setup.held, FLOAT32, "MaxText"),
         "ZeRO 2: gradients and parameters are split, as ZeRO 3" if setup.zero == 2 else "",
         "sequence parallelism over tp: MaxText decides by its rules"

@@ -35,6 +35,10 @@ def export(setup: Setup) -> Export:
         if sized(setup)
         else "the model and its data: add --num-layers, --hidden-size, --data-path and so on to "
         "ARGS",
+        "dropout, epsilon of norms and base of rotary positions: Megatron's are 0.1, 1e-5, 10000; "
+        "give hidden-dropout, attention-dropout, norm-epsilon, rotary-base"
+        if sized(setup)
+        else "",
         *gaps(setup),
     )
     fsdp = setup.zero >= 2

@@ -41,6 +41,8 @@ def megatron(x: Figures) -> Iterator[str]:
     if not x.biases:
         yield "--disable-bias-linear"
     yield f"--position-embedding-type {'learned_absolute' if x.positions else 'rope'}"
+    if as_llama(x):
+        yield "--normalization RMSNorm"
 
 
 def bridge(x: Figures) -> Iterator[str]:
@@ -52,11 +54,16 @@ def bridge(x: Figures) -> Iterator[str]:
     yield f"num_query_groups = {x.kv_heads}"
     yield f"kv_channels = {x.head_dim}"
     yield f"vocab_size = {x.vocab}"
+    yield f"share_embeddings_and_output_weights = {x.tied}"
 
 
 def maxtext(x: Figures) -> dict[str, Any]:
     """Fields of MaxText's ``base.yml``, for a model that has no name there."""
-    experts = {"num_experts": x.experts, "num_experts_per_tok": x.top_k} if x.experts else {}
+    experts = {
+        "num_experts": x.experts,
+        "num_experts_per_tok": x.top_k,
+        "base_moe_mlp_dim": x.ffn,  # which has no default, and must be base_mlp_dim
+    }
     return {
         **({"decoder_block": "mixtral"} if x.experts else {}),
         "base_num_decoder_layers": x.layers,
@@ -68,23 +75,31 @@ def maxtext(x: Figures) -> dict[str, Any]:
         "mlp_activations": ["silu", "linear"] if x.gated else ["gelu"],
         "vocab_size": x.vocab,
         "logits_via_embedding": x.tied,
-        **experts,
+        **(experts if x.experts else {}),
     }
 
 
-def levanter(x: Figures) -> dict[str, Any]:
-    """Levanter's ``model:`` of type llama; its vocabulary is the tokenizer's."""
+def levanter(x: Figures, sequence: int | None) -> dict[str, Any]:
+    """Levanter's ``model:`` of type llama; its vocabulary is the tokenizer's. It trains on as many
+    tokens as ``max_seq_len``, 2,048 where nothing is said."""
     return {
         "type": "llama",
         "num_layers": x.layers,
         "hidden_dim": x.hidden,
         "num_heads": x.heads,
         "num_kv_heads": x.kv_heads,
+        "head_dim": x.head_dim,
         "intermediate_dim": x.ffn,
+        "tie_word_embeddings": x.tied,
+        **({"max_seq_len": sequence} if sequence else {}),
     }
+
+
+def as_llama(x: Figures) -> bool:
+    """Whether layers are made as Llama's: gated, rotary, without biases, so with RMSNorm."""
+    return x.gated and not x.biases and not x.positions
 
 
 def plain(x: Figures) -> bool:
     """A decoder that Llama's layers compute, sizes apart."""
-    gated = x.gated and not x.biases and not x.positions
-    return gated and not x.experts and not x.unusual and x.head_dim * x.heads == x.hidden
+    return as_llama(x) and not x.experts and not x.unusual

@@ -149,6 +149,7 @@ def test_sizes_of_an_architecture_file_go_where_there_are_fields(tmp_path: Path)
         *("--num-layers 12 --hidden-size 1024 --vocab-size 50000", "--ffn-hidden-size 4096"),
         *("--num-attention-heads 16 --kv-channels 64", "--num-query-groups 4", "--swiglu"),
         *("--seq-length 2048", "--disable-bias-linear", "--position-embedding-type rope"),
+        "--normalization RMSNorm",
     ):
         assert words in shell
     sizes = yaml.safe_load(TARGETS["maxtext"](made).files["autopar.yml"])
@@ -157,11 +158,32 @@ def test_sizes_of_an_architecture_file_go_where_there_are_fields(tmp_path: Path)
     assert (sizes["base_mlp_dim"], sizes["vocab_size"]) == (4096, 50000)
     model = yaml.safe_load(TARGETS["levanter"](made).files["levanter.yaml"])["model"]
     assert (model["type"], model["hidden_dim"], model["num_kv_heads"]) == ("llama", 1024, 4)
+    assert (model["head_dim"], model["max_seq_len"]) == (64, 2048)
+    assert model["tie_word_embeddings"] is False
     bridge = TARGETS["megatron-bridge"](made).files["autopar_recipe.py"]
     assert "cfg.model.num_query_groups = 4\n" in bridge
+    assert "cfg.model.share_embeddings_and_output_weights = False\n" in bridge
+    assert "hidden-dropout" in "\n".join(TARGETS["megatron"](made).left_out)
     for target in ("torchtitan", "deepspeed", "accelerate", "axlearn"):
         text = "\n".join(TARGETS[target](made).left_out)
         assert "(12 layers, hidden 1024, 16 heads of 64, 4 of keys, ffn 4096, voc" in text, target
+
+
+def test_shared_embeddings_and_experts_are_said(tmp_path: Path) -> None:
+    made = of_arch(tmp_path, "dp_shard=8,zero=3", "tied: true\n")
+    model = yaml.safe_load(TARGETS["levanter"](made).files["levanter.yaml"])["model"]
+    assert model["tie_word_embeddings"] is True
+    assert "untie" not in TARGETS["megatron"](made).files["megatron_args.sh"]
+    made = of_arch(tmp_path, "dp_shard=8,zero=3", "experts: 8\ntop_k: 2\n")
+    sizes = yaml.safe_load(TARGETS["maxtext"](made).files["autopar.yml"])
+    assert sizes["base_moe_mlp_dim"] == sizes["base_mlp_dim"] == 4096
+    assert (sizes["num_experts"], sizes["num_experts_per_tok"]) == (8, 2)
+
+
+def test_what_is_no_llama_is_told_to_maxtext(tmp_path: Path) -> None:
+    made = of_arch(tmp_path, "dp_shard=8,zero=3", "positions: true\ngated: false\n")
+    assert "biases, norms and positions" in "\n".join(TARGETS["maxtext"](made).left_out)
+    assert "RMSNorm" not in TARGETS["megatron"](made).files["megatron_args.sh"]
 
 
 def test_sizes_that_no_field_has_are_named(tmp_path: Path) -> None:
