@@ -27,6 +27,7 @@ from autopar.cli.options import (
 )
 from autopar.cli.printing import results_only, show
 from autopar.cli.progress import progress
+from autopar.nouns.errors import UserError
 
 if TYPE_CHECKING:
     from autopar.cli.tries import Trial
@@ -64,6 +65,7 @@ def plan(
     gradient norm), precision (dtype of compute) and seed.
     """
     from autopar.cli.commands import check_output, plan_files, search
+    from autopar.cli.instead import tried
     from autopar.cost_models.layout import fix_pairs
     from autopar.files import plan_folder
 
@@ -78,14 +80,30 @@ def plan(
     def planned(pins: Mapping[str, str]) -> PlanResult:
         return search(model, cluster, pins, searcher, replicated, profile, verbose, how)
 
-    result, trial = planned(fixed), None
-    if tries > 1:
-        from autopar.cli.tries import try_few
+    def sketched(pins: Mapping[str, str]) -> str:
+        """A plan and its program, which nothing is written of."""
+        progress(
+            f"trying {','.join(f'{name}={value}' for name, value in pins.items())} in its place"
+        )
+        from autopar.cli.tries import in_words
 
-        with results_only(json):
-            trial = try_few(result, tries, fixed, planned, output, profile)
-        result = trial.other or result
-    files, emit_s = plan_files(result, output)
+        made = planned(pins)
+        plan_files(made, output)
+        return f"{in_words(made.plan)}, {made.plan.prediction.step_time_s:.3g} s a step"
+
+    try:
+        result, trial = planned(fixed), None
+        if tries > 1:
+            from autopar.cli.tries import try_few
+
+            with results_only(json):
+                trial = try_few(result, tries, fixed, planned, output, profile)
+            result = trial.other or result
+        files, emit_s = plan_files(result, output)
+    except UserError as error:
+        if not error.instead:
+            raise
+        raise tried(error, fixed, sketched) from None
     if trial is not None:
         files |= {plan_folder.TRIED: trial.to_json()}
     plan_folder.write(output, files)

@@ -8,14 +8,31 @@ Anything else that is raised is a bug of ours and keeps its traceback.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 
 class UserError(Exception):
-    """Something in the request cannot be; ``str(error)`` is the whole message."""
+    """Something in the request cannot be; ``str(error)`` is the whole message.
+
+    instead: pins with which it may be, as ``tp=1``; nobody has tried them yet. `autopar plan` does
+             before it names them (`autopar.cli.instead`).
+    """
 
     exit_code: ClassVar[int] = 2
+
+    def __init__(self, text: str = "", instead: Mapping[str, str] | None = None) -> None:
+        super().__init__(text)
+        self.instead = dict(instead or {})
+
+    @property
+    def text(self) -> str:
+        """The message without the pins."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        pins = ",".join(f"{name}={value}" for name, value in self.instead.items())
+        return f"{self.text}, or plan with --fix {pins} (not tried)" if pins else self.text
 
 
 class DoesNotFit(UserError):

@@ -387,14 +387,8 @@ def _check_shares(scopes: Sequence[_Scope]) -> None:
                 raise BatchMixed(
                     f"data axes cannot split the batch: op {op.kind!r} at {op.source} has a "
                     "backward that is not linear in the gradient, and the loss does not depend on "
-                    f"the batch. {_ADVICE}"
+                    "the batch. Compute it for every sample by itself"
                 )
-
-
-_ADVICE = (
-    "Compute it for every sample by itself, or plan without data parallelism: "
-    "--fix dp_replicate=1,dp_shard=1"
-)
 
 
 def _may_split(bound: BoundRule, factor: str) -> bool:

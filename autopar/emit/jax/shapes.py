@@ -38,5 +38,6 @@ def check_even(tensor: Tensor, sharding: Sharding, lowered: Lowered) -> None:
             raise UnevenPieces(
                 f"{tensor.name} has dim {dim} of {size}, which {' x '.join(axes)} = {ways} does "
                 "not divide, and JAX cuts arrays evenly: change the size (a vocabulary can be "
-                f"rounded up), or plan with another degree, as in --fix {axes[-1]}=1"
+                "rounded up)",
+                {axes[-1]: "1"},
             )

@@ -1,0 +1,32 @@
+"""Pins that an error proposes, tried before they are named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from autopar.nouns.errors import UserError
+
+
+def tried(
+    error: UserError, pins: Mapping[str, str], plan: Callable[[Mapping[str, str]], str]
+) -> UserError:
+    """``error`` with what became of its ``instead``: beside the ``pins`` given, then alone.
+
+    plan: what a plan of such pins is, in words; raises `UserError`.
+    """
+    refused = ""
+    for proposed in _proposals(error.instead, pins):
+        words = ",".join(f"{name}={value}" for name, value in proposed.items())
+        try:
+            made = plan(proposed)
+        except UserError as against:
+            refused = refused or f"--fix {words} was tried too: {against.text}"
+        else:
+            return type(error)(f"{error.text}. --fix {words} plans: {made}")
+    return type(error)(f"{error.text}. {refused}")
+
+
+def _proposals(instead: Mapping[str, str], pins: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+    yield {**pins, **instead}
+    if set(pins) - set(instead):
+        yield instead
