@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from autopar.cli.progress import progress
 from autopar.nouns.errors import UserError
 
 
@@ -17,6 +18,7 @@ def tried(
     refused = ""
     for proposed in _proposals(error.instead, pins):
         words = ",".join(f"{name}={value}" for name, value in proposed.items())
+        progress(f"trying {words} in its place")
         try:
             made = plan(proposed)
         except UserError as against:

@@ -82,9 +82,6 @@ def plan(
 
     def sketched(pins: Mapping[str, str]) -> str:
         """A plan and its program, which nothing is written of."""
-        progress(
-            f"trying {','.join(f'{name}={value}' for name, value in pins.items())} in its place"
-        )
         from autopar.cli.tries import in_words
 
         made = planned(pins)

@@ -238,7 +238,7 @@ def plan_captured(
     made = _plan(outcome, question, captured, workload, workload_ref, style, tuple(missing))
     against = tuple(f"No microbatches: {reason}." for reason in flow.obstacles)
     if obstacle is not None:
-        against = (f"One data rank only: {obstacle.text}",)
+        against = (f"One data rank only: {obstacle}",)
     if mixed:
         against += (f"No ZeRO: {mixed}.",)
     against += outcome.alarms
@@ -286,7 +286,7 @@ def _check_one_rank(fixed: Fixed, obstacle: BatchMixed, samples: int) -> None:
     """Raises ``obstacle`` where pins ask for more than one data rank with the whole batch."""
     split = (fixed.dp_replicate or 1) * (fixed.dp_shard or 1) > 1 or (fixed.zero or 0) > 0
     if split or fixed.microbatch not in (None, samples):
-        raise BatchMixed(obstacle.text, {"dp_replicate": "1", "dp_shard": "1"})
+        raise BatchMixed(str(obstacle), {"dp_replicate": "1", "dp_shard": "1"})
 
 
 def _plan(

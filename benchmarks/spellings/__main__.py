@@ -53,9 +53,10 @@ def rows(names: Sequence[str], home: Path, workers: int, kept: Kept) -> list[Out
             print(f"    {why}", file=sys.stderr, flush=True)
     made = [row for name in names for row in kept.outcomes[name]]
     folders = [row.folder for row in made if row.folder and row.folder not in kept.errors]
-    for start in range(0, len(folders), AT_ONCE):
-        kept.verified(worst_errors(folders[start : start + AT_ONCE]))
-        print(f"{len(folders) - start - AT_ONCE} plans to go", file=sys.stderr, flush=True)
+    while folders:
+        kept.verified(worst_errors(folders[:AT_ONCE]))
+        folders = folders[AT_ONCE:]
+        print(f"{len(folders)} plans to go", file=sys.stderr, flush=True)
     return [_verified(row, kept.errors[row.folder]) if row.folder else row for row in made]
 
 

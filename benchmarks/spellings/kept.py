@@ -49,7 +49,11 @@ def kept_in(home: Path, root: Path) -> Kept:
     its file is begun anew."""
     file, code = home / NAME, _digest(root)
     made = Kept(file)
-    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    text = file.read_text() if file.exists() else ""
+    whole = text[: text.rfind("\n") + 1]  # a run may have ended within a line
+    if whole != text:
+        file.write_text(whole)
+    lines = [json.loads(line) for line in whole.splitlines()]
     if not lines or lines[0] != {"code": code}:
         home.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps({"code": code}) + "\n")

@@ -33,9 +33,13 @@ def test_a_run_that_was_interrupted_goes_on_and_one_of_other_code_begins_anew(
     first = kept_in(home, root)
     first.planned([row])
     first.verified({"plan": 1e-12})
+    with first.file.open("a") as out:
+        out.write('{"planned": [')
+    again = kept_in(home, root)
+    again.verified({"other": 0.0})
     again = kept_in(home, root)
     assert again.outcomes == {row.name: [row]}
-    assert again.errors == {"plan": 1e-12}
+    assert again.errors == {"plan": 1e-12, "other": 0.0}
     assert again.minutes > 0
     (root / "autopar/one.py").write_text("x = 2")
     other = kept_in(home, root)

@@ -474,3 +474,30 @@ def test_an_error_in_the_middle_of_a_run_stops_all_ranks(run: Run) -> None:
     assert code == 2
     assert "in step 2" in message
     assert "ZeroDivisionError" in message
+
+
+GROUPS = """
+    import jax
+    import jax.numpy as jnp
+    import autopar
+
+    def init(key):
+        return {"w": jnp.zeros((32, 4, 4))}
+
+    def loss(params, batch):
+        made = jax.lax.conv_general_dilated(
+            batch["x"], params["w"], (1,), "SAME", feature_group_count=4
+        )
+        return (made ** 2).mean()
+
+    workload = autopar.Workload(loss=loss, init=init, batch=lambda: {"x": jnp.zeros((4, 16, 32))})
+"""
+
+
+def test_a_program_that_cannot_be_written_names_pins_that_were_planned(run: Run) -> None:
+    words = ("plan", "model.py", "--cluster", "cluster.yaml", "--fix", "tp=2,dp_shard=2")
+    code, said = run(*words, model=GROUPS)
+    assert code == 2
+    assert "splits the groups of the convolution" in said
+    assert "--fix tp=1,dp_shard=2 plans: dp_replicate 2 x dp_shard 2" in said
+    assert "not tried" not in said

@@ -11,11 +11,13 @@ import torch
 import torch.distributed as dist
 
 from autopar.runtime.pytorch import load
+from autopar.runtime.pytorch.torch_private import FakeTensorMode
 from autopar.runtime.rehearsal import nccl, stand_ins, worker
 from autopar.runtime.rehearsal.clocks import HOST, Clocks, Memory
 from autopar.runtime.rehearsal.findings import reason_of
 from autopar.runtime.rehearsal.rehearse import order_of_groups, rehearse
 from autopar.runtime.rehearsal.second_device import Device
+from autopar.runtime.rehearsal.watch import Watch
 from benchmarks import rehearsals
 from benchmarks.planned import planned_in
 
@@ -162,6 +164,16 @@ def test_an_op_that_fails_has_its_line_where_its_error_is_lost() -> None:
             "ValueError: no such view",
             "/plan/program/train.py:55 in <lambda>",
         )
+
+
+def test_the_watch_knows_the_line_of_an_op_that_fails() -> None:
+    watch = Watch(Device(1, lambda what: None), str(Path(__file__).parent))
+    with FakeTensorMode(), watch, pytest.raises(RuntimeError, match="invalid for input"):
+        torch.ones(4).view(7)
+    assert watch.failed is not None
+    error, frames = watch.failed
+    assert "invalid for input" in str(error)
+    assert frames[0][2] == "test_the_watch_knows_the_line_of_an_op_that_fails"
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ def export(setup: Setup) -> Export:
         f"{sizes.unusual} of the model: no field here says it"
         if sizes is not None and sizes.unusual
         else "",
-        "the model's biases, norms and positions: decoder_block llama2 has its own"
+        "the model's biases, norms and positions: its decoder_block has its own"
         if sizes is not None and not sizes_of.as_llama(sizes)
         else "",
         "" if kept == "bfloat16" else state_note(setup.held, FLOAT32, "MaxText"),

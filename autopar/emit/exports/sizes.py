@@ -59,13 +59,16 @@ def bridge(x: Figures) -> Iterator[str]:
 
 def maxtext(x: Figures) -> dict[str, Any]:
     """Fields of MaxText's ``base.yml``, for a model that has no name there."""
-    experts = {
-        "num_experts": x.experts,
-        "num_experts_per_tok": x.top_k,
-        "base_moe_mlp_dim": x.ffn,  # which has no default, and must be base_mlp_dim
-    }
+    experts: dict[str, Any] = {}
+    if x.experts:
+        experts = {
+            "decoder_block": "mixtral",
+            "num_experts": x.experts,
+            "num_experts_per_tok": x.top_k,
+            "base_moe_mlp_dim": x.ffn,  # which has no default, and must be base_mlp_dim
+        }
     return {
-        **({"decoder_block": "mixtral"} if x.experts else {}),
+        **experts,
         "base_num_decoder_layers": x.layers,
         "base_emb_dim": x.hidden,
         "base_num_query_heads": x.heads,
@@ -75,7 +78,6 @@ def maxtext(x: Figures) -> dict[str, Any]:
         "mlp_activations": ["silu", "linear"] if x.gated else ["gelu"],
         "vocab_size": x.vocab,
         "logits_via_embedding": x.tied,
-        **(experts if x.experts else {}),
     }
 
 

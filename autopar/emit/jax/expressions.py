@@ -198,7 +198,7 @@ def _conv(w: _Writer) -> Expr:
     if w.attrs["groups"] > 1 and any(w.axes_on(f) for f in ("g", "o", "c")):
         raise JaxEmitError(
             f"the plan splits the groups of the convolution at {w.op.source} over a model axis, "
-            "which the JAX backend does not do: give the convolution one group",
+            "which the JAX backend does not do",
             {"tp": "1"},
         )
     plain = {"stride": {1}, "padding": {(0, 0)}, "dilation": {1}}
