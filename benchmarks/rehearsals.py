@@ -140,12 +140,15 @@ class Found:
     cpu_s: float
 
 
-def layouts_of(family: str, all_of_them: bool = False) -> dict[str, Mapping[str, str]]:
+def layouts_of(
+    family: str, all_of_them: bool = False, later: int = 0
+) -> dict[str, Mapping[str, str]]:
     """Those of `EVERY` that a model of `FAMILIES` meets: the next `EACH` behind those of the model
-    before it. Any other model, and with ``all_of_them`` every one, meets all."""
+    before it, or of the model that is ``later`` in the list. Any other model, and with
+    ``all_of_them`` every one, meets all."""
     names = list(EVERY)
     if family in FAMILIES and not all_of_them:
-        first = FAMILIES.index(family) * EACH
+        first = (FAMILIES.index(family) + later) * EACH
         names = [names[(first + n) % len(names)] for n in range(EACH)]
     return {name: EVERY[name] for name in names}
 
@@ -222,7 +225,11 @@ def right(
     """A row a plan: what was found of a right program."""
     rows = []
     for number, family in enumerate(families):
-        folders, _ = planned_in(family, home / str(number), layouts_of(family, all_of_them))
+        for later in range(len(EVERY) // EACH):  # until one is not refused, as many samples are
+            layouts = layouts_of(family, all_of_them, later)
+            folders, _ = planned_in(family, home / f"{number}_{later}", layouts)
+            if folders:
+                break
         made = found(list(folders.values()), jobs)
         for name, plan in zip(folders, made, strict=True):
             said = [f"{f.kind} {f.what} at {f.where}" for f in plan.findings[:1]]

@@ -27,23 +27,26 @@ def is_view(func: Any) -> bool:
 
 
 @cache
-def _is_one_view(func: Any) -> bool:
-    returns = func._schema.returns
-    return func.namespace == "aten" and is_view(func) and str(returns[0].type) == "Tensor"
+def _is_of_one(func: Any) -> bool:
+    """Whether an op gives views of its first operand."""
+    return func.namespace == "aten" and is_view(func)
 
 
-def view_of(func: Any, args: Any, kwargs: Any) -> FakeTensor | None:
-    """What a view of one tensor is; else None.
+def view_of(func: Any, args: Any, kwargs: Any) -> FakeTensor | list[FakeTensor] | None:
+    """What a view of one tensor is, or its pieces; else None.
 
     Half of a step's ops are views. Fake tensors look each up by shapes, strides and dtypes, which
     takes three times as long as to do it.
     """
     source = args[0] if args else None
-    if type(source) is not FakeTensor or source.constant is not None or not _is_one_view(func):
+    if type(source) is not FakeTensor or source.constant is not None or not _is_of_one(func):
         return None
-    with in_kernel_of(source.fake_mode):
+    mode, device = source.fake_mode, source.fake_device
+    with in_kernel_of(mode):
         made = func(*args, **kwargs)
-    return FakeTensor(source.fake_mode, made, source.fake_device)
+    if isinstance(made, Tensor):
+        return FakeTensor(mode, made, device)
+    return [FakeTensor(mode, piece, device) for piece in made]
 
 
 def number_of(tensor: Tensor) -> bool | int | float | complex:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from autopar.runtime.pytorch.torch_private import (
     TorchDispatchMode,
     fake_work,
     tree_map_only,
+    without_modes,
 )
 from autopar.runtime.rehearsal import nccl
 from autopar.runtime.rehearsal.clocks import HOST, Known, Memory
@@ -30,6 +31,7 @@ from autopar.runtime.rehearsal.fakes import (
     view_of,
 )
 from autopar.runtime.rehearsal.findings import Finding, frames_here, place_of, reason_of
+from autopar.runtime.rehearsal.remembered import Remembered
 from autopar.runtime.rehearsal.second_device import NAME, Device
 
 INDEXED = frozenset({"aten::index", "aten::index_put", "aten::index_put_"})
@@ -42,16 +44,18 @@ SENDS = (
 ).split()
 
 
+_MAKERS = (torch.tensor, torch.as_tensor)
+
+
 class Literals(TorchFunctionMode):
     """Makes tensors of the host's numbers on the host and moves them, which an op without a kernel
     for the device does not do by itself."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        place = kwargs.get("device")
-        if func not in (torch.tensor, torch.as_tensor) or place is None:
-            return func(*args, **kwargs)
-        del kwargs["device"]
+        if func not in _MAKERS or not kwargs or kwargs.get("device") is None:
+            return func(*args, **(kwargs or {}))
+        kwargs = dict(kwargs)
+        place = kwargs.pop("device")
         made = func(*args, **kwargs)
         there = torch.empty(made.shape, dtype=made.dtype, device=place)
         return there.copy_(made)  # as an op that fake tensors see
@@ -70,6 +74,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sent: list[str] = []
         self._works: dict[int, tuple[Any, list[Known]]] = {}
         self._pinned: dict[int, Any] = {}
+        self._remembered = Remembered()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -99,8 +104,12 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if view is not None:
             return view
         name = func._schema.name
-        given = list(_tensors((args, kwargs)))
-        here = [t for t in given if t.device.type == NAME]
+        given = _tensors((args, kwargs))
+        if given and _stays(name, kwargs) and all(type(t) is Tensor for t in given):
+            # the host's own numbers, such as the ranks of a mesh, are not fake and need not be
+            with without_modes():
+                return func(*args, **kwargs)
+        here = [t for t in given if _place(t).type == NAME]
         if name == "aten::_local_scalar_dense" and isinstance(args[0], FakeTensor):
             if here:
                 self._host_waits(".item()", args[0])
@@ -134,9 +143,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """The op's result; of mixed operands that of all on the device."""
         try:
-            return func(*args, **kwargs)
+            return self._remembered(func, args, kwargs)
         except RuntimeError as error:
-            mixed = here and any(t.device.type == "cpu" and t.ndim for t in given)
+            mixed = here and any(_place(t).type == "cpu" and t.ndim for t in given)
             if not mixed or "device" not in str(error).lower():
                 raise
         lies = sorted({f"{list(t.shape)} on {t.device}" for t in given})
@@ -153,7 +162,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.device.clocks.wait(HOST, self.device.clocks.now(stream))
 
     def _launched(self, func: Any, here: list[Tensor], given: list[Tensor], made: Any) -> None:
-        results = [t for t in _tensors(made) if t.device.type == NAME]
+        results = [t for t in _tensors(made) if _place(t).type == NAME]
         if not here and not results:
             for tensor in given:  # the host's own work, on memory that a stream may still use
                 self._use(tensor, HOST, self.device.clocks.starts(HOST), False, _short(func), True)
@@ -171,7 +180,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _copied(self, name: str, args: Any, kwargs: Any, made: Any) -> None:
         to, source = (args[0], args[1]) if name == "aten::copy_" else (made, args[0])
-        places = {to.device.type, source.device.type}
+        places = {_place(to).type, _place(source).type}
         if NAME not in places:
             return
         stream = self.device.current_stream().key
@@ -288,14 +297,25 @@ _weak: Any = StorageWeakRef
 _DEVICE: Any = torch.ops.prim.device.default
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
+def _tensors(values: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    _add_tensors(values, found)
+    return found
+
+
+def _add_tensors(values: Any, found: list[Tensor]) -> None:
     if isinstance(values, Tensor):
-        yield values
+        found.append(values)
     elif isinstance(values, dict):
-        yield from _tensors(list(values.values()))
-    elif isinstance(values, Iterable) and not isinstance(values, str):
+        _add_tensors(list(values.values()), found)
+    elif isinstance(values, (list, tuple)):
         for value in values:
-            yield from _tensors(value)
+            _add_tensors(value, found)
+
+
+def _place(tensor: Tensor) -> torch.device:
+    """Its device, which of a fake tensor is an op that modes see."""
+    return tensor.fake_device if type(tensor) is FakeTensor else tensor.device
 
 
 def _at(tensor: Tensor) -> int:
@@ -308,7 +328,12 @@ def _written(func: Any, given: list[Tensor], results: list[Tensor]) -> list[Tens
     if not writes:
         return []
     ours = {_at(t) for t in results}
-    return [t for t in given if t.device.type == NAME and _at(t) in ours] or given[:1]
+    return [t for t in given if _place(t).type == NAME and _at(t) in ours] or given[:1]
+
+
+def _stays(name: str, kwargs: Any) -> bool:
+    """Whether what an op makes of real tensors may stay real: it never meets the device."""
+    return "lift" not in name and kwargs.get("device") is None
 
 
 def _short(func: Any) -> str:

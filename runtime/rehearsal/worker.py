@@ -35,7 +35,7 @@ def rehearse(folder: Path, rank: int, trainer: bool = True) -> dict[str, Any]:
     """Findings of ``rank``, and the groups that it makes in their order; once a process, which
     should be of no other use. ``trainer``: behind ``train.py`` the trainer too."""
     torch.set_num_threads(1)
-    gc.freeze()  # what was imported stays: no need to look through it
+    gc.disable()  # tensors here have no memory that is worth looking for
     world = plan_folder.read_plan(folder).device_count
     listeners: list[Callable[[str], None]] = [lambda what: None]
     device = second_device.put_in(1, lambda what: listeners[0](what))
@@ -44,10 +44,11 @@ def rehearse(folder: Path, rank: int, trainer: bool = True) -> dict[str, Any]:
     place = torch.device(second_device.NAME, 0)  # the only one that this process sees
     stand_ins.join(rank, world, device, watch.find)
     # One thread, so that what backward does has the line behind it that called backward.
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
     one_thread = torch.autograd.set_multithreading_enabled(False)
     with one_thread, stand_ins.alone(rank, world, watch.groups):
         for part in (_train_file, _trainer) if trainer else (_train_file,):
-            with FakeTensorMode(allow_non_fake_inputs=True), watch, watch.works(), Literals():
+            with fake, watch, watch.works(), Literals():
                 try:
                     part(folder, place)
                 except Exception as error:  # whatever a step that fails raises
