@@ -94,7 +94,7 @@ def parts() -> list[Part]:
     families = drawn.sample(sorted(ZOO.keys() - EXPERTS.keys()), FAMILIES)
     families.append(drawn.choice(sorted(EXPERTS)))
     types = drawn.sample(census.names(None), TYPES)
-    same = [*drawn.sample(sorted(ZOO), SAME), "examples/02_gpt.py"]
+    same = [*drawn.sample(sorted(ZOO), SAME), "examples/02_gpt.py", "gpus"]
     benchmarks: Mapping[str, Sequence[str]] = {
         "same plans as committed": ("same_plans", "--families", ",".join(same), "--against"),
         "zoo, verified": ("zoo", "--families", ",".join(families)),

@@ -19,7 +19,7 @@ from autopar.frontends.dispatch import capture
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
-from autopar.nouns.recompute import FULL, NONE, RECOMPUTE
+from autopar.nouns.recompute import FULL, NONE, POLICIES
 from autopar.planner.memories import with_memory
 from autopar.planner.planning import plan_captured
 from benchmarks import llama3
@@ -53,7 +53,7 @@ def rows_of(name: str, captured: Captured, cluster: Cluster) -> list[dict[str, A
     for share in SHARES:
         limit = round(low + share * (high - low))
         tight = with_memory(cluster, limit)
-        alike = [planned(captured, tight, fix, recompute) for recompute in RECOMPUTE]
+        alike = [planned(captured, tight, fix, recompute) for recompute in POLICIES]
         one_s = min(plan.prediction.step_time_s for plan in alike if plan is not None)
         ours = planned(captured, tight, fix)
         assert ours is not None

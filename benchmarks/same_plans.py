@@ -1,11 +1,14 @@
-"""What is decided for the zoo and the examples, a line a plan: two checkouts compare by `diff`.
+"""What is decided for models, layouts and clusters, a line a plan: two checkouts compare by `diff`.
 
-    python -m benchmarks.same_plans [--families llama,t5,examples/02_gpt.py] > now.txt
+    python -m benchmarks.same_plans [--families llama,t5,two kinds] > now.txt
     python -m benchmarks.same_plans [--families ...] --against [FILE] [--json]
 
-A line has the model, the layout that is pinned (`benchmarks.zoo.PLANS` and a few more), a digest of
-all decisions, the mesh and how state is kept, and the predicted milliseconds of a step. Equal lines
-up to the digest: the same plan; equal lines: at the same price. Nothing is run.
+Families are those of the zoo and the examples on four CPUs (`benchmarks.zoo.PLANS` and a few more
+layouts), pipelines under every schedule (``pipelines``), and large models on clusters of GPUs of
+one kind (``gpus``), of two (``two kinds``), and of thousands (``scale``). A line has the model,
+what is pinned, a digest of the text of all decisions, one of the program's text, the mesh and how
+state is kept, and the predicted seconds and bytes of a step: equal lines are one plan, program and
+price. Nothing is run.
 
 ``--against`` compares with the lines of a file, ``benchmarks/same_plans.txt`` where none is named:
 whoever changes what is decided writes that file again, and why into the same commit.
@@ -14,19 +17,26 @@ whoever changes what is decided writes that file again, and why into the same co
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from autopar.cli.commands import plan_files
 from autopar.files.cluster_file import load_cluster
+from autopar.files.plan_folder import PROGRAM
+from autopar.files.plan_text import to_text
 from autopar.frontends.dispatch import capture
 from autopar.frontends.loading import load_workload
+from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
-from autopar.planner.planning import plan_captured
+from autopar.nouns.workload import Workload
+from autopar.planner.planning import PlanResult, plan_captured
+from benchmarks import llama3, pipelines, scale, unequal
 from benchmarks.figures import Target, show
 from benchmarks.planned import CLUSTER, model_file
 from benchmarks.zoo import EXAMPLES, PLANS
@@ -37,35 +47,97 @@ LAYOUTS: Mapping[str, Mapping[str, str]] = {
     "replicate x shard, ZeRO 0": {"dp_replicate": "2", "dp_shard": "2", "zero": "0"},
     "two stages": {"pp": "2", "schedule": "1f1b"},
 }
+GPUS = "examples/clusters/h100_8x8.yaml"
+ON_GPUS: Mapping[str, Mapping[str, str]] = {
+    "free": {},
+    "tp": {"tp": "8"},
+    "ZeRO 3, recompute": {"dp_shard": "64", "recompute": "full"},
+    "stages": {"pp": "4", "tp": "2"},
+}
+OTHERS = ("pipelines", "gpus", "two kinds", "scale")
 COMMITTED = Path(__file__).with_suffix(".txt")
-DECISIONS = "spreads stages microbatches schedule actions style precision".split()
+NOT_DECIDED = ("prediction", "fingerprints", "runner_up", "searcher", "workload", "cluster_file")
+"""First words of what a plan's text has beside decisions."""
 
 
-def lines(family: str) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model on a cluster under several layouts."""
+
+    name: str
+    file: str
+    cluster: Cluster
+    layouts: Mapping[str, Mapping[str, str]]
+    workload: Callable[[], Workload] | None = None
+    """Where the file does not name it."""
+
+
+def cases(family: str, folder: Path) -> Iterator[Case]:
+    """Those of a family."""
+    if family == "pipelines":
+        cpus = load_cluster(CLUSTER)
+        for name in pipelines.MODELS:
+            yield Case(f"pipelines, {name}", name, cpus, pipelines.plans(4))
+    elif family == "gpus":
+        yield _large("llama_8b", load_cluster(GPUS), ON_GPUS)
+    elif family == "two kinds":
+        for name, row in unequal.ROWS.items():
+            yield _large(row.model, row.cluster, {name: {}})
+    elif family == "scale":
+        for name, run in scale.RUNS.items():
+            kind = load_cluster(str(scale.CLUSTERS / run.cluster))
+            layouts = {"free": {}, "published": run.fix}
+            cluster = scale.sized(kind, run.devices)
+            of = functools.partial(scale.workload, run)
+            yield Case(f"scale, {name}", f"{name}.py", cluster, layouts, of)
+    else:
+        yield Case(family, str(model_file(family, folder)), load_cluster(CLUSTER), LAYOUTS)
+
+
+def _large(model: str, cluster: Cluster, layouts: Mapping[str, Mapping[str, str]]) -> Case:
+    return Case(
+        model, "benchmarks/llama3.py", cluster, layouts, functools.partial(getattr, llama3, model)
+    )
+
+
+def lines(case: Case) -> Iterator[str]:
     """A line a layout; of what cannot be planned the kind of error, for a script in one line."""
-    cluster = load_cluster(CLUSTER)
-    with tempfile.TemporaryDirectory() as folder:
-        file = str(model_file(family, Path(folder)))
+    try:
+        workload = load_workload(case.file) if case.workload is None else case.workload()
+        captured = capture(workload)
+    except UserError as error:
+        yield f"{case.name} | every layout | {type(error).__name__}"
+        return
+    for layout, fix in case.layouts.items():
         try:
-            workload = load_workload(file)
-            captured = capture(workload)
+            made = plan_captured(captured, workload, case.cluster, case.file, fix)
         except UserError as error:
-            yield f"{family} | every layout | {type(error).__name__}"
-            return
-    for layout, fix in LAYOUTS.items():
-        try:
-            made = plan_captured(captured, workload, cluster, file, fix).plan
-        except UserError as error:
-            yield f"{family} | {layout} | {type(error).__name__}"
+            yield f"{case.name} | {layout} | {type(error).__name__}"
             continue
-        seconds = made.prediction.step_time_s
-        yield f"{family} | {layout} | {digest(made)} | {shape(made)} | {seconds * 1e3:.4f} ms"
+        plan, lowered = made.plan, made.lowered
+        every = PlanResult(plan, workload, made.cluster, captured, made.graph, lowered, {}, ())
+        with tempfile.TemporaryDirectory() as folder:
+            files, _ = plan_files(every, folder)
+        program = [f"{n}\n{t}" for n, t in sorted(files.items()) if n.startswith(PROGRAM)]
+        digests = f"{digest(decisions(plan))} | {digest(chr(10).join(program))}"
+        predicted = plan.prediction
+        price = f"{predicted.step_time_s:.12g} s, {predicted.memory_bytes.total} bytes"
+        yield f"{case.name} | {layout} | {digests} | {shape(plan)} | {price}"
 
 
-def digest(plan: Plan) -> str:
-    """Of every decision, of nothing that is predicted."""
-    every = asdict(plan)
-    return hashlib.sha256(repr([every[name] for name in DECISIONS]).encode()).hexdigest()[:12]
+def decisions(plan: Plan) -> str:
+    """Their text, and nothing of what is predicted or found beside them."""
+    kept, left = [], False
+    for line in to_text(plan).splitlines()[1:]:
+        if not line.startswith("    "):
+            left = line.split()[0] in NOT_DECIDED
+        if not left:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def shape(plan: Plan) -> str:
@@ -95,16 +167,17 @@ def _of(line: str) -> tuple[str, ...]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--families", default=",".join([*ZOO, *EXAMPLES]))
+    parser.add_argument("--families", default=",".join([*ZOO, *EXAMPLES, *OTHERS]))
     parser.add_argument("--against", type=Path, nargs="?", const=COMMITTED, metavar="FILE")
     parser.add_argument("--json", action="store_true", help="with --against")
     given = parser.parse_args()
     now = []
     for family in given.families.split(","):
-        for line in lines(family):
-            now.append(line)
-            if given.against is None:
-                print(line, flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            for line in (line for case in cases(family, Path(folder)) for line in lines(case)):
+                now.append(line)
+                if given.against is None:
+                    print(line, flush=True)
     if given.against is not None:
         rows = against(now, given.against)
         changed = [row for row in rows if row["committed"] != "same"]

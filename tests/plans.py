@@ -9,6 +9,7 @@ from autopar.nouns.cluster import Cluster, Device, DeviceGroup
 from autopar.nouns.level import Level
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Fingerprints, Memory, Plan, Prediction, RunnerUp, Spread, Stage
+from autopar.nouns.recompute import KEEP_ALL
 
 MIB = 1 << 20
 
@@ -68,7 +69,7 @@ def plan(**changes: Any) -> Plan:
         parameters={"block::up.weight": "tp:S0"},
     )
     why = "25 ms more of gathers than it saves"
-    lost = RunnerUp({"dp_shard": 4}, 3, "none", 1, 0.150, 64 * MIB, why)
+    lost = RunnerUp({"dp_shard": 4}, 3, KEEP_ALL, 1, 0.150, 64 * MIB, why)
     whole = Plan(
         workload="model.py:GPT",
         framework="torch",

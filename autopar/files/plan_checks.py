@@ -21,7 +21,7 @@ from autopar.nouns.mesh import AXES, Mesh
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.optimizer import OPTIMIZERS, is_own
 from autopar.nouns.plan import FORMAT, Plan, key
-from autopar.nouns.recompute import is_known, policies
+from autopar.nouns.recompute import Recompute, policies
 from autopar.nouns.style import STYLES
 from autopar.nouns.workload import PRECISIONS
 from autopar.nouns.zero import ZERO_LEVELS
@@ -48,6 +48,12 @@ def from_json(text: str) -> Plan:
     for i, spread in enumerate(spreads if isinstance(spreads, list) else ()):
         if isinstance(spread, dict) and isinstance(spread.get("mesh"), str):
             spread["mesh"] = _mesh(f"spreads[{i}].mesh", spread["mesh"])
+    for name in ("stages", "runners_up"):
+        records = data.get(name)
+        for i, record in enumerate(records if isinstance(records, list) else ()):
+            if isinstance(record, dict) and isinstance(record.get("recompute"), str):
+                where, framework = f"{name}[{i}].recompute", str(data.get("framework"))
+                record["recompute"] = _recompute(where, record["recompute"], framework)
     try:
         (plan,) = _ONE.validate_json(json.dumps([data]), strict=True)
     except ValidationError as error:
@@ -74,8 +80,8 @@ def check_values(plan: Plan) -> None:
         _check_mesh(f"spreads[{i}].mesh", spread.mesh)
     for i, stage in enumerate(plan.stages):
         _one_of(f"stages[{i}].zero", stage.zero, ZERO_LEVELS)
-        if plan.framework == "jax" or not is_known(stage.recompute):
-            _one_of(f"stages[{i}].recompute", stage.recompute, policies(plan.framework))
+        if plan.framework == "jax":
+            _one_of(f"stages[{i}].recompute", str(stage.recompute), policies("jax"))
         _one_of(f"stages[{i}].offload", stage.offload, OFFLOAD)
         _one_of(f"stages[{i}].spread", stage.spread, tuple(range(len(plan.spreads))))
         if stage.device < 0:
@@ -130,6 +136,14 @@ def _mesh(where: str, text: str) -> dict[str, Any]:
     except ValueError:
         raise _bad(where, text, "1, or degrees as in dp_shard=2 x tp=2") from None
     return {"axes": mesh.axes, "sizes": mesh.sizes}
+
+
+def _recompute(where: str, text: str, framework: str) -> dict[str, Any]:
+    try:
+        made = Recompute.parse(text)
+    except ValueError:
+        raise _bad(where, text, " or ".join(_shown(policies(framework)))) from None
+    return {"policy": made.policy, "count": made.count}
 
 
 def _check_mesh(where: str, mesh: Mesh) -> None:

@@ -21,6 +21,7 @@ from autopar.lowering.state import (
 from autopar.nouns.graph import DTYPE_BYTES, Graph
 from autopar.nouns.mesh import DATA_AXES
 from autopar.nouns.plan import Plan
+from autopar.nouns.recompute import Recompute
 from autopar.nouns.sharding import Sharding
 from autopar.pipeline.actions import Schedule
 from autopar.pipeline.of_plan import schedule_of
@@ -94,7 +95,9 @@ def _beside_the_loss(lowered: Lowered) -> Iterator[tuple[str, int]]:
 _Place = tuple[str, str, int, str]
 
 
-def _add_activations(counts: Counter[_Place], lowered: Lowered, recompute: str, times: int) -> None:
+def _add_activations(
+    counts: Counter[_Place], lowered: Lowered, recompute: Recompute, times: int
+) -> None:
     for priced in activation_collectives(lowered, recompute, times):
         moved = priced.collective
         what = f"{priced.key} {priced.direction}"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.nouns.mesh import DATA_AXES, Mesh
 from autopar.nouns.plan import Spread, key
-from autopar.nouns.recompute import FULL, NONE, by_call
+from autopar.nouns.recompute import FULL, KEEP_ALL, Recompute
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding, split
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
@@ -245,7 +245,7 @@ class Priced:
 
 
 def activation_collectives(
-    lowered: Lowered, recompute: str = NONE, times: int | None = None
+    lowered: Lowered, recompute: Recompute = KEEP_ALL, times: int | None = None
 ) -> Iterator[Priced]:
     """Every collective on activations that one rank takes part in, forward and backward.
 
@@ -257,10 +257,10 @@ def activation_collectives(
     if times is None:
         times = lowered.mesh.size(MICROBATCH)
     called = [op.op.attrs["block"] for op in lowered.ops if op.bound is None]
-    each = Counter(zip(called, by_call(recompute, len(called)), strict=True))
+    each = Counter(zip(called, recompute.by_call(len(called)), strict=True))
     for name, calls in Counter(called).items():
         body = lowered.blocks[name]
-        yield from activation_collectives(body, NONE, times * calls)
+        yield from activation_collectives(body, KEEP_ALL, times * calls)
         if each[name, FULL]:
             yield from rerun_collectives(body, times * each[name, FULL])
     for value in lowered.tensors.values():

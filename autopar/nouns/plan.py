@@ -11,12 +11,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
+from autopar.nouns.recompute import KEEP_ALL, Recompute
 from autopar.nouns.style import Style
 
 FORMAT = 5
@@ -63,7 +64,7 @@ class Stage:
     device: int = 0
     spread: int = 0
     zero: int = 0
-    recompute: str = "none"
+    recompute: Recompute = KEEP_ALL
     offload: str = "none"
 
 
@@ -149,7 +150,7 @@ class RunnerUp:
 
     degrees: Mapping[str, int]
     zero: int | None
-    recompute: str | None
+    recompute: Recompute | None
     microbatches: int
     step_time_s: float
     memory_bytes: int
@@ -232,13 +233,18 @@ class Plan:
 def as_data(plan: Plan) -> dict[str, Any]:
     """The plan as plain values. What only plans that offload have is left out of others."""
     data = dataclasses.asdict(plan)
-    for record in (*data["stages"], *data["runners_up"]):
-        if record["offload"] == OFFLOAD[0]:
+    for record, own in (*_pairs(data, plan, "stages"), *_pairs(data, plan, "runners_up")):
+        record["recompute"] = None if own.recompute is None else str(own.recompute)
+        if own.offload == OFFLOAD[0]:
             del record["offload"]
     memory = data["prediction"]["memory_bytes"]
     if not memory["host"]:
         del memory["host"], memory["host_limit"]
     return data
+
+
+def _pairs(data: dict[str, Any], plan: Plan, name: str) -> Iterator[tuple[dict[str, Any], Any]]:
+    yield from zip(data[name], getattr(plan, name), strict=True)
 
 
 def to_json(plan: Plan) -> str:

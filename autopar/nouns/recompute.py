@@ -14,56 +14,79 @@ Where memory lies between two of them, the blocks that a stage calls first do mo
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from autopar.nouns.graph import Graph
 
-RECOMPUTE = ("none", "selective-op", "compute", "full")
-"""What all blocks of a stage may do, from the most memory to the least."""
-NONE, SELECTIVE, COMPUTE, FULL = RECOMPUTE
-_MIXED = re.compile(rf"({COMPUTE}|{FULL}) x ([1-9]\d*) \+ {SELECTIVE}")
+POLICIES = ("none", "selective-op", "compute", "full")
+"""What a block may do, from the most memory to the least."""
+NONE, SELECTIVE, COMPUTE, FULL = POLICIES
+_MIXED = re.compile(rf"({COMPUTE}|{FULL}) x ([1-9][0-9]{{0,11}}) \+ {SELECTIVE}")
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """What the blocks of a stage do.
+
+    policy: of the blocks that are called first.
+    count:  calls that do so, the others `SELECTIVE`; None: all calls.
+    """
+
+    policy: str = NONE
+    count: int | None = None
+
+    @staticmethod
+    def parse(text: str) -> Recompute:
+        """The inverse of ``str``.
+
+        Raises:
+            ValueError: there is nothing of that name.
+        """
+        match = _MIXED.fullmatch(text)
+        if match is not None:
+            return Recompute(match[1], int(match[2]))
+        if text not in POLICIES:
+            raise ValueError(f"{text!r} is none of {', '.join(POLICIES)}, and no mix of them")
+        return Recompute(text)
+
+    @staticmethod
+    def mixed(heavy: str, count: int, calls: int) -> Recompute:
+        """``compute`` or ``full`` for the first ``count`` of so many calls of blocks,
+        ``selective-op`` for the others."""
+        if not count:
+            return Recompute(SELECTIVE)
+        return Recompute(heavy, None if count >= calls else count)
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether any block runs anything again."""
+        return self.policy != NONE
+
+    def by_call(self, calls: int) -> tuple[str, ...]:
+        """The policy of each of a stage's calls of blocks."""
+        count = calls if self.count is None else min(calls, self.count)
+        return (self.policy,) * count + (SELECTIVE,) * (calls - count)
+
+    def within(self, first: int, calls: int) -> Recompute:
+        """What ``calls`` calls from the ``first`` on do."""
+        if self.count is None:
+            return self
+        return Recompute.mixed(self.policy, max(0, min(calls, self.count - first)), calls)
+
+    def __str__(self) -> str:
+        return self.policy + ("" if self.count is None else f" x {self.count} + {SELECTIVE}")
+
+
+KEEP_ALL = Recompute()
+"""Everything is kept."""
 
 
 def policies(framework: str) -> tuple[str, ...]:
-    """Of `RECOMPUTE`, what there is: JAX programs keep under ``none`` what ``selective-op`` does,
+    """Of `POLICIES`, what there is: JAX programs keep under ``none`` what ``selective-op`` does,
     since XLA makes the rest again in the kernels that read it."""
-    return tuple(name for name in RECOMPUTE if framework != "jax" or name != SELECTIVE)
+    return tuple(name for name in POLICIES if framework != "jax" or name != SELECTIVE)
 
 
 def keeps_routes(body: Graph) -> bool:
     """Whether a block finds the experts of its tokens once, and keeps them under any policy."""
     return any(op.kind == "experts" for op in body.ops)
-
-
-def mixed(heavy: str, count: int, calls: int) -> str:
-    """``compute`` or ``full`` for the first ``count`` of so many calls of blocks, ``selective-op``
-    for the others."""
-    if not count:
-        return SELECTIVE
-    return heavy if count >= calls else f"{heavy} x {count} + {SELECTIVE}"
-
-
-def by_call(recompute: str, calls: int) -> tuple[str, ...]:
-    """What each of a stage's calls of blocks does."""
-    match = _MIXED.fullmatch(recompute)
-    if match is None:
-        return (recompute,) * calls
-    count = min(calls, int(match[2]))
-    return (match[1],) * count + (SELECTIVE,) * (calls - count)
-
-
-def within(recompute: str, first: int, calls: int) -> str:
-    """What ``calls`` calls from the ``first`` on do, as one text."""
-    match = _MIXED.fullmatch(recompute)
-    if match is None:
-        return recompute
-    return mixed(match[1], max(0, min(calls, int(match[2]) - first)), calls)
-
-
-def most(recompute: str) -> str:
-    """What the blocks do that do most."""
-    match = _MIXED.fullmatch(recompute)
-    return recompute if match is None else match[1]
-
-
-def is_known(recompute: str) -> bool:
-    return recompute in RECOMPUTE or _MIXED.fullmatch(recompute) is not None

@@ -16,6 +16,7 @@ from autopar.lowering.spread import Lowered, lower
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Memory
+from autopar.nouns.recompute import Recompute
 from autopar.nouns.style import Style
 from autopar.pipeline.schedules.table import schedule
 from autopar.planner.arch_graph import BATCH_DIMS, graph_of
@@ -62,12 +63,13 @@ def planned(arch: Arch, layout: Layout, cluster: Cluster, style: Style) -> Plann
     prices = Prices(cluster, lowered.mesh, PRECISION, fused)
     summary = summarise(lowered, prices)
     state = StateSharding(x.zero, mesh, x.microbatches, PRECISION, clips=True)
+    recompute = Recompute(x.recompute)
     if x.pp == 1:
-        time = simulate(summary, state, cluster, x.recompute)
-        memory = step_memory(summary, state, x.recompute, cluster.device)
+        time = simulate(summary, state, cluster, recompute)
+        memory = step_memory(summary, state, recompute, cluster.device)
         return Planned(lowered, prices, summary, time, memory)
     cuts = CutModel(lowered, summary, prices, "torch")
-    of_stages = PipelinePrices(cuts, cluster, state, x.recompute, x.pp)
+    of_stages = PipelinePrices(cuts, cluster, state, recompute, x.pp)
     order = Order(schedule(x.schedule, x.pp, x.microbatches, x.interleave))
     runs = runs_of(_ends(cuts, arch, x), order.schedule)
     time = of_stages.step(runs, order.schedule, *of_stages.clocked(runs, order))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
-from autopar.nouns.recompute import RECOMPUTE
+from autopar.nouns.recompute import POLICIES, Recompute
 from autopar.nouns.zero import ZERO_LEVELS
 from autopar.planner.fixed import Fixed, FixError, alternatives, divisors
 
@@ -99,18 +99,18 @@ class Layout:
     dp_replicate: int
     dp_shard: int
     zero: int
-    recompute: str
+    recompute: Recompute
     offload: str = "none"
 
     def mesh(self, tp: int) -> Mesh:
         return Mesh(("dp_replicate", "dp_shard", "tp"), (self.dp_replicate, self.dp_shard, tp))
 
 
-def layouts(data: int, fixed: Fixed, policies: Sequence[str] = RECOMPUTE) -> Iterator[Layout]:
+def layouts(data: int, fixed: Fixed, policies: Sequence[str] = POLICIES) -> Iterator[Layout]:
     """Every state sharding of ``data`` ranks, the least sharded first; nothing is offloaded where
     that is not pinned: what does not fit then is tried so (`offloaded`). ``policies``: of
     recomputation, where none is pinned."""
-    for recompute in policies if fixed.recompute is None else (fixed.recompute,):
+    for recompute in map(Recompute, policies) if fixed.recompute is None else (fixed.recompute,):
         for shard in divisors(data):
             replicate = data // shard
             if fixed.dp_shard not in (None, shard) or fixed.dp_replicate not in (None, replicate):

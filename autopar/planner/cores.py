@@ -18,7 +18,7 @@ import numpy as np
 from autopar.cost_models.physics import broken
 from autopar.nouns.cluster import Cluster, Device
 from autopar.nouns.plan import Memory, Stage
-from autopar.nouns.recompute import RECOMPUTE, most
+from autopar.nouns.recompute import POLICIES, Recompute
 from autopar.nouns.zero import ZERO
 from autopar.pipeline.actions import to_text
 from autopar.pipeline.cuts import Mask, NoCuts, cut
@@ -27,13 +27,13 @@ from autopar.planner.lightening import lightened
 from autopar.planner.pipeline_models import Model
 from autopar.planner.pricing.bounds import pipeline_bounds, state_bytes
 from autopar.planner.pricing.memory import overhead
-from autopar.planner.pricing.pipeline import Figure, PipelinePrices, runs_of
+from autopar.planner.pricing.pipeline import Choice, Figure, PipelinePrices, runs_of
 from autopar.planner.pricing.runs import Table
 from autopar.planner.pricing.sends import Ends, Order, Sends
 from autopar.planner.pricing.simulation import StepTime, stage_time
 from autopar.planner.pricing.trials import Trial, figures_at, trials
 from autopar.planner.question import Answer, Question
-from autopar.planner.shapes import BY_RANK, Core
+from autopar.planner.shapes import Core
 from autopar.planner.solved import state_of
 
 MOVES = 4
@@ -130,7 +130,7 @@ class CoreTrials:
         that needs least memory last."""
         if layout not in self._choices:
             zeros = [layout.zero]
-            if self.core.recompute == BY_RANK and self.question.fixed.zero is None and layout.zero:
+            if self.core.recompute is None and self.question.fixed.zero is None and layout.zero:
                 zeros = [*range(layout.zero, ZERO[-1].level + 1)]
             every = [
                 replace(layout, zero=zero, recompute=recompute)
@@ -295,13 +295,13 @@ class CoreTrials:
         """The trial priced in full."""
         choices = self.choices(layout)
         each = [choices[min(place, len(choices) - 1)] for place in trial.chosen]
-        schedule, own = self.order.schedule, [(one.zero, one.recompute) for one in each]
-        if self.core.recompute == BY_RANK:
+        schedule, own = self.order.schedule, [Choice(one.zero, one.recompute) for one in each]
+        if self.core.recompute is None:
             own = lightened(self.prices(each[0]), own, runs_of(trial.ends, schedule), schedule)
         layout = replace(
             layout,
             zero=max(zero for zero, _ in own),
-            recompute=max((most(recompute) for _, recompute in own), key=RECOMPUTE.index),
+            recompute=Recompute(max((one.recompute.policy for one in own), key=POLICIES.index)),
         )
         prices = self.prices(layout).staged(schedule, own)
         solved, candidate = self.model.solved, self.core.shape.candidate

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.offload import OFFLOAD
-from autopar.nouns.recompute import RECOMPUTE
+from autopar.nouns.recompute import POLICIES, Recompute
 from autopar.nouns.zero import ZERO_LEVELS
 from autopar.pipeline.actions import Lists
 from autopar.pipeline.schedules.table import SCHEDULES
@@ -64,7 +64,7 @@ class Fixed:
     tp: int | None = None
     zero: int | None = None
     microbatch: int | None = None
-    recompute: str | None = None
+    recompute: Recompute | None = None
     offload: str | None = None
     pp: int | None = None
     schedule: str | None = None
@@ -90,7 +90,7 @@ class Fixed:
                     "alone, without a program"
                 )
             if name == "recompute":
-                _one_of(name, text, RECOMPUTE)
+                _one_of(name, text, POLICIES)
             elif name == "offload":
                 _one_of(name, text, OFFLOAD, " (what is in host memory between steps)")
             elif name == "schedule":
@@ -138,7 +138,7 @@ class Fixed:
                 )
         schedule = None if named == "none" else named
         fixed = Fixed(
-            recompute=pairs.get("recompute"),
+            recompute=Recompute(pairs["recompute"]) if "recompute" in pairs else None,
             offload=pairs.get("offload"),
             schedule=schedule,
             actions=actions,
@@ -149,7 +149,11 @@ class Fixed:
     def pinned(self) -> dict[str, int | str]:
         """The choices that are not free, by the name that ``--fix`` gives them."""
         every = {name: getattr(self, name) for name in self.__slots__ if name != "actions"}
-        return {name: value for name, value in every.items() if value is not None}
+        return {
+            name: value if isinstance(value, int) else str(value)
+            for name, value in every.items()
+            if value is not None
+        }
 
     def __str__(self) -> str:
         return ",".join(f"{name}={value}" for name, value in self.pinned().items())

@@ -1,8 +1,8 @@
 """Of blocks that recompute, as few as memory asks for.
 
 What is between two policies of recomputation in memory is between them in time too
-(`autopar.nouns.recompute.mixed`), so the fewest blocks that must are the fastest choice: the
-knapsack of AdaPipe (Sun et al. 2024) for items that are all alike.
+(`autopar.nouns.recompute.Recompute.mixed`), so the fewest blocks that must are the fastest
+choice: the knapsack of AdaPipe (Sun et al. 2024) for items that are all alike.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from autopar.nouns.cluster import Device
-from autopar.nouns.recompute import COMPUTE, FULL, mixed
+from autopar.nouns.recompute import COMPUTE, FULL, Recompute
 from autopar.pipeline.actions import Schedule
 from autopar.planner.pricing.memory import step_memory
 from autopar.planner.pricing.pipeline import Choice, PipelinePrices
@@ -19,16 +19,16 @@ from autopar.planner.pricing.state import StateSharding
 from autopar.planner.pricing.summary import Summary
 
 
-def lightest(summary: Summary, state: StateSharding, heavy: str, device: Device) -> str:
+def lightest(summary: Summary, state: StateSharding, heavy: str, device: Device) -> Recompute:
     """What fits of a plan of one stage with the fewest blocks that recompute so; all of them must
     fit. ``heavy``: ``compute`` or ``full``."""
     calls = len(summary.calls)
     count = bisect_left(
         range(calls),
         True,
-        key=lambda n: step_memory(summary, state, mixed(heavy, n, calls), device).fits,
+        key=lambda n: step_memory(summary, state, Recompute.mixed(heavy, n, calls), device).fits,
     )
-    return mixed(heavy, count, calls)
+    return Recompute.mixed(heavy, count, calls)
 
 
 def lightened(
@@ -44,15 +44,17 @@ def lightened(
     calls = [len(prices.model.stage_summary(*run).calls) for run in runs]
     own = [[i for i in range(len(runs)) if schedule.ranks[i] == rank] for rank in ranks]
     every = [max(calls[i] for i in stages) for stages in own]
-    heavy = [all(choices[i][1] in (COMPUTE, FULL) for i in stages) for stages in own]
+    heavy = [all(choices[i].recompute.policy in (COMPUTE, FULL) for i in stages) for stages in own]
     if not any(heavy) or len(schedule.routes) > 1:
         return list(choices)
 
     def with_first(counts: Sequence[int]) -> list[Choice]:
         """``counts``: of each rank, calls of a stage that recompute; -1: as chosen."""
         return [
-            (zero, recompute if count < 0 else mixed(recompute, count, calls[i]))
-            for i, (zero, recompute) in enumerate(choices)
+            own
+            if count < 0
+            else own._replace(recompute=Recompute.mixed(own.recompute.policy, count, calls[i]))
+            for i, own in enumerate(choices)
             for count in [counts[schedule.ranks[i]]]
         ]
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autopar.nouns.offload import OFFLOAD
+from autopar.nouns.recompute import KEEP_ALL
 from autopar.pipeline.schedules.table import SCHEDULES
 from autopar.planner.candidates import Candidate, Layout, layouts, offloaded
 from autopar.planner.pipeline_models import Model, Models, Pace, Whole
@@ -42,11 +43,11 @@ class LowerBounds:
         m, views = shape.candidate.microbatches, shape.views(self.question.cluster)
         model, alone = self.models.known(shape), self.models.alone
         if model is not None:
-            pace = model.pace(views, "none")
-            waited_s = model.pass_s - model.whole["none"].weights_s
+            pace = model.pace(views, KEEP_ALL)
+            waited_s = model.pass_s - model.whole[KEEP_ALL].weights_s
             least_s = max(m * model.pass_s / pace.ranks, waited_s / pace.fastest)
             return least_s + self.update_s(shape, model)
-        pace = Pace(shape.pp, 1.0) if alone is None else alone.pace(views, "none")
+        pace = Pace(shape.pp, 1.0) if alone is None else alone.pace(views, KEEP_ALL)
         return self.models.least_pass_s(shape) * max(m / pace.ranks, WAITED / pace.fastest)
 
     def core_s(self, core: Core, model: Model) -> float:
@@ -58,7 +59,7 @@ class LowerBounds:
         m, p = core.shape.candidate.microbatches, core.shape.pp
         pass_s = whole.forward_s + whole.backward_s
         kind = SCHEDULES.get(core.name)
-        splits_backward = (kind is None or kind.splits) and core.levels[0] == "none"
+        splits_backward = (kind is None or kind.splits) and not core.levels[0].runs_again
         waited_s = pass_s - (whole.weights_s if splits_backward else 0.0)
         least_s = max(m * pass_s / pace.ranks, waited_s / pace.fastest)
         simple = kind is not None and kind.stages == core.depth == 1 and not kind.even_ranks
@@ -72,7 +73,7 @@ class LowerBounds:
         """The optimizer where all ranks share it; nothing where devices differ."""
         if len(self.question.cluster.kinds) > 1:
             return 0.0
-        return model.whole["none"].update_s / (shape.pp * shape.candidate.data)
+        return model.whole[KEEP_ALL].update_s / (shape.pp * shape.candidate.data)
 
     def fitting(self, core: Core, model: Model) -> tuple[float, float]:
         """Bytes of the first rank where every rank has as much of the model, in the layout of state
@@ -89,7 +90,7 @@ class LowerBounds:
         fitting = [whole for whole, size in shares if size <= room]
         if not fitting:
             return needed, float("inf")
-        pass_s = model.least_pass_s(fitting, core.recompute, question.cluster)
+        pass_s = model.least_pass_s(fitting, core.levels[0], question.cluster)
         late_s = min(whole.streamed_s for whole in fitting) / pp
         return needed, m * pass_s / model.pace(views, core.levels[0]).ranks + late_s
 
@@ -107,7 +108,7 @@ class LowerBounds:
         with the optimizer's state offloaded."""
         question, shape = self.question, core.shape
         m, pp, recompute = shape.candidate.microbatches, shape.pp, core.levels[0]
-        life = model.solved.summary.lives[recompute]
+        life = model.solved.summary.lives[recompute.policy]
         share, process = overhead(model.solved.summary.packages, question.cluster.device)
         saved = min(m, pp) * life.saved / pp + life.peak - life.saved
         for layout in layouts(shape.candidate.data, question.fixed):

@@ -15,7 +15,7 @@ import numpy as np
 
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.problem import FORBIDDEN
-from autopar.nouns.recompute import RECOMPUTE
+from autopar.nouns.recompute import KEEP_ALL, Recompute
 from autopar.nouns.zero import ZERO
 from autopar.planner.candidates import Candidate, Layout
 from autopar.planner.pricing.pipeline import CutModel, Figure, PipelinePrices
@@ -25,7 +25,7 @@ from autopar.planner.pricing.simulation import StageTime, stage_time
 from autopar.planner.pricing.state import StateSharding
 from autopar.planner.problem.solving import Solver
 from autopar.planner.question import Question
-from autopar.planner.shapes import Shape
+from autopar.planner.shapes import EVERY, Shape
 from autopar.planner.solved import Solved, solve
 
 HOLDS_MORE = 1.25
@@ -55,22 +55,24 @@ class Model:
 
     solved: Solved
     cuts: CutModel
-    whole: dict[str, StageTime]
-    alone: dict[str, PipelinePrices]
+    whole: dict[Recompute, StageTime]
+    alone: dict[Recompute, PipelinePrices]
     layouts: dict[Layout, Whole] = field(default_factory=dict)
     """All of the model under each layout of state."""
-    _plain: dict[tuple[str, Cluster], Table] = field(default_factory=dict)
-    _pass_s: dict[tuple[StateSharding, str], float] = field(default_factory=dict)
-    _paces: dict[tuple[str, tuple[Cluster, ...]], tuple[dict[Cluster, float], float]] = field(
+    _plain: dict[tuple[Recompute, Cluster], Table] = field(default_factory=dict)
+    _pass_s: dict[tuple[StateSharding, Recompute], float] = field(default_factory=dict)
+    _paces: dict[tuple[Recompute, tuple[Cluster, ...]], tuple[dict[Cluster, float], float]] = field(
         default_factory=dict
     )
 
     @property
     def pass_s(self) -> float:
         """Forward and backward of one microbatch through all of the model."""
-        return self.whole["none"].forward_s + self.whole["none"].backward_s
+        return self.whole[KEEP_ALL].forward_s + self.whole[KEEP_ALL].backward_s
 
-    def least_pass_s(self, fitting: Sequence[Whole], recompute: str, cluster: Cluster) -> float:
+    def least_pass_s(
+        self, fitting: Sequence[Whole], recompute: Recompute, cluster: Cluster
+    ) -> float:
         """Forward and backward of one microbatch through all of the model, in the layout that moves
         least state with it."""
         whole = self.whole[recompute]
@@ -83,7 +85,7 @@ class Model:
                 self._pass_s[one.state, recompute] = time.forward_s + time.backward_s
         return min(self._pass_s[one.state, recompute] for one in fitting)
 
-    def plain(self, recompute: str, view: Cluster) -> Table:
+    def plain(self, recompute: Recompute, view: Cluster) -> Table:
         """Figures of all runs without data traffic and optimizer: no layout takes less."""
         key = recompute, view
         if key not in self._plain:
@@ -91,7 +93,7 @@ class Model:
             table[[Figure.REDUCE, Figure.UPDATE]] = 0.0
         return self._plain[key]
 
-    def pace(self, views: Sequence[Cluster], recompute: str) -> Pace:
+    def pace(self, views: Sequence[Cluster], recompute: Recompute) -> Pace:
         """How fast ranks with these views of the cluster are, beside the slowest devices."""
         if len(self.cuts.prices.cluster.kinds) == 1:
             return Pace(len(views), 1.0)
@@ -110,7 +112,7 @@ class Model:
         speeds, fastest = self._paces[key]
         return Pace(float(sum(speeds[view] for view in views)), fastest)
 
-    def _units_s(self, view: Cluster, recompute: str) -> Table:
+    def _units_s(self, view: Cluster, recompute: Recompute) -> Table:
         """[3, units] of every unit alone: forward, the way back to its inputs, gradients of
         weights."""
         prices = self.alone[recompute].on(view)
@@ -182,11 +184,11 @@ class Models:
     def _model(self, solved: Solved) -> Model:
         question, candidate = self.question, solved.candidate
         prices = Prices(question.cluster, solved.lowered.mesh, question.precision, question.fusion)
-        mesh = Layout(1, 1, 0, "none").mesh(candidate.tp)
+        mesh = Layout(1, 1, 0, KEEP_ALL).mesh(candidate.tp)
         alone = StateSharding(0, mesh, 1, question.precision, question.optimizer)
         cuts = CutModel(solved.lowered, solved.summary, prices, question.framework)
         whole, stages = {}, {}
-        for recompute in RECOMPUTE:
+        for recompute in EVERY:
             whole[recompute] = stage_time(solved.summary, alone, question.cluster, recompute)
             stages[recompute] = PipelinePrices(cuts, question.cluster, alone, recompute, 1)
         return Model(solved, cuts, whole, stages)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count, product
 
 from autopar.lowering.stages import stage_parts
-from autopar.nouns.recompute import RECOMPUTE
+from autopar.nouns.recompute import FULL, KEEP_ALL, Recompute
 from autopar.pipeline.actions import ScheduleError
 from autopar.pipeline.schedules.table import SCHEDULES, kind_of
 from autopar.planner.candidates import Layout, candidates
@@ -39,7 +39,7 @@ from autopar.planner.pricing.summary import summarise
 from autopar.planner.pricing.trials import Trial
 from autopar.planner.problem.solving import Solver
 from autopar.planner.question import Answer, Question
-from autopar.planner.shapes import BY_RANK, Core, Shape
+from autopar.planner.shapes import EVERY, Core, Shape
 from autopar.planner.solved import Solved, lowered_of, state_of
 from autopar.planner.standings import Standings
 
@@ -145,7 +145,7 @@ class Pipelines:
         best, fixed = self.standings.best, self.question.fixed
         if best is None or best.pp == 1 or fixed.recompute:
             return
-        roomy = best.layout.recompute == "none" and best.layout.zero < 2
+        roomy = not best.layout.recompute.runs_again and best.layout.zero < 2
         if roomy and best.memory.filled < FILLED:
             return
         if fixed.schedule not in (None, *SCHEDULES):
@@ -161,14 +161,14 @@ class Pipelines:
                 continue
             if kind.interleaves and kind.stages == 1:
                 depth = len(best.stages) // best.pp if name == best.schedule else DEPTHS[0]
-            for _, item in self._play(Core(shape, name, depth, BY_RANK)):
+            for _, item in self._play(Core(shape, name, depth, None)):
                 if isinstance(item, Played):
                     self._offer(item)
 
     def _dive(self, shapes: Sequence[Shape]) -> None:
         """Where memory is short, a plan to compare with: fewest samples, full recomputation."""
         best = self.standings.best
-        if best is not None and best.layout.recompute == "none" and best.layout.zero < 3:
+        if best is not None and not best.layout.recompute.runs_again and best.layout.zero < 3:
             return
         fixed, inner = self.question.fixed, self.question.cluster.levels[0].span
         for pp in dict.fromkeys(shape.pp for shape in shapes):
@@ -180,7 +180,10 @@ class Pipelines:
             if shape is None or model is None:
                 continue
             for core in self._cores(shape):
-                least = core.recompute == RECOMPUTE[-1] and core.name in (USUAL[0], fixed.schedule)
+                least = core.recompute == Recompute(FULL) and core.name in (
+                    USUAL[0],
+                    fixed.schedule,
+                )
                 if least and self._bounds.fitting(core, model)[1] < self._best_s:
                     for _, item in self._play(core):
                         if isinstance(item, Played):
@@ -203,7 +206,7 @@ class Pipelines:
         stages = stages.staged(order.schedule, choices_of(best.stages, order.schedule))
         places = {name: i for i, name in enumerate(cuts.units)}
         ends = (*(places[stage.first] for stage in best.stages[1:]), len(cuts.units))
-        hidden = Layout(1, candidate.data, 1 if candidate.data > 1 else 0, "none")
+        hidden = Layout(1, candidate.data, 1 if candidate.data > 1 else 0, KEEP_ALL)
         held = StatePrices(question.cluster, state_of(question, hidden, candidate), 0.0)
         additive = objective(lowered, prices, held)
         answer = piped(question, best, stages, order, ends)
@@ -280,9 +283,9 @@ class Pipelines:
 
     def _cores(self, shape: Shape) -> Iterator[Core]:
         fixed = self.question.fixed
-        for recompute in RECOMPUTE if fixed.recompute is None else (fixed.recompute,):
+        for recompute in EVERY if fixed.recompute is None else (fixed.recompute,):
             for name in USUAL if fixed.schedule is None else (fixed.schedule,):
-                if name == "zb-h1" and recompute != "none" and fixed.schedule is None:
+                if name == "zb-h1" and recompute.runs_again and fixed.schedule is None:
                     continue  # backward is whole there, and so this is 1f1b
                 if name == FOUND and fixed.actions is None:
                     depths = (fixed.interleave,) if fixed.interleave else (1, VEE)
@@ -321,7 +324,7 @@ class Pipelines:
             return
         fixed = self.question.fixed
         listed = [whole.layout for whole, _ in self._bounds.shares(core, model)]
-        if core.recompute == BY_RANK:  # which goes on to higher levels of ZeRO by itself
+        if core.recompute is None:  # which goes on to higher levels of ZeRO by itself
             least = {(one.dp_shard, one.offload): one for one in reversed(listed)}
             listed = [one for one in listed if least[one.dp_shard, one.offload] is one]
         if not listed:

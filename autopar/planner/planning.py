@@ -259,7 +259,7 @@ def check_style(framework: str, asked: Style | None) -> None:
 def _check_recompute(fixed: Fixed, workload: Workload) -> None:
     """Raises `FixError` where programs of the framework have no such recomputation."""
     known = policies(workload.framework)
-    if fixed.recompute not in (None, *known):
+    if fixed.recompute is not None and str(fixed.recompute) not in known:
         raise FixError(
             f"--fix recompute={fixed.recompute}: JAX programs keep what products, convolutions "
             "and attention gave under recompute=none already, and make the rest again; take "

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
-from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE, policies
+from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE, Recompute, policies
 from autopar.nouns.text.cluster import devices_text
 from autopar.planner.alarms import Alarms
 from autopar.planner.candidates import Candidate, Layout, candidates, layouts, offloaded
@@ -265,10 +265,10 @@ def _lightened(question: Question, solved: Solved, answers: Sequence[Answer]) ->
     fits = {answer.layout: answer.memory.fits for answer in answers}
     device, made = question.cluster.device, []
     for layout, fitting in fits.items():
-        heavy = layout.recompute
-        if fitting and heavy in (COMPUTE, FULL) and not fits[replace(layout, recompute=SELECTIVE)]:
+        heavy, lighter = layout.recompute, replace(layout, recompute=Recompute(SELECTIVE))
+        if fitting and heavy.policy in (COMPUTE, FULL) and not fits[lighter]:
             state = state_of(question, layout, solved.candidate)
-            recompute = lightest(solved.summary, state, heavy, device)
+            recompute = lightest(solved.summary, state, heavy.policy, device)
             if recompute != heavy:
                 made.append(_answer(question, solved, replace(layout, recompute=recompute)))
     return made
@@ -283,7 +283,7 @@ def _squeeze_faster(
 ) -> None:
     """Of each recomputation that does not fit and would be faster than the best plan, offers the
     tightest layout squeezed: other shardings may take less time than to recompute more."""
-    tightest: dict[str, Answer] = {}
+    tightest: dict[Recompute, Answer] = {}
     for answer in sorted(answers, key=lambda a: a.memory.total):
         tightest.setdefault(answer.layout.recompute, answer)
     for answer in tightest.values():

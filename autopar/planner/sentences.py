@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Memory
-from autopar.nouns.recompute import RECOMPUTE, most
+from autopar.nouns.recompute import POLICIES
 from autopar.planner.question import Answer
 
 
@@ -25,7 +25,8 @@ def layout_text(answer: Answer) -> str:
     """Every choice of a layout in one line."""
     layout, candidate = answer.layout, answer.candidate
     chosen = {stage.recompute for stage in answer.stages} or {layout.recompute}
-    recompute = " and ".join(sorted(chosen, key=lambda name: (RECOMPUTE.index(most(name)), name)))
+    ordered = sorted(chosen, key=lambda one: (POLICIES.index(one.policy), str(one)))
+    recompute = " and ".join(map(str, ordered))
     return (
         f"dp_replicate={layout.dp_replicate}, dp_shard={layout.dp_shard}, tp={candidate.tp}, "
         + (f"pp={answer.pp}, {answer.schedule}, " if answer.pp > 1 else "")

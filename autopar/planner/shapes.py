@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from autopar.nouns.cluster import Cluster
-from autopar.nouns.recompute import RECOMPUTE
+from autopar.nouns.recompute import POLICIES, Recompute
 from autopar.planner.candidates import Candidate
 
-BY_RANK = "by rank"
-"""Ranks recompute as they must, each for itself (Sun et al. 2024, AdaPipe), and split no more of
-their state than they must (Chen et al. 2023, AMSP)."""
+EVERY = tuple(map(Recompute, POLICIES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +37,17 @@ class Core:
     """A schedule of a shape.
 
     depth: as `Fixed.interleave`. limit: microbatches that a rank may hold, of a schedule that is
-    found. recompute: of every rank, or `BY_RANK`: what its memory makes it, and ZeRO level too.
+    found. recompute: of every rank; None: each rank recomputes as it must (Sun et al. 2024,
+    AdaPipe), and splits no more of its state than it must (Chen et al. 2023, AMSP).
     """
 
     shape: Shape
     name: str
     depth: int
-    recompute: str
+    recompute: Recompute | None
     limit: int = 0
 
     @property
-    def levels(self) -> tuple[str, ...]:
+    def levels(self) -> tuple[Recompute, ...]:
         """Recomputation that a rank may choose, the one that keeps most first."""
-        return RECOMPUTE if self.recompute == BY_RANK else (self.recompute,)
+        return EVERY if self.recompute is None else (self.recompute,)

@@ -8,6 +8,7 @@ from autopar.lowering.spread import MICROBATCH, Lowered, lower
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
 from autopar.nouns.problem import NoFeasibleAnswer, Solution
+from autopar.nouns.recompute import KEEP_ALL
 from autopar.planner.candidates import Candidate, Layout
 from autopar.planner.pricing.prices import PICOSECONDS, Prices
 from autopar.planner.pricing.state import StateSharding
@@ -56,7 +57,7 @@ def solve(
     A model so small that tensor parallelism costs more than it saves would leave the tp ranks with
     the same work; such an answer is replaced by the best one that splits the products.
     """
-    chosen = layout or Layout(1, candidate.data, 1 if candidate.data > 1 else 0, "none")
+    chosen = layout or Layout(1, candidate.data, 1 if candidate.data > 1 else 0, KEEP_ALL)
     mesh = chosen.mesh(candidate.tp)
     full = Mesh((MICROBATCH, *mesh.axes), (candidate.microbatches, *mesh.sizes)).trimmed()
     works = solver.bindings.works
@@ -74,7 +75,7 @@ def solve(
             usage_limit,
             must_split,
             not question.uneven,
-            chosen.recompute != "none",
+            chosen.recompute.runs_again,
         )
         solution = solver(folded.problem, candidate.name, limited=usage_limit is not None)
     except (NoStrategy, NoFeasibleAnswer):

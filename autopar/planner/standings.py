@@ -9,7 +9,7 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import DoesNotFit
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import RunnerUp
-from autopar.nouns.recompute import RECOMPUTE, most
+from autopar.nouns.recompute import POLICIES
 from autopar.nouns.text.cluster import devices_text
 from autopar.planner.alarms import Alarms
 from autopar.planner.candidates import Candidate
@@ -121,13 +121,13 @@ def compared(outcomes: Sequence[Outcome]) -> Outcome:
 
 def family(answer: Answer) -> Family:
     layout = answer.layout
-    return answer.pp, answer.candidate.tp, layout.zero, most(layout.recompute), layout.offload
+    return answer.pp, answer.candidate.tp, layout.zero, layout.recompute.policy, layout.offload
 
 
 def order(answer: Answer) -> tuple[float, int, int, int, int, int]:
     """Fastest first; between equals, the one that cuts, shards, recomputes and offloads least."""
     layout = answer.layout
-    seconds, again = round(answer.time.total_s, 12), RECOMPUTE.index(most(layout.recompute))
+    seconds, again = round(answer.time.total_s, 12), POLICIES.index(layout.recompute.policy)
     off = OFFLOAD.index(layout.offload)
     return seconds, answer.pp, again, off, layout.zero, layout.dp_shard
 

@@ -42,7 +42,7 @@ def explain_pipeline(priced: PricedPipeline) -> list[RenderableType]:
             duration(sends_s[stage]),
             size(prices.saved_bytes(stage, first, end)),
             str(prices.at(stage).state.zero),
-            prices.at(stage).recompute,
+            str(prices.at(stage).recompute),
         )
     ranks = table(
         "rank", "computes", "idle", "memory", right=("rank", "computes", "idle", "memory")
@@ -172,7 +172,7 @@ def pipeline_object(priced: PricedPipeline) -> dict[str, Any]:
                 "first": priced.prices.model.units[first],
                 "units": end - first,
                 "zero": priced.prices.at(stage).state.zero,
-                "recompute": priced.prices.at(stage).recompute,
+                "recompute": str(priced.prices.at(stage).recompute),
                 "forward_s": priced.prices.at(stage).time(first, end).forward_s,
                 "backward_s": priced.prices.at(stage).time(first, end).backward_s,
             }

@@ -138,7 +138,7 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
             bindings,
             must_split=must_split,
             even=plan.framework == "jax",
-            recompute=stage.recompute != "none",
+            recompute=stage.recompute.runs_again,
         )
 
     free = folded(must_split=False)

@@ -63,7 +63,7 @@ def summary_object(
             {
                 "degrees": dict(lost.degrees),
                 "zero": lost.zero,
-                "recompute": lost.recompute,
+                "recompute": None if lost.recompute is None else str(lost.recompute),
                 "offload": lost.offload,
                 "microbatches": lost.microbatches,
                 "step_time_s": lost.step_time_s,
@@ -191,7 +191,7 @@ def _lost_row(lost: RunnerUp) -> tuple[str, ...]:
     return (
         degrees(lost.degrees),
         "any" if lost.zero is None else str(lost.zero),
-        (lost.recompute or "any") + ("" if lost.offload == OFFLOAD[0] else ", offload"),
+        str(lost.recompute or "any") + ("" if lost.offload == OFFLOAD[0] else ", offload"),
         str(lost.microbatches),
         duration(lost.step_time_s),
         size(lost.memory_bytes) if lost.memory_bytes else "-",

@@ -298,19 +298,19 @@ _DEVICE: Any = torch.ops.prim.device.default
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    _add_tensors(values, found)
-    return found
+    tensors: list[Tensor] = []
+    _add_tensors(values, tensors)
+    return tensors
 
 
-def _add_tensors(values: Any, found: list[Tensor]) -> None:
+def _add_tensors(values: Any, tensors: list[Tensor]) -> None:
     if isinstance(values, Tensor):
-        found.append(values)
+        tensors.append(values)
     elif isinstance(values, dict):
-        _add_tensors(list(values.values()), found)
+        _add_tensors(list(values.values()), tensors)
     elif isinstance(values, (list, tuple)):
         for value in values:
-            _add_tensors(value, found)
+            _add_tensors(value, tensors)
 
 
 def _place(tensor: Tensor) -> torch.device:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Plan
-from autopar.nouns.recompute import NONE, RECOMPUTE, by_call
+from autopar.nouns.recompute import NONE, POLICIES
 from autopar.pipeline.of_plan import schedule_of
 
 
@@ -22,13 +22,13 @@ def differences(plan: Plan, graph: Graph, place: int, seen: Mapping[str, int]) -
     planned: Counter[str] = Counter()
     stages = [*_stages(plan, place)]
     for number, passes in stages:
-        for policy in by_call(plan.stages[number].recompute, calls[number]):
+        for policy in plan.stages[number].recompute.by_call(calls[number]):
             planned[policy] += passes
-    says = " and ".join(dict.fromkeys(plan.stages[number].recompute for number, _ in stages))
+    says = " and ".join(dict.fromkeys(str(plan.stages[number].recompute) for number, _ in stages))
     return [
         f"pipeline rank {place} makes {seen.get(policy, 0)} calls of blocks a step that recompute "
         f"{policy}, planned {planned[policy]}: its plan says {says}"
-        for policy in RECOMPUTE
+        for policy in POLICIES
         if policy != NONE and seen.get(policy, 0) != planned[policy]
     ]
 

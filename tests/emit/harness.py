@@ -20,6 +20,7 @@ from autopar.lowering.precision import at_precision
 from autopar.lowering.spread import Lowered, activation_collectives, lower
 from autopar.nouns.mesh import DATA_AXES, Mesh
 from autopar.nouns.plan import Plan, Spread, Stage
+from autopar.nouns.recompute import Recompute
 from autopar.nouns.workload import Workload
 from autopar.rules.batch import batch_flow
 from autopar.runtime.pytorch import program as runtime_program
@@ -55,7 +56,8 @@ def emitted(
     flow = batch_flow(captured.graph, dims)
     graph = at_precision(captured.graph, changes.get("precision", "float32"))
     lowered = lower(graph, spread, microbatches, flow.choices, dims)
-    stage = Stage(zero=changes.pop("zero", 0), recompute=changes.pop("recompute", "none"))
+    recompute = Recompute.parse(changes.pop("recompute", "none"))
+    stage = Stage(zero=changes.pop("zero", 0), recompute=recompute)
     plan = replace(
         some_plan(),
         spreads=(spread,),

@@ -16,7 +16,7 @@ from torch import nn
 from autopar.frontends.captured import Captured
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
-from autopar.nouns.recompute import RECOMPUTE
+from autopar.nouns.recompute import POLICIES
 from autopar.rules.registry import register, unregister
 from tests.emit import models
 from tests.emit.following import following
@@ -64,7 +64,7 @@ def test_random_stages(case: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("recompute", [*RECOMPUTE[1:], *MIXED])
+@pytest.mark.parametrize("recompute", [*POLICIES[1:], *MIXED])
 def test_recompute(recompute: str, seed: int) -> None:
     spread = random_stage(captured("llama"), Mesh.parse("dp_shard=2 x tp=2"), 1, seed)
     made = emitted(captured("llama"), spread, recompute=recompute)

@@ -10,6 +10,7 @@ import pytest
 
 from autopar.emit.code_lines import code_lines
 from autopar.nouns.plan import Plan, Spread, Stage
+from autopar.nouns.recompute import Recompute
 from autopar.planner import plan
 from autopar.planner.planning import PlanResult
 from autopar.runtime.verify.edits import files_of
@@ -109,7 +110,7 @@ CHANGES: dict[str, Callable[[Plan], Plan]] = {
         actions=("1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3", "0F0 0B0 0F1 0B1 0F2 0B2 0F3 0B3"),
     ),
     "stage zero": first_stage(zero=3),
-    "stage recompute": first_stage(recompute="full"),
+    "stage recompute": first_stage(recompute=Recompute("full")),
     "stage offload": lambda of: replace(
         of, stages=tuple(replace(s, offload="optimizer") for s in of.stages)
     ),

@@ -18,6 +18,7 @@ from autopar.emit.pytorch.schedule import schedule_file
 from autopar.emit.pytorch.stages import _class_name
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, Stage
+from autopar.nouns.recompute import Recompute
 from autopar.pipeline.actions import ScheduleError
 from autopar.pipeline.of_plan import lists_of
 from autopar.pipeline.schedules.table import schedule
@@ -65,7 +66,9 @@ def test_each_stage_recomputes_what_its_rank_must() -> None:
     )
     kinds = ("full x 1 + selective-op", "none", "compute", "selective-op")
     firsts = ("", "layers.2/block", "layers.3/block", "layers.4/block")
-    stages = [Stage(first=f, device=i, recompute=kinds[i]) for i, f in enumerate(firsts)]
+    stages = [
+        Stage(first=f, device=i, recompute=Recompute.parse(kinds[i])) for i, f in enumerate(firsts)
+    ]
     text = emit(
         made.lowered, replace(made.plan, stages=tuple(stages), schedule="1f1b"), made.captured
     )["model.py"]

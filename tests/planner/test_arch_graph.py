@@ -17,6 +17,7 @@ from autopar.frontends.dispatch import capture
 from autopar.frontends.loading import load_workload
 from autopar.lowering.precision import at_precision
 from autopar.nouns.graph import Graph
+from autopar.nouns.recompute import KEEP_ALL
 from autopar.planner.arch_graph import BATCH_DIMS, LAYER, NoGraph, graph_of
 from autopar.planner.architecture import arch_of
 from autopar.planner.candidates import Candidate, Layout
@@ -122,7 +123,7 @@ def test_the_written_sharding_is_as_good_as_a_searched_one(gated: bool) -> None:
     def cost(sequence_parallel: bool) -> int:
         lowered = lowered_of(question, spread_of(graph, mesh, sequence_parallel), candidate)
         prices = Prices(cluster, lowered.mesh, "bfloat16", question.fusion)
-        state = state_of(question, Layout(1, 128, 1, "none"), candidate)
+        state = state_of(question, Layout(1, 128, 1, KEEP_ALL), candidate)
         return objective(lowered, prices, StatePrices(cluster, state, 0.0))
 
     assert solved.solution.cost <= cost(True) <= 1.002 * solved.solution.cost

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from autopar.emit.pytorch import emit
 from autopar.files.cluster_file import cluster_from_text
 from autopar.frontends.dispatch import capture
-from autopar.nouns.recompute import RECOMPUTE, SELECTIVE
+from autopar.nouns.recompute import POLICIES, SELECTIVE, Recompute
 from autopar.nouns.workload import Workload
 from autopar.planner.planning import Planned, plan_captured
 from autopar.planner.pricing.prices import Prices
@@ -104,7 +104,7 @@ def planned(recompute: str, make: Callable[[], nn.Module]) -> tuple[Workload, Pl
     workload = Workload(model=make, batch=batch, seed=0)
     captured = capture(workload)
     made = plan_captured(captured, workload, ONE, "m.py:M", {"recompute": "none"})
-    stages = (replace(made.plan.stages[0], recompute=recompute),)
+    stages = (replace(made.plan.stages[0], recompute=Recompute.parse(recompute)),)
     made = replace(made, plan=replace(made.plan, stages=stages))
     return workload, made, emit(made.lowered, made.plan, captured, True)["model.py"]
 
@@ -138,11 +138,11 @@ def held_bytes(trainer: Trainer) -> int:
 
 
 @pytest.mark.parametrize("written", [False, True], ids=["fused", "written"])
-@pytest.mark.parametrize("recompute", [*RECOMPUTE, *MIXED])
+@pytest.mark.parametrize("recompute", [*POLICIES, *MIXED])
 def test_bytes_kept_are_those_that_are_held(recompute: str, written: bool) -> None:
     trainer, made = trainer_of(recompute, written)
     prices = Prices(ONE, made.lowered.mesh, made.plan.precision)
-    kept = summarise(made.lowered, prices).life(recompute).saved
+    kept = summarise(made.lowered, prices).life(Recompute.parse(recompute)).saved
     assert kept == pytest.approx(held_bytes(trainer), rel=0.01)
 
 
@@ -176,11 +176,11 @@ class Uneven(nn.Module):
         return F.cross_entropy(self.head(x).flatten(0, 1), words.flatten())
 
 
-@pytest.mark.parametrize("recompute", [*RECOMPUTE, "compute x 3 + selective-op", *MIXED])
+@pytest.mark.parametrize("recompute", [*POLICIES, "compute x 3 + selective-op", *MIXED])
 def test_bytes_kept_of_blocks_of_two_kinds(recompute: str) -> None:
     trainer, made = trainer_of(recompute, make=Uneven)
     summary = summarise(made.lowered, Prices(ONE, made.lowered.mesh, made.plan.precision))
-    life = summary.life(recompute)
+    life = summary.life(Recompute.parse(recompute))
     assert life.saved == pytest.approx(held_bytes(trainer), rel=0.01)
 
 
@@ -227,7 +227,7 @@ def test_every_recomputation_gives_the_same_gradients(dropped: float) -> None:
         return [held.leaf.grad for held in trainer.held if held.leaf.grad is not None]
 
     plain = gradients("none")
-    for recompute in (*RECOMPUTE[1:], *MIXED):
+    for recompute in (*POLICIES[1:], *MIXED):
         for one, other in zip(plain, gradients(recompute), strict=True):
             assert torch.equal(one, other)
 
@@ -245,14 +245,14 @@ def test_selective_recomputation_runs_products_once() -> None:
         assert ran[SELECTIVE][name] == ran["full"][name] == 2 * ran["none"][name]
 
 
-@pytest.mark.parametrize("recompute", [*RECOMPUTE, *MIXED])
+@pytest.mark.parametrize("recompute", [*POLICIES, *MIXED])
 def test_what_a_program_recomputes_is_compared_with_its_plan(recompute: str) -> None:
     trainer, made = trainer_of(recompute)
     with recomputations() as seen:
         trainer.backward(batch())
     assert differences(made.plan, made.graph, 0, seen) == []
-    for other in (*RECOMPUTE, *MIXED):
-        stages = (replace(made.plan.stages[0], recompute=other),)
+    for other in (*POLICIES, *MIXED):
+        stages = (replace(made.plan.stages[0], recompute=Recompute.parse(other)),)
         lines = differences(replace(made.plan, stages=stages), made.graph, 0, seen)
         assert bool(lines) == (other != recompute)
         assert all(f"its plan says {other}" in line for line in lines)
@@ -284,17 +284,17 @@ class WithLabels(nn.Module):
         return loss
 
 
-@pytest.mark.parametrize("recompute", [*RECOMPUTE, *MIXED])
+@pytest.mark.parametrize("recompute", [*POLICIES, *MIXED])
 def test_bytes_kept_of_experts(recompute: str) -> None:
     trainer, made = trainer_of(recompute, make=_mixtral)
     prices = Prices(ONE, made.lowered.mesh, made.plan.precision)
-    kept = summarise(made.lowered, prices).life(recompute).saved
+    kept = summarise(made.lowered, prices).life(Recompute.parse(recompute)).saved
     assert kept == pytest.approx(held_bytes(trainer), rel=0.01)
 
 
 def test_routes_are_found_once_whatever_recomputes() -> None:
     ran = {}
-    for recompute in RECOMPUTE:
+    for recompute in POLICIES:
         trainer, _ = trainer_of(recompute, make=_mixtral)
         with Ran() as seen:
             trainer.backward(batch())

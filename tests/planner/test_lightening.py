@@ -1,4 +1,4 @@
-"""Blocks that recompute: as few as memory asks for, and the texts that say which."""
+"""Blocks that recompute: as few as memory asks for, and the text that says which."""
 
 from __future__ import annotations
 
@@ -8,22 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.nouns.recompute import (
-    COMPUTE,
-    FULL,
-    RECOMPUTE,
-    SELECTIVE,
-    by_call,
-    is_known,
-    mixed,
-    most,
-    within,
-)
+from autopar.nouns.recompute import COMPUTE, FULL, KEEP_ALL, POLICIES, SELECTIVE, Recompute
 from autopar.pipeline.schedules.table import schedule
 from autopar.planner.lightening import lightest
 from autopar.planner.memories import with_memory
 from autopar.planner.pricing.memory import step_memory
-from autopar.planner.pricing.pipeline import PipelinePrices, choices_of, runs_of
+from autopar.planner.pricing.pipeline import Choice, PipelinePrices, choices_of, runs_of
 from autopar.planner.pricing.simulation import simulate
 from autopar.planner.problem.solving import Solver
 from autopar.planner.question import Question
@@ -37,30 +27,31 @@ HEAVY = st.sampled_from([COMPUTE, FULL])
 
 
 @given(HEAVY, st.integers(1, 40).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_a_text_says_what_each_call_does(heavy: str, counts: tuple[int, int]) -> None:
+def test_what_each_call_does(heavy: str, counts: tuple[int, int]) -> None:
     count, calls = counts
-    text = mixed(heavy, count, calls)
-    each = by_call(text, calls)
+    made = Recompute.mixed(heavy, count, calls)
+    each = made.by_call(calls)
     assert each == (heavy,) * count + (SELECTIVE,) * (calls - count)
-    assert is_known(text)
-    assert most(text) == each[0]
+    assert Recompute.parse(str(made)) == made
+    assert made.policy == each[0]
     for first in range(calls):
         for end in (first + 1, calls):
-            assert by_call(within(text, first, end - first), end - first) == each[first:end]
+            assert made.within(first, end - first).by_call(end - first) == each[first:end]
 
 
 @pytest.mark.parametrize("text", ["none x 2 + selective-op", "full x 0 + selective-op", "full x 2"])
 def test_other_texts_are_unknown(text: str) -> None:
-    assert not is_known(text)
-    assert all(map(is_known, RECOMPUTE))
+    with pytest.raises(ValueError, match="none of none, selective-op"):
+        Recompute.parse(text)
+    assert [str(Recompute.parse(name)) for name in POLICIES] == [*POLICIES]
 
 
 def limited(of: Question, limit_bytes: int) -> Question:
     return replace(of, cluster=with_memory(of.cluster, limit_bytes))
 
 
-def pinned(of: Question, recompute: str) -> Question:
-    return replace(of, fixed=replace(of.fixed, recompute=recompute))
+def pinned(of: Question, policy: str) -> Question:
+    return replace(of, fixed=replace(of.fixed, recompute=Recompute(policy)))
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
@@ -75,13 +66,13 @@ def test_no_block_recomputes_that_need_not(share: float) -> None:
     state = state_of(tight, more.layout, more.candidate)
     device, calls = tight.cluster.device, 8
 
-    def total(recompute: str) -> int:
+    def total(recompute: Recompute) -> int:
         return step_memory(solved.summary, state, recompute, device).total
 
     chosen = lightest(solved.summary, state, FULL, device)
-    count = by_call(chosen, calls).count(FULL)
+    count = chosen.by_call(calls).count(FULL)
     assert 0 < count < calls
-    assert total(chosen) <= limit < total(mixed(FULL, count - 1, calls))
+    assert total(chosen) <= limit < total(Recompute.mixed(FULL, count - 1, calls))
     time = simulate(solved.summary, state, tight.cluster, chosen)
     assert less.time.total_s < time.total_s < more.time.total_s
     assert search_plan(tight).best.time.total_s <= time.total_s
@@ -106,7 +97,7 @@ def test_of_a_pipeline_no_rank_recomputes_more_blocks_than_it_must() -> None:
     more = search_plan(pinned(of, FULL)).best
     tight = limited(of, round(1.01 * more.memory.total))
     best = search_plan(tight).best
-    assert any(" x " in stage.recompute for stage in best.stages), best.stages
+    assert any(stage.recompute.count for stage in best.stages), best.stages
     assert best.time.total_s < more.time.total_s
 
     solved = solve(tight, best.candidate, Solver("portfolio"))
@@ -116,14 +107,14 @@ def test_of_a_pipeline_no_rank_recomputes_more_blocks_than_it_must() -> None:
     places = [model.units.index(stage.first) for stage in best.stages[1:]]
     runs = runs_of((*places, len(model.units)), made)
     prices = PipelinePrices(
-        model, tight.cluster, state_of(tight, best.layout, best.candidate), "none", 4
+        model, tight.cluster, state_of(tight, best.layout, best.candidate), KEEP_ALL, 4
     )
     chosen = choices_of(best.stages, made)
     assert all(memory.fits for memory in prices.staged(made, chosen).memory(runs, made))
-    for rank, (zero, recompute) in enumerate(chosen):
+    for rank, own in enumerate(chosen):
         calls = len(model.stage_summary(*runs[rank]).calls)
-        count = by_call(recompute, calls).count(heavy := most(recompute))
+        count = own.recompute.by_call(calls).count(heavy := own.recompute.policy)
         if heavy in (COMPUTE, FULL):
             fewer = [*chosen]
-            fewer[rank] = zero, mixed(heavy, count - 1, calls)
+            fewer[rank] = Choice(own.zero, Recompute.mixed(heavy, count - 1, calls))
             assert not prices.staged(made, fewer).memory(runs, made)[rank].fits

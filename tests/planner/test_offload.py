@@ -15,6 +15,7 @@ from autopar.nouns.errors import DoesNotFit
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import CHUNKS
 from autopar.nouns.plan import Memory
+from autopar.nouns.recompute import KEEP_ALL
 from autopar.planner.candidates import offloaded
 from autopar.planner.fixed import FixError
 from autopar.planner.pricing.memory import StageBytes, rank_memory, step_memory
@@ -52,12 +53,12 @@ def test_it_never_saves_time_nor_takes_memory(
     device = replace(H100, host_bandwidth_bytes_per_s=link * H100.host_bandwidth_bytes_per_s)
     cluster = replace(NODE, groups=(replace(NODE.groups[0], device=device),))
     off = replace(plain, offload="optimizer")
-    before, after = (step_memory(model, s, "none", device) for s in (plain, off))
+    before, after = (step_memory(model, s, KEEP_ALL, device) for s in (plain, off))
     assert after.total <= before.total
     assert after.host == before.optimizer == copies * 8 * NUMEL // (shard if zero else 1)
     assert (before.host, before.host_limit) == (0, 0)
     assert after.optimizer <= 2 * chunk_bytes("adamw")
-    times = [simulate(model, s, cluster, "none") for s in (plain, off)]
+    times = [simulate(model, s, cluster, KEEP_ALL) for s in (plain, off)]
     # all of it there and back beside each other, and behind it the last chunk
     moved = after.host + min(after.host, chunk_bytes("adamw"))
     late_s = moved / (LINK_SHARE * device.host_bandwidth_bytes_per_s)
@@ -97,14 +98,14 @@ def test_it_is_taken_instead_of_recomputation_where_that_takes_longer() -> None:
     fix = {"dp_replicate": "8", "microbatch": "4", "pp": "1", "tp": "1"}
     graph = gpt(layers=4, **LARGE)
     free = search_plan(question(graph, 32, NODE, fix)).best
-    assert free.layout.recompute == "none"
+    assert free.layout.recompute == KEEP_ALL
     limit = free.memory.total - free.memory.optimizer * 4 // 5
     device = replace(memory_limited(limit).device, host_bandwidth_bytes_per_s=100e9 / LINK_SHARE)
     cluster = replace(NODE, groups=(replace(NODE.groups[0], device=device),))
     best = search_plan(question(graph, 32, cluster, fix)).best
     kept = search_plan(question(graph, 32, cluster, {**fix, "offload": "none"})).best
-    assert (best.layout.offload, best.layout.recompute) == ("optimizer", "none")
-    assert kept.layout.recompute != "none"
+    assert (best.layout.offload, best.layout.recompute) == ("optimizer", KEEP_ALL)
+    assert kept.layout.recompute != KEEP_ALL
     assert best.time.total_s < kept.time.total_s
 
 

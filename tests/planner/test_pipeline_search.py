@@ -11,12 +11,13 @@ import pytest
 
 from autopar.files.cluster_file import load_cluster
 from autopar.nouns.graph import Graph
-from autopar.nouns.recompute import RECOMPUTE
+from autopar.nouns.recompute import KEEP_ALL, POLICIES, Recompute
 from autopar.pipeline.actions import ScheduleError
 from autopar.pipeline.schedules.table import schedule
 from autopar.planner.candidates import candidates, layouts
 from autopar.planner.pipelines import USUAL
 from autopar.planner.pricing.pipeline import (
+    Choice,
     CutModel,
     Figure,
     PipelinePrices,
@@ -141,15 +142,15 @@ def test_models_without_stages_have_no_pipelines() -> None:
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-@pytest.mark.parametrize("recompute", RECOMPUTE)
-def test_long_runs_follow_from_short_ones(zero: int, recompute: str) -> None:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_long_runs_follow_from_short_ones(zero: int, policy: str) -> None:
     of = question(gpt(layers=9, **{**LARGE, "b": 8}), 8, NODE, {"tp": "2"})
     solved = solve(of, candidates(8, 8, of.fixed)[0], Solver("portfolio"))
     assert solved is not None
     model = cut_model(of, solved)
     mesh = solved.spread.mesh
     state = StateSharding(zero, mesh, 2, "float32")
-    prices = PipelinePrices(model, of.cluster, state, recompute, 2)
+    prices = PipelinePrices(model, of.cluster, state, Recompute(policy), 2)
     table = prices.table()
     units = len(model.units)
     assert len(runs_of_kinds(model.kinds).priced) < units * (units + 1) / 4
@@ -172,7 +173,7 @@ def test_runs_of_blocks_that_are_called_again_hold_their_parameters_once(calls: 
     assert solved is not None
     model = cut_model(of, solved)
     state = StateSharding(0, solved.spread.mesh, 2, "float32")
-    prices = PipelinePrices(model, of.cluster, state, "none", 2)
+    prices = PipelinePrices(model, of.cluster, state, KEEP_ALL, 2)
     table = prices.table()
     for first, end in combinations(range(len(model.units) + 1), 2):
         exact = prices.figures(first, end)
@@ -218,8 +219,8 @@ def test_ranks_recompute_as_much_as_each_must(name: str) -> None:
     fix = {"pp": "4", "dp_replicate": "2", "microbatch": "1", "schedule": name, "offload": "none"}
     of = question(gpt(layers=8, **{**LARGE, "b": 16}), 16, NODE, fix)
     plain, full = (
-        search_plan(replace(of, fixed=replace(of.fixed, recompute=recompute))).best
-        for recompute in ("none", "full")
+        search_plan(replace(of, fixed=replace(of.fixed, recompute=Recompute(policy)))).best
+        for policy in ("none", "full")
     )
     limit = round(0.3 * plain.memory.total + 0.7 * full.memory.total)
     (group,) = of.cluster.groups
@@ -237,10 +238,10 @@ def test_ranks_recompute_as_much_as_each_must(name: str) -> None:
     made = schedule(name, 4, best.candidate.microbatches)
     runs = runs_of((*places, len(model.units)), made)
     state = state_of(tight, best.layout, best.candidate)
-    prices = PipelinePrices(model, tight.cluster, state, "none", 4)
+    prices = PipelinePrices(model, tight.cluster, state, KEEP_ALL, 4)
     times = []
-    for each in product(RECOMPUTE, repeat=4):
-        mixed = prices.staged(made, [(0, recompute) for recompute in each])
+    for each in product(map(Recompute, POLICIES), repeat=4):
+        mixed = prices.staged(made, [Choice(0, recompute) for recompute in each])
         if max(memory.total for memory in mixed.memory(runs, made)) <= limit:
             times.append(mixed.play(runs, made).step_s)
     chosen = prices.staged(made, choices_of(best.stages, made)).play(runs, made).step_s
@@ -252,7 +253,7 @@ def test_ranks_split_as_much_of_their_state_as_each_must() -> None:
     fix = {"pp": "2", "dp_shard": "4", "microbatch": "1", "schedule": "1f1b", "offload": "none"}
     of = question(gpt(layers=8, **{**LARGE, "b": 64}), 64, NODE, fix)
     one, two = (
-        search_plan(replace(of, fixed=replace(of.fixed, recompute="none", zero=zero))).best
+        search_plan(replace(of, fixed=replace(of.fixed, recompute=Recompute(), zero=zero))).best
         for zero in (1, 2)
     )
     # Less than selective recomputation needs that splits no more.
@@ -271,9 +272,9 @@ def test_ranks_split_as_much_of_their_state_as_each_must() -> None:
     made = schedule("1f1b", 2, best.candidate.microbatches)
     runs = runs_of((model.units.index(best.stages[1].first), len(model.units)), made)
     state = state_of(tight, best.layout, best.candidate)
-    prices = PipelinePrices(model, tight.cluster, state, "none", 2)
+    prices = PipelinePrices(model, tight.cluster, state, KEEP_ALL, 2)
     chosen = prices.staged(made, choices_of(best.stages, made))
     assert max(chosen.memory(runs, made), key=lambda memory: memory.filled) == best.memory
-    ones = [(1, stage.recompute) for stage in best.stages]
+    ones = [Choice(1, stage.recompute) for stage in best.stages]
     all_one = prices.staged(made, ones).memory(runs, made)
     assert [memory.total <= limit for memory in all_one] == [False, True]

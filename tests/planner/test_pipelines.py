@@ -12,6 +12,7 @@ from autopar.cost_models.physics import Impossible, check
 from autopar.lowering.stages import CutError, stage_parts
 from autopar.nouns.errors import DoesNotFit
 from autopar.nouns.plan import Stage
+from autopar.nouns.recompute import Recompute
 from autopar.pipeline.of_plan import schedule_of
 from autopar.pipeline.schedules.table import SCHEDULES
 from autopar.planner.fixed import Fixed, FixError
@@ -80,7 +81,7 @@ def test_memory_decides_the_cut_or_recomputation() -> None:
     tight = replace(free, cluster=replace(free.cluster, groups=(group,)))
     best = search_plan(tight).best
     assert best.memory.total <= limit
-    assert best.layout.recompute != "none"
+    assert best.layout.recompute.runs_again
     assert best.time.total_s > roomy.time.total_s
     nothing = replace(device, memory_bytes=limit // 1000)
     group = replace(group, device=nothing)
@@ -144,7 +145,7 @@ def test_every_stage_recomputes_as_it_says(name: str) -> None:
     of = asked({"pp": "2", "tp": "4", "microbatch": "2", "schedule": name, "recompute": "none"})
     best = search_plan(of).best
     first, second = best.stages
-    full = [replace(stage, recompute="full") for stage in (first, second)]
+    full = [replace(stage, recompute=Recompute("full")) for stage in (first, second)]
     none, mixed, both = (
         priced(of, replace(best, stages=stages))
         for stages in ((first, second), (full[0], second), (full[0], full[1]))

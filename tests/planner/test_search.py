@@ -13,6 +13,7 @@ from autopar.lowering.spread import lower
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph, Source
 from autopar.nouns.plan import Memory
+from autopar.nouns.recompute import Recompute
 from autopar.nouns.text.graph import fingerprint
 from autopar.planner.alarms import Alarms
 from autopar.planner.candidates import Layout, candidates, layouts
@@ -234,7 +235,7 @@ def test_zero_levels_trade_memory_for_traffic() -> None:
 
 
 def test_layouts_of_one_data_rank_shard_nothing() -> None:
-    assert list(layouts(1, Fixed(recompute="none"))) == [Layout(1, 1, 0, "none")]
+    assert list(layouts(1, Fixed(recompute=Recompute()))) == [Layout(1, 1, 0, Recompute())]
 
 
 def test_slow_links_change_the_choice() -> None:

@@ -11,7 +11,7 @@ from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster, MeasuredRate
 from autopar.nouns.level import MeasuredCollective
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.recompute import RECOMPUTE
+from autopar.nouns.recompute import KEEP_ALL, POLICIES, Recompute
 from autopar.planner.pricing.activations import Life
 from autopar.planner.pricing.memory import step_memory
 from autopar.planner.pricing.moves import BUCKET_BYTES, bucket_time_s, move_time_s
@@ -43,7 +43,7 @@ def summary(forward_s: float = 0.1) -> Summary:
     trained = {"float32": NUMEL}
     unit = Unit(forward_s, 2 * forward_s, 0.0, 0.0, 0.0, (0, 0), trained, {}, {}, {})
     root = Unit(0.0, 0.0, 0.0, 0.0, 0.0, (0, 0), {}, {}, {}, {})
-    lives = dict.fromkeys(RECOMPUTE, Life(0, 10**6, ""))
+    lives = dict.fromkeys(POLICIES, Life(0, 10**6, ""))
     return Summary(1, root, {"layer": unit}, ("layer",) * 4, {"layer": 4}, lives, 0)
 
 
@@ -54,7 +54,7 @@ def state(zero: int, clips: bool = False) -> StateSharding:
 
 def test_a_hidden_second_costs_what_was_measured() -> None:
     free, dear = (
-        simulate(summary(), state(0), cluster(c, bucket_reduce=1e-9), "none") for c in (0.0, 0.5)
+        simulate(summary(), state(0), cluster(c, bucket_reduce=1e-9), KEEP_ALL) for c in (0.0, 0.5)
     )
     moved = 4 * 4 * NUMEL * 1e-9
     assert free.data_communication_s == pytest.approx(moved)
@@ -69,7 +69,7 @@ def test_small_gradients_wait_for_a_full_bucket() -> None:
     small = summary()
     unit = replace(small.bodies["layer"], trained={"float32": NUMEL // 8})
     small = replace(small, bodies={"layer": unit})
-    time = simulate(small, state(0), cluster(bucket_reduce=1e-9), "none")
+    time = simulate(small, state(0), cluster(bucket_reduce=1e-9), KEEP_ALL)
     one = 4 * NUMEL // 8 * 1e-9
     assert time.data_communication_s == pytest.approx(4 * one)
     assert time.exposed_s == pytest.approx(3 * one)
@@ -91,7 +91,7 @@ def test_a_bucket_starts_once_whatever_it_is_measured_with() -> None:
 
 def test_phases_add_up_and_gathers_belong_to_the_forward() -> None:
     where = cluster(0.2, unit_gather=1e-9, unit_reduce=3e-9)
-    time = simulate(summary(), state(1), where, "none")
+    time = simulate(summary(), state(1), where, KEEP_ALL)
     size = 4 * 4 * NUMEL
     assert time.forward_s == pytest.approx(0.4 + size * 1e-9)
     updated = 7 * size / 4 * UPDATE_S_PER_BYTE
@@ -107,7 +107,7 @@ def test_backward_hides_the_sum_of_the_loss_and_nothing_that_of_the_norm() -> No
     def total_s(clips: bool, contention: float, spent: Summary) -> float:
         lines = cluster(contention, unit_gather=1e-12, unit_reduce=1e-12)
         level = replace(lines.levels[0], measured=(*lines.levels[0].measured, number))
-        return simulate(spent, state(1, clips), replace(lines, levels=(level,)), "none").total_s
+        return simulate(spent, state(1, clips), replace(lines, levels=(level,)), KEEP_ALL).total_s
 
     plain = total_s(False, 0.0, summary())
     assert total_s(True, 0.0, summary()) - plain == pytest.approx(4e-3)
@@ -116,7 +116,7 @@ def test_backward_hides_the_sum_of_the_loss_and_nothing_that_of_the_norm() -> No
 
 
 def test_without_a_measured_unit_the_plain_collective_is_priced() -> None:
-    time = simulate(summary(), state(0), cluster(all_reduce=2e-9), "none")
+    time = simulate(summary(), state(0), cluster(all_reduce=2e-9), KEEP_ALL)
     assert time.data_communication_s == pytest.approx(4 * 4 * NUMEL * 2e-9)
 
 
@@ -126,13 +126,13 @@ def test_counts_of_the_batch_come_before_the_forward() -> None:
     tiny = (*level.measured, MeasuredCollective("all_reduce", 4, ((1.0, 2e-3), (1e3, 2e-3))))
     where = replace(lines, levels=(replace(level, measured=tiny),))
     plain, counting = (
-        simulate(s, state(0), where, "none") for s in (summary(), replace(summary(), counts=1))
+        simulate(s, state(0), where, KEEP_ALL) for s in (summary(), replace(summary(), counts=1))
     )
     assert counting.forward_s - plain.forward_s == pytest.approx(2e-3)
     assert counting.total_s - plain.total_s == pytest.approx(2e-3)
 
 
-def waiting_s(zero: int, meetings: tuple[int, int] = (0, 0), recompute: str = "none") -> float:
+def waiting_s(zero: int, meetings: tuple[int, int] = (0, 0), policy: str = "none") -> float:
     """Of four layers of 0.1 and 0.2 s, of ranks that are 10 ms apart after one second."""
     where = cluster(unit_gather=1e-12, unit_reduce=1e-12, bucket_reduce=1e-12)
     device = replace(where.device, jitter_sqrt_s=0.01)
@@ -140,7 +140,7 @@ def waiting_s(zero: int, meetings: tuple[int, int] = (0, 0), recompute: str = "n
     spent = summary()
     unit = replace(spent.bodies["layer"], meetings=meetings)
     spent = replace(spent, bodies={"layer": unit})
-    with_it, without = (simulate(spent, state(zero), c, recompute) for c in (shaky, where))
+    with_it, without = (simulate(spent, state(zero), c, Recompute(policy)) for c in (shaky, where))
     assert without.waiting_s == 0.0
     assert with_it.total_s - without.total_s == pytest.approx(with_it.waiting_s)
     return with_it.waiting_s
@@ -161,11 +161,11 @@ def test_ranks_wait_for_the_slowest_wherever_they_meet() -> None:
 def test_memory_holds_the_measured_process_and_its_heap() -> None:
     device = cluster().device
     plain = replace(device, process_bytes=0, heap_share=0.0)
-    measured, assumed = (step_memory(summary(), state(0), "none", d) for d in (device, plain))
+    measured, assumed = (step_memory(summary(), state(0), KEEP_ALL, d) for d in (device, plain))
     library = replace(device, package_bytes=(("transformers", 10**7),))
     written = replace(summary(), packages=frozenset({"transformers"}))
-    assert step_memory(written, state(0), "none", library).total == measured.total + 10**7
-    assert step_memory(summary(), state(0), "none", library).total == measured.total
+    assert step_memory(written, state(0), KEEP_ALL, library).total == measured.total + 10**7
+    assert step_memory(summary(), state(0), KEEP_ALL, library).total == measured.total
     lives = 4 * 4 * 4 * NUMEL + 10**6
     assert measured.total == pytest.approx(1.5 * lives + 10**8)
     assert assumed.total == pytest.approx(1.04 * lives + 350_000_000)
@@ -180,7 +180,7 @@ def test_a_unit_is_gathered_before_the_last_ones_gradients_are_reduced() -> None
     one = 4 * NUMEL * 1e-9
     spent = replace(summary(), microbatches=2)
     sharded = replace(state(3), microbatches=2)
-    hidden, waited = (simulate(spent, sharded, c, "none") for c in (streams, lines))
+    hidden, waited = (simulate(spent, sharded, c, KEEP_ALL) for c in (streams, lines))
     assert hidden.exposed_s == pytest.approx(2 * (2 * one + 2 * one))
     assert waited.exposed_s == pytest.approx(waited.data_communication_s)
     assert waited.data_communication_s == pytest.approx(2 * 4 * (2 * one + 2 * one))

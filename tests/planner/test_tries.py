@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from autopar.nouns.plan import RunnerUp
+from autopar.nouns.recompute import Recompute
 from autopar.planner.tries import Tried, kept, worth_trying
 from tests.plans import plan
 
@@ -13,7 +14,7 @@ GIB = 2**30
 
 
 def lost(step_time_s: float, zero: int | None = 0, **changes: Any) -> RunnerUp:
-    given = {"degrees": {"dp_replicate": 4}, "recompute": "none", "microbatches": 1, **changes}
+    given = {"degrees": {"dp_replicate": 4}, "recompute": Recompute(), "microbatches": 1, **changes}
     return RunnerUp(
         zero=zero, step_time_s=step_time_s, reason="slower",
         memory_bytes=given.pop("memory_bytes", 0), **given,
@@ -25,7 +26,7 @@ def test_the_fastest_that_fit_are_tried_each_layout_once() -> None:
     runners_up = (
         lost(4.0, degrees={"dp_shard": 2, "tp": 2}, microbatches=2, zero=3),
         lost(2.0, degrees={"tp": 2, "pp": 2}, microbatches=4),
-        lost(2.5, degrees={"tp": 2, "pp": 2}, microbatches=4, recompute="full"),
+        lost(2.5, degrees={"tp": 2, "pp": 2}, microbatches=4, recompute=Recompute("full")),
         lost(1.0, degrees={"tp": 2}, memory_bytes=limit + 1),
         lost(1.5, zero=None, recompute=None),
     )
@@ -39,7 +40,9 @@ def test_the_fastest_that_fit_are_tried_each_layout_once() -> None:
 
 def test_the_plan_itself_is_not_tried_again() -> None:
     made = plan()
-    same = lost(2.0, zero=made.stages[0].zero, degrees=dict(made.degrees), recompute="full")
+    same = lost(
+        2.0, zero=made.stages[0].zero, degrees=dict(made.degrees), recompute=Recompute("full")
+    )
     assert worth_trying(replace(made, runners_up=(same,)), 64, 3) == []
 
 

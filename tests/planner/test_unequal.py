@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from autopar.nouns.cluster import Cluster, Device, DeviceGroup
 from autopar.nouns.level import Level
+from autopar.nouns.recompute import KEEP_ALL
 from autopar.pipeline.actions import ScheduleError
 from autopar.pipeline.schedules.table import schedule
 from autopar.planner.candidates import Candidate, Layout, candidates, layouts
@@ -165,13 +166,13 @@ def test_a_faster_kind_never_makes_the_plan_slower(pins: dict[str, int | str]) -
 def test_stages_are_priced_as_on_a_cluster_of_their_kind() -> None:
     of = asked(MIXED, pp=4, tp=1, microbatch=1)
     (candidate,) = candidates(1, of.batch, of.fixed)
-    model, layout = model_on(of, candidate), Layout(1, 1, 0, "none")
+    model, layout = model_on(of, candidate), Layout(1, 1, 0, KEEP_ALL)
     state = state_of(of, layout, candidate)
     made = schedule("1f1b", 4, 4)
-    prices = PipelinePrices(model, of.cluster, state, "none", 4).staged(made)
+    prices = PipelinePrices(model, of.cluster, state, KEEP_ALL, 4).staged(made)
     for stage, device in enumerate((SLOW, SLOW, FAST, FAST)):
         alone = replace(of, cluster=Cluster("one kind", (DeviceGroup(device, 4),), (NEAR, FAR)))
-        own = PipelinePrices(model_on(alone, candidate), alone.cluster, state, "none", 4)
+        own = PipelinePrices(model_on(alone, candidate), alone.cluster, state, KEEP_ALL, 4)
         assert prices.at(stage).time(1, 3) == own.time(1, 3)
 
 

@@ -197,7 +197,7 @@ def test_what_one_stage_keeps_rises_and_is_gone_where_the_optimizer_begins(flat:
     assert untold[-1][0] == pytest.approx(0.1)
     prices = flat.pipeline.prices
     saved = [
-        prices.model.stage_summary(i, i + 1).lives[prices.recompute].saved
+        prices.model.stage_summary(i, i + 1).lives[prices.recompute.policy].saved
         for i in range(len(prices.model.units))
     ]
     assert max(held for _, held in curve) == sum(saved) > 0

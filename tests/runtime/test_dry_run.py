@@ -14,7 +14,7 @@ from autopar.cli import commands
 from autopar.emit import pytorch as emit_torch
 from autopar.frontends.captured import Captured
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.recompute import RECOMPUTE
+from autopar.nouns.recompute import POLICIES
 from autopar.runtime.jobs.dry_run import dry_run
 from autopar.runtime.jobs.imported import BrokenProgram, imported
 from tests.emit.harness import Emitted, capture_of, emitted
@@ -45,7 +45,7 @@ def tried(made: Emitted, text: str | None = None) -> None:
     dry_run(made.text if text is None else text, "program/model.py", made.captured.batch)
 
 
-@pytest.mark.parametrize("recompute", RECOMPUTE)
+@pytest.mark.parametrize("recompute", POLICIES)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_what_runs_is_let_through_and_leaves_nothing_behind(mesh: Mesh, recompute: str) -> None:
     state = torch.get_rng_state()

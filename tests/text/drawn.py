@@ -13,7 +13,7 @@ from autopar.nouns.graph import DTYPE_BYTES, Block, Graph, Op, Role, Source, Ten
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan, Spread, Stage
-from autopar.nouns.recompute import RECOMPUTE
+from autopar.nouns.recompute import POLICIES, Recompute
 from autopar.nouns.sharding import DEFERRED, PARTIAL, Placement, Sharding, split
 from autopar.rules.batch import data_choices
 from autopar.rules.resharding import KEEP_FIRST, NONE, PAD, SLICE, Step
@@ -105,7 +105,7 @@ def any_plan(draw: st.DrawFn) -> Plan:
         device=st.integers(0, 8),
         spread=st.integers(0, len(spreads) - 1),
         zero=st.integers(0, 3),
-        recompute=st.sampled_from(RECOMPUTE),
+        recompute=st.sampled_from([*map(Recompute, POLICIES), Recompute("full", 3)]),
         offload=st.sampled_from(OFFLOAD),
     )
     seconds = st.floats(0, 1e9)

@@ -17,7 +17,7 @@ from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph, Tensor
 from autopar.nouns.optimizer import is_own, state_per_parameter
 from autopar.nouns.plan import Plan, key
-from autopar.nouns.recompute import most
+from autopar.nouns.recompute import Recompute
 from autopar.nouns.sharding import Sharding
 from autopar.nouns.text.cluster import ranks_text
 from autopar.nouns.zero import over
@@ -93,7 +93,8 @@ def _same(plan: Plan, choice: str) -> str:
     """``zero``, ``recompute`` or ``offload``, which trainers take once. Raises `UserError`."""
     text = plan.each(choice)
     if "," in text:
-        first = most(text.partition(",")[0])
+        first = text.partition(",")[0]
+        first = Recompute.parse(first).policy if choice == "recompute" else first
         raise UserError(
             f"the stages of {plan.workload} have {choice} {text}, and other trainers take one for "
             f"all: plan again with --fix {choice}={first}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autopar.emit.exports.setup import Setup
 from autopar.nouns.errors import UserError
-from autopar.nouns.recompute import COMPUTE, FULL, NONE, RECOMPUTE, SELECTIVE
+from autopar.nouns.recompute import COMPUTE, FULL, NONE, POLICIES, SELECTIVE
 
 WIDTH = 96
 
@@ -67,7 +67,7 @@ def not_carried(
         notes.append(
             "offload=optimizer (its state in host memory): a device's memory may be short without"
         )
-    if setup.recompute not in (*RECOMPUTE, "selective"):
+    if setup.recompute not in (*POLICIES, "selective"):
         notes.append(f"recompute={setup.recompute}: full for all layers takes its place")
     if setup.recompute == COMPUTE:
         notes.append(

@@ -21,6 +21,7 @@ from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import Lines, split_items
 from autopar.lowering.spread import Lowered, Operand
 from autopar.nouns.graph import Tensor
+from autopar.nouns.recompute import Recompute
 
 TAKEN = (
     LAYERS
@@ -88,7 +89,7 @@ class Printing:
     library: Library
     probes: bool
     marks: bool
-    recompute: str
+    recompute: Recompute
     persistent: Mapping[str, bool]
     counts: Mapping[str, str]
     wide: Mapping[str, Mapping[str, bool]]

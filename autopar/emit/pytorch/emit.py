@@ -65,7 +65,7 @@ def emit(
     whole, lowered = lowered, _prepared(lowered, probes, sizes)
     means = counted(whole)
     persistent = {} if captured is None else {n: t.persistent for n, t in captured.tensors.items()}
-    again, names = plan.each("recompute"), count_names(means)
+    again, names = plan.stages[0].recompute, count_names(means)
     half = plan.precision if plan.precision in HALF else ""
     wide = _wide(lowered, blocks, plan.precision) if half else {}
     original: Mapping[str, str] = getattr(captured, "classes", {})  # not every frontend knows

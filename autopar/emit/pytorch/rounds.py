@@ -6,7 +6,7 @@ from autopar.emit.pytorch.loops import Loop, Slice
 from autopar.emit.pytorch.values import Values
 from autopar.emit.text import Expr, Lines, variable
 from autopar.lowering.spread import Operand
-from autopar.nouns.recompute import COMPUTE, FULL, NONE, SELECTIVE, keeps_routes
+from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE, keeps_routes
 
 KEPT = {COMPUTE: ["keep_collectives=True"], SELECTIVE: ["keep_products=True"], FULL: []}
 
@@ -139,7 +139,7 @@ class Rounds:
         member = "layer"
         if len(set(self.loop.instances)) == 1:
             member = around.attribute(self.loop.instances[0])
-        if around.recompute == NONE:
+        if not around.recompute.runs_again:
             return f"{member}({', '.join(arguments)})"
         return f"recompute({', '.join([member, *arguments, *self._kept()])})"
 

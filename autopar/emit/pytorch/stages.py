@@ -183,7 +183,7 @@ def _tables(
         arguments = [made[number], f"rank={rank}"]
         arguments += [f"takes={literal(tuple(takes))}", f"gives={literal(tuple(gives))}"]
         if len({(s.zero, s.recompute) for s in plan.stages}) > 1:
-            arguments += [f"zero={stage.zero}", f"recompute={literal(stage.recompute)}"]
+            arguments += [f"zero={stage.zero}", f"recompute={literal(str(stage.recompute))}"]
         stages.add(f"Stage({', '.join(arguments)}),")
     tables = ["VALUES = {", *values.lines, "}", "STAGES = (", *stages.lines, ")"]
     return "\n".join(tables)

@@ -14,6 +14,7 @@ from autopar.emit.pytorch.original import CapturedModel
 from autopar.emit.pytorch.scopes import Scope
 from autopar.emit.text import Lines, split_items
 from autopar.lowering.spread import BATCH_AXES, Lowered, Operand
+from autopar.nouns.recompute import KEEP_ALL
 
 SHARE = "This rank's share: summed over data ranks and microbatches, the loss."
 
@@ -143,7 +144,7 @@ def _counts(lowered: Lowered, lines: Lines, printing: Printing, root: modules.No
     ops = counted(lowered)
     part = labels_only(lowered, ops)
     scope = Scope("", [*part.ops])
-    plain = Printing(printing.library, False, False, "none", {}, {}, {}, {})
+    plain = Printing(printing.library, False, False, KEEP_ALL, {}, {}, {}, {})
     names = [n for n in part.graph.inputs if any(n in o.op.inputs for o in part.ops)]
     names += [o.name for o in part.outputs if o.name in part.graph.inputs and o.name not in names]
     variables = batch_names(names)

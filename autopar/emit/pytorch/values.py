@@ -17,7 +17,7 @@ from autopar.emit.text import Expr, Lines, variable
 from autopar.lowering.spread import Lowered, LoweredOp, LoweredTensor
 from autopar.nouns.graph import Tensor
 from autopar.nouns.plan import key
-from autopar.nouns.recompute import by_call
+from autopar.nouns.recompute import KEEP_ALL, Recompute
 from autopar.nouns.sharding import Sharding
 from autopar.rules.resharding import Step
 
@@ -48,7 +48,7 @@ class Surroundings:
     define: Callable[[str, str], str]
     probes: bool = False
     marks: bool = False
-    recompute: str = "none"
+    recompute: Recompute = KEEP_ALL
     counts: Mapping[str, str] = field(default_factory=dict)
     wide: Mapping[str, bool] = field(default_factory=dict)
     half: str = ""
@@ -59,7 +59,7 @@ class Surroundings:
     def policies(self, calls: Sequence[LoweredOp]) -> list[str]:
         """What the calls of blocks recompute, in order."""
         every = [op.op.name for op in self.lowered.ops if op.bound is None]
-        each = dict(zip(every, by_call(self.recompute, len(every)), strict=True))
+        each = dict(zip(every, self.recompute.by_call(len(every)), strict=True))
         return [each[call.op.name] for call in calls]
 
 

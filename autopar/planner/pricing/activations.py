@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from autopar.lowering.precision import HALF, OWN_CASTS
 from autopar.lowering.spread import Lowered, LoweredOp, Operand
 from autopar.nouns.graph import DTYPE_BYTES, Op
-from autopar.nouns.recompute import COMPUTE, FULL, NONE, RECOMPUTE, SELECTIVE, keeps_routes
+from autopar.nouns.recompute import COMPUTE, FULL, NONE, POLICIES, SELECTIVE, keeps_routes
 from autopar.nouns.sharding import Sharding
 from autopar.rules.work import extents, kept_bytes
 
@@ -42,7 +42,7 @@ def activation_lives(
     if kept is None:
         kept = {name: kept_by_policy(lowered.blocks[name], of) for name, of in bodies.items()}
     lives: dict[str, Life] = {}
-    for policy in RECOMPUTE:
+    for policy in POLICIES:
         inner = {name: by_policy[policy] for name, by_policy in bodies.items()}
         left = {name: of[policy] for name, of in kept.items()}
         lives[policy] = Walk(places, inner, left).run()

@@ -9,6 +9,7 @@ from autopar.nouns.cluster import Device
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.offload import CHUNKS
 from autopar.nouns.plan import Memory
+from autopar.nouns.recompute import Recompute
 from autopar.planner.pricing.offload import chunk_bytes, kept_bytes, resident_bytes, room_bytes
 from autopar.planner.pricing.state import StateSharding
 from autopar.planner.pricing.summary import Summary
@@ -21,7 +22,9 @@ CONTEXT_BYTES = {"gpu": 1_500_000_000, "tpu": 300_000_000, "cpu": 350_000_000}
 no profile says how much a training process of the device holds; on a CPU that is the process."""
 
 
-def step_memory(summary: Summary, state: StateSharding, recompute: str, device: Device) -> Memory:
+def step_memory(
+    summary: Summary, state: StateSharding, recompute: Recompute, device: Device
+) -> Memory:
     """Predicted peak of the worst moment of a step, bytes."""
     parameters, gradients, optimizer, host = _state_bytes(summary, state)
     if summary.xla is None:
@@ -56,7 +59,7 @@ class StageBytes:
     chunks: int = 0
 
 
-def stage_bytes(summary: Summary, state: StateSharding, recompute: str) -> StageBytes:
+def stage_bytes(summary: Summary, state: StateSharding, recompute: Recompute) -> StageBytes:
     """What a stage holds; ``summary`` is of that stage alone."""
     life = summary.life(recompute)
     return StageBytes(
@@ -134,7 +137,7 @@ def _with_overhead(
     )
 
 
-def _cast_bytes(summary: Summary, state: StateSharding, recompute: str) -> int:
+def _cast_bytes(summary: Summary, state: StateSharding, recompute: Recompute) -> int:
     """Copies of parameters in the dtype of compute, trained or not, kept for backward.
 
     A block that is recomputed makes its own again: one of them has them at a time. Under FSDP2 the
@@ -143,7 +146,7 @@ def _cast_bytes(summary: Summary, state: StateSharding, recompute: str) -> int:
     if state.precision == "float32" or state.fsdp:
         return 0
     blocks = [summary.bodies[name].used_back.get("float32", 0) for name in summary.calls]
-    kept = sum(blocks) if recompute == "none" else max(blocks, default=0)
+    kept = max(blocks, default=0) if recompute.runs_again else sum(blocks)
     numel = summary.root.used_back.get("float32", 0) + kept
     return numel * DTYPE_BYTES[state.precision]
 

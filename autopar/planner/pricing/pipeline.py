@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from autopar.lowering.spread import Lowered
 from autopar.lowering.stages import CutError, StagePart, stage_parts, updated_buffers
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Memory, Plan, Stage
+from autopar.nouns.recompute import Recompute
 from autopar.pipeline.actions import Action, Schedule
 from autopar.pipeline.check import held
 from autopar.pipeline.clock import Clock, Times, first_forwards
@@ -201,8 +203,11 @@ class Figure(IntEnum):
     FIRST = 8
 
 
-Choice = tuple[int, str]
-"""(ZeRO level, recompute) of a stage."""
+class Choice(NamedTuple):
+    """Of a stage; ``zero``: ZeRO level."""
+
+    zero: int
+    recompute: Recompute
 
 
 @dataclass(slots=True)
@@ -217,7 +222,7 @@ class PipelinePrices:
     model: CutModel
     cluster: Cluster
     state: StateSharding
-    recompute: str
+    recompute: Recompute
     pp: int
     by_stage: tuple[PipelinePrices, ...] = ()
     _times: dict[Signature, StageTime] = field(default_factory=dict)
@@ -247,15 +252,13 @@ class PipelinePrices:
     def staged(self, schedule: Schedule, choices: Sequence[Choice] = ()) -> PipelinePrices:
         """The same where every stage of the schedule has the devices of its rank, and what was
         chosen for it; none: as this."""
-        own = self.state.zero, self.recompute
+        own = Choice(self.state.zero, self.recompute)
         each = choices or [own] * len(schedule.ranks)
         made = {own: self}
-        for zero, recompute in each:
-            if (zero, recompute) not in made:
-                state = replace(self.state, zero=zero)
-                made[zero, recompute] = PipelinePrices(
-                    self.model, self.cluster, state, recompute, self.pp
-                )
+        for one in each:
+            if one not in made:
+                state = replace(self.state, zero=one.zero)
+                made[one] = PipelinePrices(self.model, self.cluster, state, one.recompute, self.pp)
         views = [self.view(rank) for rank in range(len(schedule.lists))]
         stages = tuple(
             made[choice].on(views[rank]) for choice, rank in zip(each, schedule.ranks, strict=True)
@@ -272,7 +275,7 @@ class PipelinePrices:
         parameters for each pass, I does all of backward: in two parts it would do that twice; and
         a compiled backward is one function."""
         whole = self.state.split.parameters or self.model.prices.fusion is not ALONE
-        return self.recompute == "none" and not whole
+        return not (self.recompute.runs_again or whole)
 
     def time(self, first: int, end: int) -> StageTime:
         key = self.model.signature(first, end)
@@ -429,7 +432,7 @@ def runs_of(ends: Ends, schedule: Schedule) -> list[tuple[int, int]]:
 def choices_of(parts: Sequence[Stage], schedule: Schedule) -> list[Choice]:
     """Of every stage of the schedule, from the model's parts."""
     own = [parts[schedule.part[stage]] for stage in range(len(schedule.ranks))]
-    return [(stage.zero, stage.recompute) for stage in own]
+    return [Choice(stage.zero, stage.recompute) for stage in own]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from autopar.cost_models.compute import update_time_s
 from autopar.lowering.state import StateCollective, count_sums, pipeline_loss_bytes, sums
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.recompute import COMPUTE, FULL, NONE, SELECTIVE, by_call
+from autopar.nouns.recompute import COMPUTE, FULL, NONE, SELECTIVE, Recompute
 from autopar.planner.pricing.moves import (
     BUCKET_BYTES,
     FIRST_BUCKET_BYTES,
@@ -65,7 +65,9 @@ class _Piece:
     reduce_last_s: float
 
 
-def simulate(summary: Summary, state: StateSharding, cluster: Cluster, recompute: str) -> StepTime:
+def simulate(
+    summary: Summary, state: StateSharding, cluster: Cluster, recompute: Recompute
+) -> StepTime:
     """Plays one step of a plan under a state sharding."""
     units = [summary.root, *(summary.bodies[name] for name in summary.calls)]
     pieces = _pieces(summary, state, cluster, recompute)
@@ -137,7 +139,7 @@ class StageTime:
 
 
 def stage_time(
-    summary: Summary, state: StateSharding, cluster: Cluster, recompute: str
+    summary: Summary, state: StateSharding, cluster: Cluster, recompute: Recompute
 ) -> StageTime:
     """What the actions of one stage of a pipeline take; ``summary`` is of that stage alone."""
     units = [summary.root, *(summary.bodies[name] for name in summary.calls)]
@@ -217,10 +219,10 @@ def _play(units: list[_Piece], gather: bool, last: bool, hides: bool = True) -> 
 
 
 def _pieces(
-    summary: Summary, state: StateSharding, cluster: Cluster, recompute: str
+    summary: Summary, state: StateSharding, cluster: Cluster, recompute: Recompute
 ) -> list[_Piece]:
     """The root, and every call of a block in order."""
-    each = [*zip(summary.calls, by_call(recompute, len(summary.calls)), strict=True)]
+    each = [*zip(summary.calls, recompute.by_call(len(summary.calls)), strict=True)]
     bodies = {
         (name, policy): _piece(summary.bodies[name], state, cluster, policy, root=False)
         for name, policy in dict.fromkeys(each)
@@ -229,9 +231,7 @@ def _pieces(
     return [root, *(bodies[call] for call in each)]
 
 
-def _piece(
-    unit: Unit, state: StateSharding, cluster: Cluster, recompute: str, root: bool
-) -> _Piece:
+def _piece(unit: Unit, state: StateSharding, cluster: Cluster, policy: str, root: bool) -> _Piece:
     spent = dict.fromkeys(("gather_forward", "gather_backward", "reduce", "reduce_last"), 0.0)
     for dtype, count in unit.trained.items() if state.fsdp else ():
         for phase, moved, _ in state.traffic(count, dtype):
@@ -243,7 +243,7 @@ def _piece(
         SELECTIVE: unit.light_s,
         COMPUTE: unit.forward_s,
         FULL: unit.forward_s + unit.moved_again_s,
-    }[recompute]
+    }[policy]
     return _Piece(
         forward_s=unit.forward_s + unit.moved_forward_s,
         backward_s=unit.backward_s + unit.moved_backward_s + again,

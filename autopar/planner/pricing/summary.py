@@ -21,7 +21,7 @@ from autopar.lowering.spread import (
 from autopar.lowering.state import LOSS_BYTES
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.plan import key
-from autopar.nouns.recompute import by_call, most
+from autopar.nouns.recompute import Recompute
 from autopar.nouns.sharding import Sharding
 from autopar.planner.pricing.activations import (
     Life,
@@ -92,11 +92,11 @@ class Summary:
     whole: Mapping[str, Unit] = field(default_factory=dict)
     """``bodies``, each with its parameters."""
 
-    def life(self, recompute: str) -> Life:
+    def life(self, recompute: Recompute) -> Life:
         """One microbatch under a policy, or where the calls that come first do more."""
-        each = by_call(recompute, len(self.calls))
-        if len({*each}) < 2:
-            return self.lives[each[0] if each else most(recompute)]
+        each = recompute.by_call(len(self.calls))
+        if recompute.count is None or len({*each}) < 2:
+            return self.lives[each[0] if each else recompute.policy]
         deep, light = self.lives[each[0]], self.lives[each[-1]]
         kept = [self.kept[name] for name in self.calls]
         less = sum(of[each[-1]] - of[policy] for of, policy in zip(kept, each, strict=True))

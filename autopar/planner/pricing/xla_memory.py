@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from autopar.lowering.spread import MICROBATCH, Lowered, LoweredOp
 from autopar.nouns.graph import DTYPE_BYTES
-from autopar.nouns.recompute import policies
+from autopar.nouns.recompute import Recompute, policies
 from autopar.planner.pricing.activations import (
     Life,
     Places,
@@ -180,7 +180,7 @@ Numels = Mapping[str, int]
 
 def xla_moments(
     lives: XlaLives,
-    recompute: str,
+    recompute: Recompute,
     state: StateSharding,
     root: Numels,
     layers: Sequence[tuple[Numels, int]],
@@ -190,7 +190,7 @@ def xla_moments(
     root and layers: trained parameters on one model rank, outside of blocks and of one layer of
     each block with the number of layers.
     """
-    moments = lives.by_policy[recompute]
+    moments = lives.by_policy[recompute.policy]
     every = [(root, 1), *layers]
     gradients = _total(every, state.gradient_bytes)
     accumulated = gradients if state.microbatches > 1 else 0

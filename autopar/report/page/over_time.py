@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from autopar.nouns.plan import Prediction
-from autopar.nouns.recompute import within
 from autopar.pipeline.play import Span, memory
 from autopar.pipeline.trace import NAMES
 from autopar.planner.pricing.pipeline import PricedPipeline
@@ -70,7 +69,7 @@ def stage_curve(priced: PricedPipeline, predicted: Prediction) -> tuple[Curve, i
     units = []
     for i in range(len(prices.model.units)):
         summary = prices.model.stage_summary(i, i + 1)
-        own = within(prices.recompute, called, len(summary.calls))
+        own = prices.recompute.within(called, len(summary.calls))
         time = stage_time(summary, prices.state, prices.cluster, own)
         units.append((time.forward_s, time.backward_s, summary.life(own).saved))
         called += len(summary.calls)

@@ -20,6 +20,7 @@ from autopar.files import plan_folder
 from autopar.frontends.pytorch import capture
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, Stage
+from autopar.nouns.recompute import KEEP_ALL
 from autopar.nouns.workload import Workload
 from autopar.pipeline.actions import Lists
 from autopar.runtime.program_module import read_lists, run_program
@@ -55,7 +56,7 @@ def probed(folder: str | Path, workload: Workload) -> Probed:
     """Both programs with probes. Raises what capturing, lowering and emitting raise."""
     plan = plan_folder.read_plan(folder)
     captured = capture(workload)
-    stages = tuple(replace(stage, recompute="none") for stage in plan.stages)
+    stages = tuple(replace(stage, recompute=KEEP_ALL) for stage in plan.stages)
     spread = replace(plan, stages=stages, precision="float32")
     alone = (Spread(Mesh((), ())),)
     single = replace(spread, spreads=alone, stages=(Stage(),), microbatches=1)
