@@ -8,7 +8,7 @@ parallelism, and all mixtures of them, are points of one space. Model state is k
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autopar.lowering.spread import BATCH_AXES, Lowered, lower
@@ -24,6 +24,7 @@ from autopar.planner.pricing.state_prices import StatePrices
 from autopar.planner.problem.bindings import Bindings
 from autopar.planner.problem.folding import fold
 from autopar.planner.problem.nodes import Folded
+from autopar.rules.cut import BatchCut, Cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class FreeProblem:
     folded: Folded
     prices: Prices
     state: StatePrices
-    data_choices: Mapping[str, str]
+    cut: BatchCut
 
     @property
     def problem(self) -> Problem:
@@ -42,7 +43,7 @@ class FreeProblem:
 
     def lowered(self, choice: Iterable[int]) -> Lowered:
         """Every sharding and collective that an answer implies."""
-        return lower(self.graph, self.folded.spread(choice), 1, self.data_choices, {})
+        return lower(self.graph, self.folded.spread(choice), 1, self.cut)
 
     def priced_again(self, choice: Iterable[int]) -> int:
         """The objective of an answer, added up op by op from what it lowers to."""
@@ -69,6 +70,7 @@ def free_problem(
     prices = Prices(cluster, mesh, precision)
     state = StatePrices(cluster, StateSharding(0, mesh, 1, precision, optimizer))
     bodies = [(None, graph), *((name, block.body) for name, block in graph.blocks.items())]
-    free = {key(block, op.name): "" for block, body in bodies for op in body.ops}
-    folded = fold(graph, mesh, free, {}, prices, state, Bindings(), usage_limit)
+    whole = {key(block, op.name): "" for block, body in bodies for op in body.ops}
+    free = BatchCut(Cut({}, whole))
+    folded = fold(graph, mesh, free, prices, state, Bindings(), usage_limit)
     return FreeProblem(graph, folded, prices, state, free)

@@ -12,7 +12,6 @@ from autopar.lowering.spread import lower
 from autopar.nouns.problem import FORBIDDEN
 from autopar.planner import PlanResult
 from autopar.report.revisit import revisit
-from autopar.rules.batch import data_choices
 from autopar.searchers import search
 
 
@@ -45,6 +44,5 @@ def pin(result: PlanResult, pins: Mapping[str, str]) -> PlanResult:
         raise ValueError(f"no plan has {dict(pins)}")
     mesh = result.plan.spreads[0].mesh
     spread = replace(again.folded.spread(solution.choice.tolist()), mesh=mesh)
-    choices = data_choices(result.graph, batch_dims)
-    lowered = lower(result.graph, spread, result.plan.microbatches, choices, batch_dims)
+    lowered = lower(result.graph, spread, result.plan.microbatches, again.cut)
     return replace(result, plan=replace(result.plan, spreads=(spread,)), lowered=lowered)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from autopar.nouns.mesh import DATA_AXES
+from autopar.nouns.axes import SAMPLES
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan
 
@@ -17,7 +17,7 @@ def state_held(plan: Plan, rank: str = "rank") -> str:
         return f"state is split over dp_shard by ZeRO {plan.each('zero')}, stage by stage"
     if zero and mesh.size("dp_shard") > 1:
         return f"{('', *_SPLIT)[zero]} split over dp_shard"
-    model = any(mesh.size(a) > 1 for a in mesh.axes if a not in (*DATA_AXES, "pp"))
+    model = bool(mesh.model_axes)
     if mesh.device_count == 1:
         return f"the one {rank} holds all of it"
     if not model and mesh.size("pp") == 1:
@@ -25,7 +25,7 @@ def state_held(plan: Plan, rank: str = "rank") -> str:
     part = "the state of its stages"
     if model:
         part = "its pieces of the state" + (" of its stages" if mesh.size("pp") > 1 else "")
-    copies = any(mesh.size(axis) > 1 for axis in DATA_AXES)
+    copies = bool(mesh.batch_axes)
     return f"each {rank} holds {part}" + (f"; data {rank}s hold the same" if copies else "")
 
 
@@ -48,7 +48,7 @@ def count_of(count: int, noun: str, plural: str = "s") -> str:
 def train_heading(plan: Plan, samples: int, command: str, ranks: str, again: str) -> list[str]:
     """The docstring of ``train.py``; ``command`` starts it, ``again`` says what recomputes."""
     mesh, micro = plan.program_mesh, plan.microbatches
-    width = math.prod(mesh.size(axis) for axis in DATA_AXES)
+    width = math.prod(mesh.size(axis) for axis in SAMPLES)
     batch = count_of(samples, "sample")
     if micro > 1:
         batch += f" in {count_of(micro, 'microbatch', 'es')}"

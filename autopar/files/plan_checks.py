@@ -14,10 +14,11 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from autopar.files.file_errors import sentences
+from autopar.nouns.axes import AXES
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
-from autopar.nouns.mesh import AXES, Mesh
+from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.optimizer import OPTIMIZERS, is_own
 from autopar.nouns.plan import FORMAT, Plan, key

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.lowering.spread import BATCH_AXES, Lowered, activation_collectives
+from autopar.lowering.spread import SAMPLE_AXES, Lowered, activation_collectives
 from autopar.lowering.stages import StagePart, stage_parts
 from autopar.lowering.state import (
     Stored,
@@ -18,8 +18,8 @@ from autopar.lowering.state import (
     state_collectives,
     sums,
 )
+from autopar.nouns.axes import SAMPLES
 from autopar.nouns.graph import DTYPE_BYTES, Graph
-from autopar.nouns.mesh import DATA_AXES
 from autopar.nouns.plan import Plan
 from autopar.nouns.recompute import Recompute
 from autopar.nouns.sharding import Sharding
@@ -86,7 +86,7 @@ def _beside_the_loss(lowered: Lowered) -> Iterator[tuple[str, int]]:
     added up behind the step, in at least 32 bits. XLA joins that with the sum of the loss, so no
     time is priced for it."""
     for output in lowered.outputs[1:]:
-        axes = [a for a in DATA_AXES if output.wanted.on(a).kind == "P" and a in lowered.mesh.axes]
+        axes = [a for a in SAMPLES if output.wanted.on(a).kind == "P" and a in lowered.mesh.axes]
         tensor = lowered.graph.tensors[output.name]
         if axes:
             yield "+".join(axes), tensor.numel * max(4, DTYPE_BYTES[tensor.dtype])
@@ -234,7 +234,7 @@ def _stored(
     for name, value in lowered.tensors.items():
         if value.tensor.role != "parameter":
             continue
-        model = tuple((a, p) for a, p in value.produced.placements if a not in BATCH_AXES)
+        model = tuple((a, p) for a, p in value.produced.placements if a not in SAMPLE_AXES)
         yield Stored(
             name=prefix + name,
             shape=value.tensor.shape,

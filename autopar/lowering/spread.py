@@ -16,19 +16,22 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from autopar.nouns.axes import BATCH, MICROBATCH, SAMPLES
 from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
-from autopar.nouns.mesh import DATA_AXES, Mesh
+from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key
 from autopar.nouns.recompute import FULL, KEEP_ALL, Recompute
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding, split
+from autopar.rules.cut import BatchCut
 from autopar.rules.notation import BoundRule
 from autopar.rules.registry import bind
 from autopar.rules.resharding import Collective, Step, collectives, reshard
 from autopar.rules.strategies import Strategy, flows, shardings
 from autopar.rules.work import extents, factor_names
 
-MICROBATCH = "microbatch"
-BATCH_AXES = (MICROBATCH, *DATA_AXES)
+BATCH_AXES = (MICROBATCH, *BATCH)
+"""What they do to an op follows from how the batch flows through the graph."""
+SAMPLE_AXES = (MICROBATCH, *SAMPLES)
 
 
 class LoweringError(ValueError):
@@ -95,16 +98,11 @@ def lower(
     graph: Graph,
     spread: Spread,
     microbatches: int,
-    data_choices: Mapping[str, str],
-    batch_dims: Mapping[str, int],
+    cut: BatchCut,
     block: str | None = None,
     inputs: Mapping[str, Sharding] | None = None,
 ) -> Lowered:
-    """The consequences of ``spread`` for ``graph``.
-
-    data_choices: for each op key, what data axes do to it (`autopar.rules.batch`).
-    batch_dims:   for each batched graph input, its batch dim.
-    """
+    """The consequences of ``spread`` for ``graph``, whose batch is cut so."""
     mesh = Mesh((MICROBATCH, *spread.mesh.axes), (microbatches, *spread.mesh.sizes)).trimmed()
     blocks: dict[str, Lowered] = {}
     for name, repeated in graph.blocks.items():
@@ -112,12 +110,10 @@ def lower(
             n: Sharding.parse(spread.shared.get(key(name, n), "R")) for n in repeated.body.inputs
         }
         entering = {
-            n: _with_data(
-                given[n], mesh, repeated.body.tensors[n], data_choices.get(key(name, n), "")
-            )
+            n: _entering(given[n], mesh, repeated.body.tensors[n], cut, key(name, n))
             for n in repeated.body.inputs
         }
-        blocks[name] = lower(repeated.body, spread, microbatches, data_choices, {}, name, entering)
+        blocks[name] = lower(repeated.body, spread, microbatches, cut, name, entering)
     tensors: dict[str, LoweredTensor] = {}
     readers = graph.consumers()
     for name in graph.outputs:
@@ -140,9 +136,9 @@ def lower(
                 tensor, inputs[tensor.name], inputs[tensor.name], ()
             )
         elif tensor.role == "input":
-            dim = batch_dims.get(tensor.name)
-            batch = WHOLE if dim is None else split(dim)
-            settle(tensor, Sharding.of((a, batch if a in BATCH_AXES else WHOLE) for a in mesh.axes))
+            axes = (a for a in mesh.axes if a in BATCH_AXES)
+            dims = ((a, cut.on(a).dims.get(tensor.name)) for a in axes)
+            settle(tensor, Sharding.of((a, split(dim)) for a, dim in dims if dim is not None))
         elif tensor.role in ("parameter", "buffer"):
             stored = Sharding.parse(spread.parameters.get(key(block, tensor.name), "R"))
             batch = DEFERRED if tensor.differentiable else WHOLE
@@ -165,7 +161,7 @@ def lower(
             )
         else:
             bound = bind(op, graph.tensors)
-            strategy = _strategy(op, bound, spread, mesh, data_choices, block)
+            strategy = _strategy(op, spread, mesh, cut, block)
             into, out = flows(op, graph.tensors)
             wants, gives = shardings(bound, strategy, mesh, into, out)
         operands = tuple(
@@ -194,27 +190,26 @@ def _share(loss: Placement) -> Placement:
     return PARTIAL if loss == WHOLE else loss
 
 
-def _strategy(
-    op: Op,
-    bound: BoundRule,
-    spread: Spread,
-    mesh: Mesh,
-    data_choices: Mapping[str, str],
-    block: str | None,
-) -> Strategy:
-    model = Strategy.parse(spread.ops.get(key(block, op.name), "whole"))
-    data = data_choices[key(block, op.name)]
-    return Strategy(
-        tuple((a, c) for a in mesh.axes if (c := data if a in BATCH_AXES else model.on(a)))
+def _strategy(op: Op, spread: Spread, mesh: Mesh, cut: BatchCut, block: str | None) -> Strategy:
+    where = key(block, op.name)
+    model = Strategy.parse(spread.ops.get(where, "whole"))
+    choices = ((a, cut.on(a).choices[where] if a in BATCH_AXES else model.on(a)) for a in mesh.axes)
+    return Strategy(tuple((axis, choice) for axis, choice in choices if choice))
+
+
+def _entering(given: Sharding, mesh: Mesh, tensor: Tensor, cut: BatchCut, where: str) -> Sharding:
+    """How a block input enters: ``given`` on the axes that split ops."""
+    return Sharding.of(
+        (a, entering_on(a, tensor, cut, where) if a in BATCH_AXES else given.on(a))
+        for a in mesh.axes
     )
 
 
-def _with_data(given: Sharding, mesh: Mesh, tensor: Tensor, choice: str) -> Sharding:
-    """``choice`` of a block input is a placement text: ``S0``, ``D`` or nothing."""
+def entering_on(axis: str, tensor: Tensor, cut: BatchCut, where: str) -> Placement:
+    """How a block input enters on an axis that splits the batch. ``where``: its key."""
+    choice = cut.on(axis).choices.get(where, "")
     batch = Placement.parse(choice) if choice else WHOLE
-    if batch == DEFERRED and not tensor.differentiable:
-        batch = WHOLE
-    return Sharding.of((a, batch if a in BATCH_AXES else given.on(a)) for a in mesh.axes)
+    return WHOLE if batch == DEFERRED and not tensor.differentiable else batch
 
 
 def _steps(
@@ -328,6 +323,7 @@ def _priced(
 __all__ = [
     "BATCH_AXES",
     "MICROBATCH",
+    "SAMPLE_AXES",
     "Lowered",
     "LoweredOp",
     "LoweredTensor",
@@ -335,6 +331,7 @@ __all__ = [
     "Operand",
     "Priced",
     "activation_collectives",
+    "entering_on",
     "internal_collectives",
     "lower",
 ]

@@ -45,8 +45,9 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from autopar.nouns.axes import BATCH, PIPELINE
 from autopar.nouns.graph import DTYPE_BYTES
-from autopar.nouns.mesh import DATA_AXES, Mesh
+from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
 from autopar.nouns.zero import Zero, over
 from autopar.rules.resharding import Collective
@@ -99,7 +100,7 @@ def state_collectives(
     """
     mesh = mesh.trimmed()
     stored = list(parameters)
-    data = tuple(a for a in DATA_AXES if a in mesh.axes)
+    data = mesh.sample_axes
     cuts = _cuts(mesh, zero, framework)
     if cuts.split.optimizer:
         yield from _sharded(stored, cuts, microbatches, precision)
@@ -158,7 +159,7 @@ def sums(
     if clips:
         axes = tuple(a for a in mesh.axes if mesh.size(a) > 1 and (a in cutting or a == "pp"))
         yield from _all_reduce("gradient norm", axes, WIDE_BYTES if wide else NORM_BYTES)
-    across = tuple(a for a in ("pp", *DATA_AXES) if mesh.size(a) > 1)
+    across = tuple(a for a in (PIPELINE, *BATCH) if mesh.size(a) > 1)
     yield from _all_reduce("loss", across, loss_bytes)
 
 
@@ -174,8 +175,7 @@ def pipeline_loss_bytes(wide: bool, precision: str) -> int:
 
 def count_sums(mesh: Mesh, counts: int) -> Iterator[StateCollective]:
     """What the program counts in the whole batch, as many numbers."""
-    data = tuple(a for a in DATA_AXES if mesh.size(a) > 1)
-    yield from _all_reduce("counts", data, COUNT_BYTES * counts)
+    yield from _all_reduce("counts", mesh.batch_axes, COUNT_BYTES * counts)
 
 
 def piece_bytes(p: Stored, mesh: Mesh, zero: int, framework: str) -> int:

@@ -9,10 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-DATA_AXES = ("dp_replicate", "dp_shard")
-MODEL_AXES = ("cp", "ep", "tp")
-"""They split ops of the model; data axes split its batch, and ``pp`` its depth."""
-AXES = ("pp", *DATA_AXES, *MODEL_AXES)
+from autopar.nouns.axes import BATCH, OPS, SAMPLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +33,21 @@ class Mesh:
 
     @property
     def model_axes(self) -> tuple[str, ...]:
-        """Those of more than one rank."""
-        return tuple(a for a in self.axes if a in MODEL_AXES and self.size(a) > 1)
+        """Those that split ops, of more than one rank."""
+        return self._several(OPS)
+
+    @property
+    def sample_axes(self) -> tuple[str, ...]:
+        """Those that split the samples of the batch, of more than one rank."""
+        return self._several(SAMPLES)
+
+    @property
+    def batch_axes(self) -> tuple[str, ...]:
+        """Those that split the batch, of more than one rank."""
+        return self._several(BATCH)
+
+    def _several(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(a for a in self.axes if a in names and self.size(a) > 1)
 
     def trimmed(self) -> Mesh:
         """The same mesh without its axes of size 1."""

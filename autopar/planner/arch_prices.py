@@ -28,7 +28,7 @@ from autopar.planner.pricing.sends import Ends, Order
 from autopar.planner.pricing.simulation import StepTime, simulate
 from autopar.planner.pricing.state import StateSharding
 from autopar.planner.pricing.summary import Summary, summarise
-from autopar.rules.batch import data_choices
+from autopar.rules.cut import batch_cut
 from autopar.rules.fusion import ALONE, fusion
 
 PRECISION = "bfloat16"
@@ -58,7 +58,7 @@ def planned(arch: Arch, layout: Layout, cluster: Cluster, style: Style) -> Plann
     graph = at_precision(graph_of(arch, x.global_batch), PRECISION)
     mesh = Mesh(("dp_replicate", "dp_shard", "tp"), (x.dp_replicate, x.dp_shard, x.tp))
     spread = spread_of(graph, mesh, x.sequence_parallel)
-    lowered = lower(graph, spread, x.microbatches, data_choices(graph, BATCH_DIMS), BATCH_DIMS)
+    lowered = lower(graph, spread, x.microbatches, batch_cut(graph, BATCH_DIMS))
     fused = fusion(graph) if style == "compiled" else ALONE
     prices = Prices(cluster, lowered.mesh, PRECISION, fused)
     summary = summarise(lowered, prices)

@@ -28,7 +28,7 @@ from autopar.nouns.style import Style
 from autopar.planner.arch_graph import BATCH_DIMS, LAYER, graph_of, unsaid
 from autopar.planner.megatron import NORMS, spread_of
 from autopar.planner.pricing.activations import Places
-from autopar.rules.batch import data_choices
+from autopar.rules.cut import batch_cut
 from autopar.rules.fusion import ALONE, Fusion, fusion
 from autopar.rules.resharding import collectives
 from autopar.rules.work import Moves, Work, extents, kept_bytes, op_work
@@ -89,7 +89,7 @@ def _lowered(arch: Arch, way: Way) -> LayerFigures:
         graph_of(run, way.samples, DROPOUT * way.drops), _DTYPES[way.element_bytes]
     )
     spread = spread_of(graph, Mesh(("tp",), (way.tp,)), way.sequence_parallel)
-    top = lower(graph, spread, 1, data_choices(graph, BATCH_DIMS), BATCH_DIMS)
+    top = lower(graph, spread, 1, batch_cut(graph, BATCH_DIMS))
     fused = fusion(graph) if way.style == "compiled" else ALONE
     body = top.blocks[LAYER]
     works = {op.op.name: _work(op, body, fused) for op in body.ops}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.lowering.spread import Lowered
@@ -14,6 +14,7 @@ from autopar.planner.candidates import Candidate, Layout
 from autopar.planner.fixed import Fixed, FixError
 from autopar.planner.pricing.offload import obstacle as offload_obstacle
 from autopar.planner.pricing.simulation import StepTime
+from autopar.rules.cut import BatchCut
 from autopar.rules.fusion import ALONE, Fusion
 
 
@@ -27,8 +28,7 @@ class Question:
     """
 
     graph: Graph
-    batch_dims: Mapping[str, int]
-    data_choices: Mapping[str, str]
+    cut: BatchCut
     batch: int
     obstacles: tuple[str, ...]
     cluster: Cluster

@@ -67,8 +67,7 @@ def solve(
         folded = fold(
             question.graph,
             full,
-            question.data_choices,
-            question.batch_dims,
+            question.cut,
             prices,
             state,
             solver.bindings,
@@ -93,8 +92,7 @@ def lowered_of(question: Question, spread: Spread, candidate: Candidate) -> Lowe
         question.graph,
         spread,
         candidate.microbatches,
-        question.data_choices,
-        question.batch_dims,
+        question.cut,
     )
 
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from autopar.nouns.mesh import DATA_AXES
+from autopar.nouns.axes import SAMPLES
 from autopar.nouns.plan import Plan, RunnerUp
 
-DEGREES = (*DATA_AXES, "tp", "pp")
+DEGREES = (*SAMPLES, "tp", "pp")
 RUNS = 2
 """Of each plan: two of the same one say what is noise."""
 
@@ -44,7 +44,7 @@ def _sizes(degrees: Mapping[str, int]) -> tuple[int, ...]:
 
 def _choices(lost: RunnerUp, degrees: Mapping[str, int], samples: int) -> Mapping[str, str]:
     ways = lost.microbatches
-    for axis in DATA_AXES:
+    for axis in SAMPLES:
         ways *= degrees[axis]
     chosen = {name: str(size) for name, size in degrees.items()}
     chosen |= {"zero": str(lost.zero), "recompute": str(lost.recompute), "offload": lost.offload}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autopar.nouns.axes import OPS
 from autopar.nouns.graph import Graph
-from autopar.nouns.mesh import MODEL_AXES, Mesh
+from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan, key
 from autopar.rules.registry import bind
 from autopar.rules.strategies import choices
@@ -25,7 +26,7 @@ def wrong_decision(plan: Plan, graph: Graph) -> str:
 
 def _allowed(graph: Graph, mesh: Mesh) -> Iterator[tuple[str, str, str, dict[str, list[str]]]]:
     """(table of the plan, key, value of what is not named, choices on each model axis)."""
-    axes = [axis for axis in mesh.axes if axis in MODEL_AXES]
+    axes = [axis for axis in mesh.axes if axis in OPS]
     bodies = [(None, graph), *((name, block.body) for name, block in graph.blocks.items())]
     for block, body in bodies:
         for op in body.ops:

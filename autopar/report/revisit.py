@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autopar.files import plan_folder
+from autopar.lowering.of_plan import plan_cut
 from autopar.lowering.spread import MICROBATCH, Lowered, LoweringError, lower
 from autopar.lowering.stages import CutError
 from autopar.nouns.cluster import Cluster
@@ -28,7 +29,7 @@ from autopar.planner.sentences import short_text
 from autopar.planner.solved import idle_axes
 from autopar.report.opened import opened, refuse
 from autopar.report.units import duration
-from autopar.rules.batch import data_choices
+from autopar.rules.cut import BatchCut
 from autopar.rules.fusion import ALONE, fusion
 from autopar.searchers import search
 
@@ -48,7 +49,7 @@ class Revisited:
     plan: Plan
     graph: Graph
     cluster: Cluster
-    batch_dims: Mapping[str, int]
+    cut: BatchCut
     lowered: Lowered
     prices: Prices
     sharding: StateSharding
@@ -76,8 +77,7 @@ class Revisited:
         )
 
     def _lowered(self, spread: Spread) -> Lowered:
-        choices = data_choices(self.graph, self.batch_dims)
-        return lower(self.graph, spread, self.plan.microbatches, choices, self.batch_dims)
+        return lower(self.graph, spread, self.plan.microbatches, self.cut)
 
     def pipeline(self) -> PricedPipeline:
         """The plan's stages, played."""
@@ -104,7 +104,7 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
     Data traffic is priced at the share that the simulation leaves exposed, and strategies are legal
     where they were to the search.
     """
-    choices = data_choices(graph, batch_dims)
+    cut = plan_cut(plan, graph, batch_dims)
     stage = plan.stages[0]
     spread = plan.spreads[stage.spread]
     mesh = Mesh((MICROBATCH, *spread.mesh.axes), (plan.microbatches, *spread.mesh.sizes)).trimmed()
@@ -119,7 +119,7 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
         plan.clip_norm is not None,
         stage.offload,
     )
-    lowered = lower(graph, spread, plan.microbatches, choices, batch_dims)
+    lowered = lower(graph, spread, plan.microbatches, cut)
     summary = summarise(lowered, prices, plan.framework)
     _, time = _priced(plan, lowered, summary, prices, sharding, cluster)
     # The search of a pipeline takes the traffic of its data axes as hidden.
@@ -131,8 +131,7 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
         return fold(
             graph,
             mesh,
-            choices,
-            batch_dims,
+            cut,
             prices,
             state,
             bindings,
@@ -158,7 +157,7 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
                 forbidden = (Forbidden(splits_nothing(idle), extra_s),)
                 free, own = split, chosen
     return Revisited(
-        plan, graph, cluster, batch_dims, lowered, prices, sharding, time, free, own, forbidden
+        plan, graph, cluster, cut, lowered, prices, sharding, time, free, own, forbidden
     )
 
 

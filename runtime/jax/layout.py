@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from autopar.lowering.state import even_cut
-from autopar.nouns.mesh import DATA_AXES
+from autopar.nouns.axes import SAMPLES
 from autopar.runtime.jax.program import Block, Parameter
 from autopar.runtime.settings import ProgramError, Settings
 
@@ -86,7 +86,7 @@ class Layout:
 
     @cached_property
     def data_axes(self) -> tuple[str, ...]:
-        return tuple(a for a in DATA_AXES if self.mesh.get(a, 1) > 1)
+        return tuple(a for a in SAMPLES if self.mesh.get(a, 1) > 1)
 
     def specs(self, cut: bool = False) -> dict[str, Spec]:
         """How each array that is trained lies; ``cut``: over ``dp_shard`` too, where it divides a

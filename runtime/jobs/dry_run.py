@@ -17,8 +17,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from autopar.nouns.axes import SAMPLES
 from autopar.nouns.batch import BatchEntry
-from autopar.nouns.mesh import DATA_AXES, Mesh
+from autopar.nouns.mesh import Mesh
 from autopar.runtime.jobs.imported import failed, imported
 from autopar.runtime.pytorch import ranks
 from autopar.runtime.pytorch.parameters import computing, declared_in
@@ -127,7 +128,7 @@ def _piece(
     kind = getattr(torch, entry.dtype)
     if entry.name not in settings.whole_inputs and entry.batch_dim is not None:
         ways = settings.microbatches
-        for axis in DATA_AXES:
+        for axis in SAMPLES:
             ways *= mesh.size(axis)
         shape = (shape[0] // ways, *shape[1:])
     if dtype is not None and kind is torch.float32:

@@ -22,9 +22,9 @@ from torch import nn
 
 from autopar.emit.marks import instrumented
 from autopar.files import plan_folder
+from autopar.nouns.axes import SAMPLES
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.graph import Graph, Op
-from autopar.nouns.mesh import DATA_AXES
 from autopar.nouns.plan import key as plan_key
 from autopar.nouns.sharding import Sharding
 from autopar.nouns.workload import Workload
@@ -208,7 +208,7 @@ def result(
         sharding = Sharding.parse(last[0].sharding)
         parts = [_whole(one.value, sharding, ranks) for one in last]
         dim = _batch_dim(sharding)
-        if dim is None and any(a in (MICROBATCH, *DATA_AXES) for a, _ in sharding.placements):
+        if dim is None and any(a in (MICROBATCH, *SAMPLES) for a, _ in sharding.placements):
             raise NoResult(f"{want.key} is no result of each sample: a sum over the batch")
         dim = dim or 0
         own = torch.cat(
@@ -221,14 +221,14 @@ def result(
 
 
 def _batch_dim(sharding: Sharding) -> int | None:
-    over = (p for a, p in sharding.placements if a in (MICROBATCH, *DATA_AXES))
+    over = (p for a, p in sharding.placements if a in (MICROBATCH, *SAMPLES))
     return next((p.dim for p in over if p.kind == "S"), None)
 
 
 def _whole(x: torch.Tensor, sharding: Sharding, ranks: Ranks) -> torch.Tensor:
     """Put together over the model axes, innermost first."""
     for axis, placement in reversed(sharding.placements):
-        group = None if axis in (MICROBATCH, *DATA_AXES) else ranks.group(axis)
+        group = None if axis in (MICROBATCH, *SAMPLES) else ranks.group(axis)
         if group is not None and placement.kind == "S":
             x = _joined(x, placement.dim, group)
         elif group is not None and placement.kind == "P":

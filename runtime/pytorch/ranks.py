@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from autopar.nouns.mesh import DATA_AXES, Mesh
+from autopar.nouns.axes import PIPELINE
+from autopar.nouns.mesh import Mesh
 from autopar.runtime.settings import ProgramError
 
 
@@ -42,7 +43,7 @@ class Ranks:
             )
         self.rank = dist.get_rank() if world > 1 else 0
         self.coordinates = {a: self._coordinate(self.rank, a) for a in self.mesh.axes}
-        if "pp" in self.mesh.axes[1:]:
+        if PIPELINE in self.mesh.axes[1:]:
             raise ProgramError(
                 f"the mesh {self.mesh}: pp is the outermost axis, write it first in MESH"
             )
@@ -76,11 +77,13 @@ class Ranks:
 
     @property
     def data_axes(self) -> tuple[str, ...]:
-        return tuple(a for a in DATA_AXES if a in self.mesh.axes)
+        """Those that split the samples of the batch."""
+        return self.mesh.sample_axes
 
     @property
-    def model_axes(self) -> tuple[str, ...]:
-        return tuple(a for a in self.mesh.axes if a not in (*DATA_AXES, "pp"))
+    def batch_axes(self) -> tuple[str, ...]:
+        """Those that split the batch."""
+        return self.mesh.batch_axes
 
     def group(self, *axes: str) -> dist.ProcessGroup | None:
         """The ranks that differ from this one along ``axes`` only; None where there is just one."""
@@ -110,11 +113,11 @@ class Ranks:
         this rank stands at none of them. Every rank of the mesh must ask for it."""
         if len(places) == 1:
             return None
-        if len(places) == self.size("pp"):
-            return self.group("pp")
+        if len(places) == self.size(PIPELINE):
+            return self.group(PIPELINE)
         if places not in self._along_pipeline:
             own, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
-                [[ranks[i] for i in places] for ranks in self.members("pp")]
+                [[ranks[i] for i in places] for ranks in self.members(PIPELINE)]
             )
             self._along_pipeline[places] = own
         return self._along_pipeline[places]

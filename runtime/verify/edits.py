@@ -8,11 +8,10 @@ from pathlib import Path
 from autopar.emit.code_lines import code_lines, matcher
 from autopar.files import plan_folder
 from autopar.frontends.captured import Captured
+from autopar.lowering.of_plan import lowered_plan
 from autopar.lowering.precision import at_precision
-from autopar.lowering.spread import lower
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
-from autopar.rules.batch import data_choices
 from autopar.rules.kept_whole import keep_whole
 from autopar.runtime.jobs.failures import LONGEST, place
 
@@ -49,8 +48,7 @@ def files_of(
     """
     graph = at_precision(keep_whole(captured.graph, plan.replicated_ops), plan.precision)
     dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
-    choices = data_choices(graph, dims)
-    lowered = lower(graph, plan.spreads[0], plan.microbatches, choices, dims)
+    lowered = lowered_plan(plan, graph, dims)
     if plan.framework == "jax":
         from autopar.emit.jax import emit as emit_jax
 

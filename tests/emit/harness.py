@@ -18,11 +18,13 @@ from autopar.frontends.captured import Captured
 from autopar.frontends.pytorch.capture import capture
 from autopar.lowering.precision import at_precision
 from autopar.lowering.spread import Lowered, activation_collectives, lower
-from autopar.nouns.mesh import DATA_AXES, Mesh
+from autopar.nouns.axes import SAMPLES
+from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan, Spread, Stage
 from autopar.nouns.recompute import Recompute
 from autopar.nouns.workload import Workload
 from autopar.rules.batch import batch_flow
+from autopar.rules.cut import BatchCut, Cut
 from autopar.runtime.pytorch import program as runtime_program
 from autopar.runtime.pytorch.carried import write_carried
 from autopar.runtime.pytorch.parameters import Declared, computing, declared_in, lifted
@@ -55,7 +57,7 @@ def emitted(
     dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
     flow = batch_flow(captured.graph, dims)
     graph = at_precision(captured.graph, changes.get("precision", "float32"))
-    lowered = lower(graph, spread, microbatches, flow.choices, dims)
+    lowered = lower(graph, spread, microbatches, BatchCut(Cut(dims, flow.choices)))
     recompute = Recompute.parse(changes.pop("recompute", "none"))
     stage = Stage(zero=changes.pop("zero", 0), recompute=recompute)
     plan = replace(
@@ -113,7 +115,7 @@ def run(made: Emitted, model: nn.Module, batch: Tensors, half: bool = False) -> 
     wanted = getattr(torch, made.plan.precision) if half else torch.float64
     batch = {n: t.to(wanted) if t.is_floating_point() else t for n, t in batch.items()}
 
-    data = [a for a in mesh.axes if a in DATA_AXES]
+    data = [a for a in mesh.axes if a in SAMPLES]
 
     def task(ranks: Any) -> Any:
         program = module.Model()
@@ -197,7 +199,7 @@ def cut(
     batch: Tensors, captured: Captured, mesh: Mesh, place: Mapping[str, int], micro: int
 ) -> list[dict[str, torch.Tensor]]:
     """The microbatches of the rank at ``place``."""
-    data = [a for a in mesh.axes if a in DATA_AXES]
+    data = [a for a in mesh.axes if a in SAMPLES]
     whole = {e.name for e in captured.batch if e.batch_dim is None}
     pieces: list[dict[str, torch.Tensor]] = [{} for _ in range(micro)]
     for name, tensor in batch.items():

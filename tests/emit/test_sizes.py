@@ -17,7 +17,7 @@ from autopar.frontends.jax import capture as capture_jax
 from autopar.lowering.spread import lower
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
-from autopar.rules.batch import data_choices
+from autopar.rules.cut import batch_cut
 from tests import plans
 from tests.emit import models
 from tests.emit.following import following
@@ -44,7 +44,7 @@ def of_jax(model: jax_models.Model) -> Make:
 
 def jax_text(captured: Captured, spread: Spread, micro: int) -> str:
     dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
-    lowered = lower(captured.graph, spread, micro, data_choices(captured.graph, dims), dims)
+    lowered = lower(captured.graph, spread, micro, batch_cut(captured.graph, dims))
     plan = plans.plan(framework="jax", spreads=(spread,), microbatches=micro, style="compiled")
     return emit_jax(lowered, plan, captured)["model.py"]
 

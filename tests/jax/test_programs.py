@@ -15,7 +15,7 @@ from autopar.emit import text as layout
 from autopar.emit.jax import UnevenPieces, emit
 from autopar.frontends.jax import paths_of
 from autopar.lowering.spread import lower
-from autopar.rules.batch import data_choices
+from autopar.rules.cut import batch_cut
 from autopar.runtime.jax import units as jax_units
 from autopar.runtime.jax.layout import by_name
 from autopar.runtime.jax.step import Step
@@ -183,6 +183,6 @@ def test_sizes_that_axes_do_not_divide_stay_whole() -> None:
     ops = {"linear_t": "tp:n", "tanh": "tp:e1", "linear_t_1": "tp:k"}
     uneven = replace(spread, ops=ops, parameters={"up": "tp:S1", "down": "tp:S0"})
     graph = program.planned.graph
-    cut = lower(graph, uneven, 1, data_choices(graph, {"x": 0}), {"x": 0})
+    cut = lower(graph, uneven, 1, batch_cut(graph, {"x": 0}))
     with pytest.raises(UnevenPieces, match="4098, which tp = 8 does not divide"):
         emit(cut, program.planned.plan, program.captured)

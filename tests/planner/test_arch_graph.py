@@ -30,7 +30,7 @@ from autopar.planner.pricing.utilization import model_flops
 from autopar.planner.problem.solving import Solver
 from autopar.planner.question import Question
 from autopar.planner.solved import lowered_of, solve, state_of
-from autopar.rules.batch import data_choices
+from autopar.rules.cut import batch_cut
 from autopar.rules.fusion import fusion
 
 ROOT = Path(__file__).parents[2]
@@ -109,10 +109,10 @@ def test_the_written_sharding_is_as_good_as_a_searched_one(gated: bool) -> None:
     """Under the searchers' own objective; how the table of tokens is split makes the difference."""
     figures = Arch("m", 40, 8192, 64, 8, 28672, vocab=32000, seq=8192, gated=gated)
     graph = at_precision(graph_of(figures, 256), "bfloat16")
-    choices = data_choices(graph, BATCH_DIMS)
+    cut = batch_cut(graph, BATCH_DIMS)
     cluster = load_cluster(str(ROOT / "examples/clusters/a100_128x8.yaml"))
     question = Question(
-        *(graph, BATCH_DIMS, choices, 256, (), cluster, "bfloat16", "adamw", Fixed(tp=8)),
+        *(graph, cut, 256, (), cluster, "bfloat16", "adamw", Fixed(tp=8)),
         fusion=fusion(graph),
     )
     candidate = Candidate(128, 8, 2)

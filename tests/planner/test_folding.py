@@ -17,7 +17,7 @@ from autopar.planner.pricing.state_prices import StatePrices
 from autopar.planner.problem.bindings import Bindings
 from autopar.planner.problem.folding import fold
 from autopar.planner.problem.nodes import Folded
-from autopar.rules.batch import data_choices
+from autopar.rules.cut import batch_cut
 from autopar.rules.fusion import ALONE, Fusion, fusion
 from autopar.searchers import search
 from tests.planner.graphs import gpt, unfolded
@@ -33,8 +33,8 @@ def folded_problem(
     full = Mesh((MICROBATCH, *mesh.axes), (microbatches, *mesh.sizes)).trimmed()
     prices = Prices(CLUSTER, full, "float32", kernels)
     state = StatePrices(CLUSTER, StateSharding(1, mesh, microbatches, "float32"), 0.3)
-    choices = data_choices(graph, BATCH)
-    return fold(graph, full, choices, BATCH, prices, state, Bindings()), prices, state
+    cut = batch_cut(graph, BATCH)
+    return fold(graph, full, cut, prices, state, Bindings()), prices, state
 
 
 def lifted(spread: Spread, graph: Graph) -> Spread:
@@ -80,12 +80,12 @@ def test_claimed_objective_equals_the_plan_priced_again(
     folded, prices, state = folded_problem(graph, tp, shard, microbatches)
     solution = search(folded.problem, searcher="elimination")
     spread = folded.spread(solution.choice.tolist())
-    lowered = lower(graph, spread, microbatches, data_choices(graph, BATCH), BATCH)
+    lowered = lower(graph, spread, microbatches, batch_cut(graph, BATCH))
     assert objective(lowered, prices, state) == solution.cost
     flat = unfolded(graph)
     flat_stage = entries_as_copies(lifted(spread, graph), graph, flat)
-    choices = data_choices(flat, BATCH)
-    lowered = lower(flat, flat_stage, microbatches, choices, BATCH)
+    cut = batch_cut(flat, BATCH)
+    lowered = lower(flat, flat_stage, microbatches, cut)
     assert objective(lowered, prices, state) == solution.cost
 
 
@@ -112,7 +112,7 @@ def test_any_choice_costs_what_its_plan_costs(
     kernels = fusion(graph) if compiled else ALONE
     folded, prices, state = folded_problem(graph, tp, shard, microbatches, kernels)
     problem = folded.problem
-    choices = data_choices(graph, BATCH)
+    cut = batch_cut(graph, BATCH)
     random = np.random.default_rng(0)
     priced = 0
     for _ in range(60):
@@ -120,7 +120,7 @@ def test_any_choice_costs_what_its_plan_costs(
         if not problem.allowed(picked):
             continue
         spread = folded.spread(picked.tolist())
-        lowered = lower(graph, spread, microbatches, choices, BATCH)
+        lowered = lower(graph, spread, microbatches, cut)
         assert objective(lowered, prices, state) == problem.total(picked)
         priced += 1
     assert priced >= 10

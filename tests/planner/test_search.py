@@ -24,6 +24,7 @@ from autopar.planner.search import search_plan
 from autopar.planner.solved import idle_axes
 from autopar.planner.standings import NothingFits, Standings
 from autopar.rules.batch import batch_flow
+from autopar.rules.cut import BatchCut, Cut, batch_cut
 from tests.planner.graphs import gpt
 
 NODE = load_cluster("examples/clusters/h100_8.yaml")
@@ -37,7 +38,14 @@ def question(
     flow = batch_flow(graph, BATCH)
     fixed = Fixed.parse(fix or {}, cluster.device_count)
     return Question(
-        graph, BATCH, flow.choices, batch, flow.obstacles, cluster, "float32", "adamw", fixed
+        graph,
+        BatchCut(Cut(BATCH, flow.choices)),
+        batch,
+        flow.obstacles,
+        cluster,
+        "float32",
+        "adamw",
+        fixed,
     )
 
 
@@ -248,10 +256,8 @@ def test_slow_links_change_the_choice() -> None:
 def test_lowered_stage_is_the_one_that_was_priced() -> None:
     outcome = planned(gpt(layers=2, **LARGE), 32, tp="4")
     best = outcome.best
-    flow = batch_flow(gpt(layers=2, **LARGE), BATCH)
-    again = lower(
-        gpt(layers=2, **LARGE), best.spread, best.candidate.microbatches, flow.choices, BATCH
-    )
+    graph = gpt(layers=2, **LARGE)
+    again = lower(graph, best.spread, best.candidate.microbatches, batch_cut(graph, BATCH))
     assert again == best.lowered
 
 

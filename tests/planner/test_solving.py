@@ -18,7 +18,7 @@ from autopar.planner.pricing.state_prices import StatePrices
 from autopar.planner.problem import solving
 from autopar.planner.question import Outcome, Question
 from autopar.planner.search import search_plan
-from autopar.rules.batch import data_choices
+from autopar.rules.cut import batch_cut
 from autopar.searchers import SEARCHERS, Budget, Progress
 from tests.planner.graphs import gpt
 
@@ -30,8 +30,7 @@ GRAPH = gpt(layers=2)
 def question(searcher: str, verbose: bool = False, tp: int | None = None) -> Question:
     return Question(
         graph=GRAPH,
-        batch_dims=BATCH,
-        data_choices=data_choices(GRAPH, BATCH),
+        cut=batch_cut(GRAPH, BATCH),
         batch=8,
         obstacles=(),
         cluster=CLUSTER,

@@ -20,7 +20,7 @@ from autopar.planner.problem.bindings import Bindings
 from autopar.planner.problem.folding import fold
 from autopar.report.explain import Alternative, explain, explain_object, explained
 from autopar.report.render import to_text
-from autopar.rules.batch import data_choices
+from autopar.rules.cut import batch_cut
 from autopar.searchers import search
 from tests.planner.graphs import gpt
 
@@ -43,14 +43,14 @@ def any_plan(seed: int) -> tuple[Lowered, Prices, int]:
     full = Mesh((MICROBATCH, *mesh.axes), (MICROBATCHES, *mesh.sizes))
     prices = Prices(CLUSTER, full, "float32")
     state = FreeState(CLUSTER, StateSharding(1, mesh, MICROBATCHES, "float32"), 0.0)
-    choices = data_choices(graph, BATCH)
-    folded = fold(graph, full, choices, BATCH, prices, state, Bindings())
+    cut = batch_cut(graph, BATCH)
+    folded = fold(graph, full, cut, prices, state, Bindings())
     draw = np.random.default_rng(seed)
     cost = folded.problem.cost
     taste = np.where(cost >= FORBIDDEN, FORBIDDEN, draw.integers(0, 10**9, len(cost)))
     solution = search(replace(folded.problem, cost=taste), searcher="elimination")
     stage = folded.spread(solution.choice.tolist())
-    lowered = lower(graph, stage, MICROBATCHES, choices, BATCH)
+    lowered = lower(graph, stage, MICROBATCHES, cut)
     return lowered, prices, objective(lowered, prices, state)
 
 

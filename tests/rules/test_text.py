@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autopar.nouns.mesh import AXES, Mesh
+from autopar.nouns.axes import AXES
+from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Placement, Sharding
 from autopar.rules.binding import bind_rule
 from autopar.rules.notation import Rule, RuleError, parse_term

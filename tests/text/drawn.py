@@ -15,7 +15,7 @@ from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan, Spread, Stage
 from autopar.nouns.recompute import POLICIES, Recompute
 from autopar.nouns.sharding import DEFERRED, PARTIAL, Placement, Sharding, split
-from autopar.rules.batch import data_choices
+from autopar.rules.cut import batch_cut
 from autopar.rules.resharding import KEEP_FIRST, NONE, PAD, SLICE, Step
 from tests import plans
 from tests.planner.graphs import gpt
@@ -132,7 +132,7 @@ BATCH = {"ids": 0, "labels": 0}
 def any_lowered(draw: st.DrawFn) -> Lowered:
     """A GPT with any sharding and any steps at every place, possible or not."""
     mesh = draw(st.sampled_from(["1", "tp=2", "dp_shard=2 x tp=2"]).map(Mesh.parse))
-    whole = lower(GPT, Spread(mesh), draw(st.integers(1, 2)), data_choices(GPT, BATCH), BATCH)
+    whole = lower(GPT, Spread(mesh), draw(st.integers(1, 2)), batch_cut(GPT, BATCH))
     return _any(draw, whole)
 
 

@@ -13,7 +13,7 @@ from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan, Stage
 from autopar.nouns.text import graph as graph_text
-from autopar.rules.batch import batch_flow
+from autopar.rules.cut import batch_cut
 from tests.emit.harness import capture_of
 from tests.emit.random_stage import random_stage
 from tests.emit.test_loops_over_time import Tagger, batch
@@ -58,10 +58,10 @@ def test_the_other_examples(example: str) -> None:
 def test_lowered_by_random_decisions(case: str) -> None:
     model = captured(case)
     dims = {e.name: e.batch_dim for e in model.batch if e.batch_dim is not None}
-    choices = batch_flow(model.graph, dims).choices
+    cut = batch_cut(model.graph, dims)
     for seed, mesh in enumerate(MESHES):
         spread = random_stage(model, Mesh.parse(mesh), 1, seed)
-        lowered = lower(model.graph, spread, 1, choices, dims)
+        lowered = lower(model.graph, spread, 1, cut)
         assert lowered_text.from_text(lowered_text.to_text(lowered)) == lowered
 
 

@@ -21,9 +21,10 @@ from autopar.emit.roles import Known, roles, unnamed
 from autopar.emit.sizes import Sizes
 from autopar.emit.text import Lines, tuple_text
 from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered
+from autopar.nouns.axes import SAMPLES
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Block
-from autopar.nouns.mesh import DATA_AXES, Mesh
+from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan
 from autopar.nouns.sharding import Sharding
 
@@ -236,7 +237,7 @@ def _instances(names: tuple[str, ...]) -> str:
 
 
 def _batch(captured: CapturedModel, mesh: Mesh, microbatches: int) -> list[str]:
-    axes = tuple(a for a in DATA_AXES if a in mesh.axes)
+    axes = tuple(a for a in SAMPLES if a in mesh.axes)
     over = literal(axes[0] if len(axes) == 1 else axes) if axes else "None"
     lines = ["# the first dim counts microbatches: shapes of all devices", "BATCH = {"]
     for entry in _read(captured):

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from autopar.emit.constants import literal
 from autopar.emit.text import Lines, docstring, tuple_text
-from autopar.nouns.mesh import DATA_AXES, Mesh
+from autopar.nouns.axes import SAMPLES
+from autopar.nouns.mesh import Mesh
 from autopar.nouns.zero import Zero, over
 
 FILE = "train.py"
@@ -45,7 +46,7 @@ class How:
 
     @property
     def data(self) -> tuple[str, ...]:
-        return tuple(a for a in DATA_AXES if self.mesh.size(a) > 1)
+        return self.mesh.sample_axes
 
     @property
     def split(self) -> Zero:
@@ -87,7 +88,7 @@ def _hold(how: How) -> list[str]:
         f"{axis}={size}" for axis, size in zip(how.mesh.axes, how.mesh.sizes, strict=True)
     )
     lines.add(f"mesh = make_mesh({axes or 'dp_shard=1'})")
-    model = " and ".join(a for a in how.mesh.axes if a not in DATA_AXES)
+    model = " and ".join(a for a in how.mesh.axes if a not in SAMPLES)
     over = f"over {model} as model.py says" if model else "whole on every device"
     if not how.shards:
         lines.add("params = layout.specs()", over)

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from autopar.emit.pytorch.site import EmitError, data_part
 from autopar.lowering.spread import Lowered, LoweredOp, LoweredTensor, Operand
+from autopar.nouns.axes import BATCH
 from autopar.nouns.kinds import DRAWS
-from autopar.nouns.mesh import DATA_AXES
 
 
 def counted(lowered: Lowered) -> list[LoweredOp]:
@@ -62,9 +62,9 @@ def labels_only(lowered: Lowered, ops: list[LoweredOp]) -> Lowered:
 
 
 def held_whole(part: Lowered, labels: str) -> list[str]:
-    """Data axes whose ranks all have the same labels, so that one alone counts them."""
+    """Axes of the batch whose ranks all have the same labels, so that one alone counts them."""
     placed = part.tensors[labels].shared
-    return [a for a in part.mesh.axes if a in DATA_AXES and placed.on(a).kind != "S"]
+    return [a for a in part.mesh.axes if a in BATCH and placed.on(a).kind != "S"]
 
 
 def _on_data_axes(op: LoweredOp) -> LoweredOp:

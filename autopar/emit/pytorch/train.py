@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from autopar.emit.constants import literal
 from autopar.emit.text import Lines, docstring
-from autopar.nouns.mesh import DATA_AXES, Mesh
+from autopar.nouns.axes import PIPELINE, SAMPLES
+from autopar.nouns.mesh import Mesh
 from autopar.nouns.zero import ZERO, over
 
 FILE = "train.py"
@@ -57,7 +58,7 @@ class How:
 
     @property
     def data(self) -> tuple[str, ...]:
-        return tuple(a for a in DATA_AXES if self.mesh.size(a) > 1)
+        return self.mesh.sample_axes
 
     @property
     def shards(self) -> bool:
@@ -73,7 +74,7 @@ class How:
 
     @property
     def model_axes(self) -> tuple[str, ...]:
-        return tuple(a for a in self.mesh.axes if a not in (*DATA_AXES, "pp"))
+        return tuple(a for a in self.mesh.axes if a not in (*SAMPLES, PIPELINE))
 
 
 def train_text(how: How) -> str:
@@ -198,7 +199,7 @@ def _scaled(how: How) -> str:
 
 
 def _summed(how: How, value: str) -> str:
-    axes = (*(("pp",) if how.staged else ()), *how.data)
+    axes = (*((PIPELINE,) if how.staged else ()), *how.mesh.batch_axes)
     return f"all_reduce_async({', '.join((value, 'state.ranks', *map(literal, axes)))})"
 
 

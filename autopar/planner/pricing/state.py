@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autopar.nouns.graph import DTYPE_BYTES
-from autopar.nouns.mesh import DATA_AXES, Mesh
+from autopar.nouns.mesh import Mesh
 from autopar.nouns.optimizer import state_per_parameter
 from autopar.nouns.zero import Zero, over
 from autopar.rules.resharding import Collective
@@ -84,7 +84,7 @@ class StateSharding:
         gradient = numel * DTYPE_BYTES[dtype]
         split = self.split
         if not split.optimizer:
-            if axes := [axis for axis in DATA_AXES if self.mesh.size(axis) > 1]:
+            if axes := self.mesh.sample_axes:
                 yield "reduce_last", Collective("all_reduce", "+".join(axes), gradient), 1
             return
         sizes = {

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from autopar.lowering.spread import BATCH_AXES, MICROBATCH
+from autopar.lowering.spread import BATCH_AXES, MICROBATCH, entering_on
 from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.nouns.problem import FORBIDDEN
-from autopar.nouns.sharding import DEFERRED, WHOLE, Placement, Sharding
+from autopar.nouns.sharding import DEFERRED, WHOLE, Placement, Sharding, split
 from autopar.planner.pricing.prices import Prices
 from autopar.planner.pricing.state_prices import StatePrices
 from autopar.planner.problem.bindings import Bindings
@@ -29,6 +29,7 @@ from autopar.planner.problem.legal import Legal
 from autopar.planner.problem.move_prices import MovePrices
 from autopar.planner.problem.nodes import OWNED, Folded, Node
 from autopar.planner.problem.op_tables import OpTable, op_table
+from autopar.rules.cut import BatchCut
 from autopar.rules.strategies import flows
 
 Scope = str | None
@@ -38,8 +39,7 @@ Readers = Mapping[str, list[tuple[Op, int]]]
 def fold(
     graph: Graph,
     mesh: Mesh,
-    data_choices: Mapping[str, str],
-    batch_dims: Mapping[str, int],
+    cut: BatchCut,
     prices: Prices,
     state: StatePrices,
     bindings: Bindings,
@@ -55,10 +55,10 @@ def fold(
 
     Raises `NoStrategy` where the batch cannot be cut as the data axes ask.
     """
-    legal = Legal(mesh, data_choices, bindings, must_split, even)
+    legal = Legal(mesh, cut, bindings, must_split, even)
     codes = Codes(mesh)
     ledger = Ledger(MovePrices(codes, prices), mesh.size(MICROBATCH))
-    _Folding(graph, legal, batch_dims, state, ledger, recompute).run()
+    _Folding(graph, legal, state, ledger, recompute).run()
     return Folded(ledger.problem(usage_limit), ledger.nodes, codes)
 
 
@@ -69,7 +69,6 @@ class _Folding:
         self,
         graph: Graph,
         legal: Legal,
-        batch_dims: Mapping[str, int],
         state: StatePrices,
         ledger: Ledger,
         recompute: bool,
@@ -78,8 +77,7 @@ class _Folding:
         self.legal = legal
         self.codes = ledger.moves.codes
         self.mesh = self.codes.mesh
-        self.data_choices = legal.data_choices
-        self.batch_dims = batch_dims
+        self.cut = legal.cut
         self.state = state
         self.ledger = ledger
         self.fusion = ledger.moves.prices.fusion
@@ -244,9 +242,13 @@ class _Folding:
         return different[sorted(range(len(texts)), key=texts.__getitem__)]
 
     def _on_data_axes(self, placement: Placement) -> int:
-        """The code of a sharding that has ``placement`` on the data axes, whole on the others."""
-        axes = (a for a in self.mesh.axes if a in BATCH_AXES)
-        return self.codes.of(Sharding.of((a, placement) for a in axes))
+        """The code of a sharding that has ``placement`` on the axes that split the batch, whole on
+        the others."""
+        return self.codes.of(Sharding.of((a, placement) for a in self._batch_axes))
+
+    @property
+    def _batch_axes(self) -> list[str]:
+        return [a for a in self.mesh.axes if a in BATCH_AXES]
 
     def _given(
         self,
@@ -257,9 +259,8 @@ class _Folding:
         many: set[str],
     ) -> None:
         """A batch input: whole on the model axes, cut by the data axes."""
-        dim = self.batch_dims.get(tensor.name)
-        batch = WHOLE if dim is None else Placement("S", dim)
-        produced = self._on_data_axes(batch)
+        dims = ((a, self.cut.on(a).dims.get(tensor.name)) for a in self._batch_axes)
+        produced = self.codes.of(Sharding.of((a, split(d)) for a, d in dims if d is not None))
         if tensor.name in many:
             index = self._shared_node(scope, graph, tensor, np.array([produced]), readers, 1)
             node = self.ledger.nodes[index]
@@ -275,11 +276,9 @@ class _Folding:
         tensor: Tensor,
         readers: Readers,
     ) -> None:
-        choice = self.data_choices.get(key(scope, tensor.name), "")
-        batch = Placement.parse(choice) if choice else WHOLE
-        if batch == DEFERRED and not tensor.differentiable:
-            batch = WHOLE
-        produced = self._on_data_axes(batch)
+        where = key(scope, tensor.name)
+        enters = ((a, entering_on(a, tensor, self.cut, where)) for a in self._batch_axes)
+        produced = self.codes.of(Sharding.of(enters))
         index = self._shared_node(scope, graph, tensor, np.array([produced]), readers, 1)
         if self.recompute and tensor.differentiable:
             node = self.ledger.nodes[index]

@@ -8,21 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autopar.nouns.axes import PIPELINE, TABLE
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.level import Level
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan
 from autopar.report.page.html import Markup, breaking, dotted, joined, section, table, tag
 from autopar.report.units import duration, size
-
-SPLITS = {
-    "pp": "the model's depth, into stages",
-    "dp_replicate": "the batch; everything else is whole",
-    "dp_shard": "the batch, and what ZeRO splits",
-    "tp": "tensors of the model",
-    "cp": "sequences",
-    "ep": "experts",
-}
 
 
 def level_of(cluster: Cluster, mesh: Mesh, axis: str) -> Level:
@@ -31,7 +23,7 @@ def level_of(cluster: Cluster, mesh: Mesh, axis: str) -> Level:
     Stages of a pipeline send to their neighbours alone.
     """
     names = axis.split("+")
-    ways = 2 if axis == "pp" else math.prod(mesh.size(name) for name in names)
+    ways = 2 if axis == PIPELINE else math.prod(mesh.size(name) for name in names)
     span = ways * min(mesh.stride(name) for name in names)
     return next((level for level in cluster.levels if level.span >= span), cluster.levels[-1])
 
@@ -50,7 +42,7 @@ def mesh_section(plan: Plan, cluster: Cluster) -> Markup:
     for axis in reversed(mesh.axes):
         stride, ways = mesh.stride(axis), mesh.size(axis)
         level = level_of(cluster, mesh, axis)
-        text = f"over {level.name}: splits {SPLITS.get(axis, 'the model')}"
+        text = f"over {level.name}: splits {TABLE[axis].splits}"
         name = tag("span", tag("b", breaking(axis)), f" {ways}")
         bars = bar(stride, stride * ways, "c0")
         rows.append(tag("div", name, bars, tag("span", text, class_="soft"), class_="row"))

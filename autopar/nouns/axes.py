@@ -1,0 +1,72 @@
+"""The axes of a mesh, and the roles that each may have.
+
+=============  =========================================  ====================================
+axis           splits                                     what it does to state that it does
+                                                          not split
+=============  =========================================  ====================================
+pp             the model's depth, into stages             nothing: stages have their own
+dp_replicate   the samples of the batch                   keeps it whole
+dp_shard       the samples of the batch                   shares it, as ZeRO says
+cp             the batch along its sequences              keeps it whole
+ep, tp         factors of ops, as the plan says of each   keeps it whole
+=============  =========================================  ====================================
+
+Gradients of a parameter are summed over the axes that leave it whole and split an op that reads it.
+`microbatch` is no axis of devices: the batch is cut over time there, before anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from types import MappingProxyType
+
+PIPELINE, REPLICATE, SHARD, CONTEXT, EXPERT, TENSOR = "pp dp_replicate dp_shard cp ep tp".split()
+MICROBATCH = "microbatch"
+
+
+class Role(Enum):
+    """What an axis splits."""
+
+    DEPTH = auto()
+    SAMPLES = auto()
+    SEQUENCES = auto()
+    OPS = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """splits: for people, what an axis of this name is for."""
+
+    role: Role
+    splits: str
+    shares_state: bool = False
+
+
+TABLE: Mapping[str, Axis] = MappingProxyType(
+    {
+        PIPELINE: Axis(Role.DEPTH, "the model's depth, into stages"),
+        REPLICATE: Axis(Role.SAMPLES, "the batch; everything else is whole"),
+        SHARD: Axis(Role.SAMPLES, "the batch, and what ZeRO splits", shares_state=True),
+        CONTEXT: Axis(Role.SEQUENCES, "sequences"),
+        EXPERT: Axis(Role.OPS, "experts"),
+        TENSOR: Axis(Role.OPS, "tensors of the model"),
+    }
+)
+"""Outermost first, as a mesh has them."""
+
+AXES = tuple(TABLE)
+
+
+def of(*roles: Role) -> tuple[str, ...]:
+    """The axes that have one of these roles, outermost first."""
+    return tuple(name for name, axis in TABLE.items() if axis.role in roles)
+
+
+SAMPLES = of(Role.SAMPLES)
+"""Axes of data parallelism."""
+BATCH = of(Role.SAMPLES, Role.SEQUENCES)
+"""They split the batch, in ops as it flows through them."""
+OPS = of(Role.OPS)
+"""They split ops as the plan says of each."""

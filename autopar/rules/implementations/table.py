@@ -1,0 +1,64 @@
+"""The implementations that rules name (`autopar.rules.notation.Rule.special`): how an op runs where
+an axis splits a factor that its plain call cannot be split by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from autopar.nouns.axes import Role
+from autopar.rules.implementations.attention import last_of_triangle
+from autopar.rules.notation import Rule
+
+EVERY = frozenset(Role)
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """One way to run one op on pieces.
+
+    runs:  what each rank does beside the plain call, for people.
+    roles: of the axes that the search gives to it; a batch flows over others by itself.
+    work:  of the rank that has most to do, times an equal share; by the number of ranks.
+    """
+
+    runs: str
+    roles: frozenset[Role] = EVERY
+    work: Callable[[int], float] = lambda ways: 1.0
+
+
+TABLE: Mapping[str, Implementation] = MappingProxyType(
+    {
+        "masked_lookup": Implementation("rows of its own piece of the table, zeros for others"),
+        "vocabulary_parallel": Implementation("maxima and sums of its logits, joined with others'"),
+        "global_count": Implementation("divides by the labelled tokens of all ranks"),
+        "synchronised": Implementation("statistics of all ranks"),
+        "local_groups": Implementation("the groups of its piece, whose number is a local one"),
+        "local_repeats": Implementation("repeats of its piece, whose number is a local one"),
+        "rows": Implementation(
+            "its rows of queries, with all keys and values", frozenset({Role.SEQUENCES})
+        ),
+        "causal_rows": Implementation(
+            "its rows of queries, with the keys and values up to them",
+            frozenset({Role.SEQUENCES}),
+            last_of_triangle,
+        ),
+    }
+)
+"""By the name that a rule has for it."""
+
+
+def restricted(rule: Rule) -> frozenset[str]:
+    """Factors of a rule that no axis splits for which a plan may choose."""
+    return frozenset(factor for factor, name in rule.special if Role.OPS not in TABLE[name].roles)
+
+
+def most_work(rule: Rule, ways: Mapping[str, int]) -> float:
+    """What the rank that has most does of an op, times an equal share. ``ways``: by factor."""
+    most = 1.0
+    for factor, name in rule.special:
+        if ways.get(factor, 1) > 1:
+            most *= TABLE[name].work(ways[factor])
+    return most
