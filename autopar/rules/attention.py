@@ -28,10 +28,10 @@ def _attention(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]
         )
     shared = query[1] // key[1]
     heads = f"(g={key[1]} r={shared})" if shared > 1 else "g"
-    terms = [["b", heads, "s", "d!"], ["b", "g", "t!", "d!"], ["b", "g", "t!", "e!"]]
+    terms = [["b", heads, "s!", "d!"], ["b", "g", "t!", "d!"], ["b", "g", "t!", "e!"]]
     if len(operands) > 3:
         mask = operands[3].shape
-        whole = ["b", heads, "s", "t!"][4 - len(mask) :]
+        whole = ["b", heads, "s!", "t!"][4 - len(mask) :]
         terms.append(["1" if n == 1 else f for f, n in zip(whole, mask, strict=True)])
     rows, columns = query[2], key[2]
     seen = 1.0
@@ -43,10 +43,9 @@ def _attention(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]
     space = ("b", "g", "s", "t") if shared == 1 else ("b", "g", "r", "s", "t")
     heads_kept = ("g",) if shared == 1 else ("g", "r")
     return Rule(
-        text(terms, [["b", heads, "s", "e!"]]),
+        text(terms, [["b", heads, "s!", "e!"]]),
         saves=tuple(range(len(operands))),
         saves_results=(0,),
-        special=(("s", "causal_rows" if op.attrs.get("causal") else "rows"),),
         keeps=(Kept(("b", *heads_kept, "s"), 4),),
         flop_terms=((2.0 * seen, (*space, "d")), (2.0 * seen, (*space, "e"))),
         backward=FLASH_BACKWARD,

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from autopar.nouns.axes import Role
-from autopar.rules.implementations.attention import last_of_triangle
 from autopar.rules.notation import Rule
 
 EVERY = frozenset(Role)
@@ -37,14 +36,6 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
         "synchronised": Implementation("statistics of all ranks"),
         "local_groups": Implementation("the groups of its piece, whose number is a local one"),
         "local_repeats": Implementation("repeats of its piece, whose number is a local one"),
-        "rows": Implementation(
-            "its rows of queries, with all keys and values", frozenset({Role.SEQUENCES})
-        ),
-        "causal_rows": Implementation(
-            "its rows of queries, with the keys and values up to them",
-            frozenset({Role.SEQUENCES}),
-            last_of_triangle,
-        ),
     }
 )
 """By the name that a rule has for it."""
