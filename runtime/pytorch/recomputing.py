@@ -17,7 +17,7 @@ from torch.utils.checkpoint import (
 )
 
 from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE
-from autopar.runtime.pytorch.torch_private import functional_collectives
+from autopar.torch_private import functional_collectives
 
 Context = AbstractContextManager[Any]
 

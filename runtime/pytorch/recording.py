@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar.runtime.pytorch.torch_private import (
+from autopar.torch_private import (
     FakeTensor,
     FakeTensorMode,
     TorchDispatchMode,

@@ -18,7 +18,7 @@ from torch import nn
 
 from autopar.runtime.pytorch.checkpoint import Piece, Pieces
 from autopar.runtime.pytorch.parameters import Region, region_shape
-from autopar.runtime.pytorch.torch_private import TorchDispatchMode
+from autopar.torch_private import TorchDispatchMode
 
 
 @dataclass(frozen=True, slots=True)

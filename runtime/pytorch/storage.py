@@ -41,8 +41,8 @@ from autopar.runtime.pytorch.own_functions import gradients_scaled
 from autopar.runtime.pytorch.parameters import Declared, Region, cut, declared_in, region_shape
 from autopar.runtime.pytorch.portions import weighted
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.torch_private import fsdp_post_backward
 from autopar.runtime.settings import ProgramError, Settings
+from autopar.torch_private import fsdp_post_backward
 
 
 class Storage:

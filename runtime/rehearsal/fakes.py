@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.runtime.pytorch.torch_private import FakeTensor, in_kernel_of
+from autopar.torch_private import FakeTensor, in_kernel_of
 
 SIZED_BY_VALUES = frozenset(
     "aten::nonzero aten::masked_select aten::unique aten::_unique aten::_unique2 aten::bincount "

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.runtime.pytorch.torch_private import FakeTensor, StorageWeakRef, in_kernel_of
+from autopar.torch_private import FakeTensor, StorageWeakRef, in_kernel_of
 
 _VALUES = (int, float, bool, str, type(None))
 _PLAIN = frozenset((*_VALUES, torch.dtype, torch.device, torch.layout, torch.memory_format))

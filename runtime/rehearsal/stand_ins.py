@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from autopar.runtime.pytorch import batches, experts, load, local_batches, storage
 from autopar.runtime.pytorch.pipeline import stages, ties
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.torch_private import fake_store, without_modes
 from autopar.runtime.rehearsal.second_device import Device
+from autopar.torch_private import fake_store, without_modes
 
 
 def join(rank: int, world: int, device: Device, find: Callable[[str, str], None]) -> None:

@@ -11,14 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from autopar.runtime.pytorch.torch_private import (
-    FakeTensor,
-    StorageWeakRef,
-    TorchDispatchMode,
-    fake_work,
-    tree_map_only,
-    without_modes,
-)
 from autopar.runtime.rehearsal import nccl
 from autopar.runtime.rehearsal.clocks import HOST, Known, Memory
 from autopar.runtime.rehearsal.fakes import (
@@ -33,6 +25,14 @@ from autopar.runtime.rehearsal.fakes import (
 from autopar.runtime.rehearsal.findings import Finding, frames_here, place_of, reason_of
 from autopar.runtime.rehearsal.remembered import Remembered
 from autopar.runtime.rehearsal.second_device import NAME, Device
+from autopar.torch_private import (
+    FakeTensor,
+    StorageWeakRef,
+    TorchDispatchMode,
+    fake_work,
+    tree_map_only,
+    without_modes,
+)
 
 INDEXED = frozenset({"aten::index", "aten::index_put", "aten::index_put_"})
 SENDS = (

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from autopar.runtime.pytorch.torch_private import TorchDispatchMode, tree_map_only
+from autopar.torch_private import TorchDispatchMode, tree_map_only
 
 
 class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from autopar.frontends.pytorch.errors import UnsupportedOpError
-from autopar.runtime.pytorch.torch_private import TorchDispatchMode, tree_map_only
+from autopar.torch_private import TorchDispatchMode, tree_map_only
 
 Region = torch.dtype | None
 """What is cast to; None where nothing is."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from autopar.runtime.pytorch.torch_private import without_modes
+from autopar.torch_private import without_modes
 
 _LINEAR = frozenset(
     "add sub rsub neg sum mean cat stack flip roll permute transpose t swapaxes movedim mT "

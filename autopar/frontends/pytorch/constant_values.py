@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
-from autopar.runtime.pytorch.torch_private import without_modes, without_torch_function
+from autopar.torch_private import without_modes, without_torch_function
 
 DEPTH = 32
 """How many ops a constant may be made by."""

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from autopar.frontends.pytorch.lifter import is_inplace, viewed
 from autopar.rules.registry import registered_kinds
 from autopar.rules.table import TABLE
-from autopar.runtime.pytorch.torch_private import decompositions, without_modes
+from autopar.torch_private import decompositions, without_modes
 
 if TYPE_CHECKING:
     from autopar.frontends.pytorch.lifter import Lifter

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.runtime.pytorch.torch_private import (
+from autopar.torch_private import (
     TorchDispatchMode,
     without_modes,
     without_torch_function,

@@ -17,7 +17,7 @@ from autopar.frontends.pytorch.errors import (
     LossError,
     UnsupportedOpError,
 )
-from autopar.runtime.pytorch.torch_private import (
+from autopar.torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
 )

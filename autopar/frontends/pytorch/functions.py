@@ -23,7 +23,7 @@ from autopar.frontends.pytorch.calls import Calls, require
 from autopar.frontends.pytorch.derivatives import Seen, run
 from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.rules.own_functions import elementwise_text
-from autopar.runtime.pytorch.torch_private import (
+from autopar.torch_private import (
     FakeTensor,
     FakeTensorMode,
     without_modes,

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from autopar.frontends.pytorch.build import fake
-from autopar.runtime.pytorch.torch_private import FakeTensorMode
+from autopar.torch_private import FakeTensorMode
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from autopar.frontends.pytorch.errors import UnsupportedOpError
-from autopar.runtime.pytorch.torch_private import mapped_over_indices, scalar_indexing
+from autopar.torch_private import mapped_over_indices, scalar_indexing
 
 _ENTRY_BY_ENTRY = frozenset(
     "index select slice unsqueeze squeeze expand alias view detach lift_fresh arange full ones "

@@ -43,7 +43,7 @@ from autopar.frontends.pytorch.structure import (
     put_together,
     take_apart,
 )
-from autopar.runtime.pytorch.torch_private import (
+from autopar.torch_private import (
     FakeTensor,
     FakeTensorMode,
     without_modes,

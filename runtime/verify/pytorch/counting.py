@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from autopar.lowering.collectives import Row
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.torch_private import TorchDispatchMode, resolve_group, tree_map_only
+from autopar.torch_private import TorchDispatchMode, resolve_group, tree_map_only
 
 # op name -> (kind, which argument is the full-size side; "xN": that one times the group's size)
 _OPS: Mapping[str, tuple[str, str]] = {
