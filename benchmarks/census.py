@@ -147,7 +147,7 @@ def is_defect(message: str) -> bool:
 
 def _run_once(workload: Any) -> None:
     """The model by itself: a loss that has a gradient."""
-    from autopar.frontends.losses import find_loss
+    from autopar.frontends.shared.losses import find_loss
 
     loss = find_loss(workload.model()(**workload.batch()))
     if loss is None:

@@ -15,10 +15,10 @@ import jax
 import numpy as np
 
 from autopar.files import plan_folder
-from autopar.frontends.captured import Aux
 from autopar.frontends.jax import Captured, paths_of
 from autopar.frontends.jax.capture import capture_workload
 from autopar.frontends.jax.draws import Draws
+from autopar.frontends.shared.captured import Aux
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload

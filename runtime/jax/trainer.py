@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from autopar.frontends.captured import Aux
 from autopar.frontends.jax import paths_of
+from autopar.frontends.shared.captured import Aux
 from autopar.nouns.workload import Workload
 from autopar.runtime.jax import checkpoint, loss_scale
 from autopar.runtime.jax.batches import Batches

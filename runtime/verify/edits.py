@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autopar.emit.code_lines import code_lines, matcher
 from autopar.files import plan_folder
-from autopar.frontends.captured import Captured
+from autopar.frontends.shared.captured import Captured
 from autopar.lowering.precision import at_precision
 from autopar.lowering.spread import lower
 from autopar.nouns.errors import UserError

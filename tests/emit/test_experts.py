@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from autopar.emit.pytorch import emit
 from autopar.emit.pytorch.classes import Library
 from autopar.files.cluster_file import load_cluster
-from autopar.frontends.captured import Captured
 from autopar.frontends.pytorch import capture
 from autopar.frontends.pytorch.experts import chosen_experts
 from autopar.frontends.pytorch.experts_tried import differs
+from autopar.frontends.shared.captured import Captured
 from autopar.nouns.errors import UserError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.workload import Workload

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from autopar.frontends.captured import Captured
 from autopar.frontends.pytorch.derivatives import run
 from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.frontends.pytorch.execute import execute
+from autopar.frontends.shared.captured import Captured
 from autopar.nouns.mesh import Mesh
 from autopar.planner.unruled import check_allowed, check_registered, unruled
 from autopar.rules.kept_whole import keep_whole

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture
-from autopar.frontends.kept_state import StateError
+from autopar.frontends.shared.captured import Captured
+from autopar.frontends.shared.kept_state import StateError
 from autopar.nouns.workload import Workload
 
 B, D = 4, 8

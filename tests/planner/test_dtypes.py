@@ -17,8 +17,8 @@ from torch.utils.flop_counter import flop_registry
 
 from autopar.emit.pytorch import emit
 from autopar.files.cluster_file import cluster_from_text
-from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture
+from autopar.frontends.shared.captured import Captured
 from autopar.lowering.spread import Lowered
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.planner.planning import Planned, plan_captured

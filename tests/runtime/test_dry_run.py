@@ -12,7 +12,7 @@ import torch
 
 from autopar.cli import commands
 from autopar.emit import pytorch as emit_torch
-from autopar.frontends.captured import Captured
+from autopar.frontends.shared.captured import Captured
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import RECOMPUTE
 from autopar.runtime.jobs.dry_run import dry_run

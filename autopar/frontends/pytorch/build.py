@@ -20,8 +20,8 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 
-from autopar.frontends import places
 from autopar.frontends.pytorch.errors import BatchError, BuildError
+from autopar.frontends.shared import places
 from autopar.nouns.batch import NO_DIM, NO_SAMPLES
 from autopar.nouns.workload import Workload
 from autopar.torch_private import FakeTensor, FakeTensorMode
