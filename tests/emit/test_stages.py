@@ -19,7 +19,7 @@ from autopar.emit.pytorch.stages import _class_name
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, Stage
 from autopar.pipeline.actions import ScheduleError
-from autopar.pipeline.of_plan import lists_of
+from autopar.pipeline.schedules.of_plan import lists_of
 from autopar.pipeline.schedules.table import schedule
 from tests.emit.harness import capture_of, emitted
 from tests.plans import plan

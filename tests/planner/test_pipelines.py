@@ -12,7 +12,7 @@ from autopar.cost_models.physics import Impossible, check
 from autopar.lowering.stages import CutError, stage_parts
 from autopar.nouns.errors import DoesNotFit
 from autopar.nouns.plan import Stage
-from autopar.pipeline.of_plan import schedule_of
+from autopar.pipeline.schedules.of_plan import schedule_of
 from autopar.pipeline.schedules.table import SCHEDULES
 from autopar.planner.fixed import Fixed, FixError
 from autopar.planner.pricing.bounds import pipeline_bounds, state_bytes

@@ -40,7 +40,7 @@ from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered
 from autopar.lowering.stages import StagePart, stage_parts
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan
-from autopar.pipeline.of_plan import schedule_of
+from autopar.pipeline.schedules.of_plan import schedule_of
 
 FILE = "model.py"
 _OWN = "FP32 Buffer Modules Parameter Settings Stage Value Weights".split()
