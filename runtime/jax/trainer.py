@@ -27,8 +27,8 @@ from autopar.runtime.jax.processes import owned, put, texts
 from autopar.runtime.jax.saved_state import SavedState
 from autopar.runtime.jax.step import Array, Arrays, State, Step, held, placed
 from autopar.runtime.jax.user_tree import Tree, UserTree
-from autopar.runtime.keeping import Keeping
-from autopar.runtime.kept_checkpoints import (
+from autopar.runtime.shared.keeping import Keeping
+from autopar.runtime.shared.kept_checkpoints import (
     candidates,
     drop_old,
     load_first_whole,
@@ -36,8 +36,8 @@ from autopar.runtime.kept_checkpoints import (
     set_aside,
     something_kept,
 )
-from autopar.runtime.settings import ProgramError
-from autopar.runtime.stopping import Stopping
+from autopar.runtime.shared.settings import ProgramError
+from autopar.runtime.shared.stopping import Stopping
 
 
 @dataclass(slots=True)

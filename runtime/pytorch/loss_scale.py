@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.settings import FIRST_LOSS_SCALE, LOSS_SCALE_GROWS_EVERY, Settings
+from autopar.runtime.shared.settings import FIRST_LOSS_SCALE, LOSS_SCALE_GROWS_EVERY, Settings
 
 
 @dataclass(slots=True)

@@ -31,7 +31,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from autopar.runtime.jobs.phases import Stopwatch
 from autopar.runtime.pytorch.carried import write_carried
 from autopar.runtime.pytorch.dtype_groups import DtypeGroups
 from autopar.runtime.pytorch.held import Held
@@ -39,9 +38,10 @@ from autopar.runtime.pytorch.initialize import Target
 from autopar.runtime.pytorch.loss_scale import LossScale
 from autopar.runtime.pytorch.own_functions import gradients_scaled
 from autopar.runtime.pytorch.parameters import Declared, Region, cut, declared_in, region_shape
+from autopar.runtime.pytorch.phases import Stopwatch
 from autopar.runtime.pytorch.portions import weighted
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.settings import ProgramError, Settings
+from autopar.runtime.shared.settings import ProgramError, Settings
 from autopar.torch_private import fsdp_post_backward
 
 

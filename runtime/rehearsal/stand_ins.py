@@ -14,9 +14,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from autopar.runtime.pytorch import batches, experts, load, local_batches, storage
+from autopar.runtime.pytorch import batches, experts, local_batches, storage
 from autopar.runtime.pytorch.pipeline import stages, ties
 from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.pytorch.training import load
 from autopar.runtime.rehearsal.second_device import Device
 from autopar.torch_private import fake_store, without_modes
 

@@ -12,7 +12,7 @@ from autopar.emit.code_lines import code_lines
 from autopar.nouns.plan import Plan, Spread, Stage
 from autopar.planner import plan
 from autopar.planner.planning import PlanResult
-from autopar.runtime.verify.edits import files_of
+from autopar.runtime.shared.edits import files_of
 from tests.plans import cluster_text
 
 MODEL = """

@@ -29,7 +29,7 @@ from autopar.runtime.pytorch import recomputing
 from autopar.runtime.pytorch.initialize import initialize
 from autopar.runtime.pytorch.recomputing import recomputations
 from autopar.runtime.pytorch.recomputing import recompute as again
-from autopar.runtime.pytorch.trainer import Program, Trainer
+from autopar.runtime.pytorch.training.trainer import Program, Trainer
 from autopar.runtime.verify.recomputed import differences
 from autopar.torch_private import TorchDispatchMode
 from tests.runtime.live_memory import LiveMemory

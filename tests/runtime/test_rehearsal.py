@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from autopar.runtime.pytorch import load
+from autopar.runtime.pytorch.training import load
 from autopar.runtime.rehearsal import nccl, stand_ins, worker
 from autopar.runtime.rehearsal.clocks import HOST, Clocks, Memory
 from autopar.runtime.rehearsal.findings import reason_of

@@ -196,7 +196,7 @@ def _file(
     head += ["from torch import Tensor, nn", ""]
     head += _imports(names)
     if printing.probes:
-        head.append("from autopar.runtime.verify.pytorch.probe import probe")
+        head.append("from autopar.runtime.pytorch.probe import probe")
     head.append("")
     mesh = plan.program_mesh
     sizes = ", ".join(f'"{a}": {n}' for a, n in zip(mesh.axes, mesh.sizes, strict=True))

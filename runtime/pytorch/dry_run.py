@@ -19,11 +19,11 @@ from torch import nn
 
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.mesh import DATA_AXES, Mesh
-from autopar.runtime.jobs.imported import failed, imported
 from autopar.runtime.pytorch import ranks
 from autopar.runtime.pytorch.parameters import computing, declared_in
-from autopar.runtime.pytorch.pipeline.records import Stage, Value
-from autopar.runtime.settings import Settings
+from autopar.runtime.pytorch.stage import Stage, Value
+from autopar.runtime.shared.imported import failed, imported
+from autopar.runtime.shared.settings import Settings
 
 
 def dry_run(text: str, file: str, batch: Iterable[BatchEntry]) -> None:

@@ -14,7 +14,7 @@ from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
 from autopar.rules.batch import data_choices
 from autopar.rules.kept_whole import keep_whole
-from autopar.runtime.jobs.failures import LONGEST, place
+from autopar.runtime.shared.error_places import LONGEST, place
 
 NAMED = 3
 """How many places are told before "and N more"."""
