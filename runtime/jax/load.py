@@ -29,7 +29,7 @@ from autopar.runtime.jax.frozen import of_trained, parted
 from autopar.runtime.jax.layout import Layout, by_name
 from autopar.runtime.jax.own_loss import fields
 from autopar.runtime.jax.own_optimizer import OwnOptimizer
-from autopar.runtime.jax.step import Step, held
+from autopar.runtime.jax.step import Step
 from autopar.runtime.jax.trainer import Trainer, stored
 from autopar.runtime.jax.user_tree import UserTree
 from autopar.runtime.shared import program_module
@@ -137,9 +137,7 @@ def load(
         aux=program.aux,
     )
     if optimizer is not None:
-        trainer.optimizer = OwnOptimizer.of(optimizer, tree, step.mesh)
-        trainer._opt_state = trainer.optimizer.init(state["params"])
-        trainer.state = held(state)
+        trainer.step_by(OwnOptimizer.of(optimizer, tree, step.mesh))
     return trainer
 
 

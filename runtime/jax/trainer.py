@@ -207,6 +207,11 @@ class Trainer:
         self._tree.check(tree, "the tree of parameters")
         self.state = {**self.state, "params": stored(self.compiled, self._tree, tree)}
 
+    def step_by(self, optimizer: OwnOptimizer) -> None:
+        """Has ``optimizer`` step in the place of the plan's from here on, from its first state."""
+        self.optimizer, self._opt_state = optimizer, optimizer.init(self.state["params"])
+        self.state = held(self.state)
+
     @property
     def opt_state(self) -> Any:
         if self.optimizer is None:

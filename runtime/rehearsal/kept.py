@@ -13,7 +13,7 @@ from unittest.mock import patch
 from autopar.runtime.pytorch.checkpoint import Pieces
 from autopar.runtime.pytorch.training import state
 from autopar.runtime.shared.checkpoint_folder import CheckpointError
-from autopar.torch_private import FakeTensor, without_modes
+from autopar.torch_private.modes import FakeTensor, without_modes
 
 
 class Kept:

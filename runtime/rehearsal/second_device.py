@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from autopar.runtime.rehearsal.clocks import HOST, Clocks, Known
-from autopar.torch_private import python_device
+from autopar.torch_private.distributed import python_device
 
 NAME = "gpu"
 

@@ -25,7 +25,7 @@ from autopar.runtime.rehearsal.findings import Finding, is_ours, place_of
 from autopar.runtime.rehearsal.kept import Kept
 from autopar.runtime.rehearsal.watch import Literals, Watch
 from autopar.runtime.shared.program_module import read_train
-from autopar.torch_private import FakeTensorMode
+from autopar.torch_private.modes import FakeTensorMode
 
 STEPS = 2
 """Of ``train.py``; the trainer takes as many."""

@@ -26,7 +26,7 @@ from autopar.rules.kept_whole import keep_whole
 from autopar.rules.notation import RuleError
 from autopar.rules.registry import UnruledOp, register, unregister
 from autopar.runtime.pytorch.own_functions import gradients_scaled, own_function
-from autopar.torch_private import FakeTensorMode
+from autopar.torch_private.modes import FakeTensorMode
 from tests.emit import own_functions as own
 from tests.emit.harness import capture_of, check, emitted
 from tests.emit.random_stage import random_stage

@@ -31,7 +31,7 @@ from autopar.runtime.pytorch.recomputing import recomputations
 from autopar.runtime.pytorch.recomputing import recompute as again
 from autopar.runtime.pytorch.training.trainer import Program, Trainer
 from autopar.runtime.verify.recomputed import differences
-from autopar.torch_private import TorchDispatchMode
+from autopar.torch_private.modes import TorchDispatchMode
 from tests.runtime.live_memory import LiveMemory
 
 ONE = cluster_from_text(

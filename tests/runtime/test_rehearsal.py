@@ -17,7 +17,7 @@ from autopar.runtime.rehearsal.findings import reason_of
 from autopar.runtime.rehearsal.rehearse import order_of_groups, rehearse
 from autopar.runtime.rehearsal.second_device import Device
 from autopar.runtime.rehearsal.watch import Watch
-from autopar.torch_private import FakeTensorMode
+from autopar.torch_private.modes import FakeTensorMode
 from benchmarks import rehearsals
 from benchmarks.planned import planned_in
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from autopar.runtime.rehearsal.remembered import Remembered
-from autopar.torch_private import FakeTensor, FakeTensorMode
+from autopar.torch_private.modes import FakeTensor, FakeTensorMode
 
 A = torch.ops.aten
 OPS: dict[str, Callable[[Tensor], tuple[Any, ...]]] = {

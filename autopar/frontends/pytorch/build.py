@@ -24,7 +24,7 @@ from autopar.frontends.pytorch.errors import BatchError, BuildError
 from autopar.frontends.shared import places
 from autopar.nouns.batch import NO_DIM, NO_SAMPLES
 from autopar.nouns.workload import Workload
-from autopar.torch_private import FakeTensor, FakeTensorMode
+from autopar.torch_private.modes import FakeTensor, FakeTensorMode
 
 SMALL = 1 << 14  # elements; the largest tensor that is real
 

@@ -17,10 +17,7 @@ from autopar.frontends.pytorch.errors import (
 )
 from autopar.frontends.shared.losses import find_loss, scalars_of
 from autopar.frontends.shared.places import UNKNOWN, declared
-from autopar.torch_private import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-)
+from autopar.torch_private.modes import DataDependentOutputException, DynamicOutputShapeException
 
 NEEDS_VALUES = (
     DataDependentOutputException,

@@ -23,7 +23,7 @@ from autopar.frontends.pytorch.derivatives import Seen, run
 from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.frontends.shared.named_functions import MissingFunction, function_at
 from autopar.rules.own_functions import elementwise_text
-from autopar.torch_private import (
+from autopar.torch_private.modes import (
     FakeTensor,
     FakeTensorMode,
     without_modes,
