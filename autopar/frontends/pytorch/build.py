@@ -20,6 +20,7 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 
+from autopar import torch_private
 from autopar.frontends.pytorch.errors import BatchError, BuildError
 from autopar.frontends.shared import places
 from autopar.nouns.batch import NO_DIM, NO_SAMPLES
@@ -189,6 +190,7 @@ def last_line(error: BaseException) -> str:
 _OWN = (
     inspect.getfile(torch).rpartition("/")[0] + "/",
     __file__.rpartition("/")[0] + "/",
+    torch_private.__file__.rpartition("/")[0] + "/",
     "<",
 )
 
