@@ -194,9 +194,9 @@ def _file(
     if re.search(r"\bF\.", body):
         head.append("import torch.nn.functional as F")
     head += ["from torch import Tensor, nn", ""]
-    head += _imports(names)
     if printing.probes:
         head.append("from autopar.runtime.pytorch.probe import probe")
+    head += _imports(names)
     head.append("")
     mesh = plan.program_mesh
     sizes = ", ".join(f'"{a}": {n}' for a, n in zip(mesh.axes, mesh.sizes, strict=True))
