@@ -48,7 +48,7 @@ class Row:
 
     outcome: planned; refused, with autopar's own words; not built, where the library itself does
              not make or run the model; crashed, or defect where an error says so; broken program,
-             which `autopar.runtime.jobs.dry_run` stopped; no answer.
+             which `autopar.runtime.pytorch.dry_run` stopped; no answer.
     seconds: of the process that planned.
     errors:  largest relative error in float64 of each plan that was verified, by layout; 1 where a
              plan moved other bytes than priced or could not be run.
@@ -102,7 +102,7 @@ def plan_type(name: str, folder: Path, seed: int) -> Row:
     from autopar.frontends.dispatch import capture
     from autopar.frontends.loading import load_workload
     from autopar.nouns.errors import UserError
-    from autopar.runtime.jobs.imported import BrokenProgram
+    from autopar.runtime.shared.imported import BrokenProgram
     from benchmarks.planned import write_plan
 
     task = task_of(name)[0]
@@ -147,7 +147,7 @@ def is_defect(message: str) -> bool:
 
 def _run_once(workload: Any) -> None:
     """The model by itself: a loss that has a gradient."""
-    from autopar.frontends.losses import find_loss
+    from autopar.frontends.shared.losses import find_loss
 
     loss = find_loss(workload.model()(**workload.batch()))
     if loss is None:

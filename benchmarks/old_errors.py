@@ -85,7 +85,7 @@ ERRORS: Mapping[str, OldError] = {
         "        if alarm:\n", "        if alarm:\n            raise Impossible(alarm)\n",
         ("tests/planner/test_physics.py",)),
     "instances of one class share a trial": OldError(
-        "adapters", "runtime/jobs/dry_run.py",
+        "adapters", "runtime/pytorch/dry_run.py",
         "kind = (type(module), tuple(settings), tuple(tensors), tuple(inside))",
         "kind = (type(module),)",
         ("tests/emit/test_adapters.py",)),
@@ -112,7 +112,7 @@ ERRORS: Mapping[str, OldError] = {
         "if axis not in axes:", "if False:",
         ("tests/runtime/test_dry_run.py", "-k", "lacks")),
     "the schedule beside the program is not read": OldError(
-        _TRAIN, "runtime/program_module.py",
+        _TRAIN, "runtime/shared/program_module.py",
         "return lists_of(plan, file.read_text())", "return lists_of(plan)",
         ("tests/emit/test_stages.py", "tests/runtime/test_train_file.py")),
     "a compiled plan is written as the eager one": OldError(
@@ -133,7 +133,7 @@ ERRORS: Mapping[str, OldError] = {
         "signal.signal(one, self._signalled)", "signal.signal(one, signal.SIG_DFL)",
         ("tests/script/test_sigterm.py",)),
     "a damaged newest checkpoint is the end": OldError(
-        _STOPPED, "runtime/kept_checkpoints.py",
+        _STOPPED, "runtime/shared/kept_checkpoints.py",
         "            damaged.append(error)\n            continue\n", "            raise\n",
         ("tests/script/test_state.py", "-k", "damaged or newest")),
     "what killed a job has no name": OldError(

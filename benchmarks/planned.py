@@ -8,9 +8,9 @@ from pathlib import Path
 from autopar.cli.commands import plan_files
 from autopar.files.cluster_file import load_cluster
 from autopar.files.plan_folder import write
-from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture
 from autopar.frontends.loading import load_workload
+from autopar.frontends.shared.captured import Captured
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.workload import Workload

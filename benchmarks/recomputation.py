@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from autopar.files.cluster_file import load_cluster
-from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture
+from autopar.frontends.shared.captured import Captured
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan

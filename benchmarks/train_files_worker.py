@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 
 from autopar.files import plan_folder
-from autopar.runtime.program_module import read_train
 from autopar.runtime.pytorch.batches import global_batch
-from autopar.runtime.pytorch.load import leave, load, start
+from autopar.runtime.pytorch.training.load import leave, load, start
+from autopar.runtime.shared.program_module import read_train
 
 STEPS = 3
 

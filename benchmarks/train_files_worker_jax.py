@@ -19,7 +19,7 @@ import numpy as np
 
 from autopar.runtime.jax.load import load, read
 from autopar.runtime.jax.training import global_batch
-from autopar.runtime.program_module import read_train
+from autopar.runtime.shared.program_module import read_train
 
 STEPS = 3
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autopar.files.cluster_file import cluster_from_text
-from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture
+from autopar.frontends.shared.captured import Captured
 from autopar.lowering.precision import at_precision
 from autopar.nouns.cluster import Cluster, DeviceGroup
 from autopar.nouns.errors import UserError

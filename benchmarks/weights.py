@@ -58,8 +58,8 @@ def work(folder: Path, layers: int) -> None:
 
     from autopar.runtime.jobs.host_memory import forget_peak, resident_bytes
     from autopar.runtime.pytorch.checkpoint import Piece
-    from autopar.runtime.pytorch.load import start
     from autopar.runtime.pytorch.parameters import cut, region_shape
+    from autopar.runtime.pytorch.training.load import start
     from autopar.runtime.pytorch.weights import load_weights, save_weights
 
     start("cpu")

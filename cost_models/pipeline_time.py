@@ -5,7 +5,7 @@ GPipe with one stage a rank is the closed formula of Fan et al. 2021 (eq. 2),
 
     (m - 1) max over stages of t + sum over stages of t,
 
-every other schedule is played (`autopar.pipeline.steady`) with the same actions that a plan has.
+every other schedule is played (`pipeline.schedules.steady`) with the same actions that a plan has.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from autopar.pipeline.actions import Schedule
 from autopar.pipeline.clock import COSTS
+from autopar.pipeline.schedules.steady import ROUNDS, SteadyClock
 from autopar.pipeline.schedules.table import SCHEDULES, schedule
-from autopar.pipeline.steady import ROUNDS, SteadyClock
 
 Array = NDArray[np.float64]
 

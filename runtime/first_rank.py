@@ -23,7 +23,7 @@ def first_rank_makes(make: Callable[[], Mapping[str, str]], folder: Path) -> Non
     if not _in_a_job():
         make()
         return
-    from autopar.runtime.pytorch.first_rank import make_and_share
+    from autopar.runtime.pytorch.training.first_rank import make_and_share
 
     make_and_share(make, folder)
 

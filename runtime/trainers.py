@@ -9,8 +9,8 @@ from typing import Any
 
 from autopar.files import plan_folder
 from autopar.nouns.errors import UserError
-from autopar.runtime.given_model import check_given
 from autopar.runtime.jobs.machine import check_device
+from autopar.runtime.shared.planned_workload import check_given
 
 
 def load(
@@ -22,7 +22,7 @@ def load(
     params: Any = None,
     frozen: Any = None,
 ) -> Any:
-    """The trainer (`autopar.runtime.pytorch.trainer`, or `autopar.runtime.jax.trainer`) of the plan
+    """The trainer (`runtime.pytorch.training.trainer`, or `runtime.jax.trainer`) of the plan
     in ``folder``, or of what `autopar.plan` gave, with the initial weights of the original model.
 
     ``model`` takes the place of the one that the plan's file makes: an `nn.Module`, whose current
@@ -59,6 +59,6 @@ def load(
             "load(params=..., frozen=...) is for JAX; of a PyTorch plan model=... has the weights, "
             "and parameters without requires_grad are frozen"
         )
-    from autopar.runtime.pytorch import load as loading
+    from autopar.runtime.pytorch.training import load as loading
 
     return loading.load(folder, device, model=model, optimizer=optimizer, groups=groups)

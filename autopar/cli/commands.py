@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from autopar.nouns.workload import Workload
     from autopar.planner import PlanResult
 
-"""The format that `autopar.runtime.verify.pytorch.counting` reads."""
+"""The format that `autopar.runtime.pytorch.counting` reads."""
 
 
 def search(
@@ -288,15 +288,15 @@ def _program(result: PlanResult) -> dict[str, str]:
     """The program, tried. Raises `UserError` where it could not run."""
     if result.plan.framework == "jax":
         from autopar.emit.jax import emit as emit_jax
-        from autopar.runtime.jobs.imported import imported
+        from autopar.runtime.shared.imported import imported
 
         program = emit_jax(result.lowered, result.plan, result.captured)
         for name, text in program.items():
             imported(text, f"{plan_folder.PROGRAM}/{name}")
         return program
     from autopar.emit.pytorch import emit
-    from autopar.runtime.jobs.dry_run import dry_run
-    from autopar.runtime.jobs.imported import imported
+    from autopar.runtime.pytorch.dry_run import dry_run
+    from autopar.runtime.shared.imported import imported
 
     program = emit(result.lowered, result.plan, result.captured)
     model, train = (f"{plan_folder.PROGRAM}/{name}" for name in plan_folder.CODE)

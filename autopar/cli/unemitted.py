@@ -18,9 +18,9 @@ from autopar.cost_models.layout import DEGREES, choices_of, layout_from_fix
 from autopar.cost_models.precision import stream_bytes
 from autopar.cost_models.software import Software, States, default_software
 from autopar.files.cluster_file import load_cluster
-from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture
 from autopar.frontends.loading import load_workload
+from autopar.frontends.shared.captured import Captured
 from autopar.nouns.cluster import Cluster, short_dtype
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.frontends.captured import Captured
+from autopar.frontends.shared.captured import Captured
 from autopar.nouns.workload import Workload
 from autopar.rules.trial import Execute
 

@@ -24,7 +24,7 @@ from autopar.nouns.plan import Plan
 from autopar.nouns.recompute import Recompute
 from autopar.nouns.sharding import Sharding
 from autopar.pipeline.actions import Schedule
-from autopar.pipeline.of_plan import schedule_of
+from autopar.pipeline.schedules.of_plan import schedule_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from autopar.cost_models.physics import check
-from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture, executor
 from autopar.frontends.loading import load_workload
+from autopar.frontends.shared.captured import Captured
 from autopar.lowering.precision import at_precision
 from autopar.lowering.spread import Lowered
 from autopar.nouns.cluster import Cluster

@@ -11,11 +11,11 @@ from autopar.frontends.loading import load_workload
 from autopar.nouns.workload import Workload, WorkloadError, workload_of
 from autopar.runtime.given_model import (
     closed_over,
-    is_module,
     maker_of,
     maker_of_arrays,
     name_of_optimizer,
 )
+from autopar.runtime.shared.planned_workload import is_module
 
 
 def given_workload(model: Any, batch: Any, more: Mapping[str, Any]) -> tuple[str, Workload]:

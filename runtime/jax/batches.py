@@ -13,7 +13,7 @@ from autopar.frontends.jax.draws import Draws
 from autopar.nouns.batch import BatchEntry
 from autopar.runtime.jax.processes import put
 from autopar.runtime.jax.step import Array, Arrays, Step
-from autopar.runtime.planned_batch import check_batch, check_planned, is_planned
+from autopar.runtime.shared.planned_batch import check_batch, check_planned, is_planned
 
 
 @dataclass(slots=True)

@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from autopar.runtime.checkpoint_folder import (
+from autopar.runtime.jax.processes import ProcessFailed, texts, together
+from autopar.runtime.shared.checkpoint_folder import (
     CheckpointError,
     Damaged,
     File,
@@ -29,8 +30,7 @@ from autopar.runtime.checkpoint_folder import (
     find,
     read_manifest,
 )
-from autopar.runtime.jax.processes import ProcessFailed, texts, together
-from autopar.runtime.save_target import Saving, not_written, place_for
+from autopar.runtime.shared.save_target import Saving, not_written, place_for
 
 STATE = "state.npz"
 _INDEX = "index.json"

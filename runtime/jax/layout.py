@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 from autopar.lowering.state import even_cut
 from autopar.nouns.axes import SAMPLES
 from autopar.runtime.jax.program import Block, Parameter
-from autopar.runtime.settings import ProgramError, Settings
+from autopar.runtime.shared.settings import ProgramError, Settings
 
 Spec = Any  # PartitionSpec; jax is not type-checked here
 

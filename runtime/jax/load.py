@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,31 +16,32 @@ import jax
 import numpy as np
 
 from autopar.files import plan_folder
-from autopar.frontends.captured import Aux
 from autopar.frontends.jax import Captured, paths_of
 from autopar.frontends.jax.capture import capture_workload
 from autopar.frontends.jax.draws import Draws
+from autopar.frontends.shared.captured import Aux
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload
-from autopar.runtime import program_module
-from autopar.runtime.given_model import workload_for
 from autopar.runtime.jax import program as jax_program
 from autopar.runtime.jax.batches import Batches
 from autopar.runtime.jax.frozen import of_trained, parted
 from autopar.runtime.jax.layout import Layout, by_name
+from autopar.runtime.jax.own_loss import fields
 from autopar.runtime.jax.own_optimizer import OwnOptimizer
-from autopar.runtime.jax.step import Step, held
+from autopar.runtime.jax.step import Step
 from autopar.runtime.jax.trainer import Trainer, stored
 from autopar.runtime.jax.user_tree import UserTree
-from autopar.runtime.program_module import read_train
-from autopar.runtime.settings import (
+from autopar.runtime.shared import program_module
+from autopar.runtime.shared.planned_workload import workload_for
+from autopar.runtime.shared.program_module import read_train
+from autopar.runtime.shared.settings import (
     ProgramError,
     check_settings,
     check_workload,
     tell_changes,
 )
-from autopar.runtime.stale import changed_batch, check_fingerprint, check_tool
+from autopar.runtime.shared.stale import changed_batch, check_fingerprint, check_tool
 
 
 class TooFewDevices(UserError):
@@ -82,7 +84,7 @@ def read(
 ) -> Program:
     """The program of the plan in ``folder``; raises as `load`."""
     plan = plan_folder.read_plan(folder)
-    workload = workload_for(folder, model, params)
+    workload = workload_for(folder, model, partial(fields, params))
     captured = capture_workload(workload)
     if check_model:
         check_model_of(plan, captured, workload, folder, tell=model is None)
@@ -135,9 +137,7 @@ def load(
         aux=program.aux,
     )
     if optimizer is not None:
-        trainer.optimizer = OwnOptimizer.of(optimizer, tree, step.mesh)
-        trainer._opt_state = trainer.optimizer.init(state["params"])
-        trainer.state = held(state)
+        trainer.step_by(OwnOptimizer.of(optimizer, tree, step.mesh))
     return trainer
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from autopar.runtime.settings import FIRST_LOSS_SCALE, LOSS_SCALE_GROWS_EVERY
+from autopar.runtime.shared.settings import FIRST_LOSS_SCALE, LOSS_SCALE_GROWS_EVERY
 
 Array = Any
 State = dict[str, Any]

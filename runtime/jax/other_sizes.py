@@ -18,7 +18,7 @@ from autopar.nouns.batch import BatchEntry
 from autopar.runtime.jax.processes import put
 from autopar.runtime.jax.step import Array, Arrays, Step
 from autopar.runtime.jax.user_tree import UserTree
-from autopar.runtime.planned_batch import OtherBatch
+from autopar.runtime.shared.planned_batch import OtherBatch
 
 
 def any_size(step: Step, tree: UserTree, loss: Callable[..., Any]) -> Any:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from autopar.frontends.captured import Aux, Number
+from autopar.frontends.shared.captured import Aux, Number
 
 Array = Any
 Outputs = tuple[Array, ...]

@@ -32,7 +32,7 @@ from autopar.runtime.jax.ops import (
     linear,
     rms_norm,
 )
-from autopar.runtime.settings import Settings
+from autopar.runtime.shared.settings import Settings
 
 Array = Any
 FP32, BF16, FP16 = map(jnp.dtype, ("float32", "bfloat16", "float16"))

@@ -29,7 +29,7 @@ from autopar.runtime.jax.outputs import OutputKinds, Outputs
 from autopar.runtime.jax.processes import owned, put
 from autopar.runtime.jax.program import Stack
 from autopar.runtime.jax.units import gathered, scattered
-from autopar.runtime.program_module import run_program
+from autopar.runtime.shared.program_module import run_program
 
 Array = Any
 Arrays = Mapping[str, Array]

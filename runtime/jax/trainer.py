@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from autopar.frontends.captured import Aux
 from autopar.frontends.jax import paths_of
+from autopar.frontends.shared.captured import Aux
 from autopar.nouns.workload import Workload
 from autopar.runtime.jax import checkpoint, loss_scale
 from autopar.runtime.jax.batches import Batches
@@ -27,8 +27,8 @@ from autopar.runtime.jax.processes import owned, put, texts
 from autopar.runtime.jax.saved_state import SavedState
 from autopar.runtime.jax.step import Array, Arrays, State, Step, held, placed
 from autopar.runtime.jax.user_tree import Tree, UserTree
-from autopar.runtime.keeping import Keeping
-from autopar.runtime.kept_checkpoints import (
+from autopar.runtime.shared.keeping import Keeping
+from autopar.runtime.shared.kept_checkpoints import (
     candidates,
     drop_old,
     load_first_whole,
@@ -36,8 +36,8 @@ from autopar.runtime.kept_checkpoints import (
     set_aside,
     something_kept,
 )
-from autopar.runtime.settings import ProgramError
-from autopar.runtime.stopping import Stopping
+from autopar.runtime.shared.settings import ProgramError
+from autopar.runtime.shared.stopping import Stopping
 
 
 @dataclass(slots=True)
@@ -206,6 +206,11 @@ class Trainer:
             tree = without(tree, self.frozen)
         self._tree.check(tree, "the tree of parameters")
         self.state = {**self.state, "params": stored(self.compiled, self._tree, tree)}
+
+    def step_by(self, optimizer: OwnOptimizer) -> None:
+        """Has ``optimizer`` step in the place of the plan's from here on, from its first state."""
+        self.optimizer, self._opt_state = optimizer, optimizer.init(self.state["params"])
+        self.state = held(self.state)
 
     @property
     def opt_state(self) -> Any:

@@ -12,7 +12,7 @@ from autopar.runtime.jax.layout import Layout, Leaf
 from autopar.runtime.jax.load import Program, cpu_devices, messages, read
 from autopar.runtime.jax.optimizer import optimizer_step
 from autopar.runtime.jax.step import Array, Arrays, State, Step, make_mesh
-from autopar.runtime.jobs.steps import batch_of
+from autopar.runtime.shared.planned_batch import batch_of
 
 Held = tuple[Mesh, dict[str, Any]]
 """The mesh, and a tree of partition specs for the state."""

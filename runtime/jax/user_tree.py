@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from autopar.frontends.jax import paths_of
 from autopar.runtime.jax.layout import Layout, Leaf, by_name
-from autopar.runtime.settings import ProgramError
+from autopar.runtime.shared.settings import ProgramError
 
 Tree = Any  # the user's, of arrays
 Arrays = Mapping[str, Any]

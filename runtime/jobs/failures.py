@@ -5,8 +5,6 @@ A process writes `report`; whoever started it turns that into what the user read
 
 from __future__ import annotations
 
-import os
-import sysconfig
 import time
 import traceback
 from collections.abc import Mapping
@@ -16,17 +14,7 @@ from typing import Any, ClassVar
 from autopar.files import plan_folder
 from autopar.nouns.errors import UserError
 from autopar.runtime.jobs.causes import remedy
-
-LONGEST = 400  # characters of a message; the file has the rest
-
-_OWN = tuple(
-    str(folder) + os.sep
-    for folder in (
-        Path(plan_folder.__file__).parents[1],
-        Path(__file__).resolve().parents[1],
-        *(Path(sysconfig.get_paths()[name]) for name in ("purelib", "platlib", "stdlib")),
-    )
-)
+from autopar.runtime.shared.error_places import LONGEST, place
 
 
 class RankFailed(UserError):
@@ -51,16 +39,6 @@ def report(error: BaseException, rank: int, where: str, folder: str) -> dict[str
         "exit_code": getattr(error, "exit_code", 1),
         "traceback": "".join(traceback.format_exception(error)),
     }
-
-
-def place(error: BaseException) -> str:
-    """``file:line in function`` of the innermost frame of the program or of the user's files.
-
-    Empty where libraries and this package alone are to be seen.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith((*_OWN, "<"))]
-    return f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}" if own else ""
 
 
 def failure(record: Mapping[str, Any], who: str) -> UserError:

@@ -13,14 +13,14 @@ from autopar.files import plan_folder
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
 from autopar.nouns.style import style_of
-from autopar.runtime.checkpoint_folder import check_source
 from autopar.runtime.jobs import jax_launch, pytorch_launch
 from autopar.runtime.jobs.machine import check_device, check_machine
 from autopar.runtime.jobs.pytorch_launch import Launcher
 from autopar.runtime.jobs.result import RunResult
-from autopar.runtime.kept_checkpoints import candidates
-from autopar.runtime.save_target import check_target
-from autopar.runtime.stale import check_tool
+from autopar.runtime.shared.checkpoint_folder import check_source
+from autopar.runtime.shared.kept_checkpoints import candidates
+from autopar.runtime.shared.save_target import check_target
+from autopar.runtime.shared.stale import check_tool
 from autopar.runtime.verify.verified import VerifyResult
 
 TIMEOUT_S = 300.0

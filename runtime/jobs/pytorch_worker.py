@@ -25,7 +25,7 @@ from autopar.runtime.jobs.library_warnings import once_from_rank_0
 from autopar.runtime.jobs.steps import take_steps
 from autopar.runtime.jobs.whereabouts import Whereabouts
 from autopar.runtime.pytorch.batches import global_batch
-from autopar.runtime.pytorch.load import leave, load, start
+from autopar.runtime.pytorch.training.load import leave, load, start
 
 MEMORY_IS = {
     "cpu": "resident memory of the fullest process at its peak",

@@ -14,7 +14,7 @@ class RunResult:
 
     ``peak_memory_bytes`` is that of the fullest process; 0 where it was not measured. It is what
     ``memory_is`` says; ``memory_compares``: the prediction is of the same. ``phases_s``
-    are medians on the first rank, by `autopar.runtime.jobs.phases`; empty where not told apart.
+    are medians on the first rank, by `autopar.runtime.pytorch.phases`; empty where not told apart.
     ``style``: how the program was executed.
     """
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any, Protocol
 
 from autopar.nouns.workload import Workload
-from autopar.runtime.divergence import check_loss
+from autopar.runtime.shared.divergence import check_loss
+from autopar.runtime.shared.planned_batch import batch_of
 
 Batches = Callable[[Workload, int], Any]
 Phases = Mapping[str, float]
-"""Seconds of one step by phase, see `autopar.runtime.jobs.phases`."""
+"""Seconds of one step by phase, see `autopar.runtime.pytorch.phases`."""
 
 
 class StepTrainer(Protocol):
@@ -27,13 +27,6 @@ class StepTrainer(Protocol):
     def step(self, batch: Any) -> Any: ...
 
     def save(self, folder: str) -> None: ...
-
-
-def batch_of(workload: Workload, step: int) -> Any:
-    """The global batch of a step: ``batch(step)`` where it takes the number, else ``batch()``."""
-    taken = inspect.signature(workload.batch).parameters.values()
-    numbered = any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in taken)
-    return workload.batch(step) if numbered else workload.batch()
 
 
 def take_steps(

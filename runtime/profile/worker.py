@@ -26,7 +26,7 @@ import torch.distributed as dist
 from autopar.runtime.jobs.host_memory import forget_peak, resident_bytes
 from autopar.runtime.profile.collectives import Overlap, exchanges, units
 from autopar.runtime.profile.ops import CHAIN_BYTES, Case, Chain, Update, cases
-from autopar.runtime.pytorch.load import start
+from autopar.runtime.pytorch.training.load import start
 
 ENOUGH_S = 0.25
 FEWEST, MOST = 5, 20

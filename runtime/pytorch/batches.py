@@ -13,12 +13,12 @@ import torch.distributed as dist
 
 from autopar.nouns.errors import UserError
 from autopar.nouns.workload import Workload
-from autopar.runtime.jobs.steps import batch_of
+from autopar.runtime.pytorch.counting import not_counted
 from autopar.runtime.pytorch.parameters import as_computed
 from autopar.runtime.pytorch.portions import CutBatch
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.settings import ProgramError, Settings
-from autopar.runtime.verify.pytorch.counting import not_counted
+from autopar.runtime.shared.planned_batch import batch_of
+from autopar.runtime.shared.settings import ProgramError, Settings
 
 Batch = Mapping[str, Any]
 

@@ -2,7 +2,7 @@
 
 The folder is one of `torch.distributed.checkpoint` with the names of the whole model:
 ``model.<name>``, ``optimizer.<state>.<name>``, ``step`` and ``rng.<rank>``, and has the digests of
-its files (`autopar.runtime.checkpoint_folder`). Each rank writes and reads the regions that it
+its files (`runtime.shared.checkpoint_folder`). Each rank writes and reads the regions that it
 holds, so any plan reads what any other plan wrote, and so does a plain model on one device
 (`load_plain`).
 """
@@ -42,7 +42,11 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from autopar.runtime.checkpoint_folder import (
+from autopar.runtime.pytorch.agreement import together
+from autopar.runtime.pytorch.optimizer_state import optimizer_state, set_steps
+from autopar.runtime.pytorch.parameters import Region, region_shape
+from autopar.runtime.pytorch.recording import named_tensors
+from autopar.runtime.shared.checkpoint_folder import (
     CheckpointError,
     File,
     check_digests,
@@ -51,11 +55,7 @@ from autopar.runtime.checkpoint_folder import (
     find,
     read_manifest,
 )
-from autopar.runtime.pytorch.agreement import together
-from autopar.runtime.pytorch.optimizer_state import optimizer_state, set_steps
-from autopar.runtime.pytorch.parameters import Region, region_shape
-from autopar.runtime.pytorch.recording import named_tensors
-from autopar.runtime.save_target import Saving, not_written, place_for
+from autopar.runtime.shared.save_target import Saving, not_written, place_for
 
 METADATA = ".metadata"
 BROKEN = (OSError, RuntimeError, ValueError, KeyError, CheckpointException)

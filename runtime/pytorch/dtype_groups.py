@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.torch_private import sharded_over
+from autopar.torch_private.distributed import sharded_over
 
 Place = Callable[[nn.Parameter], Any]
 

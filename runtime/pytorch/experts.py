@@ -65,7 +65,7 @@ def _products(
     if not _has_kernel(x, matrices):
         # Without values, as if all routes named the first.
         numbers = [len(x), *[0] * (len(rows) - 1)] if rows.is_meta else rows.tolist()
-        return _one_by_one(x, numbers, matrices, bias, transposed)
+        return one_by_one(x, numbers, matrices, bias, transposed)
     return _at_once(x, rows, matrices, bias, transposed)
 
 
@@ -80,7 +80,7 @@ def _has_kernel(x: Tensor, matrices: Tensor) -> bool:
 def _at_once(
     x: Tensor, rows: Tensor, matrices: Tensor, bias: Tensor | None, transposed: bool
 ) -> Tensor:
-    """`_one_by_one` in one kernel; the host does not wait for the numbers of rows."""
+    """`one_by_one` in one kernel; the host does not wait for the numbers of rows."""
     ends = rows.cumsum(0, dtype=torch.int32)
     made = F.grouped_mm(x, matrices if transposed else matrices.transpose(1, 2), offs=ends)
     if bias is None:
@@ -89,7 +89,7 @@ def _at_once(
     return made + bias[which.repeat_interleave(rows, output_size=len(x))]
 
 
-def _one_by_one(
+def one_by_one(
     x: Tensor, rows: Sequence[int], matrices: Tensor, bias: Tensor | None, transposed: bool
 ) -> Tensor:
     """A product for each matrix that has rows.

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.ranks import Ranks
+from autopar.torch_private.ops import norms_of_all, scale_all
 
 BUCKET_BYTES = 25 * 2**20
 
@@ -142,7 +143,7 @@ def total_norm(held: Iterable[Held], ranks: Ranks, over: NormOver | None = None)
         by_copies.setdefault(copies, []).append(member.leaf.grad)
     total = torch.zeros((), dtype=over.dtype, device=ranks.device)
     for copies, grads in by_copies.items():
-        norms = torch.stack([n.to(total.dtype) for n in torch._foreach_norm(grads)])
+        norms = torch.stack([n.to(total.dtype) for n in norms_of_all(grads)])
         total += norms.square().sum() / copies
     group = ranks.group(*axes)
     if group is not None:
@@ -162,5 +163,5 @@ def clip(
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     grads = [h.leaf.grad for h in members if h.leaf.grad is not None]
     if grads:
-        torch._foreach_mul_(grads, factor)
+        scale_all(grads, factor)
     return norm

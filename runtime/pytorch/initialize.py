@@ -18,8 +18,8 @@ from autopar.nouns.workload import Workload
 from autopar.runtime.pytorch.parameters import Region
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.recording import Call, Record, Untrusted, View, named_tensors, record
-from autopar.runtime.pytorch.torch_private import tree_map_only
-from autopar.runtime.settings import ProgramError
+from autopar.runtime.shared.settings import ProgramError
+from autopar.torch_private.tensors import tree_map_only
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from autopar.torch_private.modules import end_workers
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STARTS = 3
 STARTED_S = 20.0
@@ -107,9 +109,7 @@ def _forks(reader: DataLoader[Any]) -> bool:
 
 def _end(reads: Any) -> None:
     """Ends workers of which some do not listen."""
-    workers = list(reads._workers)
-    reads._shutdown_workers()  # from here on their end is no error
-    for worker in workers:
+    for worker in end_workers(reads):
         worker.kill()
         worker.join()
 

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from autopar.runtime.pytorch.batches import BatchesDiffer, digest, meeting_place
+from autopar.runtime.pytorch.counting import not_counted
 from autopar.runtime.pytorch.portions import LocalBatch
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.verify.pytorch.counting import not_counted
 
 NONE = -(2**62)
 """Below every digest: of data ranks that this rank is not."""

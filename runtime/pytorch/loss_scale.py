@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.settings import FIRST_LOSS_SCALE, LOSS_SCALE_GROWS_EVERY, Settings
+from autopar.runtime.shared.settings import FIRST_LOSS_SCALE, LOSS_SCALE_GROWS_EVERY, Settings
+from autopar.torch_private.ops import scale_all
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class LossScale:
         """Divides the gradients by what shares of the loss were multiplied with."""
         if self.scale != 1.0:
             grads = [h.leaf.grad for h in held if h.leaf.grad is not None]
-            torch._foreach_mul_(grads, 1 / self.scale)
+            scale_all(grads, 1 / self.scale)
 
     def skips(self, held: Iterable[Held], ranks: Ranks) -> bool:
         """Whether this step is left out: some gradient of some rank is not finite, which one

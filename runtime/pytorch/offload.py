@@ -20,7 +20,7 @@ import torch
 from autopar.nouns.offload import CHUNK_BYTES, CHUNKS
 from autopar.runtime.pytorch.accelerators import is_accelerator, module_of
 from autopar.runtime.pytorch.groups import GroupsError, check_by_element
-from autopar.runtime.pytorch.torch_private import step_hooks_once
+from autopar.torch_private.modules import step_hooks_once
 
 CUT = 1024
 """Parameters are cut at multiples of so many elements: kernels compute what is left of a vector by

@@ -13,7 +13,7 @@ import torch
 
 from autopar.nouns.workload import Workload
 from autopar.runtime.pytorch.held import Held
-from autopar.runtime.settings import ProgramError
+from autopar.runtime.shared.settings import ProgramError
 
 
 def make_optimizer(workload: Workload, held: Iterable[Held]) -> torch.optim.Optimizer:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autopar.frontends.named_functions import function_at
+from autopar.frontends.shared.named_functions import function_at
 
 _scale = 1.0
 

@@ -7,6 +7,8 @@ import copy
 import itertools
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,8 +18,10 @@ from autopar.nouns.batch import BatchEntry
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph, without_sources
 from autopar.nouns.text.graph import to_text
+from autopar.nouns.workload import WorkloadError
 from autopar.runtime.pytorch.initialize import Target, fill
 from autopar.runtime.pytorch.recording import named_tensors
+from autopar.runtime.shared.planned_workload import is_module
 
 SMALL = 1 << 14
 """Elements; larger buffers are made without values. As in `frontends.pytorch.build`."""
@@ -48,6 +52,18 @@ def skeleton(module: nn.Module) -> nn.Module:
 def zeros(entries: Iterable[BatchEntry]) -> Mapping[str, torch.Tensor]:
     """A batch of the shapes that were planned for."""
     return {e.name: torch.zeros(e.shape, dtype=getattr(torch, e.dtype)) for e in entries}
+
+
+def fields(model: Any, entries: Sequence[BatchEntry]) -> Mapping[str, Any]:
+    """Those of a `Workload` of ``model``, a module, or a class or function that makes one, for
+    batches of ``entries``. Raises `WorkloadError`."""
+    if not callable(model):
+        raise WorkloadError(
+            f"load(plan, model={type(model).__name__}): give an nn.Module, a class or function "
+            "that makes one, or an autopar.Workload"
+        )
+    make = partial(skeleton, model) if is_module(model) else model
+    return {"model": make, "batch": lambda: zeros(entries)}
 
 
 def start_from(module: nn.Module, targets: Mapping[str, Target]) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
 from autopar.runtime.pytorch import ranks
-from autopar.runtime.settings import ProgramError
+from autopar.runtime.shared.settings import ProgramError
 
 Region = tuple[slice, ...]
 

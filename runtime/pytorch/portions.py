@@ -1,7 +1,7 @@
 """Batches of any size, cut into what each data rank computes on.
 
 Shares of a loss add up, so ranks and microbatches may have unequal numbers of samples, each share
-weighted as `autopar.runtime.loss_share` says. Who has none computes on a sample of others, for
+weighted as `runtime.shared.loss_share` says. Who has none computes on a sample of others, for
 collectives want every rank, with a weight of zero.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from autopar.nouns.batch import BatchEntry
-from autopar.runtime.planned_batch import OtherBatch
 from autopar.runtime.pytorch.parameters import as_computed
+from autopar.runtime.shared.planned_batch import OtherBatch
 
 Shapes = Mapping[str, tuple[int, ...]]
 

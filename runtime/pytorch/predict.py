@@ -22,21 +22,20 @@ from torch import nn
 
 from autopar.emit.marks import instrumented
 from autopar.files import plan_folder
-from autopar.nouns.axes import SAMPLES
+from autopar.nouns.axes import MICROBATCH, SAMPLES
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.plan import key as plan_key
 from autopar.nouns.sharding import Sharding
 from autopar.nouns.workload import Workload
-from autopar.runtime.program_module import run_program
 from autopar.runtime.pytorch.agreement import of_first, together
 from autopar.runtime.pytorch.portions import Microbatch, weight_of
+from autopar.runtime.pytorch.probe import listen, recording
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.verify.differences import MICROBATCH
-from autopar.runtime.verify.edits import edits_of, program_of
-from autopar.runtime.verify.pytorch.probe import listen, recording
+from autopar.runtime.shared.edits import edits_of, program_of
+from autopar.runtime.shared.program_module import run_program
 
-PROBE = "autopar.runtime.verify.pytorch.probe.probe"
+PROBE = "autopar.runtime.pytorch.probe.probe"
 VIEWS = ("reshape", "cast", "transpose", "expand", "slice", "detach")
 
 

@@ -44,11 +44,11 @@ from autopar.runtime.pytorch.layers import (
 from autopar.runtime.pytorch.norms import rms_norm, rotary
 from autopar.runtime.pytorch.own_functions import own_function
 from autopar.runtime.pytorch.parameters import Buffer, Parameter, local
-from autopar.runtime.pytorch.pipeline.records import Stage, Value
+from autopar.runtime.pytorch.probe import probe
 from autopar.runtime.pytorch.recomputing import recompute
+from autopar.runtime.pytorch.stage import Stage, Value
 from autopar.runtime.pytorch.vocabulary import cross_entropy, embedding
-from autopar.runtime.settings import Settings
-from autopar.runtime.verify.pytorch.probe import probe
+from autopar.runtime.shared.settings import Settings
 
 FP32 = torch.float32
 

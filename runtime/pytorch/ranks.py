@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from autopar.nouns.axes import PIPELINE
 from autopar.nouns.mesh import Mesh
-from autopar.runtime.settings import ProgramError
+from autopar.runtime.shared.settings import ProgramError
 
 
 class Ranks:

@@ -17,7 +17,8 @@ from torch.utils.checkpoint import (
 )
 
 from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE
-from autopar.runtime.pytorch.torch_private import functional_collectives
+from autopar.torch_private.modules import buffers_of
+from autopar.torch_private.ops import functional_collectives
 
 Context = AbstractContextManager[Any]
 
@@ -76,7 +77,7 @@ def recomputations() -> Iterator[Counter[str]]:
 def _running(function: Callable[..., Any]) -> list[torch.Tensor]:
     """Running statistics of a module."""
     modules = function.modules() if isinstance(function, nn.Module) else ()
-    held = [m._buffers[name] for m in modules for name in RUNNING if name in m._buffers]
+    held = [buffers_of(m)[name] for m in modules for name in RUNNING if name in buffers_of(m)]
     return [b for b in held if b is not None]
 
 

@@ -15,13 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar.runtime.pytorch.torch_private import (
-    FakeTensor,
-    FakeTensorMode,
-    TorchDispatchMode,
-    tree_map_only,
-    without_modes,
-)
+from autopar.torch_private.modes import FakeTensor, FakeTensorMode, TorchDispatchMode, without_modes
+from autopar.torch_private.modules import truncated_normal
+from autopar.torch_private.ops import schema_of
+from autopar.torch_private.tensors import memory_of, tree_map_only
 
 
 class Untrusted(Exception):
@@ -92,7 +89,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         made = tuple(_views(result, self.view))
         fresh = any(v.storage not in before for v in made)
-        if fresh or func._schema.is_mutable:  # else it made another view, which views know
+        if fresh or schema_of(func).is_mutable:  # else it made another view, which views know
             self._note(func, call_args, call_kwargs, before, made)
         return result
 
@@ -106,7 +103,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def view(self, tensor: torch.Tensor) -> View:
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = memory_of(tensor)
         if key not in self._bytes:
             self._bytes[key] = storage.nbytes()
             self._alive.append(tensor)
@@ -121,7 +118,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, args: Any, kwargs: Any, before: set[int], made: tuple[View, ...]
     ) -> None:
         whole: int | None = None
-        name = func._schema.name.partition("::")[2]
+        name = schema_of(func).name.partition("::")[2]
         if name in _OVERWRITING and isinstance(args[0], View):
             target = args[0]
             others = {v.storage for v in _views((args[1:], kwargs), lambda v: v)}
@@ -184,24 +181,21 @@ def _watched(recorder: _Recorder) -> Iterator[None]:
 
     `trunc_normal_` draws again until every value is in range, which fake tensors cannot tell.
     """
-    init: Any = nn.init
-    truncated, seeds = init._no_grad_trunc_normal_, (torch.manual_seed, torch.set_rng_state)
+    seeds = torch.manual_seed, torch.set_rng_state
 
-    def trunc_normal(
-        tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None
+    def stub(
+        fill: Any, tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None
     ) -> torch.Tensor:
         if generator is not None:
             raise Untrusted("it draws from a random generator of its own")
-        return recorder.stub(truncated, tensor, mean, std, a, b)
+        return recorder.stub(fill, tensor, mean, std, a, b)
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise Untrusted("it sets the state of the random generator")
 
-    # transformers keeps its own table of nn.init's functions; all of them call this one by name
-    init._no_grad_trunc_normal_ = trunc_normal
     torch.manual_seed = torch.set_rng_state = refuse
     try:
-        yield
+        with truncated_normal(stub):
+            yield
     finally:
-        init._no_grad_trunc_normal_ = truncated
         torch.manual_seed, torch.set_rng_state = seeds

@@ -18,7 +18,8 @@ from torch import nn
 
 from autopar.runtime.pytorch.checkpoint import Piece, Pieces
 from autopar.runtime.pytorch.parameters import Region, region_shape
-from autopar.runtime.pytorch.torch_private import TorchDispatchMode
+from autopar.torch_private.modes import TorchDispatchMode
+from autopar.torch_private.tensors import memory_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class _WithoutCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _part(name: str, view: torch.Tensor, whole: torch.Tensor) -> Part | None:
     """Which region of ``whole`` a ``view`` of it is; None where it is none."""
-    if view.untyped_storage()._cdata != whole.untyped_storage()._cdata:
+    if memory_of(view) != memory_of(whole):
         return None
     starts, rest = [], int(view.storage_offset())
     for stride in whole.stride():

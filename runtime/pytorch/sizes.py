@@ -13,9 +13,7 @@ from typing import Any
 
 from autopar.files import plan_folder
 from autopar.nouns.batch import BatchEntry
-from autopar.runtime.jobs.dry_run import sent_shapes
-from autopar.runtime.loss_share import LossShare, UnevenBatch, loss_share
-from autopar.runtime.planned_batch import OtherBatch
+from autopar.runtime.pytorch.dry_run import sent_shapes
 from autopar.runtime.pytorch.local_batches import samples_of
 from autopar.runtime.pytorch.portions import (
     CutBatch,
@@ -28,7 +26,9 @@ from autopar.runtime.pytorch.portions import (
     rows_of,
 )
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.settings import Settings
+from autopar.runtime.shared.loss_share import LossShare, UnevenBatch, loss_share
+from autopar.runtime.shared.planned_batch import OtherBatch
+from autopar.runtime.shared.settings import Settings
 
 
 class Sizes:

@@ -31,7 +31,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from autopar.runtime.jobs.phases import Stopwatch
 from autopar.runtime.pytorch.carried import write_carried
 from autopar.runtime.pytorch.dtype_groups import DtypeGroups
 from autopar.runtime.pytorch.held import Held
@@ -39,10 +38,12 @@ from autopar.runtime.pytorch.initialize import Target
 from autopar.runtime.pytorch.loss_scale import LossScale
 from autopar.runtime.pytorch.own_functions import gradients_scaled
 from autopar.runtime.pytorch.parameters import Declared, Region, cut, declared_in, region_shape
+from autopar.runtime.pytorch.phases import Stopwatch
 from autopar.runtime.pytorch.portions import weighted
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.torch_private import fsdp_post_backward
-from autopar.runtime.settings import ProgramError, Settings
+from autopar.runtime.shared.settings import ProgramError, Settings
+from autopar.torch_private.distributed import fsdp_post_backward
+from autopar.torch_private.modules import buffers_of, parameters_of, unsaved_of
 
 
 class Storage:
@@ -71,9 +72,9 @@ class Storage:
 
     def _materialise_buffers(self) -> None:
         for module in self.model.modules():
-            for name, buffer in module._buffers.items():
+            for name, buffer in buffers_of(module).items():
                 if buffer is not None and buffer.is_meta:
-                    module._buffers[name] = unfilled(buffer, self.ranks.device)
+                    buffers_of(module)[name] = unfilled(buffer, self.ranks.device)
 
     def _hold(self, name: str, parameter: nn.Parameter) -> Held:
         declared = self.declared[name]
@@ -98,8 +99,8 @@ class Storage:
         return frozenset(
             f"{path}.{name}" if path else name
             for path, module in self.model.named_modules()
-            for name in module._buffers
-            if name not in module._non_persistent_buffers_set
+            for name in buffers_of(module)
+            if name not in unsaved_of(module)
         )
 
     def targets(self) -> dict[str, Target]:
@@ -367,9 +368,9 @@ def materialise(module: nn.Module, device: torch.device) -> None:
     """Gives every parameter of ``module`` that is still on meta memory of its own; ties stay."""
     made: dict[int, nn.Parameter] = {}
     for part in module.modules():
-        for name, parameter in part._parameters.items():
+        for name, parameter in parameters_of(part).items():
             if parameter is not None and parameter.is_meta:
                 if id(parameter) not in made:
                     own = unfilled(parameter, device)
                     made[id(parameter)] = nn.Parameter(own, parameter.requires_grad)
-                part._parameters[name] = made[id(parameter)]
+                parameters_of(part)[name] = made[id(parameter)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from autopar.runtime.pytorch import ranks
-from autopar.runtime.pytorch.torch_private import functional_collectives
+from autopar.torch_private.ops import functional_collectives
 
 
 def size(axis: str) -> int:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.runtime.pytorch.torch_private import FakeTensor, in_kernel_of
+from autopar.torch_private.modes import FakeTensor, in_kernel_of
+from autopar.torch_private.ops import schema_of
 
 SIZED_BY_VALUES = frozenset(
     "aten::nonzero aten::masked_select aten::unique aten::_unique aten::_unique2 aten::bincount "
@@ -20,9 +21,9 @@ SIZED_BY_VALUES = frozenset(
 @cache
 def is_view(func: Any) -> bool:
     """Whether an op gives its operand's memory and touches none of it."""
-    if func._schema.name == "aten::_unsafe_view":  # whose operand autograd throws away
+    if schema_of(func).name == "aten::_unsafe_view":  # whose operand autograd throws away
         return True
-    returned = [a.alias_info for a in func._schema.returns]
+    returned = [a.alias_info for a in schema_of(func).returns]
     return bool(returned) and all(a is not None and not a.is_write for a in returned)
 
 

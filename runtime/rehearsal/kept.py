@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from autopar.runtime.checkpoint_folder import CheckpointError
-from autopar.runtime.pytorch import state
 from autopar.runtime.pytorch.checkpoint import Pieces
-from autopar.runtime.pytorch.torch_private import FakeTensor, without_modes
+from autopar.runtime.pytorch.training import state
+from autopar.runtime.shared.checkpoint_folder import CheckpointError
+from autopar.torch_private.modes import FakeTensor, without_modes
 
 
 class Kept:

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.runtime.pytorch.torch_private import FakeTensor, StorageWeakRef, in_kernel_of
+from autopar.torch_private.modes import FakeTensor, in_kernel_of
+from autopar.torch_private.ops import schema_of
+from autopar.torch_private.tensors import StorageWeakRef
 
 _VALUES = (int, float, bool, str, type(None))
 _PLAIN = frozenset((*_VALUES, torch.dtype, torch.device, torch.layout, torch.memory_format))
@@ -54,13 +56,13 @@ class Remembered:
 
 @cache
 def _may(func: Any) -> bool:
-    name = func._schema.name
+    name = schema_of(func).name
     if not name.startswith(("aten::", "_c10d_functional::")) or any(
         tag in func.tags for tag in _TAGS
     ):
         return False
-    plain = all(str(r.type) == "Tensor" for r in func._schema.returns)
-    return plain and bool(func._schema.returns) and not any(w in name for w in _NEVER)
+    plain = all(str(r.type) == "Tensor" for r in schema_of(func).returns)
+    return plain and bool(schema_of(func).returns) and not any(w in name for w in _NEVER)
 
 
 def _key(func: Any, args: Any, kwargs: Any, given: list[FakeTensor]) -> Key | None:

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from autopar.runtime.pytorch.torch_private import python_device
 from autopar.runtime.rehearsal.clocks import HOST, Clocks, Known
+from autopar.torch_private.distributed import python_device
 
 NAME = "gpu"
 

@@ -14,11 +14,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from autopar.runtime.pytorch import batches, experts, load, local_batches, storage
+from autopar.runtime.pytorch import batches, experts, local_batches, storage
 from autopar.runtime.pytorch.pipeline import stages, ties
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.torch_private import fake_store, without_modes
+from autopar.runtime.pytorch.training import load
 from autopar.runtime.rehearsal.second_device import Device
+from autopar.torch_private.distributed import fake_store
+from autopar.torch_private.modes import without_modes
+from autopar.torch_private.modules import after_backward
 
 
 def join(rank: int, world: int, device: Device, find: Callable[[str, str], None]) -> None:
@@ -65,7 +68,7 @@ def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
         made = all_holders(own, ranks)
         return {name: list({h.stage: h for h in held}.values()) for name, held in made.items()}
 
-    one_by_one = experts._one_by_one
+    one_by_one = experts.one_by_one
 
     def of_the_first(x: torch.Tensor, numbers: Sequence[int], *more: Any) -> torch.Tensor:
         # Routes have no values here: as if all named the first expert.
@@ -94,7 +97,7 @@ def alone(rank: int, world: int, groups: list[list[int]]) -> Iterator[None]:
             (dist, "broadcast_object_list", lambda *given, **more: None),
             (Ranks, "device_mesh", device_mesh),
             (stages, "holders", holders),
-            (experts, "_one_by_one", of_the_first),
+            (experts, "one_by_one", of_the_first),
             (load, "check_model_of", check_model),
             (storage, "DistributedDataParallel", Replicas),
             (batches.Comparison, "finish", lambda comparison: False),
@@ -134,8 +137,7 @@ class Replicas(nn.Module):
         if not self._sums or parameter.grad is None:
             return
         if not self._works:
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._finish)
+            after_backward(self._finish)
         work = dist.all_reduce(parameter.grad, group=self._group, async_op=True)
         self._works.append((work, parameter.grad))
 

@@ -11,14 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from autopar.runtime.pytorch.torch_private import (
-    FakeTensor,
-    StorageWeakRef,
-    TorchDispatchMode,
-    fake_work,
-    tree_map_only,
-    without_modes,
-)
 from autopar.runtime.rehearsal import nccl
 from autopar.runtime.rehearsal.clocks import HOST, Known, Memory
 from autopar.runtime.rehearsal.fakes import (
@@ -33,6 +25,10 @@ from autopar.runtime.rehearsal.fakes import (
 from autopar.runtime.rehearsal.findings import Finding, frames_here, place_of, reason_of
 from autopar.runtime.rehearsal.remembered import Remembered
 from autopar.runtime.rehearsal.second_device import NAME, Device
+from autopar.torch_private.distributed import fake_work
+from autopar.torch_private.modes import FakeTensor, TorchDispatchMode, without_modes
+from autopar.torch_private.ops import schema_of
+from autopar.torch_private.tensors import StorageWeakRef, memory_of, tree_map_only
 
 INDEXED = frozenset({"aten::index", "aten::index_put", "aten::index_put_"})
 SENDS = (
@@ -103,7 +99,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         view = view_of(func, args, kwargs)
         if view is not None:
             return view
-        name = func._schema.name
+        name = schema_of(func).name
         given = _tensors((args, kwargs))
         if given and _stays(name, kwargs) and all(type(t) is Tensor for t in given):
             # the host's own numbers, such as the ranks of a mesh, are not fake and need not be
@@ -125,7 +121,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kwargs = {**kwargs, "pin_memory": False}
         made = self._made(func, args, kwargs, given, here)
         if pinned and isinstance(made, Tensor):
-            self._pinned[_at(made)] = _weak(made.untyped_storage())
+            self._pinned[memory_of(made)] = _weak(made.untyped_storage())
         if name.startswith("prim::") or is_view(func):
             return made
         if name.startswith("c10d::"):
@@ -169,13 +165,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         stream = self.device.current_stream().key
         count = self.device.clocks.starts(stream)
-        read = {_at(t) for t in here}
+        read = {memory_of(t) for t in here}
         for tensor in here:
             self._use(tensor, stream, count, False, _short(func))
         for tensor in _written(func, given, results):
             self._use(tensor, stream, count, True, _short(func))
         for tensor in results:
-            if _at(tensor) not in read:
+            if memory_of(tensor) not in read:
                 self._use(tensor, stream, count, True, _short(func))
 
     def _copied(self, name: str, args: Any, kwargs: Any, made: Any) -> None:
@@ -197,7 +193,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         asked = bool(kwargs.get("non_blocking") or (len(args) > 2 and args[2] is True))
         host = to if to.device.type == "cpu" else source
         number = source.device.type == "cpu" and source.ndim == 0
-        held = self._pinned.get(_at(host))
+        held = self._pinned.get(memory_of(host))
         return asked and (number or (held is not None and not held.expired()))
 
     def _collective(self, op: str, func: Any, args: Any, here: list[Tensor]) -> None:
@@ -237,7 +233,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._use(tensor, lane, count, True, op)
 
     def _of(self, tensor: Tensor) -> Memory:
-        at = _at(tensor)
+        at = memory_of(tensor)
         known = self._memory.get(at)
         if known is None or known[0].expired():
             known = _weak(tensor.untyped_storage()), Memory()
@@ -248,7 +244,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, tensor: Tensor, stream: str, count: int, write: bool, what: str, known: bool = False
     ) -> None:
         """``known``: only where a stream has used the memory before."""
-        if known and _at(tensor) not in self._memory:
+        if known and memory_of(tensor) not in self._memory:
             return
         memory = self._of(tensor)
         use = memory.writes if write else memory.reads
@@ -318,17 +314,15 @@ def _place(tensor: Tensor) -> torch.device:
     return tensor.fake_device if type(tensor) is FakeTensor else tensor.device
 
 
-def _at(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
 def _written(func: Any, given: list[Tensor], results: list[Tensor]) -> list[Tensor]:
     """Operands that the op writes into: the first where its name says so."""
-    writes = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
+    writes = any(
+        a.alias_info is not None and a.alias_info.is_write for a in schema_of(func).arguments
+    )
     if not writes:
         return []
-    ours = {_at(t) for t in results}
-    return [t for t in given if _place(t).type == NAME and _at(t) in ours] or given[:1]
+    ours = {memory_of(t) for t in results}
+    return [t for t in given if _place(t).type == NAME and memory_of(t) in ours] or given[:1]
 
 
 def _stays(name: str, kwargs: Any) -> bool:
@@ -337,7 +331,7 @@ def _stays(name: str, kwargs: Any) -> bool:
 
 
 def _short(func: Any) -> str:
-    return str(func._schema.name.partition("::")[2])
+    return str(schema_of(func).name.partition("::")[2])
 
 
 def _group(boxed: Any) -> Any:

@@ -15,17 +15,17 @@ from typing import Any
 import torch
 
 from autopar.files import plan_folder
-from autopar.runtime.program_module import read_train
-from autopar.runtime.pytorch import load
 from autopar.runtime.pytorch.batches import global_batch
 from autopar.runtime.pytorch.metrics import Metrics
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.torch_private import FakeTensorMode
-from autopar.runtime.pytorch.trainer import Trainer
+from autopar.runtime.pytorch.training import load
+from autopar.runtime.pytorch.training.trainer import Trainer
 from autopar.runtime.rehearsal import second_device, stand_ins
 from autopar.runtime.rehearsal.findings import Finding, is_ours, place_of
 from autopar.runtime.rehearsal.kept import Kept
 from autopar.runtime.rehearsal.watch import Literals, Watch
+from autopar.runtime.shared.program_module import read_train
+from autopar.torch_private.modes import FakeTensorMode
 
 STEPS = 2
 """Of ``train.py``; the trainer takes as many."""

@@ -12,25 +12,12 @@ from typing import Any
 import numpy as np
 
 from autopar.emit.marks import RESHARDED
+from autopar.lowering.spread import MICROBATCH
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.nouns.sharding import Sharding
-
-MICROBATCH = "microbatch"
-
-
-@dataclass(slots=True)
-class Seen:
-    """One result on one rank, with the sharding that the plan claims for it.
-
-    ``sharding`` is over all axes, the microbatch included. ``gradient`` is None where none arrived.
-    """
-
-    name: str
-    sharding: str
-    value: Any
-    gradient: Any = None
+from autopar.runtime.shared.seen import Seen
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Plan
 from autopar.nouns.recompute import NONE, POLICIES
-from autopar.pipeline.of_plan import schedule_of
+from autopar.pipeline.schedules.of_plan import schedule_of
 
 
 def differences(plan: Plan, graph: Graph, place: int, seen: Mapping[str, int]) -> list[str]:

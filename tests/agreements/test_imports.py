@@ -25,8 +25,18 @@ ALLOWED = {
     "files": {"nouns", "cost_models"},
     "searchers": {"nouns"},
     "pipeline": {"nouns"},
-    "frontends": {"nouns", "rules"},
-    "runtime": {"nouns", "rules", "pipeline", "lowering", "emit", "files", "frontends"},
+    "torch_private": set(),
+    "frontends": {"nouns", "rules", "torch_private"},
+    "runtime": {
+        "nouns",
+        "rules",
+        "pipeline",
+        "lowering",
+        "emit",
+        "files",
+        "frontends",
+        "torch_private",
+    },
     "planner": {
         "nouns",
         "rules",
@@ -51,11 +61,15 @@ ALLOWED = {
 }
 ABOVE_ALL = {"", "__main__", "cli", "script"}
 FRAMEWORKS = {"torch", "jax", "jaxlib", "transformers"}
-MAY_KNOW_FRAMEWORKS = {"frontends", "runtime"}
-PRIVATE_TORCH = "runtime/pytorch/torch_private.py"
+MAY_KNOW_FRAMEWORKS = {"frontends", "runtime", "torch_private"}
+# Names that begin with an underscore, stand in files that know torch, and are not torch's.
+NOT_TORCH = {
+    "sys._getframe",  # Python's: whose line is running
+    "os._exit",  # Python's: a process that must not clean up behind another
+    "kind._fields",  # of named tuples
+    "module._apply_gate",  # of experts of transformers
+}
 SAY_NOTHING = {"found", "told", "said", "wish"}
-# The one thing of the runtime that capturing needs.
-ADAPTER = ["autopar", "runtime", "pytorch", "torch_private"]
 
 
 def sources() -> Iterator[tuple[str, Path]]:
@@ -104,8 +118,6 @@ def test_every_part_imports_only_what_lies_below_it() -> None:
         for name, line in places(imported(file)):
             if name[0] != "autopar" or part in ABOVE_ALL:
                 continue
-            if part == "frontends" and name[:4] == ADAPTER:
-                continue
             assert part in ALLOWED, f"{file}: say in {__file__} what `{part}` may import"
             if name[1] != part and name[1] not in ALLOWED[part]:
                 wrong.append(f"{file.relative_to(ROOT)}:{line}: {part} imports {'.'.join(name)}")
@@ -123,15 +135,52 @@ def test_only_frontends_and_runtime_know_a_framework() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_private_torch_names_stand_in_one_module() -> None:
-    wrong = [
-        f"{file.relative_to(ROOT)}:{line}: {'.'.join(name)}"
-        for _, file in sources()
-        if file.relative_to(ROOT).as_posix() != PRIVATE_TORCH
-        for name, line in places(imported(file))
-        if name[0] == "torch" and any(piece.startswith("_") for piece in name[1:])
-    ]
+def test_private_torch_names_stand_in_one_folder() -> None:
+    """Modules, and attributes: what a file has not defined for objects of its own is another's."""
+    wrong, others = [], set()
+    for part, file in sources():
+        if part == "torch_private":
+            continue
+        for name, line in places(imported(file)):
+            if name[0] == "torch" and any(piece.startswith("_") for piece in name[1:]):
+                wrong.append(f"{file.relative_to(ROOT)}:{line}: {'.'.join(name)}")
+        for name_of, line in foreign_attributes(file) if part in MAY_KNOW_FRAMEWORKS else ():
+            others.add(name_of)
+            if name_of not in NOT_TORCH:
+                wrong.append(f"{file.relative_to(ROOT)}:{line}: {name_of}")
     assert not wrong, "\n".join(wrong)
+    assert others == NOT_TORCH, f"no longer there: {sorted(NOT_TORCH - others)}"
+
+
+def foreign_attributes(file: Path) -> Iterator[tuple[str, int]]:
+    """(``x._name``, line) of every attribute with one underscore, asked by its name as text too,
+    that no class of ``file`` has. An op's own name is asked of `torch.ops` like any other."""
+    tree = ast.parse(file.read_text())
+    own: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(body=body):
+                for line in body:
+                    match line:
+                        case ast.FunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                            own.add(name)
+                        case ast.Assign(targets=targets):
+                            own.update(t.id for t in targets if isinstance(t, ast.Name))
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                own.add(name)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=value, attr=name):
+                pass
+            case ast.Call(
+                func=ast.Name(id="getattr" | "hasattr" | "setattr" | "delattr"),
+                args=[value, ast.Constant(value=str(name)), *_],
+            ):
+                pass
+            case _:
+                continue
+        if name.startswith("_") and not name.startswith("__") and name not in own:
+            yield f"{ast.unparse(value)}.{name}", node.lineno
 
 
 @pytest.mark.parametrize(
@@ -179,6 +228,32 @@ def test_no_circle_between_files() -> None:
     assert not circles, "\n".join(" <-> ".join(circle) for circle in circles)
 
 
+def test_no_circle_between_folders() -> None:
+    """Of the folders in one folder, and its own files taken together, none imports another that
+    imports it, however far round. Imports inside functions and for types count."""
+    modules = {_module(file): file for _, file in sources()}
+    folders = {name for name, file in modules.items() if file.name == "__init__.py"}
+    assert {name.rpartition(".")[0] for name in modules} <= folders | {""}, "without __init__.py"
+    graphs: dict[str, networkx.DiGraph] = {folder: networkx.DiGraph() for folder in folders}
+    for name, file in modules.items():
+        for full, line in imported(file):
+            target = full if full in modules else full.rpartition(".")[0]
+            if target not in modules:
+                continue
+            a, b = (_folders(module, folders) for module in (name, target))
+            depth = sum(x == y for x, y in zip(a, b, strict=False))
+            if a != b:  # a folder's own files stand under its name
+                ends = [way[min(depth, len(way) - 1)] for way in (a, b)]
+                graphs[a[depth - 1]].add_edge(*ends, at=f"{file.relative_to(ROOT)}:{line}")
+    circles = [
+        "\n".join(f"{graph.edges[a, b]['at']}: {a} -> {b}" for a, b in graph.subgraph(c).edges)
+        for graph in graphs.values()
+        for c in networkx.strongly_connected_components(graph)
+        if len(c) > 1
+    ]
+    assert not circles, "\n\n".join(circles)
+
+
 def test_names_say_what_they_hold() -> None:
     """In words of the field, so that nobody reads twice."""
     wrong = [
@@ -194,3 +269,10 @@ def _module(file: Path) -> str:
     inside = file.relative_to(ROOT).with_suffix("").parts
     parts = inside if inside[0] == "autopar" else ("autopar", *inside)
     return ".".join(part for part in parts if part != "__init__")
+
+
+def _folders(module: str, folders: set[str]) -> list[str]:
+    """The folders that hold a module, the outermost first."""
+    parts = module.split(".")
+    ways = [".".join(parts[: n + 1]) for n in range(len(parts))]
+    return [way for way in ways if way in folders]

@@ -8,7 +8,7 @@ import pytest
 
 from autopar.files import plan_folder
 from autopar.pipeline.schedules.table import SCHEDULES
-from autopar.runtime.program_module import read_train
+from autopar.runtime.shared.program_module import read_train
 from benchmarks.planned import planned_in
 from benchmarks.train_files import differences
 from tests.plans import cluster_text

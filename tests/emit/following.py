@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autopar.frontends.captured import Captured
+from autopar.frontends.shared.captured import Captured
 from autopar.lowering.spread import BATCH_AXES, MICROBATCH
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh

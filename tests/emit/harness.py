@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from autopar.emit.pytorch import emit
-from autopar.frontends.captured import Captured
 from autopar.frontends.pytorch.capture import capture
+from autopar.frontends.shared.captured import Captured
 from autopar.lowering.precision import at_precision
 from autopar.lowering.spread import Lowered, activation_collectives, lower
 from autopar.nouns.axes import SAMPLES

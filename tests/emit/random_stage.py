@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from autopar.frontends.captured import Captured
+from autopar.frontends.shared.captured import Captured
 from autopar.lowering.spread import BATCH_AXES, MICROBATCH, lower
 from autopar.lowering.stages import updated_buffers
 from autopar.nouns.graph import Graph, Op, Tensor

@@ -15,9 +15,9 @@ from autopar.files import plan_folder
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
 from autopar.planner import plan
-from autopar.runtime.jobs.dry_run import dry_run
-from autopar.runtime.jobs.imported import BrokenProgram
 from autopar.runtime.jobs.launch import verify_many
+from autopar.runtime.pytorch.dry_run import dry_run
+from autopar.runtime.shared.imported import BrokenProgram
 from tests.emit import adapted
 from tests.emit.harness import Emitted, capture_of, check, emitted
 from tests.emit.random_stage import random_stage

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from autopar.frontends.captured import Captured
+from autopar.frontends.shared.captured import Captured
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
 from autopar.rules.batch import batch_flow

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from autopar.emit.pytorch import emit
 from autopar.emit.pytorch.classes import Library
 from autopar.files.cluster_file import load_cluster
-from autopar.frontends.captured import Captured
 from autopar.frontends.pytorch import capture
 from autopar.frontends.pytorch.experts import chosen_experts
 from autopar.frontends.pytorch.experts_tried import differs
+from autopar.frontends.shared.captured import Captured
 from autopar.nouns.errors import UserError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.workload import Workload
@@ -147,12 +147,12 @@ def test_the_reference_is_the_librarys_own_loop(monkeypatch: pytest.MonkeyPatch)
     workload = _family("mixtral")
     assert workload.model is not None
     reference(workload.model(), workload.batch())
-    plain = runtime_experts._one_by_one
+    plain = runtime_experts.one_by_one
 
     def wrong(x: Tensor, rows: Any, *rest: Any) -> Tensor:
         return plain(x, [*rows[1:], rows[0]], *rest)
 
-    monkeypatch.setattr(runtime_experts, "_one_by_one", wrong)
+    monkeypatch.setattr(runtime_experts, "one_by_one", wrong)
     with pytest.raises(AssertionError):
         _checked(workload, "dp_replicate=4")
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from autopar.frontends.captured import Captured
+from autopar.frontends.shared.captured import Captured
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
 from autopar.nouns.recompute import POLICIES

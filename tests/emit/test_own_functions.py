@@ -16,17 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from autopar.frontends.captured import Captured
 from autopar.frontends.pytorch.derivatives import run
 from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.frontends.pytorch.execute import execute
+from autopar.frontends.shared.captured import Captured
 from autopar.nouns.mesh import Mesh
 from autopar.planner.unruled import check_allowed, check_registered, unruled
 from autopar.rules.kept_whole import keep_whole
 from autopar.rules.notation import RuleError
 from autopar.rules.registry import UnruledOp, register, unregister
 from autopar.runtime.pytorch.own_functions import gradients_scaled, own_function
-from autopar.runtime.pytorch.torch_private import FakeTensorMode
+from autopar.torch_private.modes import FakeTensorMode
 from tests.emit import own_functions as own
 from tests.emit.harness import capture_of, check, emitted
 from tests.emit.random_stage import random_stage

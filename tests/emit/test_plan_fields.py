@@ -13,7 +13,7 @@ from autopar.nouns.plan import Plan, Spread, Stage
 from autopar.nouns.recompute import Recompute
 from autopar.planner import plan
 from autopar.planner.planning import PlanResult
-from autopar.runtime.verify.edits import files_of
+from autopar.runtime.shared.edits import files_of
 from tests.plans import cluster_text
 
 MODEL = """

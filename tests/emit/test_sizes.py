@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from autopar.emit.jax import emit as emit_jax
 from autopar.emit.sizes import GLOBAL, LENGTH, LOCAL, Size, product
-from autopar.frontends.captured import Captured
 from autopar.frontends.jax import capture as capture_jax
+from autopar.frontends.shared.captured import Captured
 from autopar.lowering.spread import lower
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread

@@ -20,7 +20,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, Stage
 from autopar.nouns.recompute import Recompute
 from autopar.pipeline.actions import ScheduleError
-from autopar.pipeline.of_plan import lists_of
+from autopar.pipeline.schedules.of_plan import lists_of
 from autopar.pipeline.schedules.table import schedule
 from tests.emit.harness import capture_of, emitted
 from tests.plans import plan

@@ -16,7 +16,7 @@ from autopar.emit import text as layout
 from autopar.emit.marks import instrumented
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
-from autopar.runtime.verify.edits import edits
+from autopar.runtime.shared.edits import edits
 from tests.emit import models
 from tests.emit.following import following
 from tests.emit.harness import capture_of, check, emitted
@@ -138,7 +138,7 @@ def test_marks_leave_every_statement_as_it_is() -> None:
             marked = emitted(captured(case), spread, marks=True).text
             assert edits(marked, plain) == []
             assert "# makes [[" in marked
-            ast.parse(instrumented(plain, marked, "autopar.runtime.verify.pytorch.probe.probe"))
+            ast.parse(instrumented(plain, marked, "autopar.runtime.pytorch.probe.probe"))
 
 
 def test_formatted(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from autopar.frontends.loading import load_workload
 from autopar.nouns.plan import Stage, to_json
 from autopar.planner import plan
 from autopar.runtime.jax.load import read_program as read_jax_program
-from autopar.runtime.pytorch.load import read_program
-from autopar.runtime.settings import ProgramError
+from autopar.runtime.pytorch.training.load import read_program
+from autopar.runtime.shared.settings import ProgramError
 from tests import plans
 
 ROOT = Path(__file__).parents[2]

@@ -19,9 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture
-from autopar.frontends.kept_state import StateError
+from autopar.frontends.shared.captured import Captured
+from autopar.frontends.shared.kept_state import StateError
+from autopar.frontends.shared.reachable import is_users
+from autopar.nouns import workload
 from autopar.nouns.workload import Workload
 
 B, D = 4, 8
@@ -316,3 +318,8 @@ def test_jax_iterators_caches_and_variables() -> None:
     with pytest.raises(StateError, match=r"`kept` in test_kept_state.py holds a .*Tracer"):
         jax_planned(batch, keeping)
     assert not jax_planned(batch).notes
+
+
+def test_whose_a_file_is() -> None:
+    assert is_users(__file__)
+    assert not any(map(is_users, (workload.__file__, np.__file__, random.__file__)))

@@ -13,7 +13,7 @@ from autopar.frontends.pytorch.function_graphs import Pulled, Untraceable, graph
 from autopar.frontends.pytorch.function_rules import rule_of
 from autopar.frontends.pytorch.functions import Again, Called
 from autopar.rules.composite import linear_in
-from autopar.runtime.pytorch.torch_private import FakeTensorMode
+from autopar.torch_private.modes import FakeTensorMode
 from tests.emit import own_functions as own
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autopar.frontends.captured import Captured
 from autopar.frontends.pytorch import capture, errors
+from autopar.frontends.shared.captured import Captured
 from autopar.nouns.workload import Workload
 
 B, D = 4, 8

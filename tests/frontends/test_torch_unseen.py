@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autopar.frontends.captured import Captured
 from autopar.frontends.pytorch import capture, errors
+from autopar.frontends.shared.captured import Captured
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.workload import Workload
 from tests.emit.harness import check, emitted

@@ -31,7 +31,7 @@ def interpret(
 
     tensors: parameters and buffers by full name. Batch norms write into their running buffers.
     wide:    computes in float64 what the graph computes in float32 (casts, constants, softmax).
-    dropout: False puts what stands in for it in the place of every draw, see `frontends.noise`.
+    dropout: False puts what stands in for it in the place of every draw, `frontends.shared.noise`.
     observe: called with the full name of every tensor that an op makes, the op and the value.
     """
     run = _Run(tensors, wide, dropout, observe)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autopar.frontends.noise import dropout_factor, stand_in
+from autopar.frontends.shared.noise import dropout_factor, stand_in
 from autopar.nouns import graph as nouns
 from autopar.nouns.graph import Op
 

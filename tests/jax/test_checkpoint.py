@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from autopar.frontends.jax import paths_of
-from autopar.runtime.checkpoint_folder import CheckpointError
 from autopar.runtime.jax import checkpoint as jax_checkpoint
 from autopar.runtime.jax.batches import Batches
 from autopar.runtime.jax.layout import by_name
 from autopar.runtime.jax.step import Step
 from autopar.runtime.jax.trainer import Trainer
-from autopar.runtime.save_target import Saving
+from autopar.runtime.shared.checkpoint_folder import CheckpointError
+from autopar.runtime.shared.save_target import Saving
 from tests.jax.planned import made
 from tests.runtime.damages import DAMAGES, Damage, Killed, emptied, failing
 
@@ -90,7 +90,7 @@ def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_taken(
         trainer.load(newest)
     trainer.load(tmp_path)
     assert trainer.step_number == 1
-    monkeypatch.setattr("autopar.runtime.stopping.Stopping.listen", lambda self: None)
+    monkeypatch.setattr("autopar.runtime.shared.stopping.Stopping.listen", lambda self: None)
     capfd.readouterr()
     trainer.keep_checkpoints(tmp_path, keep=1)
     told = capfd.readouterr().err

@@ -12,7 +12,7 @@ import pytest
 
 from autopar.frontends.jax.capture import capture
 from autopar.runtime.jax.step import Step
-from autopar.runtime.settings import changed_training
+from autopar.runtime.shared.settings import changed_training
 from autopar.runtime.verify.collectives import differences
 from autopar.runtime.verify.verified import TOLERANCE
 from tests.jax import models

@@ -24,8 +24,8 @@ from autopar.runtime.jax.load import TooFewDevices, check_model_of, run_program
 from autopar.runtime.jobs import jax_launch, launch
 from autopar.runtime.jobs.failures import RankFailed
 from autopar.runtime.jobs.machine import accelerators
-from autopar.runtime.settings import StaleSettings
-from autopar.runtime.stale import StalePlan
+from autopar.runtime.shared.settings import StaleSettings
+from autopar.runtime.shared.stale import StalePlan
 from autopar.runtime.verify.jax import verify as jax_verify
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "clusters" / "h100_8.yaml"

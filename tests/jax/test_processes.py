@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import autopar
-from autopar.runtime.checkpoint_folder import CheckpointError
 from autopar.runtime.jax import checkpoint
+from autopar.runtime.shared.checkpoint_folder import CheckpointError
 from tests import warm
 from tests.jax import test_script as script
 from tests.jax.of_several_processes import optimizer

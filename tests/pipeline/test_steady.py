@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from autopar.pipeline.clock import Clock
+from autopar.pipeline.schedules.steady import SteadyClock
 from autopar.pipeline.schedules.table import SCHEDULES, schedule
-from autopar.pipeline.steady import SteadyClock
 
 PP = 4
 

@@ -12,9 +12,9 @@ import pytest
 
 from autopar.cost_models.family import Arch, LatentAttention
 from autopar.files.cluster_file import load_cluster
-from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture
 from autopar.frontends.loading import load_workload
+from autopar.frontends.shared.captured import Captured
 from autopar.lowering.precision import at_precision
 from autopar.nouns.graph import Graph
 from autopar.nouns.recompute import KEEP_ALL

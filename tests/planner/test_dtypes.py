@@ -17,8 +17,8 @@ from torch.utils.flop_counter import flop_registry
 
 from autopar.emit.pytorch import emit
 from autopar.files.cluster_file import cluster_from_text
-from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture
+from autopar.frontends.shared.captured import Captured
 from autopar.lowering.spread import Lowered
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.planner.planning import Planned, plan_captured
@@ -27,8 +27,8 @@ from autopar.planner.pricing.utilization import model_flops, peak_time_s
 from autopar.report.notes import notes
 from autopar.rules.work import PRODUCTS, op_work
 from autopar.runtime.pytorch.initialize import initialize
-from autopar.runtime.pytorch.trainer import Program, Trainer
-from autopar.runtime.verify.pytorch.probe import recording
+from autopar.runtime.pytorch.probe import recording
+from autopar.runtime.pytorch.training.trainer import Program, Trainer
 from tests.planner.dtype_mixes import MIXES, Mix
 
 ONE = cluster_from_text(

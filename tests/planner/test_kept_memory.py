@@ -29,9 +29,9 @@ from autopar.runtime.pytorch import recomputing
 from autopar.runtime.pytorch.initialize import initialize
 from autopar.runtime.pytorch.recomputing import recomputations
 from autopar.runtime.pytorch.recomputing import recompute as again
-from autopar.runtime.pytorch.torch_private import TorchDispatchMode
-from autopar.runtime.pytorch.trainer import Program, Trainer
+from autopar.runtime.pytorch.training.trainer import Program, Trainer
 from autopar.runtime.verify.recomputed import differences
+from autopar.torch_private.modes import TorchDispatchMode
 from tests.runtime.live_memory import LiveMemory
 
 ONE = cluster_from_text(

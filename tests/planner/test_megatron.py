@@ -15,8 +15,8 @@ import pytest
 from autopar import Workload
 from autopar.files.cluster_file import load_cluster
 from autopar.files.plan_checks import from_json
-from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture
+from autopar.frontends.shared.captured import Captured
 from autopar.nouns.plan import to_json
 from autopar.planner.planning import Options, plan_captured
 

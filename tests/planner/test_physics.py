@@ -21,8 +21,8 @@ from autopar.cost_models.precision import compute_dtype
 from autopar.cost_models.profile_db import Machine, Measurement, ProfileDb
 from autopar.files.arch_file import load_arch
 from autopar.files.cluster_file import cluster_from_text
-from autopar.frontends.captured import Captured
 from autopar.frontends.dispatch import capture
+from autopar.frontends.shared.captured import Captured
 from autopar.nouns.cluster import Cluster, MeasuredRate
 from autopar.nouns.errors import UserError
 from autopar.planner import alarms, cores

@@ -13,7 +13,7 @@ from autopar.lowering.stages import CutError, stage_parts
 from autopar.nouns.errors import DoesNotFit
 from autopar.nouns.plan import Stage
 from autopar.nouns.recompute import Recompute
-from autopar.pipeline.of_plan import schedule_of
+from autopar.pipeline.schedules.of_plan import schedule_of
 from autopar.pipeline.schedules.table import SCHEDULES
 from autopar.planner.fixed import Fixed, FixError
 from autopar.planner.pricing.bounds import pipeline_bounds, state_bytes

@@ -10,9 +10,9 @@ import pytest
 from autopar.nouns.errors import UserError
 from autopar.pipeline.actions import Action, Schedule, from_text, to_text
 from autopar.pipeline.check import Deadlock, check, held
-from autopar.pipeline.of_plan import schedule_of
 from autopar.pipeline.play import Costs, play
 from autopar.pipeline.refine import refined
+from autopar.pipeline.schedules.of_plan import schedule_of
 from autopar.pipeline.schedules.table import schedule
 from autopar.pipeline.written import read_schedule, written
 from autopar.planner.fixed import Fixed, FixError

@@ -195,7 +195,7 @@ def test_one_kernel_computes_what_single_products_do(
     floats = [torch.randn(24, 16), torch.randn(shape), *([torch.randn(5, 8)] if bias else [])]
     given = [t.to(dtype).requires_grad_() for t in floats]
     x, matrices, added = *given[:2], given[2] if bias else None
-    one = runtime._one_by_one(x, rows.tolist(), matrices, added, transposed)
+    one = runtime.one_by_one(x, rows.tolist(), matrices, added, transposed)
     other = runtime._at_once(x, rows, matrices, added, transposed)
     arriving = torch.randn_like(one)
     gradients = [torch.autograd.grad(made, given, arriving) for made in (one, other)]

@@ -21,17 +21,17 @@ from autopar.lowering.collectives import Row
 from autopar.lowering.state import Stored, state_collectives
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
-from autopar.runtime.checkpoint_folder import CheckpointError
 from autopar.runtime.pytorch.batches import BatchesDiffer
 from autopar.runtime.pytorch.checkpoint import load_plain
+from autopar.runtime.pytorch.counting import Counting
 from autopar.runtime.pytorch.gradients import reduce_late, total_norm
-from autopar.runtime.pytorch.load import PlansDiffer, check_same, start
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.trainer import Program, Trainer
-from autopar.runtime.settings import ProgramError, Settings
+from autopar.runtime.pytorch.training.load import PlansDiffer, check_same, start
+from autopar.runtime.pytorch.training.trainer import Program, Trainer
+from autopar.runtime.shared.checkpoint_folder import CheckpointError
+from autopar.runtime.shared.settings import ProgramError, Settings
 from autopar.runtime.verify.collectives import differences
 from autopar.runtime.verify.pytorch.comparison import Comparison
-from autopar.runtime.verify.pytorch.counting import Counting
 from autopar.runtime.verify.pytorch.locate import Probed, locate
 from autopar.runtime.verify.pytorch.modes import exact
 from autopar.runtime.verify.pytorch.reference import Reference, random_batch, reference
@@ -355,7 +355,7 @@ def first_wrong(given: Given) -> dict[str, str]:
     text = (folders.HERE / "tiny_gpt_program.py").read_text()
     text = text.replace(
         "import collectives as c",
-        "import collectives as c\nfrom autopar.runtime.verify.pytorch.probe import probe",
+        "import collectives as c\nfrom autopar.runtime.pytorch.probe import probe",
     )
     axes = "dp_shard:S0 tp:S1"
     text = text.replace(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autopar.runtime.checkpoint_folder import MANIFEST, is_data
+from autopar.runtime.shared.checkpoint_folder import MANIFEST, is_data
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from autopar.emit.pytorch.train import How, train_text
 from autopar.files import plan_folder
-from autopar.frontends.captured import Captured
 from autopar.frontends.loading import load_workload
+from autopar.frontends.shared.captured import Captured
 from autopar.nouns import batch
 from autopar.nouns import plan as plans
 from autopar.nouns.mesh import Mesh

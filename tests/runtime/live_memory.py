@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from autopar.runtime.pytorch.torch_private import TorchDispatchMode, tree_map_only
+from autopar.torch_private.modes import TorchDispatchMode
+from autopar.torch_private.tensors import tree_map_only
 
 
 class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]

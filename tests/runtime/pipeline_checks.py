@@ -21,11 +21,11 @@ from autopar.pipeline.check import held
 from autopar.pipeline.schedules.table import SCHEDULES, schedule
 from autopar.runtime.pytorch import ranks as rank_state
 from autopar.runtime.pytorch.checkpoint import load_plain
-from autopar.runtime.pytorch.load import start
 from autopar.runtime.pytorch.pipeline.log import Sent
 from autopar.runtime.pytorch.pipeline.stages import Stages
-from autopar.runtime.pytorch.trainer import Program, Trainer
-from autopar.runtime.settings import Settings
+from autopar.runtime.pytorch.training.load import start
+from autopar.runtime.pytorch.training.trainer import Program, Trainer
+from autopar.runtime.shared.settings import Settings
 from autopar.runtime.verify.pytorch.comparison import Comparison
 from autopar.runtime.verify.pytorch.modes import exact
 from autopar.runtime.verify.pytorch.reference import Reference, random_batch, reference

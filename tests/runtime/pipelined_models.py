@@ -23,9 +23,9 @@ from autopar.nouns.workload import Workload
 from autopar.pipeline.actions import Schedule
 from autopar.runtime.pytorch import collectives as c
 from autopar.runtime.pytorch.parameters import Buffer, Parameter, local
-from autopar.runtime.pytorch.pipeline.records import Stage, Value
 from autopar.runtime.pytorch.ranks import current
 from autopar.runtime.pytorch.recomputing import recompute as again
+from autopar.runtime.pytorch.stage import Stage, Value
 
 VOCABULARY, WIDTH, LENGTH, BLOCKS, BATCH = 40, 16, 6, 8, 16
 LAST = BLOCKS - 1

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from autopar.runtime.checkpoint_folder import CheckpointError, find
 from autopar.runtime.pytorch import checkpoint
 from autopar.runtime.pytorch.checkpoint import Piece, load_plain, read, write
+from autopar.runtime.shared.checkpoint_folder import CheckpointError, find
 
 
 def pieces(value: float, rows: int = 4) -> dict[str, Piece]:

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from autopar.runtime.checkpoint_folder import CheckpointError, check_source, file_of
 from autopar.runtime.pytorch import checkpoint
 from autopar.runtime.pytorch.checkpoint import HalfLoaded, Piece, read, write
 from autopar.runtime.pytorch.initialize import initialize
-from autopar.runtime.pytorch.trainer import Program, Trainer
-from autopar.runtime.save_target import Saving
-from autopar.runtime.settings import Settings
+from autopar.runtime.pytorch.training.trainer import Program, Trainer
+from autopar.runtime.shared.checkpoint_folder import CheckpointError, check_source, file_of
+from autopar.runtime.shared.save_target import Saving
+from autopar.runtime.shared.settings import Settings
 from tests.runtime import tiny_gpt, tiny_gpt_program
 from tests.runtime.damages import DAMAGES, TORCH_DAMAGES, Damage, Killed, data, failing
 

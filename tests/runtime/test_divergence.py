@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from autopar.nouns.workload import Workload
-from autopar.runtime.divergence import Diverged, check_loss
+from autopar.runtime.shared.divergence import Diverged, check_loss
 
 WORKLOAD = Workload(model=dict, batch=dict, learning_rate=3.0)
 

@@ -12,11 +12,11 @@ import torch
 
 from autopar.cli import commands
 from autopar.emit import pytorch as emit_torch
-from autopar.frontends.captured import Captured
+from autopar.frontends.shared.captured import Captured
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import POLICIES
-from autopar.runtime.jobs.dry_run import dry_run
-from autopar.runtime.jobs.imported import BrokenProgram, imported
+from autopar.runtime.pytorch.dry_run import dry_run
+from autopar.runtime.shared.imported import BrokenProgram, imported
 from tests.emit.harness import Emitted, capture_of, emitted
 from tests.emit.models import Llama, llama_batch
 from tests.emit.random_stage import random_stage

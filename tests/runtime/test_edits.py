@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.runtime.verify.edits import edits
+from autopar.runtime.shared.edits import edits
 
 GIVEN = """def forward(x):
     'x [4, 4]'

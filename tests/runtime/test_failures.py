@@ -12,7 +12,8 @@ import pytest
 from autopar.nouns.errors import DoesNotFit
 from autopar.runtime.jobs import pytorch_launch
 from autopar.runtime.jobs.causes import killed_by
-from autopar.runtime.jobs.failures import LONGEST, RankFailed, failure, place, report
+from autopar.runtime.jobs.failures import RankFailed, failure, report
+from autopar.runtime.shared.error_places import LONGEST, place
 
 
 def raised_error(raised: Exception) -> Exception:

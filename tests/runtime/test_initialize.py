@@ -16,7 +16,7 @@ from torch import nn
 from autopar.frontends.pytorch import capture
 from autopar.runtime.pytorch.initialize import Target, initialize
 from autopar.runtime.pytorch.recording import named_tensors
-from autopar.runtime.settings import ProgramError
+from autopar.runtime.shared.settings import ProgramError
 from tests.runtime import tiny_gpt
 
 SMALL = {

@@ -10,8 +10,8 @@ from torch import nn
 from autopar.pipeline.schedules.table import SCHEDULES, schedule
 from autopar.runtime.pytorch.pipeline.edges import Edge, edges_of
 from autopar.runtime.pytorch.pipeline.messages import AHEAD, Message, Traffic
-from autopar.runtime.pytorch.pipeline.records import Stage, Value
-from autopar.runtime.settings import ProgramError
+from autopar.runtime.pytorch.stage import Stage, Value
+from autopar.runtime.shared.settings import ProgramError
 from tests.runtime.pipelined_models import MODELS
 
 

@@ -27,7 +27,7 @@ from autopar.runtime.pytorch.parameters import (
 )
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.storage import materialise, unit_modules
-from autopar.runtime.settings import ProgramError, Settings
+from autopar.runtime.shared.settings import ProgramError, Settings
 
 
 class Alone(Ranks):

@@ -11,8 +11,8 @@ import torch
 
 from autopar.files import plan_folder
 from autopar.nouns.batch import BatchEntry, from_json, to_json
-from autopar.runtime.planned_batch import OtherBatch, check_batch, check_planned
-from autopar.runtime.pytorch.load import load
+from autopar.runtime.pytorch.training.load import load
+from autopar.runtime.shared.planned_batch import OtherBatch, check_batch, check_planned
 from tests.runtime import folders
 
 PLANNED = (BatchEntry("x", (8, 4), "float32", 0), BatchEntry("y", (8,), "int64", 0))

@@ -7,14 +7,9 @@ import pytest
 import torch
 
 from autopar.nouns.mesh import Mesh
-from autopar.runtime.verify.differences import (
-    Seen,
-    Whole,
-    assemble,
-    first_difference,
-    place_of,
-)
-from autopar.runtime.verify.pytorch.probe import probe, recording
+from autopar.runtime.pytorch.probe import probe, recording
+from autopar.runtime.shared.seen import Seen
+from autopar.runtime.verify.differences import Whole, assemble, first_difference, place_of
 
 MESH = Mesh(("dp_shard", "tp"), (2, 2))
 WHOLE = torch.arange(24.0).reshape(4, 6)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from autopar.files import plan_folder
-from autopar.frontends.noise import dropout_factor
+from autopar.frontends.shared.noise import dropout_factor
 from autopar.lowering.collectives import Row
 from autopar.nouns.workload import Workload
 from autopar.runtime.verify.collectives import compare_priced, differences

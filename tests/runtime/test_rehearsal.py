@@ -10,14 +10,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from autopar.runtime.pytorch import load
-from autopar.runtime.pytorch.torch_private import FakeTensorMode
+from autopar.runtime.pytorch.training import load
 from autopar.runtime.rehearsal import nccl, stand_ins, worker
 from autopar.runtime.rehearsal.clocks import HOST, Clocks, Memory
 from autopar.runtime.rehearsal.findings import reason_of
 from autopar.runtime.rehearsal.rehearse import order_of_groups, rehearse
 from autopar.runtime.rehearsal.second_device import Device
 from autopar.runtime.rehearsal.watch import Watch
+from autopar.torch_private.modes import FakeTensorMode
 from benchmarks import rehearsals
 from benchmarks.planned import planned_in
 

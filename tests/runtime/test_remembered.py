@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from autopar.runtime.pytorch.torch_private import FakeTensor, FakeTensorMode
 from autopar.runtime.rehearsal.remembered import Remembered
+from autopar.torch_private.modes import FakeTensor, FakeTensorMode
 
 A = torch.ops.aten
 OPS: dict[str, Callable[[Tensor], tuple[Any, ...]]] = {

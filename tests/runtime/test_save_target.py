@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from autopar.runtime.checkpoint_folder import DATA, MANIFEST, CheckpointError, Manifest
 from autopar.runtime.jobs import launch, pytorch_launch
-from autopar.runtime.save_target import check_target
+from autopar.runtime.shared.checkpoint_folder import DATA, MANIFEST, CheckpointError, Manifest
+from autopar.runtime.shared.save_target import check_target
 from tests.runtime import folders
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from autopar.pipeline.schedules.table import schedule
 from autopar.runtime.pytorch.initialize import initialize
-from autopar.runtime.pytorch.pipeline.records import Value
-from autopar.runtime.pytorch.trainer import Program, Trainer
-from autopar.runtime.settings import ProgramError, Settings
+from autopar.runtime.pytorch.stage import Value
+from autopar.runtime.pytorch.training.trainer import Program, Trainer
+from autopar.runtime.shared.settings import ProgramError, Settings
 from tests.runtime.pipelined_models import GPT, GPT_WORKLOAD, LENGTH, WIDTH, batch, gpt
 
 PLANNED = schedule("hanayo", 1, 4)

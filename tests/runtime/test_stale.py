@@ -13,9 +13,9 @@ from autopar.files import plan_folder
 from autopar.frontends.loading import load_workload
 from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload, training
-from autopar.runtime.pytorch.load import check_model_of
-from autopar.runtime.settings import StaleSettings, changed_training
-from autopar.runtime.stale import StalePlan
+from autopar.runtime.pytorch.training.load import check_model_of
+from autopar.runtime.shared.settings import StaleSettings, changed_training
+from autopar.runtime.shared.stale import StalePlan
 from tests.runtime import folders
 
 MODEL = """

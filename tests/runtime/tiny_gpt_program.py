@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from autopar.runtime.pytorch import collectives as c
 from autopar.runtime.pytorch.parameters import Buffer, Parameter, local
 from autopar.runtime.pytorch.ranks import current
-from autopar.runtime.settings import Settings
+from autopar.runtime.shared.settings import Settings
 
 MESH = {"dp_shard": 2, "tp": 2}
 SETTINGS = Settings(zero=3, microbatches=2, units=("layers.*",))

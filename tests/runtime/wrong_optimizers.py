@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from autopar.runtime.pytorch.trainer import Trainer, train_of
+from autopar.runtime.pytorch.training.trainer import Trainer, train_of
 
 
 def _groups(**changes: float) -> Callable[[Trainer], None]:

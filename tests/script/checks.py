@@ -20,8 +20,8 @@ import autopar
 from autopar.nouns.errors import UserError
 from autopar.runtime.first_rank import first_rank_makes
 from autopar.runtime.pytorch.checkpoint import Piece, load_plain
-from autopar.runtime.pytorch.load import start
 from autopar.runtime.pytorch.portions import even_split
+from autopar.runtime.pytorch.training.load import start
 from autopar.runtime.pytorch.weights import contents, load_weights, save_weights
 from tests.plans import cluster
 from tests.script.models import Dropping, Exact, Points, Words, points, words

@@ -13,8 +13,8 @@ from torch import nn
 import autopar
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
-from autopar.runtime.given_model import planned_workload
 from autopar.runtime.pytorch.own_model import skeleton
+from autopar.runtime.shared.planned_workload import planned_workload
 from autopar.script.planned import PlanFolder
 from tests.plans import cluster, cluster_text
 from tests.script.models import Words, words

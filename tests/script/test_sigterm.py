@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import autopar
-from autopar.runtime.kept_checkpoints import kept
 from autopar.runtime.pytorch.loader import Loader
+from autopar.runtime.shared.kept_checkpoints import kept
 from tests.plans import cluster
 from tests.ports import free_port
 from tests.script import with_workers

@@ -17,10 +17,10 @@ import autopar
 from autopar.nouns.errors import UserError
 from autopar.pipeline.actions import Action
 from autopar.pipeline.schedules.table import schedule
-from autopar.runtime.loss_share import LossShare, UnevenBatch, loss_share
-from autopar.runtime.planned_batch import OtherBatch
 from autopar.runtime.pytorch.pipeline.forwards import forwards_of
 from autopar.runtime.pytorch.portions import even_split, portions
+from autopar.runtime.shared.loss_share import LossShare, UnevenBatch, loss_share
+from autopar.runtime.shared.planned_batch import OtherBatch
 from tests.plans import cluster
 from tests.script.models import Points, Words, points, words
 

@@ -17,9 +17,9 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 import autopar
 from autopar.nouns.cluster import DeviceGroup
 from autopar.nouns.errors import UserError
-from autopar.runtime.checkpoint_folder import CheckpointError, Damaged, Manifest
-from autopar.runtime.kept_checkpoints import candidates, kept, load_first_whole
 from autopar.runtime.pytorch.checkpoint import HalfLoaded
+from autopar.runtime.shared.checkpoint_folder import CheckpointError, Damaged, Manifest
+from autopar.runtime.shared.kept_checkpoints import candidates, kept, load_first_whole
 from tests.plans import cluster
 from tests.runtime.damages import cut, data, emptied, flip
 from tests.script.models import Dropping, words

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from autopar.files import plan_text
 from autopar.files.sources import relative_sources
-from autopar.frontends.captured import Captured
+from autopar.frontends.shared.captured import Captured
 from autopar.lowering import text as lowered_text
 from autopar.lowering.of_plan import batch_dims, lowered_plan, planned_graph
 from autopar.lowering.spread import Lowered

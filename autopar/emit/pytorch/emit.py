@@ -40,7 +40,7 @@ from autopar.lowering.spread import MICROBATCH, SAMPLE_AXES, Lowered
 from autopar.lowering.stages import StagePart, stage_parts
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan
-from autopar.pipeline.of_plan import schedule_of
+from autopar.pipeline.schedules.of_plan import schedule_of
 
 FILE = "model.py"
 _OWN = "FP32 Buffer Modules Parameter Settings Stage Value Weights".split()
@@ -194,9 +194,9 @@ def _file(
     if re.search(r"\bF\.", body):
         head.append("import torch.nn.functional as F")
     head += ["from torch import Tensor, nn", ""]
-    head += _imports(names)
     if printing.probes:
-        head.append("from autopar.runtime.verify.pytorch.probe import probe")
+        head.append("from autopar.runtime.pytorch.probe import probe")
+    head += _imports(names)
     head.append("")
     mesh = plan.program_mesh
     sizes = ", ".join(f'"{a}": {n}' for a, n in zip(mesh.axes, mesh.sizes, strict=True))

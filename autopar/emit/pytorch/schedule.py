@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from autopar.nouns.plan import Plan
 from autopar.pipeline.actions import to_text
-from autopar.pipeline.of_plan import schedule_of
+from autopar.pipeline.schedules.of_plan import schedule_of
 
 FILE = "schedule.txt"
 _KINDS = {

@@ -25,7 +25,7 @@ from autopar.emit.text import COLUMNS, Lines
 from autopar.lowering.spread import Lowered
 from autopar.lowering.stages import StagePart
 from autopar.nouns.plan import Plan
-from autopar.pipeline.of_plan import schedule_of
+from autopar.pipeline.schedules.of_plan import schedule_of
 
 LOSS = "loss"
 """The name under which the runtime knows the loss of a stage."""

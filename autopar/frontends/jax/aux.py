@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from autopar.frontends.captured import Aux, Number
 from autopar.frontends.jax.draft import Draft, Operand, Uniform, Value
 from autopar.frontends.jax.errors import CaptureError, NotScalarLoss
+from autopar.frontends.shared.captured import Aux, Number
 
 
 def results_of(loss: Callable[..., Any]) -> Callable[..., Any]:

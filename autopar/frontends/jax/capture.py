@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from autopar.frontends.captured import Captured
 from autopar.frontends.jax.attention import attention_lifted
 from autopar.frontends.jax.aux import aux_of, results_of, single_results
 from autopar.frontends.jax.constants import Constants, held_note, stored
@@ -51,8 +50,9 @@ from autopar.frontends.jax.products import products_named
 from autopar.frontends.jax.remarks import remarks
 from autopar.frontends.jax.simplify import simplified
 from autopar.frontends.jax.vocabulary import lookups_lifted
-from autopar.frontends.kept_state import KeptState
-from autopar.frontends.places import UNKNOWN, declared, last_line
+from autopar.frontends.shared.captured import Captured
+from autopar.frontends.shared.kept_state import KeptState
+from autopar.frontends.shared.places import UNKNOWN, declared, last_line
 from autopar.nouns.graph import Graph
 from autopar.nouns.workload import Workload
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from autopar.frontends.captured import digest
 from autopar.frontends.jax.draft import Builder, Draft, Node, Operand, Value, rewrite
 from autopar.frontends.jax.inputs import paths_of
+from autopar.frontends.shared.captured import digest
 
 WRITTEN = 64
 """Most elements of an array that is written into the program."""

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from autopar.frontends.captured import ModelTensor
 from autopar.frontends.jax.errors import BatchError, NotFloating
+from autopar.frontends.shared.captured import ModelTensor
 from autopar.nouns.batch import NO_DIM, NO_SAMPLES, BatchEntry
 from autopar.nouns.graph import Graph
 

@@ -34,11 +34,12 @@ from autopar.frontends.pytorch.lifter import Lifter
 from autopar.frontends.pytorch.original_calls import bound, original_call
 from autopar.nouns.graph import freeze
 from autopar.rules.torch_calls import POINTWISE
+from autopar.torch_private.ops import op_name
 
 
 def lift_call(lifter: Lifter, node: fx.Node) -> Any:
     """Emits what ``node`` becomes and returns its value, or values for several results."""
-    packet = node.target._opname  # type: ignore[union-attr]
+    packet = op_name(node.target)
     if packet.endswith("_") and not packet.endswith("__"):
         packet = packet[:-1]  # the lifter gives in-place ops their effect
     arguments = bound(lifter, node)
@@ -79,7 +80,7 @@ def _unknown(lifter: Lifter, node: fx.Node) -> Any:
     several = isinstance(meta, list | tuple)
     metas: list[Any] = list(meta) if isinstance(meta, list | tuple) else [meta]
     outputs = [ir.like(t) for t in metas if isinstance(t, torch.Tensor)]
-    kind = f"{target.namespace}::{target._opname}"
+    kind = f"{target.namespace}::{op_name(target)}"
     made = lifter.emit_many(kind, operands, outputs)
     lifter.nodes[-1].flat = _without_derivative(node)
     _keep_call(lifter, lifter.nodes[-1], node)
@@ -137,7 +138,7 @@ def _without_derivative(node: fx.Node) -> bool:
 
 def written_through(lifter: Lifter, view: fx.Node, base: Value, value: Value) -> Value | None:
     """``base`` with the part that ``view`` shows replaced by ``value``; None if that is unknown."""
-    packet = getattr(view.target, "_opname", "")
+    packet = op_name(view.target)
     arguments = bound(lifter, view)
     if packet in ("alias", "detach", "contiguous", "to", "view_as", "lift_fresh", "detach_"):
         return value if value.shape == base.shape else None

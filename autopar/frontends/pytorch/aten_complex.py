@@ -24,6 +24,7 @@ from autopar.frontends.pytorch.decomposed import lift_parts
 from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.frontends.pytorch.ir import Value
 from autopar.frontends.pytorch.lifter import Lifter
+from autopar.torch_private.ops import op_name
 
 
 def meets_complex(node: fx.Node) -> bool:
@@ -33,7 +34,7 @@ def meets_complex(node: fx.Node) -> bool:
 
 def lift_complex(lifter: Lifter, node: fx.Node, arguments: Arguments) -> Any:
     """What the call becomes; raises `UnsupportedOpError` where it is not in the table."""
-    name = node.target._opname  # type: ignore[union-attr]
+    name = op_name(node.target)
     start = len(lifter.nodes)
     with suppress(KeyError, Unliftable):
         return COMPLEX[name](lifter, node, arguments)

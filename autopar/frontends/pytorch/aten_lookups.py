@@ -14,6 +14,7 @@ from autopar.frontends.pytorch.aten_shapes import reshape_to
 from autopar.frontends.pytorch.ir import Value
 from autopar.frontends.pytorch.lifter import Lifter
 from autopar.frontends.pytorch.original_calls import original_call
+from autopar.torch_private.ops import op_name, overload_name
 
 
 def _index(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
@@ -70,8 +71,8 @@ def _functional(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     if call is None or len(set(operands)) != len(operands):
         raise Unliftable
     target: Any = node.target
-    name = target._opname.removesuffix("_")
-    plain = f"aten.{name}.{target._overloadname}"
+    name = op_name(target).removesuffix("_")
+    plain = f"aten.{name}.{overload_name(target)}"
     x = operands[0]
     return lifter.emit(f"aten::{name}", operands, x.shape, x.dtype, torch={**call, "target": plain})
 

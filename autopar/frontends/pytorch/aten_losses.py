@@ -16,6 +16,7 @@ from autopar.frontends.pytorch.aten_elementwise import Arguments, Lift, Unliftab
 from autopar.frontends.pytorch.ir import Value
 from autopar.frontends.pytorch.lifter import Lifter
 from autopar.frontends.pytorch.original_calls import original_call
+from autopar.torch_private.ops import op_name, schema_of
 
 _REDUCTIONS = ("none", "mean", "sum")
 
@@ -52,7 +53,7 @@ def _pointwise(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
     call = original_call(lifter, node, operands)
     if call is None:
         raise Unliftable
-    place = [argument.name for argument in target._schema.arguments].index("reduction")
+    place = [argument.name for argument in schema_of(target).arguments].index("reduction")
     args, kwargs = list(call["args"]), dict(call["kwargs"])
     if len(args) > place:
         args[place] = 0
@@ -60,7 +61,7 @@ def _pointwise(lifter: Lifter, node: fx.Node, a: Arguments) -> Value:
         kwargs["reduction"] = 0
     shape = torch.broadcast_shapes(*(v.shape for v in operands))  # type: ignore[no-untyped-call]
     dtype = ir.like(node.meta["val"]).dtype
-    kind = f"{target.namespace}::{target._opname}"
+    kind = f"{target.namespace}::{op_name(target)}"
     plain = {"target": call["target"], "args": args, "kwargs": kwargs}
     losses = lifter.emit(kind, operands, shape, dtype, torch=plain)
     return _reduced(lifter, losses, a["reduction"])

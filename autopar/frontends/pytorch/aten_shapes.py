@@ -14,7 +14,7 @@ from autopar.frontends.pytorch.aten_repeats import repeat_interleave
 from autopar.frontends.pytorch.aten_strided import as_strided
 from autopar.frontends.pytorch.ir import Value
 from autopar.frontends.pytorch.lifter import Lifter
-from autopar.runtime.pytorch.torch_private import without_modes
+from autopar.torch_private.modes import without_modes
 
 
 def reshape_to(lifter: Lifter, x: Value, shape: tuple[int, ...]) -> Value:

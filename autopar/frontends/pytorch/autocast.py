@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, fx
 
 from autopar.frontends.pytorch.errors import UnsupportedOpError
-from autopar.runtime.pytorch.torch_private import TorchDispatchMode, tree_map_only
+from autopar.torch_private.modes import TorchDispatchMode
+from autopar.torch_private.ops import to_copy
+from autopar.torch_private.tensors import tree_map_only
 
 Region = torch.dtype | None
 """What is cast to; None where nothing is."""
@@ -88,7 +90,7 @@ class _Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default:
+        if func is to_copy:
             self.copied[id(args[0])] = made.dtype
         elif func.namespace != "prim":  # which asks for a device
             results = made if isinstance(made, tuple | list) else [made]

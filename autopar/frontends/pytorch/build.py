@@ -20,11 +20,12 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 
-from autopar.frontends import places
+from autopar import torch_private
 from autopar.frontends.pytorch.errors import BatchError, BuildError
+from autopar.frontends.shared import places
 from autopar.nouns.batch import NO_DIM, NO_SAMPLES
 from autopar.nouns.workload import Workload
-from autopar.runtime.pytorch.torch_private import FakeTensor, FakeTensorMode
+from autopar.torch_private.modes import FakeTensor, FakeTensorMode
 
 SMALL = 1 << 14  # elements; the largest tensor that is real
 
@@ -189,6 +190,7 @@ def last_line(error: BaseException) -> str:
 _OWN = (
     inspect.getfile(torch).rpartition("/")[0] + "/",
     __file__.rpartition("/")[0] + "/",
+    torch_private.__file__.rpartition("/")[0] + "/",
     "<",
 )
 

@@ -40,7 +40,7 @@ from autopar.frontends.pytorch.structure import (
     renumber,
     take_apart,
 )
-from autopar.runtime.pytorch.torch_private import FakeTensor, without_modes, without_torch_function
+from autopar.torch_private.modes import FakeTensor, without_modes, without_torch_function
 
 CELLS = 4
 """Calls from which on a cell of one op is a block."""

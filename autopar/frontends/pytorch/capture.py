@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from autopar.frontends.captured import Captured, ModelTensor
-from autopar.frontends.kept_state import KeptState
 from autopar.frontends.pytorch.alike import Repeats
 from autopar.frontends.pytorch.assemble import assemble
 from autopar.frontends.pytorch.build import Built, build, check_batch, without_values
@@ -26,6 +24,8 @@ from autopar.frontends.pytorch.program import Program, cut, prune
 from autopar.frontends.pytorch.rewrite import rewrite
 from autopar.frontends.pytorch.same_again import check_same_again
 from autopar.frontends.pytorch.trace import Trace, take_trace
+from autopar.frontends.shared.captured import Captured, ModelTensor
+from autopar.frontends.shared.kept_state import KeptState
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.workload import Workload
 

@@ -22,6 +22,7 @@ from autopar.frontends.pytorch.chosen_places import Choices
 from autopar.frontends.pytorch.chosen_rows import Rows, RowTable, Walk, is_open, symbols_of
 from autopar.frontends.pytorch.ir import Value
 from autopar.frontends.pytorch.sizes_asked import total_asked
+from autopar.torch_private.ops import op_name, schema_of
 
 _SHAPED = frozenset(
     "view reshape expand _unsafe_view unflatten new_zeros new_ones new_full zeros ones full "
@@ -84,7 +85,7 @@ class Chosen:
     def lift(self, node: fx.Node) -> Any:
         """What ``node`` becomes on all rows."""
         lifter = self.table.lifter
-        name = node.target._opname  # type: ignore[union-attr]
+        name = op_name(node.target)
         before = node.meta.get("val")
         if (known := total_asked(node)) is not None:
             size, total = known
@@ -115,7 +116,7 @@ class Chosen:
             for n in node.all_input_nodes
             if isinstance(s := self.table.lifter.env.get(n), Size)
         }
-        arguments = node.target._schema.arguments  # type: ignore[union-attr]
+        arguments = schema_of(node.target).arguments
         given = {a.name: v for a, v in zip(arguments, node.args, strict=False)} | node.kwargs
         for argument in arguments:
             read: list[fx.Node] = []

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from autopar.runtime.pytorch.torch_private import without_modes
+from autopar.torch_private.modes import without_modes
+from autopar.torch_private.ops import op_name, overload_name
 
 _LINEAR = frozenset(
     "add sub rsub neg sum mean cat stack flip roll permute transpose t swapaxes movedim mT "
@@ -54,10 +55,10 @@ def parts_of_complex(node: fx.Node) -> tuple[fx.Graph, list[fx.Node]] | None:
 def form_of(node: fx.Node) -> Callable[[Any, Any], Any] | None:
     """What computes ``node`` from arguments in which complex tensors are pairs."""
     target: Any = node.target
-    name = target._opname
+    name = op_name(target)
     if name.endswith("_") and not name.endswith("__"):
         name = name[:-1]
-        target = getattr(getattr(torch.ops.aten, name, None), target._overloadname, None)
+        target = getattr(getattr(torch.ops.aten, name, None), overload_name(target), None)
     if target is None:
         return None
     if name == "linear":
@@ -141,7 +142,7 @@ def _part(value: Any, name: str, indexed: bool = False) -> Any:
 
 
 def _by_parts(target: Any, args: Any, kwargs: Any) -> Any:
-    name = target._opname
+    name = op_name(target)
     parts = []
     for part in ("real", "imag"):
 
@@ -161,7 +162,7 @@ def _by_parts(target: Any, args: Any, kwargs: Any) -> Any:
 
 def _product(target: Any, args: Any, kwargs: Any) -> Tensor:
     """(a + bi)(c + di); a real or a plain number is a factor of both parts."""
-    flat = [*args[1]] if target._opname == "einsum" else [*args]
+    flat = [*args[1]] if op_name(target) == "einsum" else [*args]
     place = [i for i, v in enumerate(flat) if isinstance(v, _Parts)]
 
     def of(*names: str) -> Tensor:
@@ -170,7 +171,7 @@ def _product(target: Any, args: Any, kwargs: Any) -> Tensor:
             getattr(v, chosen[i]) if i in chosen else (v.real if isinstance(v, _Real) else v)
             for i, v in enumerate(flat)
         ]
-        whole = [args[0], given, *args[2:]] if target._opname == "einsum" else given
+        whole = [args[0], given, *args[2:]] if op_name(target) == "einsum" else given
         return target(*whole, **kwargs)  # type: ignore[no-any-return]
 
     number = next((v for v in flat if isinstance(v, complex)), None)

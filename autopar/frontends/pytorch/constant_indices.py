@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from autopar.frontends.pytorch.constant_values import constant_of
-from autopar.runtime.pytorch.torch_private import without_modes
+from autopar.torch_private.modes import without_modes
 
 
 @dataclass(frozen=True, slots=True)

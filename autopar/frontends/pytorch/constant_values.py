@@ -12,7 +12,9 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
-from autopar.runtime.pytorch.torch_private import without_modes, without_torch_function
+from autopar.torch_private.modes import without_modes, without_torch_function
+from autopar.torch_private.ops import schema_of
+from autopar.torch_private.tensors import memory_of
 
 DEPTH = 32
 """How many ops a constant may be made by."""
@@ -66,7 +68,7 @@ def _makers(node: fx.Node) -> list[fx.Node]:
 def _is_plain(node: fx.Node) -> bool:
     target: Any = node.target
     drawn = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
-    if node.op != "call_function" or getattr(target, "_schema", None) is None:
+    if node.op != "call_function" or schema_of(target) is None:
         return False
     made = node.meta.get("val")
     small = isinstance(made, torch.Tensor) and all(isinstance(n, int) for n in made.shape)
@@ -75,7 +77,7 @@ def _is_plain(node: fx.Node) -> bool:
 
 def writes(node: fx.Node) -> bool:
     """Whether an op changes the memory of an operand."""
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node.target)
     return schema is not None and schema.is_mutable
 
 
@@ -88,5 +90,5 @@ def _is_view(node: fx.Node, base: fx.Node) -> bool:
     made, given = node.meta.get("val"), base.meta.get("val")
     several = made if isinstance(made, list | tuple) else [made]
     tensors = [t for t in (*several, given) if isinstance(t, torch.Tensor)]
-    places = [t.untyped_storage()._cdata for t in tensors]
+    places = [memory_of(t) for t in tensors]
     return len(places) > 1 and places[-1] in places[:-1]

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.frontends.places import caller
 from autopar.frontends.pytorch.build import is_internal
 from autopar.frontends.pytorch.errors import UnsupportedOpError
+from autopar.frontends.shared.places import caller
 
 Lengths = Tensor | Sequence[int]
 _NONE, _MEAN, _SUM = 0, 1, 2  # of torch.nn._reduction

@@ -18,20 +18,27 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from autopar.frontends.pytorch.lifter import is_inplace, viewed
 from autopar.rules.registry import registered_kinds
 from autopar.rules.table import TABLE
-from autopar.runtime.pytorch.torch_private import decompositions, without_modes
+from autopar.torch_private.modes import without_modes
+from autopar.torch_private.ops import (
+    OpOverload,
+    breaks_itself_up,
+    decompositions,
+    op_name,
+    overload_name,
+)
 
 if TYPE_CHECKING:
     from autopar.frontends.pytorch.lifter import Lifter
 
 
-def parts_of(target: torch._ops.OpOverload, args: Any, kwargs: Any) -> fx.Graph | None:
+def parts_of(target: OpOverload, args: Any, kwargs: Any) -> fx.Graph | None:
     """The ops that ``target`` is made of, called on fakes; placeholders are its tensors in order.
 
     None where a rule is known for it as it is, where PyTorch has no other form of it, and where
     that form writes into tensors or needs their values.
     """
     target = _returning(target)
-    if f"{target.namespace}::{target._opname}" in {*TABLE, *registered_kinds()}:
+    if f"{target.namespace}::{op_name(target)}" in {*TABLE, *registered_kinds()}:
         return None
     form = _form(target)
     if form is None:
@@ -61,7 +68,7 @@ def parts_of(target: torch._ops.OpOverload, args: Any, kwargs: Any) -> fx.Graph 
     plain = all(
         n.op == "call_function"
         and not (is_inplace(n.target) and not _is_fresh(n.args[0]))
-        and (n.target is operator.getitem or isinstance(n.target, torch._ops.OpOverload))
+        and (n.target is operator.getitem or isinstance(n.target, OpOverload))
         and getattr(n.target, "namespace", "aten") == "aten"
         and n.target is not target
         for n in nodes
@@ -90,12 +97,12 @@ def lift_parts(
     raise AssertionError("an fx graph ends in its output")
 
 
-def _returning(target: torch._ops.OpOverload) -> torch._ops.OpOverload:
+def _returning(target: OpOverload) -> OpOverload:
     """Of an op in place the one that gives a new tensor: whoever walks the trace does the write."""
     if not is_inplace(target):
         return target
-    packet = getattr(torch.ops.aten, target._opname[:-1], None)
-    plain: torch._ops.OpOverload = getattr(packet, target._overloadname, target)
+    packet = getattr(torch.ops.aten, op_name(target)[:-1], None)
+    plain: OpOverload = getattr(packet, overload_name(target), target)
     return plain
 
 
@@ -104,11 +111,10 @@ def _is_fresh(node: Any) -> bool:
     return isinstance(node, fx.Node) and node.op == "call_function" and viewed(node) is None
 
 
-def _form(target: torch._ops.OpOverload) -> Callable[..., Any] | None:
+def _form(target: OpOverload) -> Callable[..., Any] | None:
     if torch.Tag.nondeterministic_seeded in target.tags:
         return None
-    name = target._schema.name + f".{target._overloadname}" * (target._overloadname != "default")
-    if torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
+    if breaks_itself_up(target):
         return target.decompose
     table = decompositions()  # a mapping whose get() knows less than its []
     form: Callable[..., Any] | None = table[target] if target in table else None
@@ -117,11 +123,11 @@ def _form(target: torch._ops.OpOverload) -> Callable[..., Any] | None:
 
 def _without_copy(target: Any) -> Any:
     """``diagonal`` for ``diagonal_copy``: decompositions copy what the op itself need not."""
-    name = getattr(target, "_opname", "")
+    name = op_name(target)
     packet = getattr(torch.ops.aten, name.removesuffix("_copy"), None)
     if not name.endswith("_copy") or name.startswith("_") or packet is None:
         return target
-    return getattr(packet, target._overloadname, target)
+    return getattr(packet, overload_name(target), target)
 
 
 def _tensors(value: Any) -> Iterable[torch.Tensor]:

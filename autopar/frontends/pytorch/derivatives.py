@@ -17,11 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.runtime.pytorch.torch_private import (
-    TorchDispatchMode,
-    without_modes,
-    without_torch_function,
-)
+from autopar.torch_private.modes import TorchDispatchMode, without_modes, without_torch_function
+from autopar.torch_private.ops import schema_of
+from autopar.torch_private.tensors import memory_of, version_of
 
 _SAME = frozenset(
     "detach alias clone _to_copy lift_fresh lift_fresh_copy view _unsafe_view".split()
@@ -75,15 +73,16 @@ def run(
         tensors = [t for t in given if isinstance(t, Tensor)]
         shape = tuple(tensors[0].shape) if tensors else ()
         watch = _Watch(shape if all(t.shape == shape for t in tensors) and shape else None)
-        versions = [t._version for t in tensors]
+        versions = [version_of(t) for t in tensors]
         with torch.enable_grad():
             inside = [t.clone() if t.requires_grad else t for t in tensors]  # no leaves
             replaced = iter(inside)
             called = [next(replaced) if isinstance(a, Tensor) else a for a in given]
-            before = [t._version for t in inside]
+            before = [version_of(t) for t in inside]
             with watch:
                 results = apply(*called)
-        writes = before != [t._version for t in inside] or versions != [t._version for t in tensors]
+        after = [version_of(t) for t in inside]
+        writes = before != after or versions != [version_of(t) for t in tensors]
         made = [r for r in _listed(results) if isinstance(r, Tensor) and r.requires_grad]
         wanted = [t for t in tensors if t.requires_grad]
         grads: dict[int, Any] = {}
@@ -127,7 +126,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = func(*args, **kwargs)
         if func.namespace == "prim":  # asks for a device
             return made
-        name = func._schema.name.partition("::")[2]
+        name = schema_of(func).name.partition("::")[2]
         inplace = name.endswith("_") and not name.endswith("__")
         given = [*args, *kwargs.values()]
         operands = [t for a in given for t in _flat(a)]
@@ -168,7 +167,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._mark(self._zero, t)
             elif name not in ("view", "detach", "alias", "expand", "_to_copy", "lift_fresh"):
                 for t in results:
-                    self._zero.pop(_key(t), None)
+                    self._zero.pop(memory_of(t), None)
             elif operands and all(self._has(self._zero, t) for t in operands):
                 for t in results:
                     self._mark(self._zero, t)
@@ -178,7 +177,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones"):
             return  # takes the shape alone
         for t in results:
-            self._zero.pop(_key(t), None)
+            self._zero.pop(memory_of(t), None)
             self._mark(self._graded, t)
 
     def _is_linear(self, name: str, args: Any, operands: list[Tensor], graded: list[bool]) -> bool:
@@ -214,15 +213,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return name in _LINEAR and none_or_zero
 
     def _mark(self, table: dict[int, Any], tensor: Tensor) -> None:
-        table[_key(tensor)] = tensor.untyped_storage()
+        table[memory_of(tensor)] = tensor.untyped_storage()
 
     def _has(self, table: dict[int, Any], tensor: Tensor) -> bool:
-        return _key(tensor) in table
-
-
-def _key(tensor: Tensor) -> int:
-    key: int = tensor.untyped_storage()._cdata
-    return key
+        return memory_of(tensor) in table
 
 
 def _flat(value: Any) -> list[Tensor]:

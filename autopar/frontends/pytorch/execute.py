@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autopar.frontends.named_functions import function_at
+from autopar.frontends.shared.named_functions import function_at
 from autopar.nouns.graph import Op, Tensor
 from autopar.rules.own_functions import FUNCTION
 from autopar.rules.trial import Array, CannotRun, Ran

@@ -25,7 +25,7 @@ from autopar.frontends.pytorch.calls import Calls
 from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.frontends.pytorch.experts_tried import TOLERANCE, differs
 from autopar.frontends.pytorch.functions import Applied, written
-from autopar.runtime.pytorch.torch_private import FakeTensorMode, without_torch_function
+from autopar.torch_private.modes import FakeTensorMode, without_torch_function
 
 _LIBRARY = "transformers.integrations.moe"
 _DECORATED = "_is_expert_parallel"

@@ -8,8 +8,6 @@ import torch
 from torch import nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from autopar.frontends.losses import find_loss, scalars_of
-from autopar.frontends.places import UNKNOWN, declared
 from autopar.frontends.pytorch.build import is_internal, last_line
 from autopar.frontends.pytorch.errors import (
     DataDependentError,
@@ -17,10 +15,9 @@ from autopar.frontends.pytorch.errors import (
     LossError,
     UnsupportedOpError,
 )
-from autopar.runtime.pytorch.torch_private import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-)
+from autopar.frontends.shared.losses import find_loss, scalars_of
+from autopar.frontends.shared.places import UNKNOWN, declared
+from autopar.torch_private.modes import DataDependentOutputException, DynamicOutputShapeException
 
 NEEDS_VALUES = (
     DataDependentOutputException,

@@ -29,7 +29,7 @@ from autopar.frontends.pytorch.quiet import quiet_fake_tensors
 from autopar.frontends.pytorch.trace import Trace
 from autopar.nouns.graph import Graph, Op, Role, Source
 from autopar.nouns.graph import Tensor as Described
-from autopar.runtime.pytorch.torch_private import without_modes, without_torch_function
+from autopar.torch_private.modes import without_modes, without_torch_function
 
 MOST_RESULTS = 3
 """Results with a gradient of a function whose choices are all traced."""

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.torch_private.ops import log_softmax, softmax
+
 
 def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     powers = torch.exp(x - torch.amax(x, dim, keepdim=True))
@@ -42,8 +44,8 @@ def parts() -> Mapping[Any, Callable[..., Any]]:
     """What each op is made of, as `make_fx` takes it."""
     aten: Any = torch.ops.aten
     return {
-        aten._softmax.default: _softmax,
-        aten._log_softmax.default: _log_softmax,
+        softmax: _softmax,
+        log_softmax: _log_softmax,
         aten.addmm.default: _addmm,
         aten.native_layer_norm.default: _layer_norm,
     }

@@ -34,7 +34,7 @@ from autopar.rules.notation import Rule, RuleError
 from autopar.rules.own_functions import FUNCTION
 from autopar.rules.registry import UnruledOp
 from autopar.rules.trial import try_rule
-from autopar.runtime.pytorch.torch_private import without_modes, without_torch_function
+from autopar.torch_private.modes import without_modes, without_torch_function
 
 SMALL = 4
 """About the extent of a split index when numbers are drawn."""

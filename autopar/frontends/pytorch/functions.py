@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, track_tensor_tree
 
-from autopar.frontends.named_functions import MissingFunction, function_at
 from autopar.frontends.pytorch.calls import Calls, require
 from autopar.frontends.pytorch.derivatives import Seen, run
 from autopar.frontends.pytorch.errors import UnsupportedOpError
+from autopar.frontends.shared.named_functions import MissingFunction, function_at
 from autopar.rules.own_functions import elementwise_text
-from autopar.runtime.pytorch.torch_private import (
+from autopar.torch_private.modes import (
     FakeTensor,
     FakeTensorMode,
     without_modes,

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from autopar.frontends.pytorch.build import fake
-from autopar.runtime.pytorch.torch_private import FakeTensorMode
+from autopar.torch_private.modes import FakeTensorMode
+from autopar.torch_private.modules import buffers_of, parameters_of, unsaved_of
+from autopar.torch_private.tensors import mark_parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ def fakes_inside(
     try:
         for path, module in model.named_modules():
             plain = {n: v for n, v in vars(module).items() if isinstance(v, torch.Tensor)}
-            tables = (module._parameters, module._buffers, plain)
+            tables: tuple[dict[str, Any], ...] = (parameters_of(module), buffers_of(module), plain)
             for table, role in zip(tables, ("parameter", "buffer", "buffer"), strict=True):
                 for key, tensor in list(table.items()):
                     if tensor is None:
@@ -49,9 +51,9 @@ def fakes_inside(
                         made = fake(tensor, mode)
                         if role == "parameter":  # what nn.Parameter does, without a dispatch
                             made.requires_grad_(tensor.requires_grad)
-                            made._is_param = True
+                            mark_parameter(made)
                         fakes[id(tensor)] = made
-                        kept = table is not plain and key not in module._non_persistent_buffers_set
+                        kept = table is not plain and key not in unsaved_of(module)
                         named[id(made)] = Named(name, made, role, kept)
                     else:
                         aliases[name] = named[id(made)].name
@@ -72,7 +74,7 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
     were."""
     tables: list[dict[str, Any]] = []
     for module in model.modules():
-        tables += [vars(module), module._buffers, module._parameters]
+        tables += [vars(module), buffers_of(module), parameters_of(module)]
     before = [dict(table) for table in tables]
     try:
         yield
@@ -99,7 +101,7 @@ def made_and_kept(
     made: dict[str, torch.Tensor] = {}
     kept: set[str] = set()
     for path, module in model.named_modules():
-        for name, value in {**vars(module), **module._buffers}.items():
+        for name, value in {**vars(module), **buffers_of(module)}.items():
             full = f"{path}.{name}" if path else name
             if not isinstance(value, torch.Tensor):
                 continue

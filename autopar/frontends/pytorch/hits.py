@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from autopar.frontends.pytorch.constant_values import node_of
+from autopar.torch_private.ops import op_name
 
 _SHAPES = ("squeeze", "view", "reshape", "flatten", "select")
 
@@ -91,7 +92,7 @@ def mask_behind(places: torch.Tensor) -> fx.Node | None:
     """The mask in one dim whose places these are."""
     node = node_of(places)
     while node is not None:
-        name = getattr(node.target, "_opname", "")
+        name = op_name(node.target)
         operand: Any = node.args[0] if node.args else None
         if name in ("nonzero", "nonzero_numpy"):
             known = operand.meta.get("val")

@@ -10,9 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar.frontends.places import caller
 from autopar.frontends.pytorch.build import is_internal
 from autopar.frontends.pytorch.errors import UnsupportedOpError
+from autopar.frontends.shared.places import caller
+from autopar.torch_private.modules import (
+    backward_hooks_of,
+    global_backward_hooks,
+    gradient_hooks_of,
+)
 
 _INSTEAD = (
     "a program would train without it. Change the gradient in a torch.autograd.Function, or bound "
@@ -24,23 +29,21 @@ _OF_TENSORS = ("register_hook", "register_post_accumulate_grad_hook")
 
 def check_hooks(model: nn.Module) -> None:
     """Raises `UnsupportedOpError` naming a hook on a gradient that ``model`` comes with."""
-    every: Any = nn.modules.module
-    for table in (every._global_backward_hooks, every._global_backward_pre_hooks):
+    for table in global_backward_hooks():
         if table:
             raise UnsupportedOpError(
                 f"every module has a backward hook ({_named(table)}, as "
                 f"register_module_full_backward_hook gives one): {_INSTEAD}"
             )
     for path, module in model.named_modules():
-        for table in (module._backward_hooks, module._backward_pre_hooks):
+        for table in backward_hooks_of(module):
             if table:
                 name = path or type(model).__name__
                 raise UnsupportedOpError(
                     f"module {name} has a backward hook ({_named(table)}): {_INSTEAD}"
                 )
     for name, parameter in model.named_parameters():
-        for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-            table = getattr(parameter, kind, None)
+        for table in gradient_hooks_of(parameter):
             if table:
                 raise UnsupportedOpError(
                     f"parameter {name} has a hook on its gradient ({_named(table)}): {_INSTEAD}"

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from autopar.frontends.pytorch.errors import MutationError
+from autopar.torch_private.modules import buffers_of, parameters_of, unsaved_of
 
 Numbers = Mapping[tuple[str, str], Any]
 """Plain attributes by (module path, name)."""
@@ -52,12 +53,12 @@ def write_replaced(
     for which ``held`` and ``read`` say as in `check_tensors`; then they are what they were."""
     new: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]] = []
     for path, module in model.named_modules():
-        for table in (vars(module), module._buffers):
+        for table in (vars(module), buffers_of(module)):
             for name, value in table.items():
                 before = held.get((path, name))
                 if before is None or value is before or not isinstance(value, torch.Tensor):
                     continue
-                saved = table is module._buffers and name not in module._non_persistent_buffers_set
+                saved = table is buffers_of(module) and name not in unsaved_of(module)
                 if (saved or id(before) in read) and _form(before) == _form(value):
                     new.append((table, name, before, value))
     given = {id(before) for _, _, before, _ in new}
@@ -82,17 +83,17 @@ def check_tensors(model: nn.Module, held: Mapping[tuple[str, str], Any], read: s
     made anew by every forward, and so may be.
     """
     for path, module in model.named_modules():
-        here = {**vars(module), **module._buffers, **module._parameters}
+        here = {**vars(module), **buffers_of(module), **parameters_of(module)}
         for name, value in here.items():
             before = held.get((path, name))
             if value is before or not isinstance(value, torch.Tensor):
                 continue
             full = f"{path}.{name}" if path else name
-            saved = name in module._buffers and name not in module._non_persistent_buffers_set
-            if name in module._parameters:
+            saved = name in buffers_of(module) and name not in unsaved_of(module)
+            if name in parameters_of(module):
                 raise MutationError(f"the forward replaces parameter {full!r}. {ADVICE}")
             if saved or (before is not None and id(before) in read):
-                what = "buffer" if name in module._buffers else "tensor"
+                what = "buffer" if name in buffers_of(module) else "tensor"
                 forms = ""
                 if isinstance(before, torch.Tensor):
                     shape, dtype = _form(before)

@@ -32,6 +32,8 @@ from autopar.frontends.pytorch.writes import (
     refuse_assignment,
 )
 from autopar.rules.own_functions import FUNCTION, LINEAR, RULE
+from autopar.torch_private.modes import set_grad
+from autopar.torch_private.ops import OpOverload, op_name
 
 _MARKS = {
     torch.ops.autopar.enter.default: "enter",
@@ -189,12 +191,12 @@ class _Walk(Lifter):
             self.env[node] = self._experts(node)
         elif target is torch.ops.autopar.ctc_loss.default:
             self.env[node] = self._ctc_loss(node)
-        elif target is torch._C._set_grad_enabled:
+        elif target is set_grad:
             self.grad = bool(first)
-        elif isinstance(target, torch._ops.OpOverload):
-            if target._opname == ASSIGNED:
+        elif isinstance(target, OpOverload):
+            if op_name(target) == ASSIGNED:
                 self._assign(node)
-            if target._opname in _ERASED or ("val" not in node.meta and not node.users):
+            if op_name(target) in _ERASED or ("val" not in node.meta and not node.users):
                 return  # the second: it failed, and the forward went on without it
             if self.written and (base := viewed(node)) is not None:
                 self.views[node] = base

@@ -18,6 +18,8 @@ from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.frontends.pytorch.ir import Node, Value
 from autopar.frontends.pytorch.trace import Trace
 from autopar.nouns.graph import DTYPE_BYTES, Source, freeze
+from autopar.torch_private.ops import OpOverload, op_name
+from autopar.torch_private.tensors import memory_of
 
 
 class Lifter(ABC):
@@ -109,14 +111,14 @@ ASSIGNED = "_has_compatible_shallow_copy_type"  # asked by ``tensor.data = other
 
 
 def _may_write(node: fx.Node) -> bool:
-    named = getattr(node.target, "_opname", "")
+    named = op_name(node.target)
     return is_inplace(node.target) or "out" in node.kwargs or named == ASSIGNED
 
 
 def is_inplace(target: Any) -> bool:
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
         return False
-    name = target._opname
+    name = op_name(target)
     return name.endswith("_") and not name.endswith("__") and name != "detach_"
 
 
@@ -130,5 +132,5 @@ def viewed(node: fx.Node) -> fx.Node | None:
         made = made[0] if made else None
     if not isinstance(made, torch.Tensor) or not isinstance(given, torch.Tensor):
         return None
-    same = made.untyped_storage()._cdata == given.untyped_storage()._cdata
+    same = memory_of(made) == memory_of(given)
     return first if same else None

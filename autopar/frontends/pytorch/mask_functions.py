@@ -14,7 +14,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from autopar.frontends.pytorch.errors import UnsupportedOpError
-from autopar.runtime.pytorch.torch_private import mapped_over_indices, scalar_indexing
+from autopar.torch_private.modes import mapped_over_indices, scalar_indexing
+from autopar.torch_private.ops import op_name
 
 _ENTRY_BY_ENTRY = frozenset(
     "index select slice unsqueeze squeeze expand alias view detach lift_fresh arange full ones "
@@ -66,7 +67,7 @@ def _check_entries(fn: Callable[..., Any], last: Any) -> None:
         if node is last:
             return
         pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
-        name = getattr(node.target, "_opname", "")
+        name = op_name(node.target)
         if node.op == "call_function" and not pointwise and name not in _ENTRY_BY_ENTRY:
             raise UnsupportedOpError(
                 f"the mask function {getattr(fn, '__name__', fn)} calls {node.target}, which is "

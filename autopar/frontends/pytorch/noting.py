@@ -46,7 +46,7 @@ from autopar.frontends.pytorch.same_counts import SameCounts
 from autopar.frontends.pytorch.skipped import Skip, SomeRows, refused
 from autopar.frontends.pytorch.skipped_source import left_by_rounds, skipping
 from autopar.nouns.graph import Source
-from autopar.runtime.pytorch.torch_private import without_modes, without_torch_function
+from autopar.torch_private.modes import without_modes, without_torch_function
 
 _VALUES = ("__bool__", "item", "__index__", "__int__")
 _ANSWERS: Mapping[str, Callable[[FrameType], Any]] = {"__bool__": passing, "item": passing_number}

@@ -11,11 +11,12 @@ from autopar.frontends.pytorch.aten_elementwise import Arguments
 from autopar.frontends.pytorch.ir import Value
 from autopar.frontends.pytorch.lifter import Lifter
 from autopar.nouns.graph import freeze
+from autopar.torch_private.ops import op_name, overload_name, schema_of
 
 
 def bound(lifter: Lifter, node: fx.Node) -> Arguments:
     """Arguments by schema name, defaults filled in, operands as values."""
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    schema = schema_of(node.target).arguments
 
     def value(v: Any) -> Any:
         if isinstance(v, fx.Node):
@@ -77,9 +78,9 @@ def original_call(lifter: Lifter, node: fx.Node, inputs: list[Value]) -> Any:
 
 def _returning(target: Any) -> Any:
     """``target``, or of an op that writes into an operand the one that returns what it writes."""
-    if not target._schema.is_mutable:
+    if not schema_of(target).is_mutable:
         return target
-    name = target._opname.removesuffix("_")
+    name = op_name(target).removesuffix("_")
     packet = getattr(getattr(torch.ops, target.namespace), name, None)
-    overload = getattr(packet, target._overloadname, None)
-    return None if overload is None or overload._schema.is_mutable else overload
+    overload = getattr(packet, overload_name(target), None)
+    return None if overload is None or schema_of(overload).is_mutable else overload

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from autopar.nouns.graph import freeze
+from autopar.torch_private.ops import made_from_signature, schema_of
 
 # Functions of torch.nn.functional that take what the op takes, under the same names.
 _FUNCTIONAL = {
@@ -48,7 +49,7 @@ def _public(original: Mapping[str, Any]) -> dict[str, Any] | None:
     if function is None:
         return None
     space, name, overload = original["target"].split(".", 2)
-    schema = getattr(getattr(getattr(torch.ops, space), name), overload)._schema
+    schema = schema_of(getattr(getattr(getattr(torch.ops, space), name), overload))
     given = dict(zip((a.name for a in schema.arguments), original["args"], strict=False))
     given |= original["kwargs"]
     tensors: list[Any] = []
@@ -78,7 +79,7 @@ def public(target: str) -> str | None:
         if short != name and hasattr(getattr(torch, module), short):
             return f"torch.{module}.{short}"
     # Those that torch makes from the op's own signature, and does not wrap in Python.
-    made = getattr(torch._C._VariableFunctions, name, None)
+    made = made_from_signature(name)
     same = made is not None and getattr(torch, name, None) == made
     return f"torch.{name}" if same and not name.startswith("_") else None
 

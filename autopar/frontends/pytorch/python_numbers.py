@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar.runtime.pytorch.torch_private import FakeTensor
+from autopar.torch_private.modes import FakeTensor
 
 _NAMES = ("float", "int")
 

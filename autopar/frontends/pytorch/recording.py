@@ -43,14 +43,17 @@ from autopar.frontends.pytorch.structure import (
     put_together,
     take_apart,
 )
-from autopar.runtime.pytorch.torch_private import (
+from autopar.torch_private.modes import (
     FakeTensor,
     FakeTensorMode,
+    any_autocast,
+    dispatch_modes,
+    set_grad,
     without_modes,
     without_torch_function,
 )
+from autopar.torch_private.tensors import PARAMETER_MARK, new_subclass
 
-_SETTING = torch._C._set_grad_enabled
 _EFFECTS = frozenset(  # what they do outlives the call without being a result
     ("__set__", "__delete__", "register_hook", "register_post_accumulate_grad_hook", "backward",
      "requires_grad_", "retain_grad", "set_", "resize_", "apply_", "map_", "numpy", "__array__")
@@ -163,7 +166,7 @@ class Recording:
             self.like[label] = meta, vars(whole)
         # what FakeTensor(...) does, at a fifth of the cost
         meta, attributes = self.like[label]
-        answer: Any = torch.Tensor._make_subclass(
+        answer: Any = new_subclass(
             FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=_CPU
         )
         vars(answer).update(attributes, _answers=(group, label))
@@ -179,7 +182,7 @@ def answered(tensor: torch.Tensor) -> tuple[int, Hashable] | None:
 @cache
 def _plain() -> frozenset[str]:
     fake = FakeTensor(FakeTensorMode(), torch.empty(0, device="meta"), torch.device("cpu"))
-    return frozenset((*vars(fake), "_is_param", "_answers"))
+    return frozenset((*vars(fake), PARAMETER_MARK, "_answers"))
 
 
 def marked(tensor: torch.Tensor) -> bool:
@@ -210,7 +213,7 @@ class Recorder:
             raise
         finally:
             self._last = _last_node()
-        if func is _SETTING:
+        if func is set_grad:
             event.made = Leaf(None)
             return result
         tensors, event.made = take_apart(result)
@@ -275,7 +278,7 @@ class Replayer:
         self.left = left
 
     def _answer(self, event: Event, func: Any, args: Any) -> Any:
-        if func is _SETTING:
+        if func is set_grad:
             func(*args)
         if event.error is not None:
             raise event.error
@@ -341,14 +344,14 @@ def _agrees(event: Event, recorded: Any, value: Any, labels: Labels) -> bool:
 
 def _ambient() -> Hashable:
     """The states of torch that its functions depend on besides their arguments."""
-    autocast = torch._C._is_any_autocast_enabled() and tuple(
+    autocast = any_autocast() and tuple(
         (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")
     )
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
-        torch._C._len_torch_dispatch_stack(),
+        dispatch_modes(),
         autocast,
     )
 

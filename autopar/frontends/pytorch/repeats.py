@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from autopar.torch_private.modules import buffers_of, parameters_of, unsaved_of
+
 _INTERNAL = frozenset(vars(nn.Module()))
 _HOOKS = tuple(n for n in _INTERNAL if n.endswith("_hooks"))
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
@@ -149,7 +151,7 @@ def _holds(module: nn.Module) -> bool:
 
 
 def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
-    for table in (module._parameters, module._buffers):
+    for table in (parameters_of(module), buffers_of(module)):
         yield from (t for t in table.values() if t is not None)
 
 
@@ -175,14 +177,14 @@ def _signature(module: nn.Module, shared: set[int]) -> tuple[Hashable, Ints]:
     inside = {id(m): path for path, m in module.named_modules()}
     for path, m in module.named_modules():
         parts.append((path, id(type(m)), id(m) if _is_shared_module(m, shared) else None))
-        for table in (m._parameters, m._buffers):
+        for table in (parameters_of(m), buffers_of(m)):
             for name, t in table.items():
                 if t is None:
                     parts.append((name, None))
                     continue
                 place = first.setdefault(id(t), f"{path}.{name}")
                 same = id(t) if id(t) in shared else place
-                kept = name in m._non_persistent_buffers_set
+                kept = name in unsaved_of(m)
                 parts.append((name, tuple(t.shape), t.dtype, t.requires_grad, same, kept))
         parts.append(tuple(id(h) for name in _HOOKS for h in (vars(m)[name] or {}).values()))
         for name, value in vars(m).items():

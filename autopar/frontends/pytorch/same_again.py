@@ -12,6 +12,7 @@ from torch import fx
 from autopar.frontends.pytorch.errors import MutationError
 from autopar.frontends.pytorch.left_behind import ADVICE
 from autopar.frontends.pytorch.trace import Trace
+from autopar.torch_private.ops import op_name, schema_of
 
 _SAME = frozenset(
     "alias detach to _to_copy slice contiguous view lift_fresh lift_fresh_copy".split()
@@ -53,7 +54,7 @@ def _from_the_batch(trace: Trace) -> set[str]:
             chosen = True
         else:
             given = node.all_input_nodes
-            what = getattr(node.target, "_opname", "")
+            what = op_name(node.target)
             if what.endswith("_like") or what.startswith("new_"):
                 given = given[1:]
             elif what in ("to", "type_as", "expand_as", "view_as", "reshape_as"):
@@ -94,7 +95,7 @@ def _text(trace: Trace, tables: Mapping[str, str]) -> str:
 
 def _changes_nothing(node: fx.Node) -> bool:
     """A table that is tables may be cut to the length that it has, or cast to its own dtype."""
-    if getattr(node.target, "_opname", "") not in _SAME or not isinstance(node.args[0], fx.Node):
+    if op_name(node.target) not in _SAME or not isinstance(node.args[0], fx.Node):
         return False
     given, made = node.args[0].meta.get("val"), node.meta.get("val")
     if not isinstance(given, torch.Tensor) or not isinstance(made, torch.Tensor):
@@ -125,7 +126,7 @@ def _live(graph: fx.Graph, tables: Container[str]) -> set[fx.Node]:
 def _has_effect(node: fx.Node) -> bool:
     if node.op != "call_function":
         return node.op != "get_attr"
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node.target)
     return schema is None or schema.is_mutable or not schema.returns or _is_mark(node)
 
 

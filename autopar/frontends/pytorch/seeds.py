@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from autopar.frontends.places import caller
 from autopar.frontends.pytorch.build import is_internal
 from autopar.frontends.pytorch.errors import UnsupportedOpError
+from autopar.frontends.shared.places import caller
 
 
 class _Unseedable:

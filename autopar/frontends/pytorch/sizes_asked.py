@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar.torch_private.ops import op_name
+
 _VIEWS = ("view", "reshape", "_unsafe_view", "unflatten")
 
 
@@ -19,7 +21,7 @@ def total_asked(node: fx.Node) -> tuple[Any, int] | None:
     """Of a `repeat_interleave` whose counts torch does not know the symbol of their sum, and what
     it must be so that all readers can view the result as they do."""
     made: Any = node.meta.get("val")
-    if getattr(node.target, "_opname", "") != "repeat_interleave":
+    if op_name(node.target) != "repeat_interleave":
         return None
     if not isinstance(made, torch.Tensor) or not node.users:
         return None
@@ -34,7 +36,7 @@ def total_asked(node: fx.Node) -> tuple[Any, int] | None:
 
 
 def _size_asked(user: fx.Node) -> int | None:
-    shape = user.meta["val"].shape if getattr(user.target, "_opname", "") in _VIEWS else None
+    shape = user.meta["val"].shape if op_name(user.target) in _VIEWS else None
     if shape is None or not all(isinstance(n, int) for n in shape):
         return None
     return int(math.prod(shape))

@@ -40,7 +40,7 @@ from autopar.frontends.pytorch.noting import Sources
 from autopar.frontends.pytorch.python_numbers import numbers_stay_tensors
 from autopar.frontends.pytorch.quiet import quiet_fake_tensors
 from autopar.frontends.pytorch.seeds import seeds_refused
-from autopar.runtime.pytorch.torch_private import causal_check, exporting
+from autopar.torch_private.modes import causal_check, exporting
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from autopar.frontends.pytorch.calls import NotAlike
 from autopar.frontends.pytorch.errors import MutationError
 from autopar.frontends.pytorch.ir import Value
 from autopar.frontends.pytorch.lifter import Lifter, is_inplace
+from autopar.torch_private.ops import op_name, schema_of
 
 _STATISTICS = frozenset({"batch_norm", "instance_norm", "cudnn_batch_norm", "native_batch_norm"})
 
@@ -41,9 +42,9 @@ def refuse_assignment(lifter: Lifter, node: fx.Node) -> None:
 
 def check_writes(lifter: Lifter, node: fx.Node) -> None:
     """Refuses what writes into an operand by another way than an in-place op of torch."""
-    schema = node.target._schema  # type: ignore[union-attr]
+    schema = schema_of(node.target)
     known = (*_STATISTICS, "detach_")
-    if not schema.is_mutable or is_inplace(node.target) or node.target._opname in known:  # type: ignore[union-attr]
+    if not schema.is_mutable or is_inplace(node.target) or op_name(node.target) in known:
         return
     given = dict(zip((a.name for a in schema.arguments), node.args, strict=False))
     given |= node.kwargs

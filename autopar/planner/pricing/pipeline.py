@@ -22,8 +22,8 @@ from autopar.nouns.recompute import Recompute
 from autopar.pipeline.actions import Action, Schedule
 from autopar.pipeline.check import held
 from autopar.pipeline.clock import Clock, Times, first_forwards
-from autopar.pipeline.of_plan import schedule_of
 from autopar.pipeline.play import Costs, Timeline, play
+from autopar.pipeline.schedules.of_plan import schedule_of
 from autopar.pipeline.schedules.one_way import one_f_one_b
 from autopar.planner.pricing.links import links
 from autopar.planner.pricing.memory import StageBytes, rank_memory, stage_bytes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from autopar.runtime.pytorch.pipeline.records import LOSS, Stage, Value
-from autopar.runtime.settings import ProgramError
+from autopar.runtime.pytorch.stage import LOSS, Stage, Value
+from autopar.runtime.shared.settings import ProgramError
 
 
 class Edge(NamedTuple):

@@ -9,13 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from autopar.pipeline.actions import Action
-from autopar.runtime.jobs.phases import Stopwatch
+from autopar.runtime.pytorch.phases import Stopwatch
 from autopar.runtime.pytorch.pipeline.edges import Edge
 from autopar.runtime.pytorch.pipeline.log import Played, Sent
 from autopar.runtime.pytorch.pipeline.mail import Mail, Undelivered
 from autopar.runtime.pytorch.pipeline.stage_run import StageRun
 from autopar.runtime.pytorch.portions import shapes_of
-from autopar.runtime.settings import ProgramError
+from autopar.runtime.shared.settings import ProgramError
 
 KINDS = {"F": "forward", "B": "backward", "I": "backward of the input", "W": "of the weights"}
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from autopar.runtime.pytorch.accelerators import is_accelerator
 from autopar.runtime.pytorch.pipeline.messages import Message, Traffic
-from autopar.runtime.pytorch.pipeline.records import Value
 from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.pytorch.stage import Value
 
 
 class Undelivered(Exception):

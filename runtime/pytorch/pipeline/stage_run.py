@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from autopar.runtime.pytorch.own_functions import gradients_scaled
-from autopar.runtime.pytorch.pipeline.records import LOSS, Stage, Value
 from autopar.runtime.pytorch.pipeline.split_backward import Later, backward_input
 from autopar.runtime.pytorch.portions import shapes_of, weighted
+from autopar.runtime.pytorch.stage import LOSS, Stage, Value
 from autopar.runtime.pytorch.storage import Storage
-from autopar.runtime.settings import ProgramError
+from autopar.runtime.shared.settings import ProgramError
 
 Tensors = Mapping[str, Tensor]
 

@@ -13,27 +13,27 @@ import torch
 from torch import Tensor, nn
 
 from autopar.pipeline.actions import Lists
-from autopar.runtime.jobs.phases import Stopwatch
 from autopar.runtime.pytorch.gradients import NormOver, Summing, start_sum
 from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.initialize import Target
 from autopar.runtime.pytorch.loss_scale import LossScale
 from autopar.runtime.pytorch.parameters import Declared, Region, lifted_to
+from autopar.runtime.pytorch.phases import Stopwatch
 from autopar.runtime.pytorch.pipeline.edges import edges_of
 from autopar.runtime.pytorch.pipeline.forwards import forwards_of
 from autopar.runtime.pytorch.pipeline.interpreter import Interpreter
 from autopar.runtime.pytorch.pipeline.log import Played
 from autopar.runtime.pytorch.pipeline.mail import Mail
 from autopar.runtime.pytorch.pipeline.messages import Traffic
-from autopar.runtime.pytorch.pipeline.records import Stage, Value
 from autopar.runtime.pytorch.pipeline.seeds import Seeds
 from autopar.runtime.pytorch.pipeline.stage_run import StageRun
 from autopar.runtime.pytorch.pipeline.ties import Holding, Ties, holders
 from autopar.runtime.pytorch.portions import Microbatch, shapes_of, weight_of
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.recomputing import RUNNING
+from autopar.runtime.pytorch.stage import Stage, Value
 from autopar.runtime.pytorch.storage import Sharded, Storage, has_units, targets
-from autopar.runtime.settings import ProgramError, Settings
+from autopar.runtime.shared.settings import ProgramError, Settings
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 

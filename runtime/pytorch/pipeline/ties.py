@@ -15,7 +15,7 @@ from autopar.runtime.pytorch.gradients import start_sum
 from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.parameters import Region
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.settings import ProgramError
+from autopar.runtime.shared.settings import ProgramError
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,9 @@ from autopar.nouns.plan import Plan, Spread, Stage
 from autopar.nouns.workload import Workload
 from autopar.runtime.jax.load import run_program
 from autopar.runtime.jax.step import Step
-from autopar.runtime.verify.differences import Seen, describe_first, places_of
-from autopar.runtime.verify.edits import edits_of, program_of
+from autopar.runtime.shared.edits import edits_of, program_of
+from autopar.runtime.shared.seen import Seen
+from autopar.runtime.verify.differences import describe_first, places_of
 from autopar.runtime.verify.jax.probe import recording
 
 PROBE = "autopar.runtime.verify.jax.probe.probe"

@@ -18,7 +18,7 @@ from jax import lax
 from jax.experimental import io_callback
 
 from autopar.runtime.jax import program as jax_program
-from autopar.runtime.verify.differences import Seen
+from autopar.runtime.shared.seen import Seen
 
 Array = Any
 

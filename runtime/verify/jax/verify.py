@@ -24,14 +24,14 @@ from autopar.frontends.jax.capture import capture_workload
 from autopar.frontends.jax.draws import Draws
 from autopar.lowering.collectives import Row
 from autopar.nouns.workload import Workload
-from autopar.runtime.given_model import planned_workload
 from autopar.runtime.jax.layout import by_name
 from autopar.runtime.jax.load import FROM_INIT, check_arrays, check_model_of, read_program
 from autopar.runtime.jax.step import Step
-from autopar.runtime.jobs.steps import batch_of
-from autopar.runtime.program_module import read_train
+from autopar.runtime.shared.edits import edits_of, known_edits, raise_edited
+from autopar.runtime.shared.planned_batch import batch_of
+from autopar.runtime.shared.planned_workload import planned_workload
+from autopar.runtime.shared.program_module import read_train
 from autopar.runtime.verify.collectives import priced_of
-from autopar.runtime.verify.edits import edits_of, known_edits, raise_edited
 from autopar.runtime.verify.jax import counting
 from autopar.runtime.verify.jax.locate import locate
 from autopar.runtime.verify.jax.merged import twins, without_merged

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from autopar.frontends.noise import dropout_factor
+from autopar.frontends.shared.noise import dropout_factor
 
 Arguments = tuple[Any, ...]
 Named = dict[str, Any]

@@ -23,18 +23,19 @@ from autopar.nouns.plan import Spread, Stage
 from autopar.nouns.recompute import KEEP_ALL
 from autopar.nouns.workload import Workload
 from autopar.pipeline.actions import Lists
-from autopar.runtime.program_module import read_lists, run_program
 from autopar.runtime.pytorch import program
 from autopar.runtime.pytorch.batches import Batch
 from autopar.runtime.pytorch.initialize import initialize
+from autopar.runtime.pytorch.probe import recording
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.trainer import Program, Trainer
-from autopar.runtime.verify.differences import Places, Seen, describe_first, places_of
-from autopar.runtime.verify.edits import edits_of, program_of
+from autopar.runtime.pytorch.training.trainer import Program, Trainer
+from autopar.runtime.shared.edits import edits_of, program_of
+from autopar.runtime.shared.program_module import read_lists, run_program
+from autopar.runtime.shared.seen import Seen
+from autopar.runtime.verify.differences import Places, describe_first, places_of
 from autopar.runtime.verify.pytorch.modes import exact
-from autopar.runtime.verify.pytorch.probe import recording
 
-PROBE = "autopar.runtime.verify.pytorch.probe.probe"
+PROBE = "autopar.runtime.pytorch.probe.probe"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from autopar.frontends.pytorch.experts import chosen_experts
 from autopar.runtime.verify.pytorch.dropping import dropped_fixed
 from autopar.runtime.verify.pytorch.grouped_product import NAMES, grouped_product
 from autopar.runtime.verify.pytorch.stand_ins import drawn_fixed
+from autopar.torch_private.modules import backward_within
 
 
 class FixedDraws(TorchFunctionMode):
@@ -24,30 +25,15 @@ class FixedDraws(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "").partition(".")[0]  # aten ops name their overload
         if name == "backward":
-            with self._in_backward():
+            # a function that a mode handles, so the mode is off while it runs; what is recomputed
+            # there needs it all the same
+            with backward_within(self):
                 return func(*args, **kwargs)
         for fixed in (dropped_fixed, drawn_fixed):
             draw = fixed(name, func, args, kwargs)
             if draw is not None:
                 return draw
         return func(*args, **kwargs)
-
-    @contextmanager
-    def _in_backward(self) -> Iterator[None]:
-        """``backward`` is a function that a mode handles, so the mode is off while it runs; what is
-        recomputed there needs it all the same."""
-        autograd: Any = torch.autograd
-        engine = autograd._engine_run_backward
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return engine(*args, **kwargs)
-
-        autograd._engine_run_backward = run
-        try:
-            yield
-        finally:
-            autograd._engine_run_backward = engine
 
 
 class Exact(FixedDraws):

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar.frontends.losses import find_loss
-from autopar.frontends.noise import HAPPENS_ABOVE
+from autopar.frontends.shared.losses import find_loss
+from autopar.frontends.shared.noise import HAPPENS_ABOVE
 from autopar.nouns.errors import UserError
 from autopar.nouns.workload import Workload
 from autopar.runtime.pytorch.batches import Batch

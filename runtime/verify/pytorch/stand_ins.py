@@ -1,7 +1,7 @@
 """The functions of torch that draw random numbers, with one fixed number for every draw.
 
 Ranks cannot draw what one device draws, so what is compared draws nothing: the model and the
-program get the same stand-ins (`autopar.frontends.noise`), by the same calls.
+program get the same stand-ins (`autopar.frontends.shared.noise`), by the same calls.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autopar.frontends.noise import HAPPENS_ABOVE, stand_in
+from autopar.frontends.shared.noise import HAPPENS_ABOVE, stand_in
 
 above: ContextVar[float] = ContextVar("above", default=HAPPENS_ABOVE[0])
 """How likely what is drawn has to be so that it happens."""

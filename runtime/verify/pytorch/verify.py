@@ -26,25 +26,25 @@ from autopar.frontends.pytorch import capture
 from autopar.lowering.collectives import Row
 from autopar.nouns.errors import UserError
 from autopar.nouns.workload import Workload
-from autopar.runtime.given_model import planned_workload
-from autopar.runtime.program_module import read_lists, read_train
 from autopar.runtime.pytorch import program
+from autopar.runtime.pytorch.counting import Counting
 from autopar.runtime.pytorch.initialize import initialize
-from autopar.runtime.pytorch.load import (
+from autopar.runtime.pytorch.parameters import Region, region_shape
+from autopar.runtime.pytorch.ranks import Ranks
+from autopar.runtime.pytorch.recomputing import recomputations
+from autopar.runtime.pytorch.training.load import (
     check_model_of,
     check_same,
     read_program,
     start,
 )
-from autopar.runtime.pytorch.parameters import Region, region_shape
-from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.recomputing import recomputations
-from autopar.runtime.pytorch.trainer import Program, Trainer
+from autopar.runtime.pytorch.training.trainer import Program, Trainer
+from autopar.runtime.shared.edits import known_edits, raise_edited
+from autopar.runtime.shared.planned_workload import planned_workload
+from autopar.runtime.shared.program_module import read_lists, read_train
 from autopar.runtime.verify.collectives import compare_priced
-from autopar.runtime.verify.edits import known_edits, raise_edited
 from autopar.runtime.verify.pytorch import stand_ins
 from autopar.runtime.verify.pytorch.comparison import Comparison, Piece
-from autopar.runtime.verify.pytorch.counting import Counting
 from autopar.runtime.verify.pytorch.locate import locate, probed
 from autopar.runtime.verify.pytorch.modes import FixedDraws, exact
 from autopar.runtime.verify.pytorch.reference import (

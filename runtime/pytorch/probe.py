@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from autopar.runtime.verify.differences import Seen
+from autopar.runtime.shared.seen import Seen
 
 _recorder: list[Seen] | None = None
 _only: str | None = None

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, GeneratorType, TracebackType
 from typing import Any
 
-from autopar.frontends.reachable import CACHE, Reached, cached, reachable
+from autopar.frontends.shared.reachable import CACHE, Reached, cached, reachable
 from autopar.nouns.errors import UserError
 from autopar.nouns.workload import Workload
 

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from autopar.nouns.errors import UserError
-from autopar.runtime.checkpoint_folder import CheckpointError
 from autopar.runtime.pytorch.accelerators import is_accelerator, module_of
 from autopar.runtime.pytorch.checkpoint import Piece, Pieces, read, write
 from autopar.runtime.pytorch.held import Held
@@ -22,6 +21,7 @@ from autopar.runtime.pytorch.optimizer_state import optimizer_state, set_steps
 from autopar.runtime.pytorch.pipeline.stages import Stages
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.storage import Storage
+from autopar.runtime.shared.checkpoint_folder import CheckpointError
 
 OWN = "own."
 """Before the name of what the script has beside the model: its counts say how much that is."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from autopar.runtime.checkpoint_folder import MANIFEST, STEP, Damaged, beside
+from autopar.runtime.shared.checkpoint_folder import MANIFEST, STEP, Damaged, beside
 
 Loaded = TypeVar("Loaded")
 

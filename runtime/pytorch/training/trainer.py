@@ -21,22 +21,9 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Prediction
 from autopar.nouns.workload import Workload
 from autopar.pipeline.actions import Lists
-from autopar.runtime.jobs.phases import Stopwatch
-from autopar.runtime.keeping import Keeping
-from autopar.runtime.kept_checkpoints import (
-    candidates,
-    drop_old,
-    load_first_whole,
-    of_step,
-    set_aside,
-    something_kept,
-)
-from autopar.runtime.planned_batch import check_batch, check_planned
-from autopar.runtime.program_module import run_program
 from autopar.runtime.pytorch.agreement import of_first
 from autopar.runtime.pytorch.batches import Batch, Comparison, compare_batches
 from autopar.runtime.pytorch.checkpoint import HalfLoaded, Piece
-from autopar.runtime.pytorch.evaluate import loss_of
 from autopar.runtime.pytorch.gradients import add_gradients, gradients_of, total_norm
 from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.initialize import Target, seed_draws
@@ -47,18 +34,31 @@ from autopar.runtime.pytorch.metrics import Metrics, OnStep, measured
 from autopar.runtime.pytorch.offload import check_streams
 from autopar.runtime.pytorch.optimizer import make_optimizer
 from autopar.runtime.pytorch.parameters import running
-from autopar.runtime.pytorch.pipeline.records import Stage, Value
+from autopar.runtime.pytorch.phases import Stopwatch
 from autopar.runtime.pytorch.pipeline.stages import Stages
 from autopar.runtime.pytorch.portions import LocalBatch, rows_of
 from autopar.runtime.pytorch.predict import Asked, asked, result
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.pytorch.saved_names import in_parts, parts_of
 from autopar.runtime.pytorch.sizes import Sizes
-from autopar.runtime.pytorch.state import State
+from autopar.runtime.pytorch.stage import Stage, Value
 from autopar.runtime.pytorch.storage import Storage
+from autopar.runtime.pytorch.training.evaluate import loss_of
+from autopar.runtime.pytorch.training.state import State
 from autopar.runtime.pytorch.weights import aliases_of, load_weights, save_weights
-from autopar.runtime.settings import ProgramError, Settings
-from autopar.runtime.stopping import Stopping
+from autopar.runtime.shared.keeping import Keeping
+from autopar.runtime.shared.kept_checkpoints import (
+    candidates,
+    drop_old,
+    load_first_whole,
+    of_step,
+    set_aside,
+    something_kept,
+)
+from autopar.runtime.shared.planned_batch import check_batch, check_planned
+from autopar.runtime.shared.program_module import run_program
+from autopar.runtime.shared.settings import ProgramError, Settings
+from autopar.runtime.shared.stopping import Stopping
 
 Fill = Callable[[Mapping[str, Target]], object]
 """Writes the initial value of every parameter and buffer, by name, into its target."""

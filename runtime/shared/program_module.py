@@ -11,8 +11,8 @@ from types import ModuleType
 from autopar.files import plan_folder
 from autopar.nouns.plan import Plan
 from autopar.pipeline.actions import Lists, ScheduleError
-from autopar.pipeline.of_plan import lists_of
-from autopar.runtime.settings import ProgramError, compiled
+from autopar.pipeline.schedules.of_plan import lists_of
+from autopar.runtime.shared.settings import ProgramError, compiled
 
 _serial = itertools.count()
 

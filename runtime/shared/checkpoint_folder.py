@@ -4,7 +4,7 @@
     .metadata, *.distcp   PyTorch: a checkpoint of `torch.distributed.checkpoint`
     state.npz, *.state.npz   JAX: of one process, of each of several
 
-`autopar.runtime.save_target` says how one is made.
+`autopar.runtime.shared.save_target` says how one is made.
 """
 
 from __future__ import annotations

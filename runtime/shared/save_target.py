@@ -1,7 +1,7 @@
 """Where a checkpoint may go, said before the first step; and how it gets there whole.
 
 It is made beside its place, as ``.<name>.saving``, and renamed when it is whole. The one that it
-replaces is ``.<name>.old`` in between, which `autopar.runtime.checkpoint_folder.find` takes where a
+replaces is ``.<name>.old`` in between, which `checkpoint_folder.find` takes where a
 process dies just then. What a process that died left beside is removed by the next save; one that
 lives locks its folder (where the file system knows locks).
 """
@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from autopar.runtime.checkpoint_folder import (
+from autopar.runtime.shared.checkpoint_folder import (
     MANIFEST,
     CheckpointError,
     File,

@@ -11,7 +11,7 @@ from autopar.runtime.pytorch.dropout import stream
 from autopar.runtime.pytorch.pipeline.stages import Stages
 from autopar.runtime.pytorch.portions import CutBatch
 from autopar.runtime.pytorch.storage import Storage
-from autopar.runtime.pytorch.totals import all_reduce_async, total_counts
+from autopar.runtime.pytorch.training.totals import all_reduce_async, total_counts
 
 
 def loss_of(state: Storage | Stages, batch: CutBatch) -> torch.Tensor:

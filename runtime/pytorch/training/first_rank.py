@@ -13,7 +13,7 @@ import torch.distributed as dist
 from autopar.files import plan_folder
 from autopar.nouns.errors import UserError
 from autopar.runtime.pytorch.agreement import together
-from autopar.runtime.pytorch.load import start
+from autopar.runtime.pytorch.training.load import start
 
 PATIENCE = timedelta(days=1)
 """How long the others wait for the first rank: a search may take longer than any collective."""

@@ -25,7 +25,7 @@ _PLAIN = (int, float, complex, str, bytes, bytearray, type(None))
 _LOADERS = "torch.utils.data"
 _OTHERS = (
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    str(Path(__file__).parents[1]),
+    str(Path(__file__).parents[2]),
 )
 
 

@@ -16,7 +16,10 @@ import torch.distributed as dist
 
 from autopar.lowering.collectives import Row
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.torch_private import TorchDispatchMode, resolve_group, tree_map_only
+from autopar.torch_private.distributed import resolve_group
+from autopar.torch_private.modes import TorchDispatchMode
+from autopar.torch_private.ops import schema_of
+from autopar.torch_private.tensors import tree_map_only
 
 # op name -> (kind, which argument is the full-size side; "xN": that one times the group's size)
 _OPS: Mapping[str, tuple[str, str]] = {
@@ -84,7 +87,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return [Row(*what, count, rank=here) for what, count in sorted(self._counts.items())]
 
     def _note(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
-        name = str(func._schema.name)
+        name = str(schema_of(func).name)
         if name in _IGNORED:
             return
         if name not in _OPS:
@@ -96,7 +99,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _group(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dist.ProcessGroup:
-    for i, argument in enumerate(func._schema.arguments):
+    for i, argument in enumerate(schema_of(func).arguments):
         if argument.name not in ("process_group", "group_name"):
             continue
         value = kwargs.get(argument.name, args[i] if i < len(args) else None)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.errors import UserError
+from autopar.nouns.workload import Workload
+
+
+def batch_of(workload: Workload, step: int) -> Any:
+    """The global batch of a step: ``batch(step)`` where it takes the number, else ``batch()``."""
+    taken = inspect.signature(workload.batch).parameters.values()
+    numbered = any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in taken)
+    return workload.batch(step) if numbered else workload.batch()
 
 
 class OtherBatch(UserError):

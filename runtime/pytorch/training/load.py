@@ -24,16 +24,21 @@ from autopar.files import plan_folder
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload
-from autopar.runtime.given_model import workload_for
-from autopar.runtime.program_module import read_lists, read_train, run_program
 from autopar.runtime.pytorch.groups import own_optimizer
 from autopar.runtime.pytorch.initialize import Target, initialize
 from autopar.runtime.pytorch.optimizer import of_groups as make_optimizer_of
-from autopar.runtime.pytorch.own_model import difference, start_from
+from autopar.runtime.pytorch.own_model import difference, fields, start_from
 from autopar.runtime.pytorch.ranks import Ranks
-from autopar.runtime.pytorch.trainer import Program, Trainer
-from autopar.runtime.settings import ProgramError, check_settings, check_workload, tell_changes
-from autopar.runtime.stale import changed_batch, check_fingerprint, check_tool
+from autopar.runtime.pytorch.training.trainer import Program, Trainer
+from autopar.runtime.shared.planned_workload import workload_for
+from autopar.runtime.shared.program_module import read_lists, read_train, run_program
+from autopar.runtime.shared.settings import (
+    ProgramError,
+    check_settings,
+    check_workload,
+    tell_changes,
+)
+from autopar.runtime.shared.stale import changed_batch, check_fingerprint, check_tool
 
 TIMEOUT_S = 300.0
 """How long a collective waits for ranks that neither come nor die."""
@@ -104,7 +109,7 @@ def read(
     `load`."""
     plan = plan_folder.read_plan(folder)
     check_same(plan, folder)
-    workload = workload_for(folder, model)
+    workload = workload_for(folder, model, fields)
     if check_model:
         check_model_of(plan, workload, folder, tell=model is None)
     return Program.of(read_program(folder), read_lists(folder, plan)), workload

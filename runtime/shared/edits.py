@@ -7,13 +7,13 @@ from pathlib import Path
 
 from autopar.emit.code_lines import code_lines, matcher
 from autopar.files import plan_folder
-from autopar.frontends.captured import Captured
+from autopar.frontends.shared.captured import Captured
 from autopar.lowering.of_plan import lowered_plan
 from autopar.lowering.precision import at_precision
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
 from autopar.rules.kept_whole import keep_whole
-from autopar.runtime.jobs.failures import LONGEST, place
+from autopar.runtime.shared.error_places import LONGEST, place
 
 NAMED = 3
 """How many places are told before "and N more"."""

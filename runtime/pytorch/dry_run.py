@@ -20,11 +20,12 @@ from torch import nn
 from autopar.nouns.axes import SAMPLES
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.mesh import Mesh
-from autopar.runtime.jobs.imported import failed, imported
 from autopar.runtime.pytorch import ranks
 from autopar.runtime.pytorch.parameters import computing, declared_in
-from autopar.runtime.pytorch.pipeline.records import Stage, Value
-from autopar.runtime.settings import Settings
+from autopar.runtime.pytorch.stage import Stage, Value
+from autopar.runtime.shared.imported import failed, imported
+from autopar.runtime.shared.settings import Settings
+from autopar.torch_private.modules import buffers_of, modules_of, parameters_of
 
 
 def dry_run(text: str, file: str, batch: Iterable[BatchEntry]) -> None:
@@ -174,9 +175,9 @@ def _kinds(model: nn.Module) -> dict[nn.Module, int]:
     def number(module: nn.Module) -> int:
         if module not in kinds:
             settings = [(n, repr(v)) for n, v in vars(module).items() if not n.startswith("_")]
-            held = {**module._parameters, **module._buffers}
+            held = {**parameters_of(module), **buffers_of(module)}
             tensors = [(n, None if t is None else _kind(t)) for n, t in held.items()]
-            below = module._modules.items()
+            below = modules_of(module).items()
             inside = [(n, None if m is None else number(m)) for n, m in below]
             kind = (type(module), tuple(settings), tuple(tensors), tuple(inside))
             kinds[module] = numbers.setdefault(kind, len(numbers))

@@ -1,0 +1,68 @@
+"""Groups of processes, FSDP2, and devices that are not there."""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
+from torch.distributed.fsdp import FSDPModule
+
+resolve_group = _resolve_process_group  # a process group by its name
+
+
+def fsdp_post_backward(root: FSDPModule) -> None:
+    """What FSDP2 does when a backward has ended (reduce, reshard, wait), as its flags say now: a
+    backward in two parts has no end that its hooks see."""
+    root._get_fsdp_state()._root_post_backward_final_callback()
+
+
+def sharded_over(mesh: DeviceMesh) -> Any:
+    """What FSDP2 is told of a parameter that it shards over another mesh than its unit: the last
+    dim of ``mesh`` shards, one before it replicates."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import (
+        FSDPMeshInfo,
+        HSDPMeshInfo,
+        ShardPlacementResult,
+    )
+
+    if mesh.ndim == 1:
+        return ShardPlacementResult(None, FSDPMeshInfo(mesh, shard_mesh_dim=0))
+    return ShardPlacementResult(None, HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0))
+
+
+def fake_store() -> Any:
+    """What a process group of the backend "fake" keeps its keys in: nowhere."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
+
+
+def fake_work() -> Any:
+    """The class of what a collective of the backend "fake" gives."""
+    from torch._C._distributed_c10d import FakeWork
+
+    return FakeWork
+
+
+def python_device(name: str, module: Any, lost: Callable[[BaseException], None]) -> None:
+    """Makes ``name`` a device whose module is ``module``, without a kernel; once a process.
+
+    ``lost`` is told what a hook of autograd raises. Its error is pending while C++ unwinds, which
+    asks for the device's type on the way; Python would refuse to answer with an error pending, and
+    the process would end. So the error is taken there, and `backward` ends with a SystemError.
+    """
+    from torch.utils.backend_registration import (
+        _DummyDeviceGuard,
+        _setup_privateuseone_for_python_backend,
+    )
+
+    class Guard(_DummyDeviceGuard):
+        def type_(self) -> Any:
+            try:
+                ctypes.pythonapi.Py_IsInitialized()  # any call raises what is pending
+            except BaseException as error:
+                lost(error)
+            return super().type_()  # type: ignore[no-untyped-call]
+
+    _setup_privateuseone_for_python_backend(name, module, device_guard=Guard())

@@ -1,0 +1,28 @@
+"""States that torch's functions run in: fake tensors, dispatch modes, autocast, gradients."""
+
+import torch
+from torch._dynamo import _trace_wrapped_higher_order_op as trace_wrapped
+from torch._export.utils import _compiling_state_context
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException as DataDependentOutputException,
+)
+from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
+from torch._subclasses.fake_tensor import (
+    FakeTensor as FakeTensor,
+)  # a tensor with a device and no memory
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode  # ops on fake tensors
+from torch._subclasses.fake_tensor import in_kernel_invocation_manager
+from torch.nn.attention import flex_attention
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # sees every op
+from torch.utils._python_dispatch import _disable_current_modes
+
+in_kernel_of = in_kernel_invocation_manager  # a mode's fake tensors are meta tensors inside
+without_modes = _disable_current_modes  # real ops inside of a mode
+without_torch_function = torch._C.DisableTorchFunction  # no function mode sees what is inside
+dispatch_modes = torch._C._len_torch_dispatch_stack  # how many modes see every op now
+any_autocast = torch._C._is_any_autocast_enabled  # whether a device casts by itself now
+set_grad = torch._C._set_grad_enabled  # what traces note where no_grad begins and ends
+exporting = _compiling_state_context  # the state that torch.export runs a model in
+causal_check = (torch.nn.modules.transformer, "_detect_is_causal_mask")  # reads a mask's values
+mapped_over_indices = (flex_attention, "_vmap_for_bhqkv")  # calls a function for every index
+scalar_indexing = (trace_wrapped, "TransformGetItemToIndex")  # x[i] inside of such a function

@@ -1,0 +1,48 @@
+"""Ops of torch's dispatcher: what they are called, what they take, what they are made of."""
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload as OpOverload  # the target of every op in a trace
+
+functional_collectives = torch.ops._c10d_functional  # collectives that compile, seen by modes
+norms_of_all = torch._foreach_norm  # the norms of many tensors in few kernels
+softmax = torch.ops.aten._softmax.default  # what F.softmax is below autograd
+log_softmax = torch.ops.aten._log_softmax.default  # and F.log_softmax
+to_copy = torch.ops.aten._to_copy.default  # what x.to(dtype) is below autograd
+scale_all = torch._foreach_mul_  # many tensors times one number, in few kernels, in place
+
+
+def op_name(target: Any) -> str:
+    """``add_`` of ``aten.add_.Tensor``; empty of what is no op."""
+    name: str = getattr(target, "_opname", "")
+    return name
+
+
+def overload_name(target: OpOverload) -> str:
+    """``Tensor`` of ``aten.add_.Tensor``."""
+    return target._overloadname
+
+
+def schema_of(target: Any) -> Any:
+    """What an op takes and gives, and what of it it writes into; None of what is no op."""
+    return getattr(target, "_schema", None)
+
+
+def breaks_itself_up(target: OpOverload) -> bool:
+    """Whether the dispatcher has other ops for it wherever gradients are asked."""
+    overload = overload_name(target)
+    name = target._schema.name + f".{overload}" * (overload != "default")
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+
+
+def decompositions() -> Any:
+    """PyTorch's own table of what its ops are made of, by op."""
+    from torch._decomp import core_aten_decompositions
+
+    return core_aten_decompositions()
+
+
+def made_from_signature(name: str) -> Any:
+    """The function ``torch.name`` that is an op's own signature; None where Python wraps it."""
+    return getattr(torch._C._VariableFunctions, name, None)
