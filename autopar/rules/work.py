@@ -170,7 +170,7 @@ def flops(
     rule, local = bound.rule, extents(bound, strategy, mesh)
     terms = rule.flop_terms or ((rule.flops, tuple(local)),)
     forward = sum(c * math.prod(local[name] for name in names) for c, names in terms)
-    forward *= most_work(rule, split_ways(strategy, mesh)) if rule.special else 1.0
+    forward *= most_work(rule.special, split_ways(strategy, mesh)) if rule.special else 1.0
     into, out = flows(op, tensors)
     if not any(out) or not any(into):
         return forward, 0.0

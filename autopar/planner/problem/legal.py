@@ -60,7 +60,7 @@ class Legal:
                 f"op {op.kind} at {op.source} cannot be cut by {self.mesh} (rule {bound})"
             )
         samples = self.cut.samples.choices[where]
-        taken = {samples, *restricted(bound.rule)} & bound.factors.keys()
+        taken = {samples, *restricted(bound.rule.special)} & bound.factors.keys()
         if taken:
             legal = [s for s in legal if all(s.on(a) not in taken for a in self.model_axes)]
         if self.even:

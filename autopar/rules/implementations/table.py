@@ -4,14 +4,14 @@ an axis splits a factor that its plain call cannot be split by.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from autopar.nouns.axes import Role
-from autopar.rules.notation import Rule
 
 EVERY = frozenset(Role)
+Special = Iterable[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +41,15 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
 """By the name that a rule has for it."""
 
 
-def restricted(rule: Rule) -> frozenset[str]:
-    """Factors of a rule that no axis splits for which a plan may choose."""
-    return frozenset(factor for factor, name in rule.special if Role.OPS not in TABLE[name].roles)
+def restricted(special: Special) -> frozenset[str]:
+    """Of ``special`` of a rule, factors that no axis splits for which a plan may choose."""
+    return frozenset(factor for factor, name in special if Role.OPS not in TABLE[name].roles)
 
 
-def most_work(rule: Rule, ways: Mapping[str, int]) -> float:
+def most_work(special: Special, ways: Mapping[str, int]) -> float:
     """What the rank that has most does of an op, times an equal share. ``ways``: by factor."""
     most = 1.0
-    for factor, name in rule.special:
+    for factor, name in special:
         if ways.get(factor, 1) > 1:
             most *= TABLE[name].work(ways[factor])
     return most
