@@ -24,7 +24,7 @@ from autopar.planner.pricing.state_prices import StatePrices
 from autopar.planner.problem.bindings import Bindings
 from autopar.planner.problem.folding import fold
 from autopar.planner.problem.nodes import Folded
-from autopar.rules.cut import BatchCut, Cut
+from autopar.rules.cut import BatchCut
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,6 @@ def free_problem(
     state = StatePrices(cluster, StateSharding(0, mesh, 1, precision, optimizer))
     bodies = [(None, graph), *((name, block.body) for name, block in graph.blocks.items())]
     whole = {key(block, op.name): "" for block, body in bodies for op in body.ops}
-    free = BatchCut(Cut({}, whole))
+    free = BatchCut({}, whole)
     folded = fold(graph, mesh, free, prices, state, Bindings(), usage_limit)
     return FreeProblem(graph, folded, prices, state, free)

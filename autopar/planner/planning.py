@@ -35,7 +35,7 @@ from autopar.planner.question import Answer, Outcome, Question
 from autopar.planner.remedies import search_or_advise
 from autopar.planner.unruled import check_allowed, check_registered, unruled
 from autopar.rules.batch import BatchMixed, flow_or_obstacle
-from autopar.rules.cut import BatchCut, Cut
+from autopar.rules.cut import BatchCut
 from autopar.rules.fusion import ALONE, fusion
 from autopar.rules.kept_whole import keep_whole
 
@@ -218,7 +218,7 @@ def plan_captured(
         _check_one_rank(fixed, obstacle, captured.samples)
     question = Question(
         graph=graph,
-        cut=BatchCut(Cut(batch_dims, flow.choices)),
+        cut=BatchCut(batch_dims, flow.choices),
         batch=captured.samples,
         obstacles=flow.obstacles,
         cluster=cluster,
