@@ -28,10 +28,10 @@ from autopar.cost_models.step_time import step_time
 from autopar.files.arch_file import load_arch
 from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster
-from autopar.planner.arch_graph import LAYER
-from autopar.planner.arch_prices import Planned, planned
-from autopar.planner.layouts import footprint_of, work_for
-from autopar.planner.pricing.prices import PICOSECONDS
+from autopar.planner.family.arch_graph import LAYER
+from autopar.planner.family.arch_prices import Planned, planned
+from autopar.planner.family.layouts import footprint_of, work_for
+from autopar.pricing.prices import PICOSECONDS
 from benchmarks.figures import Target, show
 
 GPT3 = load_arch("examples/archs/gpt3_175b.yaml")

@@ -61,7 +61,7 @@ ERRORS: Mapping[str, OldError] = {
         "    if not isinstance(value, float) or not math.isfinite(value):",
         ("tests/jax/test_masks.py",)),
     "a block that is called again is priced again": OldError(
-        _CALLED, "autopar/planner/pricing/pipeline.py",
+        _CALLED, "autopar/pricing/pipeline.py",
         "ties.append((last[instance], unit))", "pass",
         ("tests/planner/test_pipeline_search.py", "tests/runtime/test_shared_layers.py")),
     "what no op reads is in no stage": OldError(
@@ -81,7 +81,7 @@ ERRORS: Mapping[str, OldError] = {
         "if name in second.kept and node not in given", "if name in second.kept",
         ("tests/frontends/test_torch_unseen.py",)),
     "an alarm ends the search": OldError(
-        _CALLED, "autopar/planner/alarms.py",
+        _CALLED, "autopar/planner/solve/alarms.py",
         "        if alarm:\n", "        if alarm:\n            raise Impossible(alarm)\n",
         ("tests/planner/test_physics.py",)),
     "instances of one class share a trial": OldError(

@@ -26,7 +26,7 @@ from autopar.lowering.precision import at_precision
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.mesh import Mesh
-from autopar.planner.pricing.prices import PICOSECONDS
+from autopar.pricing.prices import PICOSECONDS
 from autopar.searchers import Budget, highs, search
 from benchmarks import shapes
 from benchmarks.figures import Target, show

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from autopar.files.arch_file import load_arch
 from autopar.files.cluster_file import load_cluster
-from autopar.planner.estimate import estimate
-from autopar.planner.layouts import layouts
+from autopar.planner.family.estimate import estimate
+from autopar.planner.family.layouts import layouts
 from benchmarks.figures import Target, show
 
 ARCH = Path("examples/archs/gpt3_175b.yaml")

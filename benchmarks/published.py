@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from autopar.cost_models.bands import time_band
 from autopar.cost_models.rates import fitted, fitted_table, rates_of
 from autopar.cost_models.step_time import step_time
-from autopar.planner.layouts import footprint_of
+from autopar.planner.family.layouts import footprint_of
 from benchmarks.published_bands import report, time_ratios, write_bands
 from benchmarks.published_declarations import Row
 from benchmarks.published_errors import (

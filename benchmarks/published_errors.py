@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from autopar.cost_models.layout import Layout
 from autopar.cost_models.software import Software
-from autopar.planner.layouts import footprint_of
+from autopar.planner.family.layouts import footprint_of
 from benchmarks.published_bands import Ratio
 from benchmarks.published_fit import Fit
 from benchmarks.published_rows import Run

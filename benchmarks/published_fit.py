@@ -22,7 +22,7 @@ from scipy.optimize import least_squares
 from autopar.cost_models.rates import rates_of
 from autopar.cost_models.step_time import Rates, step_time
 from autopar.cost_models.work import Work, stacked
-from autopar.planner.layouts import work_for
+from autopar.planner.family.layouts import work_for
 from benchmarks.published_priors import priors
 from benchmarks.published_rows import Run
 

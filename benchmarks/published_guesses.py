@@ -9,7 +9,7 @@ from autopar.cost_models.layout import Layout, Recompute
 from autopar.cost_models.rates import family_constant
 from autopar.cost_models.software import Software
 from autopar.nouns.cluster import Device
-from autopar.planner.layouts import footprint_of
+from autopar.planner.family.layouts import footprint_of
 from benchmarks.published_priors import priors
 
 

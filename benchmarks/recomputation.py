@@ -20,7 +20,7 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
 from autopar.nouns.recompute import FULL, NONE, POLICIES
-from autopar.planner.memories import with_memory
+from autopar.planner.advice.memories import with_memory
 from autopar.planner.planning import plan_captured
 from benchmarks import llama3
 from benchmarks.figures import Target, show

@@ -24,8 +24,8 @@ from autopar.lowering.precision import at_precision
 from autopar.nouns.cluster import Cluster, DeviceGroup
 from autopar.nouns.errors import UserError
 from autopar.nouns.workload import Workload
+from autopar.planner.ask.selections import part_of
 from autopar.planner.planning import Planned, plan_captured
-from autopar.planner.selections import part_of
 from autopar.report.revisit import revisit
 from benchmarks import llama3
 from benchmarks.figures import Target, show

@@ -2,7 +2,7 @@
 from the model alone. Figures of routed experts are not in it.
 
 `by_formulas` is for all of the family; dense models have them from their graph
-(`autopar.planner.graph_figures`).
+(`autopar.planner.family.graph_figures`).
 """
 
 from __future__ import annotations

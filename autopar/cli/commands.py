@@ -84,7 +84,7 @@ def price_unemitted(
 
     ``options`` are those that only a search reads. Raises `UserError`.
     """
-    from autopar.planner.fixed import unemitted
+    from autopar.planner.ask.fixed import unemitted
 
     choices = unemitted(fix)
     if not choices:

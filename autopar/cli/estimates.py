@@ -17,8 +17,8 @@ from autopar.nouns.cluster import Cluster, short_dtype
 from autopar.nouns.errors import DoesNotFit, UserError
 from autopar.nouns.style import Style
 from autopar.nouns.text.cluster import devices_text
-from autopar.planner import scaling
-from autopar.planner.estimate import check_precision, default_batch
+from autopar.planner.advice import scaling
+from autopar.planner.family.estimate import check_precision, default_batch
 from autopar.report.estimates import render, to_object
 from autopar.report.render import to_text
 from autopar.report.scaling import (
@@ -192,7 +192,7 @@ def _sizes(question: Question, cluster: Cluster) -> _Sizes:
     from autopar.cli.unemitted import PRICED_BY, software_of
     from autopar.frontends.dispatch import capture
     from autopar.frontends.loading import load_workload
-    from autopar.planner.architecture import NotOfFamily, arch_of
+    from autopar.planner.family.architecture import NotOfFamily, arch_of
     from autopar.planner.planning import check_style
 
     workload = load_workload(question.model)

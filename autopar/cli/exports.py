@@ -83,7 +83,7 @@ def setup(asked: Asked) -> Setup:
     cluster = load_cluster(asked.cluster)
     if asked.source is not None:
         return _of_model(asked.source, asked.cluster, cluster, fix_pairs(asked.fix))
-    from autopar.planner.estimate import estimate_files
+    from autopar.planner.family.estimate import estimate_files
 
     precision = asked.precision or "bf16"
     fix = ",".join(asked.fix)
@@ -104,7 +104,7 @@ def _of_model(model: str, cluster_ref: str, cluster: Cluster, fix: Mapping[str, 
     """A layout of a model that no backend emits; others are planned first."""
     from autopar.cli.unemitted import price
     from autopar.frontends.loading import load_workload
-    from autopar.planner.fixed import unemitted
+    from autopar.planner.ask.fixed import unemitted
 
     if not unemitted(fix):
         raise UserError(
@@ -193,7 +193,7 @@ def figures_of(arch: Arch) -> Figures:
 def held_by(arch: Arch, layout: Layout, cluster: Cluster, precision: str) -> Held | None:
     """Memory as the estimate has it, and with the state that each trainer keeps; None in 32 bits,
     which all keep alike."""
-    from autopar.planner.layouts import memory_of, software_for
+    from autopar.planner.family.layouts import memory_of, software_for
 
     if precision not in ("bf16", "fp16"):
         return None

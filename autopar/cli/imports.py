@@ -13,8 +13,8 @@ from autopar.files.imports.readers import read
 from autopar.files.imports.settings import Settings
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
-from autopar.planner.estimate import PRECISIONS, Estimate, estimate
-from autopar.planner.layouts import sweep
+from autopar.planner.family.estimate import PRECISIONS, Estimate, estimate
+from autopar.planner.family.layouts import sweep
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def _sizes(asked: Asked, settings: Settings) -> tuple[Arch, int | None, str]:
     from autopar.frontends.dispatch import capture
     from autopar.frontends.loading import load_workload
     from autopar.nouns.cluster import short_dtype
-    from autopar.planner.architecture import arch_of
+    from autopar.planner.family.architecture import arch_of
 
     workload = load_workload(asked.model)
     progress(f"capturing {asked.model}")

@@ -15,7 +15,7 @@ from autopar.cli.commands import plan_files
 from autopar.cli.progress import progress
 from autopar.files import plan_folder, whole_file
 from autopar.nouns.errors import UserError
-from autopar.planner.tries import RUNS, Tried, kept, worth_trying
+from autopar.planner.advice.tries import RUNS, Tried, kept, worth_trying
 from autopar.report.tries import tries_object
 from autopar.report.units import degrees
 from autopar.runtime.jobs import launch

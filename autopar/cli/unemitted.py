@@ -1,6 +1,6 @@
 """Layouts of a model that no backend emits: priced by the transformer family, never written.
 
-The model is captured and read as figures of the family (`autopar.planner.architecture`); the
+The model is captured and read as figures of the family (`autopar.planner.family.architecture`); the
 layout that ``--fix`` names, and nothing beside it, is then priced as `autopar estimate --arch`
 prices it, in the precision, batch and execution style of the model.
 """
@@ -27,9 +27,9 @@ from autopar.nouns.graph import Graph
 from autopar.nouns.recompute import COMPUTE, SELECTIVE
 from autopar.nouns.style import Style, style_of
 from autopar.nouns.workload import Workload
-from autopar.planner.architecture import NotOfFamily, arch_of
-from autopar.planner.estimate import Estimate, estimate
-from autopar.planner.fixed import unemitted
+from autopar.planner.ask.fixed import unemitted
+from autopar.planner.family.architecture import NotOfFamily, arch_of
+from autopar.planner.family.estimate import Estimate, estimate
 from autopar.planner.planning import Progress, check_style
 from autopar.report.estimates import render, to_object
 

@@ -23,17 +23,17 @@ from autopar.nouns.plan import Fingerprints, Plan, Prediction, Stage
 from autopar.nouns.recompute import policies
 from autopar.nouns.style import Style, style_of
 from autopar.nouns.workload import Workload, training
-from autopar.planner.candidates import Layout
-from autopar.planner.dtypes import mixed_unit
-from autopar.planner.fewer import Fewer, fewer
-from autopar.planner.fixed import Fixed, FixError
-from autopar.planner.pricing.bands import memory_band, time_band
-from autopar.planner.pricing.bounds import prediction_bounds
-from autopar.planner.pricing.offload import obstacle as offload_obstacle
-from autopar.planner.pricing.utilization import cluster_peak_s
-from autopar.planner.question import Answer, Outcome, Question
-from autopar.planner.remedies import search_or_advise
-from autopar.planner.unruled import check_allowed, check_registered, unruled
+from autopar.planner.advice.fewer import Fewer, fewer
+from autopar.planner.advice.remedies import search_or_advise
+from autopar.planner.ask.candidates import Layout
+from autopar.planner.ask.dtypes import mixed_unit
+from autopar.planner.ask.fixed import Fixed, FixError
+from autopar.planner.ask.question import Answer, Outcome, Question
+from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
+from autopar.pricing.bands import memory_band, time_band
+from autopar.pricing.bounds import prediction_bounds
+from autopar.pricing.offload import obstacle as offload_obstacle
+from autopar.pricing.utilization import cluster_peak_s
 from autopar.rules.batch import BatchMixed, flow_or_obstacle
 from autopar.rules.cut import BatchCut
 from autopar.rules.fusion import ALONE, fusion

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from autopar.nouns.problem import FORBIDDEN, NoFeasibleAnswer, Problem, Solution
-from autopar.planner.pricing.prices import PICOSECONDS
+from autopar.pricing.prices import PICOSECONDS
 from autopar.report.explain import Alternative
 from autopar.searchers import search
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from autopar.planner.estimate import Estimate
-from autopar.planner.layouts import typed
+from autopar.planner.family.estimate import Estimate
+from autopar.planner.family.layouts import typed
 from autopar.report.estimates import to_object
 from autopar.report.parts import reasons
 from autopar.report.units import duration, size

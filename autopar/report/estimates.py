@@ -8,7 +8,7 @@ from typing import Any
 
 from autopar.cost_models.footprint import Footprint
 from autopar.cost_models.provenance import family_origins, summary
-from autopar.planner.estimate import Estimate
+from autopar.planner.family.estimate import Estimate
 from autopar.report.units import duration, percent, size
 
 

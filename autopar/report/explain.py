@@ -12,7 +12,7 @@ from rich.text import Text
 
 from autopar.lowering.spread import MICROBATCH, Lowered, Priced, activation_collectives
 from autopar.nouns.plan import Memory, key
-from autopar.planner.pricing.prices import Prices
+from autopar.pricing.prices import Prices
 from autopar.report.render import indented, table
 from autopar.report.revisit import Forbidden
 from autopar.report.units import duration, percent, size

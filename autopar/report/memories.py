@@ -10,10 +10,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from autopar.files import plan_folder
-from autopar.planner.fixed import Fixed
-from autopar.planner.memories import WithMemory, plans_by_memory
-from autopar.planner.question import Question
-from autopar.planner.sentences import layout_text
+from autopar.planner.advice.memories import WithMemory, plans_by_memory
+from autopar.planner.ask.fixed import Fixed
+from autopar.planner.ask.question import Question
+from autopar.planner.ask.sentences import layout_text
 from autopar.report.opened import opened
 from autopar.report.render import indented, table
 from autopar.report.units import duration, size

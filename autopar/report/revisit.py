@@ -13,19 +13,19 @@ from autopar.nouns.cluster import Cluster
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Memory, Plan, Spread
-from autopar.planner.pricing.memory import step_memory
-from autopar.planner.pricing.pipeline import PricedPipeline, price_pipeline
-from autopar.planner.pricing.prices import PICOSECONDS, Prices
-from autopar.planner.pricing.simulation import StepTime, simulate
-from autopar.planner.pricing.state import StateSharding
-from autopar.planner.pricing.state_prices import StatePrices
-from autopar.planner.pricing.summary import Summary, summarise
+from autopar.planner.ask.sentences import short_text
 from autopar.planner.problem.bindings import Bindings
 from autopar.planner.problem.folding import fold
 from autopar.planner.problem.legal import NoStrategy
 from autopar.planner.problem.nodes import Folded, Node
-from autopar.planner.sentences import short_text
-from autopar.planner.solved import idle_axes
+from autopar.planner.solve.solved import idle_axes
+from autopar.pricing.memory import step_memory
+from autopar.pricing.pipeline import PricedPipeline, price_pipeline
+from autopar.pricing.prices import PICOSECONDS, Prices
+from autopar.pricing.simulation import StepTime, simulate
+from autopar.pricing.state import StateSharding
+from autopar.pricing.state_prices import StatePrices
+from autopar.pricing.summary import Summary, summarise
 from autopar.report.opened import opened, refuse
 from autopar.report.units import duration
 from autopar.rules.cut import BatchCut, batch_cut

@@ -9,8 +9,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from autopar.cost_models.layout import Layout
-from autopar.planner.layouts import typed
-from autopar.planner.scaling import BILLION, Asked, Scaled, Scaling, Searched
+from autopar.planner.advice.scaling import BILLION, Asked, Scaled, Scaling, Searched
+from autopar.planner.family.layouts import typed
 from autopar.report.estimates import to_object
 from autopar.report.render import indented, table
 from autopar.report.units import count, duration, percent, size

@@ -16,7 +16,7 @@ from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan, RunnerUp
 from autopar.nouns.text.cluster import devices_text
 from autopar.nouns.zero import ZERO
-from autopar.planner.pricing.offload import streamed_s
+from autopar.pricing.offload import streamed_s
 from autopar.report.parts import memory_parts, time_parts
 from autopar.report.render import indented, table
 from autopar.report.units import count, degrees, duration, percent, size

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from autopar.planner.tries import Tried
+from autopar.planner.advice.tries import Tried
 from autopar.report.render import indented, table
 from autopar.report.units import duration
 

@@ -13,7 +13,7 @@ The rule is what TorchInductor does on GPUs to a graph whose products are librar
 A kernel reads each operand from outside once, and writes what ops outside read. What stays inside
 is not moved; backward makes it again from what the kernel reads. Where a layout moves a tensor
 between two members, the move's bytes are written and read after all
-(`autopar.planner.pricing.prices.Prices.steps`).
+(`autopar.pricing.prices.Prices.steps`).
 """
 
 from __future__ import annotations

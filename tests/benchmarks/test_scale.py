@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autopar.files.cluster_file import load_cluster
-from autopar.planner.candidates import candidates
-from autopar.planner.fixed import Fixed
+from autopar.planner.ask.candidates import candidates
+from autopar.planner.ask.fixed import Fixed
 from benchmarks.scale import CLUSTERS, RUNS, sized
 
 

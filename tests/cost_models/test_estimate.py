@@ -22,8 +22,8 @@ from autopar.files.arch_file import ArchFileError, load_arch
 from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster, DeviceGroup
 from autopar.nouns.errors import UserError
-from autopar.planner.estimate import estimate, estimate_files
-from autopar.planner.layouts import _least_split, price, sweep
+from autopar.planner.family.estimate import estimate, estimate_files
+from autopar.planner.family.layouts import _least_split, price, sweep
 from autopar.report.estimates import render, to_json
 from autopar.report.units import size
 

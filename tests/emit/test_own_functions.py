@@ -21,7 +21,7 @@ from autopar.frontends.pytorch.errors import UnsupportedOpError
 from autopar.frontends.pytorch.execute import execute
 from autopar.frontends.shared.captured import Captured
 from autopar.nouns.mesh import Mesh
-from autopar.planner.unruled import check_allowed, check_registered, unruled
+from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
 from autopar.rules.kept_whole import keep_whole
 from autopar.rules.notation import RuleError
 from autopar.rules.registry import UnruledOp, register, unregister

@@ -14,7 +14,7 @@ from torch import Tensor
 from autopar.frontends.pytorch.execute import execute
 from autopar.nouns.graph import Op
 from autopar.nouns.graph import Tensor as Described
-from autopar.planner.unruled import unruled
+from autopar.planner.ask.unruled import unruled
 from autopar.rules.own_functions import FUNCTION, LINEAR, RULE
 from autopar.rules.registry import rule_for
 from tests.emit import own_functions as own

@@ -27,7 +27,7 @@ from autopar.frontends.jax.errors import (
 )
 from autopar.nouns.errors import UserError
 from autopar.nouns.workload import Workload
-from autopar.planner.unruled import check_allowed, unruled
+from autopar.planner.ask.unruled import check_allowed, unruled
 from autopar.rules.registry import UnruledOp
 from tests.jax.models import shape
 

@@ -15,7 +15,7 @@ from autopar.frontends.jax import capture
 from autopar.frontends.jax.errors import RuleFailed
 from autopar.nouns.errors import UserError
 from autopar.nouns.text.graph import from_text, to_text
-from autopar.planner.unruled import check_allowed, unruled
+from autopar.planner.ask.unruled import check_allowed, unruled
 from autopar.rules.registry import UnruledOp, bind
 from autopar.runtime.verify.verified import TOLERANCE
 from tests.jax import models

@@ -18,18 +18,18 @@ from autopar.frontends.shared.captured import Captured
 from autopar.lowering.precision import at_precision
 from autopar.nouns.graph import Graph
 from autopar.nouns.recompute import KEEP_ALL
-from autopar.planner.arch_graph import BATCH_DIMS, LAYER, NoGraph, graph_of
-from autopar.planner.architecture import arch_of
-from autopar.planner.candidates import Candidate, Layout
-from autopar.planner.fixed import Fixed
-from autopar.planner.megatron import spread_of
-from autopar.planner.pricing.prices import Prices
-from autopar.planner.pricing.repricing import objective
-from autopar.planner.pricing.state_prices import StatePrices
-from autopar.planner.pricing.utilization import model_flops
+from autopar.planner.ask.candidates import Candidate, Layout
+from autopar.planner.ask.fixed import Fixed
+from autopar.planner.ask.question import Question
+from autopar.planner.family.arch_graph import BATCH_DIMS, LAYER, NoGraph, graph_of
+from autopar.planner.family.architecture import arch_of
+from autopar.planner.family.megatron import spread_of
 from autopar.planner.problem.solving import Solver
-from autopar.planner.question import Question
-from autopar.planner.solved import lowered_of, solve, state_of
+from autopar.planner.solve.solved import lowered_of, solve, state_of
+from autopar.pricing.prices import Prices
+from autopar.pricing.repricing import objective
+from autopar.pricing.state_prices import StatePrices
+from autopar.pricing.utilization import model_flops
 from autopar.rules.cut import batch_cut
 from autopar.rules.fusion import fusion
 

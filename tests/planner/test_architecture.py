@@ -11,8 +11,8 @@ from autopar.cost_models.family import Arch
 from autopar.frontends.dispatch import capture
 from autopar.frontends.loading import load_workload
 from autopar.nouns.graph import Graph, Op, Tensor
-from autopar.planner.architecture import Derived, NotOfFamily, arch_of
-from autopar.planner.weight_products import STREAM, Products
+from autopar.planner.family.architecture import Derived, NotOfFamily, arch_of
+from autopar.planner.family.weight_products import STREAM, Products
 from benchmarks.own_models import MODELS
 from benchmarks.zoo_models import ZOO, _library
 from benchmarks.zoo_models import _ids as ids

@@ -10,13 +10,13 @@ from autopar.lowering.spread import MICROBATCH, lower
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
-from autopar.planner.pricing.prices import Prices
-from autopar.planner.pricing.repricing import objective
-from autopar.planner.pricing.state import StateSharding
-from autopar.planner.pricing.state_prices import StatePrices
 from autopar.planner.problem.bindings import Bindings
 from autopar.planner.problem.folding import fold
 from autopar.planner.problem.nodes import Folded
+from autopar.pricing.prices import Prices
+from autopar.pricing.repricing import objective
+from autopar.pricing.state import StateSharding
+from autopar.pricing.state_prices import StatePrices
 from autopar.rules.cut import batch_cut
 from autopar.rules.fusion import ALONE, Fusion, fusion
 from autopar.searchers import search

@@ -13,7 +13,7 @@ from autopar.cost_models.layer_products import Products
 from autopar.cost_models.layout import Layout, Recompute
 from autopar.cost_models.software import Software
 from autopar.nouns.style import Style
-from autopar.planner.graph_figures import figures_of, no_graph
+from autopar.planner.family.graph_figures import figures_of, no_graph
 
 LLAMA = Arch("l", 4, 4096, 32, 8, 14336, vocab=32000, seq=4096)
 GPT = replace(LLAMA, kv_heads=32, ffn=16384, gated=False, positions=True, biases=False)

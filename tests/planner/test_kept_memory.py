@@ -23,8 +23,8 @@ from autopar.frontends.dispatch import capture
 from autopar.nouns.recompute import POLICIES, SELECTIVE, Recompute
 from autopar.nouns.workload import Workload
 from autopar.planner.planning import Planned, plan_captured
-from autopar.planner.pricing.prices import Prices
-from autopar.planner.pricing.summary import summarise
+from autopar.pricing.prices import Prices
+from autopar.pricing.summary import summarise
 from autopar.runtime.pytorch import recomputing
 from autopar.runtime.pytorch.initialize import initialize
 from autopar.runtime.pytorch.recomputing import recomputations

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from autopar.nouns.recompute import COMPUTE, FULL, KEEP_ALL, POLICIES, SELECTIVE, Recompute
 from autopar.pipeline.schedules.table import schedule
-from autopar.planner.lightening import lightest
-from autopar.planner.memories import with_memory
-from autopar.planner.pricing.memory import step_memory
-from autopar.planner.pricing.pipeline import Choice, PipelinePrices, choices_of, runs_of
-from autopar.planner.pricing.simulation import simulate
+from autopar.planner.advice.memories import with_memory
+from autopar.planner.ask.question import Question
 from autopar.planner.problem.solving import Solver
-from autopar.planner.question import Question
-from autopar.planner.search import search_plan
-from autopar.planner.solved import solve, state_of
+from autopar.planner.search.layouts import search_plan
+from autopar.planner.solve.solved import solve, state_of
+from autopar.planner.staged.lightening import lightest
+from autopar.pricing.memory import step_memory
+from autopar.pricing.pipeline import Choice, PipelinePrices, choices_of, runs_of
+from autopar.pricing.simulation import simulate
 from tests.planner.graphs import gpt
 from tests.planner.test_pipeline_search import cut_model
 from tests.planner.test_search import LARGE, NODE, question

@@ -13,9 +13,9 @@ from autopar.nouns.graph import Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.problem import FORBIDDEN
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Sharding, split
-from autopar.planner.pricing.prices import Prices
 from autopar.planner.problem.codes import Codes
 from autopar.planner.problem.move_prices import FEW, FEW_WAYS, MovePrices
+from autopar.pricing.prices import Prices
 from autopar.rules.resharding import reshard
 
 CLUSTER = load_cluster("examples/clusters/h100_8x8.yaml")

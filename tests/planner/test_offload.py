@@ -16,23 +16,23 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import CHUNKS
 from autopar.nouns.plan import Memory
 from autopar.nouns.recompute import KEEP_ALL
-from autopar.planner.candidates import offloaded
-from autopar.planner.fixed import FixError
-from autopar.planner.pricing.memory import StageBytes, rank_memory, step_memory
-from autopar.planner.pricing.offload import (
+from autopar.planner.advice.remedies import search_or_advise
+from autopar.planner.ask.candidates import offloaded
+from autopar.planner.ask.fixed import FixError
+from autopar.planner.ask.question import Question
+from autopar.planner.search.layouts import search_plan
+from autopar.planner.solve.solved import state_of
+from autopar.planner.solve.standings import NothingFits
+from autopar.pricing.memory import StageBytes, rank_memory, step_memory
+from autopar.pricing.offload import (
     LINK_SHARE,
     chunk_bytes,
     obstacle,
     resident_bytes,
     streamed_s,
 )
-from autopar.planner.pricing.simulation import simulate
-from autopar.planner.pricing.state import StateSharding
-from autopar.planner.question import Question
-from autopar.planner.remedies import search_or_advise
-from autopar.planner.search import search_plan
-from autopar.planner.solved import state_of
-from autopar.planner.standings import NothingFits
+from autopar.pricing.simulation import simulate
+from autopar.pricing.state import StateSharding
 from tests.planner.graphs import gpt
 from tests.planner.test_search import LARGE, NODE, memory_limited, question
 from tests.planner.test_simulation import NUMEL, summary

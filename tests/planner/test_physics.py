@@ -25,10 +25,11 @@ from autopar.frontends.dispatch import capture
 from autopar.frontends.shared.captured import Captured
 from autopar.nouns.cluster import Cluster, MeasuredRate
 from autopar.nouns.errors import UserError
-from autopar.planner import alarms, cores
-from autopar.planner.estimate import PRECISIONS, estimate
+from autopar.planner.family.estimate import PRECISIONS, estimate
 from autopar.planner.planning import Planned, plan_captured
-from autopar.planner.pricing.utilization import cluster_peak_s
+from autopar.planner.solve import alarms
+from autopar.planner.staged import cores
+from autopar.pricing.utilization import cluster_peak_s
 from autopar.rules.work import PRODUCTS, op_work
 from tests.planner.dtype_mixes import MIXES, B, S
 

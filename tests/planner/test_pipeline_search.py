@@ -14,9 +14,13 @@ from autopar.nouns.graph import Graph
 from autopar.nouns.recompute import KEEP_ALL, POLICIES, Recompute
 from autopar.pipeline.actions import ScheduleError
 from autopar.pipeline.schedules.table import schedule
-from autopar.planner.candidates import candidates, layouts
-from autopar.planner.pipelines import USUAL
-from autopar.planner.pricing.pipeline import (
+from autopar.planner.ask.candidates import candidates, layouts
+from autopar.planner.ask.question import Question
+from autopar.planner.problem.solving import Solver
+from autopar.planner.search.layouts import AS_FAST, search_plan
+from autopar.planner.solve.solved import Solved, solve, state_of
+from autopar.planner.staged.pipelines import USUAL
+from autopar.pricing.pipeline import (
     Choice,
     CutModel,
     Figure,
@@ -24,13 +28,9 @@ from autopar.planner.pricing.pipeline import (
     choices_of,
     runs_of,
 )
-from autopar.planner.pricing.prices import Prices
-from autopar.planner.pricing.runs import runs_of_kinds
-from autopar.planner.pricing.state import StateSharding
-from autopar.planner.problem.solving import Solver
-from autopar.planner.question import Question
-from autopar.planner.search import AS_FAST, search_plan
-from autopar.planner.solved import Solved, solve, state_of
+from autopar.pricing.prices import Prices
+from autopar.pricing.runs import runs_of_kinds
+from autopar.pricing.state import StateSharding
 from tests.planner.graphs import gpt
 from tests.planner.test_search import LARGE, NODE, question
 

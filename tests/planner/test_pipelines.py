@@ -15,14 +15,14 @@ from autopar.nouns.plan import Stage
 from autopar.nouns.recompute import Recompute
 from autopar.pipeline.schedules.of_plan import schedule_of
 from autopar.pipeline.schedules.table import SCHEDULES
-from autopar.planner.fixed import Fixed, FixError
-from autopar.planner.pricing.bounds import pipeline_bounds, state_bytes
-from autopar.planner.pricing.pipeline import PricedPipeline, price_pipeline, runs_of
-from autopar.planner.pricing.prices import Prices
-from autopar.planner.pricing.sends import Order
-from autopar.planner.pricing.summary import summarise
-from autopar.planner.question import Answer, Question
-from autopar.planner.search import search_plan
+from autopar.planner.ask.fixed import Fixed, FixError
+from autopar.planner.ask.question import Answer, Question
+from autopar.planner.search.layouts import search_plan
+from autopar.pricing.bounds import pipeline_bounds, state_bytes
+from autopar.pricing.pipeline import PricedPipeline, price_pipeline, runs_of
+from autopar.pricing.prices import Prices
+from autopar.pricing.sends import Order
+from autopar.pricing.summary import summarise
 from autopar.report.pipeline import other_cuts, trace_of
 from autopar.report.render import to_text
 from tests import plans

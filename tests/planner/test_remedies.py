@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from autopar.nouns.errors import DoesNotFit
-from autopar.planner import remedies
-from autopar.planner.question import Question
-from autopar.planner.remedies import search_or_advise
-from autopar.planner.search import search_plan
-from autopar.planner.sentences import size_text
-from autopar.planner.standings import NothingFits
+from autopar.planner.advice import remedies
+from autopar.planner.advice.remedies import search_or_advise
+from autopar.planner.ask.question import Question
+from autopar.planner.ask.sentences import size_text
+from autopar.planner.search.layouts import search_plan
+from autopar.planner.solve.standings import NothingFits
 from tests.planner.graphs import gpt
 from tests.planner.test_search import LARGE, NODE, question
 

@@ -10,9 +10,9 @@ import pytest
 from autopar.cost_models.family import Arch
 from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import DeviceGroup
-from autopar.planner.layouts import sweep
-from autopar.planner.resized import NoSuchCluster, resized
-from autopar.planner.scaling import Asked, Scaled, Scaling, fewest, scaling, searched
+from autopar.planner.advice.scaling import Asked, Scaled, Scaling, fewest, scaling, searched
+from autopar.planner.ask.resized import NoSuchCluster, resized
+from autopar.planner.family.layouts import sweep
 
 CLUSTERS = Path(__file__).parents[2] / "examples/clusters"
 H100_64 = load_cluster(CLUSTERS / "h100_8x8.yaml")

@@ -15,14 +15,14 @@ from autopar.nouns.graph import Graph, Source
 from autopar.nouns.plan import Memory
 from autopar.nouns.recompute import Recompute
 from autopar.nouns.text.graph import fingerprint
-from autopar.planner.alarms import Alarms
-from autopar.planner.candidates import Layout, candidates, layouts
-from autopar.planner.fewer import fewer
-from autopar.planner.fixed import Fixed, FixError
-from autopar.planner.question import Outcome, Question
-from autopar.planner.search import search_plan
-from autopar.planner.solved import idle_axes
-from autopar.planner.standings import NothingFits, Standings
+from autopar.planner.advice.fewer import fewer
+from autopar.planner.ask.candidates import Layout, candidates, layouts
+from autopar.planner.ask.fixed import Fixed, FixError
+from autopar.planner.ask.question import Outcome, Question
+from autopar.planner.search.layouts import search_plan
+from autopar.planner.solve.alarms import Alarms
+from autopar.planner.solve.solved import idle_axes
+from autopar.planner.solve.standings import NothingFits, Standings
 from autopar.rules.batch import batch_flow
 from autopar.rules.cut import BatchCut, batch_cut
 from tests.planner.graphs import gpt

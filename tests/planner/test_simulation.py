@@ -12,12 +12,12 @@ from autopar.nouns.cluster import Cluster, MeasuredRate
 from autopar.nouns.level import MeasuredCollective
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import KEEP_ALL, POLICIES, Recompute
-from autopar.planner.pricing.activations import Life
-from autopar.planner.pricing.memory import step_memory
-from autopar.planner.pricing.moves import BUCKET_BYTES, bucket_time_s, move_time_s
-from autopar.planner.pricing.simulation import simulate, sums_s
-from autopar.planner.pricing.state import StateSharding
-from autopar.planner.pricing.summary import Summary, Unit
+from autopar.pricing.activations import Life
+from autopar.pricing.memory import step_memory
+from autopar.pricing.moves import BUCKET_BYTES, bucket_time_s, move_time_s
+from autopar.pricing.simulation import simulate, sums_s
+from autopar.pricing.state import StateSharding
+from autopar.pricing.summary import Summary, Unit
 
 PLAIN = load_cluster("examples/clusters/cpu_4.yaml")
 NUMEL = 8_000_000

@@ -10,14 +10,14 @@ import pytest
 from autopar.files.cluster_file import load_cluster
 from autopar.nouns.plan import key
 from autopar.nouns.problem import Problem, Solution
-from autopar.planner.fixed import Fixed
-from autopar.planner.pricing.prices import Prices
-from autopar.planner.pricing.repricing import objective
-from autopar.planner.pricing.state import StateSharding
-from autopar.planner.pricing.state_prices import StatePrices
+from autopar.planner.ask.fixed import Fixed
+from autopar.planner.ask.question import Outcome, Question
 from autopar.planner.problem import solving
-from autopar.planner.question import Outcome, Question
-from autopar.planner.search import search_plan
+from autopar.planner.search.layouts import search_plan
+from autopar.pricing.prices import Prices
+from autopar.pricing.repricing import objective
+from autopar.pricing.state import StateSharding
+from autopar.pricing.state_prices import StatePrices
 from autopar.rules.cut import batch_cut
 from autopar.searchers import SEARCHERS, Budget, Progress
 from tests.planner.graphs import gpt

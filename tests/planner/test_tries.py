@@ -7,7 +7,7 @@ from typing import Any
 
 from autopar.nouns.plan import RunnerUp
 from autopar.nouns.recompute import Recompute
-from autopar.planner.tries import Tried, kept, worth_trying
+from autopar.planner.advice.tries import Tried, kept, worth_trying
 from tests.plans import plan
 
 GIB = 2**30

@@ -15,23 +15,23 @@ from autopar.nouns.level import Level
 from autopar.nouns.recompute import KEEP_ALL
 from autopar.pipeline.actions import ScheduleError
 from autopar.pipeline.schedules.table import schedule
-from autopar.planner.candidates import Candidate, Layout, candidates, layouts
-from autopar.planner.fixed import Fixed
-from autopar.planner.pipelines import USUAL
-from autopar.planner.pricing.links import links
-from autopar.planner.pricing.pipeline import (
+from autopar.planner.ask.candidates import Candidate, Layout, candidates, layouts
+from autopar.planner.ask.fixed import Fixed
+from autopar.planner.ask.question import Outcome, Question
+from autopar.planner.ask.selections import orders, part_of, parts
+from autopar.planner.problem.solving import Solver
+from autopar.planner.search.layouts import AS_FAST, search_plan
+from autopar.planner.solve.solved import solve, state_of
+from autopar.planner.staged.pipelines import USUAL
+from autopar.pricing.links import links
+from autopar.pricing.pipeline import (
     CutModel,
     PipelinePrices,
     price_pipeline,
     runs_of,
 )
-from autopar.planner.pricing.prices import Prices
-from autopar.planner.pricing.summary import summarise
-from autopar.planner.problem.solving import Solver
-from autopar.planner.question import Outcome, Question
-from autopar.planner.search import AS_FAST, search_plan
-from autopar.planner.selections import orders, part_of, parts
-from autopar.planner.solved import solve, state_of
+from autopar.pricing.prices import Prices
+from autopar.pricing.summary import summarise
 from autopar.report.pipeline import explain_pipeline, kinds_of
 from autopar.report.render import to_text
 from tests import plans

@@ -15,9 +15,9 @@ from autopar.pipeline.refine import refined
 from autopar.pipeline.schedules.of_plan import schedule_of
 from autopar.pipeline.schedules.table import schedule
 from autopar.pipeline.written import read_schedule, written
-from autopar.planner.fixed import Fixed, FixError
-from autopar.planner.question import Answer, Question
-from autopar.planner.search import search_plan
+from autopar.planner.ask.fixed import Fixed, FixError
+from autopar.planner.ask.question import Answer, Question
+from autopar.planner.search.layouts import search_plan
 from tests import plans
 from tests.planner.graphs import gpt
 from tests.planner.test_search import LARGE, NODE, question

@@ -12,12 +12,12 @@ from autopar.files.cluster_file import load_cluster
 from autopar.lowering.spread import MICROBATCH, Lowered, lower
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.problem import FORBIDDEN
-from autopar.planner.pricing.prices import Prices
-from autopar.planner.pricing.repricing import objective
-from autopar.planner.pricing.state import StateSharding
-from autopar.planner.pricing.state_prices import StatePrices
 from autopar.planner.problem.bindings import Bindings
 from autopar.planner.problem.folding import fold
+from autopar.pricing.prices import Prices
+from autopar.pricing.repricing import objective
+from autopar.pricing.state import StateSharding
+from autopar.pricing.state_prices import StatePrices
 from autopar.report.explain import Alternative, explain, explain_object, explained
 from autopar.report.render import to_text
 from autopar.rules.cut import batch_cut

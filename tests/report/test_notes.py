@@ -8,8 +8,8 @@ import pytest
 
 from autopar.lowering.spread import lower
 from autopar.nouns.cluster import DeviceGroup
-from autopar.planner.fewer import Fewer
-from autopar.planner.search import search_plan
+from autopar.planner.advice.fewer import Fewer
+from autopar.planner.search.layouts import search_plan
 from autopar.report.notes import _pieces, notes
 from tests import plans
 from tests.planner.graphs import gpt

@@ -19,7 +19,7 @@ from autopar.lowering.collectives import priced_collectives
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import RunnerUp, Stage
 from autopar.pipeline.actions import Action
-from autopar.planner.search import search_plan
+from autopar.planner.search.layouts import search_plan
 from autopar.report.page import over_time
 from autopar.report.page.frontier import NEAR, Point, _range, frontier
 from autopar.report.page.html import VOID, Markup, tag

@@ -8,7 +8,7 @@ import pytest
 
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.plan import Stage
-from autopar.planner.search import search_plan
+from autopar.planner.search.layouts import search_plan
 from autopar.report.alternatives import alternatives
 from autopar.report.explain import Alternative, explain
 from autopar.report.render import to_text

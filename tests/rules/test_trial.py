@@ -11,7 +11,7 @@ import torch
 import autopar
 from autopar.frontends.dispatch import executor
 from autopar.nouns.graph import Graph, Op, Source, Tensor
-from autopar.planner.unruled import check_allowed, check_registered, unruled
+from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
 from autopar.rules.binding import bind_rule
 from autopar.rules.notation import Rule, RuleError
 from autopar.rules.registry import UnruledOp, unregister

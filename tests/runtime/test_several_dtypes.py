@@ -9,7 +9,7 @@ import pytest
 from autopar.cli.commands import plan_files
 from autopar.files import plan_folder
 from autopar.planner import plan
-from autopar.planner.fixed import FixError
+from autopar.planner.ask.fixed import FixError
 from autopar.runtime.jobs.launch import verify_many
 from tests.plans import cluster_text
 

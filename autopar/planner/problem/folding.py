@@ -4,7 +4,7 @@ Nodes are ops (their strategies), tensors with several readers and block inputs 
 the copy that they share), and parameters with several readers (how they are stored). A block's
 ops stand once and count as often as the block is called; an edge as often as it occurs between
 calls. So the optimum of the folded problem is the optimum among plans that treat equal layers
-equally, and its objective is exactly that of the lifted plan (`autopar.planner.pricing.repricing`).
+equally, and its objective is exactly that of the lifted plan (`autopar.pricing.repricing`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.nouns.problem import FORBIDDEN
 from autopar.nouns.sharding import DEFERRED, WHOLE, Placement, Sharding, split
-from autopar.planner.pricing.prices import Prices
-from autopar.planner.pricing.state_prices import StatePrices
 from autopar.planner.problem.bindings import Bindings
 from autopar.planner.problem.codes import PARTIAL_DIGIT, WHOLE_DIGIT, Codes, Ints
 from autopar.planner.problem.ledger import Ledger
@@ -29,6 +27,8 @@ from autopar.planner.problem.legal import Legal
 from autopar.planner.problem.move_prices import MovePrices
 from autopar.planner.problem.nodes import OWNED, Folded, Node
 from autopar.planner.problem.op_tables import OpTable, op_table
+from autopar.pricing.prices import Prices
+from autopar.pricing.state_prices import StatePrices
 from autopar.rules.cut import BatchCut
 from autopar.rules.strategies import flows
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from autopar.nouns.graph import DTYPE_BYTES, Tensor
 from autopar.nouns.problem import FORBIDDEN
-from autopar.planner.pricing.prices import Prices
 from autopar.planner.problem.codes import (
     DEFERRED_DIGIT,
     SPLIT_DIGIT,
@@ -23,6 +22,7 @@ from autopar.planner.problem.codes import (
     Ints,
     digit,
 )
+from autopar.pricing.prices import Prices
 from autopar.rules.paths import Paths, Terrain, paths
 from autopar.rules.resharding import COLLECTIVES, Collective, full_side, reshard, transition
 

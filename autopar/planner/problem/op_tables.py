@@ -11,9 +11,9 @@ from autopar.lowering.spread import LoweredOp, Operand
 from autopar.nouns.graph import Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Placement
-from autopar.planner.pricing.prices import Prices
 from autopar.planner.problem.codes import Codes, Ints, digit
 from autopar.planner.problem.saved import saved_bytes
+from autopar.pricing.prices import Prices
 from autopar.rules.notation import BoundRule
 from autopar.rules.strategies import (
     NOTHING,

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from autopar.nouns.problem import Problem, Solution
-from autopar.planner.pricing.prices import PICOSECONDS
 from autopar.planner.problem.bindings import Bindings
+from autopar.pricing.prices import PICOSECONDS
 from autopar.searchers import SEARCHERS, Budget, Progress
 from autopar.searchers import search as solve
 

@@ -1,0 +1,1 @@
+"""What to change where nothing fits, or what other devices would do."""

@@ -1,0 +1,1 @@
+"""What is asked: pins, candidates, the cluster in parts."""

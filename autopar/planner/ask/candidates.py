@@ -1,0 +1,125 @@
+"""Which layouts there are to choose from.
+
+A candidate is a tensor-parallel degree and a number of microbatches: these decide what a rank
+computes. How the data axes are split and what ZeRO shards over them comes after (`layouts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.offload import OFFLOAD
+from autopar.nouns.recompute import POLICIES, Recompute
+from autopar.nouns.zero import ZERO_LEVELS
+from autopar.planner.ask.fixed import Fixed, FixError, alternatives, divisors
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """``data`` ranks times ``tp`` ranks; the batch is cut into ``microbatches`` first."""
+
+    data: int
+    tp: int
+    microbatches: int
+
+    @property
+    def name(self) -> str:
+        """For people who wait."""
+        return f"tp={self.tp} data={self.data} microbatches={self.microbatches}"
+
+    def mesh(self) -> Mesh:
+        return Mesh(("dp_replicate", "dp_shard", "tp"), (1, self.data, self.tp))
+
+
+def candidates(devices: int, batch: int, fixed: Fixed) -> list[Candidate]:
+    """Every candidate that the device count, the batch and the pins allow.
+
+    Raises:
+        FixError: none is left; the message says which numbers do not divide, and which would.
+    """
+    ranks = _data_ranks(devices, fixed)
+    if not ranks:
+        raise FixError(f"--fix {fixed} does not make up {devices} devices of a stage")
+    possible = [
+        Candidate(data, devices // data, count)
+        for data in ranks
+        if batch % data == 0
+        for count in _microbatches(batch // data, fixed.microbatch)
+    ]
+    if not possible:
+        raise FixError(_does_not_divide(devices, batch, fixed, ranks))
+    return possible
+
+
+def _data_ranks(devices: int, fixed: Fixed) -> list[int]:
+    """Numbers of data ranks that the pins leave, most first."""
+    return [
+        devices // tp
+        for tp in divisors(devices)
+        if any(layouts(devices // tp, fixed)) and fixed.tp in (None, tp)
+    ]
+
+
+def _microbatches(samples: int, microbatch: int | None) -> list[int]:
+    """Into how many microbatches the ``samples`` of one data rank may be cut."""
+    if microbatch is None:
+        return divisors(samples)
+    return [samples // microbatch] if samples % microbatch == 0 else []
+
+
+def _does_not_divide(devices: int, batch: int, fixed: Fixed, ranks: list[int]) -> str:
+    fitting = [data for data in ranks if batch % data == 0]
+    if fitting:
+        sizes = sorted({size for data in fitting for size in divisors(batch // data)})
+        asked = f"{fixed.microbatch} samples on each of {alternatives(fitting)} data ranks"
+        return (
+            f"--fix microbatch={fixed.microbatch}: {asked} does not divide the batch of {batch}; "
+            "batch = data ranks x microbatch x microbatches, so microbatch may be "
+            f"{alternatives(sizes)}"
+        )
+    free = replace(fixed, dp_replicate=None, dp_shard=None, tp=None)
+    others = [data for data in _data_ranks(devices, free) if batch % data == 0]
+    pinned = f" with --fix {fixed}" if fixed.pinned() else ""
+    either = f"a batch that is a multiple of {min(ranks)}"
+    would = " or ".join(f"{data} (tp={devices // data})" for data in others)
+    return (
+        f"a batch of {batch} samples cannot be split over {devices} devices{pinned}: the data "
+        f"ranks (dp_replicate x dp_shard = devices / tp) would be {alternatives(ranks)} and must "
+        f"divide the batch; give {either}" + (f", or take as data ranks {would}" if others else "")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the data ranks keep model state, and whether blocks run forward twice; ``offload`` as
+    `Stage.offload`."""
+
+    dp_replicate: int
+    dp_shard: int
+    zero: int
+    recompute: Recompute
+    offload: str = "none"
+
+    def mesh(self, tp: int) -> Mesh:
+        return Mesh(("dp_replicate", "dp_shard", "tp"), (self.dp_replicate, self.dp_shard, tp))
+
+
+def layouts(data: int, fixed: Fixed, policies: Sequence[str] = POLICIES) -> Iterator[Layout]:
+    """Every state sharding of ``data`` ranks, the least sharded first; nothing is offloaded where
+    that is not pinned: what does not fit then is tried so (`offloaded`). ``policies``: of
+    recomputation, where none is pinned."""
+    for recompute in map(Recompute, policies) if fixed.recompute is None else (fixed.recompute,):
+        for shard in divisors(data):
+            replicate = data // shard
+            if fixed.dp_shard not in (None, shard) or fixed.dp_replicate not in (None, replicate):
+                continue
+            for zero in (0,) if shard == 1 else ZERO_LEVELS[1:]:
+                if fixed.zero in (None, zero):
+                    yield Layout(replicate, shard, zero, recompute, fixed.offload or OFFLOAD[0])
+
+
+def offloaded(layout: Layout) -> Layout:
+    """The same with the optimizer's state in host memory."""
+    return replace(layout, offload="optimizer")

@@ -1,0 +1,121 @@
+"""What a search is asked, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.lowering.spread import Lowered
+from autopar.nouns.cluster import Cluster
+from autopar.nouns.graph import Graph
+from autopar.nouns.plan import Memory, RunnerUp, Spread, Stage
+from autopar.nouns.problem import Solution
+from autopar.planner.ask.candidates import Candidate, Layout
+from autopar.planner.ask.fixed import Fixed, FixError
+from autopar.pricing.offload import obstacle as offload_obstacle
+from autopar.pricing.simulation import StepTime
+from autopar.rules.cut import BatchCut
+from autopar.rules.fusion import ALONE, Fusion
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is to be planned: the model's graph, its batch, and where it is to run.
+
+    ``obstacles``: why the batch may not be cut into microbatches; none: it may. ``uneven``: the
+    backend can hold pieces of unequal size (JAX cannot). ``splits_batch``: data axes may.
+    ``verbose``: tell every step of every search. ``fusion``: the kernels of compiled execution.
+    """
+
+    graph: Graph
+    cut: BatchCut
+    batch: int
+    obstacles: tuple[str, ...]
+    cluster: Cluster
+    precision: str
+    optimizer: str
+    fixed: Fixed
+    searcher: str = "portfolio"
+    uneven: bool = True
+    splits_batch: bool = True
+    verbose: bool = False
+    fusion: Fusion = ALONE
+    framework: str = "torch"
+    clips: bool = False
+    """Whether gradients are clipped by the norm of the whole."""
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the search may put the optimizer's state into host memory where it is short."""
+        free = self.fixed.offload is None
+        return free and not offload_obstacle(self.cluster, self.optimizer, self.framework)
+
+    def legal(self, listed: Sequence[Candidate]) -> list[Candidate]:
+        """Those that cut the batch no further than its samples may be taken apart.
+
+        Raises:
+            FixError: none does; the text says why.
+        """
+        whole = [c for c in listed if c.microbatches == 1]
+        if not self.splits_batch:
+            whole = [c for c in whole if c.data == 1]
+            if not whole:
+                raise FixError(
+                    "an op mixes the samples of the batch, so one data rank has all of them; leave "
+                    "microbatch, dp_replicate and dp_shard out of --fix"
+                )
+            return whole
+        if not self.obstacles:
+            return list(listed)
+        if not whole:
+            raise FixError(
+                f"the batch cannot be cut into {listed[0].microbatches} microbatches: "
+                f"{self.obstacles[0]}; leave microbatch out of --fix, or give the whole batch of a "
+                "rank"
+            )
+        return whole
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One complete layout with its decisions and what is predicted of it."""
+
+    candidate: Candidate
+    layout: Layout
+    spread: Spread
+    lowered: Lowered
+    time: StepTime
+    memory: Memory
+    solution: Solution
+    objective: int
+    """Picoseconds, additive, as the searcher claimed it; `repricing.objective` gives it again."""
+    exposed: float
+    stages: tuple[Stage, ...] = ()
+    """Of a pipeline; none: one stage, as ``layout`` says."""
+    schedule: str = "none"
+    actions: tuple[str, ...] = ()
+    """Of each pipeline rank, where they do not follow from the schedule's name."""
+    alarm: str = ""
+    """What of its figures cannot be, and so none is to be trusted."""
+
+    @property
+    def pp(self) -> int:
+        """Groups of devices that hold stages."""
+        return len({stage.device for stage in self.stages}) or 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The best answer, the bound over all candidates, and the best of each family that lost.
+
+    cluster: what the answer is for: the cluster that was asked for, or a part of it, with its
+             groups in the order of ranks.
+    alarms:  of layouts that were dropped since figures of them cannot be.
+    """
+
+    best: Answer
+    lower_bound_s: float
+    runners_up: tuple[RunnerUp, ...]
+    tried: int
+    cluster: Cluster
+    alarms: tuple[str, ...] = ()

@@ -1,0 +1,35 @@
+"""Layouts and memory in words, for errors, notes and tables."""
+
+from __future__ import annotations
+
+from autopar.nouns.offload import OFFLOAD
+from autopar.nouns.plan import Memory
+from autopar.nouns.recompute import POLICIES
+from autopar.planner.ask.question import Answer
+
+
+def short_text(memory: Memory) -> str:
+    """What is too much, of the device's memory or of its host's."""
+    if memory.total > memory.limit:
+        return size_text(memory.total - memory.limit)
+    return f"{size_text(memory.host - memory.host_limit)} of host memory"
+
+
+def size_text(size_bytes: int) -> str:
+    """``12.3 GiB``; below one GiB in MiB."""
+    gib = size_bytes / (1 << 30)
+    return f"{gib:.1f} GiB" if gib >= 1 else f"{1024 * gib:.1f} MiB"
+
+
+def layout_text(answer: Answer) -> str:
+    """Every choice of a layout in one line."""
+    layout, candidate = answer.layout, answer.candidate
+    chosen = {stage.recompute for stage in answer.stages} or {layout.recompute}
+    ordered = sorted(chosen, key=lambda one: (POLICIES.index(one.policy), str(one)))
+    recompute = " and ".join(map(str, ordered))
+    return (
+        f"dp_replicate={layout.dp_replicate}, dp_shard={layout.dp_shard}, tp={candidate.tp}, "
+        + (f"pp={answer.pp}, {answer.schedule}, " if answer.pp > 1 else "")
+        + f"ZeRO {layout.zero}, {candidate.microbatches} microbatches, recompute={recompute}"
+        + ("" if layout.offload == OFFLOAD[0] else f", offload={layout.offload}")
+    )

@@ -1,0 +1,1 @@
+"""Architectures of the transformer family priced from their figures."""

@@ -1,0 +1,164 @@
+"""`autopar estimate --arch`: will it fit and how fast will it be, from a few architecture figures.
+
+No model file and no framework is needed: `estimate` prices a layout of the transformer family on a
+cluster, with what would fit where it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from autopar.cost_models.bands import step_band
+from autopar.cost_models.family import Arch
+from autopar.cost_models.footprint import Footprint
+from autopar.cost_models.layout import Layout, check_layout, layout_from_fix, parse_fix
+from autopar.cost_models.physics import Bound, band_bounds, check, memory_bounds, time_bounds
+from autopar.cost_models.precision import compute_dtype, is_narrow, wide_dtype
+from autopar.cost_models.software import Software
+from autopar.cost_models.step_time import StepTime
+from autopar.files.arch_file import load_arch
+from autopar.files.cluster_file import load_cluster
+from autopar.nouns.cluster import Cluster, Device
+from autopar.nouns.errors import UserError
+from autopar.nouns.style import Style
+from autopar.planner.family.graph_figures import no_graph
+from autopar.planner.family.layouts import cheapest_change, memory_of, software_for, time_of
+
+PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "fp4")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One layout priced: time and memory with their bands, and where both go."""
+
+    arch: Arch
+    layout: Layout
+    cluster: str
+    device: Device
+    precision: str
+    step_time_s: float
+    time_band_s: tuple[float, float]
+    tokens_per_s: float
+    mfu: float
+    style: Style
+    parts: StepTime
+    memory: Footprint
+    memory_limit_bytes: int
+    advice: str
+    """The cheapest change that would fit, where it does not."""
+    formulas_for: str = ""
+    """What no graph says yet, so that layers are priced by the older formulas; nothing: layers are
+    read off the model's graph."""
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.total <= self.memory_limit_bytes
+
+
+def estimate(
+    arch: Arch,
+    cluster: Cluster,
+    layout: Layout,
+    software: Software | None = None,
+    precision: str = "bf16",
+    style: Style | None = None,
+) -> Estimate:
+    """Price one layout; ``style`` takes the place of what is usual on the devices.
+
+    A ``software`` that is given holds for the advice too, whatever state sharding that has.
+
+    Raises:
+        LayoutError: the layout is illegal; every broken rule with its numbers.
+        UserError: an unknown precision, or one that the device does not compute in.
+    """
+    check_precision(precision, cluster)
+    device = cluster.device
+    check_layout(arch, layout, cluster.device_count)
+    declared = software
+    software = declared or software_for(cluster, layout, style)
+    parts = time_of(arch, cluster, layout, software, precision)
+    memory = memory_of(arch, layout, software, precision)
+    seconds = float(parts.total_s)
+    tokens = layout.global_batch * arch.seq
+    limit = cluster.memory_bytes
+    advice = ""
+    if memory.total > limit:
+        advice = cheapest_change(arch, cluster, layout, software.style, precision, declared)
+    wide = arch.wide_flops_per_token()
+    at_peak_s = wide / device.peak(wide_dtype(precision))
+    at_peak_s += (arch.flops_per_token() - wide) / device.peak(compute_dtype(precision))
+    at_peak_s *= tokens / cluster.device_count
+    made = Estimate(
+        arch=arch,
+        layout=layout,
+        cluster=cluster.name,
+        device=device,
+        precision=precision,
+        style=software.style,
+        step_time_s=seconds,
+        time_band_s=step_band(device, arch.is_moe).around(seconds),
+        tokens_per_s=tokens / seconds,
+        mfu=at_peak_s / seconds,
+        parts=parts,
+        memory=memory,
+        memory_limit_bytes=limit,
+        advice=advice,
+        formulas_for=no_graph(arch, layout),
+    )
+    check(_bounds(made, at_peak_s))
+    return made
+
+
+def _bounds(made: Estimate, at_peak_s: float) -> list[Bound]:
+    """Every bound on a layout's figures; ``at_peak_s``: its arithmetic on all devices at peak."""
+    step_s, memory = made.step_time_s, made.memory
+    bounds = time_bounds(step_s, {}, at_peak_s)
+    bounds += memory_bounds(memory.total, dict(memory.parts()))
+    bounds += band_bounds("the step time", step_s, made.time_band_s)
+    bounds += band_bounds("the memory", memory.total, memory.band)
+    bounds.append(Bound("model FLOP/s utilization", made.mfu, 0.0, 1.0, "a share"))
+    rate = made.layout.global_batch * made.arch.seq / step_s
+    return [*bounds, Bound("tokens/s", made.tokens_per_s, rate, rate, "tokens over step time")]
+
+
+def check_precision(precision: str, cluster: Cluster) -> None:
+    """Raises `UserError` for a precision that there is not, or the devices do not compute in."""
+    if precision not in PRECISIONS:
+        raise UserError(f"--precision {precision}: there are {', '.join(PRECISIONS)}")
+    dtype, device = compute_dtype(precision), cluster.device
+    if is_narrow(precision) and dtype not in dict(device.peak_flops_per_s):
+        there = ", ".join(name for name, _ in device.peak_flops_per_s)
+        raise UserError(f"--precision {precision}: {device.name} computes in {there}")
+
+
+def estimate_files(
+    arch_path: str | Path,
+    cluster_path: str | Path,
+    fix: str = "",
+    global_batch: int | None = None,
+    precision: str = "bf16",
+    style: Style | None = None,
+) -> Estimate:
+    """What `autopar estimate` computes, from the paths and texts that it was given.
+
+    Raises:
+        UserError: any of the inputs cannot be used.
+    """
+    if global_batch is not None and global_batch < 1:
+        raise UserError(f"--global-batch {global_batch}: give a whole number of sequences from 1")
+    arch, cluster = load_arch(arch_path), load_cluster(cluster_path)
+    choices = parse_fix(fix)
+    if global_batch is None and "global_batch" not in choices:
+        global_batch = default_batch(choices, cluster.device_count)
+    layout = layout_from_fix(choices, cluster.device_count, global_batch)
+    return estimate(arch, cluster, layout, precision=precision, style=style)
+
+
+def default_batch(choices: Mapping[str, int | str], devices: int) -> int:
+    """Sequences of a step that nothing says: four microbatches on each device, or as pinned."""
+    tp, cp, pp = (int(choices.get(name, 1)) for name in ("tp", "cp", "pp"))
+    replicas = max(1, devices // (tp * cp * pp))
+    microbatches = int(choices.get("microbatches", 4 * pp))
+    return replicas * int(choices.get("microbatch", 1)) * microbatches

@@ -1,0 +1,75 @@
+"""The sharding of a transformer's graph that published software writes by hand.
+
+Megatron-LM (Shoeybi et al. 2019, section 3): the first products of attention and of the MLP are
+split by columns, the last by rows, attention by heads, table, head and loss over the vocabulary.
+Under sequence parallelism (Korthikanti et al. 2022, section 4.2.2) what lies between them is split
+along the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autopar.nouns.graph import Graph
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import Spread, key
+from autopar.planner.family.arch_graph import LAYER
+from autopar.rules.registry import bind
+from autopar.rules.strategies import operand_placement
+
+NORMS = ("layer_norm", "rms_norm")
+_COLUMNS, _ROWS = ("q", "k", "v", "gate", "up"), ("out", "down")
+
+INSIDE: Mapping[str, str | int] = {
+    **{f"{name}/linear": "n" for name in (*_COLUMNS, "head")},
+    **{f"{name}/add": 2 for name in _COLUMNS},
+    **{f"{name}/linear": "k" for name in _ROWS},
+    **{f"attention/reshape{i}": 2 for i in ("", "_1", "_2", "_3")},
+    **{f"attention/transpose{i}": 1 for i in ("", "_1", "_2")},
+    **{f"attention/rotary{i}": 1 for i in ("", "_1")},
+    "attention/attention": "g",
+    "attention/transpose_3": 2,
+    **{f"mlp/{kind}": 2 for kind in ("silu", "mul", "gelu")},
+    "tokens/embedding": "v",
+    "reshape": 1,
+    "cross_entropy": "v",
+}
+"""Op -> the factor of its rule that ``tp`` splits, or the dim of its result."""
+
+BETWEEN: Mapping[str, str | int] = {
+    **{f"{name}/{kind}": 1 for name in ("attention_norm", "mlp_norm", "norm") for kind in NORMS},
+    **{f"{name}/{kind}": 1 for name in _ROWS for kind in ("add", "dropout")},
+    **{name: 1 for name in ("add", "add_1", "dropout")},
+    "positions/embedding": 0,
+}
+"""The same under sequence parallelism; without it every rank does all of these."""
+
+
+def spread_of(graph: Graph, mesh: Mesh, sequence_parallel: bool) -> Spread:
+    """How ``mesh`` runs a graph of `arch_graph.graph_of`, whose key heads tp must
+    divide."""
+    if mesh.size("tp") == 1:
+        return Spread(mesh)
+    choices = {**INSIDE, **BETWEEN} if sequence_parallel else INSIDE
+    stream = "tp:S1" if sequence_parallel else "R"
+    ops: dict[str, str] = {}
+    parameters: dict[str, str] = {}
+    shared = {key(LAYER, "x"): stream}
+    for scope, part in ((LAYER, graph.blocks[LAYER].body), (None, graph)):
+        readers = part.consumers()
+        for op in part.ops:
+            if len(readers[op.name]) > 1 and op.name in BETWEEN:
+                # What several products read is whole, and its gradient a partial sum.
+                shared[key(scope, op.name)] = "tp:D" if op.kind in NORMS else stream
+            choice = choices.get(op.name)
+            if choice is None:
+                continue
+            bound = bind(op, part.tensors)
+            if isinstance(choice, int):
+                choice = bound.results[0][choice][0]
+            ops[key(scope, op.name)] = f"tp:{choice}"
+            for i, name in enumerate(op.inputs):
+                if part.tensors[name].role == "parameter":
+                    stored = operand_placement(bound, i, choice, differentiable=True)
+                    parameters[key(scope, name)] = f"tp:{stored}"
+    return Spread(mesh, ops, shared, parameters)

@@ -1,0 +1,1 @@
+"""The search over layouts and parts of the cluster."""

@@ -1,0 +1,1 @@
+"""One mesh solved, and what stands so far."""

@@ -1,0 +1,118 @@
+"""The best sharding of all ops for one candidate mesh: one problem, posed and solved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from autopar.lowering.spread import MICROBATCH, Lowered, lower
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import Spread
+from autopar.nouns.problem import NoFeasibleAnswer, Solution
+from autopar.nouns.recompute import KEEP_ALL
+from autopar.planner.ask.candidates import Candidate, Layout
+from autopar.planner.ask.question import Question
+from autopar.planner.problem.folding import fold
+from autopar.planner.problem.legal import NoStrategy
+from autopar.planner.problem.nodes import Folded
+from autopar.planner.problem.solving import Solver
+from autopar.pricing.prices import PICOSECONDS, Prices
+from autopar.pricing.state import StateSharding
+from autopar.pricing.state_prices import StatePrices
+from autopar.pricing.summary import Summary, summarise
+from autopar.rules.strategies import DEFER, NOTHING, PASS_PARTIAL, Strategy
+
+
+@dataclass(slots=True)
+class Solved:
+    """A candidate's optimum with hidden traffic."""
+
+    candidate: Candidate
+    folded: Folded
+    solution: Solution
+    spread: Spread
+    lowered: Lowered
+    summary: Summary
+
+    @property
+    def bound_s(self) -> float:
+        return max(self.solution.lower_bound, 0.0) / PICOSECONDS
+
+    @property
+    def repeats(self) -> bool:
+        """The model is too small for ranks of a model axis: all do the same work."""
+        return bool(idle_axes(self.spread))
+
+
+def solve(
+    question: Question,
+    candidate: Candidate,
+    solver: Solver,
+    layout: Layout | None = None,
+    exposed: float = 0.0,
+    usage_limit: int | None = None,
+    must_split: bool = False,
+) -> Solved | None:
+    """The best sharding of all ops for a candidate; None where the model cannot be cut so.
+
+    A model so small that tensor parallelism costs more than it saves would leave the tp ranks with
+    the same work; such an answer is replaced by the best one that splits the products.
+    """
+    chosen = layout or Layout(1, candidate.data, 1 if candidate.data > 1 else 0, KEEP_ALL)
+    mesh = chosen.mesh(candidate.tp)
+    full = Mesh((MICROBATCH, *mesh.axes), (candidate.microbatches, *mesh.sizes)).trimmed()
+    works = solver.bindings.works
+    prices = Prices(question.cluster, full, question.precision, question.fusion, works)
+    state = StatePrices(question.cluster, state_of(question, chosen, candidate), exposed)
+    try:
+        folded = fold(
+            question.graph,
+            full,
+            question.cut,
+            prices,
+            state,
+            solver.bindings,
+            usage_limit,
+            must_split,
+            not question.uneven,
+            chosen.recompute.runs_again,
+        )
+        solution = solver(folded.problem, candidate.name, limited=usage_limit is not None)
+    except (NoStrategy, NoFeasibleAnswer):
+        return None
+    spread = replace(folded.spread(solution.choice.tolist()), mesh=mesh)
+    if idle_axes(spread) and not must_split:
+        return solve(question, candidate, solver, layout, exposed, usage_limit, True)
+    lowered = lowered_of(question, spread, candidate)
+    summary = summarise(lowered, prices, question.framework)
+    return Solved(candidate, folded, solution, spread, lowered, summary)
+
+
+def lowered_of(question: Question, spread: Spread, candidate: Candidate) -> Lowered:
+    return lower(
+        question.graph,
+        spread,
+        candidate.microbatches,
+        question.cut,
+    )
+
+
+def state_of(question: Question, layout: Layout, candidate: Candidate) -> StateSharding:
+    return StateSharding(
+        layout.zero,
+        layout.mesh(candidate.tp),
+        candidate.microbatches,
+        question.precision,
+        question.optimizer,
+        question.clips,
+        layout.offload,
+    )
+
+
+def idle_axes(spread: Spread) -> tuple[str, ...]:
+    """The model axes that split no op (``tp:D`` and ``tp:P`` split nothing)."""
+    strategies = [Strategy.parse(text) for text in spread.ops.values()]
+    return tuple(
+        axis
+        for axis in spread.mesh.model_axes
+        if all(chosen.on(axis) in (NOTHING, DEFER, PASS_PARTIAL) for chosen in strategies)
+    )

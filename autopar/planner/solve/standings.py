@@ -1,0 +1,230 @@
+"""The best layout so far, what lost and why, and how far from fitting the others are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from autopar.nouns.cluster import Cluster
+from autopar.nouns.errors import DoesNotFit
+from autopar.nouns.offload import OFFLOAD
+from autopar.nouns.plan import RunnerUp
+from autopar.nouns.recompute import POLICIES
+from autopar.nouns.text.cluster import devices_text
+from autopar.planner.ask.candidates import Candidate
+from autopar.planner.ask.question import Answer, Outcome
+from autopar.planner.ask.sentences import layout_text, short_text, size_text
+from autopar.planner.solve.alarms import Alarms
+
+RUNNERS_UP = 6
+NOTABLE = 0.01
+"""A difference of memory, as a share, that is worth a word."""
+
+Family = tuple[int, int, int, str, str]
+"""(pp, tp, ZeRO level, recompute, offload): of each family the best loser is told."""
+
+
+@dataclass(slots=True)
+class Standings:
+    """What the search has seen."""
+
+    alarms: Alarms
+    best: Answer | None = None
+    tightest: Answer | None = None
+    _lost: dict[Family, RunnerUp] = field(default_factory=dict)
+    _too_big: dict[Family, RunnerUp] = field(default_factory=dict)
+    _beaten: dict[tuple[int, int], RunnerUp] = field(default_factory=dict)
+
+    def beats(self, bound_s: float) -> bool:
+        """The best so far is no slower than anything with this lower bound."""
+        return self.best is not None and bound_s >= self.best.time.total_s
+
+    def offer(self, answer: Answer) -> None:
+        """Ranks an answer: the best, a loser, or one that does not fit; none that cannot be."""
+        if self.alarms.sound(answer):
+            return
+        if not answer.memory.fits:
+            self._does_not_fit(answer)
+            return
+        before = self.best
+        if before is None or order(answer) < order(before):
+            self.best, answer = answer, before or answer
+        if answer is not self.best:
+            self.lose(answer)
+
+    def lose(self, answer: Answer) -> None:
+        """Remembers an answer that fits and is not the best."""
+        known = self._lost.get(family(answer))
+        if known is None or answer.time.total_s < known.step_time_s:
+            self._lost[family(answer)] = _runner_up(answer, "")
+
+    def _does_not_fit(self, answer: Answer) -> None:
+        if self.tightest is None or answer.memory.total < self.tightest.memory.total:
+            self.tightest = answer
+        known = self._too_big.get(family(answer))
+        if known is None or answer.memory.total < known.memory_bytes:
+            self._too_big[family(answer)] = _runner_up(
+                answer, f"does not fit by {short_text(answer.memory)}"
+            )
+
+    def beaten_by_bound(self, candidate: Candidate, bound_s: float, pp: int = 1) -> None:
+        """Remembers a candidate that no layout can save."""
+        piped = {"pp": pp} if pp > 1 else {}
+        self._beaten.setdefault(
+            (pp, candidate.tp),
+            RunnerUp(
+                degrees={"dp": candidate.data, "tp": candidate.tp, **piped},
+                zero=None,
+                recompute=None,
+                microbatches=candidate.microbatches,
+                step_time_s=bound_s,
+                memory_bytes=0,
+                reason="cannot win: the time is its lower bound, all data traffic hidden",
+            ),
+        )
+
+    def runners_up(self, winner: Answer) -> tuple[RunnerUp, ...]:
+        """The best of each family that lost, with why: first what fits, each part fastest first."""
+        lost = {f: r for f, r in self._lost.items() if f != family(winner)}
+        fits = [replace(r, reason=_behind(r, winner)) for r in lost.values()]
+        big = [r for f, r in self._too_big.items() if f not in lost and f != family(winner)]
+        seen = {f[:2] for f in (*self._lost, *self._too_big, family(winner))}
+        beaten = [r for degrees, r in self._beaten.items() if degrees not in seen]
+        shown = [r for part in (fits, beaten, big) for r in sorted(part, key=_seconds)]
+        first = shown[:RUNNERS_UP]
+        # Whether the model is cut into stages is told even where others came closer.
+        piped = {"pp" in r.degrees for r in first} | {winner.pp > 1}
+        other = next((r for r in shown[RUNNERS_UP:] if ("pp" in r.degrees) not in piped), None)
+        return tuple(first if other is None else [*first[:-1], other])
+
+
+def compared(outcomes: Sequence[Outcome]) -> Outcome:
+    """The fastest of searches over several clusters, with what others could do; the first of
+    equals."""
+    first = min(outcomes, key=lambda outcome: round(outcome.best.time.total_s, 12))
+    others: dict[tuple[tuple[str, int], ...], RunnerUp] = {}
+    for other in sorted(outcomes, key=lambda outcome: outcome.best.time.total_s):
+        if other is not first:
+            named = tuple((group.device.name, group.count) for group in other.cluster.groups)
+            reason = _behind(_runner_up(other.best, ""), first.best)
+            where = devices_text(other.cluster.groups)
+            others.setdefault(named, _runner_up(other.best, f"ranks of {where}: {reason}"))
+    shown = (*others.values(), *first.runners_up)
+    return replace(
+        first,
+        lower_bound_s=min(outcome.lower_bound_s for outcome in outcomes),
+        runners_up=shown[: max(RUNNERS_UP, len(others))],
+        tried=sum(outcome.tried for outcome in outcomes),
+        alarms=tuple(dict.fromkeys(line for one in outcomes for line in one.alarms)),
+    )
+
+
+def family(answer: Answer) -> Family:
+    layout = answer.layout
+    return answer.pp, answer.candidate.tp, layout.zero, layout.recompute.policy, layout.offload
+
+
+def order(answer: Answer) -> tuple[float, int, int, int, int, int]:
+    """Fastest first; between equals, the one that cuts, shards, recomputes and offloads least."""
+    layout = answer.layout
+    seconds, again = round(answer.time.total_s, 12), POLICIES.index(layout.recompute.policy)
+    off = OFFLOAD.index(layout.offload)
+    return seconds, answer.pp, again, off, layout.zero, layout.dp_shard
+
+
+def _seconds(lost: RunnerUp) -> float:
+    return lost.step_time_s
+
+
+def _behind(lost: RunnerUp, winner: Answer) -> str:
+    """Why a plan that fits lost: its time, what it does more of in the same, and its memory."""
+    return _slower(lost, winner) + _memory(lost.memory_bytes / winner.memory.total - 1)
+
+
+def _slower(lost: RunnerUp, winner: Answer) -> str:
+    slower = lost.step_time_s / winner.time.total_s - 1
+    if slower >= 5e-4:
+        return f"{slower:.1%} slower"
+    if slower >= 1e-5:
+        return f"{slower:.3%} slower"
+    won = winner.layout
+    if "pp" in lost.degrees and winner.pp == 1:
+        return "as fast; is cut into stages"
+    if lost.recompute != won.recompute:
+        more = f"recomputes {lost.recompute}"
+    elif lost.offload != won.offload:
+        more = "offloads the optimizer's state"
+    elif lost.zero != won.zero:
+        more = f"ZeRO {lost.zero} splits {'more' if (lost.zero or 0) > won.zero else 'less'}"
+    else:
+        more = "other degrees"
+    return f"as fast; {more}"
+
+
+def _memory(more: float) -> str:
+    """The other half of the trade, where it is worth telling; ``more`` is a share."""
+    if abs(more) < NOTABLE:
+        return ""
+    return f", {abs(more):.0%} {'more memory' if more > 0 else 'less memory, but both fit'}"
+
+
+def _runner_up(answer: Answer, reason: str) -> RunnerUp:
+    return RunnerUp(
+        degrees={
+            "dp_replicate": answer.layout.dp_replicate,
+            "dp_shard": answer.layout.dp_shard,
+            "tp": answer.candidate.tp,
+            **({"pp": answer.pp} if answer.pp > 1 else {}),
+        },
+        zero=answer.layout.zero,
+        recompute=answer.layout.recompute,
+        microbatches=answer.candidate.microbatches,
+        step_time_s=answer.time.total_s,
+        memory_bytes=answer.memory.total,
+        reason=reason,
+        offload=answer.layout.offload,
+    )
+
+
+class NothingFits(DoesNotFit):
+    """What is short, and by how much; ``tightest`` is the layout that needs least."""
+
+    def __init__(self, text: str, tightest: Answer | None) -> None:
+        super().__init__(text)
+        self.tightest = tightest
+
+
+def too_big(standings: Standings, cluster: Cluster, candidates: int) -> NothingFits:
+    """The error where nothing fits: the tightest layout with its memory, part by part."""
+    answer = standings.tightest
+    if answer is None:
+        return NothingFits(
+            f"none of {candidates} candidates can cut this model over {cluster.device_count} "
+            "devices; name a layout with --fix to learn what stands against it.",
+            None,
+        )
+    memory = answer.memory
+    shares = {
+        "parameters": memory.parameters,
+        "gradients": memory.gradients,
+        "optimizer state": memory.optimizer,
+        "activations": memory.activations,
+        "buffers": memory.buffers,
+    }
+    most = max(shares, key=lambda n: shares[n])
+    listed = ", ".join(f"{name} {size_text(size)}" for name, size in shares.items())
+    names = " and ".join(dict.fromkeys(kind.device.name for kind in cluster.kinds))
+    needs = f"The tightest layout ({layout_text(answer)}) needs {size_text(memory.total)}"
+    if memory.total <= memory.limit:
+        return NothingFits(
+            f"nothing fits the hosts of {names}. {needs} of {size_text(memory.limit)}, and its "
+            f"optimizer state {size_text(memory.host)} of host memory, "
+            f"{size_text(memory.host - memory.host_limit)} more than may be pinned for a device: "
+            "if hosts have more, give `host: {memory: ...}` in the group of the cluster file.",
+            answer,
+        )
+    return NothingFits(
+        f"nothing fits {names} with {size_text(memory.limit)}. {needs}, "
+        f"{short_text(memory)} too much: {listed}. Most of it is {most}.",
+        answer,
+    )

@@ -1,0 +1,137 @@
+"""Lower bounds of the search over pipelines: no plan of a shape or core is faster.
+
+What they assume of the cost model: a device is no faster with a part of an op than with all of it,
+per sample no faster with fewer samples, and takes no less for more; where devices differ, a kind
+gains no more over the slowest than it does where one device has all of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autopar.nouns.offload import OFFLOAD
+from autopar.nouns.recompute import KEEP_ALL
+from autopar.pipeline.schedules.table import SCHEDULES
+from autopar.planner.ask.candidates import Candidate, Layout, layouts, offloaded
+from autopar.planner.ask.question import Question
+from autopar.planner.solve.solved import state_of
+from autopar.planner.staged.pipeline_models import Model, Models, Pace, Whole
+from autopar.planner.staged.shapes import Core, Shape
+from autopar.pricing.memory import overhead, stage_bytes
+from autopar.pricing.offload import streamed_slope
+
+SPARE = 1.05
+"""Of its memory, what a rank may need in a cut into equal parts for the core to be tried."""
+NEAR = 0.8
+"""Of its memory, what a rank must need in a cut into equal parts for state to be offloaded, and for
+a leaner sharding to be tried."""
+WAITED = 0.6
+"""Share of a microbatch's time that no schedule can put off (forward, and gradients of inputs),
+at least, of a model that is not solved yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class LowerBounds:
+    """Seconds of a step, by what ``models`` know by now."""
+
+    question: Question
+    models: Models
+
+    def shape_s(self, shape: Shape) -> float:
+        """By its sharding where that is solved, else by what is known of others."""
+        m, views = shape.candidate.microbatches, shape.views(self.question.cluster)
+        model, alone = self.models.known(shape), self.models.alone
+        if model is not None:
+            pace = model.pace(views, KEEP_ALL)
+            waited_s = model.pass_s - model.whole[KEEP_ALL].weights_s
+            least_s = max(m * model.pass_s / pace.ranks, waited_s / pace.fastest)
+            return least_s + self.update_s(shape, model)
+        pace = Pace(shape.pp, 1.0) if alone is None else alone.pace(views, KEEP_ALL)
+        return self.models.least_pass_s(shape) * max(m / pace.ranks, WAITED / pace.fastest)
+
+    def core_s(self, core: Core, model: Model) -> float:
+        """The most of: the work of the mean rank; what a microbatch waits for; and where each rank
+        has one stage, what it waits for before its first action and, where backward is whole, after
+        its last, for the cut that is best for that."""
+        whole, views = model.whole[core.levels[0]], core.shape.views(self.question.cluster)
+        pace = model.pace(views, core.levels[0])
+        m, p = core.shape.candidate.microbatches, core.shape.pp
+        pass_s = whole.forward_s + whole.backward_s
+        kind = SCHEDULES.get(core.name)
+        splits_backward = (kind is None or kind.splits) and not core.levels[0].runs_again
+        waited_s = pass_s - (whole.weights_s if splits_backward else 0.0)
+        least_s = max(m * pass_s / pace.ranks, waited_s / pace.fastest)
+        simple = kind is not None and kind.stages == core.depth == 1 and not kind.even_ranks
+        if simple and pace == Pace(p, 1.0):
+            # With x[r] the share of a pass before rank r: m (x[r+1] - x[r]) + waits x[r] <= step.
+            waits = whole.forward_s / pass_s if splits_backward else 1.0
+            least_s = max(least_s, pass_s * waits / (1 - (1 - waits / m) ** p))
+        return least_s + self.update_s(core.shape, model)
+
+    def update_s(self, shape: Shape, model: Model) -> float:
+        """The optimizer where all ranks share it; nothing where devices differ."""
+        if len(self.question.cluster.kinds) > 1:
+            return 0.0
+        return model.whole[KEEP_ALL].update_s / (shape.pp * shape.candidate.data)
+
+    def fitting(self, core: Core, model: Model) -> tuple[float, float]:
+        """Bytes of the first rank where every rank has as much of the model, in the layout of state
+        that needs least; and seconds of the mean rank's work in the fastest layout that fits then.
+
+        No schedule holds fewer microbatches on the first rank than there are ranks.
+        """
+        question, shape = self.question, core.shape
+        m, pp = shape.candidate.microbatches, shape.pp
+        views = shape.views(question.cluster)
+        shares = [*self.shares(core, model)]
+        needed = min((size for _, size in shares), default=float("inf"))
+        room = SPARE * self._room(shape)
+        fitting = [whole for whole, size in shares if size <= room]
+        if not fitting:
+            return needed, float("inf")
+        pass_s = model.least_pass_s(fitting, core.levels[0], question.cluster)
+        late_s = min(whole.streamed_s for whole in fitting) / pp
+        return needed, m * pass_s / model.pace(views, core.levels[0]).ranks + late_s
+
+    def short(self, core: Core, model: Model) -> bool:
+        """Whether under every layout that keeps state on devices ranks have no memory to spare."""
+        enough = NEAR * self._room(core.shape)
+        on_devices = (
+            size for whole, size in self.shares(core, model) if whole.layout.offload == OFFLOAD[0]
+        )
+        return all(size > enough for size in on_devices)
+
+    def shares(self, core: Core, model: Model) -> Iterator[tuple[Whole, float]]:
+        """All of the model under each layout of state, with bytes of the first rank where every
+        rank has as much of it. Behind a layout that comes near to what a rank has stands the same
+        with the optimizer's state offloaded."""
+        question, shape = self.question, core.shape
+        m, pp, recompute = shape.candidate.microbatches, shape.pp, core.levels[0]
+        life = model.solved.summary.lives[recompute.policy]
+        share, process = overhead(model.solved.summary.packages, question.cluster.device)
+        saved = min(m, pp) * life.saved / pp + life.peak - life.saved
+        for layout in layouts(shape.candidate.data, question.fixed):
+            if layout.recompute != recompute:
+                continue
+            for one in (layout, offloaded(layout)) if question.offloads else (layout,):
+                whole = self._whole(one, shape.candidate, model)
+                needed = (1 + share) * (whole.state_bytes / pp + saved) + process
+                yield whole, needed
+                if needed <= NEAR * self._room(shape):
+                    break
+
+    def _room(self, shape: Shape) -> float:
+        """Memory of a rank, in the mean."""
+        views = shape.views(self.question.cluster)
+        return sum(view.device.memory_bytes for view in views) / shape.pp
+
+    def _whole(self, layout: Layout, candidate: Candidate, model: Model) -> Whole:
+        if layout not in model.layouts:
+            state = state_of(self.question, layout, candidate)
+            held = stage_bytes(model.solved.summary, state, layout.recompute)
+            size = held.parameters + held.gradients + held.optimizer
+            devices = [group.device for group in self.question.cluster.groups]
+            late_s = held.host and held.host * min(map(streamed_slope, devices))
+            model.layouts[layout] = Whole(layout, state, size, late_s)
+        return model.layouts[layout]

@@ -1,0 +1,219 @@
+"""Solved shardings, and what they say of every pipeline that has them.
+
+The sharding of all ops depends on the tensor-parallel degree and on how many samples a microbatch
+has on one data rank, not on stages, cuts or schedule: one `Model` for each such pair. The fastest
+may leave parameters whole on every tensor-parallel rank, since their gradients meet once a step;
+for shapes in which that does not fit there is a second one, which holds nearly as little as any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autopar.nouns.cluster import Cluster
+from autopar.nouns.problem import FORBIDDEN
+from autopar.nouns.recompute import KEEP_ALL, Recompute
+from autopar.nouns.zero import ZERO
+from autopar.planner.ask.candidates import Candidate, Layout
+from autopar.planner.ask.question import Question
+from autopar.planner.problem.solving import Solver
+from autopar.planner.solve.solved import Solved, solve
+from autopar.planner.staged.shapes import EVERY, Shape
+from autopar.pricing.pipeline import CutModel, Figure, PipelinePrices
+from autopar.pricing.prices import Prices
+from autopar.pricing.runs import Table
+from autopar.pricing.simulation import StageTime, stage_time
+from autopar.pricing.state import StateSharding
+
+HOLDS_MORE = 1.25
+"""Times the least that ranks may hold, above which a lean sharding is looked for."""
+LEAN = 0.1
+"""Of what the fastest sharding holds more than the least, what a lean one may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """All of a model as one stage under a layout: bytes of its state; seconds that offloading some
+    of it takes at least."""
+
+    layout: Layout
+    state: StateSharding
+    state_bytes: int
+    streamed_s: float
+
+
+@dataclass(slots=True)
+class Model:
+    """A solved sharding, for every shape with as many samples on as many tensor-parallel ranks.
+
+    whole: all of the model as one stage without data traffic, by recomputation; alone: its stages.
+    Where devices differ all this is on the slowest of them.
+    """
+
+    solved: Solved
+    cuts: CutModel
+    whole: dict[Recompute, StageTime]
+    alone: dict[Recompute, PipelinePrices]
+    layouts: dict[Layout, Whole] = field(default_factory=dict)
+    """All of the model under each layout of state."""
+    _plain: dict[tuple[Recompute, Cluster], Table] = field(default_factory=dict)
+    _pass_s: dict[tuple[StateSharding, Recompute], float] = field(default_factory=dict)
+    _paces: dict[tuple[Recompute, tuple[Cluster, ...]], tuple[dict[Cluster, float], float]] = field(
+        default_factory=dict
+    )
+
+    @property
+    def pass_s(self) -> float:
+        """Forward and backward of one microbatch through all of the model."""
+        return self.whole[KEEP_ALL].forward_s + self.whole[KEEP_ALL].backward_s
+
+    def least_pass_s(
+        self, fitting: Sequence[Whole], recompute: Recompute, cluster: Cluster
+    ) -> float:
+        """Forward and backward of one microbatch through all of the model, in the layout that moves
+        least state with it."""
+        whole = self.whole[recompute]
+        free = any(not ZERO[one.state.zero].gradients for one in fitting)
+        if free or len(cluster.kinds) > 1:  # moves none; or is moved faster elsewhere
+            return whole.forward_s + whole.backward_s
+        for one in fitting:
+            if (one.state, recompute) not in self._pass_s:
+                time = stage_time(self.solved.summary, one.state, cluster, recompute)
+                self._pass_s[one.state, recompute] = time.forward_s + time.backward_s
+        return min(self._pass_s[one.state, recompute] for one in fitting)
+
+    def plain(self, recompute: Recompute, view: Cluster) -> Table:
+        """Figures of all runs without data traffic and optimizer: no layout takes less."""
+        key = recompute, view
+        if key not in self._plain:
+            table = self._plain[key] = self.alone[recompute].on(view).table()
+            table[[Figure.REDUCE, Figure.UPDATE]] = 0.0
+        return self._plain[key]
+
+    def pace(self, views: Sequence[Cluster], recompute: Recompute) -> Pace:
+        """How fast ranks with these views of the cluster are, beside the slowest devices."""
+        if len(self.cuts.prices.cluster.kinds) == 1:
+            return Pace(len(views), 1.0)
+        distinct = tuple(dict.fromkeys(views))
+        key = recompute, distinct
+        if key not in self._paces:
+            slow = self._units_s(self.cuts.prices.cluster, recompute)
+            own = np.stack([self._units_s(view, recompute) for view in distinct])
+            # With w of each rank any weights, and every unit on some rank: the sum over ranks of
+            # w times its work is at least that over units of the least of w times what they take.
+            weights = slow.sum() / own.sum(axis=(1, 2))
+            least = (weights[:, None] * own.sum(axis=1)).min(axis=0).sum() / slow.sum()
+            some = own.min(axis=0) > 0
+            fastest = (slow[some] / own.min(axis=0)[some]).max(initial=1.0)
+            self._paces[key] = dict(zip(distinct, weights / least, strict=True)), float(fastest)
+        speeds, fastest = self._paces[key]
+        return Pace(float(sum(speeds[view] for view in views)), fastest)
+
+    def _units_s(self, view: Cluster, recompute: Recompute) -> Table:
+        """[3, units] of every unit alone: forward, the way back to its inputs, gradients of
+        weights."""
+        prices = self.alone[recompute].on(view)
+        each = [prices.figures(unit, unit + 1) for unit in range(len(self.cuts.units))]
+        forward, backward, weights = np.array(each).T[: Figure.WEIGHTS + 1]
+        return np.stack([forward, backward - weights, weights])
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """``ranks``: at most how many of the slowest devices do as much as all ranks together;
+    ``fastest``: at most how many times as fast as there any part of the model is somewhere."""
+
+    ranks: float
+    fastest: float
+
+
+@dataclass(slots=True)
+class Models:
+    """Solved shardings by tensor-parallel degree and samples, each solved when first asked for."""
+
+    question: Question
+    solver: Solver
+    alone: Model | None = None
+    """Of one device."""
+    _sample_s: float = 0.0
+    """Of forward and backward, at least, on one tensor-parallel rank of the slowest kind."""
+    _models: dict[tuple[int, int], Model | None] = field(default_factory=dict)
+    _lean: dict[tuple[int, int], Model | None] = field(default_factory=dict)
+
+    def of(self, shape: Shape) -> Model | None:
+        """None where the model cannot be split so, or ranks would do the same work; of a lean shape
+        also where its fastest sharding is lean enough."""
+        key = shape.candidate.tp, shape.samples
+        if shape.lean:
+            if key not in self._lean:
+                self._lean[key] = self._leaner(self._models.get(key))
+            return self._lean[key]
+        if key not in self._models:
+            self._models[key] = None
+            solved = solve(self.question, shape.candidate, self.solver)
+            if solved is not None and not solved.repeats:
+                self.add(solved)
+        return self._models[key]
+
+    def known(self, shape: Shape) -> Model | None:
+        """As `of`, and None where it is not solved yet; no sharding of the shape is faster."""
+        return self._models.get((shape.candidate.tp, shape.samples))
+
+    def _leaner(self, fastest: Model | None) -> Model | None:
+        """The fastest sharding under a limit near the least that any holds."""
+        if fastest is None:
+            return None
+        problem, held = fastest.solved.folded.problem, fastest.solved.solution.peak
+        allowed = np.where(problem.cost < FORBIDDEN, problem.usage, held)
+        least = int(np.minimum.reduceat(allowed, problem.strategy_start[:-1]).sum())
+        if held <= HOLDS_MORE * least:
+            return None
+        limit, candidate = int(least + LEAN * (held - least)), fastest.solved.candidate
+        solved = solve(self.question, candidate, self.solver, usage_limit=limit)
+        return None if solved is None or solved.repeats else self._model(solved)
+
+    def add(self, solved: Solved) -> None:
+        """For every shape with as many samples on as many tensor-parallel ranks."""
+        candidate = solved.candidate
+        samples = self.question.batch // (candidate.data * candidate.microbatches)
+        self._models[candidate.tp, samples] = self._model(solved)
+
+    def _model(self, solved: Solved) -> Model:
+        question, candidate = self.question, solved.candidate
+        prices = Prices(question.cluster, solved.lowered.mesh, question.precision, question.fusion)
+        mesh = Layout(1, 1, 0, KEEP_ALL).mesh(candidate.tp)
+        alone = StateSharding(0, mesh, 1, question.precision, question.optimizer)
+        cuts = CutModel(solved.lowered, solved.summary, prices, question.framework)
+        whole, stages = {}, {}
+        for recompute in EVERY:
+            whole[recompute] = stage_time(solved.summary, alone, question.cluster, recompute)
+            stages[recompute] = PipelinePrices(cuts, question.cluster, alone, recompute, 1)
+        return Model(solved, cuts, whole, stages)
+
+    def solve_alone(self, samples: int) -> None:
+        """What a sample takes at least: as much as where one device computes so many at once."""
+        alone = Candidate(1, 1, self.question.batch // samples)
+        model = self.of(Shape(1, alone, samples))
+        if model is not None:
+            self._sample_s = model.pass_s / samples
+            self.alone = model
+
+    def least_pass_s(self, shape: Shape) -> float:
+        """Forward and backward of one microbatch through all of the model, at least, of a shape
+        that is not solved yet."""
+        tp = shape.candidate.tp
+        pass_s = self._sample_s * shape.samples / tp
+        for (their_tp, samples), other in self._models.items():
+            if their_tp == tp and other is not None:
+                # More samples take no less, fewer of them no less each.
+                pass_s = max(pass_s, other.pass_s * min(1.0, shape.samples / samples))
+        return pass_s
+
+    @property
+    def most_units(self) -> float:
+        """Between which any sharding of the model can be cut."""
+        known = [len(model.cuts.units) for model in self._models.values() if model is not None]
+        return max(known, default=float("inf"))

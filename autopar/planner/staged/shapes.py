@@ -1,0 +1,53 @@
+"""What the search over pipelines opens: shapes, and the cores of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from autopar.nouns.cluster import Cluster
+from autopar.nouns.recompute import POLICIES, Recompute
+from autopar.planner.ask.candidates import Candidate
+
+EVERY = tuple(map(Recompute, POLICIES))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """``samples``: of one microbatch on one data rank; ``lean``: ops are sharded so that ranks hold
+    little, where the fastest sharding holds much more."""
+
+    pp: int
+    candidate: Candidate
+    samples: int
+    lean: bool = False
+
+    def views(self, cluster: Cluster) -> tuple[Cluster, ...]:
+        """The cluster as every pipeline rank sees it."""
+        return _views(cluster, self.pp, self.candidate.data * self.candidate.tp)
+
+
+@lru_cache(maxsize=256)
+def _views(cluster: Cluster, ranks: int, each: int) -> tuple[Cluster, ...]:
+    return tuple(cluster.alike(rank * each, each) for rank in range(ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """A schedule of a shape.
+
+    depth: as `Fixed.interleave`. limit: microbatches that a rank may hold, of a schedule that is
+    found. recompute: of every rank; None: each rank recomputes as it must (Sun et al. 2024,
+    AdaPipe), and splits no more of its state than it must (Chen et al. 2023, AMSP).
+    """
+
+    shape: Shape
+    name: str
+    depth: int
+    recompute: Recompute | None
+    limit: int = 0
+
+    @property
+    def levels(self) -> tuple[Recompute, ...]:
+        """Recomputation that a rank may choose, the one that keeps most first."""
+        return EVERY if self.recompute is None else (self.recompute,)

@@ -1,0 +1,173 @@
+"""Memory of one device over a step: model state, activations, buffers, and what frameworks add."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from autopar.nouns.cluster import Device
+from autopar.nouns.graph import DTYPE_BYTES
+from autopar.nouns.offload import CHUNKS
+from autopar.nouns.plan import Memory
+from autopar.nouns.recompute import Recompute
+from autopar.pricing.offload import chunk_bytes, kept_bytes, resident_bytes, room_bytes
+from autopar.pricing.state import StateSharding
+from autopar.pricing.summary import Summary
+from autopar.pricing.xla_memory import xla_moments
+
+ALLOCATOR_SHARE = 0.04
+"""Fragmentation of a caching allocator, as a share of what is allocated (assumed)."""
+CONTEXT_BYTES = {"gpu": 1_500_000_000, "tpu": 300_000_000, "cpu": 350_000_000}
+"""Driver context, library handles and channels outside the allocator, per process (assumed), where
+no profile says how much a training process of the device holds; on a CPU that is the process."""
+
+
+def step_memory(
+    summary: Summary, state: StateSharding, recompute: Recompute, device: Device
+) -> Memory:
+    """Predicted peak of the worst moment of a step, bytes."""
+    parameters, gradients, optimizer, host = _state_bytes(summary, state)
+    if summary.xla is None:
+        activations = summary.life(recompute).peak + _cast_bytes(summary, state, recompute)
+        gathered = _gathered_bytes(summary, state)
+    else:
+        bodies = [(body.trained, summary.copies[n]) for n, body in summary.bodies.items()]
+        moments = xla_moments(summary.xla, recompute, state, summary.root.trained, bodies)
+        gradients = min(gradients, max(moments.values()))  # not all are there at each of them
+        activations = max(moments.values()) - gradients + summary.xla.batch
+        gathered = 0
+    parts = (parameters, gradients, optimizer, activations)
+    return _with_overhead(parts, gathered, summary.packages, device, host)
+
+
+@dataclass(frozen=True, slots=True)
+class StageBytes:
+    """Of one stage of a pipeline. ``saved``: what it keeps of each microbatch for backward;
+    ``passing``: what one pass makes on top and frees again; ``casts``: copies of parameters;
+    ``host``: optimizer state in host memory; ``chunks``: what of it a step has on the device at
+    most, of all stages of a rank together."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    host: int
+    saved: int
+    passing: int
+    casts: int
+    gathered: int
+    packages: frozenset[str]
+    chunks: int = 0
+
+
+def stage_bytes(summary: Summary, state: StateSharding, recompute: Recompute) -> StageBytes:
+    """What a stage holds; ``summary`` is of that stage alone."""
+    life = summary.life(recompute)
+    return StageBytes(
+        *_state_bytes(summary, state),
+        life.saved,
+        life.peak - life.saved,
+        _cast_bytes(summary, state, recompute),
+        _gathered_bytes(summary, state),
+        summary.packages,
+        CHUNKS * chunk_bytes(state.optimizer) if state.offloads else 0,
+    )
+
+
+def rank_memory(stages: Sequence[StageBytes], held_bytes: int, device: Device) -> Memory:
+    """The peak on a rank of a pipeline that holds these stages.
+
+    held_bytes: the most that its stages hold for backward at once, over all microbatches. On top
+    of it comes what one pass makes and frees again, of the stage that makes most.
+    """
+    activations = held_bytes + max(s.passing for s in stages) + sum(s.casts for s in stages)
+    optimizer = sum(s.optimizer for s in stages)
+    if host := sum(s.host for s in stages):  # one step streams that of all stages
+        optimizer = min(host, max(s.chunks for s in stages))
+    parts = (
+        sum(s.parameters for s in stages),
+        sum(s.gradients for s in stages),
+        optimizer,
+        activations,
+    )
+    gathered = sum(s.gathered for s in stages)
+    packages = frozenset[str]().union(*(s.packages for s in stages))
+    return _with_overhead(parts, gathered, packages, device, host)
+
+
+def overhead(packages: Set[str], device: Device) -> tuple[float, int]:
+    """What the allocator loses, as a share of what is allocated, and what libraries hold."""
+    held = device.process_bytes or CONTEXT_BYTES[device.kind]
+    held += sum(size for name, size in device.package_bytes if name in packages)
+    return device.heap_share or ALLOCATOR_SHARE, held
+
+
+def _state_bytes(summary: Summary, state: StateSharding) -> tuple[int, int, int, int]:
+    """Parameters and buffers, gradients, optimizer state; and what of that is in host memory."""
+    parameters, gradients = summary.buffer_bytes, 0
+    for unit, copies in summary.owners():
+        for dtype, numel in unit.trained.items():
+            parameters += state.parameter_bytes(numel, dtype) * copies
+            gradients += state.gradient_bytes(numel, dtype) * copies
+        for dtype, numel in unit.frozen.items():
+            parameters += state.parameter_bytes(numel, dtype) * copies
+    optimizer = kept_bytes(summary, state)
+    if not state.offloads:
+        return parameters, gradients, optimizer, 0
+    return parameters, gradients, resident_bytes(optimizer, state.optimizer), optimizer
+
+
+def _with_overhead(
+    parts: tuple[int, int, int, int], gathered: int, packages: Set[str], device: Device, host: int
+) -> Memory:
+    """With what the allocator loses and libraries hold."""
+    parameters, gradients, optimizer, activations = parts
+    allocated = sum(parts)
+    share, held = overhead(packages, device)
+    lost = int(share * (allocated + gathered)) + held
+    return Memory(
+        total=allocated + gathered + lost,
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=activations,
+        buffers=gathered + lost,
+        limit=device.memory_bytes,
+        host=host,
+        host_limit=room_bytes(device) if host else 0,
+    )
+
+
+def _cast_bytes(summary: Summary, state: StateSharding, recompute: Recompute) -> int:
+    """Copies of parameters in the dtype of compute, trained or not, kept for backward.
+
+    A block that is recomputed makes its own again: one of them has them at a time. Under FSDP2 the
+    gathered parameters are those copies.
+    """
+    if state.precision == "float32" or state.fsdp:
+        return 0
+    blocks = [summary.bodies[name].used_back.get("float32", 0) for name in summary.calls]
+    kept = max(blocks, default=0) if recompute.runs_again else sum(blocks)
+    numel = summary.root.used_back.get("float32", 0) + kept
+    return numel * DTYPE_BYTES[state.precision]
+
+
+def _gathered_bytes(summary: Summary, state: StateSharding) -> int:
+    """Parameters made whole for compute: the root and two units under ZeRO 3, all under 1 and 2.
+
+    The largest unit once more as its gather fills a buffer, and twice for its gradients: whole, and
+    in the buffer that they are scattered from, which has the dtype that they are reduced in.
+    """
+    if not state.fsdp:
+        return 0
+
+    def whole(numel: Mapping[str, int]) -> int:
+        return sum(n * DTYPE_BYTES[state.moved_dtype(d)] for d, n in numel.items())
+
+    def reduced(numel: Mapping[str, int]) -> int:
+        return sum(n * DTYPE_BYTES[d] for d, n in numel.items())
+
+    sizes = [(whole(unit.trained), copies) for unit, copies in summary.owners()]
+    largest = max(2 * whole(u.trained) + reduced(u.trained) for u, _ in summary.owners())
+    if state.split.parameters:
+        return largest + sizes[0][0] + 2 * max((size for size, _ in sizes[1:]), default=0)
+    return largest + sum(size * copies for size, copies in sizes)

@@ -1,0 +1,129 @@
+"""The additive prices that searchers minimise, in whole picoseconds.
+
+Integers, so that a folded problem's objective equals the same plan priced op by op on the unfolded
+graph exactly. Prices are for one microbatch on one rank; the callers multiply by how often it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from autopar.cost_models.compute import added_time_s, beside_product_s, op_rate, op_time_s
+from autopar.lowering.spread import LoweredOp, internal_collectives
+from autopar.nouns.cluster import Cluster
+from autopar.nouns.graph import Tensor
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import key
+from autopar.pricing.moves import move_time_s
+from autopar.rules.fusion import ALONE, Fusion
+from autopar.rules.resharding import Collective, Step, collectives
+from autopar.rules.strategies import flows
+from autopar.rules.work import Work, extents, op_work
+
+PICOSECONDS = 10**12
+
+
+@dataclass(slots=True)
+class Prices:
+    """Prices on one cluster and mesh (with its ``microbatch`` axis); repeats are looked up.
+
+    ``fusion``: the kernels that compiled execution makes of the graph's ops.
+    """
+
+    cluster: Cluster
+    mesh: Mesh
+    precision: str
+    fusion: Fusion = ALONE
+    works: dict[tuple[object, ...], Work] = field(default_factory=dict)
+    """By op, gradients through it, local extents; prices of one graph on other meshes share it.
+
+    Not by ``fusion``: all share one, since a `Solver` lives for one search."""
+    _ops: dict[tuple[object, ...], int] = field(default_factory=dict)
+    _moves: dict[Collective, int] = field(default_factory=dict)
+
+    def collective(self, moved: Collective) -> int:
+        """Picoseconds of one collective."""
+        price = self._moves.get(moved)
+        if price is None:
+            seconds = move_time_s(self.cluster, self.mesh, moved.kind, moved.axis, moved.size_bytes)
+            price = self._moves[moved] = round(seconds * PICOSECONDS)
+        return price
+
+    def steps(
+        self, steps: tuple[Step, ...], tensor: Tensor, grad: bool, handed: bool = False
+    ) -> tuple[int, int]:
+        """(forward, backward) picoseconds of a resharding; backward only where ``grad`` flows.
+
+        ``handed``: from one op of a kernel to another, see `move`.
+        """
+        forward = backward = 0
+        if steps:
+            for moved in collectives(steps, tensor.dtype, self.mesh, "forward"):
+                forward += self.move(moved, handed)
+            for moved in collectives(steps, tensor.dtype, self.mesh, "backward") if grad else ():
+                backward += self.move(moved, handed)
+        return forward, backward
+
+    def move(self, moved: Collective, handed: bool) -> int:
+        """Picoseconds of one collective on its way from op to op.
+
+        Inside a kernel it ends the fusion of what it moves: that is written and read after all.
+        """
+        if not handed:
+            return self.collective(moved)
+        bytes_back = 2 * moved.size_bytes
+        landing_s = op_time_s(self.cluster, 0.0, bytes_back, self.precision, "elementwise")
+        return self.collective(moved) + round(landing_s * PICOSECONDS)
+
+    def op(self, op: LoweredOp, tensors: Mapping[str, Tensor], scope: str | None) -> int:
+        """Picoseconds of an op under its strategy, both ways, with its own collectives.
+
+        ``scope``: the block whose body it lies in.
+        """
+        forward, backward = self.compute(op, tensors, scope)
+        inside = sum(self.collective(moved) for _, moved in internal_collectives(op, self.mesh))
+        return forward + backward + inside
+
+    def compute(
+        self, op: LoweredOp, tensors: Mapping[str, Tensor], scope: str | None
+    ) -> tuple[int, int]:
+        """(forward, backward) picoseconds of the arithmetic alone."""
+        assert op.bound is not None
+        if op.bound.rule.view:
+            return 0, 0
+        name = key(scope, op.op.name)
+        local = extents(op.bound, op.strategy, self.mesh)
+        place = (name, flows(op.op, tensors), *local.values())
+        work = self.works.get(place)
+        if work is None:
+            fused = self.fusion.moves.get(name)
+            work = op_work(op.op, op.bound, op.strategy, self.mesh, tensors, fused)
+            self.works[place] = work
+        return self._time(work, forward=True), self._time(work, forward=False)
+
+    def added(self, gradient_bytes: int) -> int:
+        """Picoseconds of adding gradients to those of the microbatches before."""
+        return round(added_time_s(self.cluster.device, gradient_bytes) * PICOSECONDS)
+
+    def _time(self, work: Work, forward: bool) -> int:
+        flops = work.forward_flops if forward else work.backward_flops
+        moved = work.forward_bytes if forward else work.backward_bytes
+        if not flops and not moved:
+            return 0
+        launches = work.launches[0 if forward else 1]
+        shape = (work.thinness, work.head_dim)
+        place = (work.dtype, work.kind, forward, flops, moved, launches, shape, work.forward_flops)
+        price = self._ops.get(place)
+        if price is None:
+            way = "forward" if forward else "backward"
+            rate = op_rate(
+                self.cluster.device, work.dtype, work.cost, work.kind, way, work.head_dim
+            )
+            beside_s = beside_product_s(self.cluster.device) if work.cost == "matmul" else 0.0
+            launches = launches and not beside_s
+            seconds = rate.time_s(flops, moved, launches, work.thinness)
+            if beside_s and work.forward_flops:
+                seconds += round(flops / work.forward_flops) * beside_s
+            price = self._ops[place] = round(seconds * PICOSECONDS)
+        return price

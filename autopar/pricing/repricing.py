@@ -1,0 +1,58 @@
+"""The searchers' objective of a plan, added up again op by op on the unfolded graph.
+
+Independent of `autopar.planner.problem.folding`: it reads the `Lowered` stage that the emitter
+prints. A searcher's claimed cost must equal this number, to the picosecond.
+"""
+
+from __future__ import annotations
+
+from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered
+from autopar.nouns.plan import key
+from autopar.nouns.sharding import Sharding
+from autopar.pricing.prices import Prices
+from autopar.pricing.state_prices import StatePrices
+
+
+def objective(lowered: Lowered, prices: Prices, state: StatePrices) -> int:
+    """Picoseconds of one optimizer step, additive: nothing overlaps."""
+    once = _activations(lowered, prices)
+    return once * lowered.mesh.size(MICROBATCH) + _parameters(lowered, state)
+
+
+def _activations(lowered: Lowered, prices: Prices) -> int:
+    """One microbatch through ``lowered``, every call of every block counted."""
+    total = 0
+    tensors = lowered.graph.tensors
+    bodies = {name: _activations(body, prices) for name, body in lowered.blocks.items()}
+    fusion, scope = prices.fusion, lowered.block
+    for name, value in lowered.tensors.items():
+        handed = key(scope, name) in fusion.handed
+        total += sum(prices.steps(value.steps, value.tensor, value.tensor.differentiable, handed))
+    for op in lowered.ops:
+        for i, operand in enumerate(op.operands):
+            tensor, grad = tensors[operand.name], operand.differentiable
+            total += sum(prices.steps(operand.steps, tensor, grad, fusion.takes(scope, op.op, i)))
+        own = bodies[op.op.attrs["block"]] if op.bound is None else prices.op(op, tensors, scope)
+        total += own
+    for operand in lowered.outputs:
+        moved = prices.steps(operand.steps, tensors[operand.name], operand.differentiable)
+        total += sum(moved)
+    return total
+
+
+def _parameters(lowered: Lowered, state: StatePrices) -> int:
+    total = 0
+    for value in lowered.tensors.values():
+        if value.tensor.role == "parameter":
+            stored = Sharding(
+                tuple((a, p) for a, p in value.produced.placements if a in _model_axes(lowered))
+            )
+            total += state.price(value.tensor, stored)
+    for name, body in lowered.blocks.items():
+        copies = len(dict.fromkeys(lowered.graph.blocks[name].instances))
+        total += _parameters(body, state) * copies
+    return total
+
+
+def _model_axes(lowered: Lowered) -> tuple[str, ...]:
+    return tuple(a for a in lowered.mesh.axes if a not in BATCH_AXES)

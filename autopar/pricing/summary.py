@@ -1,0 +1,270 @@
+"""What a lowered plan costs before state sharding is chosen.
+
+One lowering serves every ZeRO level, every split of the data axes and every recompute policy: those
+do not change what a rank computes in a microbatch, only how its model state is kept and moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+
+from autopar.lowering.collectives import global_counts, loss_bytes
+from autopar.lowering.spread import (
+    BATCH_AXES,
+    MICROBATCH,
+    Lowered,
+    internal_collectives,
+    rerun_collectives,
+)
+from autopar.lowering.state import LOSS_BYTES
+from autopar.nouns.graph import DTYPE_BYTES, Tensor
+from autopar.nouns.plan import key
+from autopar.nouns.recompute import Recompute
+from autopar.nouns.sharding import Sharding
+from autopar.pricing.activations import (
+    Life,
+    activation_lives,
+    keeps_result,
+    kept_by_policy,
+    saved_parameters,
+)
+from autopar.pricing.prices import PICOSECONDS, Prices
+from autopar.pricing.xla_memory import XlaLives, xla_lives
+from autopar.rules.resharding import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One call of a block, or all that lies outside the blocks: seconds of one microbatch.
+
+    ``trained`` and ``frozen`` are elements of parameters on one model rank, by dtype; ``deferred``
+    the bytes of gradients that are partial sums, by model axes (``"cp+tp"``: over both as one
+    group); ``used_back`` the elements of
+    parameters that ops keep for backward, by stored dtype. ``moved_again_s``: collectives that
+    run once more where the unit is recomputed in full; ``light_s``: of the forward, the ops that
+    run once more even where the results of products are kept. ``meetings``: reshardings and
+    collectives inside ops over model axes, forward and backward; there ranks wait for the slowest.
+    ``weights_s``: of the backward, what gradients of parameters take (as long as the forward of the
+    ops that read them; the rest of it is the way to the unit's inputs). ``cutting``: the model axes
+    that cut a trained parameter.
+    """
+
+    forward_s: float
+    backward_s: float
+    moved_forward_s: float
+    moved_backward_s: float
+    moved_again_s: float
+    meetings: tuple[int, int]
+    trained: Mapping[str, int]
+    frozen: Mapping[str, int]
+    deferred: Mapping[str, int]
+    used_back: Mapping[str, int]
+    weights_s: float = 0.0
+    light_s: float = 0.0
+    cutting: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """``calls``: the block of each call, in order; ``copies``: parameter sets by block;
+    ``bodies``: one call of each, without its parameters where they travel with the root's."""
+
+    microbatches: int
+    root: Unit
+    bodies: Mapping[str, Unit]
+    calls: tuple[str, ...]
+    copies: Mapping[str, int]
+    lives: Mapping[str, Life]
+    buffer_bytes: int
+    counts: int = 0
+    """Losses that are means over the labelled tokens of the batch."""
+    loss_bytes: int = LOSS_BYTES
+    packages: frozenset[str] = frozenset()
+    """Installed packages that the model's code lies in."""
+    xla: XlaLives | None = None
+    """Of a JAX program: what its memory hangs on in place of ``lives``."""
+    inner_lives: Mapping[str, Mapping[str, Life]] = field(default_factory=dict)
+    """Of one call, by block."""
+    kept: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Bytes that one call leaves for backward, by block and recompute policy."""
+    whole: Mapping[str, Unit] = field(default_factory=dict)
+    """``bodies``, each with its parameters."""
+
+    def life(self, recompute: Recompute) -> Life:
+        """One microbatch under a policy, or where the calls that come first do more."""
+        each = recompute.by_call(len(self.calls))
+        if recompute.count is None or len({*each}) < 2:
+            return self.lives[each[0] if each else recompute.policy]
+        deep, light = self.lives[each[0]], self.lives[each[-1]]
+        kept = [self.kept[name] for name in self.calls]
+        less = sum(of[each[-1]] - of[policy] for of, policy in zip(kept, each, strict=True))
+        saved = light.saved - less
+        # Up to the last call that does most, memory is as if all calls did; from there on it is by
+        # ``less`` below where none does.
+        at_light = saved + light.peak - light.saved
+        peak, where = max((deep.peak, deep.where), (at_light, light.where))
+        return Life(saved, peak, where)
+
+    def owners(self) -> Iterator[tuple[Unit, int]]:
+        """Each unit that owns parameters, with how many sets of them there are."""
+        yield self.root, 1
+        for name, unit in self.bodies.items():
+            yield unit, self.copies[name]
+
+    @property
+    def cutting(self) -> frozenset[str]:
+        """The model axes that cut a trained parameter."""
+        return self.root.cutting.union(*(unit.cutting for unit in self.bodies.values()))
+
+
+def summarise(
+    lowered: Lowered, prices: Prices, framework: str = "torch", known: Summary | None = None
+) -> Summary:
+    """Adds up a lowered plan by unit. ``known``: of a graph with the same blocks, and more."""
+    root = _unit(lowered, prices)
+    if known is None:
+        whole = {name: _unit(body, prices) for name, body in lowered.blocks.items()}
+        inner: dict[str, Mapping[str, Life]] = {
+            name: activation_lives(body) for name, body in lowered.blocks.items()
+        }
+        kept: dict[str, Mapping[str, int]] = {
+            name: kept_by_policy(lowered.blocks[name], of) for name, of in inner.items()
+        }
+    else:
+        whole = {name: known.whole[name] for name in lowered.blocks}
+        inner = {name: known.inner_lives[name] for name in lowered.blocks}
+        kept = {name: known.kept[name] for name in lowered.blocks}
+    bodies = dict(whole)
+    for name, block in lowered.graph.blocks.items():
+        if not block.units:  # its parameters travel with the root's
+            held, copies = bodies[name], len(dict.fromkeys(block.instances))
+            root = replace(
+                root,
+                trained=_sum(root.trained, held.trained, copies),
+                frozen=_sum(root.frozen, held.frozen, copies),
+                deferred=_sum(root.deferred, held.deferred, copies),
+            )
+            bodies[name] = replace(held, trained={}, frozen={}, deferred={})
+    return Summary(
+        microbatches=lowered.mesh.size(MICROBATCH),
+        root=root,
+        bodies=bodies,
+        whole=whole,
+        calls=tuple(op.op.attrs["block"] for op in lowered.ops if op.bound is None),
+        copies={
+            name: len(dict.fromkeys(block.instances))
+            for name, block in lowered.graph.blocks.items()
+        },
+        lives=activation_lives(lowered, inner, kept),
+        inner_lives=inner,
+        kept=kept,
+        buffer_bytes=_buffer_bytes(lowered),
+        counts=global_counts(lowered.graph),
+        loss_bytes=loss_bytes(lowered),
+        packages=frozenset(_packages(lowered)),
+        xla=xla_lives(lowered) if framework == "jax" else None,
+    )
+
+
+def _sum(one: Mapping[str, int], more: Mapping[str, int], times: int) -> dict[str, int]:
+    return {k: one.get(k, 0) + times * more.get(k, 0) for k in dict.fromkeys((*one, *more))}
+
+
+def _unit(lowered: Lowered, prices: Prices) -> Unit:
+    tensors = lowered.graph.tensors
+    forward = backward = weights = light = moved_forward = moved_backward = 0
+    met_forward = met_backward = 0
+
+    fusion, scope = prices.fusion, lowered.block
+
+    def add(steps: tuple[Step, ...], tensor: Tensor, grad: bool, handed: bool = False) -> None:
+        nonlocal moved_forward, moved_backward, met_forward, met_backward
+        there, back = prices.steps(steps, tensor, grad, handed)
+        moved_forward += there
+        moved_backward += back
+        met_forward += there > 0
+        met_backward += back > 0
+
+    trained: dict[str, int] = {}
+    frozen: dict[str, int] = {}
+    deferred: dict[str, int] = {}
+    cutting: set[str] = set()
+    for name, value in lowered.tensors.items():
+        handed = key(scope, name) in fusion.handed
+        add(value.steps, value.tensor, value.tensor.differentiable, handed)
+        if value.tensor.role != "parameter":
+            continue
+        numel = _stored_numel(lowered, value.tensor, value.produced)
+        kind = trained if value.tensor.differentiable else frozen
+        kind[value.tensor.dtype] = kind.get(value.tensor.dtype, 0) + numel
+        if not value.tensor.differentiable:
+            continue
+        held = [(a, p.kind) for a, p in value.produced.placements if a not in BATCH_AXES]
+        cutting.update(axis for axis, kind in held if kind == "S")
+        if axes := "+".join(axis for axis, kind in held if kind == "D"):
+            deferred[axes] = deferred.get(axes, 0) + numel * DTYPE_BYTES[value.tensor.dtype]
+    for op in lowered.ops:
+        for i, operand in enumerate(op.operands):
+            taken = fusion.takes(scope, op.op, i)
+            add(operand.steps, tensors[operand.name], operand.differentiable, taken)
+        if op.bound is None:
+            continue
+        f, b = prices.compute(op, tensors, scope)
+        forward, backward = forward + f, backward + b
+        if not keeps_result(op):
+            light += f
+        if any(tensors[n].role == "parameter" and tensors[n].differentiable for n in op.op.inputs):
+            weights += min(f, b)
+        for direction, moved in internal_collectives(op, lowered.mesh):
+            if direction == "forward":
+                moved_forward += prices.collective(moved)
+                met_forward += 1
+            else:
+                moved_backward += prices.collective(moved)
+                met_backward += 1
+    for operand in lowered.outputs:
+        add(operand.steps, tensors[operand.name], operand.differentiable)
+    added = prices.added(sum(n * DTYPE_BYTES[dtype] for dtype, n in trained.items()))
+    backward, weights = backward + added, weights + added
+    return Unit(
+        forward / PICOSECONDS,
+        backward / PICOSECONDS,
+        moved_forward / PICOSECONDS,
+        moved_backward / PICOSECONDS,
+        sum(prices.collective(p.collective) for p in rerun_collectives(lowered)) / PICOSECONDS,
+        (met_forward, met_backward),
+        trained,
+        frozen,
+        deferred,
+        saved_parameters(lowered),
+        weights / PICOSECONDS,
+        light / PICOSECONDS,
+        frozenset(cutting),
+    )
+
+
+def _stored_numel(lowered: Lowered, tensor: Tensor, produced: Sharding) -> int:
+    size = 1
+    stored = Sharding(tuple((a, p) for a, p in produced.placements if a not in BATCH_AXES))
+    for extent in stored.local_shape(tensor.shape, lowered.mesh):
+        size *= extent
+    return size
+
+
+def _packages(lowered: Lowered) -> Iterator[str]:
+    for op in lowered.ops:
+        parts = PurePath(op.op.source.file).parts
+        if "site-packages" in parts[:-1]:
+            yield parts[parts.index("site-packages") + 1]
+    for body in lowered.blocks.values():
+        yield from _packages(body)
+
+
+def _buffer_bytes(lowered: Lowered) -> int:
+    own = sum(t.tensor.size_bytes for t in lowered.tensors.values() if t.tensor.role == "buffer")
+    return own + sum(
+        _buffer_bytes(body) * len(dict.fromkeys(lowered.graph.blocks[name].instances))
+        for name, body in lowered.blocks.items()
+    )
