@@ -24,7 +24,7 @@ from autopar.pricing.prices import Prices
 from autopar.pricing.repricing import objective
 from autopar.pricing.state import StateSharding
 from autopar.pricing.state_prices import StatePrices
-from autopar.rules.cut import BatchCut
+from autopar.rules.cut import BatchCut, Cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,6 @@ def free_problem(
     state = StatePrices(cluster, StateSharding(0, mesh, 1, precision, optimizer))
     bodies = [(None, graph), *((name, block.body) for name, block in graph.blocks.items())]
     whole = {key(block, op.name): "" for block, body in bodies for op in body.ops}
-    free = BatchCut({}, whole)
+    free = BatchCut(Cut({}, whole))
     folded = fold(graph, mesh, free, prices, state, Bindings(), usage_limit)
     return FreeProblem(graph, folded, prices, state, free)

@@ -168,7 +168,7 @@ ERRORS: tuple[Planted, ...] = (
     _emission("gradients pile up over steps", "gpt tp",
         "train:_backward", "state.zero_grad()", "pass"),
     _runtime("labels are counted on the own rank alone", "gpt replicate",
-        "training.totals:total_counts", ", *state.ranks.data_axes", ""),
+        "training.totals:total_counts", ", *state.ranks.batch_axes", ""),
     _runtime("replicated gradients are means", "gpt replicate",
         "storage:Replicated._wrap", "float(self.ranks.size(*axes))", "1.0"),
     _runtime("sharded gradients are means", "gpt zero 3",

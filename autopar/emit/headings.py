@@ -25,7 +25,7 @@ def state_held(plan: Plan, rank: str = "rank") -> str:
     part = "the state of its stages"
     if model:
         part = "its pieces of the state" + (" of its stages" if mesh.size("pp") > 1 else "")
-    copies = bool(mesh.sample_axes)
+    copies = bool(mesh.batch_axes)
     return f"each {rank} holds {part}" + (f"; data {rank}s hold the same" if copies else "")
 
 

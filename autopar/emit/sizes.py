@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from autopar.emit.names import identifier
 from autopar.emit.text import Lines
-from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered, LoweredOp
+from autopar.lowering.spread import MICROBATCH, SAMPLE_AXES, Lowered, LoweredOp
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
@@ -167,16 +167,16 @@ class Sizes:
             name = self.names.get(origin, "")
             if name == GLOBAL:
                 batch = True
-                name = LOCAL if any(a in BATCH_AXES for a in axes) else GLOBAL
+                name = LOCAL if any(a in SAMPLE_AXES for a in axes) else GLOBAL
             if name:
                 texts.append(name)
             else:
                 rest *= self.extents[origin]
-        cut = [axis for axis in axes if axis in BATCH_AXES]
-        every = [axis for axis in BATCH_AXES if self.mesh.size(axis) > 1]
+        cut = [axis for axis in axes if axis in SAMPLE_AXES]
+        every = [axis for axis in SAMPLE_AXES if self.mesh.size(axis) > 1]
         if not texts or (cut and not (batch and cut == every)):
             return value
-        beside = [axis for axis in axes if axis not in BATCH_AXES]
+        beside = [axis for axis in axes if axis not in SAMPLE_AXES]
         ways = math.prod(self.mesh.size(axis) for axis in beside)
         if rest % ways == 0:
             rest, beside = rest // ways, []
@@ -190,7 +190,7 @@ class Sizes:
 
     @property
     def _samples_here(self) -> int:
-        return self.samples // math.prod(self.mesh.size(axis) for axis in BATCH_AXES)
+        return self.samples // math.prod(self.mesh.size(axis) for axis in SAMPLE_AXES)
 
     def lines(self, body: str) -> list[str]:
         """Assignments of the names that ``body`` reads."""

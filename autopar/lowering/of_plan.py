@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from autopar.lowering.precision import at_precision
 from autopar.lowering.spread import Lowered, lower
+from autopar.nouns.axes import CONTEXT
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Plan
-from autopar.rules.cut import batch_cut
+from autopar.rules.cut import BatchCut, batch_cut
 from autopar.rules.kept_whole import keep_whole
 
 
@@ -25,4 +26,10 @@ def batch_dims(batch: Iterable[BatchEntry]) -> dict[str, int]:
 
 def lowered_plan(plan: Plan, graph: Graph, dims: dict[str, int]) -> Lowered:
     """What follows from ``plan`` for a `planned_graph`. Raises `LoweringError`."""
-    return lower(graph, plan.spreads[0], plan.microbatches, batch_cut(graph, dims))
+    return lower(graph, plan.spreads[0], plan.microbatches, plan_cut(plan, graph, dims))
+
+
+def plan_cut(plan: Plan, graph: Graph, dims: Mapping[str, int]) -> BatchCut:
+    """How the axes of the plan's mesh cut the batch. ``graph``: a `planned_graph`."""
+    sequences = any(spread.mesh.size(CONTEXT) > 1 for spread in plan.spreads)
+    return batch_cut(graph, dims, sequences)

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from autopar.nouns.axes import MICROBATCH, SAMPLES
+from autopar.nouns.axes import BATCH, MICROBATCH, SAMPLES
 from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key
@@ -29,8 +29,9 @@ from autopar.rules.resharding import Collective, Step, collectives, reshard
 from autopar.rules.strategies import Strategy, flows, shardings
 from autopar.rules.work import extents, factor_names
 
-BATCH_AXES = (MICROBATCH, *SAMPLES)
+BATCH_AXES = (MICROBATCH, *BATCH)
 """What they do to an op follows from how the batch flows through the graph."""
+SAMPLE_AXES = (MICROBATCH, *SAMPLES)
 
 
 class LoweringError(ValueError):
@@ -108,11 +109,11 @@ def lower(
         given = {
             n: Sharding.parse(spread.shared.get(key(name, n), "R")) for n in repeated.body.inputs
         }
-        entered = {
+        entering = {
             n: _entering(given[n], mesh, repeated.body.tensors[n], cut, key(name, n))
             for n in repeated.body.inputs
         }
-        blocks[name] = lower(repeated.body, spread, microbatches, cut, name, entered)
+        blocks[name] = lower(repeated.body, spread, microbatches, cut, name, entering)
     tensors: dict[str, LoweredTensor] = {}
     readers = graph.consumers()
     for name in graph.outputs:
@@ -135,9 +136,9 @@ def lower(
                 tensor, inputs[tensor.name], inputs[tensor.name], ()
             )
         elif tensor.role == "input":
-            dim = cut.dims.get(tensor.name)
-            batch = WHOLE if dim is None else split(dim)
-            settle(tensor, Sharding.of((a, batch if a in BATCH_AXES else WHOLE) for a in mesh.axes))
+            axes = (a for a in mesh.axes if a in BATCH_AXES)
+            dims = ((a, cut.on(a).dims.get(tensor.name)) for a in axes)
+            settle(tensor, Sharding.of((a, split(dim)) for a, dim in dims if dim is not None))
         elif tensor.role in ("parameter", "buffer"):
             stored = Sharding.parse(spread.parameters.get(key(block, tensor.name), "R"))
             batch = DEFERRED if tensor.differentiable else WHOLE
@@ -192,21 +193,21 @@ def _share(loss: Placement) -> Placement:
 def _strategy(op: Op, spread: Spread, mesh: Mesh, cut: BatchCut, block: str | None) -> Strategy:
     where = key(block, op.name)
     model = Strategy.parse(spread.ops.get(where, "whole"))
-    data = cut.choices[where]
-    return Strategy(
-        tuple((a, c) for a in mesh.axes if (c := data if a in BATCH_AXES else model.on(a)))
-    )
+    choices = ((a, cut.on(a).choices[where] if a in BATCH_AXES else model.on(a)) for a in mesh.axes)
+    return Strategy(tuple((axis, choice) for axis, choice in choices if choice))
 
 
 def _entering(given: Sharding, mesh: Mesh, tensor: Tensor, cut: BatchCut, where: str) -> Sharding:
     """How a block input enters: ``given`` on the axes that split ops."""
-    batch = entering(tensor, cut, where)
-    return Sharding.of((a, batch if a in BATCH_AXES else given.on(a)) for a in mesh.axes)
+    return Sharding.of(
+        (a, entering_on(a, tensor, cut, where) if a in BATCH_AXES else given.on(a))
+        for a in mesh.axes
+    )
 
 
-def entering(tensor: Tensor, cut: BatchCut, where: str) -> Placement:
-    """How a block input enters on the axes that split the batch. ``where``: its key."""
-    choice = cut.choices.get(where, "")
+def entering_on(axis: str, tensor: Tensor, cut: BatchCut, where: str) -> Placement:
+    """How a block input enters on an axis that splits the batch. ``where``: its key."""
+    choice = cut.on(axis).choices.get(where, "")
     batch = Placement.parse(choice) if choice else WHOLE
     return WHOLE if batch == DEFERRED and not tensor.differentiable else batch
 
@@ -322,6 +323,7 @@ def _priced(
 __all__ = [
     "BATCH_AXES",
     "MICROBATCH",
+    "SAMPLE_AXES",
     "Lowered",
     "LoweredOp",
     "LoweredTensor",
@@ -329,7 +331,7 @@ __all__ = [
     "Operand",
     "Priced",
     "activation_collectives",
-    "entering",
+    "entering_on",
     "internal_collectives",
     "lower",
 ]

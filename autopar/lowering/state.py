@@ -45,7 +45,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from autopar.nouns.axes import PIPELINE, SAMPLES
+from autopar.nouns.axes import BATCH, PIPELINE
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
@@ -159,7 +159,7 @@ def sums(
     if clips:
         axes = tuple(a for a in mesh.axes if mesh.size(a) > 1 and (a in cutting or a == "pp"))
         yield from _all_reduce("gradient norm", axes, WIDE_BYTES if wide else NORM_BYTES)
-    across = tuple(a for a in (PIPELINE, *SAMPLES) if mesh.size(a) > 1)
+    across = tuple(a for a in (PIPELINE, *BATCH) if mesh.size(a) > 1)
     yield from _all_reduce("loss", across, loss_bytes)
 
 
@@ -175,7 +175,7 @@ def pipeline_loss_bytes(wide: bool, precision: str) -> int:
 
 def count_sums(mesh: Mesh, counts: int) -> Iterator[StateCollective]:
     """What the program counts in the whole batch, as many numbers."""
-    yield from _all_reduce("counts", mesh.sample_axes, COUNT_BYTES * counts)
+    yield from _all_reduce("counts", mesh.batch_axes, COUNT_BYTES * counts)
 
 
 def piece_bytes(p: Stored, mesh: Mesh, zero: int, framework: str) -> int:

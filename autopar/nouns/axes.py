@@ -7,7 +7,8 @@ axis           splits                                     what it does to state 
 pp             the model's depth, into stages             nothing: stages have their own
 dp_replicate   the samples of the batch                   keeps it whole
 dp_shard       the samples of the batch                   shares it, as ZeRO says
-cp, ep, tp     factors of ops, as the plan says of each   keeps it whole
+cp             the batch along its sequences              keeps it whole
+ep, tp         factors of ops, as the plan says of each   keeps it whole
 =============  =========================================  ====================================
 
 Gradients of a parameter are summed over the axes that leave it whole and split an op that reads it.
@@ -30,6 +31,7 @@ class Role(Enum):
 
     DEPTH = auto()
     SAMPLES = auto()
+    SEQUENCES = auto()
     OPS = auto()
 
 
@@ -39,14 +41,15 @@ class Axis:
 
     role: Role
     splits: str
+    shares_state: bool = False
 
 
 TABLE: Mapping[str, Axis] = MappingProxyType(
     {
         PIPELINE: Axis(Role.DEPTH, "the model's depth, into stages"),
         REPLICATE: Axis(Role.SAMPLES, "the batch; everything else is whole"),
-        SHARD: Axis(Role.SAMPLES, "the batch, and what ZeRO splits"),
-        CONTEXT: Axis(Role.OPS, "sequences"),
+        SHARD: Axis(Role.SAMPLES, "the batch, and what ZeRO splits", shares_state=True),
+        CONTEXT: Axis(Role.SEQUENCES, "sequences"),
         EXPERT: Axis(Role.OPS, "experts"),
         TENSOR: Axis(Role.OPS, "tensors of the model"),
     }
@@ -56,12 +59,14 @@ TABLE: Mapping[str, Axis] = MappingProxyType(
 AXES = tuple(TABLE)
 
 
-def of(role: Role) -> tuple[str, ...]:
-    """The axes that have the role, outermost first."""
-    return tuple(name for name, axis in TABLE.items() if axis.role is role)
+def of(*roles: Role) -> tuple[str, ...]:
+    """The axes that have one of these roles, outermost first."""
+    return tuple(name for name, axis in TABLE.items() if axis.role in roles)
 
 
 SAMPLES = of(Role.SAMPLES)
 """Axes of data parallelism."""
+BATCH = of(Role.SAMPLES, Role.SEQUENCES)
+"""They split the batch, in ops as it flows through them."""
 OPS = of(Role.OPS)
 """They split ops as the plan says of each."""

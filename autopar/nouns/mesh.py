@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from autopar.nouns.axes import OPS, SAMPLES
+from autopar.nouns.axes import BATCH, OPS, SAMPLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,11 @@ class Mesh:
     def sample_axes(self) -> tuple[str, ...]:
         """Those that split the samples of the batch, of more than one rank."""
         return self._several(SAMPLES)
+
+    @property
+    def batch_axes(self) -> tuple[str, ...]:
+        """Those that split the batch, of more than one rank."""
+        return self._several(BATCH)
 
     def _several(self, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(a for a in self.axes if a in names and self.size(a) > 1)

@@ -35,7 +35,7 @@ from autopar.pricing.bounds import prediction_bounds
 from autopar.pricing.offload import obstacle as offload_obstacle
 from autopar.pricing.utilization import cluster_peak_s
 from autopar.rules.batch import BatchMixed, flow_or_obstacle
-from autopar.rules.cut import BatchCut
+from autopar.rules.cut import BatchCut, Cut
 from autopar.rules.fusion import ALONE, fusion
 from autopar.rules.kept_whole import keep_whole
 
@@ -218,7 +218,7 @@ def plan_captured(
         _check_one_rank(fixed, obstacle, captured.samples)
     question = Question(
         graph=graph,
-        cut=BatchCut(batch_dims, flow.choices),
+        cut=BatchCut(Cut(batch_dims, flow.choices)),
         batch=captured.samples,
         obstacles=flow.obstacles,
         cluster=cluster,

@@ -12,8 +12,8 @@ from pathlib import PurePath
 
 from autopar.lowering.collectives import global_counts, loss_bytes
 from autopar.lowering.spread import (
-    BATCH_AXES,
     MICROBATCH,
+    SAMPLE_AXES,
     Lowered,
     internal_collectives,
     rerun_collectives,
@@ -201,7 +201,7 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
         kind[value.tensor.dtype] = kind.get(value.tensor.dtype, 0) + numel
         if not value.tensor.differentiable:
             continue
-        held = [(a, p.kind) for a, p in value.produced.placements if a not in BATCH_AXES]
+        held = [(a, p.kind) for a, p in value.produced.placements if a not in SAMPLE_AXES]
         cutting.update(axis for axis, kind in held if kind == "S")
         if axes := "+".join(axis for axis, kind in held if kind == "D"):
             deferred[axes] = deferred.get(axes, 0) + numel * DTYPE_BYTES[value.tensor.dtype]
@@ -247,7 +247,7 @@ def _unit(lowered: Lowered, prices: Prices) -> Unit:
 
 def _stored_numel(lowered: Lowered, tensor: Tensor, produced: Sharding) -> int:
     size = 1
-    stored = Sharding(tuple((a, p) for a, p in produced.placements if a not in BATCH_AXES))
+    stored = Sharding(tuple((a, p) for a, p in produced.placements if a not in SAMPLE_AXES))
     for extent in stored.local_shape(tensor.shape, lowered.mesh):
         size *= extent
     return size

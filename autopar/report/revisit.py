@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autopar.files import plan_folder
+from autopar.lowering.of_plan import plan_cut
 from autopar.lowering.spread import MICROBATCH, Lowered, LoweringError, lower
 from autopar.lowering.stages import CutError
 from autopar.nouns.cluster import Cluster
@@ -28,7 +29,7 @@ from autopar.pricing.state_prices import StatePrices
 from autopar.pricing.summary import Summary, summarise
 from autopar.report.opened import opened, refuse
 from autopar.report.units import duration
-from autopar.rules.cut import BatchCut, batch_cut
+from autopar.rules.cut import BatchCut
 from autopar.rules.fusion import ALONE, fusion
 from autopar.searchers import search
 
@@ -103,7 +104,7 @@ def revisit(plan: Plan, cluster: Cluster, graph: Graph, batch_dims: Mapping[str,
     Data traffic is priced at the share that the simulation leaves exposed, and strategies are legal
     where they were to the search.
     """
-    cut = batch_cut(graph, batch_dims)
+    cut = plan_cut(plan, graph, batch_dims)
     stage = plan.stages[0]
     spread = plan.spreads[stage.spread]
     mesh = Mesh((MICROBATCH, *spread.mesh.axes), (plan.microbatches, *spread.mesh.sizes)).trimmed()

@@ -30,6 +30,7 @@ from autopar.nouns.graph import Graph, Op, Tensor
 from autopar.nouns.plan import key
 from autopar.nouns.sharding import PARTIAL, WHOLE, Placement, split
 from autopar.rules.notation import BoundRule
+from autopar.rules.pieces import cut_factor, places_before, stands_once
 from autopar.rules.registry import bind
 from autopar.rules.strategies import DEFER, NOTHING, PASS_PARTIAL
 
@@ -72,15 +73,22 @@ def flow_or_obstacle(
         return batch_flow(graph, {}), error
 
 
-def batch_flow(graph: Graph, batch_dims: Mapping[str, int]) -> BatchFlow:
+def batch_flow(
+    graph: Graph, batch_dims: Mapping[str, int], along_sequences: bool = False
+) -> BatchFlow:
     """Follows the batch through ``graph`` and the bodies of its blocks.
 
-    ``batch_dims`` gives, for each batched input of the graph, the dim that holds the batch. Raises
-    `BatchMixed` naming the first op that keeps the batch whole, and `UnruledOp`.
+    ``batch_dims`` gives, for each batched input of the graph, the dim that holds the batch. With
+    ``along_sequences`` that is the dim of tokens: it may come to stand behind the samples in one
+    dim (`autopar.rules.pieces`), and obstacles mean nothing. Raises `BatchMixed` naming the first
+    op that keeps the batch whole, and `UnruledOp`.
     """
     batched = bool(batch_dims)
-    scopes = {name: _Scope(name, block.body, batched) for name, block in graph.blocks.items()}
-    top = _Scope(None, graph, batched)
+    scopes = {
+        name: _Scope(name, block.body, batched, along_sequences)
+        for name, block in graph.blocks.items()
+    }
+    top = _Scope(None, graph, batched, along_sequences)
     for name in graph.inputs:
         dim = batch_dims.get(name)
         top.states[name] = None if dim is None else split(dim)
@@ -114,11 +122,13 @@ def inputs_in_pieces(graph: Graph, batch_dims: Mapping[str, int]) -> Mapping[str
 
 @dataclass(slots=True)
 class _Scope:
-    """The top level, or the body of one block; ``batched``: some input holds a batch."""
+    """The top level, or the body of one block; ``batched``: some input holds a batch.
+    ``along_sequences``: see `batch_flow`."""
 
     name: str | None
     graph: Graph
     batched: bool
+    along_sequences: bool = False
     entering: dict[str, State] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
     choices: dict[str, str] = field(default_factory=dict)
@@ -127,6 +137,8 @@ class _Scope:
     pieces: dict[str, int] = field(default_factory=dict)
     apart: dict[str, int] = field(default_factory=dict)
     """Of tensors that are whole on every rank the dim along which readers may take samples."""
+    behind: dict[str, int] = field(default_factory=dict)
+    """Of tensors whose pieces do not lie one behind the other, see `autopar.rules.pieces`."""
     followed: dict[str, State] | None = None
     """What entered when the ops were last followed."""
 
@@ -145,11 +157,16 @@ class _Scope:
         for inner, outer in zip(body.graph.inputs, op.inputs, strict=True):
             known, now = body.entering.get(inner), self.states.get(outer)
             body.entering[inner] = self._joined(known, now, op, inner)
+            if body.behind.setdefault(inner, self.behind.get(outer, 1)) != self.behind.get(
+                outer, 1
+            ):
+                raise self._apart(op, outer)
         if body.followed != body.entering:
             body.forward(scopes)
             body.followed = dict(body.entering)
         for inner, outer in zip(body.graph.outputs, op.outputs, strict=True):
             self.states[outer] = body.states.get(inner)
+            self.behind[outer] = body.behind.get(inner, 1)
 
     def _joined(self, known: State, now: State, op: Op, name: str) -> State:
         """What a block input is, given two calls: free gives way to anything else, a sum to what is
@@ -210,13 +227,14 @@ class _Scope:
             dim = self.apart.get(name) if state == WHOLE else _dim(state)
             if dim is None or self.graph.tensors[name].shape[dim] == 1:
                 continue
-            held = bound.operands[i][dim]
-            factor = next((f for f in held if bound.factors[f].size > 1), None)
-            splits = factor is not None and _may_split(bound, factor)
+            factor, _ = cut_factor(bound, bound.operands[i][dim], self.behind.get(name, 1))
+            splits = factor is not None and self._may_split(bound, factor)
             if state == WHOLE:
                 again += [factor] if factor is not None and splits else []
             elif factor is not None and splits:
                 name_of[factor] = name
+            elif self.behind.get(name, 1) > 1:
+                raise self._apart(op, name)
             else:
                 mixed = True
                 self._mixes(op, bound, name, dim)
@@ -243,6 +261,41 @@ class _Scope:
                 self.states[name] = split(held)
             else:
                 self.states[name] = PARTIAL if bound.factors[factor].kind == "summed" else WHOLE
+        if self.along_sequences:
+            self._follow_pieces(op, bound, factor)
+
+    def _follow_pieces(self, op: Op, bound: BoundRule, factor: str) -> None:
+        """How the pieces of results lie. Raises `BatchMixed` where an operand's do not lie so."""
+        behind: dict[str, int] = {}
+        for i, name in enumerate(op.inputs):
+            dim = _dim(self.states.get(name))
+            if dim is not None and bound.operand_holder(i, factor) == dim:
+                cut, own = cut_factor(bound, bound.operands[i][dim], self.behind.get(name, 1))
+                if cut == factor:
+                    behind[name] = own
+        places = {*behind.values()}
+        if len(places) > 1:
+            raise self._apart(op, max(behind, key=lambda name: behind[name]))
+        own = next(iter(places), 1)
+        for i, name in enumerate(op.inputs):
+            if name not in behind and bound.operand_holder(i, factor) is not None:
+                if places_before(bound, bound.operands[i], factor, own) > 1:
+                    raise self._apart(op, name)
+        for i, name in enumerate(op.outputs):
+            if bound.holder(i, factor) is not None:
+                self.behind[name] = places_before(bound, bound.results[i], factor, own)
+
+    def _apart(self, op: Op, name: str) -> BatchMixed:
+        return BatchMixed(
+            f"op {op.kind!r} at {op.source} needs more of {name} than one rank's tokens of every "
+            "sample, which do not lie one behind the other there: keep samples and tokens in dims "
+            "of their own up to there"
+        )
+
+    def _may_split(self, bound: BoundRule, factor: str) -> bool:
+        if bound.factors[factor].kind == "whole":
+            return False
+        return _leads(bound, factor) or (self.along_sequences and stands_once(bound, factor))
 
     def _whole(self, op: Op, bound: BoundRule) -> None:
         """Every data rank runs the op on all samples; readers take their own of the result."""
@@ -389,10 +442,6 @@ def _check_shares(scopes: Sequence[_Scope]) -> None:
                     "backward that is not linear in the gradient, and the loss does not depend on "
                     "the batch. Compute it for every sample by itself"
                 )
-
-
-def _may_split(bound: BoundRule, factor: str) -> bool:
-    return bound.factors[factor].kind != "whole" and _leads(bound, factor)
 
 
 def _leads(bound: BoundRule, factor: str) -> bool:

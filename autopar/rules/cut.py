@@ -1,22 +1,22 @@
-"""How a batch is cut: where each input is, and what that does to every op.
+"""How the axes that split a batch cut it: along its samples, and along its sequences.
 
-It follows from the inputs and the rules (`autopar.rules.batch`), so a plan does not say it.
+Both follow from the inputs and the rules (`autopar.rules.batch`), so a plan does not say them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from autopar.nouns.axes import CONTEXT
 from autopar.nouns.graph import Graph
-from autopar.rules.batch import data_choices
+from autopar.rules.batch import batch_flow, data_choices
 
 
 @dataclass(frozen=True, slots=True)
-class BatchCut:
-    """By the axes that split a batch, and by microbatches.
-
-    dims:    of each input that is cut the dim.
+class Cut:
+    """dims:    of each input that is cut the dim.
     choices: what the axes do, by op key; for inputs of blocks a placement, by tensor key.
     """
 
@@ -24,6 +24,40 @@ class BatchCut:
     choices: Mapping[str, str]
 
 
-def batch_cut(graph: Graph, batch_dims: Mapping[str, int]) -> BatchCut:
-    """``batch_dims``: of each batched input the dim of its samples."""
-    return BatchCut(batch_dims, data_choices(graph, batch_dims))
+@dataclass(frozen=True, slots=True)
+class BatchCut:
+    """``sequences`` is None where no axis splits them."""
+
+    samples: Cut
+    sequences: Cut | None = None
+
+    def on(self, axis: str) -> Cut:
+        """Of an axis that splits the batch, or of microbatches."""
+        if axis != CONTEXT:
+            return self.samples
+        assert self.sequences is not None, "the sequences of this batch were not followed"
+        return self.sequences
+
+
+def batch_cut(graph: Graph, batch_dims: Mapping[str, int], sequences: bool = False) -> BatchCut:
+    """``batch_dims``: of each batched input the dim of its samples. Raises `BatchMixed` where
+    sequences are to be split and cannot be."""
+    samples = Cut(batch_dims, data_choices(graph, batch_dims))
+    return BatchCut(samples, _sequences(graph, batch_dims) if sequences else None)
+
+
+def _sequences(graph: Graph, batch_dims: Mapping[str, int]) -> Cut:
+    dims = sequence_dims(graph, batch_dims)
+    return Cut(dims, batch_flow(graph, dims, along_sequences=True).choices)
+
+
+def sequence_dims(graph: Graph, batch_dims: Mapping[str, int]) -> dict[str, int]:
+    """Of each batched input the dim behind its samples, where that has the length of most of them:
+    tokens, labels, positions, masks of a row a sample."""
+    shapes = {name: graph.tensors[name].shape for name, dim in batch_dims.items() if dim == 0}
+    lengths = Counter(shape[1] for shape in shapes.values() if len(shape) == 2)
+    lengths = lengths or Counter(shape[1] for shape in shapes.values() if len(shape) > 1)
+    if not lengths:
+        return {}
+    (length, _), *_ = lengths.most_common(1)
+    return {name: 1 for name, shape in shapes.items() if shape[1:2] == (length,)}

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from autopar.nouns.axes import CONTEXT
 from autopar.nouns.graph import Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding, split
@@ -51,14 +52,20 @@ class Strategy:
 
 
 def choices(
-    bound: BoundRule, axis_size: int, differentiable: bool, taken: Mapping[str, int] | None = None
+    bound: BoundRule,
+    axis_size: int,
+    differentiable: bool,
+    taken: Mapping[str, int] | None = None,
+    apart: bool = False,
 ) -> list[str]:
     """Everything that an axis of ``axis_size`` may do to the op, "nothing" first.
 
-    ``taken`` gives, by factor, how many ways the outer axes have split it already.
+    ``taken`` gives, by factor, how many ways the outer axes have split it already. ``apart``:
+    pieces need not lie one behind the other, see `autopar.rules.pieces`.
     """
     taken = taken or {}
-    allowed = [NOTHING, *(f for f in bound.factors if _may_split(bound, f, axis_size, taken))]
+    split = [f for f in bound.factors if _may_split(bound, f, axis_size, taken, apart)]
+    allowed = [NOTHING, *split]
     if differentiable and bound.rule.defers:
         allowed.append(DEFER)
         if bound.rule.linear:
@@ -66,7 +73,9 @@ def choices(
     return allowed
 
 
-def _may_split(bound: BoundRule, name: str, ways: int, taken: Mapping[str, int]) -> bool:
+def _may_split(
+    bound: BoundRule, name: str, ways: int, taken: Mapping[str, int], apart: bool
+) -> bool:
     factor = bound.factors[name]
     before = taken.get(name, 1)
     if factor.kind == "whole" or factor.size % before:
@@ -74,6 +83,8 @@ def _may_split(bound: BoundRule, name: str, ways: int, taken: Mapping[str, int])
     if not bound.rule.defers and (factor.kind == "summed" or bound.leaves_partial(name)):
         return False
     even = factor.size // before % ways == 0
+    if apart:
+        return even
     # Every rank gets at least one index: torch.chunk may leave the last ranks with none.
     if not even and not (
         factor.uneven and before == 1 and -(-factor.size // ways) * (ways - 1) < factor.size
@@ -121,7 +132,8 @@ def strategies(
             continue
         grown = []
         for chosen, taken in partial:
-            for choice in choices(bound, size, differentiable, taken):
+            open_to = choices(bound, size, differentiable, taken, axis == CONTEXT)
+            for choice in open_to:
                 if axis in pinned and choice != pinned[axis]:
                     continue
                 now = dict(taken)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
+from autopar.rules.implementations.table import most_work
 from autopar.rules.notation import BoundRule, Cost, Term
 from autopar.rules.strategies import Strategy, flows, shardings
 
@@ -150,6 +151,14 @@ def extents(bound: BoundRule, strategy: Strategy, mesh: Mesh) -> dict[str, int]:
     return local
 
 
+def split_ways(strategy: Strategy, mesh: Mesh) -> dict[str, int]:
+    """How many ways each factor is split."""
+    ways: dict[str, int] = {}
+    for axis, choice in strategy.choices:
+        ways[choice] = ways.get(choice, 1) * mesh.size(axis)
+    return ways
+
+
 def flops(
     bound: BoundRule,
     op: Op,
@@ -161,6 +170,7 @@ def flops(
     rule, local = bound.rule, extents(bound, strategy, mesh)
     terms = rule.flop_terms or ((rule.flops, tuple(local)),)
     forward = sum(c * math.prod(local[name] for name in names) for c, names in terms)
+    forward *= most_work(rule.special, split_ways(strategy, mesh)) if rule.special else 1.0
     into, out = flows(op, tensors)
     if not any(out) or not any(into):
         return forward, 0.0

@@ -80,6 +80,11 @@ class Ranks:
         """Those that split the samples of the batch."""
         return self.mesh.sample_axes
 
+    @property
+    def batch_axes(self) -> tuple[str, ...]:
+        """Those that split the batch."""
+        return self.mesh.batch_axes
+
     def group(self, *axes: str) -> dist.ProcessGroup | None:
         """The ranks that differ from this one along ``axes`` only; None where there is just one."""
         key = tuple(a for a in self.mesh.axes if a in axes)

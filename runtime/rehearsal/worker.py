@@ -43,8 +43,8 @@ def rehearse(folder: Path, rank: int, trainer: bool = True) -> dict[str, Any]:
     listeners[0] = lambda what: watch.find("waits", what)
     place = torch.device(second_device.NAME, 0)  # the only one that this process sees
     stand_ins.join(rank, world, device, watch.find)
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
     # One thread, so that what backward does has the line behind it that called backward.
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
     one_thread = torch.autograd.set_multithreading_enabled(False)
     with one_thread, stand_ins.alone(rank, world, watch.groups):
         for part in (_train_file, _trainer) if trainer else (_train_file,):

@@ -24,7 +24,7 @@ from autopar.nouns.plan import Plan, Spread, Stage
 from autopar.nouns.recompute import Recompute
 from autopar.nouns.workload import Workload
 from autopar.rules.batch import batch_flow
-from autopar.rules.cut import BatchCut
+from autopar.rules.cut import BatchCut, Cut
 from autopar.runtime.pytorch import program as runtime_program
 from autopar.runtime.pytorch.carried import write_carried
 from autopar.runtime.pytorch.parameters import Declared, computing, declared_in, lifted
@@ -57,7 +57,7 @@ def emitted(
     dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
     flow = batch_flow(captured.graph, dims)
     graph = at_precision(captured.graph, changes.get("precision", "float32"))
-    lowered = lower(graph, spread, microbatches, BatchCut(dims, flow.choices))
+    lowered = lower(graph, spread, microbatches, BatchCut(Cut(dims, flow.choices)))
     recompute = Recompute.parse(changes.pop("recompute", "none"))
     stage = Stage(zero=changes.pop("zero", 0), recompute=recompute)
     plan = replace(

@@ -13,7 +13,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key
 from autopar.nouns.sharding import Placement, Sharding, split
 from autopar.rules.batch import batch_flow
-from autopar.rules.cut import BatchCut
+from autopar.rules.cut import BatchCut, Cut
 from autopar.rules.registry import bind
 from autopar.rules.resharding import reshard
 from autopar.rules.strategies import flows, shardings, strategies
@@ -182,5 +182,5 @@ def random_stage(captured: Captured, mesh: Mesh, microbatches: int, seed: int) -
     """A spread that `lower` accepts."""
     chooser = Chooser(captured, mesh, microbatches, seed, whole=random.Random(seed).random() / 2)
     spread = chooser.spread()
-    lower(captured.graph, spread, microbatches, BatchCut(chooser.dims, chooser.flow.choices))
+    lower(captured.graph, spread, microbatches, BatchCut(Cut(chooser.dims, chooser.flow.choices)))
     return spread

@@ -24,7 +24,7 @@ from autopar.planner.solve.alarms import Alarms
 from autopar.planner.solve.solved import idle_axes
 from autopar.planner.solve.standings import NothingFits, Standings
 from autopar.rules.batch import batch_flow
-from autopar.rules.cut import BatchCut, batch_cut
+from autopar.rules.cut import BatchCut, Cut, batch_cut
 from tests.planner.graphs import gpt
 
 NODE = load_cluster("examples/clusters/h100_8.yaml")
@@ -39,7 +39,7 @@ def question(
     fixed = Fixed.parse(fix or {}, cluster.device_count)
     return Question(
         graph,
-        BatchCut(BATCH, flow.choices),
+        BatchCut(Cut(BATCH, flow.choices)),
         batch,
         flow.obstacles,
         cluster,

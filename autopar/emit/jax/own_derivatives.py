@@ -21,7 +21,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key
 from autopar.nouns.text.graph import from_text
 from autopar.rules.composite import Indices, indices_of, localised
-from autopar.rules.cut import BatchCut
+from autopar.rules.cut import BatchCut, Cut
 
 SUFFIX = "_backward"
 
@@ -63,7 +63,7 @@ def _definition(op: LoweredOp, lowered: Lowered) -> str:
 
 def _function(side: str, graph: Graph, op: LoweredOp) -> str:
     """The lines of one function. A collective cannot be in it: it is on a mesh of one device."""
-    uncut = BatchCut({}, {o.name: "" for o in graph.ops})
+    uncut = BatchCut(Cut({}, {o.name: "" for o in graph.ops}))
     alone = lower(graph, Spread(Mesh((), ())), 1, uncut)
     arguments, lines = body(alone, "params", Printing({}, frozenset()))
     typed = [f"{variable}: Array" for variable in arguments]

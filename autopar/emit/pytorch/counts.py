@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from autopar.emit.pytorch.site import EmitError, data_part
 from autopar.lowering.spread import Lowered, LoweredOp, LoweredTensor, Operand
-from autopar.nouns.axes import SAMPLES
+from autopar.nouns.axes import BATCH
 from autopar.nouns.kinds import DRAWS
 
 
@@ -64,7 +64,7 @@ def labels_only(lowered: Lowered, ops: list[LoweredOp]) -> Lowered:
 def held_whole(part: Lowered, labels: str) -> list[str]:
     """Axes of the batch whose ranks all have the same labels, so that one alone counts them."""
     placed = part.tensors[labels].shared
-    return [a for a in part.mesh.axes if a in SAMPLES and placed.on(a).kind != "S"]
+    return [a for a in part.mesh.axes if a in BATCH and placed.on(a).kind != "S"]
 
 
 def _on_data_axes(op: LoweredOp) -> LoweredOp:

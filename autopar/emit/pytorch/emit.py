@@ -36,7 +36,7 @@ from autopar.emit.pytorch.widths import with_arguments
 from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import Lines
 from autopar.lowering.precision import HALF
-from autopar.lowering.spread import BATCH_AXES, MICROBATCH, Lowered
+from autopar.lowering.spread import MICROBATCH, SAMPLE_AXES, Lowered
 from autopar.lowering.stages import StagePart, stage_parts
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan
@@ -105,7 +105,7 @@ def _how(
         if value.tensor.role == "parameter"
     ]
     late = any(
-        placement.kind == "D" and axis not in BATCH_AXES
+        placement.kind == "D" and axis not in SAMPLE_AXES
         for value in every
         for axis, placement in value.produced.placements
     )

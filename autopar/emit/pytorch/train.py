@@ -199,7 +199,7 @@ def _scaled(how: How) -> str:
 
 
 def _summed(how: How, value: str) -> str:
-    axes = (*((PIPELINE,) if how.staged else ()), *how.mesh.sample_axes)
+    axes = (*((PIPELINE,) if how.staged else ()), *how.mesh.batch_axes)
     return f"all_reduce_async({', '.join((value, 'state.ranks', *map(literal, axes)))})"
 
 

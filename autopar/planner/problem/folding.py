@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from autopar.lowering.spread import BATCH_AXES, MICROBATCH, entering
+from autopar.lowering.spread import BATCH_AXES, MICROBATCH, entering_on
 from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
@@ -244,8 +244,11 @@ class _Folding:
     def _on_data_axes(self, placement: Placement) -> int:
         """The code of a sharding that has ``placement`` on the axes that split the batch, whole on
         the others."""
-        axes = (a for a in self.mesh.axes if a in BATCH_AXES)
-        return self.codes.of(Sharding.of((a, placement) for a in axes))
+        return self.codes.of(Sharding.of((a, placement) for a in self._batch_axes))
+
+    @property
+    def _batch_axes(self) -> list[str]:
+        return [a for a in self.mesh.axes if a in BATCH_AXES]
 
     def _given(
         self,
@@ -256,8 +259,8 @@ class _Folding:
         many: set[str],
     ) -> None:
         """A batch input: whole on the model axes, cut by the data axes."""
-        dim = self.cut.dims.get(tensor.name)
-        produced = self._on_data_axes(WHOLE if dim is None else split(dim))
+        dims = ((a, self.cut.on(a).dims.get(tensor.name)) for a in self._batch_axes)
+        produced = self.codes.of(Sharding.of((a, split(d)) for a, d in dims if d is not None))
         if tensor.name in many:
             index = self._shared_node(scope, graph, tensor, np.array([produced]), readers, 1)
             node = self.ledger.nodes[index]
@@ -273,7 +276,9 @@ class _Folding:
         tensor: Tensor,
         readers: Readers,
     ) -> None:
-        produced = self._on_data_axes(entering(tensor, self.cut, key(scope, tensor.name)))
+        where = key(scope, tensor.name)
+        enters = ((a, entering_on(a, tensor, self.cut, where)) for a in self._batch_axes)
+        produced = self.codes.of(Sharding.of(enters))
         index = self._shared_node(scope, graph, tensor, np.array([produced]), readers, 1)
         if self.recompute and tensor.differentiable:
             node = self.ledger.nodes[index]

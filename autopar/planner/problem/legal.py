@@ -10,6 +10,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.planner.problem.bindings import Bindings
 from autopar.rules.cut import BatchCut
+from autopar.rules.implementations.table import restricted
 from autopar.rules.notation import BoundRule
 from autopar.rules.strategies import Strategy, flows, strategies
 from autopar.rules.work import PRODUCTS
@@ -51,15 +52,17 @@ class Legal:
 
     def _find(self, block: str | None, graph: Graph, op: Op) -> tuple[BoundRule, list[Strategy]]:
         bound = self.bindings.of(block, op, graph)
-        data = self.cut.choices[key(block, op.name)]
-        pinned = {a: data for a in self.mesh.axes if a in BATCH_AXES}
+        where = key(block, op.name)
+        pinned = {a: self.cut.on(a).choices[where] for a in self.mesh.axes if a in BATCH_AXES}
         legal = strategies(bound, self.mesh, any(flows(op, graph.tensors)[1]), pinned)
         if not legal:
             raise NoStrategy(
                 f"op {op.kind} at {op.source} cannot be cut by {self.mesh} (rule {bound})"
             )
-        if data in bound.factors:
-            legal = [s for s in legal if all(s.on(a) != data for a in self.model_axes)]
+        samples = self.cut.samples.choices[where]
+        taken = {samples, *restricted(bound.rule.special)} & bound.factors.keys()
+        if taken:
+            legal = [s for s in legal if all(s.on(a) not in taken for a in self.model_axes)]
         if self.even:
             legal = [s for s in legal if self._is_even(s, bound)]
         if self.must_split and bound.rule.cost in PRODUCTS:

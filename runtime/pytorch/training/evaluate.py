@@ -25,9 +25,9 @@ def loss_of(state: Storage | Stages, batch: CutBatch) -> torch.Tensor:
         counts = total_counts(state, batch.microbatches)
         if isinstance(state, Stages):
             share = state.evaluate(batch.microbatches, counts)
-            return all_reduce_async(share, ranks, "pp", *ranks.data_axes).wait()
+            return all_reduce_async(share, ranks, "pp", *ranks.batch_axes).wait()
         shares = [state.evaluate(microbatch, counts) for microbatch in batch.microbatches]
-        return all_reduce_async(torch.stack(shares).sum(), ranks, *ranks.data_axes).wait()
+        return all_reduce_async(torch.stack(shares).sum(), ranks, *ranks.batch_axes).wait()
 
 
 @contextmanager

@@ -81,7 +81,7 @@ def total_counts(
         ]
         names = list(each[0])
         here = [torch.stack([counts[n].to(torch.int64) for counts in each]).sum() for n in names]
-        total = all_reduce_async(torch.stack(here), state.ranks, *state.ranks.data_axes)
+        total = all_reduce_async(torch.stack(here), state.ranks, *state.ranks.batch_axes)
         counts = LateCounts(names, total)
     # What is compiled is not to be cut where it waits.
     return {"counts": dict(counts) if state.compiled else counts}

@@ -1,0 +1,1 @@
+"""The ways in which ops run when an axis splits them: a row each."""
