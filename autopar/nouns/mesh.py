@@ -23,6 +23,11 @@ class Mesh:
     def device_count(self) -> int:
         return math.prod(self.sizes)
 
+    @property
+    def degrees(self) -> dict[str, int]:
+        """Size by axis."""
+        return dict(zip(self.axes, self.sizes, strict=True))
+
     def size(self, axis: str) -> int:
         """Ranks along ``axis``; 1 where the mesh does not have it."""
         return self.sizes[self.axes.index(axis)] if axis in self.axes else 1

@@ -29,6 +29,7 @@ from autopar.planner.ask.candidates import Layout
 from autopar.planner.ask.dtypes import mixed_unit
 from autopar.planner.ask.fixed import Fixed, FixError
 from autopar.planner.ask.question import Answer, Outcome, Question
+from autopar.planner.ask.sequences import cut_along
 from autopar.planner.ask.unruled import check_allowed, check_registered, unruled
 from autopar.pricing.bands import memory_band, time_band
 from autopar.pricing.bounds import prediction_bounds
@@ -216,9 +217,12 @@ def plan_captured(
     fixed = _unsharded(fixed, mixed) if mixed else fixed
     if obstacle is not None:
         _check_one_rank(fixed, obstacle, captured.samples)
+    cut = BatchCut(Cut(batch_dims, flow.choices))
+    if (fixed.cp or 1) > 1:
+        cut = cut_along(graph, batch_dims, fixed.cp or 1, workload.framework)
     question = Question(
         graph=graph,
-        cut=BatchCut(Cut(batch_dims, flow.choices)),
+        cut=cut,
         batch=captured.samples,
         obstacles=flow.obstacles,
         cluster=cluster,

@@ -2,7 +2,8 @@
 
 Query heads are made of kv heads ``g`` and the queries ``r`` that share one: h = (g r). An axis that
 splits g gives every rank whole groups. An axis may split r where g is down to one a rank: keys and
-values are then whole there.
+values are then whole there. An axis along sequences splits the queries' rows ``s``, and gathers
+keys and values (Dubey et al. 2024, The Llama 3 herd of models, section 3.3.2).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autopar.nouns.graph import Op, Tensor
+from autopar.rules.implementations.table import CAUSAL_ROWS, ROWS
 from autopar.rules.notation import Kept, Rule, RuleError, RuleMaker
 from autopar.rules.terms import text
 
@@ -28,10 +30,10 @@ def _attention(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]
         )
     shared = query[1] // key[1]
     heads = f"(g={key[1]} r={shared})" if shared > 1 else "g"
-    terms = [["b", heads, "s!", "d!"], ["b", "g", "t!", "d!"], ["b", "g", "t!", "e!"]]
+    terms = [["b", heads, "s", "d!"], ["b", "g", "t!", "d!"], ["b", "g", "t!", "e!"]]
     if len(operands) > 3:
         mask = operands[3].shape
-        whole = ["b", heads, "s!", "t!"][4 - len(mask) :]
+        whole = ["b", heads, "s", "t!"][4 - len(mask) :]
         terms.append(["1" if n == 1 else f for f, n in zip(whole, mask, strict=True)])
     rows, columns = query[2], key[2]
     seen = 1.0
@@ -43,10 +45,11 @@ def _attention(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]
     space = ("b", "g", "s", "t") if shared == 1 else ("b", "g", "r", "s", "t")
     heads_kept = ("g",) if shared == 1 else ("g", "r")
     return Rule(
-        text(terms, [["b", heads, "s!", "e!"]]),
+        text(terms, [["b", heads, "s", "e!"]]),
         saves=tuple(range(len(operands))),
         saves_results=(0,),
         keeps=(Kept(("b", *heads_kept, "s"), 4),),
+        special=(("s", CAUSAL_ROWS if op.attrs.get("causal") else ROWS),),
         flop_terms=((2.0 * seen, (*space, "d")), (2.0 * seen, (*space, "e"))),
         backward=FLASH_BACKWARD,
         cost="attention",

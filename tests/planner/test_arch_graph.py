@@ -18,7 +18,7 @@ from autopar.frontends.shared.captured import Captured
 from autopar.lowering.precision import at_precision
 from autopar.nouns.graph import Graph
 from autopar.nouns.recompute import KEEP_ALL
-from autopar.planner.ask.candidates import Candidate, Layout
+from autopar.planner.ask.candidates import Candidate, Layout, model_mesh
 from autopar.planner.ask.fixed import Fixed
 from autopar.planner.ask.question import Question
 from autopar.planner.family.arch_graph import BATCH_DIMS, LAYER, NoGraph, graph_of
@@ -115,7 +115,7 @@ def test_the_written_sharding_is_as_good_as_a_searched_one(gated: bool) -> None:
         *(graph, cut, 256, (), cluster, "bfloat16", "adamw", Fixed(tp=8)),
         fusion=fusion(graph),
     )
-    candidate = Candidate(128, 8, 2)
+    candidate = Candidate(128, model_mesh(8), 2)
     solved = solve(question, candidate, Solver("elimination"))
     assert solved is not None
     mesh = solved.spread.mesh

@@ -93,7 +93,7 @@ def test_deeper_models_get_the_same_decisions_and_cost_the_same_search() -> None
 def test_pinned_choices_hold(fix: dict[str, str], data: int | None, tp: int | None) -> None:
     best = planned(gpt(layers=2, heads=8), 8, **fix).best
     if data is not None:
-        assert (best.pp * best.candidate.data, best.candidate.tp) == (data, tp)
+        assert (best.pp * best.candidate.data, best.candidate.model.size("tp")) == (data, tp)
     for name in ("dp_shard", "dp_replicate", "zero"):
         if name in fix:
             assert getattr(best.layout, name) == int(fix[name])
@@ -110,7 +110,7 @@ def test_ranks_that_repeat_one_another_do_not_win_and_fewer_are_told() -> None:
     many = load_cluster("examples/clusters/a100_128x8.yaml")
     asked = question(gpt(layers=2, heads=8), 8, many)
     outcome = search_plan(asked)
-    assert outcome.best.candidate.tp < many.device_count
+    assert outcome.best.candidate.model.size("tp") < many.device_count
     assert not idle_axes(outcome.best.spread)
     alone = fewer(asked, outcome)
     assert alone is not None
@@ -118,7 +118,7 @@ def test_ranks_that_repeat_one_another_do_not_win_and_fewer_are_told() -> None:
     assert alone.step_time_s < outcome.best.time.total_s
     only = replace(asked, fixed=Fixed(tp=many.device_count))  # what is asked for is planned
     pinned = search_plan(only)
-    assert pinned.best.candidate.tp == many.device_count
+    assert pinned.best.candidate.model.size("tp") == many.device_count
     assert fewer(only, pinned) is None
 
 
@@ -161,7 +161,7 @@ def test_bad_pins_are_refused_with_numbers(fix: dict[str, str], says: str) -> No
 def test_batch_that_no_mesh_divides() -> None:
     with pytest.raises(FixError, match="batch of 6 samples"):
         planned(gpt(b=6), 6, tp="1")
-    assert {c.tp for c in candidates(8, 6, Fixed())} == {4, 8}
+    assert {c.model.size("tp") for c in candidates(8, 6, Fixed())} == {4, 8}
 
 
 def test_what_does_not_fit_is_told_in_numbers() -> None:
@@ -250,7 +250,7 @@ def test_slow_links_change_the_choice() -> None:
     """Between nodes of a slow network tensor parallelism stays inside the node."""
     slow = load_cluster("examples/clusters/ethernet_2x4.yaml")
     best = search_plan(question(gpt(layers=4, **LARGE), 32, slow)).best
-    assert best.candidate.tp <= 4
+    assert best.candidate.model.size("tp") <= 4
 
 
 def test_lowered_stage_is_the_one_that_was_priced() -> None:

@@ -46,7 +46,7 @@ def priced_again(outcome: Outcome) -> int:
     best = outcome.best
     sharding = StateSharding(
         best.layout.zero,
-        best.layout.mesh(best.candidate.tp),
+        best.layout.mesh(best.candidate.model),
         best.candidate.microbatches,
         "float32",
     )

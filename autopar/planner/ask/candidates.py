@@ -1,6 +1,6 @@
 """Which layouts there are to choose from.
 
-A candidate is a tensor-parallel degree and a number of microbatches: these decide what a rank
+A candidate is a mesh of model axes and a number of microbatches: these decide what a rank
 computes. How the data axes are split and what ZeRO shards over them comes after (`layouts`).
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from autopar.nouns.axes import CONTEXT, REPLICATE, SHARD, TENSOR
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.recompute import POLICIES, Recompute
@@ -18,19 +19,34 @@ from autopar.planner.ask.fixed import Fixed, FixError, alternatives, divisors
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """``data`` ranks times ``tp`` ranks; the batch is cut into ``microbatches`` first."""
+    """``data`` times the ranks of ``model``; the batch is cut into ``microbatches`` first.
+
+    model: every axis that splits neither samples nor depth, outermost first.
+    """
 
     data: int
-    tp: int
+    model: Mesh
     microbatches: int
 
     @property
     def name(self) -> str:
         """For people who wait."""
-        return f"tp={self.tp} data={self.data} microbatches={self.microbatches}"
+        return f"{degrees_text(self.model)} data={self.data} microbatches={self.microbatches}"
 
-    def mesh(self) -> Mesh:
-        return Mesh(("dp_replicate", "dp_shard", "tp"), (1, self.data, self.tp))
+    @property
+    def ranks(self) -> int:
+        """Of one pipeline rank."""
+        return self.data * self.model.device_count
+
+
+def model_mesh(tp: int, cp: int = 1) -> Mesh:
+    """Of a candidate; sequences are an axis where they are split."""
+    return Mesh((CONTEXT, TENSOR), (cp, tp)) if cp > 1 else Mesh((TENSOR,), (tp,))
+
+
+def degrees_text(mesh: Mesh, between: str = " ") -> str:
+    """``cp=2 tp=4``"""
+    return between.join(f"{a}={n}" for a, n in zip(mesh.axes, mesh.sizes, strict=True))
 
 
 def candidates(devices: int, batch: int, fixed: Fixed) -> list[Candidate]:
@@ -39,17 +55,18 @@ def candidates(devices: int, batch: int, fixed: Fixed) -> list[Candidate]:
     Raises:
         FixError: none is left; the message says which numbers do not divide, and which would.
     """
-    ranks = _data_ranks(devices, fixed)
+    cp = fixed.cp or 1
+    ranks = [] if devices % cp else _data_ranks(devices // cp, fixed)
     if not ranks:
         raise FixError(f"--fix {fixed} does not make up {devices} devices of a stage")
     possible = [
-        Candidate(data, devices // data, count)
+        Candidate(data, model_mesh(devices // cp // data, cp), count)
         for data in ranks
         if batch % data == 0
         for count in _microbatches(batch // data, fixed.microbatch)
     ]
     if not possible:
-        raise FixError(_does_not_divide(devices, batch, fixed, ranks))
+        raise FixError(_does_not_divide(devices // cp, batch, fixed, ranks))
     return possible
 
 
@@ -102,8 +119,10 @@ class Layout:
     recompute: Recompute
     offload: str = "none"
 
-    def mesh(self, tp: int) -> Mesh:
-        return Mesh(("dp_replicate", "dp_shard", "tp"), (self.dp_replicate, self.dp_shard, tp))
+    def mesh(self, model: Mesh) -> Mesh:
+        """With the model axes of a candidate."""
+        sizes = (self.dp_replicate, self.dp_shard, *model.sizes)
+        return Mesh((REPLICATE, SHARD, *model.axes), sizes)
 
 
 def layouts(data: int, fixed: Fixed, policies: Sequence[str] = POLICIES) -> Iterator[Layout]:

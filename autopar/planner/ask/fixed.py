@@ -1,7 +1,7 @@
 """What ``--fix`` pins, and which of it the cluster allows.
 
-The degrees make up the devices: ``dp_replicate x dp_shard x tp = devices``. A microbatch has
-``microbatch`` samples on each data rank: ``batch = dp_replicate x dp_shard x microbatch x
+The degrees make up the devices: ``dp_replicate x dp_shard x cp x tp x pp = devices``. A microbatch
+has ``microbatch`` samples on each data rank: ``batch = dp_replicate x dp_shard x microbatch x
 microbatches``. The first is checked here, before any model is captured; the second with the batch
 (`autopar.planner.ask.candidates`).
 """
@@ -22,9 +22,19 @@ from autopar.pipeline.schedules.table import SCHEDULES
 from autopar.pipeline.written import read_schedule
 
 DEGREES = ("dp_replicate", "dp_shard", "tp")
-LATER = ("cp", "ep")
+LATER = ("ep",)
 """Counts that no backend emits above 1; the transformer family prices them."""
-CHOICES = (*DEGREES, "pp", "schedule", "interleave", "zero", "microbatch", "recompute", "offload")
+CHOICES = (
+    *DEGREES,
+    "cp",
+    "pp",
+    "schedule",
+    "interleave",
+    "zero",
+    "microbatch",
+    "recompute",
+    "offload",
+)
 FIXABLE = (*CHOICES, *LATER, "sequence_parallel")
 DIGITS = 12
 """More of them are a slip of the finger; Python would take up to thousands."""
@@ -62,6 +72,7 @@ class Fixed:
     dp_replicate: int | None = None
     dp_shard: int | None = None
     tp: int | None = None
+    cp: int | None = None
     zero: int | None = None
     microbatch: int | None = None
     recompute: Recompute | None = None
@@ -124,11 +135,17 @@ class Fixed:
                     "has; leave interleave out"
                 )
             named = Path(named).name
-        pp = numbers.get("pp", 1)
+        pp, cp = numbers.get("pp", 1), numbers.get("cp", 1)
         if devices % pp:
             raise FixError(
                 f"--fix pp={pp} makes equal groups of devices, and there are {devices}: pp may "
                 f"be {alternatives(divisors(devices))}"
+            )
+        if devices // pp % cp:
+            raise FixError(
+                f"--fix cp={cp} takes as many devices for each sample, and there are "
+                f"{devices // pp}{' of a stage' if pp > 1 else ''}: cp may be "
+                f"{alternatives(divisors(devices // pp))}"
             )
         for name in ("schedule", "interleave"):
             if pp == 1 and pairs.get(name, "none") not in ("none", "1"):
@@ -144,7 +161,7 @@ class Fixed:
             actions=actions,
             **numbers,
         )
-        return fixed._check(devices // pp)
+        return fixed._check(devices // pp // cp)
 
     def pinned(self) -> dict[str, int | str]:
         """The choices that are not free, by the name that ``--fix`` gives them."""

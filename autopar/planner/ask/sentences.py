@@ -5,6 +5,7 @@ from __future__ import annotations
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Memory
 from autopar.nouns.recompute import POLICIES
+from autopar.planner.ask.candidates import degrees_text
 from autopar.planner.ask.question import Answer
 
 
@@ -28,7 +29,7 @@ def layout_text(answer: Answer) -> str:
     ordered = sorted(chosen, key=lambda one: (POLICIES.index(one.policy), str(one)))
     recompute = " and ".join(map(str, ordered))
     return (
-        f"dp_replicate={layout.dp_replicate}, dp_shard={layout.dp_shard}, tp={candidate.tp}, "
+        f"{degrees_text(layout.mesh(candidate.model), ', ')}, "
         + (f"pp={answer.pp}, {answer.schedule}, " if answer.pp > 1 else "")
         + f"ZeRO {layout.zero}, {candidate.microbatches} microbatches, recompute={recompute}"
         + ("" if layout.offload == OFFLOAD[0] else f", offload={layout.offload}")

@@ -1,6 +1,6 @@
 """The search over layouts: mesh, sharding of every op, state sharding, recompute, accumulation.
 
-For each tensor-parallel degree and number of microbatches the sharding of all ops is one `Problem`,
+For each mesh of model axes and number of microbatches the sharding of all ops is one `Problem`,
 solved with its data traffic taken as hidden; that optimum bounds every layout of the candidate from
 below. Candidates run in the order of a cheap bound. State shardings are then tried on the
 solution by simulation; where none fits, the problem is solved again under the memory that is left,
@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
+from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE, Recompute, policies
 from autopar.nouns.text.cluster import devices_text
 from autopar.planner.ask.candidates import Candidate, Layout, candidates, layouts, offloaded
@@ -106,7 +107,7 @@ def _search(question: Question, progress: Progress) -> Outcome:
         repeating = [first for first in firsts if first.repeats]
         for group in ([first for first in firsts if not first.repeats], repeating):
             for first in group:
-                family = families[first.candidate.tp]
+                family = families[first.candidate.model]
                 tried += _try_family(question, first, family, standings, solver)
             if standings.best is not None:
                 break
@@ -201,11 +202,11 @@ def _best_so_far(
     return standings.best if standings.best.stages else _as_layout(question, standings.best)
 
 
-def _by_degree(listed: list[Candidate]) -> dict[int, list[Candidate]]:
-    """Candidates by tensor-parallel degree, fewest microbatches first."""
-    families: dict[int, list[Candidate]] = {}
+def _by_degree(listed: list[Candidate]) -> dict[Mesh, list[Candidate]]:
+    """Candidates by their mesh of model axes, fewest microbatches first."""
+    families: dict[Mesh, list[Candidate]] = {}
     for candidate in listed:
-        families.setdefault(candidate.tp, []).append(candidate)
+        families.setdefault(candidate.model, []).append(candidate)
     return families
 
 
@@ -387,6 +388,6 @@ def _refine(question: Question, answer: Answer, standings: Standings, solver: So
 
 def _as_layout(question: Question, answer: Answer) -> Answer:
     """The same decisions on the mesh of the chosen layout (the search used one data axis)."""
-    spread = replace(answer.spread, mesh=answer.layout.mesh(answer.candidate.tp))
+    spread = replace(answer.spread, mesh=answer.layout.mesh(answer.candidate.model))
     lowered = lowered_of(question, spread, answer.candidate)
     return replace(answer, spread=spread, lowered=lowered)

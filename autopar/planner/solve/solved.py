@@ -58,7 +58,7 @@ def solve(
     the same work; such an answer is replaced by the best one that splits the products.
     """
     chosen = layout or Layout(1, candidate.data, 1 if candidate.data > 1 else 0, KEEP_ALL)
-    mesh = chosen.mesh(candidate.tp)
+    mesh = chosen.mesh(candidate.model)
     full = Mesh((MICROBATCH, *mesh.axes), (candidate.microbatches, *mesh.sizes)).trimmed()
     works = solver.bindings.works
     prices = Prices(question.cluster, full, question.precision, question.fusion, works)
@@ -99,7 +99,7 @@ def lowered_of(question: Question, spread: Spread, candidate: Candidate) -> Lowe
 def state_of(question: Question, layout: Layout, candidate: Candidate) -> StateSharding:
     return StateSharding(
         layout.zero,
-        layout.mesh(candidate.tp),
+        layout.mesh(candidate.model),
         candidate.microbatches,
         question.precision,
         question.optimizer,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import DoesNotFit
+from autopar.nouns.mesh import Mesh
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import RunnerUp
 from autopar.nouns.recompute import POLICIES
@@ -20,7 +21,7 @@ RUNNERS_UP = 6
 NOTABLE = 0.01
 """A difference of memory, as a share, that is worth a word."""
 
-Family = tuple[int, int, int, str, str]
+Family = tuple[int, Mesh, int, str, str]
 """(pp, tp, ZeRO level, recompute, offload): of each family the best loser is told."""
 
 
@@ -33,7 +34,7 @@ class Standings:
     tightest: Answer | None = None
     _lost: dict[Family, RunnerUp] = field(default_factory=dict)
     _too_big: dict[Family, RunnerUp] = field(default_factory=dict)
-    _beaten: dict[tuple[int, int], RunnerUp] = field(default_factory=dict)
+    _beaten: dict[tuple[int, Mesh], RunnerUp] = field(default_factory=dict)
 
     def beats(self, bound_s: float) -> bool:
         """The best so far is no slower than anything with this lower bound."""
@@ -71,9 +72,9 @@ class Standings:
         """Remembers a candidate that no layout can save."""
         piped = {"pp": pp} if pp > 1 else {}
         self._beaten.setdefault(
-            (pp, candidate.tp),
+            (pp, candidate.model),
             RunnerUp(
-                degrees={"dp": candidate.data, "tp": candidate.tp, **piped},
+                degrees={"dp": candidate.data, **candidate.model.degrees, **piped},
                 zero=None,
                 recompute=None,
                 microbatches=candidate.microbatches,
@@ -121,7 +122,7 @@ def compared(outcomes: Sequence[Outcome]) -> Outcome:
 
 def family(answer: Answer) -> Family:
     layout = answer.layout
-    return answer.pp, answer.candidate.tp, layout.zero, layout.recompute.policy, layout.offload
+    return answer.pp, answer.candidate.model, layout.zero, layout.recompute.policy, layout.offload
 
 
 def order(answer: Answer) -> tuple[float, int, int, int, int, int]:
@@ -171,9 +172,7 @@ def _memory(more: float) -> str:
 def _runner_up(answer: Answer, reason: str) -> RunnerUp:
     return RunnerUp(
         degrees={
-            "dp_replicate": answer.layout.dp_replicate,
-            "dp_shard": answer.layout.dp_shard,
-            "tp": answer.candidate.tp,
+            **answer.layout.mesh(answer.candidate.model).degrees,
             **({"pp": answer.pp} if answer.pp > 1 else {}),
         },
         zero=answer.layout.zero,

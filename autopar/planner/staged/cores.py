@@ -308,7 +308,7 @@ class CoreTrials:
         blank = Answer(
             candidate,
             layout,
-            replace(solved.spread, mesh=layout.mesh(candidate.tp)),
+            replace(solved.spread, mesh=layout.mesh(candidate.model)),
             solved.lowered,
             StepTime(0, 0, 0, 0, 0, 0, 0, 0),
             Memory(0, 0, 0, 0, 0, 0, 0),

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autopar.nouns.cluster import Cluster
+from autopar.nouns.mesh import Mesh
 from autopar.nouns.problem import FORBIDDEN
 from autopar.nouns.recompute import KEEP_ALL, Recompute
 from autopar.nouns.zero import ZERO
-from autopar.planner.ask.candidates import Candidate, Layout
+from autopar.planner.ask.candidates import Candidate, Layout, model_mesh
 from autopar.planner.ask.question import Question
 from autopar.planner.problem.solving import Solver
 from autopar.planner.solve.solved import Solved, solve
@@ -140,13 +141,13 @@ class Models:
     """Of one device."""
     _sample_s: float = 0.0
     """Of forward and backward, at least, on one tensor-parallel rank of the slowest kind."""
-    _models: dict[tuple[int, int], Model | None] = field(default_factory=dict)
-    _lean: dict[tuple[int, int], Model | None] = field(default_factory=dict)
+    _models: dict[tuple[Mesh, int], Model | None] = field(default_factory=dict)
+    _lean: dict[tuple[Mesh, int], Model | None] = field(default_factory=dict)
 
     def of(self, shape: Shape) -> Model | None:
         """None where the model cannot be split so, or ranks would do the same work; of a lean shape
         also where its fastest sharding is lean enough."""
-        key = shape.candidate.tp, shape.samples
+        key = shape.candidate.model, shape.samples
         if shape.lean:
             if key not in self._lean:
                 self._lean[key] = self._leaner(self._models.get(key))
@@ -160,7 +161,7 @@ class Models:
 
     def known(self, shape: Shape) -> Model | None:
         """As `of`, and None where it is not solved yet; no sharding of the shape is faster."""
-        return self._models.get((shape.candidate.tp, shape.samples))
+        return self._models.get((shape.candidate.model, shape.samples))
 
     def _leaner(self, fastest: Model | None) -> Model | None:
         """The fastest sharding under a limit near the least that any holds."""
@@ -179,12 +180,12 @@ class Models:
         """For every shape with as many samples on as many tensor-parallel ranks."""
         candidate = solved.candidate
         samples = self.question.batch // (candidate.data * candidate.microbatches)
-        self._models[candidate.tp, samples] = self._model(solved)
+        self._models[candidate.model, samples] = self._model(solved)
 
     def _model(self, solved: Solved) -> Model:
         question, candidate = self.question, solved.candidate
         prices = Prices(question.cluster, solved.lowered.mesh, question.precision, question.fusion)
-        mesh = Layout(1, 1, 0, KEEP_ALL).mesh(candidate.tp)
+        mesh = Layout(1, 1, 0, KEEP_ALL).mesh(candidate.model)
         alone = StateSharding(0, mesh, 1, question.precision, question.optimizer)
         cuts = CutModel(solved.lowered, solved.summary, prices, question.framework)
         whole, stages = {}, {}
@@ -195,7 +196,7 @@ class Models:
 
     def solve_alone(self, samples: int) -> None:
         """What a sample takes at least: as much as where one device computes so many at once."""
-        alone = Candidate(1, 1, self.question.batch // samples)
+        alone = Candidate(1, model_mesh(1), self.question.batch // samples)
         model = self.of(Shape(1, alone, samples))
         if model is not None:
             self._sample_s = model.pass_s / samples
@@ -204,10 +205,10 @@ class Models:
     def least_pass_s(self, shape: Shape) -> float:
         """Forward and backward of one microbatch through all of the model, at least, of a shape
         that is not solved yet."""
-        tp = shape.candidate.tp
-        pass_s = self._sample_s * shape.samples / tp
-        for (their_tp, samples), other in self._models.items():
-            if their_tp == tp and other is not None:
+        model = shape.candidate.model
+        pass_s = self._sample_s * shape.samples / model.device_count
+        for (theirs, samples), other in self._models.items():
+            if theirs == model and other is not None:
                 # More samples take no less, fewer of them no less each.
                 pass_s = max(pass_s, other.pass_s * min(1.0, shape.samples / samples))
         return pass_s

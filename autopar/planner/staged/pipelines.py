@@ -65,6 +65,10 @@ class Played:
 Item = Shape | Core | Played
 
 
+def _most_split(shape: Shape) -> tuple[int, int]:
+    return -shape.candidate.model.device_count, shape.samples
+
+
 @dataclass(slots=True)
 class Pipelines:
     """The search. ``tried``: shapes that were opened; ``bound_s``: of all pipelines; ``refused``:
@@ -173,8 +177,10 @@ class Pipelines:
         for pp in dict.fromkeys(shape.pp for shape in shapes):
             if pp > self._models.most_units:
                 continue
-            some = [s for s in shapes if s.pp == pp and s.candidate.tp <= inner]
-            shape = min(some, key=lambda s: (-s.candidate.tp, s.samples), default=None)
+            some = [s for s in shapes if s.pp == pp and s.candidate.model.device_count <= inner]
+            shape = min(
+                some, key=lambda s: (-s.candidate.model.device_count, s.samples), default=None
+            )
             model = None if shape is None else self._models.of(shape)
             if shape is None or model is None:
                 continue
@@ -216,7 +222,8 @@ class Pipelines:
         question = self.question
         for pp in degrees:
             devices = question.cluster.device_count // pp
-            if not any(question.fixed.allows(split) for split in splits(devices)):
+            cp = question.fixed.cp or 1
+            if devices % cp or not any(map(question.fixed.allows, splits(devices // cp))):
                 continue
             try:
                 listed = question.legal(candidates(devices, question.batch, question.fixed))

@@ -24,7 +24,7 @@ class Shape:
 
     def views(self, cluster: Cluster) -> tuple[Cluster, ...]:
         """The cluster as every pipeline rank sees it."""
-        return _views(cluster, self.pp, self.candidate.data * self.candidate.tp)
+        return _views(cluster, self.pp, self.candidate.ranks)
 
 
 @lru_cache(maxsize=256)

@@ -11,6 +11,8 @@ from types import MappingProxyType
 from autopar.nouns.axes import Role
 
 EVERY = frozenset(Role)
+CAUSAL_ROWS, ROWS = "causal_rows", "rows"
+SEQUENCES = frozenset({Role.SEQUENCES})
 Special = Iterable[tuple[str, str]]
 
 
@@ -34,6 +36,13 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
         "vocabulary_parallel": Implementation("maxima and sums of its logits, joined with others'"),
         "global_count": Implementation("divides by the labelled tokens of all ranks"),
         "synchronised": Implementation("statistics of all ranks"),
+        CAUSAL_ROWS: Implementation(
+            "its queries' rows, against the keys up to its last one",
+            SEQUENCES,
+            # The last of n ranks sees n - 1 to n pieces of keys, and n / 2 are seen in the mean.
+            lambda ways: 2 - 1 / ways,
+        ),
+        ROWS: Implementation("its queries' rows, against all keys", SEQUENCES),
         "local_groups": Implementation("the groups of its piece, whose number is a local one"),
         "local_repeats": Implementation("repeats of its piece, whose number is a local one"),
     }
