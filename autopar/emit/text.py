@@ -56,7 +56,12 @@ def tuple_text(values: Iterable[object]) -> str:
 
 def axis_argument(axes: Sequence[str]) -> str:
     """``axis="tp"``, or a tuple of several."""
-    return f"axis={literal(axes[0] if len(axes) == 1 else tuple(axes))}"
+    return f"axis={axes_text(axes)}"
+
+
+def axes_text(axes: Sequence[str]) -> str:
+    """``"tp"``, or a tuple of several."""
+    return literal(axes[0] if len(axes) == 1 else tuple(axes))
 
 
 def docstring(lines: Sequence[str]) -> str:

@@ -83,6 +83,8 @@ class Lowered:
     ops: tuple[LoweredOp, ...]
     outputs: tuple[Operand, ...]
     blocks: Mapping[str, Lowered]
+    apart: frozenset[str] = frozenset()
+    """Tensors of which ranks have many short runs of a dim: their pieces in order are not it."""
 
     def local_shape(self, name: str) -> tuple[int, ...]:
         """Shape of the shared copy of ``name`` on one rank, in one microbatch."""
@@ -182,7 +184,8 @@ def lower(
         grad = graph.tensors[name].differentiable and (block is not None or not outputs)
         steps = _steps(graph.tensors[name], shared, wanted, mesh, block, grad)
         outputs.append(Operand(name, wanted, steps, grad))
-    return Lowered(graph, mesh, block, tensors, tuple(lowered), tuple(outputs), blocks)
+    apart = frozenset(n for n in graph.tensors if key(block, n) in cut.apart)
+    return Lowered(graph, mesh, block, tensors, tuple(lowered), tuple(outputs), blocks, apart)
 
 
 def _share(loss: Placement) -> Placement:

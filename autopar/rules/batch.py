@@ -56,6 +56,8 @@ class BatchFlow:
     tensors: Mapping[str, str]
     obstacles: tuple[str, ...]
     pieces: Mapping[str, int] = field(default_factory=dict)
+    apart: frozenset[str] = frozenset()
+    """Keys of tensors whose pieces do not lie one behind the other, see `autopar.rules.pieces`."""
 
 
 def data_choices(graph: Graph, batch_dims: Mapping[str, int]) -> Mapping[str, str]:
@@ -108,6 +110,7 @@ def batch_flow(
         {k: v for scope in every for k, v in scope.named_states().items()},
         tuple(dict.fromkeys(o for scope in every for o in scope.all_obstacles())),
         top.pieces,
+        frozenset(k for scope in every for k in scope.named_apart()),
     )
 
 
@@ -408,6 +411,9 @@ class _Scope:
                 text = str(self._placement(name))
                 named[key(self.name, name)] = "" if text == "R" else text
         return named
+
+    def named_apart(self) -> list[str]:
+        return [key(self.name, name) for name, places in self.behind.items() if places > 1]
 
     def named_states(self) -> dict[str, str]:
         return {key(self.name, name): str(self._placement(name)) for name in self.graph.tensors}

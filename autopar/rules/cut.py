@@ -18,10 +18,12 @@ from autopar.rules.batch import batch_flow, data_choices
 class Cut:
     """dims:    of each input that is cut the dim.
     choices: what the axes do, by op key; for inputs of blocks a placement, by tensor key.
+    apart:   keys of tensors whose pieces do not lie one behind the other (`autopar.rules.pieces`).
     """
 
     dims: Mapping[str, int]
     choices: Mapping[str, str]
+    apart: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,11 @@ class BatchCut:
 
     samples: Cut
     sequences: Cut | None = None
+
+    @property
+    def apart(self) -> frozenset[str]:
+        """See `Cut.apart`."""
+        return self.sequences.apart if self.sequences is not None else frozenset()
 
     def on(self, axis: str) -> Cut:
         """Of an axis that splits the batch, or of microbatches."""
@@ -48,7 +55,8 @@ def batch_cut(graph: Graph, batch_dims: Mapping[str, int], sequences: bool = Fal
 
 def _sequences(graph: Graph, batch_dims: Mapping[str, int]) -> Cut:
     dims = sequence_dims(graph, batch_dims)
-    return Cut(dims, batch_flow(graph, dims, along_sequences=True).choices)
+    flow = batch_flow(graph, dims, along_sequences=True)
+    return Cut(dims, flow.choices, flow.apart)
 
 
 def sequence_dims(graph: Graph, batch_dims: Mapping[str, int]) -> dict[str, int]:

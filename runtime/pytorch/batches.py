@@ -15,7 +15,7 @@ from autopar.nouns.errors import UserError
 from autopar.nouns.workload import Workload
 from autopar.runtime.pytorch.counting import not_counted
 from autopar.runtime.pytorch.parameters import as_computed
-from autopar.runtime.pytorch.portions import CutBatch
+from autopar.runtime.pytorch.portions import CutBatch, moved, own_tokens
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.shared.planned_batch import batch_of
 from autopar.runtime.shared.settings import ProgramError, Settings
@@ -35,8 +35,8 @@ def cut_batch(batch: Batch, ranks: Ranks, settings: Settings) -> Sequence[dict[s
     """This rank's microbatches, in order.
 
     Dim 0 of every tensor is cut into microbatches first, then over ``dp_replicate``, then over
-    ``dp_shard``. Floats are in the dtype of compute, as parameters are. Raises `ProgramError` where
-    dim 0 does not divide. A batch that is cut already stays so.
+    ``dp_shard``; dim 1 of sequences over ``cp``. Floats are in the dtype of compute, as parameters
+    are. Raises `ProgramError` where a dim does not divide. A batch that is cut already stays so.
     """
     if isinstance(batch, CutBatch):
         return list(batch.microbatches)
@@ -45,7 +45,7 @@ def cut_batch(batch: Batch, ranks: Ranks, settings: Settings) -> Sequence[dict[s
     pieces: list[dict[str, Any]] = [{} for _ in range(micro)]
     for name, value in batch.items():
         if not isinstance(value, torch.Tensor) or name in settings.whole_inputs:
-            whole = as_computed(_moved(value, ranks))
+            whole = as_computed(moved(value, ranks.device))
             for piece in pieces:
                 piece[name] = whole
             continue
@@ -58,7 +58,8 @@ def cut_batch(batch: Batch, ranks: Ranks, settings: Settings) -> Sequence[dict[s
         rows = value.shape[0] // (micro * width)
         for i, piece in enumerate(pieces):
             start = (i * width + place) * rows
-            piece[name] = as_computed(_moved(value[start : start + rows], ranks))
+            part = own_tokens(name, value[start : start + rows], ranks, settings)
+            piece[name] = as_computed(moved(part, ranks.device))
     return pieces
 
 

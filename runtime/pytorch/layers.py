@@ -8,9 +8,11 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
 
 from autopar.runtime.pytorch import ranks
 from autopar.runtime.pytorch.dropout import drawn_apart
+from autopar.torch_private.modes import without_modes
 
 
 def device() -> torch.device:
@@ -51,12 +53,19 @@ def attention(
     scale: float | None = None,
     dropout: float = 0.0,
     axis: str | Sequence[str] = (),
+    rows: str | Sequence[str] = (),
 ) -> Tensor:
     """``softmax(q k^T * scale + mask) v``: q [b, h, s, d], k and v [b, g, t, d], h = g * r.
 
     A boolean mask is true where a query may look, a float one is added; ``scale`` is by default
-    ``1 / sqrt(d)``. Ranks along ``axis`` have pieces, and drop scores of their own.
+    ``1 / sqrt(d)``. Ranks along ``axis`` have pieces, and drop scores of their own. Of ranks along
+    ``rows`` each has a piece of the queries, one behind the other: a causal mask shows them the
+    keys up to their own places in the whole sequence.
     """
+    if causal and rows:
+        first = q.shape[2] * ranks.current().index(*((rows,) if isinstance(rows, str) else rows))
+        k, v = k[:, :, : first + q.shape[2]], v[:, :, : first + q.shape[2]]
+        mask, causal = _from_row(first, q.shape[2], k.shape[2], q.device), False
     if mask is not None and mask.dtype is not torch.bool:
         mask = mask.to(q.dtype)
     attend = partial(
@@ -65,6 +74,14 @@ def attention(
     if dropout and axis:
         return drawn_apart(axis, attend, q, k, v, mask, dropout, causal)
     return attend(q, k, v, mask, dropout, causal)
+
+
+def _from_row(first: int, rows: int, columns: int, device: torch.device) -> Tensor:
+    """True where a row, the first one being row ``first`` of all, may see a column."""
+    if first + rows == columns and not torch.compiler.is_compiling():
+        with without_modes():
+            return causal_lower_right(rows, columns)  # kernels know this one, and hold no mask
+    return torch.ones(rows, columns, dtype=torch.bool, device=device).tril(first)
 
 
 def scatter_sum(x: Tensor, index: Tensor, dim: int, shape: tuple[int, ...]) -> Tensor:

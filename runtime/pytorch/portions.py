@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 
+from autopar.nouns.axes import CONTEXT
 from autopar.nouns.batch import BatchEntry
 from autopar.runtime.pytorch.parameters import as_computed
+from autopar.runtime.pytorch.ranks import Ranks
 from autopar.runtime.shared.planned_batch import OtherBatch
+from autopar.runtime.shared.settings import ProgramError, Settings
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -136,23 +139,39 @@ def portions(
     count: int,
     names: Iterable[str],
     weigh: Callable[[int], float],
-    device: torch.device,
+    own: Callable[[str, Any], Any],
 ) -> CutBatch:
     """``count`` microbatches of the rows ``mine`` of ``batch``, as even as can be; ``weigh`` gives
-    the weight of one by its number of samples."""
+    the weight of one by its number of samples, ``own`` what this rank has of an entry of it."""
     cut = set(names)
     made = []
     for i in range(count):
         part = even_split(len(mine), count, i)
         start = mine.start + part.start if part else 0
         rows = slice(start, start + max(len(part), 1))
-        entries = {n: _moved(v[rows] if n in cut else v, device) for n, v in batch.items()}
-        computed = {name: as_computed(value) for name, value in entries.items()}
+        entries = {n: v[rows] if n in cut else v for n, v in batch.items()}
+        computed = {name: as_computed(own(name, value)) for name, value in entries.items()}
         made.append(Microbatch(computed, weigh(len(part))))
     return CutBatch(batch, made)
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def own_tokens(name: str, value: Any, ranks: Ranks, settings: Settings) -> Any:
+    """Of an entry with sequences, dim 1, the piece of this rank along ``cp``. Raises `ProgramError`
+    where it does not divide."""
+    width = ranks.size(CONTEXT)
+    if name not in settings.sequences or width == 1:
+        return value
+    if value.shape[1] % width:
+        raise ProgramError(
+            f"batch[{name!r}] has shape {list(value.shape)}; dim 1 must divide by the {width} "
+            "ranks of cp: give sequences of the length that was planned for, or plan for these"
+        )
+    length = value.shape[1] // width
+    return value.narrow(1, ranks.index(CONTEXT) * length, length)
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """A tensor on ``device``; anything else as it is."""
     if isinstance(value, torch.Tensor) and value.device != device:
         return value.to(device, non_blocking=True)
     return value

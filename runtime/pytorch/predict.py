@@ -22,6 +22,7 @@ from torch import nn
 
 from autopar.emit.marks import instrumented
 from autopar.files import plan_folder
+from autopar.lowering.of_plan import batch_dims, plan_cut, planned_graph
 from autopar.nouns.axes import MICROBATCH, SAMPLES
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.graph import Graph, Op
@@ -70,6 +71,11 @@ def _asked(folder: Path, workload: Workload, module: str | None) -> Asked:
 
     plan, captured = plan_folder.read_plan(folder), capture(workload)
     key, layer = _result_of(captured.graph, module) if module else (_scores(captured.graph), "")
+    if key in plan_cut(plan, planned_graph(plan, captured.graph), batch_dims(captured.batch)).apart:
+        raise NoResult(
+            f"predict({module!r}): its result has samples and tokens in one dim, of which ranks "
+            "along cp have pieces here and there; ask for a module before they are joined"
+        )
     if not edits_of(folder, plan, captured):
         return Asked(key, program_of(plan, captured, probes=True), layer)
     own = plan_folder.code_of(folder, plan_folder.MODEL).read_text()

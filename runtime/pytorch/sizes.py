@@ -22,6 +22,8 @@ from autopar.runtime.pytorch.portions import (
     check_entries,
     cut_names,
     even_split,
+    moved,
+    own_tokens,
     portions,
     rows_of,
 )
@@ -98,7 +100,7 @@ class Sizes:
         even = samples == self.samples and most * self.width == samples
         planned = even and count == self.settings.microbatches
         if planned:
-            return portions(batch, mine, count, self.names, lambda rows: 1.0, self.ranks.device)
+            return portions(batch, mine, count, self.names, lambda rows: 1.0, self._own)
         share = self.share
         if not self.staged:
             self._shapes(self.rows + 1)  # a program that names its number of samples takes no other
@@ -106,12 +108,15 @@ class Sizes:
         def weigh(rows: int) -> float:
             return share.weight(rows, samples, self.samples)
 
-        cut = portions(batch, mine, count, self.names, weigh, self.ranks.device)
+        cut = portions(batch, mine, count, self.names, weigh, self._own)
         if self.staged:
             for i, microbatch in enumerate(cut.microbatches):
                 rows = max(len(even_split(len(mine), count, i)), 1)
                 microbatch.shapes = self._shapes(rows)
         return cut
+
+    def _own(self, name: str, value: Any) -> Any:
+        return moved(own_tokens(name, value, self.ranks, self.settings), self.ranks.device)
 
     def _shapes(self, rows: int) -> Shapes:
         return _shapes_at(self.folder, rows, self.settings.microbatches * self.width)

@@ -38,6 +38,7 @@ class Settings:
                   gathered and reduced together; the rest of the model is one more unit.
     offload:      ``none``, or ``optimizer``: its state is in host memory between steps.
     whole_inputs: batch entries that every microbatch and rank gets uncut.
+    sequences:    those of which ranks along ``cp`` have pieces of dim 1.
     """
 
     zero: int = 0
@@ -46,6 +47,7 @@ class Settings:
     recompute: str = "none"
     units: tuple[str, ...] = ()
     whole_inputs: tuple[str, ...] = ()
+    sequences: tuple[str, ...] = ()
     offload: str = "none"
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 
 from autopar.emit.constants import literal, number
 from autopar.emit.pytorch.site import HEAVY, LIGHT, EmitError, Layer, Printer, Site, dtype
-from autopar.emit.text import PRODUCT, UNARY, Expr, axis_argument, call, tuple_text
+from autopar.emit.text import PRODUCT, UNARY, Expr, axes_text, axis_argument, call, tuple_text
 
 # -- products and lookups ------------------------------------------------------------------------
 
@@ -146,6 +146,8 @@ def _attention(site: Site) -> Expr:
         arguments.append(f"mask={site.args[3].text}")
     if site.attrs.get("causal"):
         arguments.append("causal=True")
+        if rows := site.axes_on(0, 2):
+            arguments.append(f"rows={axes_text(rows)}")
     scale = site.attrs.get("scale")
     if scale is not None and not math.isclose(scale, site.operand(0)[-1] ** -0.5):
         arguments.append(f"scale={number(scale)}")

@@ -104,13 +104,14 @@ class Values:
         self.last = (var, text, comment)
 
     def mark(self, names: Sequence[str]) -> None:
-        """Says above the next statement which tensors it makes, where marks are asked for."""
-        if self.around.marks:
+        """Says above the next statement which tensors it makes, where marks are asked for and
+        their pieces, one behind the other, are the whole."""
+        if self.around.marks and not self.lowered.apart.intersection(names):
             made = [(key(self.lowered.block, n), self.tensor(n).produced) for n in names]
             self.lines.lines.append(" " * self.lines.indent + mark(made))
 
     def mark_resharded(self, name: str, sharding: Sharding) -> None:
-        if self.around.marks:
+        if self.around.marks and name not in self.lowered.apart:
             label = key(self.lowered.block, name) + RESHARDED
             self.lines.lines.append(" " * self.lines.indent + mark([(label, sharding)]))
 
