@@ -12,7 +12,7 @@ WIDTH = 27  # columns of a term; the longest is `backward="reduce_scatter"` in b
 class Word(NamedTuple):
     """Where a word occurs, how it is written, what it means.
 
-    Where ``pattern`` has a group, what it matched stands for ``{}`` in ``term``.
+    Where ``pattern`` has a group, what it matched stands for ``{}`` in ``term`` and ``meaning``.
     """
 
     pattern: str
@@ -20,8 +20,8 @@ class Word(NamedTuple):
     meaning: str
 
 
-SPLIT = Word(r':S\d(?!")', "tp:S1", "split over the ranks of tp along dim 1")
-PARTIAL = Word(r":P\b", "tp:P", "a partial sum on each rank of tp")
+SPLIT = Word(r'\b(\w+):S\d(?!")', "{}:S1", "split over the ranks of {} along dim 1")
+PARTIAL = Word(r"\b(\w+):P\b", "{}:P", "a partial sum on each rank of {}")
 MOVES = (
     Word(r"\bshard\(", "shard", "this rank's piece of what every rank has: forward moves nothing"),
     Word(r'backward="slice"', 'backward="slice"', "the gradient is whole: keep this rank's piece"),
@@ -51,5 +51,6 @@ def legend(body: str, words: Iterable[Word], rank: str = "rank") -> list[str]:
     for pattern, term, meaning in words:
         if match := re.search(pattern, body):
             written = f"`{term.format(*match.groups())}`"
-            lines.append(f"    {written:{WIDTH}} {meaning.replace('rank', rank)}")
+            meant = meaning.replace("rank", rank).format(*match.groups())
+            lines.append(f"    {written:{WIDTH}} {meant}")
     return lines

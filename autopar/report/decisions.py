@@ -8,8 +8,9 @@ from autopar.nouns.axes import OPS
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan, key
+from autopar.rules.implementations.table import restricted
 from autopar.rules.registry import bind
-from autopar.rules.strategies import choices
+from autopar.rules.strategies import NOTHING, choices
 
 
 def wrong_decision(plan: Plan, graph: Graph) -> str:
@@ -32,9 +33,11 @@ def _allowed(graph: Graph, mesh: Mesh) -> Iterator[tuple[str, str, str, dict[str
         for op in body.ops:
             if op.kind != "block":
                 bound = bind(op, body.tensors)
+                none = {NOTHING, *restricted(bound.rule.special)}
                 could = {a: choices(bound, mesh.size(a), differentiable=True) for a in axes}
                 named = {
-                    a: [choice for choice in options if choice] for a, options in could.items()
+                    a: [choice for choice in options if choice not in none]
+                    for a, options in could.items()
                 }
                 yield "ops", key(block, op.name), "whole", named
         for name, tensor in body.tensors.items():

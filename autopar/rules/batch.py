@@ -86,11 +86,11 @@ def batch_flow(
     op that keeps the batch whole, and `UnruledOp`.
     """
     batched = bool(batch_dims)
-    scopes = {
-        name: _Scope(name, block.body, batched, along_sequences)
-        for name, block in graph.blocks.items()
-    }
-    top = _Scope(None, graph, batched, along_sequences)
+    length = 0
+    if along_sequences:
+        length = max((graph.tensors[n].shape[dim] for n, dim in batch_dims.items()), default=0)
+    scopes = {n: _Scope(n, block.body, batched, length) for n, block in graph.blocks.items()}
+    top = _Scope(None, graph, batched, length)
     for name in graph.inputs:
         dim = batch_dims.get(name)
         top.states[name] = None if dim is None else split(dim)
@@ -126,12 +126,12 @@ def inputs_in_pieces(graph: Graph, batch_dims: Mapping[str, int]) -> Mapping[str
 @dataclass(slots=True)
 class _Scope:
     """The top level, or the body of one block; ``batched``: some input holds a batch.
-    ``along_sequences``: see `batch_flow`."""
+    ``length``: of the sequences that are followed, 0 where samples are."""
 
     name: str | None
     graph: Graph
     batched: bool
-    along_sequences: bool = False
+    length: int = 0
     entering: dict[str, State] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
     choices: dict[str, str] = field(default_factory=dict)
@@ -264,7 +264,7 @@ class _Scope:
                 self.states[name] = split(held)
             else:
                 self.states[name] = PARTIAL if bound.factors[factor].kind == "summed" else WHOLE
-        if self.along_sequences:
+        if self.length:
             self._follow_pieces(op, bound, factor)
 
     def _follow_pieces(self, op: Op, bound: BoundRule, factor: str) -> None:
@@ -298,7 +298,7 @@ class _Scope:
     def _may_split(self, bound: BoundRule, factor: str) -> bool:
         if bound.factors[factor].kind == "whole":
             return False
-        return _leads(bound, factor) or (self.along_sequences and stands_once(bound, factor))
+        return _leads(bound, factor) or (bool(self.length) and stands_once(bound, factor))
 
     def _whole(self, op: Op, bound: BoundRule) -> None:
         """Every data rank runs the op on all samples; readers take their own of the result."""
@@ -314,6 +314,8 @@ class _Scope:
             for size, dim in sizes.items():
                 if size in shape:
                     self.apart[name] = dim if shape[dim : dim + 1] == (size,) else shape.index(size)
+            if self.length in shape[1:]:  # labels that were shifted along the sequence, say
+                self.apart.setdefault(name, shape.index(self.length, 1))
 
     def _samples_at(self, name: str) -> int | None:
         state = self.states.get(name)

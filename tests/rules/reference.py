@@ -98,12 +98,16 @@ def _conv(call: Call) -> Tensor:
 
 def _attention(call: Call) -> Tensor:
     q, k, v = call.operands[:3]
+    mask, causal, first = call.optional(3), call.attrs["causal"], call.attrs.get("first_row", 0)
+    if causal and first:
+        shown = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(first)
+        mask, causal = shown, False
     return F.scaled_dot_product_attention(
         q,
         k,
         v,
-        attn_mask=call.optional(3),
-        is_causal=call.attrs["causal"],
+        attn_mask=mask,
+        is_causal=causal,
         scale=call.attrs["scale"],
         enable_gqa=q.shape[1] != k.shape[1],
     )

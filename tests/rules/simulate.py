@@ -16,6 +16,7 @@ from torch import Tensor
 
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding
+from autopar.rules.implementations.table import CAUSAL_ROWS
 from autopar.rules.notation import BoundRule, Rule
 from autopar.rules.strategies import Strategy, flows, shardings
 from tests.rules.drawing import Case
@@ -222,10 +223,11 @@ def _local_attrs(
     """What the special implementations of `Rule.special` know beside their operands."""
     attrs: dict[str, Any] = {}
     for name in {special_for(bound.rule, c) for _, c in strategy.choices if c in bound.factors}:
-        if name == "masked_lookup":
-            start, size = 0, bound.factors["v"].size
+        if name in ("masked_lookup", CAUSAL_ROWS):
+            factor = "v" if name == "masked_lookup" else "s"
+            start, size = 0, bound.factors[factor].size
             for axis, index in zip(mesh.axes, at, strict=True):
-                if strategy.on(axis) == "v":
+                if strategy.on(axis) == factor:
                     offset, size = bounds(size, mesh.size(axis), index)
                     start += offset
             attrs["first_row"] = start

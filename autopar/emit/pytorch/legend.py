@@ -16,16 +16,16 @@ _LAYERS = "|".join(sorted(LAYERS))
 _WORDS = (
     SPLIT,
     PARTIAL,
-    Word(r':D\b(?!")', "tp:D", "whole on every rank; each rank's gradient is a partial sum"),
+    Word(r'\b(\w+):D\b(?!")', "{}:D", "whole on every rank; each rank's gradient is a partial sum"),
     Word(
-        r'Parameter\([^)]*\)[^)]*"\w+:S\d"',
-        'Parameter(..., "tp:S0")',
+        r'Parameter\([^)]*\)[^)]*"(\w+):S\d"',
+        'Parameter(..., "{}:S0")',
         "the shape is that of the whole, of which each rank holds a piece",
     ),
     Word(
-        r'Parameter\([^)]*\)[^)]*"\w+:D"',
-        'Parameter(..., "tp:D")',
-        "whole on every rank; the runtime adds up its gradient over tp",
+        r'Parameter\([^)]*\)[^)]*"(\w+):D"',
+        'Parameter(..., "{}:D")',
+        "whole on every rank; the runtime adds up its gradient over {}",
     ),
     Word(
         rf"\b({_LAYERS})\(",
@@ -51,7 +51,7 @@ _UNEVEN = (
     "hold less.",
 )
 _WHOLE_WEIGHTS = (
-    "tp splits no parameter here, only results (such as the sequence): each rank computes its part",
+    "{} splits no parameter here, only results (such as the sequence): each rank computes its part",
     "of them with whole weights.",
 )
 
@@ -61,8 +61,9 @@ def legend(body: str, lowered: Lowered) -> list[str]:
     lines = shared.legend(body, _WORDS)
     if _is_uneven(lowered):
         lines += ["", *_UNEVEN]
-    if re.search(r':S\d(?!")', body) and not _splits_parameters(lowered):
-        lines += ["", *_WHOLE_WEIGHTS]
+    splitting = dict.fromkeys(re.findall(r'\b(\w+):S\d(?!")', body))
+    if splitting and not _splits_parameters(lowered):
+        lines += ["", *(line.format(" and ".join(splitting)) for line in _WHOLE_WEIGHTS)]
     return lines
 
 

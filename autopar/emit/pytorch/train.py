@@ -61,6 +61,11 @@ class How:
         return self.mesh.sample_axes
 
     @property
+    def shares(self) -> bool:
+        """Whether ranks have shares of the loss."""
+        return bool(self.mesh.batch_axes)
+
+    @property
     def shards(self) -> bool:
         """Whether FSDP2 holds the state."""
         return over(self.zero, self.mesh.size("dp_shard")).optimizer
@@ -154,14 +159,14 @@ def _backward(how: How) -> list[str]:
     elif how.microbatches == 1:
         lines.add("(microbatch,) = microbatches")
         lines.add(f"share = state.forward({given})", "model.py")
-        if how.data:
+        if how.shares:
             lines.add(f"loss = {_summed(how, 'share')}")
         lines.add(f"state.backward({_scaled(how)})", _reduced(how, "here"), above=how.scales)
     else:
         _loop(how, lines, given)
     _late(how, lines)
-    lines.add("return loss.wait()" if how.data or how.staged else "return share.detach()")
-    if not how.data and how.microbatches > 1 and not how.staged:
+    lines.add("return loss.wait()" if how.shares or how.staged else "return share.detach()")
+    if not how.shares and how.microbatches > 1 and not how.staged:
         lines.lines[-1] = "    return loss"
     return [f"def backward(state: {how.holder}, batch: Batch) -> Tensor:", *lines.lines]
 
@@ -175,12 +180,12 @@ def _loop(how: How, lines: Lines, given: str) -> None:
     deep = Lines(12)
     deep.add(f"share = state.forward({given})", "model.py")
     deep.add("so_far = so_far + share.detach()")
-    if how.data:
+    if how.shares:
         deep.add("if last:")
         deep.lines.append(f"                loss = {_summed(how, 'so_far')}")
     deep.add(f"state.backward({_scaled(how)})", "adds to the gradients there are")
     lines.lines += [*inner.lines, *deep.lines]
-    if not how.data:
+    if not how.shares:
         lines.lines = [line.replace("so_far", "loss") for line in lines.lines]
 
 
