@@ -58,6 +58,9 @@ class BatchFlow:
     pieces: Mapping[str, int] = field(default_factory=dict)
     apart: frozenset[str] = frozenset()
     """Keys of tensors whose pieces do not lie one behind the other, see `autopar.rules.pieces`."""
+    whole: frozenset[str] = frozenset()
+    """Of the inputs that could be cut along sequences, those of which an op needs more than a
+    piece: every rank is given all of them."""
 
 
 def data_choices(graph: Graph, batch_dims: Mapping[str, int]) -> Mapping[str, str]:
@@ -85,6 +88,23 @@ def batch_flow(
     dim (`autopar.rules.pieces`), and obstacles mean nothing. Raises `BatchMixed` naming the first
     op that keeps the batch whole, and `UnruledOp`.
     """
+    if not along_sequences:
+        return _flow(graph, batch_dims)
+    whole: frozenset[str] = frozenset()
+    while True:
+        flow = _flow(graph, batch_dims, whole, along_sequences)
+        if flow.whole == whole:
+            return flow
+        whole = flow.whole
+
+
+def _flow(
+    graph: Graph,
+    batch_dims: Mapping[str, int],
+    whole: frozenset[str] = frozenset(),
+    along_sequences: bool = False,
+) -> BatchFlow:
+    """``whole``: of ``batch_dims``, inputs that are not cut."""
     batched = bool(batch_dims)
     length = 0
     if along_sequences:
@@ -94,6 +114,8 @@ def batch_flow(
     for name in graph.inputs:
         dim = batch_dims.get(name)
         top.states[name] = None if dim is None else split(dim)
+        if dim is not None and name in whole:
+            top.states[name], top.apart[name] = WHOLE, dim
     while True:
         before = {name: dict(scope.entering) for name, scope in scopes.items()}
         top.forward(scopes)
@@ -111,6 +133,7 @@ def batch_flow(
         tuple(dict.fromkeys(o for scope in every for o in scope.all_obstacles())),
         top.pieces,
         frozenset(k for scope in every for k in scope.named_apart()),
+        whole | top.gathered if along_sequences else frozenset(),
     )
 
 
@@ -142,6 +165,8 @@ class _Scope:
     """Of tensors that are whole on every rank the dim along which readers may take samples."""
     behind: dict[str, int] = field(default_factory=dict)
     """Of tensors whose pieces do not lie one behind the other, see `autopar.rules.pieces`."""
+    gathered: set[str] = field(default_factory=set)
+    """Inputs of the graph of which an op needs more than a piece."""
     followed: dict[str, State] | None = None
     """What entered when the ops were last followed."""
 
@@ -241,6 +266,8 @@ class _Scope:
             else:
                 mixed = True
                 self._mixes(op, bound, name, dim)
+                if self.name is None and name in self.graph.inputs:
+                    self.gathered.add(name)
         if len(name_of) > 1:
             pairs = " and ".join(f"{n} (index {f})" for f, n in name_of.items())
             self._against(op, f"pairs every sample with every other: {pairs}")

@@ -56,7 +56,8 @@ def batch_cut(graph: Graph, batch_dims: Mapping[str, int], sequences: bool = Fal
 def _sequences(graph: Graph, batch_dims: Mapping[str, int]) -> Cut:
     dims = sequence_dims(graph, batch_dims)
     flow = batch_flow(graph, dims, along_sequences=True)
-    return Cut(dims, flow.choices, flow.apart)
+    cut = {name: dim for name, dim in dims.items() if name not in flow.whole}
+    return Cut(cut, flow.choices, flow.apart)
 
 
 def sequence_dims(graph: Graph, batch_dims: Mapping[str, int]) -> dict[str, int]:
