@@ -78,12 +78,12 @@ def price(
     Raises:
         UserError: a file that cannot be used, a model outside the family, an illegal layout.
     """
-    choices = unemitted(fix)
+    workload = load_workload(model)
+    choices = unemitted(fix, workload.framework)
     cluster = load_cluster(cluster_ref)
     pinned = _parsed(fix, choices)
     degrees = {name: value for name, value in pinned.items() if name in DEGREES}
     layout_from_fix(degrees, cluster.device_count, 1)  # refused before the long work
-    workload = load_workload(model)
     check_style(workload.framework, style)
     progress(f"capturing {model}")
     captured = capture(workload)

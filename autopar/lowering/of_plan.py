@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from autopar.lowering.precision import at_precision
-from autopar.lowering.spread import Lowered, lower
+from autopar.lowering.spread import Lowered, LoweringError, lower
 from autopar.nouns.axes import CONTEXT
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Plan
+from autopar.rules.batch import BatchMixed
 from autopar.rules.cut import BatchCut, batch_cut
 from autopar.rules.kept_whole import keep_whole
 
@@ -30,6 +31,14 @@ def lowered_plan(plan: Plan, graph: Graph, dims: dict[str, int]) -> Lowered:
 
 
 def plan_cut(plan: Plan, graph: Graph, dims: Mapping[str, int]) -> BatchCut:
-    """How the axes of the plan's mesh cut the batch. ``graph``: a `planned_graph`."""
-    sequences = any(spread.mesh.size(CONTEXT) > 1 for spread in plan.spreads)
-    return batch_cut(graph, dims, sequences)
+    """How the axes of the plan's mesh cut the batch. ``graph``: a `planned_graph`.
+
+    Raises `LoweringError` where they cannot.
+    """
+    ways = max(spread.mesh.size(CONTEXT) for spread in plan.spreads)
+    if plan.framework == "jax" and ways > 1:
+        raise LoweringError(f"cp={ways}: JAX programs keep sequences whole")
+    try:
+        return batch_cut(graph, dims, ways)
+    except BatchMixed as error:
+        raise LoweringError(f"cp={ways}: {error}") from error

@@ -78,14 +78,13 @@ def flow_or_obstacle(
         return batch_flow(graph, {}), error
 
 
-def batch_flow(
-    graph: Graph, batch_dims: Mapping[str, int], along_sequences: bool = False
-) -> BatchFlow:
+def batch_flow(graph: Graph, batch_dims: Mapping[str, int], along_sequences: int = 0) -> BatchFlow:
     """Follows the batch through ``graph`` and the bodies of its blocks.
 
-    ``batch_dims`` gives, for each batched input of the graph, the dim that holds the batch. With
-    ``along_sequences`` that is the dim of tokens: it may come to stand behind the samples in one
-    dim (`autopar.rules.pieces`), and obstacles mean nothing. Raises `BatchMixed` naming the first
+    ``batch_dims`` gives, for each batched input of the graph, the dim that holds the batch.
+    ``along_sequences``: it is the dim of tokens, for as many ranks, and all are equally long. They
+    may come to stand behind the samples in one dim (`autopar.rules.pieces`); what does not split
+    evenly is whole on every rank, and obstacles mean nothing. Raises `BatchMixed` naming the first
     op that keeps the batch whole, and `UnruledOp`.
     """
     if not along_sequences:
@@ -102,15 +101,15 @@ def _flow(
     graph: Graph,
     batch_dims: Mapping[str, int],
     whole: frozenset[str] = frozenset(),
-    along_sequences: bool = False,
+    ways: int = 0,
 ) -> BatchFlow:
     """``whole``: of ``batch_dims``, inputs that are not cut."""
     batched = bool(batch_dims)
     length = 0
-    if along_sequences:
+    if ways:
         length = max((graph.tensors[n].shape[dim] for n, dim in batch_dims.items()), default=0)
-    scopes = {n: _Scope(n, block.body, batched, length) for n, block in graph.blocks.items()}
-    top = _Scope(None, graph, batched, length)
+    scopes = {n: _Scope(n, block.body, batched, length, ways) for n, block in graph.blocks.items()}
+    top = _Scope(None, graph, batched, length, ways)
     for name in graph.inputs:
         dim = batch_dims.get(name)
         top.states[name] = None if dim is None else split(dim)
@@ -133,7 +132,7 @@ def _flow(
         tuple(dict.fromkeys(o for scope in every for o in scope.all_obstacles())),
         top.pieces,
         frozenset(k for scope in every for k in scope.named_apart()),
-        whole | top.gathered if along_sequences else frozenset(),
+        whole | top.gathered if ways else frozenset(),
     )
 
 
@@ -149,12 +148,13 @@ def inputs_in_pieces(graph: Graph, batch_dims: Mapping[str, int]) -> Mapping[str
 @dataclass(slots=True)
 class _Scope:
     """The top level, or the body of one block; ``batched``: some input holds a batch.
-    ``length``: of the sequences that are followed, 0 where samples are."""
+    ``length``: of the sequences that are followed, 0 where samples are; ``ways``: their pieces."""
 
     name: str | None
     graph: Graph
     batched: bool
     length: int = 0
+    ways: int = 0
     entering: dict[str, State] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
     choices: dict[str, str] = field(default_factory=dict)
@@ -325,7 +325,9 @@ class _Scope:
     def _may_split(self, bound: BoundRule, factor: str) -> bool:
         if bound.factors[factor].kind == "whole":
             return False
-        return _leads(bound, factor) or (bool(self.length) and stands_once(bound, factor))
+        if self.length:
+            return bound.factors[factor].size % self.ways == 0 and stands_once(bound, factor)
+        return _leads(bound, factor)
 
     def _whole(self, op: Op, bound: BoundRule) -> None:
         """Every data rank runs the op on all samples; readers take their own of the result."""

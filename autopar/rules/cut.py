@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from autopar.nouns.axes import CONTEXT
 from autopar.nouns.graph import Graph
-from autopar.rules.batch import batch_flow, data_choices
+from autopar.rules.batch import BatchMixed, batch_flow, data_choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +46,32 @@ class BatchCut:
         return self.sequences
 
 
-def batch_cut(graph: Graph, batch_dims: Mapping[str, int], sequences: bool = False) -> BatchCut:
-    """``batch_dims``: of each batched input the dim of its samples. Raises `BatchMixed` where
-    sequences are to be split and cannot be."""
+def batch_cut(graph: Graph, batch_dims: Mapping[str, int], cp: int = 1) -> BatchCut:
+    """For ``cp`` ranks to a sequence; ``batch_dims``: of each batched input the dim of its samples.
+
+    Raises `BatchMixed` where sequences are to be split and cannot be.
+    """
     samples = Cut(batch_dims, data_choices(graph, batch_dims))
-    return BatchCut(samples, _sequences(graph, batch_dims) if sequences else None)
+    return BatchCut(samples, _along(graph, batch_dims, cp) if cp > 1 else None)
 
 
-def _sequences(graph: Graph, batch_dims: Mapping[str, int]) -> Cut:
+def _along(graph: Graph, batch_dims: Mapping[str, int], cp: int) -> Cut:
     dims = sequence_dims(graph, batch_dims)
-    flow = batch_flow(graph, dims, along_sequences=True)
-    cut = {name: dim for name, dim in dims.items() if name not in flow.whole}
-    return Cut(cut, flow.choices, flow.apart)
+    if not dims:
+        raise BatchMixed(
+            f"no entry of the batch has a dim of tokens behind that of its samples, which {cp} "
+            "ranks could have pieces of"
+        )
+    name, dim = next(iter(dims.items()))
+    length = graph.tensors[name].shape[dim]
+    if length % cp:
+        fitting = [str(n) for n in range(1, length + 1) if length % n == 0]
+        raise BatchMixed(
+            f"{cp} ranks do not divide the {length} tokens of {name}: cp may be "
+            f"{', '.join(fitting)}"
+        )
+    flow = batch_flow(graph, dims, cp)
+    return Cut({n: d for n, d in dims.items() if n not in flow.whole}, flow.choices, flow.apart)
 
 
 def sequence_dims(graph: Graph, batch_dims: Mapping[str, int]) -> dict[str, int]:

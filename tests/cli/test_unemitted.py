@@ -16,6 +16,7 @@ from autopar.planner.ask.fixed import unemitted
 ROOT = Path(__file__).parents[2]
 GPT = str(ROOT / "examples/02_gpt.py")
 H100 = ("--cluster", str(ROOT / "examples/clusters/h100_8.yaml"))
+ON = "sequence_parallel=on"
 CPU = ("--cluster", str(ROOT / "examples/clusters/cpu_4.yaml"))
 Run = Callable[..., tuple[int, str, str]]
 
@@ -42,18 +43,23 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     [
         ({"tp": "4", "recompute": "full", "zero": "3", "schedule": "none", "pp": "1"}, ()),
         ({"tp": "4", "pp": "2", "microbatch": "1", "schedule": "zb-v", "interleave": "2"}, ()),
-        ({"cp": "2", "ep": "2", "tp": "2"}, ("cp=2", "ep=2")),
-        ({"cp": "2", "pp": "2"}, ("cp=2",)),
+        ({"cp": "2", "ep": "2", "tp": "2"}, ("ep=2",)),
+        ({"cp": "2", "pp": "2"}, ()),
         ({"recompute": "selective"}, ("recompute=selective",)),
         (
             {"schedule": "gpipe", "sequence_parallel": "off"},
             ("sequence_parallel=off",),
         ),
-        ({"cp": "two"}, ("cp=two",)),
+        ({"ep": "two"}, ("ep=two",)),
     ],
 )
 def test_choices_that_no_backend_emits(fix: dict[str, str], choices: tuple[str, ...]) -> None:
     assert unemitted(fix) == choices
+
+
+def test_jax_programs_keep_sequences_whole() -> None:
+    assert unemitted({"cp": "2", "tp": "2"}, "jax") == ("cp=2",)
+    assert unemitted({"cp": "1"}, "jax") == ()
 
 
 GOLDEN = """\
@@ -88,7 +94,7 @@ peak memory of rank 0 at backward of a layer
 fits
 layers: by the older formulas of the family, since no graph says cp
 constants of the time: # fitted, # assumed (cost_models/fitted.yaml)
-priced by the transformer family; no backend emits cp=2 yet, so no program is written
+priced by the transformer family; no backend emits {ON} yet, so no program is written
 note: of a parameter, 4 bytes are the weight, 4 the gradient and 8 what the optimizer keeps
 """
 
@@ -106,20 +112,27 @@ def shape_of(text: str) -> str:
 
 
 def test_plan_shows_the_price_and_writes_nothing(run: Run, tmp_path: Path) -> None:
-    fix = "cp=2,pp=2,tp=2,microbatch=2,schedule=gpipe"
+    fix = f"cp=2,pp=2,tp=2,microbatch=2,schedule=gpipe,{ON}"
     code, out, err = run("plan", GPT, *H100, "--fix", fix, "-o", "made")
     assert code == 0
-    assert shape_of(out) == GOLDEN
-    assert "nothing is written to made/: no backend emits cp=2 yet" in err
+    assert shape_of(out) == GOLDEN.replace("{ON}", ON)
+    assert f"nothing is written to made/: no backend emits {ON} yet" in err
     assert not list(tmp_path.iterdir())
 
 
 def test_estimate_prints_one_object(run: Run) -> None:
     code, out, err = run(
-        "estimate", GPT, *CPU, "--fix", "cp=2,tp=2", "--json", "--style", "compiled"
+        "estimate",
+        GPT,
+        *CPU,
+        "--fix",
+        f"cp=2,tp=2,{ON}",
+        "--json",
+        "--style",
+        "compiled",
     )
     data = json.loads(out)
-    assert (code, data["fits"], data["not_emitted"]) == (0, True, ["cp=2"])
+    assert (code, data["fits"], data["not_emitted"]) == (0, True, [ON])
     assert data["priced_by"] == "transformer family"
     assert data["architecture"]["layers"] == 4
     assert data["style"] == "compiled"
@@ -133,7 +146,7 @@ def test_estimate_prints_one_object(run: Run) -> None:
 def test_a_layout_that_does_not_fit_ends_with_3(run: Run) -> None:
     llama = str(ROOT / "benchmarks/llama3.py") + ":llama_70b"
     for command in ("plan", "estimate"):
-        code, out, _ = run(command, llama, *H100, "--fix", "cp=2,tp=4")
+        code, out, _ = run(command, llama, *H100, "--fix", f"cp=2,tp=4,{ON}")
         assert code == 3
         assert "does not fit: " in out
         assert "fits, at " in out or "no layout of 8 devices fits" in out
@@ -143,22 +156,34 @@ def test_a_layout_that_does_not_fit_ends_with_3(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("cp=3",), "cp 3 x pp 1 x dp_replicate 1 = 3 does not divide 8 devices"),
-        (("pp=4,interleave=2,cp=2",), "pp 4 x interleave 2 = 8 stages do not divide 4 layers"),
+        (
+            (f"cp=3,{ON}",),
+            "cp 3 x pp 1 x dp_replicate 1 = 3 does not divide 8 devices",
+        ),
+        (
+            (f"pp=4,interleave=2,{ON}",),
+            "pp 4 x interleave 2 = 8 stages do not divide 4 layers",
+        ),
         (("tp=8,recompute=selective",), "tp 8 does not divide heads 4"),
         (
-            ("cp=2,tp=4,microbatch=3",),
+            (f"cp=2,tp=4,microbatch=3,{ON}",),
             "dp 1 x microbatch 3 = 3 does not divide the global batch 16",
         ),
         (("ep=2",), "ep 2 for a model without experts"),
-        (("cp=2,dp_shard=8",), "= 16, but the cluster has 8 devices"),
-        (("cp=two",), "cp is a whole number from 1"),
-        (("cp=2,recompute=compute",), "there is recompute none, selective or full"),
-        (("cp=2,widht=2",), "no choice called 'widht'"),
-        (("cp=2,global_batch=8",), "the batch of"),
-        (("cp=2,pp=2,schedule=none",), "schedule is one of gpipe"),
-        (("cp=2", "--searcher", "mcts"), "--searcher has no effect with --fix cp=2"),
-        (("cp=2", "--allow-replicated", "sort"), "--allow-replicated has no effect"),
+        ((f"cp=2,dp_shard=8,{ON}",), "= 16, but the cluster has 8 devices"),
+        ((f"cp=two,{ON}",), "cp is a whole number from 1"),
+        ((f"{ON},recompute=compute",), "there is recompute none, selective or full"),
+        ((f"{ON},widht=2",), "no choice called 'widht'"),
+        ((f"{ON},global_batch=8",), "the batch of"),
+        ((f"{ON},pp=2,schedule=none",), "schedule is one of gpipe"),
+        (
+            (ON, "--searcher", "mcts"),
+            f"--searcher has no effect with --fix {ON}",
+        ),
+        (
+            (ON, "--allow-replicated", "sort"),
+            "--allow-replicated has no effect",
+        ),
     ],
 )
 def test_layouts_that_cannot_be_end_with_2(run: Run, words: tuple[str, ...], expected: str) -> None:
@@ -170,17 +195,17 @@ def test_layouts_that_cannot_be_end_with_2(run: Run, words: tuple[str, ...], exp
 
 def test_a_model_that_is_no_transformer_ends_with_2(run: Run, tmp_path: Path) -> None:
     resnet = str(ROOT / "examples/04_resnet.py")
-    code, out, err = run("plan", resnet, *CPU, "--fix", "cp=2,tp=2")
+    code, out, err = run("plan", resnet, *CPU, "--fix", f"{ON},tp=2")
     assert (code, out) == (2, "")
     assert f"{resnet} cannot be priced as a transformer: none of its ops is known as att" in err
-    assert "Leave cp=2 out, or price figures of your own with `autopar estimate --arch`" in err
+    assert f"Leave {ON} out, or price figures of your own with `autopar estimate --arch`" in err
     assert not list(tmp_path.iterdir())
 
 
 def test_a_profile_has_no_effect(run: Run) -> None:
-    code, _, err = run("plan", GPT, *CPU, "--fix", "cp=2", "--profile", "p.db")
+    code, _, err = run("plan", GPT, *CPU, "--fix", ON, "--profile", "p.db")
     assert code == 2
-    assert "--profile has no effect with --fix cp=2" in err
+    assert f"--profile has no effect with --fix {ON}" in err
 
 
 def test_what_is_priced_beyond_the_model_is_noted(run: Run, tmp_path: Path) -> None:
@@ -190,7 +215,7 @@ def test_what_is_priced_beyond_the_model_is_noted(run: Run, tmp_path: Path) -> N
         "        self.head =", "        self.norm.bias.requires_grad_(False)\n        self.head ="
     )
     (tmp_path / "gpt.py").write_text(text)
-    code, out, _ = run("estimate", "gpt.py", *H100, "--fix", "cp=2")
+    code, out, _ = run("estimate", "gpt.py", *H100, "--fix", ON)
     assert code == 0
     assert "bf16, eager" in out
     assert out.splitlines()[-3:] == [

@@ -18,13 +18,13 @@ from autopar.frontends.pytorch.capture import capture
 from autopar.frontends.shared.captured import Captured
 from autopar.lowering.precision import at_precision
 from autopar.lowering.spread import Lowered, activation_collectives, lower
-from autopar.nouns.axes import SAMPLES
+from autopar.nouns.axes import BATCH, CONTEXT, SAMPLES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan, Spread, Stage
 from autopar.nouns.recompute import Recompute
 from autopar.nouns.workload import Workload
 from autopar.rules.batch import batch_flow
-from autopar.rules.cut import BatchCut, Cut
+from autopar.rules.cut import BatchCut, Cut, batch_cut
 from autopar.runtime.pytorch import program as runtime_program
 from autopar.runtime.pytorch.carried import write_carried
 from autopar.runtime.pytorch.parameters import Declared, computing, declared_in, lifted
@@ -55,9 +55,11 @@ def emitted(
 ) -> Emitted:
     """The program of ``captured`` under ``spread``."""
     dims = {e.name: e.batch_dim for e in captured.batch if e.batch_dim is not None}
-    flow = batch_flow(captured.graph, dims)
+    # What cannot be cut is an error here, where a plan would have one data rank.
+    samples = Cut(dims, batch_flow(captured.graph, dims).choices)
+    along = batch_cut(captured.graph, dims, spread.mesh.size(CONTEXT)).sequences
     graph = at_precision(captured.graph, changes.get("precision", "float32"))
-    lowered = lower(graph, spread, microbatches, BatchCut(Cut(dims, flow.choices)))
+    lowered = lower(graph, spread, microbatches, BatchCut(samples, along))
     recompute = Recompute.parse(changes.pop("recompute", "none"))
     stage = Stage(zero=changes.pop("zero", 0), recompute=recompute)
     plan = replace(
@@ -115,7 +117,7 @@ def run(made: Emitted, model: nn.Module, batch: Tensors, half: bool = False) -> 
     wanted = getattr(torch, made.plan.precision) if half else torch.float64
     batch = {n: t.to(wanted) if t.is_floating_point() else t for n, t in batch.items()}
 
-    data = [a for a in mesh.axes if a in SAMPLES]
+    data = [a for a in mesh.axes if a in BATCH]
 
     def task(ranks: Any) -> Any:
         program = module.Model()
@@ -131,13 +133,13 @@ def run(made: Emitted, model: nn.Module, batch: Tensors, half: bool = False) -> 
                     owner._buffers[name] = whole[full][region].to(buffers[full].dtype).clone()
         extra = {}
         if hasattr(program, "counts"):
-            own = cut(batch, made.captured, mesh, ranks.coordinates, micro)
+            own = cut(batch, made, mesh, ranks.coordinates, micro)
             counts = [program.counts(piece) for piece in own]
             extra["counts"] = {
                 k: simulated.total(sum(f[k] for f in counts), data) for k in counts[0]
             }
         loss = torch.zeros((), dtype=torch.float32 if half else torch.float64)
-        for piece in cut(batch, made.captured, mesh, ranks.coordinates, micro):
+        for piece in cut(batch, made, mesh, ranks.coordinates, micro):
             with FixedDraws() if half else Exact():  # each rank's thread has modes of its own
                 share = program(**piece, **extra)
             torch.autograd.backward(share)
@@ -159,7 +161,7 @@ def run(made: Emitted, model: nn.Module, batch: Tensors, half: bool = False) -> 
         if any(g is not None for g in given):
             some = next(g for g in given if g is not None)
             pieces = [torch.zeros_like(some) if g is None else g for g in given]
-            pieces = summed(mesh, pieces, [*data, *declared.deferred_axes()])
+            pieces = summed(mesh, pieces, [*dict.fromkeys([*data, *declared.deferred_axes()])])
             gradients[name] = assembled(name, declared, pieces, mesh)
     buffers = {
         n: assembled(n, d, [r[3][n] for r in results], mesh) for n, d in results[0][4].items()
@@ -196,16 +198,19 @@ def summed(mesh: Mesh, values: list[torch.Tensor], axes: list[str]) -> list[torc
 
 
 def cut(
-    batch: Tensors, captured: Captured, mesh: Mesh, place: Mapping[str, int], micro: int
+    batch: Tensors, made: Emitted, mesh: Mesh, place: Mapping[str, int], micro: int
 ) -> list[dict[str, torch.Tensor]]:
     """The microbatches of the rank at ``place``."""
     data = [a for a in mesh.axes if a in SAMPLES]
-    whole = {e.name for e in captured.batch if e.batch_dim is None}
+    whole = {e.name for e in made.captured.batch if e.batch_dim is None}
     pieces: list[dict[str, torch.Tensor]] = [{} for _ in range(micro)]
     for name, tensor in batch.items():
         for i, part in enumerate(tensor.chunk(micro) if name not in whole else [tensor] * micro):
             for axis in data if name not in whole else ():
                 part = part.chunk(mesh.size(axis))[place[axis]]
+            along = made.lowered.tensors[name].produced.on(CONTEXT)
+            if along.kind == "S":
+                part = part.chunk(mesh.size(CONTEXT), along.dim)[place[CONTEXT]]
             pieces[i][name] = part
     return pieces
 

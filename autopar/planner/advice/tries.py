@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from autopar.nouns.axes import SAMPLES
+from autopar.nouns.axes import CONTEXT, PIPELINE, SAMPLES, TENSOR
 from autopar.nouns.plan import Plan, RunnerUp
 
-DEGREES = (*SAMPLES, "tp", "pp")
+DEGREES = (*SAMPLES, CONTEXT, TENSOR, PIPELINE)
 RUNS = 2
 """Of each plan: two of the same one say what is noise."""
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from autopar.nouns.axes import CONTEXT
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.recompute import POLICIES, Recompute
@@ -47,15 +48,15 @@ class FixError(UserError):
     """A pinned choice that the cluster or the batch does not allow."""
 
 
-def unemitted(pairs: Mapping[str, str]) -> tuple[str, ...]:
-    """The pinned choices that no backend emits, as ``("pp=2", "schedule=1f1b")``.
+def unemitted(pairs: Mapping[str, str], framework: str = "torch") -> tuple[str, ...]:
+    """The pinned choices that the framework's backend does not emit, as ``("ep=2",)``.
 
     Whether tensors between layers are split over tp is decided op by op, so a program cannot be
     held to ``sequence_parallel`` either.
     """
 
     def emitted(name: str, text: str) -> bool:
-        if name in LATER:
+        if name in LATER or (name == CONTEXT and framework == "jax"):
             return text.lstrip("0") == "1"
         return name != "sequence_parallel" and (name, text) != ("recompute", "selective")
 

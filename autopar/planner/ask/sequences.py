@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autopar.nouns.graph import Graph
-from autopar.planner.ask.fixed import FixError, alternatives, divisors
+from autopar.planner.ask.fixed import FixError
 from autopar.rules.batch import BatchMixed
-from autopar.rules.cut import BatchCut, batch_cut, sequence_dims
+from autopar.rules.cut import BatchCut, batch_cut
 
 WITHOUT = {"cp": "1"}
 
@@ -24,22 +24,7 @@ def cut_along(graph: Graph, batch_dims: Mapping[str, int], cp: int, framework: s
             "layout without a program by `autopar estimate --arch`",
             WITHOUT,
         )
-    dims = sequence_dims(graph, batch_dims)
-    if not dims:
-        raise FixError(
-            f"--fix cp={cp} splits sequences, and no entry of the batch has a dim of tokens behind "
-            "that of its samples; leave cp out",
-            WITHOUT,
-        )
-    name, dim = next(iter(dims.items()))
-    length = graph.tensors[name].shape[dim]
-    if length % cp:
-        raise FixError(
-            f"--fix cp={cp} does not divide the {length} tokens of {name}: cp may be "
-            f"{alternatives(divisors(length))}",
-            WITHOUT,
-        )
     try:
-        return batch_cut(graph, batch_dims, sequences=True)
+        return batch_cut(graph, batch_dims, cp)
     except BatchMixed as error:
         raise FixError(f"--fix cp={cp}: {error}", WITHOUT) from error
