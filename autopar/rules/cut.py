@@ -76,10 +76,11 @@ def _along(graph: Graph, batch_dims: Mapping[str, int], cp: int) -> Cut:
 
 def sequence_dims(graph: Graph, batch_dims: Mapping[str, int]) -> dict[str, int]:
     """Of each batched input the dim behind its samples, where that has the length of most of them:
-    tokens, labels, positions, masks of a row a sample."""
+    tokens, labels, positions, masks of a row a sample; features of each token where there are no
+    tokens."""
     shapes = {name: graph.tensors[name].shape for name, dim in batch_dims.items() if dim == 0}
     lengths = Counter(shape[1] for shape in shapes.values() if len(shape) == 2)
-    lengths = lengths or Counter(shape[1] for shape in shapes.values() if len(shape) > 1)
+    lengths = lengths or Counter(shape[1] for shape in shapes.values() if len(shape) == 3)
     if not lengths:
         return {}
     (length, _), *_ = lengths.most_common(1)

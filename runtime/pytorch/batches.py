@@ -58,8 +58,8 @@ def cut_batch(batch: Batch, ranks: Ranks, settings: Settings) -> Sequence[dict[s
         rows = value.shape[0] // (micro * width)
         for i, piece in enumerate(pieces):
             start = (i * width + place) * rows
-            part = own_tokens(name, value[start : start + rows], ranks, settings)
-            piece[name] = as_computed(moved(part, ranks.device))
+            part = moved(value[start : start + rows], ranks.device)
+            piece[name] = as_computed(own_tokens(name, part, ranks, settings))
     return pieces
 
 
@@ -156,9 +156,3 @@ def _digest(value: Any) -> str:
     flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     text = f"{value.dtype} {list(value.shape)} "
     return text + hashlib.sha256(flat.numpy().tobytes()).hexdigest()
-
-
-def _moved(value: Any, ranks: Ranks) -> Any:
-    if isinstance(value, torch.Tensor) and value.device != ranks.device:
-        return value.to(ranks.device, non_blocking=True)
-    return value

@@ -156,7 +156,8 @@ def portions(
 
 
 def own_tokens(name: str, value: Any, ranks: Ranks, settings: Settings) -> Any:
-    """Of an entry with sequences, dim 1, the piece of this rank along ``cp``. Raises `ProgramError`
+    """Of an entry with sequences, dim 1, the piece of this rank along ``cp``; asked where the rank
+    computes, since pieces of a host's memory cannot be copied without a wait. Raises `ProgramError`
     where it does not divide."""
     width = ranks.size(CONTEXT)
     if name not in settings.sequences or width == 1:
@@ -167,7 +168,7 @@ def own_tokens(name: str, value: Any, ranks: Ranks, settings: Settings) -> Any:
             "ranks of cp: give sequences of the length that was planned for, or plan for these"
         )
     length = value.shape[1] // width
-    return value.narrow(1, ranks.index(CONTEXT) * length, length)
+    return value.narrow(1, ranks.index(CONTEXT) * length, length).contiguous()
 
 
 def moved(value: Any, device: torch.device) -> Any:

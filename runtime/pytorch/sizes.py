@@ -116,7 +116,7 @@ class Sizes:
         return cut
 
     def _own(self, name: str, value: Any) -> Any:
-        return moved(own_tokens(name, value, self.ranks, self.settings), self.ranks.device)
+        return own_tokens(name, moved(value, self.ranks.device), self.ranks, self.settings)
 
     def _shapes(self, rows: int) -> Shapes:
         return _shapes_at(self.folder, rows, self.settings.microbatches * self.width)

@@ -42,8 +42,7 @@ MEANT: tuple[tuple[str, str, str], ...] = (
     ("state.py", "save", "a checkpoint is of what the step left"),
     ("state.py", "load", "what was read is there before it is used"),
     ("metrics.py", "<dictcomp>", "a script asks for numbers"),
-    ("batches.py", "_moved", _BATCH),
-    ("portions.py", "_moved", _BATCH),
+    ("portions.py", "moved", _BATCH),
 )
 """(file, function, reason) of waits that are meant."""
 
