@@ -4,11 +4,11 @@
     python -m benchmarks.same_plans [--families ...] --against [FILE] [--json]
 
 Families are those of the zoo and the examples on four CPUs (`benchmarks.zoo.PLANS` and a few more
-layouts), pipelines under every schedule (``pipelines``), and large models on clusters of GPUs of
-one kind (``gpus``), of two (``two kinds``), and of thousands (``scale``). A line has the model,
-what is pinned, a digest of the text of all decisions, one of the program's text, the mesh and how
-state is kept, and the predicted seconds and bytes of a step: equal lines are one plan, program and
-price. Nothing is run.
+layouts), pipelines under every schedule (``pipelines``), split sequences (``sequences``), and large
+models on clusters of GPUs of one kind (``gpus``), of two (``two kinds``), and of thousands
+(``scale``). A line has the model, what is pinned, a digest of the text of all decisions, one of
+the program's text, the mesh and how state is kept, and the predicted seconds and bytes of a step:
+equal lines are one plan, program and price. Nothing is run.
 
 ``--against`` compares with the lines of a file, ``benchmarks/same_plans.txt`` where none is named:
 whoever changes what is decided writes that file again, and why into the same commit.
@@ -36,7 +36,7 @@ from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
 from autopar.nouns.workload import Workload
 from autopar.planner.planning import PlanResult, plan_captured
-from benchmarks import llama3, pipelines, scale, unequal
+from benchmarks import llama3, pipelines, scale, sequences, unequal
 from benchmarks.figures import Target, show
 from benchmarks.planned import CLUSTER, model_file
 from benchmarks.zoo import EXAMPLES, PLANS
@@ -54,7 +54,9 @@ ON_GPUS: Mapping[str, Mapping[str, str]] = {
     "ZeRO 3, recompute": {"dp_shard": "64", "recompute": "full"},
     "stages": {"pp": "4", "tp": "2"},
 }
-OTHERS = ("pipelines", "gpus", "two kinds", "scale")
+OTHERS = ("pipelines", "sequences", "gpus", "two kinds", "scale")
+SPLIT = ("llama", "t5", "examples/02_gpt.py")
+"""Whose sequences are."""
 COMMITTED = Path(__file__).with_suffix(".txt")
 NOT_DECIDED = ("prediction", "fingerprints", "runner_up", "searcher", "workload", "cluster_file")
 """First words of what a plan's text has beside decisions."""
@@ -78,6 +80,10 @@ def cases(family: str, folder: Path) -> Iterator[Case]:
         cpus = load_cluster(CLUSTER)
         for name in pipelines.MODELS:
             yield Case(f"pipelines, {name}", name, cpus, pipelines.plans(4))
+    elif family == "sequences":
+        for name in SPLIT:
+            file = str(model_file(name, folder))
+            yield Case(f"sequences, {name}", file, load_cluster(CLUSTER), sequences.LAYOUTS)
     elif family == "gpus":
         yield _large("llama_8b", load_cluster(GPUS), ON_GPUS)
     elif family == "two kinds":

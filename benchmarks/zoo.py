@@ -96,7 +96,7 @@ def _families(rows: list[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(row["family"] for row in rows))
 
 
-def _family(family: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def one_line(family: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """One line for a family: its worst errors over all plans; ``--json`` has every plan."""
     mine = [row for row in rows if row["family"] == family]
     verified = [row for row in mine if "loss" in row]
@@ -191,7 +191,7 @@ def main() -> None:
         Target("plans that are wrong or move other bytes than priced", wrong, 0),
         Target("families missing of ten", max(0, min(10, len(_families(rows))) - len(families)), 0),
     ]
-    show(rows if given.json else [_family(f, rows) for f in _families(rows)], targets, given.json)
+    show(rows if given.json else [one_line(f, rows) for f in _families(rows)], targets, given.json)
     sys.exit(0 if all(target.met for target in targets) else 1)
 
 

@@ -165,6 +165,8 @@ class _Scope:
     """Of tensors that are whole on every rank the dim along which readers may take samples."""
     behind: dict[str, int] = field(default_factory=dict)
     """Of tensors whose pieces do not lie one behind the other, see `autopar.rules.pieces`."""
+    alike: set[str] = field(default_factory=set)
+    """Tensors of one number everywhere, of which one piece is as good as another."""
     gathered: set[str] = field(default_factory=set)
     """Inputs of the graph of which an op needs more than a piece."""
     followed: dict[str, State] | None = None
@@ -207,6 +209,8 @@ class _Scope:
 
     def _op(self, op: Op) -> None:
         bound = self._bound(op)
+        if op.kind == "full":
+            self.alike.update(op.outputs)
         states = [self.states.get(name) for name in op.inputs]
         factor, mixed = self._factor(op, bound, states)
         sums = [i for i, s in enumerate(states) if s == PARTIAL]
@@ -308,9 +312,10 @@ class _Scope:
             raise self._apart(op, max(behind, key=lambda name: behind[name]))
         own = next(iter(places), 1)
         for i, name in enumerate(op.inputs):
-            if name not in behind and bound.operand_holder(i, factor) is not None:
-                if places_before(bound, bound.operands[i], factor, own) > 1:
-                    raise self._apart(op, name)
+            if name in behind or name in self.alike or bound.operand_holder(i, factor) is None:
+                continue
+            if places_before(bound, bound.operands[i], factor, own) > 1:
+                raise self._apart(op, name)
         for i, name in enumerate(op.outputs):
             if bound.holder(i, factor) is not None:
                 self.behind[name] = places_before(bound, bound.results[i], factor, own)
