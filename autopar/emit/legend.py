@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from autopar.nouns.axes import Role, of
+
 WIDTH = 27  # columns of a term; the longest is `backward="reduce_scatter"` in backquotes
 
 
@@ -20,8 +22,10 @@ class Word(NamedTuple):
     meaning: str
 
 
-SPLIT = Word(r'\b(\w+):S\d(?!")', "{}:S1", "split over the ranks of {} along dim 1")
-PARTIAL = Word(r"\b(\w+):P\b", "{}:P", "a partial sum on each rank of {}")
+AXIS = rf"\b({'|'.join(of(Role.SEQUENCES, Role.OPS))})"
+"""Of those that split what a program computes on; data axes do not show."""
+SPLIT = Word(AXIS + r':S\d(?!")', "{}:S1", "split over the ranks of {} along dim 1")
+PARTIAL = Word(AXIS + r":P\b", "{}:P", "a partial sum on each rank of {}")
 MOVES = (
     Word(r"\bshard\(", "shard", "this rank's piece of what every rank has: forward moves nothing"),
     Word(r'backward="slice"', 'backward="slice"', "the gradient is whole: keep this rank's piece"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import textwrap
 
 from autopar.emit import legend as shared
 from autopar.emit.headings import state_held
-from autopar.emit.legend import MOVES, PARTIAL, SPLIT, Word
+from autopar.emit.legend import AXIS, MOVES, PARTIAL, SPLIT, Word
 from autopar.emit.names import LAYERS
 from autopar.emit.pytorch.site import uneven_dims
 from autopar.lowering.spread import BATCH_AXES, Lowered
@@ -16,7 +17,7 @@ _LAYERS = "|".join(sorted(LAYERS))
 _WORDS = (
     SPLIT,
     PARTIAL,
-    Word(r'\b(\w+):D\b(?!")', "{}:D", "whole on every rank; each rank's gradient is a partial sum"),
+    Word(AXIS + r':D\b(?!")', "{}:D", "whole on every rank; each rank's gradient is a partial sum"),
     Word(
         r'Parameter\([^)]*\)[^)]*"(\w+):S\d"',
         'Parameter(..., "{}:S0")',
@@ -51,8 +52,8 @@ _UNEVEN = (
     "hold less.",
 )
 _WHOLE_WEIGHTS = (
-    "{} splits no parameter here, only results (such as the sequence): each rank computes its part",
-    "of them with whole weights.",
+    "{} no parameter here, only results (such as the sequence): each rank computes its part of "
+    "them with whole weights."
 )
 
 
@@ -61,9 +62,10 @@ def legend(body: str, lowered: Lowered) -> list[str]:
     lines = shared.legend(body, _WORDS)
     if _is_uneven(lowered):
         lines += ["", *_UNEVEN]
-    splitting = dict.fromkeys(re.findall(r'\b(\w+):S\d(?!")', body))
+    splitting = dict.fromkeys(re.findall(AXIS + r':S\d(?!")', body))
     if splitting and not _splits_parameters(lowered):
-        lines += ["", *(line.format(" and ".join(splitting)) for line in _WHOLE_WEIGHTS)]
+        who = f"{' and '.join(splitting)} split{'s' if len(splitting) == 1 else ''}"
+        lines += ["", *textwrap.wrap(_WHOLE_WEIGHTS.format(who), 94)]
     return lines
 
 
