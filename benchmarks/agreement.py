@@ -29,8 +29,9 @@ from autopar.files.arch_file import load_arch
 from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster
 from autopar.planner.family.arch_graph import LAYER
-from autopar.planner.family.arch_prices import Planned, planned
+from autopar.planner.family.arch_prices import Pricer
 from autopar.planner.family.layouts import footprint_of, work_for
+from autopar.pricing.pipeline import CutModel
 from autopar.pricing.prices import PICOSECONDS
 from benchmarks.figures import Target, show
 
@@ -127,12 +128,13 @@ def by_estimate(case: Case) -> tuple[dict[str, float], dict[str, float]]:
 def by_planner(case: Case) -> tuple[dict[str, float], dict[str, float]]:
     """The same of the planner."""
     cluster, x = case.read()
-    made = planned(case.arch, x, cluster, SOFTWARE.style)
+    pricer = Pricer(cluster, SOFTWARE.style)
+    made, model = pricer(case.arch, x), pricer.model(case.arch, x)
     layers = max(x.pipeline(case.arch.layers).rank_layers())
     each = x.microbatches * layers
-    body, top = _by_class(made, LAYER), _by_class(made, None)
-    unit = made.summary.bodies[LAYER]
-    products = sum(op.op.kind == "linear" for op in made.lowered.blocks[LAYER].ops)
+    body, top = _by_class(model, LAYER), _by_class(model, None)
+    unit = model.summary.bodies[LAYER]
+    products = sum(op.op.kind == "linear" for op in model.lowered.blocks[LAYER].ops)
     fixed_s = 3 * products * beside_product_s(cluster.device)
     trained = 4 * sum(unit.trained.values())
     again_s = unit.forward_s * (x.recompute != "none")
@@ -145,7 +147,7 @@ def by_planner(case: Case) -> tuple[dict[str, float], dict[str, float]]:
         "fixed time of products": each * fixed_s,
         "attention": each * body["attention"],
         "elementwise": each * (body["elementwise"] + body["reduction"]),
-        "adding up gradients": each * made.prices.added(trained) / PICOSECONDS,
+        "adding up gradients": each * model.prices.added(trained) / PICOSECONDS,
         "run again, collectives too": each * again_s,
         "head and loss": x.microbatches * sum(top.values()),
         "tensor collectives": each * (unit.moved_forward_s + unit.moved_backward_s),
@@ -165,7 +167,7 @@ def by_planner(case: Case) -> tuple[dict[str, float], dict[str, float]]:
     return seconds, sizes
 
 
-def _by_class(made: Planned, scope: str | None) -> dict[str, float]:
+def _by_class(made: CutModel, scope: str | None) -> dict[str, float]:
     """Seconds of forward and backward of one microbatch, by class of ops."""
     part = made.lowered.blocks[scope] if scope else made.lowered
     seconds = dict.fromkeys(("matmul", "attention", "elementwise", "reduction", "gather"), 0.0)

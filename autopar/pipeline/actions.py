@@ -11,9 +11,10 @@ a *route*, the stages that it passes in order; where two routes run through the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import le
 from typing import Literal, NamedTuple, cast
 
 from autopar.nouns.errors import UserError
@@ -101,6 +102,15 @@ class Schedule:
         return frozenset(action for actions in self.lists for action in actions)
 
     @cached_property
+    def in_flight(self) -> tuple[tuple[Mapping[int, int], ...], ...]:
+        """For every rank the most microbatches that its stages hold at once for backward: by stage,
+        at each moment at which no other one holds as many of every stage and more of one.
+
+        A stage holds one from its F to its B, or W where backward is split.
+        """
+        return tuple(tuple(map(dict, _most_held(actions))) for actions in self.lists)
+
+    @cached_property
     def part(self) -> Mapping[int, int]:
         """Which part of the model each stage computes: its place on its route."""
         return {stage: i for route in self.routes for i, stage in enumerate(route)}
@@ -128,6 +138,24 @@ class Schedule:
             if behind is not None:
                 whole = Action(behind, "B", i)
                 yield whole if whole in self.actions else Action(behind, "I", i)
+
+
+def _most_held(actions: Sequence[Action]) -> list[list[tuple[int, int]]]:
+    stages = list(dict.fromkeys(action.stage for action in actions))
+    place = {stage: i for i, stage in enumerate(stages)}
+    now = [0] * len(stages)
+    moments: dict[tuple[int, ...], None] = {}
+    for action in actions:
+        if action.kind == "F":
+            now[place[action.stage]] += 1
+            moments[tuple(now)] = None
+        elif action.kind in "BW":
+            now[place[action.stage]] -= 1
+    most: list[tuple[int, ...]] = []
+    for moment in sorted(moments, key=sum, reverse=True):
+        if not any(all(map(le, moment, other)) for other in most):
+            most.append(moment)
+    return [[*zip(stages, moment, strict=True)] for moment in most]
 
 
 def one_route(name: str, ranks: tuple[int, ...], lists: Lists, microbatches: int) -> Schedule:

@@ -53,20 +53,13 @@ def order(schedule: Schedule) -> list[Action]:
 def held(schedule: Schedule, weight: Callable[[int], float] = lambda _: 1) -> tuple[float, ...]:
     """For every rank the most that its stages hold at once for backward.
 
-    A stage holds ``weight(stage)`` for a microbatch from its F to its B, or W where backward is
-    split. A fact of the lists alone: what runs when does not change it.
+    A stage holds ``weight(stage)`` for each microbatch in flight. A fact of the lists alone: what
+    runs when does not change it.
     """
-    peaks = []
-    for actions in schedule.lists:
-        now = peak = 0.0
-        for action in actions:
-            if action.kind == "F":
-                now += weight(action.stage)
-                peak = max(peak, now)
-            elif action.kind in "BW":
-                now -= weight(action.stage)
-        peaks.append(peak)
-    return tuple(peaks)
+    return tuple(
+        max((sum(weight(s) * n for s, n in moment.items()) for moment in moments), default=0.0)
+        for moments in schedule.in_flight
+    )
 
 
 def _check_complete(schedule: Schedule) -> None:

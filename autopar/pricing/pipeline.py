@@ -69,6 +69,7 @@ class CutModel:
     _parts: dict[tuple[int, int], StagePart] = field(default_factory=dict)
     _summaries: dict[Signature, Summary] = field(default_factory=dict)
     _views: dict[Cluster, CutModel] = field(default_factory=dict)
+    _sends: dict[tuple[Cluster, int, int], Sends] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.units:
@@ -90,6 +91,13 @@ class CutModel:
                 self, summary=summary, prices=prices, _summaries={}, _views={}
             )
         return self._views[view]
+
+    def sends(self, cluster: Cluster, pp: int, apart: int) -> Sends:
+        """Between stages of so many pipeline ranks, each so many devices from the next."""
+        key = cluster, pp, apart
+        if key not in self._sends:
+            self._sends[key] = Sends(self.flows, len(self.units), links(cluster, pp, apart))
+        return self._sends[key]
 
     def part(self, first: int, end: int) -> StagePart:
         """Units ``first`` to ``end - 1`` as a stage."""
@@ -227,7 +235,6 @@ class PipelinePrices:
     by_stage: tuple[PipelinePrices, ...] = ()
     _times: dict[Signature, StageTime] = field(default_factory=dict)
     _figures: dict[Signature, tuple[float, ...]] = field(default_factory=dict)
-    _sends: Sends | None = None
     _views: dict[Cluster, PipelinePrices] = field(default_factory=dict)
 
     def at(self, stage: int) -> PipelinePrices:
@@ -286,10 +293,7 @@ class PipelinePrices:
 
     @property
     def sends(self) -> Sends:
-        if self._sends is None:
-            joined = links(self.cluster, self.pp, self.state.mesh.device_count)
-            self._sends = Sends(self.model.flows, len(self.model.units), joined)
-        return self._sends
+        return self.model.sends(self.cluster, self.pp, self.state.mesh.device_count)
 
     def sent(self, runs: Sequence[tuple[int, int]], schedule: Schedule) -> Sent:
         """What stages send one another."""

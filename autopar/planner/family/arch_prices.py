@@ -1,4 +1,4 @@
-"""A layout of a dense transformer priced as the planner prices its plans: from the model's graph.
+"""Layouts of a dense transformer priced as the planner prices its plans: from the model's graph.
 
 The graph is made from the figures (`family.arch_graph`), sharded as published software
 does it (`family.megatron`), and lowered, summed up and played as that of a captured model.
@@ -6,86 +6,100 @@ does it (`family.megatron`), and lowered, summed up and played as that of a capt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 from autopar.cost_models.family import Arch
 from autopar.cost_models.layout import Layout
 from autopar.cost_models.pipeline_time import layers_of
 from autopar.lowering.precision import at_precision
-from autopar.lowering.spread import Lowered, lower
+from autopar.lowering.spread import lower
+from autopar.nouns.axes import REPLICATE, SHARD, TENSOR
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.mesh import Mesh
-from autopar.nouns.plan import Memory
 from autopar.nouns.recompute import Recompute
 from autopar.nouns.style import Style
 from autopar.pipeline.schedules.table import schedule
 from autopar.planner.family.arch_graph import BATCH_DIMS, graph_of
 from autopar.planner.family.megatron import spread_of
-from autopar.pricing.memory import step_memory
-from autopar.pricing.pipeline import CutModel, PipelinePrices, runs_of
+from autopar.pricing.pipeline import CutModel
+from autopar.pricing.priced import Priced, price
 from autopar.pricing.prices import Prices
 from autopar.pricing.sends import Ends, Order
-from autopar.pricing.simulation import StepTime, simulate
 from autopar.pricing.state import StateSharding
-from autopar.pricing.summary import Summary, summarise
+from autopar.pricing.summary import summarise
 from autopar.rules.cut import batch_cut
 from autopar.rules.fusion import ALONE, fusion
 
 PRECISION = "bfloat16"
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """What the planner says of a layout; ``memory`` is of the rank that needs most. first_s: of the
-    first gathers of all stages, which come one after the other."""
-
-    lowered: Lowered
-    prices: Prices
-    summary: Summary
-    time: StepTime
-    memory: Memory
-    first_s: float = 0.0
-
-
-def planned(arch: Arch, layout: Layout, cluster: Cluster, style: Style) -> Planned:
-    """Prices ``layout``, which must be legal and have neither cp, ep nor selective recompute, with
-    parameters in float32, products in bfloat16 and AdamW.
-
-    Raises:
-        NoGraph: figures that no graph says.
-    """
+def unpriced(layout: Layout) -> str:
+    """What of a layout is not priced from the graph yet; nothing: `Pricer` does."""
     x = layout
-    graph = at_precision(graph_of(arch, x.global_batch), PRECISION)
-    mesh = Mesh(("dp_replicate", "dp_shard", "tp"), (x.dp_replicate, x.dp_shard, x.tp))
-    spread = spread_of(graph, mesh, x.sequence_parallel)
-    lowered = lower(graph, spread, x.microbatches, batch_cut(graph, BATCH_DIMS))
-    fused = fusion(graph) if style == "compiled" else ALONE
-    prices = Prices(cluster, lowered.mesh, PRECISION, fused)
-    summary = summarise(lowered, prices)
-    state = StateSharding(x.zero, mesh, x.microbatches, PRECISION, clips=True)
-    recompute = Recompute(x.recompute)
-    if x.pp == 1:
-        time = simulate(summary, state, cluster, recompute)
-        memory = step_memory(summary, state, recompute, cluster.device)
-        return Planned(lowered, prices, summary, time, memory)
-    cuts = CutModel(lowered, summary, prices, "torch")
-    of_stages = PipelinePrices(cuts, cluster, state, recompute, x.pp)
-    order = Order(schedule(x.schedule, x.pp, x.microbatches, x.interleave))
-    runs = runs_of(_ends(cuts, arch, x), order.schedule)
-    time = of_stages.step(runs, order.schedule, *of_stages.clocked(runs, order))
-    ranks = of_stages.memory(runs, order.schedule)
-    first_s = sum(of_stages.at(stage).time(*run).first_s for stage, run in enumerate(runs))
-    most = max(ranks, key=lambda rank: rank.total)
-    return Planned(lowered, prices, summary, time, most, first_s)
+    parts = {
+        f"cp {x.cp}": x.cp > 1,
+        f"ep {x.ep}": x.ep > 1,
+        "selective recompute": x.recompute == "selective",
+        "stages of unequal layers": x.uneven,
+    }
+    return ", ".join(name for name, has in parts.items() if has)
 
 
-def _ends(cuts: CutModel, arch: Arch, layout: Layout) -> Ends:
+@dataclass(slots=True)
+class Pricer:
+    """Prices layouts on one cluster, with parameters in float32, products in bfloat16 and AdamW;
+    keeps what they share."""
+
+    cluster: Cluster
+    style: Style
+    _models: dict[tuple[Arch, int, bool, int], CutModel] = field(default_factory=dict)
+
+    def __call__(self, arch: Arch, layout: Layout) -> Priced:
+        """``layout`` must be legal, and nothing of it `unpriced`.
+
+        Raises:
+            NoGraph: figures that no graph says.
+        """
+        x = layout
+        model = self.model(arch, x)
+        sizes = (x.dp_replicate, x.dp_shard, x.tp)
+        mesh = Mesh((REPLICATE, SHARD, TENSOR), sizes)
+        state = StateSharding(x.zero, mesh, x.microbatches, PRECISION, clips=True)
+        if x.pp == 1:
+            return price(model, state, Recompute(x.recompute))
+        order = _order(x.schedule, x.pp, x.microbatches, x.interleave)
+        return price(model, state, Recompute(x.recompute), order, _ends(model, arch, x))
+
+    def model(self, arch: Arch, layout: Layout) -> CutModel:
+        """One microbatch on the tensor-parallel ranks of a layout."""
+        key = (arch, layout.tp, layout.sequence_parallel, layout.microbatch)
+        if key not in self._models:
+            graph = at_precision(graph_of(arch, layout.microbatch), PRECISION)
+            spread = spread_of(graph, Mesh((TENSOR,), (layout.tp,)), layout.sequence_parallel)
+            lowered = lower(graph, spread, 1, batch_cut(graph, BATCH_DIMS))
+            fused = fusion(graph) if self.style == "compiled" else ALONE
+            prices = Prices(self.cluster, lowered.mesh, PRECISION, fused)
+            self._models[key] = CutModel(lowered, summarise(lowered, prices), prices, "torch")
+        return self._models[key]
+
+
+@lru_cache(maxsize=256)
+def _order(name: str, pp: int, microbatches: int, interleave: int) -> Order:
+    return Order(schedule(name, pp, microbatches, interleave))
+
+
+def _ends(model: CutModel, arch: Arch, layout: Layout) -> Ends:
     """Layers as even as they can be, what stands before them in the first stage and the rest in the
     last."""
-    blocks = [op.op.name for op in cuts.lowered.ops if op.bound is None]
-    before = cuts.units.index(blocks[0])
-    ends = []
-    for layers in layers_of(arch.layers, layout.pipeline(arch.layers).stages):
+    first = next(op.op.name for op in model.lowered.ops if op.bound is None)
+    return tuple(_ends_from(model, arch, layout, model.units.index(first)))
+
+
+def _ends_from(model: CutModel, arch: Arch, layout: Layout, before: int) -> Iterator[int]:
+    *inner, _ = layers_of(arch.layers, layout.pipeline(arch.layers).stages)
+    for layers in inner:
         before += layers
-        ends.append(before)
-    return (*ends[:-1], len(cuts.units))
+        yield before
+    yield len(model.units)
