@@ -15,6 +15,7 @@ from typing import Literal, cast
 
 from autopar.cost_models.family import Arch
 from autopar.cost_models.pipeline_time import Pipeline
+from autopar.nouns.axes import CONTEXT, EXPERT, PIPELINE, REPLICATE, SHARD, TENSOR
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.offload import OFFLOAD
 from autopar.pipeline.actions import ScheduleError
@@ -22,7 +23,9 @@ from autopar.pipeline.schedules.table import SCHEDULES, kind_of
 
 Recompute = Literal["none", "selective", "full"]
 
-DEGREES = ("dp_replicate", "dp_shard", "tp", "cp", "ep", "pp")
+DEGREES = (REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE)
+_NAMED_FIRST = (TENSOR, CONTEXT, PIPELINE, REPLICATE)
+"""`SHARD` takes what these leave."""
 _COUNTS = (*DEGREES, "etp", "microbatch", "microbatches", "interleave", "zero", "global_batch")
 _WORDS: dict[str, tuple[str, ...]] = {
     "recompute": ("none", "selective", "full"),
@@ -197,28 +200,27 @@ def layout_from_fix(
     if batch is None:
         raise LayoutError("no global batch: add global_batch=N (sequences) to --fix")
     number = {name: int(given.get(name, 1)) for name in DEGREES}
-    model = number["tp"] * number["cp"] * number["pp"]
-    if "dp_shard" not in given:
-        named = model * number["dp_replicate"]
+    model = number[TENSOR] * number[CONTEXT] * number[PIPELINE]
+    if SHARD not in given:
+        named = model * number[REPLICATE]
         rest, left = divmod(device_count, named)
         if left or rest == 0:
             raise LayoutError(
-                f"tp {number['tp']} x cp {number['cp']} x pp {number['pp']} x dp_replicate "
-                f"{number['dp_replicate']} = {named} does not divide {device_count} devices, "
-                "which they and dp_shard must multiply to"
+                f"{' x '.join(f'{name} {number[name]}' for name in _NAMED_FIRST)} = {named} does "
+                f"not divide {device_count} devices, which they and dp_shard must multiply to"
             )
-        number["dp_shard"] = rest
-    replicas = number["dp_replicate"]
-    whole = replicas > 1 and number["dp_shard"] * number["cp"] == 1
+        number[SHARD] = rest
+    replicas = number[REPLICATE]
+    whole = replicas > 1 and number[SHARD] * number[CONTEXT] == 1
     if whole and int(given.get("zero", 0)) > 0:
         raise LayoutError(
             f"zero={given['zero']} splits state over dp_shard, but dp_replicate={replicas} leaves "
             f"dp_shard=1 of {device_count} devices, so nothing is split: dp_shard={replicas} in "
             "its place shards, zero=0 replicates"
         )
-    usual_zero = 0 if whole else 1 if number["pp"] > 1 or number["tp"] > 1 else 3
+    usual_zero = 0 if whole else 1 if number[PIPELINE] > 1 or number[TENSOR] > 1 else 3
     interleave = int(given.get("interleave", 1))
-    dp = number["dp_replicate"] * number["dp_shard"]
+    dp = number[REPLICATE] * number[SHARD]
     microbatch = int(given.get("microbatch", 1))
     if "microbatches" in given:
         implied, left = divmod(int(batch), dp * int(given["microbatches"]))
@@ -237,12 +239,12 @@ def layout_from_fix(
         schedule=str(given.get("schedule", default_schedule)),
         recompute=cast(Recompute, given.get("recompute", "none")),
         sequence_parallel=given.get("sequence_parallel", "on") == "on",
-        dp_replicate=number["dp_replicate"],
-        dp_shard=number["dp_shard"],
-        tp=number["tp"],
-        cp=number["cp"],
-        ep=number["ep"],
-        pp=number["pp"],
+        dp_replicate=number[REPLICATE],
+        dp_shard=number[SHARD],
+        tp=number[TENSOR],
+        cp=number[CONTEXT],
+        ep=number[EXPERT],
+        pp=number[PIPELINE],
         etp=int(given.get("etp", 0)),
         uneven=given.get("uneven") == "on",
     )

@@ -15,7 +15,7 @@ from autopar.cli.progress import progress
 from autopar.files import plan_folder, whole_file, whole_folder
 from autopar.files.sources import relative_sources
 from autopar.nouns import batch
-from autopar.nouns.axes import CONTEXT
+from autopar.nouns.axes import CONTEXT, PIPELINE
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import to_json
 from autopar.nouns.text.graph import to_text as graph_text
@@ -255,7 +255,7 @@ def explanation(
     moved += streamed(again.plan.prediction.memory_bytes)
     state = () if what else moved
     forbidden = again.forbidden
-    ranks = again.plan.degrees["pp"]
+    ranks = again.plan.degrees[PIPELINE]
     shown_parts = explain(rows, closest, step_time_s, state, forbidden, ranks)
     data = explain_object(rows, closest, state, forbidden)
     if trace is not None or len(again.plan.stages) > 1:

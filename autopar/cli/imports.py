@@ -11,6 +11,7 @@ from autopar.cost_models.family import Arch
 from autopar.cost_models.layout import Layout, LayoutError, choices_of, layout_from_fix
 from autopar.files.imports.readers import read
 from autopar.files.imports.settings import Settings
+from autopar.nouns.axes import CONTEXT, PIPELINE, REPLICATE, SHARD, TENSOR
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.planner.family.estimate import PRECISIONS, Estimate, estimate
@@ -90,12 +91,12 @@ def layout_of(settings: Settings, devices: int, global_batch: int | None = None)
         LayoutError: the degrees do not make up the devices, or nothing says the batch.
     """
     choices = dict(settings.choices)
-    if choices.get("zero") == "0" and "dp_shard" not in choices:
+    if choices.get("zero") == "0" and SHARD not in choices:
         taken = 1
-        for name in ("tp", "cp", "pp"):
+        for name in (TENSOR, CONTEXT, PIPELINE):
             taken *= int(choices.get(name, 1))
         if devices % taken == 0:
-            choices |= {"dp_replicate": str(devices // taken), "dp_shard": "1"}
+            choices |= {REPLICATE: str(devices // taken), SHARD: "1"}
     batch = global_batch or settings.global_batch
     if batch is None and settings.batch_per_rank is not None:
         ranks = layout_from_fix(choices_of({**choices, "microbatch": "1"}), devices, 1)
@@ -109,7 +110,7 @@ def layout_of(settings: Settings, devices: int, global_batch: int | None = None)
 
 def _with_degrees(settings: Settings, layout: Layout) -> str:
     """`Settings.fix` with the data ranks that the devices leave."""
-    data = {n: str(getattr(layout, n)) for n in ("dp_replicate", "dp_shard")}
+    data = {n: str(getattr(layout, n)) for n in (REPLICATE, SHARD)}
     kept = {n: v for n, v in data.items() if v != "1"}
     rest = {n: v for n, v in settings.choices.items() if n not in data}
     return ",".join(f"{name}={value}" for name, value in {**kept, **rest}.items())

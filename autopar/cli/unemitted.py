@@ -21,6 +21,7 @@ from autopar.files.cluster_file import load_cluster
 from autopar.frontends.dispatch import capture
 from autopar.frontends.loading import load_workload
 from autopar.frontends.shared.captured import Captured
+from autopar.nouns.axes import PIPELINE
 from autopar.nouns.cluster import Cluster, short_dtype
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
@@ -130,7 +131,9 @@ def _parsed(fix: Mapping[str, str], choices: tuple[str, ...]) -> dict[str, int |
             "there is recompute none, selective or full"
         )
     kept = {
-        n: v for n, v in fix.items() if n != "schedule" or v != "none" or fix.get("pp", "1") != "1"
+        n: v
+        for n, v in fix.items()
+        if n != "schedule" or v != "none" or fix.get(PIPELINE, "1") != "1"
     }
     return choices_of(kept)
 

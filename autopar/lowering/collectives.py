@@ -18,7 +18,7 @@ from autopar.lowering.state import (
     state_collectives,
     sums,
 )
-from autopar.nouns.axes import SAMPLES
+from autopar.nouns.axes import PIPELINE, SAMPLES
 from autopar.nouns.graph import DTYPE_BYTES, Graph
 from autopar.nouns.plan import Plan
 from autopar.nouns.recompute import Recompute
@@ -144,7 +144,7 @@ def pipeline_collectives(
             rows[moved.kind, moved.axis, moved.size_bytes, entry.what] += entry.count
     for way in ways(parts, schedule):
         for kind, rank, what in (("send", way.source, "sent"), ("recv", way.target, "received")):
-            counts[rank][kind, "pp", way.size_bytes, f"{way.name} {what}"] += passes[way.stage]
+            counts[rank][kind, PIPELINE, way.size_bytes, f"{way.name} {what}"] += passes[way.stage]
     holders: dict[str, list[int]] = {}
     bytes_of: dict[str, int] = {}
     for stage, rank in enumerate(schedule.ranks):
@@ -156,7 +156,7 @@ def pipeline_collectives(
         places = sorted(set(held))
         if len(places) > 1:
             whole = len(places) == len(ranks)
-            axis = "pp" if whole else f"pp[{','.join(map(str, places))}]"
+            axis = PIPELINE if whole else f"pp[{','.join(map(str, places))}]"
             for rank in places:
                 counts[rank]["all_reduce", axis, bytes_of[name], f"{name} tie"] += 1
     mesh = plan.program_mesh

@@ -45,7 +45,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from autopar.nouns.axes import BATCH, PIPELINE
+from autopar.nouns.axes import BATCH, PIPELINE, SHARD
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
@@ -130,7 +130,7 @@ def cutting_axes(stored: Iterable[Stored], mesh: Mesh, zero: int, framework: str
     cuts, axes = _cuts(mesh.trimmed(), zero, framework), set[str]()
     for p in (p for p in stored if p.trainable):
         axes |= {a for a, where in p.sharding.placements if where.kind == "S"}
-        axes |= {"dp_shard"} if cuts.has(p) else set()
+        axes |= {SHARD} if cuts.has(p) else set()
     return frozenset(axes)
 
 
@@ -157,7 +157,7 @@ def sums(
         every = tuple(a for a in mesh.axes if mesh.size(a) > 1)
         yield from _all_reduce("overflow", every, OVERFLOW_BYTES)
     if clips:
-        axes = tuple(a for a in mesh.axes if mesh.size(a) > 1 and (a in cutting or a == "pp"))
+        axes = tuple(a for a in mesh.axes if mesh.size(a) > 1 and (a in cutting or a == PIPELINE))
         yield from _all_reduce("gradient norm", axes, WIDE_BYTES if wide else NORM_BYTES)
     across = tuple(a for a in (PIPELINE, *BATCH) if mesh.size(a) > 1)
     yield from _all_reduce("loss", across, loss_bytes)
@@ -199,7 +199,7 @@ class _Cuts:
 
     @property
     def shard(self) -> int:
-        return self.mesh.size("dp_shard")
+        return self.mesh.size(SHARD)
 
     def has(self, p: Stored) -> bool:
         """Whether ``p`` is cut at all."""
@@ -232,7 +232,7 @@ class _Cuts:
 
 
 def _cuts(mesh: Mesh, zero: int, framework: str) -> _Cuts:
-    return _Cuts(mesh, over(zero, mesh.size("dp_shard")), framework)
+    return _Cuts(mesh, over(zero, mesh.size(SHARD)), framework)
 
 
 def _sharded(

@@ -15,6 +15,7 @@ from autopar.frontends.loading import load_workload
 from autopar.frontends.shared.captured import Captured
 from autopar.lowering.precision import at_precision
 from autopar.lowering.spread import Lowered
+from autopar.nouns.axes import REPLICATE, SHARD
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Graph
@@ -290,7 +291,7 @@ def _check_one_rank(fixed: Fixed, obstacle: BatchMixed, samples: int) -> None:
     """Raises ``obstacle`` where pins ask for more than one data rank with the whole batch."""
     split = (fixed.dp_replicate or 1) * (fixed.dp_shard or 1) > 1 or (fixed.zero or 0) > 0
     if split or fixed.microbatch not in (None, samples):
-        raise BatchMixed(str(obstacle), {"dp_replicate": "1", "dp_shard": "1"})
+        raise BatchMixed(str(obstacle), {REPLICATE: "1", SHARD: "1"})
 
 
 def _plan(

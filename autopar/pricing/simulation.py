@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from autopar.cost_models.compute import update_time_s
 from autopar.lowering.state import StateCollective, count_sums, pipeline_loss_bytes, sums
+from autopar.nouns.axes import PIPELINE, SHARD
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import COMPUTE, FULL, NONE, SELECTIVE, Recompute
@@ -326,8 +327,8 @@ class Sums:
 def sums_s(summary: Summary, state: StateSharding, cluster: Cluster, pp: int = 1) -> Sums:
     """The norm of the gradient, with overflow in float16, and the loss; ``summary`` is of all
     stages."""
-    mesh = Mesh(("pp", *state.mesh.axes), (pp, *state.mesh.sizes))
-    cutting = summary.cutting | ({"dp_shard"} if state.fsdp else set())
+    mesh = Mesh((PIPELINE, *state.mesh.axes), (pp, *state.mesh.sizes))
+    cutting = summary.cutting | ({SHARD} if state.fsdp else set())
     wide = any("float64" in unit.trained for unit, _ in summary.owners())
     scales, size = state.precision == "float16", summary.loss_bytes
     size = size if pp == 1 else pipeline_loss_bytes(wide, state.precision)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from autopar.nouns.axes import REPLICATE, SHARD
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.optimizer import state_per_parameter
@@ -36,11 +37,11 @@ class StateSharding:
 
     @property
     def shard(self) -> int:
-        return self.mesh.size("dp_shard")
+        return self.mesh.size(SHARD)
 
     @property
     def replicate(self) -> int:
-        return self.mesh.size("dp_replicate")
+        return self.mesh.size(REPLICATE)
 
     def moved_dtype(self, dtype: str) -> str:
         """The dtype in which a parameter is gathered: compute precision under FSDP."""

@@ -11,6 +11,7 @@ from rich.text import Text
 from autopar.cost_models.bands import Band, memory_band, step_band
 from autopar.cost_models.provenance import collective_origins, op_origins
 from autopar.cost_models.provenance import summary as counted
+from autopar.nouns.axes import PIPELINE
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.plan import Plan, RunnerUp
@@ -106,7 +107,7 @@ def _decisions(plan: Plan, cluster: Cluster) -> RenderableType:
     rows.add_row("degrees", degrees(plan.degrees))
     rows.add_row("state sharding", zero_text(plan))
     rows.add_row("microbatches", str(plan.microbatches))
-    if plan.degrees["pp"] > 1:
+    if plan.degrees[PIPELINE] > 1:
         rows.add_row("schedule", plan.schedule)
     rows.add_row("recompute", plan.each("recompute"))
     if plan.each("offload") != OFFLOAD[0]:

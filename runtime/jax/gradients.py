@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from autopar.nouns.axes import SHARD
 from autopar.runtime.jax.collectives import join, own_piece
 from autopar.runtime.jax.layout import Layout
 
@@ -42,7 +43,7 @@ def own_pieces(layout: Layout, parameters: Arrays) -> dict[str, Array]:
 def own_part(layout: Layout, key: str, p: Array) -> Array:
     """The piece of one parameter along ``dp_shard``; all of it where none is cut."""
     dim = layout.leaves[key].dim
-    return p if dim is None else own_piece(p, dim, "dp_shard")
+    return p if dim is None else own_piece(p, dim, SHARD)
 
 
 def join_pieces(layout: Layout, pieces: Arrays) -> dict[str, Array]:
@@ -51,4 +52,4 @@ def join_pieces(layout: Layout, pieces: Arrays) -> dict[str, Array]:
 
 
 def _joined(piece: Array, dim: int | None) -> Array:
-    return piece if dim is None else join(piece, dim, "dp_shard")
+    return piece if dim is None else join(piece, dim, SHARD)

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from autopar.lowering.state import even_cut
-from autopar.nouns.axes import SAMPLES
+from autopar.nouns.axes import SAMPLES, SHARD
 from autopar.runtime.jax.program import Block, Parameter
 from autopar.runtime.shared.settings import ProgramError, Settings
 
@@ -75,14 +75,14 @@ class Layout:
         blocks: Mapping[str, Block] = program.BLOCKS
         for block, stack in blocks.items():
             rows += [(f"{block}/{n}", n, p, stack.layers) for n, p in stack.parameters.items()]
-        shard = mesh.get("dp_shard", 1) if settings.split.optimizer else 1
+        shard = mesh.get(SHARD, 1) if settings.split.optimizer else 1
         leaves = {k: Leaf(k, n, p, ls, _cut(p, mesh, shard)) for k, n, p, ls in rows}
         return Layout(mesh, settings, leaves)
 
     @property
     def shards(self) -> bool:
         """Whether ``dp_shard`` cuts state at all."""
-        return self.settings.split.optimizer and self.mesh.get("dp_shard", 1) > 1
+        return self.settings.split.optimizer and self.mesh.get(SHARD, 1) > 1
 
     @cached_property
     def data_axes(self) -> tuple[str, ...]:
@@ -111,7 +111,7 @@ class Layout:
     def spec(self, leaf: Leaf, cut: bool) -> Spec:
         dims: list[Any] = [leaf.axes(d) for d in range(len(leaf.parameter.shape))]
         if cut and leaf.cut is not None:
-            dims[leaf.cut] = (*dims[leaf.cut], "dp_shard")
+            dims[leaf.cut] = (*dims[leaf.cut], SHARD)
         entries = [None if not axes else axes[0] if len(axes) == 1 else axes for axes in dims]
         lead = (None,) if leaf.layers else ()
         return PartitionSpec(*lead, *entries)
@@ -119,7 +119,7 @@ class Layout:
     def cutting_axes(self, leaf: Leaf) -> tuple[str, ...]:
         """Axes on which the ranks hold different pieces of the leaf's reduced gradient."""
         model = [a for d in range(len(leaf.parameter.shape)) for a in leaf.axes(d)]
-        return (*model, *(() if leaf.cut is None else ("dp_shard",)))
+        return (*model, *(() if leaf.cut is None else (SHARD,)))
 
     def gather_names(
         self, named: Mapping[str, Any], keys: Iterable[str] | None = None

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from autopar.nouns.axes import SHARD
 from autopar.runtime.jax.attention import attention
 from autopar.runtime.jax.collectives import (
     all_reduce,
@@ -182,7 +183,7 @@ def _only_moved(primitive: Any, *_: Any, **params: Any) -> bool:
 
 
 def _gathers(primitive: Any, params: Any) -> bool:
-    return primitive.name == "all_gather" and "dp_shard" in params["axis_name"]
+    return primitive.name == "all_gather" and SHARD in params["axis_name"]
 
 
 __all__ = [

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from autopar.nouns.axes import SHARD
 from autopar.runtime.jax.collectives import join, scatter
 
 Array = Any
@@ -36,7 +37,7 @@ def gathered(
     groups: dict[tuple[str, str, bool], list[str]] = {}
     for name, p in pieces.items():
         dim = cuts[name]
-        if dim is not None and p.nbytes * lax.axis_size("dp_shard") > SMALL_BYTES:
+        if dim is not None and p.nbytes * lax.axis_size(SHARD) > SMALL_BYTES:
             whole[name] = _alone(p, dim, dtypes[name])
         elif dim is not None:
             groups.setdefault((str(p.dtype), str(dtypes[name]), name in frozen), []).append(name)
@@ -57,7 +58,7 @@ def scattered(whole: Array, piece: Array, dim: int) -> Array:
         return whole
 
     def backward(_: None, g: Array) -> tuple[None, Array]:
-        return None, scatter(g.astype(piece.dtype), dim, "dp_shard")
+        return None, scatter(g.astype(piece.dtype), dim, SHARD)
 
     function.defvjp(lambda whole, piece: (whole, None), backward)
     result: Array = function(whole, piece)
@@ -67,10 +68,10 @@ def scattered(whole: Array, piece: Array, dim: int) -> Array:
 def _alone(piece: Array, dim: int, moved: Any) -> Array:
     @jax.custom_vjp  # type: ignore[untyped-decorator]
     def function(piece: Array) -> Array:
-        return join(piece.astype(moved), dim, "dp_shard")
+        return join(piece.astype(moved), dim, SHARD)
 
     def backward(_: None, g: Array) -> tuple[Array]:
-        return (scatter(g.astype(piece.dtype), dim, "dp_shard"),)
+        return (scatter(g.astype(piece.dtype), dim, SHARD),)
 
     function.defvjp(lambda piece: (function(piece), None), backward)
     result: Array = function(piece)
@@ -85,7 +86,7 @@ def _unit(pieces: list[Array], dims: list[int], stored: str, moved: str) -> list
             jnp.moveaxis(p.astype(moved), d, 0).reshape(-1)
             for p, d in zip(pieces, dims, strict=True)
         ]
-        whole = join(jnp.concatenate(flat), 0, "dp_shard").reshape(-1, sum(map(jnp.size, flat)))
+        whole = join(jnp.concatenate(flat), 0, SHARD).reshape(-1, sum(map(jnp.size, flat)))
         wholes, start = [], 0
         for shape, part, dim in zip(shapes, flat, dims, strict=True):
             rows = whole[:, start : start + part.size].reshape(-1, *shape[1:])
@@ -98,7 +99,7 @@ def _unit(pieces: list[Array], dims: list[int], stored: str, moved: str) -> list
             jnp.moveaxis(g.astype(stored), d, 0).reshape(g.shape[d] // s[0], -1)
             for g, d, s in zip(gradients, dims, shapes, strict=True)
         ]
-        own = scatter(jnp.concatenate(rows, axis=1).reshape(-1), 0, "dp_shard")
+        own = scatter(jnp.concatenate(rows, axis=1).reshape(-1), 0, SHARD)
         shards, start = [], 0
         for shape, row, dim in zip(shapes, rows, dims, strict=True):
             piece = own[start : start + row.shape[1]].reshape(shape)

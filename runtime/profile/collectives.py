@@ -15,13 +15,14 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from autopar.nouns.axes import EXPERT, REPLICATE, TENSOR
 from autopar.runtime.pytorch import ranks as rank_state
 from autopar.runtime.pytorch import transport
 from autopar.runtime.pytorch.collectives import all_gather_dim, all_to_all_dims, reduce_scatter_dim
 from autopar.runtime.pytorch.ranks import Ranks
 
 SIZES = tuple(1 << power for power in (12, 15, 18, 21, 24))  # 4 KiB to 16 MiB
-AXIS = "tp"
+AXIS = TENSOR
 _PIECES = 16
 """Rows of the tensors that are cut along their columns: what packing has to put together."""
 
@@ -163,7 +164,7 @@ def units(world: int, device: torch.device) -> Iterator[tuple[str, int, Callable
 
 def _mesh(world: int, size: int, stride: int, device: torch.device) -> Ranks:
     outer = world // (size * stride)
-    return Ranks({"dp_replicate": outer, AXIS: size, "ep": stride}, device)
+    return Ranks({REPLICATE: outer, AXIS: size, EXPERT: stride}, device)
 
 
 class Overlap:

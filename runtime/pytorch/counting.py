@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from autopar.lowering.collectives import Row
+from autopar.nouns.axes import PIPELINE
 from autopar.runtime.pytorch.ranks import Ranks
 from autopar.torch_private.distributed import resolve_group
 from autopar.torch_private.modes import TorchDispatchMode
@@ -83,7 +84,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def rows(self) -> list[Row]:
         """What was issued since the start, sorted."""
-        here = self._ranks.index("pp") if self._ranks.size("pp") > 1 else 0
+        here = self._ranks.index(PIPELINE) if self._ranks.size(PIPELINE) > 1 else 0
         return [Row(*what, count, rank=here) for what, count in sorted(self._counts.items())]
 
     def _note(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> None:

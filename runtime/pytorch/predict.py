@@ -23,7 +23,7 @@ from torch import nn
 from autopar.emit.marks import instrumented
 from autopar.files import plan_folder
 from autopar.lowering.of_plan import batch_dims, plan_cut, planned_graph
-from autopar.nouns.axes import MICROBATCH, SAMPLES
+from autopar.nouns.axes import MICROBATCH, PIPELINE, SAMPLES
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.graph import Graph, Op
 from autopar.nouns.plan import key as plan_key
@@ -261,7 +261,7 @@ def _joined(x: torch.Tensor, dim: int, group: dist.ProcessGroup | None) -> torch
 
 def _of_stage(own: torch.Tensor | None, ranks: Ranks) -> torch.Tensor:
     """On all ranks of a pipeline what the last of them that has it has."""
-    group = ranks.group("pp")
+    group = ranks.group(PIPELINE)
     if group is None:
         assert own is not None
         return own

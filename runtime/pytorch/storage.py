@@ -31,6 +31,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from autopar.nouns.axes import SHARD
 from autopar.runtime.pytorch.carried import write_carried
 from autopar.runtime.pytorch.dtype_groups import DtypeGroups
 from autopar.runtime.pytorch.held import Held
@@ -244,10 +245,10 @@ class Sharded(Storage):
             return held
         with torch.no_grad():
             piece = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        here, count = self.ranks.index("dp_shard"), self.ranks.size("dp_shard")
+        here, count = self.ranks.index(SHARD), self.ranks.size(SHARD)
         held.region = cut(held.region, 0, count, here)
         held.leaf = nn.Parameter(piece.detach(), requires_grad=parameter.requires_grad)
-        held.split = tuple(a for a in self.ranks.mesh.axes if a in ("dp_shard", *held.split))
+        held.split = tuple(a for a in self.ranks.mesh.axes if a in (SHARD, *held.split))
         assert tuple(piece.shape) == region_shape(held.region), name
         return held
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.files import plan_folder
+from autopar.nouns.axes import PIPELINE
 from autopar.nouns.errors import UserError
 from autopar.nouns.plan import Plan
 from autopar.runtime.jobs import jax_launch
@@ -76,7 +77,7 @@ def rehearse(folder: str | Path) -> Rehearsal:
 
 def stage_ranks(plan: Plan) -> list[int]:
     """The first rank of every place in the pipeline."""
-    pp = plan.degrees["pp"]
+    pp = plan.degrees[PIPELINE]
     return [place * (plan.device_count // pp) for place in range(pp)]
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from autopar.cost_models.catalogue import catalogue
 from autopar.cost_models.physics import Impossible
+from autopar.nouns.axes import PIPELINE, SHARD
 from autopar.nouns.errors import DoesNotFit
 from autopar.nouns.mesh import Mesh
 from autopar.planner.ask.fixed import DEGREES, Fixed, FixError
@@ -125,14 +126,14 @@ def _degree_pins(question: Question) -> Iterator[_Change]:
 
 def _light(fixed: Fixed) -> list[str]:
     """The pins that the degrees do not hang on; a file of actions has its own ranks."""
-    heavy = (*DEGREES, "pp", *(("schedule",) if fixed.actions is not None else ()))
+    heavy = (*DEGREES, PIPELINE, *(("schedule",) if fixed.actions is not None else ()))
     return [name for name in fixed.pinned() if name not in heavy]
 
 
 def _without(question: Question, *names: str) -> _Change:
     fixed = question.fixed
     pinned = fixed.pinned()
-    actions = None if {"pp", "schedule"} & {*names} else fixed.actions
+    actions = None if {PIPELINE, "schedule"} & {*names} else fixed.actions
     freed = replace(fixed, actions=actions, **dict.fromkeys(names))
     if actions is None and fixed.actions is not None:
         freed = replace(freed, pp=None, schedule=None)
@@ -187,7 +188,7 @@ def _larger_devices(question: Question, tightest: Answer | None) -> Iterator[_Ch
 
 def _least_state(question: Question, devices: int) -> int:
     """Bytes of parameters, gradients and optimizer state on each device, split over all of them."""
-    mesh = Mesh(("dp_shard",), (devices,))
+    mesh = Mesh((SHARD,), (devices,))
     state = StateSharding(3, mesh, 1, question.precision, question.optimizer)
     total = 0
     for _, tensor in question.graph.parameters():

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autopar.nouns.axes import CONTEXT
+from autopar.nouns.axes import CONTEXT, EXPERT, PIPELINE, REPLICATE, SHARD, TENSOR
 from autopar.nouns.errors import UserError, did_you_mean
 from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.recompute import POLICIES, Recompute
@@ -22,13 +22,13 @@ from autopar.pipeline.actions import Lists
 from autopar.pipeline.schedules.table import SCHEDULES
 from autopar.pipeline.written import read_schedule
 
-DEGREES = ("dp_replicate", "dp_shard", "tp")
-LATER = ("ep",)
+DEGREES = (REPLICATE, SHARD, TENSOR)
+LATER = (EXPERT,)
 """Counts that no backend emits above 1; the transformer family prices them."""
 CHOICES = (
     *DEGREES,
-    "cp",
-    "pp",
+    CONTEXT,
+    PIPELINE,
     "schedule",
     "interleave",
     "zero",
@@ -125,9 +125,9 @@ class Fixed:
         actions = None
         if is_file(named):
             actions = read_schedule(named).lists
-            if numbers.setdefault("pp", len(actions)) != len(actions):
+            if numbers.setdefault(PIPELINE, len(actions)) != len(actions):
                 raise FixError(
-                    f"--fix pp={numbers['pp']}: {named} has actions of {len(actions)} pipeline "
+                    f"--fix pp={numbers[PIPELINE]}: {named} has actions of {len(actions)} pipeline "
                     f"ranks; leave pp out, or take pp={len(actions)}"
                 )
             if "interleave" in numbers:
@@ -136,7 +136,7 @@ class Fixed:
                     "has; leave interleave out"
                 )
             named = Path(named).name
-        pp, cp = numbers.get("pp", 1), numbers.get("cp", 1)
+        pp, cp = numbers.get(PIPELINE, 1), numbers.get(CONTEXT, 1)
         if devices % pp:
             raise FixError(
                 f"--fix pp={pp} makes equal groups of devices, and there are {devices}: pp may "

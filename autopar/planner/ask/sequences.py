@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autopar.nouns.axes import CONTEXT
 from autopar.nouns.graph import Graph
 from autopar.planner.ask.fixed import FixError
 from autopar.rules.batch import BatchMixed
 from autopar.rules.cut import BatchCut, batch_cut
 
-WITHOUT = {"cp": "1"}
+WITHOUT = {CONTEXT: "1"}
 
 
 def cut_along(graph: Graph, batch_dims: Mapping[str, int], cp: int, framework: str) -> BatchCut:

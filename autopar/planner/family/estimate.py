@@ -20,6 +20,7 @@ from autopar.cost_models.software import Software
 from autopar.cost_models.step_time import StepTime
 from autopar.files.arch_file import load_arch
 from autopar.files.cluster_file import load_cluster
+from autopar.nouns.axes import CONTEXT, PIPELINE, TENSOR
 from autopar.nouns.cluster import Cluster, Device
 from autopar.nouns.errors import UserError
 from autopar.nouns.style import Style
@@ -158,7 +159,7 @@ def estimate_files(
 
 def default_batch(choices: Mapping[str, int | str], devices: int) -> int:
     """Sequences of a step that nothing says: four microbatches on each device, or as pinned."""
-    tp, cp, pp = (int(choices.get(name, 1)) for name in ("tp", "cp", "pp"))
+    tp, cp, pp = (int(choices.get(name, 1)) for name in (TENSOR, CONTEXT, PIPELINE))
     replicas = max(1, devices // (tp * cp * pp))
     microbatches = int(choices.get("microbatches", 4 * pp))
     return replicas * int(choices.get("microbatch", 1)) * microbatches

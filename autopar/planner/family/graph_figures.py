@@ -21,6 +21,7 @@ from autopar.cost_models.recompute import Traffic
 from autopar.cost_models.software import Software
 from autopar.lowering.precision import at_precision
 from autopar.lowering.spread import Lowered, LoweredOp, lower
+from autopar.nouns.axes import CONTEXT, TENSOR
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
@@ -61,7 +62,7 @@ def figures_of(arch: Arch, layout: Layout, software: Software, precision: str) -
 
 def no_graph(arch: Arch, layout: Layout) -> str:
     """What of a model and layout no graph says yet; nothing: it is priced from its graph."""
-    return ", ".join(part for part in (unsaid(arch), "cp" if layout.cp > 1 else "") if part)
+    return ", ".join(part for part in (unsaid(arch), CONTEXT if layout.cp > 1 else "") if part)
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def _lowered(arch: Arch, way: Way) -> LayerFigures:
     graph = at_precision(
         graph_of(run, way.samples, DROPOUT * way.drops), _DTYPES[way.element_bytes]
     )
-    spread = spread_of(graph, Mesh(("tp",), (way.tp,)), way.sequence_parallel)
+    spread = spread_of(graph, Mesh((TENSOR,), (way.tp,)), way.sequence_parallel)
     top = lower(graph, spread, 1, batch_cut(graph, BATCH_DIMS))
     fused = fusion(graph) if way.style == "compiled" else ALONE
     body = top.blocks[LAYER]

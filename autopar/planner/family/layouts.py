@@ -14,6 +14,7 @@ from autopar.cost_models.rates import rates_of
 from autopar.cost_models.software import Software, default_software
 from autopar.cost_models.step_time import Rates, StepTime, stacked_rates, step_time
 from autopar.cost_models.work import Work, stacked, work_of
+from autopar.nouns.axes import CONTEXT, EXPERT, PIPELINE, REPLICATE, SHARD, TENSOR
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.style import Style
 from autopar.planner.family.graph_figures import figures_of, no_graph
@@ -227,12 +228,12 @@ def _same_degrees(layout: Layout) -> list[dict[str, Any]]:
 def _other_degrees(arch: Arch, layout: Layout) -> list[dict[str, Any]]:
     """Changes that take devices from ``dp_shard`` for another axis."""
     changes: list[dict[str, Any]] = []
-    for name in ("tp", "pp", "cp"):
+    for name in (TENSOR, PIPELINE, CONTEXT):
         for times in (2, 4, 8):
             degree = getattr(layout, name) * times
-            if layout.dp_shard % times == 0 and (name != "tp" or degree <= 8):
-                changes.append({name: degree, "dp_shard": layout.dp_shard // times})
-    return changes + [{"ep": layout.ep * times} for times in (2, 4, 8) if arch.is_moe]
+            if layout.dp_shard % times == 0 and (name != TENSOR or degree <= 8):
+                changes.append({name: degree, SHARD: layout.dp_shard // times})
+    return changes + [{EXPERT: layout.ep * times} for times in (2, 4, 8) if arch.is_moe]
 
 
 def _fastest_that_fits(
@@ -262,7 +263,7 @@ def typed(layout: Layout) -> str:
     degrees."""
     usual = Layout(layout.global_batch)
     names = (
-        *("dp_replicate", "dp_shard", "tp", "cp", "ep", "pp", "zero", "global_batch"),
+        *(REPLICATE, SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE, "zero", "global_batch"),
         *("microbatch", "schedule", "interleave", "recompute"),
     )
     words = [

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autopar.nouns.axes import TENSOR
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key
@@ -48,7 +49,7 @@ BETWEEN: Mapping[str, str | int] = {
 def spread_of(graph: Graph, mesh: Mesh, sequence_parallel: bool) -> Spread:
     """How ``mesh`` runs a graph of `arch_graph.graph_of`, whose key heads tp must
     divide."""
-    if mesh.size("tp") == 1:
+    if mesh.size(TENSOR) == 1:
         return Spread(mesh)
     choices = {**INSIDE, **BETWEEN} if sequence_parallel else INSIDE
     stream = "tp:S1" if sequence_parallel else "R"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from autopar.nouns.axes import PIPELINE
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import DoesNotFit
 from autopar.nouns.mesh import Mesh
@@ -70,7 +71,7 @@ class Standings:
 
     def beaten_by_bound(self, candidate: Candidate, bound_s: float, pp: int = 1) -> None:
         """Remembers a candidate that no layout can save."""
-        piped = {"pp": pp} if pp > 1 else {}
+        piped = {PIPELINE: pp} if pp > 1 else {}
         self._beaten.setdefault(
             (pp, candidate.model),
             RunnerUp(
@@ -94,8 +95,8 @@ class Standings:
         shown = [r for part in (fits, beaten, big) for r in sorted(part, key=_seconds)]
         first = shown[:RUNNERS_UP]
         # Whether the model is cut into stages is told even where others came closer.
-        piped = {"pp" in r.degrees for r in first} | {winner.pp > 1}
-        other = next((r for r in shown[RUNNERS_UP:] if ("pp" in r.degrees) not in piped), None)
+        piped = {PIPELINE in r.degrees for r in first} | {winner.pp > 1}
+        other = next((r for r in shown[RUNNERS_UP:] if (PIPELINE in r.degrees) not in piped), None)
         return tuple(first if other is None else [*first[:-1], other])
 
 
@@ -149,7 +150,7 @@ def _slower(lost: RunnerUp, winner: Answer) -> str:
     if slower >= 1e-5:
         return f"{slower:.3%} slower"
     won = winner.layout
-    if "pp" in lost.degrees and winner.pp == 1:
+    if PIPELINE in lost.degrees and winner.pp == 1:
         return "as fast; is cut into stages"
     if lost.recompute != won.recompute:
         more = f"recomputes {lost.recompute}"
@@ -173,7 +174,7 @@ def _runner_up(answer: Answer, reason: str) -> RunnerUp:
     return RunnerUp(
         degrees={
             **answer.layout.mesh(answer.candidate.model).degrees,
-            **({"pp": answer.pp} if answer.pp > 1 else {}),
+            **({PIPELINE: answer.pp} if answer.pp > 1 else {}),
         },
         zero=answer.layout.zero,
         recompute=answer.layout.recompute,

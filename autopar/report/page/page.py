@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autopar.nouns.axes import PIPELINE
 from autopar.nouns.plan import Plan
 from autopar.report.page.frontier import frontier_section
 from autopar.report.page.html import Markup, joined, tag
@@ -82,7 +83,7 @@ def _headline(of: Shown) -> Markup:
 
 
 def _choices(plan: Plan) -> str:
-    several = f", schedule {plan.schedule}" if plan.degrees["pp"] > 1 else ""
+    several = f", schedule {plan.schedule}" if plan.degrees[PIPELINE] > 1 else ""
     return (
         f"{degrees(plan.degrees)}, ZeRO {plan.each('zero')}, microbatches {plan.microbatches}, "
         f"recompute {plan.each('recompute')}, offload {plan.each('offload')}{several}, "

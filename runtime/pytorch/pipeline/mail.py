@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from autopar.nouns.axes import PIPELINE
 from autopar.runtime.pytorch.accelerators import is_accelerator
 from autopar.runtime.pytorch.pipeline.messages import Message, Traffic
 from autopar.runtime.pytorch.ranks import Ranks
@@ -53,7 +54,7 @@ class Mail:
         """``like``: one over the same ranks, whose process groups this one shares."""
         self.ranks = ranks
         self.shapes: Sequence[Mapping[str, tuple[int, ...]] | None] = ()
-        self.rank = ranks.index("pp")
+        self.rank = ranks.index(PIPELINE)
         self._values, self._wire = values, wire
         self._edges = traffic.edges
         self._microbatches = 1 + max((m.microbatch for m in traffic.messages), default=0)
@@ -63,7 +64,7 @@ class Mail:
         self._on_their_way: dict[int, list[tuple[Message, Tensor, dist.Work | None]]]
         self._on_their_way = defaultdict(list)
         self._used_of = {(m.edge, m.kind, m.microbatch): m for m in traffic.messages}
-        group = ranks.group("pp") if like is None else None
+        group = ranks.group(PIPELINE) if like is None else None
         self._groups: dict[bool, dist.ProcessGroup | None] = {True: group, False: group}
         if like is not None:
             self._groups = like._groups
@@ -172,7 +173,7 @@ class Mail:
 def _twin(ranks: Ranks) -> dist.ProcessGroup:
     """A second group of the ranks along ``pp``; a collective call."""
     own, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
-        ranks.members("pp")
+        ranks.members(PIPELINE)
     )
     twin: dist.ProcessGroup = own
     return twin

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autopar.nouns.axes import PIPELINE, SHARD
 from autopar.pipeline.actions import Lists
 from autopar.runtime.pytorch.gradients import NormOver, Summing, start_sum
 from autopar.runtime.pytorch.held import Held
@@ -62,7 +63,7 @@ class Stages:
         self._check(stages, lists)
         self._lists, self._values, self._ties = lists, values, ties
         self._forwards: dict[int, Interpreter] = {}
-        here = ranks.index("pp")
+        here = ranks.index(PIPELINE)
         wire = self._wire = {name: _wire(value) for name, value in values.items()}
         self.runs = {
             n: StageRun(n, stage, values, wire, _stored(stage, ranks, settings))
@@ -91,7 +92,7 @@ class Stages:
         return self.interpreter.log
 
     def _check(self, stages: Sequence[Stage], lists: Lists) -> None:
-        count = self.ranks.size("pp")
+        count = self.ranks.size(PIPELINE)
         if len(lists) != count:
             raise ProgramError(
                 f"the schedule is for {len(lists)} ranks, and the mesh has pp={count}"
@@ -113,11 +114,11 @@ class Stages:
     def _own_parameters(self, ties: Mapping[str, str]) -> None:
         held: dict[str, list[Held]] = {}
         own: list[Holding] = []
-        here, along = self.ranks.index("pp"), self.ranks.size("pp") > 1
+        here, along = self.ranks.index(PIPELINE), self.ranks.size(PIPELINE) > 1
         for n, run in self.runs.items():
             for h in run.storage.held.values():
                 h.name = ties.get(h.name, h.name)
-                h.split = ("pp", *h.split) if along else h.split
+                h.split = (PIPELINE, *h.split) if along else h.split
                 held.setdefault(h.name, []).append(h)
                 own.append(Holding(h.name, n, here, h.declared.shape, h.region))
         held_by = holders(own, self.ranks)
@@ -132,7 +133,7 @@ class Stages:
         self.declared_buffers: dict[str, Declared] = {}
         self._buffers: dict[str, list[tuple[Tensor, Region]]] = {}
         own: list[Holding] = []
-        here = self.ranks.index("pp")
+        here = self.ranks.index(PIPELINE)
         for n, run in self.runs.items():
             for name, tensor, region in run.storage.buffers():
                 declared = run.storage.declared_buffers[name]
@@ -226,7 +227,7 @@ class Stages:
                 self._wire,
                 like=self.mail,
             )
-            here = lists[self.ranks.index("pp")]
+            here = lists[self.ranks.index(PIPELINE)]
             nothing: Callable[..., None] = lambda *_: None  # noqa: E731
             self._forwards[count] = Interpreter(
                 here, self.runs, edges, no_way_back, mail, nothing, nothing
@@ -282,7 +283,7 @@ def _stored(stage: Stage, ranks: Ranks, settings: Settings) -> Storage:
     )
     # nothing here writes to a stage's outputs, of which views are as good as others
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-    if ranks.size("dp_shard") > 1 and own.split.optimizer:
+    if ranks.size(SHARD) > 1 and own.split.optimizer:
         return Sharded(module, ranks, own)
     return Storage(module, ranks, own)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from autopar.nouns.axes import PIPELINE
 from autopar.runtime.pytorch.gradients import start_sum
 from autopar.runtime.pytorch.held import Held
 from autopar.runtime.pytorch.parameters import Region
@@ -34,11 +35,11 @@ def holders(own: Iterable[Holding], ranks: Ranks) -> dict[str, list[Holding]]:
 
     Raises `ProgramError` where they hold different pieces.
     """
-    group = ranks.group("pp")
+    group = ranks.group(PIPELINE)
     mine = list(own)
     every = [mine]
     if group is not None:
-        every = [[] for _ in range(ranks.size("pp"))]
+        every = [[] for _ in range(ranks.size(PIPELINE))]
         dist.all_gather_object(every, mine, group=group)
     by_name: dict[str, list[Holding]] = {}
     for holding in sorted((h for part in every for h in part), key=lambda h: h.stage):

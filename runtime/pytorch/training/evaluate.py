@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from autopar.nouns.axes import PIPELINE
 from autopar.runtime.pytorch.dropout import stream
 from autopar.runtime.pytorch.pipeline.stages import Stages
 from autopar.runtime.pytorch.portions import CutBatch
@@ -25,7 +26,7 @@ def loss_of(state: Storage | Stages, batch: CutBatch) -> torch.Tensor:
         counts = total_counts(state, batch.microbatches)
         if isinstance(state, Stages):
             share = state.evaluate(batch.microbatches, counts)
-            return all_reduce_async(share, ranks, "pp", *ranks.batch_axes).wait()
+            return all_reduce_async(share, ranks, PIPELINE, *ranks.batch_axes).wait()
         shares = [state.evaluate(microbatch, counts) for microbatch in batch.microbatches]
         return all_reduce_async(torch.stack(shares).sum(), ranks, *ranks.batch_axes).wait()
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from autopar.emit.marks import instrumented
 from autopar.files import plan_folder
 from autopar.frontends.pytorch import capture
+from autopar.nouns.axes import PIPELINE
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, Stage
 from autopar.nouns.recompute import KEEP_ALL
@@ -95,7 +96,7 @@ def _without_pipeline(ranks: Sequence[Sequence[Seen]], mesh: Mesh) -> tuple[list
 
     What several stages make for themselves counts where it comes first.
     """
-    if mesh.size("pp") == 1:
+    if mesh.size(PIPELINE) == 1:
         return [list(seen) for seen in ranks], mesh
     inner = Mesh(mesh.axes[1:], mesh.sizes[1:])
     results: list[list[Seen]] = []

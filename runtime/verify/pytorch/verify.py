@@ -24,6 +24,7 @@ from torch import nn
 from autopar.files import plan_folder
 from autopar.frontends.pytorch import capture
 from autopar.lowering.collectives import Row
+from autopar.nouns.axes import PIPELINE
 from autopar.nouns.errors import UserError
 from autopar.nouns.workload import Workload
 from autopar.runtime.pytorch import program
@@ -178,7 +179,7 @@ def _run(
         with FixedDraws(), Counting(trainer.ranks) as counted, recomputations() as again:
             trainer.step(given)
         plan, graph = plan_folder.read_plan(folder), plan_folder.read_graph(folder)
-        differing = differences(plan, graph, trainer.ranks.index("pp"), again)
+        differing = differences(plan, graph, trainer.ranks.index(PIPELINE), again)
         result.issued = _of_every_place(counted.rows(), trainer.ranks)
         result.recomputed = _of_every_place(differing, trainer.ranks)
     return result
@@ -186,10 +187,10 @@ def _run(
 
 def _of_every_place(own: list[Line], ranks: Ranks) -> list[Line]:
     """On rank 0 the rows of the first rank of every place on ``pp``; a collective call."""
-    group = ranks.group("pp")
+    group = ranks.group(PIPELINE)
     if group is None:
         return own
-    by_stage: list[list[Line]] = [[] for _ in range(ranks.size("pp"))]
+    by_stage: list[list[Line]] = [[] for _ in range(ranks.size(PIPELINE))]
     dist.all_gather_object(by_stage, own, group=group)
     return [row for rows in by_stage for row in rows]
 
