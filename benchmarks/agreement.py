@@ -28,8 +28,8 @@ from autopar.cost_models.step_time import step_time
 from autopar.files.arch_file import load_arch
 from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster
-from autopar.planner.family.arch_graph import LAYER
 from autopar.planner.family.arch_prices import Pricer
+from autopar.planner.family.graph.model import LAYER
 from autopar.planner.family.layouts import footprint_of, work_for
 from autopar.pricing.pipeline import CutModel
 from autopar.pricing.prices import PICOSECONDS

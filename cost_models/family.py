@@ -170,10 +170,11 @@ class Arch:
     @property
     def parameters(self) -> int:
         """All parameters, biases and norms counted as two vectors a layer."""
-        shared, routed = self.layer_parameters
+        dense = (self.layers - self.moe_layers) * self.dense_layer_parameters
         norms = 2 * self.hidden * self.layers
         return (
-            (shared + routed) * self.layers
+            dense
+            + self.moe_layers * sum(self.moe_layer_parameters)
             + norms
             + self.embedding_parameters
             + self.head_parameters
@@ -182,9 +183,10 @@ class Arch:
     @property
     def active_parameters(self) -> int:
         """Parameters that one token meets in matrix products, the output head included."""
-        shared, routed = self.layer_parameters
-        used = routed * self.top_k / self.experts if self.is_moe else 0
-        return round((shared + used) * self.layers) + self.vocab * self.hidden
+        dense = (self.layers - self.moe_layers) * self.dense_layer_parameters
+        outside, routed = self.moe_layer_parameters
+        used = routed * self.top_k // self.experts if self.is_moe else 0
+        return dense + self.moe_layers * (outside + used) + self.vocab * self.hidden
 
     @property
     def mean_context(self) -> float:

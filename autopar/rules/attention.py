@@ -38,10 +38,11 @@ def _attention(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]
     rows, columns = query[2], key[2]
     seen = 1.0
     if op.attrs.get("causal"):
-        # Row i sees the columns up to i, and no more than there are.
+        # Row i sees the columns up to i, and no more than there are, or the last few of them.
         short = min(rows, columns)
-        seen = short * (short + 1) / 2 / (rows * columns)
-        seen += max(rows - columns, 0) * columns / (rows * columns)
+        most = min(op.attrs.get("window", columns), short)
+        seen = (most * (most + 1) / 2 + (short - most) * most) / (rows * columns)
+        seen += max(rows - columns, 0) * min(most, columns) / (rows * columns)
     space = ("b", "g", "s", "t") if shared == 1 else ("b", "g", "r", "s", "t")
     heads_kept = ("g",) if shared == 1 else ("g", "r")
     return Rule(

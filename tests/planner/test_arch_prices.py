@@ -19,8 +19,8 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import Recompute
 from autopar.nouns.style import Style
 from autopar.pipeline.schedules.table import schedule
-from autopar.planner.family.arch_graph import BATCH_DIMS, graph_of
 from autopar.planner.family.arch_prices import PRECISION, Pricer, unpriced
+from autopar.planner.family.graph.model import BATCH_DIMS, graph_of
 from autopar.planner.family.layouts import layouts
 from autopar.planner.family.megatron import spread_of
 from autopar.pricing.memory import step_memory

@@ -141,6 +141,8 @@ def _ctc_loss(site: Site) -> Expr:
 
 
 def _attention(site: Site) -> Expr:
+    if "window" in site.attrs:
+        raise EmitError(f"{site.at.op.name}: windows are masks in programs")
     arguments = [a.text for a in site.args[:3]]
     if len(site.args) > 3:
         arguments.append(f"mask={site.args[3].text}")

@@ -1,6 +1,6 @@
 """Layouts of a dense transformer priced as the planner prices its plans: from the model's graph.
 
-The graph is made from the figures (`family.arch_graph`), sharded as published software
+The graph is made from the figures (`family.graph`), sharded as published software
 does it (`family.megatron`), and lowered, summed up and played as that of a captured model.
 """
 
@@ -21,7 +21,7 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import Recompute
 from autopar.nouns.style import Style
 from autopar.pipeline.schedules.table import schedule
-from autopar.planner.family.arch_graph import BATCH_DIMS, graph_of
+from autopar.planner.family.graph.model import BATCH_DIMS, graph_of
 from autopar.planner.family.megatron import spread_of
 from autopar.pricing.pipeline import CutModel
 from autopar.pricing.priced import Priced, price
@@ -42,6 +42,7 @@ def unpriced(layout: Layout) -> str:
         f"cp {x.cp}": x.cp > 1,
         f"ep {x.ep}": x.ep > 1,
         "selective recompute": x.recompute == "selective",
+        f"etp {x.etp}": x.etp not in (0, x.tp),
         "stages of unequal layers": x.uneven,
     }
     return ", ".join(name for name, has in parts.items() if has)

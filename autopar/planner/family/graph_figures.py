@@ -26,7 +26,7 @@ from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.nouns.style import Style
-from autopar.planner.family.arch_graph import BATCH_DIMS, LAYER, graph_of, unsaid
+from autopar.planner.family.graph.model import BATCH_DIMS, LAYER, graph_of, kinds_of
 from autopar.planner.family.megatron import NORMS, spread_of
 from autopar.pricing.activations import Places
 from autopar.rules.cut import batch_cut
@@ -61,8 +61,14 @@ def figures_of(arch: Arch, layout: Layout, software: Software, precision: str) -
 
 
 def no_graph(arch: Arch, layout: Layout) -> str:
-    """What of a model and layout no graph says yet; nothing: it is priced from its graph."""
-    return ", ".join(part for part in (unsaid(arch), CONTEXT if layout.cp > 1 else "") if part)
+    """What of a model and layout is priced by formulas yet; nothing: it is from its graph."""
+    parts = {
+        "experts": arch.is_moe,
+        "latent attention": arch.latent is not None,
+        "windows of attention": any(kind.windowed for kind in kinds_of(arch)),
+        CONTEXT: layout.cp > 1,
+    }
+    return ", ".join(name for name, has in parts.items() if has)
 
 
 @dataclass(frozen=True)

@@ -14,54 +14,75 @@ from autopar.nouns.axes import TENSOR
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key
-from autopar.planner.family.arch_graph import LAYER
 from autopar.rules.registry import bind
-from autopar.rules.strategies import operand_placement
+from autopar.rules.strategies import PASS_PARTIAL, operand_placement
 
 NORMS = ("layer_norm", "rms_norm")
-_COLUMNS, _ROWS = ("q", "k", "v", "gate", "up"), ("out", "down")
+_COLUMNS, _ROWS = ("q", "k", "v", "kv", "gate", "up"), ("out", "down")
 
 INSIDE: Mapping[str, str | int] = {
-    **{f"{name}/linear": "n" for name in (*_COLUMNS, "head")},
+    **{f"{name}/linear": "n" for name in (*_COLUMNS, "shared_gate", "shared_up", "head")},
     **{f"{name}/add": 2 for name in _COLUMNS},
-    **{f"{name}/linear": "k" for name in _ROWS},
-    **{f"attention/reshape{i}": 2 for i in ("", "_1", "_2", "_3")},
-    **{f"attention/transpose{i}": 1 for i in ("", "_1", "_2")},
-    **{f"attention/rotary{i}": 1 for i in ("", "_1")},
+    **{f"{name}/linear": "k" for name in (*_ROWS, "shared_down")},
     "attention/attention": "g",
-    "attention/transpose_3": 2,
-    **{f"mlp/{kind}": 2 for kind in ("silu", "mul", "gelu")},
+    **{f"{part}/{kind}": 2 for part in ("mlp", "shared") for kind in ("silu", "mul", "gelu")},
+    "experts/experts": "f",
+    **{name: PASS_PARTIAL for name in ("routed/reshape_1", "routed/add")},
     "tokens/embedding": "v",
     "reshape": 1,
     "cross_entropy": "v",
 }
 """Op -> the factor of its rule that ``tp`` splits, or the dim of its result."""
 
+GROUPED: Mapping[str, int] = {
+    **{f"attention/reshape{i}": 2 for i in ("", "_1", "_2", "_3")},
+    **{f"attention/transpose{i}": 1 for i in ("", "_1", "_2")},
+    **{f"attention/rotary{i}": 1 for i in ("", "_1")},
+    "attention/transpose_3": 2,
+}
+"""Between the products of grouped heads."""
+
+LATENT: Mapping[str, int] = {
+    **{f"attention/reshape{i}": 2 for i in ("", "_1", "_3")},
+    **{f"attention/transpose{i}": 1 for i in ("", "_1")},
+    **{f"attention/{kind}": 1 for kind in ("split.0", "split_2.0", "rotary", "expand")},
+    **{f"attention/cat{i}": 1 for i in ("", "_1")},
+    "attention/transpose_2": 2,
+}
+"""Between those of latent attention; what is one for all heads is whole."""
+
 BETWEEN: Mapping[str, str | int] = {
     **{f"{name}/{kind}": 1 for name in ("attention_norm", "mlp_norm", "norm") for kind in NORMS},
     **{f"{name}/{kind}": 1 for name in _ROWS for kind in ("add", "dropout")},
     **{name: 1 for name in ("add", "add_1", "dropout")},
+    **{name: 1 for name in ("q_down/linear", "q_norm/rms_norm", "kv_down/linear")},
+    **{name: 1 for name in ("attention/split_1.0", "kv_norm/rms_norm")},
     "positions/embedding": 0,
 }
 """The same under sequence parallelism; without it every rank does all of these."""
 
 
 def spread_of(graph: Graph, mesh: Mesh, sequence_parallel: bool) -> Spread:
-    """How ``mesh`` runs a graph of `arch_graph.graph_of`, whose key heads tp must
+    """How ``mesh`` runs a graph of `graph_of`, whose key heads tp must
     divide."""
     if mesh.size(TENSOR) == 1:
         return Spread(mesh)
-    choices = {**INSIDE, **BETWEEN} if sequence_parallel else INSIDE
     stream = "tp:S1" if sequence_parallel else "R"
     ops: dict[str, str] = {}
     parameters: dict[str, str] = {}
-    shared = {key(LAYER, "x"): stream}
-    for scope, part in ((LAYER, graph.blocks[LAYER].body), (None, graph)):
+    shared = {key(name, "x"): stream for name in graph.blocks}
+    bodies = [(name, block.body) for name, block in graph.blocks.items()]
+    for scope, part in (*bodies, (None, graph)):
         readers = part.consumers()
+        latent = any(op.name == "kv_down/linear" for op in part.ops)
+        choices: dict[str, str | int] = {**INSIDE, **(LATENT if latent else GROUPED)}
+        choices |= BETWEEN if sequence_parallel else {}
         for op in part.ops:
             if len(readers[op.name]) > 1 and op.name in BETWEEN:
                 # What several products read is whole, and its gradient a partial sum.
-                shared[key(scope, op.name)] = "tp:D" if op.kind in NORMS else stream
+                splits = all(reader.name in BETWEEN for reader, _ in readers[op.name])
+                whole = op.kind in NORMS and not splits
+                shared[key(scope, op.name)] = "tp:D" if whole else stream
             choice = choices.get(op.name)
             if choice is None:
                 continue
