@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+pytest_plugins = ("tests.cpu_seconds",)
 os.environ["AUTOPAR_MEASURE"] = "0"  # no test's plan hangs on the machine that it is made on
 gc.set_threshold(50_000, 20, 10)  # most of what tests import and capture stays: look seldom
 # JAX programs of the tests run a few times: compiling well takes longer than running badly.
