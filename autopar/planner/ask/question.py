@@ -77,19 +77,30 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One complete layout with its decisions and what is predicted of it."""
+class Sharded:
+    """What is decided of a layout before it is priced."""
 
     candidate: Candidate
     layout: Layout
     spread: Spread
     lowered: Lowered
-    time: StepTime
-    memory: Memory
     solution: Solution
     objective: int
     """Picoseconds, additive, as the searcher claimed it; `repricing.objective` gives it again."""
     exposed: float
+
+    def priced(self, time: StepTime, memory: Memory) -> Answer:
+        """As one stage."""
+        of = (self.candidate, self.layout, self.spread, self.lowered)
+        return Answer(*of, self.solution, self.objective, self.exposed, time, memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Sharded):
+    """One complete layout with its decisions and what is predicted of it."""
+
+    time: StepTime
+    memory: Memory
     stages: tuple[Stage, ...] = ()
     """Of a pipeline; none: one stage, as ``layout`` says."""
     schedule: str = "none"

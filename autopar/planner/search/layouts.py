@@ -19,7 +19,7 @@ from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE, Recompute, policie
 from autopar.nouns.text.cluster import devices_text
 from autopar.planner.ask.candidates import Candidate, Layout, candidates, layouts, offloaded
 from autopar.planner.ask.fixed import FixError, divisors
-from autopar.planner.ask.question import Answer, Outcome, Question
+from autopar.planner.ask.question import Answer, Outcome, Question, Sharded
 from autopar.planner.ask.selections import orders, parts
 from autopar.planner.problem.solving import Solver
 from autopar.planner.solve.alarms import Alarms
@@ -355,17 +355,11 @@ def _answer(question: Question, solved: Solved, layout: Layout) -> Answer:
     state = state_of(question, layout, solved.candidate)
     memory = step_memory(solved.summary, state, layout.recompute, question.cluster.device)
     time = simulate(solved.summary, state, question.cluster, layout.recompute)
-    return Answer(
-        solved.candidate,
-        layout,
-        solved.spread,
-        solved.lowered,
-        time,
-        memory,
-        solved.solution,
-        solved.solution.cost,
-        0.0,
+    solution = solved.solution
+    decided = Sharded(
+        solved.candidate, layout, solved.spread, solved.lowered, solution, solution.cost, 0.0
     )
+    return decided.priced(time, memory)
 
 
 def _refine(question: Question, answer: Answer, standings: Standings, solver: Solver) -> Answer:

@@ -17,13 +17,13 @@ import numpy as np
 
 from autopar.cost_models.physics import broken
 from autopar.nouns.cluster import Cluster, Device
-from autopar.nouns.plan import Memory, Stage
+from autopar.nouns.plan import Stage
 from autopar.nouns.recompute import POLICIES, Recompute
 from autopar.nouns.zero import ZERO
 from autopar.pipeline.actions import to_text
 from autopar.pipeline.cuts import Mask, NoCuts, cut
 from autopar.planner.ask.candidates import Layout
-from autopar.planner.ask.question import Answer, Question
+from autopar.planner.ask.question import Answer, Question, Sharded
 from autopar.planner.solve.solved import state_of
 from autopar.planner.staged.lightening import lightened
 from autopar.planner.staged.pipeline_models import Model
@@ -33,7 +33,7 @@ from autopar.pricing.memory import overhead
 from autopar.pricing.pipeline import Choice, Figure, PipelinePrices, runs_of
 from autopar.pricing.runs import Table
 from autopar.pricing.sends import Ends, Order, Sends
-from autopar.pricing.simulation import StepTime, stage_time
+from autopar.pricing.simulation import stage_time
 from autopar.pricing.trials import Trial, figures_at, trials
 
 MOVES = 4
@@ -305,26 +305,20 @@ class CoreTrials:
         )
         prices = self.prices(layout).staged(schedule, own)
         solved, candidate = self.model.solved, self.core.shape.candidate
-        blank = Answer(
-            candidate,
-            layout,
-            replace(solved.spread, mesh=layout.mesh(candidate.model)),
-            solved.lowered,
-            StepTime(0, 0, 0, 0, 0, 0, 0, 0),
-            Memory(0, 0, 0, 0, 0, 0, 0),
-            solved.solution,
-            solved.solution.cost,
-            0.0,
+        spread = replace(solved.spread, mesh=layout.mesh(candidate.model))
+        solution = solved.solution
+        decided = Sharded(
+            candidate, layout, spread, solved.lowered, solution, solution.cost, exposed=0.0
         )
-        return piped(self.question, blank, prices, self.order, trial.ends)
+        return piped(self.question, decided, prices, self.order, trial.ends)
 
 
 def piped(
-    question: Question, known: Answer, prices: PipelinePrices, order: Order, ends: Ends
+    question: Question, decided: Sharded, prices: PipelinePrices, order: Order, ends: Ends
 ) -> Answer:
-    """``known`` with this cut and schedule, and all that is predicted of them."""
-    schedule, layout = order.schedule, known.layout
-    each = known.spread.mesh.device_count
+    """``decided`` with this cut and schedule, and all that is predicted of them."""
+    schedule, layout = order.schedule, decided.layout
+    each = decided.spread.mesh.device_count
     runs = runs_of(ends, schedule)
     units = prices.model.units
     stages = tuple(
@@ -344,9 +338,7 @@ def piped(
     hosted = max(ranks, key=lambda memory: memory.host / max(1, memory.host_limit))
     memory = replace(memory, host=hosted.host, host_limit=hosted.host_limit)
     return replace(
-        known,
-        time=time,
-        memory=memory,
+        decided.priced(time, memory),
         stages=stages,
         schedule=schedule.name,
         actions=tuple(to_text(schedule.lists).split("\n")) if order.written else (),
