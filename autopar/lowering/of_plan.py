@@ -10,9 +10,9 @@ from autopar.nouns.axes import CONTEXT
 from autopar.nouns.batch import BatchEntry
 from autopar.nouns.graph import Graph
 from autopar.nouns.plan import Plan
-from autopar.rules.batch import BatchMixed
 from autopar.rules.cut import BatchCut, batch_cut
 from autopar.rules.kept_whole import keep_whole
+from autopar.rules.pieces import BatchMixed
 
 
 def planned_graph(plan: Plan, captured: Graph) -> Graph:

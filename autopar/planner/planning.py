@@ -36,10 +36,11 @@ from autopar.pricing.bands import memory_band, time_band
 from autopar.pricing.bounds import prediction_bounds
 from autopar.pricing.offload import obstacle as offload_obstacle
 from autopar.pricing.utilization import cluster_peak_s
-from autopar.rules.batch import BatchMixed, flow_or_obstacle
+from autopar.rules.batch import flow_or_obstacle
 from autopar.rules.cut import BatchCut, Cut
 from autopar.rules.fusion import ALONE, fusion
 from autopar.rules.kept_whole import keep_whole
+from autopar.rules.pieces import BatchMixed
 
 Progress = Callable[[str], None]
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from autopar.nouns.axes import CONTEXT
 from autopar.nouns.graph import Graph
-from autopar.rules.batch import BatchMixed, batch_flow, data_choices
+from autopar.rules.batch import batch_flow, data_choices
+from autopar.rules.pieces import BatchMixed
 
 
 @dataclass(frozen=True, slots=True)

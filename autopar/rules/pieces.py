@@ -11,7 +11,22 @@ from __future__ import annotations
 
 import math
 
+from autopar.nouns.errors import UserError
+from autopar.nouns.graph import Op
 from autopar.rules.notation import BoundRule, Dim, Term
+
+
+class BatchMixed(UserError):
+    """An op mixes the samples of a batch in a way that data axes cannot split."""
+
+
+def needs_more(op: Op, name: str) -> BatchMixed:
+    """What to raise for an op that would have pieces in order of what lies here and there."""
+    return BatchMixed(
+        f"op {op.kind!r} at {op.source} needs more of {name} than one rank's tokens of every "
+        "sample, which do not lie one behind the other there: keep samples and tokens in dims "
+        "of their own up to there"
+    )
 
 
 def cut_factor(bound: BoundRule, dim: Dim, behind: int) -> tuple[str | None, int]:
@@ -37,3 +52,15 @@ def stands_once(bound: BoundRule, factor: str) -> bool:
     """In no operand or result twice."""
     every = (*bound.operands, *bound.results)
     return all(sum(dim.count(factor) for dim in term) <= 1 for term in every)
+
+
+def leads(bound: BoundRule, factor: str) -> bool:
+    """The factor is the major one of every dim that holds it, and in no term twice."""
+    for term in (*bound.operands, *bound.results):
+        holders = [d for d in term if factor in d]
+        if len(holders) > 1:
+            return False
+        for dim in holders:
+            if next(f for f in dim if bound.factors[f].size > 1) != factor:
+                return False
+    return True

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
-from autopar.rules.batch import BatchMixed
+from autopar.rules.pieces import BatchMixed
 from tests.emit.harness import capture_of, check, emitted
 
 BATCH, LENGTH, WIDTH, HEADS, WORDS = 4, 8, 8, 2, 11

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from autopar.nouns.axes import CONTEXT
 from autopar.nouns.graph import Graph
 from autopar.planner.ask.fixed import FixError
-from autopar.rules.batch import BatchMixed
 from autopar.rules.cut import BatchCut, batch_cut
+from autopar.rules.pieces import BatchMixed
 
 WITHOUT = {CONTEXT: "1"}
 
