@@ -62,12 +62,12 @@ def attention(
     ``rows`` each has a piece of the queries, one behind the other: a causal mask shows them the
     keys up to their own places in the whole sequence.
     """
+    if mask is not None and mask.dtype is not torch.bool:
+        mask = mask.to(q.dtype)
     if causal and rows:
         first = q.shape[2] * ranks.current().index(*((rows,) if isinstance(rows, str) else rows))
         k, v = k[:, :, : first + q.shape[2]], v[:, :, : first + q.shape[2]]
         mask, causal = _from_row(first, q.shape[2], k.shape[2], q.device), False
-    if mask is not None and mask.dtype is not torch.bool:
-        mask = mask.to(q.dtype)
     attend = partial(
         F.scaled_dot_product_attention, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
 from autopar.rules.pieces import BatchMixed
-from tests.emit.harness import capture_of, check, emitted
+from tests.emit.harness import capture_of, check, emitted, reference, relative, run
 
 BATCH, LENGTH, WIDTH, HEADS, WORDS = 4, 8, 8, 2, 11
 MESHES = (
@@ -204,3 +204,15 @@ def test_losses_over_tokens(name: str, mesh: Mesh) -> None:
 def test_what_needs_all_of_a_joined_dim_is_refused(name: str) -> None:
     with pytest.raises(BatchMixed, match="do not lie one behind the other"):
         right(BODIES[name], _mean, MESHES[0], 1)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_in_half_precision(mesh: Mesh) -> None:
+    """Numbers apart, every rank computes in it, and what backward needs is there."""
+    captured = capture_of(lambda: Model(BODIES["causal"], _mean), batch)
+    made = emitted(captured, Spread(mesh), precision="bfloat16")
+    torch.manual_seed(0)
+    model = Model(BODIES["causal"], _mean)
+    wanted, got = reference(model, batch()), run(made, model, batch(), half=True)
+    assert relative(got.loss, wanted.loss) < 0.02
+    assert got.gradients.keys() == wanted.gradients.keys()

@@ -126,9 +126,7 @@ def test_half_precisions_wait_for_the_scale_alone(precision: str, tmp_path: Path
     made = rehearse(folders["sharded"])
     assert made.wrong == ()
     waits = {Path(f.where.partition(":")[0]).name for f in made.findings}
-    assert waits - {"loss_scale.py"} == {
-        *("train.py", "batches.py", "portions.py", "metrics.py", "state.py")
-    }
+    assert waits - {"loss_scale.py"} == {*("train.py", "portions.py", "metrics.py", "state.py")}
     assert ("loss_scale.py" in waits) == (precision == "float16")
 
 
