@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from autopar.lowering.counts import global_counts, label_collectives
 from autopar.lowering.spread import SAMPLE_AXES, Lowered, activation_collectives
 from autopar.lowering.stages import StagePart, stage_parts
 from autopar.lowering.state import (
@@ -19,7 +20,7 @@ from autopar.lowering.state import (
     sums,
 )
 from autopar.nouns.axes import PIPELINE, SAMPLES
-from autopar.nouns.graph import DTYPE_BYTES, Graph
+from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.plan import Plan
 from autopar.nouns.recompute import Recompute
 from autopar.nouns.sharding import Sharding
@@ -55,7 +56,7 @@ def priced_collectives(
         return pipeline_collectives(lowered, plan, stored_dtypes, clips)
     counts: Counter[_Place] = Counter()
     (stage,) = plan.stages
-    _add_activations(counts, lowered, stage.recompute, plan.microbatches)
+    _add_activations(counts, lowered, stage.recompute, plan.microbatches, plan.framework)
     state = state_collectives(
         stored_parameters(lowered, stored_dtypes),
         plan.mesh(stage),
@@ -96,12 +97,14 @@ _Place = tuple[str, str, int, str]
 
 
 def _add_activations(
-    counts: Counter[_Place], lowered: Lowered, recompute: Recompute, times: int
+    counts: Counter[_Place], lowered: Lowered, recompute: Recompute, times: int, framework: str
 ) -> None:
     for priced in activation_collectives(lowered, recompute, times):
         moved = priced.collective
         what = f"{priced.key} {priced.direction}"
         counts[moved.kind, moved.axis, moved.size_bytes, what] += priced.count
+    for name, moved in label_collectives(lowered) if framework == "torch" else ():
+        counts[moved.kind, moved.axis, moved.size_bytes, f"{name} counted"] += times
 
 
 def _rows(counts: Counter[_Place], rank: int) -> list[Row]:
@@ -128,7 +131,7 @@ def pipeline_collectives(
     for stage, rank in enumerate(schedule.ranks):
         number = schedule.part[stage]
         part, own, rows = parts[number], plan.stages[number], counts[rank]
-        _add_activations(rows, part.lowered, own.recompute, passes[stage])
+        _add_activations(rows, part.lowered, own.recompute, passes[stage], plan.framework)
         for entry in state_collectives(
             stored[number],
             plan.mesh(own),
@@ -243,15 +246,3 @@ def _stored(
             trainable=value.tensor.differentiable,
             unit=unit,
         )
-
-
-def global_counts(graph: Graph) -> int:
-    """Losses that are means over the labelled tokens of the batch: each asks for one count."""
-    bodies = [block.body for block in graph.blocks.values()]
-    return sum(
-        op.kind == "cross_entropy"
-        and op.attrs.get("reduction", "mean") == "mean"
-        and op.attrs.get("ignore_index", -100) is not None  # else every row counts, by its shape
-        for part in (graph, *bodies)
-        for op in part.ops
-    )

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from autopar.nouns.axes import BATCH, MICROBATCH, SAMPLES
+from autopar.nouns.axes import BATCH, MICROBATCH, SAMPLES, SEQUENCES
 from autopar.nouns.graph import DTYPE_BYTES, Graph, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread, key
@@ -185,7 +185,24 @@ def lower(
         steps = _steps(graph.tensors[name], shared, wanted, mesh, block, grad)
         outputs.append(Operand(name, wanted, steps, grad))
     apart = frozenset(n for n in graph.tensors if key(block, n) in cut.apart)
+    moved = [(name, value.steps) for name, value in tensors.items()]
+    moved += [(o.name, o.steps) for op in lowered for o in op.operands]
+    for name, steps in moved:
+        if name in apart:
+            _check_in_place(tensors[name], steps, block)
     return Lowered(graph, mesh, block, tensors, tuple(lowered), tuple(outputs), blocks, apart)
+
+
+def _check_in_place(value: LoweredTensor, steps: tuple[Step, ...], block: str | None) -> None:
+    """Raises `LoweringError` where pieces that lie here and there would be cut or joined again."""
+    dims = {p.dim for a, p in value.produced.placements if a in SEQUENCES and p.kind == "S"}
+    for step in steps:
+        if any(p.kind == "S" and p.dim in dims for p in (step.source, step.target)):
+            raise LoweringError(
+                f"{key(block, value.tensor.name)} {list(value.tensor.shape)} has samples and "
+                f"tokens in one dim, of which ranks along {step.axis} need other samples: keep "
+                "these in dims of their own up to there"
+            )
 
 
 def _share(loss: Placement) -> Placement:

@@ -41,14 +41,13 @@ class Axis:
 
     role: Role
     splits: str
-    shares_state: bool = False
 
 
 TABLE: Mapping[str, Axis] = MappingProxyType(
     {
         PIPELINE: Axis(Role.DEPTH, "the model's depth, into stages"),
         REPLICATE: Axis(Role.SAMPLES, "the batch; everything else is whole"),
-        SHARD: Axis(Role.SAMPLES, "the batch, and what ZeRO splits", shares_state=True),
+        SHARD: Axis(Role.SAMPLES, "the batch, and what ZeRO splits"),
         CONTEXT: Axis(Role.SEQUENCES, "sequences"),
         EXPERT: Axis(Role.OPS, "experts"),
         TENSOR: Axis(Role.OPS, "tensors of the model"),
@@ -66,6 +65,7 @@ def of(*roles: Role) -> tuple[str, ...]:
 
 SAMPLES = of(Role.SAMPLES)
 """Axes of data parallelism."""
+SEQUENCES = of(Role.SEQUENCES)
 BATCH = of(Role.SAMPLES, Role.SEQUENCES)
 """They split the batch, in ops as it flows through them."""
 OPS = of(Role.OPS)

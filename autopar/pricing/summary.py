@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
-from autopar.lowering.collectives import global_counts, loss_bytes
+from autopar.lowering.collectives import loss_bytes
+from autopar.lowering.counts import global_counts
 from autopar.lowering.spread import (
     MICROBATCH,
     SAMPLE_AXES,

@@ -16,6 +16,7 @@ from torch import nn
 from autopar.emit.pytorch import emit
 from autopar.frontends.pytorch.capture import capture
 from autopar.frontends.shared.captured import Captured
+from autopar.lowering.counts import label_collectives
 from autopar.lowering.precision import at_precision
 from autopar.lowering.spread import Lowered, activation_collectives, lower
 from autopar.nouns.axes import BATCH, CONTEXT, SAMPLES
@@ -271,6 +272,8 @@ def priced(made: Emitted, wide: int = 2) -> list[tuple[str, str, int]]:
             times = 0.5
         move = entry.collective
         moves += [(move.kind, move.axis, int(move.size_bytes * times))] * entry.count
+    for _, move in label_collectives(made.lowered):
+        moves += [(move.kind, move.axis, move.size_bytes)] * made.plan.microbatches
     return moves
 
 

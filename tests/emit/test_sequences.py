@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autopar.lowering.spread import LoweringError
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Spread
 from autopar.rules.pieces import BatchMixed
@@ -18,6 +19,7 @@ from tests.emit.harness import capture_of, check, emitted, reference, relative, 
 
 BATCH, LENGTH, WIDTH, HEADS, WORDS = 4, 8, 8, 2, 11
 MESHES = (
+    Mesh(("dp_shard",), (2,)),
     Mesh(("cp",), (2,)),
     Mesh(("cp",), (4,)),
     Mesh(("dp_replicate", "dp_shard", "cp"), (1, 2, 2)),
@@ -141,6 +143,17 @@ def _own_mean(logits: Tensor, labels: Tensor) -> Tensor:
     return (each * kept).sum() / kept.sum()
 
 
+def _moved_labels(logits: Tensor, labels: Tensor) -> Tensor:
+    """Not as they are given: what is moved was made of them."""
+    kept = torch.where(labels == 3, -100, labels)
+    return _mean(logits, F.pad(kept, (0, 1), value=-100)[:, 1:])
+
+
+def _labels_of_others(logits: Tensor, labels: Tensor) -> Tensor:
+    """Each sample learns the labels of the next one."""
+    return _mean(logits, torch.cat([labels[1:], torch.full_like(labels[:1], -100)]))
+
+
 def _last_token(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits[:, -1], labels[:, -1].clamp(min=0))
 
@@ -166,7 +179,10 @@ BODIES: dict[str, Body] = {
 }
 LOSSES = {
     loss.__name__.strip("_"): loss
-    for loss in (_classes_second, _shifted_labels, _shifted_logits, _own_mean, _last_token)
+    for loss in (
+        *(_classes_second, _shifted_labels, _shifted_logits, _own_mean, _last_token),
+        *(_moved_labels, _labels_of_others),
+    )
 }
 REFUSED = {"joined and sorted"}
 """What must be refused, since samples and tokens lie in one dim of which it needs the whole."""
@@ -197,13 +213,18 @@ def test_what_is_done_with_tokens(name: str, mesh: Mesh) -> None:
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_over_tokens(name: str, mesh: Mesh) -> None:
-    right(partial(_attention, is_causal=True), LOSSES[name], mesh, 1)
+    body = partial(_attention, is_causal=True)
+    if name == "labels_of_others" and len([a for a in mesh.batch_axes if mesh.size(a) > 1]) > 1:
+        with pytest.raises(LoweringError, match="need other samples"):
+            right(body, LOSSES[name], mesh, 1)
+        return
+    right(body, LOSSES[name], mesh, 1)
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_what_needs_all_of_a_joined_dim_is_refused(name: str) -> None:
     with pytest.raises(BatchMixed, match="do not lie one behind the other"):
-        right(BODIES[name], _mean, MESHES[0], 1)
+        right(BODIES[name], _mean, MESHES[1], 1)
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)

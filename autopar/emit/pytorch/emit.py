@@ -17,10 +17,7 @@ from autopar.emit.pytorch.classes import (
     block_class,
     module_tree,
 )
-from autopar.emit.pytorch.counts import (
-    count_names,
-    counted,
-)
+from autopar.emit.pytorch.counts import count_names
 from autopar.emit.pytorch.gathering import gather_modules
 from autopar.emit.pytorch.legend import legend, state
 from autopar.emit.pytorch.masks import as_bands, as_bounds
@@ -35,6 +32,7 @@ from autopar.emit.pytorch.views import shorter_views
 from autopar.emit.pytorch.widths import with_arguments
 from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import Lines
+from autopar.lowering.counts import counted
 from autopar.lowering.precision import HALF
 from autopar.lowering.spread import MICROBATCH, SAMPLE_AXES, Lowered
 from autopar.lowering.stages import StagePart, stage_parts

@@ -8,7 +8,7 @@ from typing import Any
 
 from autopar.emit.sizes import NONE, Sizes
 from autopar.emit.text import Expr, constant
-from autopar.lowering.spread import BATCH_AXES, SAMPLE_AXES, Lowered, LoweredOp
+from autopar.lowering.spread import SAMPLE_AXES, Lowered, LoweredOp
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
 
@@ -147,11 +147,6 @@ def uneven_dims(sharding: Sharding, shape: tuple[int, ...], mesh: Mesh) -> list[
 def model_part(sharding: Sharding) -> Sharding:
     """The placements on axes that do not split samples."""
     return Sharding(tuple((a, p) for a, p in sharding.placements if a not in SAMPLE_AXES))
-
-
-def data_part(sharding: Sharding) -> Sharding:
-    """The placements on axes that split the batch, and on microbatches."""
-    return Sharding(tuple((a, p) for a, p in sharding.placements if a in BATCH_AXES))
 
 
 def dtype(name: str) -> str:

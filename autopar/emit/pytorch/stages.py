@@ -12,7 +12,6 @@ from autopar.emit.constants import literal
 from autopar.emit.names import first_free
 from autopar.emit.pytorch.classes import Printing, module_tree
 from autopar.emit.pytorch.contents import contents, whole_modules
-from autopar.emit.pytorch.counts import counted
 from autopar.emit.pytorch.original import CapturedModel
 from autopar.emit.pytorch.precision import wide_values
 from autopar.emit.pytorch.scopes import scopes
@@ -22,6 +21,7 @@ from autopar.emit.pytorch.widths import changed
 from autopar.emit.roles import Known
 from autopar.emit.sizes import Sizes
 from autopar.emit.text import COLUMNS, Lines
+from autopar.lowering.counts import counted
 from autopar.lowering.spread import Lowered
 from autopar.lowering.stages import StagePart
 from autopar.nouns.plan import Plan

@@ -8,11 +8,11 @@ from autopar.emit.constants import literal
 from autopar.emit.names import first_free, identifier, is_argument
 from autopar.emit.pytorch import modules
 from autopar.emit.pytorch.classes import Printing, finish, surroundings
-from autopar.emit.pytorch.counts import counted, held_whole, labels_of, labels_only
 from autopar.emit.pytorch.forward import Forward
 from autopar.emit.pytorch.original import CapturedModel
 from autopar.emit.pytorch.scopes import Scope
 from autopar.emit.text import Lines, split_items
+from autopar.lowering.counts import counted, held_whole, labels_of, labels_only
 from autopar.lowering.spread import BATCH_AXES, Lowered, Operand
 from autopar.nouns.recompute import KEEP_ALL
 

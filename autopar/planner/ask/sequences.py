@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autopar.nouns.axes import CONTEXT
+from autopar.lowering.spread import LoweringError, lower
+from autopar.nouns.axes import CONTEXT, SHARD
 from autopar.nouns.graph import Graph
+from autopar.nouns.mesh import Mesh
+from autopar.nouns.plan import Spread
 from autopar.planner.ask.fixed import FixError
 from autopar.rules.cut import BatchCut, batch_cut
 from autopar.rules.pieces import BatchMixed
@@ -26,6 +29,17 @@ def cut_along(graph: Graph, batch_dims: Mapping[str, int], cp: int, framework: s
             WITHOUT,
         )
     try:
-        return batch_cut(graph, batch_dims, cp)
-    except BatchMixed as error:
+        cut = batch_cut(graph, batch_dims, cp)
+        _try_beside_samples(graph, batch_dims, cut, cp)
+    except (BatchMixed, LoweringError) as error:
         raise FixError(f"--fix cp={cp}: {error}", WITHOUT) from error
+    return cut
+
+
+def _try_beside_samples(
+    graph: Graph, batch_dims: Mapping[str, int], cut: BatchCut, cp: int
+) -> None:
+    """Raises `LoweringError` where samples and sequences cannot both be split."""
+    samples = {graph.tensors[name].shape[dim] for name, dim in batch_dims.items()}
+    ways = next((n for n in range(2, min(samples) + 1) if all(s % n == 0 for s in samples)), 1)
+    lower(graph, Spread(Mesh((SHARD, CONTEXT), (ways, cp))), 1, cut)
