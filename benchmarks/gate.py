@@ -69,6 +69,7 @@ FINDINGS: Mapping[str, Sequence[str]] = {
         "tests/runtime/test_failures.py",
     ),
     "arrays and rules of JAX users": ("tests/jax/test_ownership.py", "tests/rules"),
+    "labels that move, split sequences": ("tests/emit/test_sequences.py",),
     "mixtures of experts": ("tests/runtime/test_experts.py",),
     "bad input": (
         "tests/cli/test_bad_input.py",

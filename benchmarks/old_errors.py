@@ -44,7 +44,23 @@ _CONSTANTS, _CALLED, _NAMES = "constants, masks", "blocks called again, alarms",
 _TRAIN, _FALSE, _STOPPED = "one way to train", "precisions, false alarms", "SIGTERM, checkpoints"
 _KEPT = "what a forward keeps, rows by masks"
 _FOR_JAX = "arrays and rules of JAX users"
+_MOVED = "labels that move, split sequences"
 ERRORS: Mapping[str, OldError] = {
+    "labels of other ranks are counted where they were": OldError(
+        _MOVED, "autopar/lowering/counts.py",
+        "    steps = _steps(lowered, operand.name, tensors[operand.name].shared, wanted)\n",
+        "    steps: tuple[Step, ...] = ()\n",
+        ("tests/emit/test_sequences.py",)),
+    "pieces that lie here and there are cut again": OldError(
+        _MOVED, "autopar/lowering/spread.py",
+        "            _check_in_place(tensors[name], steps, block)\n", "            pass\n",
+        ("tests/emit/test_sequences.py",)),
+    "a causal bias is cast": OldError(
+        _MOVED, "runtime/pytorch/layers.py",
+        "    attend = partial(\n",
+        "    if mask is not None and mask.dtype is not torch.bool:\n"
+        "        mask = mask.to(q.dtype)\n    attend = partial(\n",
+        ("tests/emit/test_sequences.py",)),
     "an infinity is written as a name": OldError(
         _CONSTANTS, "autopar/emit/constants.py",
         "return f'float(\"{float.__repr__(value)}\")'", "return float.__repr__(value)",
