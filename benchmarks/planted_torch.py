@@ -222,5 +222,5 @@ ERRORS: tuple[Planted, ...] = (
         "layers:attention", "v[:, :, : first + q.shape[2]]\n",
         "v[:, :, : first + q.shape[2]]\n        first += 1\n"),
     _rule("labels are counted on one rank along the sequence", "gpt cp",
-        "emit.pytorch.counts:held_whole", 'placed.on(a).kind != "S"', "True"),
+        "lowering.counts:held_whole", 'placed.on(a).kind != "S"', "True"),
 )  # fmt: skip
