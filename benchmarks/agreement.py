@@ -31,7 +31,7 @@ from autopar.nouns.cluster import Cluster
 from autopar.planner.family.arch_prices import Pricer
 from autopar.planner.family.graph.model import LAYER
 from autopar.planner.family.layouts import footprint_of, work_for
-from autopar.pricing.pipeline import CutModel
+from autopar.pricing.cut_model import CutModel
 from autopar.pricing.prices import PICOSECONDS
 from benchmarks.figures import Target, show
 
@@ -140,7 +140,7 @@ def by_planner(case: Case) -> tuple[dict[str, float], dict[str, float]]:
     again_s = unit.forward_s * (x.recompute != "none")
     again_s += unit.moved_again_s * (x.recompute == "full")
     time, held = made.time, made.memory
-    reduced = time.data_communication_s if x.pp > 1 else 0.0
+    reduced = made.reduce_s if x.pp > 1 else 0.0
     seconds = {
         "step": time.total_s,
         "products": each * (body["matmul"] - fixed_s),
