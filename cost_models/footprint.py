@@ -9,12 +9,13 @@ has lost to this process, context and communication library included.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, fields, replace
 
 from autopar.cost_models.bands import memory_band
 from autopar.cost_models.constants import constant
 from autopar.cost_models.family import Arch
-from autopar.cost_models.layer_figures import Saved
+from autopar.cost_models.layer_figures import Kept, Saved
 from autopar.cost_models.layout import Layout
 from autopar.cost_models.precision import is_narrow, stream_bytes
 from autopar.cost_models.software import Software
@@ -89,13 +90,12 @@ def footprint(
     arch: Arch,
     layout: Layout,
     software: Software,
-    precision: str = "bf16",
-    kept: Saved | None = None,
+    precision: str,
+    kept: Kept,
 ) -> Footprint:
     """The footprint of the fullest pipeline rank.
 
-    precision: what matrix products read. kept: by a layer that recomputes nothing; None: by the
-    formulas.
+    precision: what matrix products read. kept: by a layer that recomputes nothing.
     """
     pipeline = layout.pipeline(arch.layers)
     held, layers = pipeline.held_layers(), pipeline.rank_layers()
@@ -115,8 +115,8 @@ def rank_footprint(
     layout: Layout,
     software: Software,
     rank: int,
-    precision: str = "bf16",
-    kept: Saved | None = None,
+    precision: str,
+    kept: Kept,
 ) -> Footprint:
     """The footprint of one rank, with the layers in flight that its schedule gives it."""
     x = layout
@@ -211,9 +211,9 @@ def saved_bytes(
     arch: Arch,
     layout: Layout,
     software: Software,
-    share: float = 0.0,
-    precision: str = "bf16",
-    kept: Saved | None = None,
+    share: float,
+    precision: str,
+    kept: Kept,
 ) -> float:
     """Activation bytes that one layer saves for backward, one microbatch, on one rank.
 
@@ -223,58 +223,48 @@ def saved_bytes(
     x = layout
     tokens = x.microbatch * arch.seq / x.cp
     sp = x.tp if x.sequence_parallel else 1
-    layer_input = 2 * arch.hidden / sp
     wider = stream_bytes(precision) / 2
     if x.recompute == "full":
         plain = replace(x, recompute="none")
+        again = wider * tokens * 2 * arch.hidden / sp * x.recompute_share
         rest = 1 - x.recompute_share
-        again = wider * tokens * layer_input * x.recompute_share
         return again + rest * saved_bytes(arch, plain, software, share, precision, kept)
-    operand = 1 if is_narrow(precision) else 2
     dropped = dropped_modules(x)
     ops = bool(dropped) and not x.recompute_modules and software.selective == "ops"
+    half = 0.5 if ops else 1.0
+    operand = 1 if is_narrow(precision) else 2
     scores = 0.0
     if software.attention == "unfused" and "core_attn" not in dropped:
         scores = arch.heads * arch.seq / x.tp * (5 if software.dropout else 4)
     wide_norms = 8 * arch.hidden / sp if software.style == "eager" else 0.0
-    if kept is not None:
-        half, narrow = 0.5 if ops else 1.0, operand / 2
-        total = half * (kept.inputs + kept.heads) + narrow * kept.mixed
-        total += narrow * kept.norms * ("layernorm" not in dropped)
-        if "mlp" not in dropped:
-            total += half * kept.before + narrow * kept.after * ("moe_act" not in dropped)
-        return total + wider * tokens * (scores + wide_norms)
-    norms = (1 if ops else 2) * layer_input
-    if "layernorm" not in dropped:
-        norms += operand * arch.hidden / sp * 2
-    if software.dropout:
-        norms += 2 * arch.hidden / sp
-    norms += wide_norms
-    heads = 2 * (arch.heads * arch.dim + 2 * arch.kv_heads * arch.dim) * (0.5 if ops else 1.0)
-    if arch.latent is not None:
-        heads += 2 * arch.heads * arch.dim
-    if "mla_up_proj" in dropped:
-        heads = 0.0
-    heads = (heads + operand * arch.heads * arch.value_dim + 4 * arch.heads) / x.tp
-    if arch.latent is not None:
-        heads += 2 * (arch.latent.kv_rank + arch.latent.q_rank)
-    per_width = 2.0 * (2 if arch.gated else 1) * (0.5 if ops else 1.0)
-    if "moe_act" not in dropped:
-        per_width += operand
-    if software.style == "eager" and arch.gated:
-        per_width += 2
-    mlp = 0.0
-    if "mlp" not in dropped:
-        mlp = per_width * (arch.dense_ffn or arch.ffn) / x.tp * (1 - share)
+    total = wider * tokens * (scores + wide_norms)
+    layers = ((kept.plain, 1 - share, {"mlp"}), (kept.routed, share, {"moe", "shared_experts"}))
+    for saved, part, modules in layers:
+        if saved is not None:
+            total += part * _kept_bytes(saved, modules, dropped, half, operand / 2)
     if share and "moe" not in dropped:
-        if "shared_experts" not in dropped:
-            mlp += share * per_width * arch.ffn * arch.shared_experts / x.tp
         # Ranks that split an expert gather its tokens, and hold their share of its width.
         gathered = x.expert_tp if x.sequence_parallel else 1
+        per_width = 2.0 * (2 if arch.gated else 1) * half
+        per_width += operand * ("moe_act" not in dropped)
+        per_width += 2 * (software.style == "eager" and arch.gated)
         width = arch.ffn / x.expert_tp
         routed = arch.top_k / sp * gathered * (per_width * width + 2 * 2 * arch.hidden)
-        mlp += share * routed * software.imbalance
-    return wider * tokens * (norms + heads + scores + mlp)
+        total += wider * tokens * share * routed * software.imbalance
+    return total
+
+
+def _kept_bytes(
+    saved: Saved, modules: Set[str], dropped: Set[str], half: float, narrow: float
+) -> float:
+    """Of a layer whose MLP goes by these names. half: of what is not an operand of a product, the
+    share that is kept; narrow: bytes of such an operand over those of the stream."""
+    total = half * saved.inputs + narrow * saved.mixed
+    total += half * saved.heads * ("mla_up_proj" not in dropped)
+    total += narrow * saved.norms * ("layernorm" not in dropped)
+    if not modules & dropped:
+        total += half * saved.before + narrow * saved.after * ("moe_act" not in dropped)
+    return total
 
 
 def dropped_modules(layout: Layout) -> frozenset[str]:
