@@ -26,7 +26,7 @@ STATE_BYTES = {
     "megatron": (2, 4, 12),
     "deepspeed": (2, 2, 16),
     "deepspeed_bf16": (2, 6, 12),
-    "hybrid_zero": (2, 2, 18),
+    "hybrid_zero": (2, 2, 22),
     "fsdp": (4, 4, 8),
     "bf16": (2, 2, 12),
 }
@@ -139,8 +139,12 @@ def rank_footprint(
     if x.recompute != "none":
         plain = replace(x, recompute="none")
         again = saved_bytes(arch, plain, software, share, precision, kept) - saved
-    activations = saved * pipeline.held_layers()[rank]
+    held = pipeline.held_layers()[rank]
+    activations = saved * held
     tokens = x.microbatch * arch.seq / x.cp
+    if software.states.startswith("deepspeed") and x.pp > 1:
+        # Its pipeline keeps what each stage gave until its gradient is back (`pipe_buffers`).
+        activations += stream_bytes(precision) * tokens * arch.hidden * held / layers
     logits = tokens * arch.vocab / x.tp * LOGIT_BYTES[software.loss] * has_head
     element = stream_bytes(precision)
     grad_working = arch.ffn * (2 if arch.gated else 1) / x.tp + 4 * arch.hidden
@@ -165,8 +169,8 @@ def rank_footprint(
     if software.memory == "device":
         groups = sum(size > 1 for size in (x.tp, x.pp, x.cp, x.ep, x.etp, x.dp))
         beyond = constant("context_bytes") + groups * constant("communicator_bytes")
-    held = (*states, activations, working, gathered, workspace, reserve, beyond)
-    return Footprint(*held, rank, moment)
+    parts = (*states, activations, working, gathered, workspace, reserve, beyond)
+    return Footprint(*parts, rank, moment)
 
 
 def _states(
@@ -187,8 +191,10 @@ def _states(
     held = shard if split.parameters else whole
     parameters = weight * held
     if software.states == "fsdp" and wide == 2 and not split.parameters:
-        # Products read a 16-bit copy; with zero 2 that alone is whole, gathered once a step.
-        parameters = 2 * whole + weight * (shard if split.gradients else whole)
+        # Products read a 16-bit copy, which alone is whole, gathered once a step.
+        # Under pipelines FSDP2 gathers once and reduces once, and what is stored is split.
+        stored = shard if split.gradients or (split.optimizer and x.pp > 1) else whole
+        parameters = 2 * whole + weight * stored
     gradients = gradient * (shard if split.gradients else whole)
     optimizer = rest * (shard if split.optimizer else whole)
     if x.offload_optimizer:
@@ -231,7 +237,6 @@ def saved_bytes(
         return again + rest * saved_bytes(arch, plain, software, share, precision, kept)
     dropped = dropped_modules(x)
     ops = bool(dropped) and not x.recompute_modules and software.selective == "ops"
-    half = 0.5 if ops else 1.0
     operand = 1 if is_narrow(precision) else 2
     scores = 0.0
     if software.attention == "unfused" and "core_attn" not in dropped:
@@ -241,11 +246,12 @@ def saved_bytes(
     layers = ((kept.plain, 1 - share, {"mlp"}), (kept.routed, share, {"moe", "shared_experts"}))
     for saved, part, modules in layers:
         if saved is not None:
-            total += part * _kept_bytes(saved, modules, dropped, half, operand / 2)
+            own = saved.every_second if ops else _kept_bytes(saved, modules, dropped, operand / 2)
+            total += part * own
     if share and "moe" not in dropped:
         # Ranks that split an expert gather its tokens, and hold their share of its width.
         gathered = x.expert_tp if x.sequence_parallel else 1
-        per_width = 2.0 * (2 if arch.gated else 1) * half
+        per_width = 2.0 * (2 if arch.gated else 1) * (0.5 if ops else 1.0)
         per_width += operand * ("moe_act" not in dropped)
         per_width += 2 * (software.style == "eager" and arch.gated)
         width = arch.ffn / x.expert_tp
@@ -254,16 +260,14 @@ def saved_bytes(
     return total
 
 
-def _kept_bytes(
-    saved: Saved, modules: Set[str], dropped: Set[str], half: float, narrow: float
-) -> float:
-    """Of a layer whose MLP goes by these names. half: of what is not an operand of a product, the
-    share that is kept; narrow: bytes of such an operand over those of the stream."""
-    total = half * saved.inputs + narrow * saved.mixed
-    total += half * saved.heads * ("mla_up_proj" not in dropped)
+def _kept_bytes(saved: Saved, modules: Set[str], dropped: Set[str], narrow: float) -> float:
+    """Of a layer whose MLP goes by these names. narrow: bytes of a product's operand over those of
+    the stream."""
+    total = saved.inputs + narrow * saved.mixed
+    total += saved.heads * ("mla_up_proj" not in dropped)
     total += narrow * saved.norms * ("layernorm" not in dropped)
     if not modules & dropped:
-        total += half * saved.before + narrow * saved.after * ("moe_act" not in dropped)
+        total += saved.before + narrow * saved.after * ("moe_act" not in dropped)
     return total
 
 

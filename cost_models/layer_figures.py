@@ -32,7 +32,8 @@ class Saved:
 
     inputs: of norms, and masks of dropout. norms, mixed, after: what products read: results of
     norms, of attention, of the MLP's activation. heads: queries, keys and values as attention takes
-    them, and a sum for each of its rows. before: what the activation is made of.
+    them, and a sum for each of its rows. before: what the activation is made of. every_second: all
+    that is kept where every second product runs again.
     """
 
     inputs: float
@@ -41,6 +42,7 @@ class Saved:
     mixed: float
     before: float
     after: float
+    every_second: float
 
 
 @dataclass(frozen=True)

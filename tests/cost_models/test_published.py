@@ -305,7 +305,8 @@ def test_a_renamed_source_keeps_what_its_rows_say() -> None:
 @pytest.mark.parametrize(
     ("cells", "software"),
     [
-        ({"notes": "torchtitan log"}, {"states": "fsdp", "memory": "reserved", "loss": "fused"}),
+        ({"notes": "torchtitan log"}, {"states": "fsdp", "memory": "reserved", "loss": "eager"}),
+        ({"source_location": "torchtitan, 2025-06"}, {"memory": "reserved", "loss": "fused"}),
         ({"source": "a talk on torchtitan"}, {"states": "fsdp", "memory": "reserved"}),
         ({"zero_or_fsdp": "FSDP full shard"}, {"states": "fsdp", "memory": "allocated"}),
         ({"zero_or_fsdp": "DDP/dist-opt (FSDP=0)"}, {"states": "megatron"}),
@@ -378,6 +379,13 @@ def test_a_micro_batch_that_is_not_named_is_the_likely_one(
 ) -> None:
     run = read_run(row(**{"micro_batch": "", **cells}))
     assert run.layout.microbatch == size
+
+
+def test_a_local_batch_is_cut_into_as_many_microbatches_as_there_are_pipeline_ranks() -> None:
+    notes = "local batch size 32 per DP rank, microbatch not stated"
+    run = read_run(row(zero_or_fsdp="FSDP2", pp="8", micro_batch="", notes=notes))
+    assert run.layout.microbatch == 4
+    assert run.layout.zero == 1
 
 
 def test_what_does_not_fit_was_not_run() -> None:

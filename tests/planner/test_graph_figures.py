@@ -14,6 +14,7 @@ from autopar.cost_models.layout import Layout
 from autopar.cost_models.software import Software
 from autopar.nouns.style import Style
 from autopar.planner.family.graph_figures import figures_of
+from autopar.planner.family.layouts import footprint_of
 
 LLAMA = Arch("l", 4, 4096, 32, 8, 14336, vocab=32000, seq=4096)
 GPT = replace(LLAMA, kv_heads=32, ffn=16384, gated=False, positions=True, biases=False)
@@ -122,3 +123,21 @@ def test_ranks_that_share_a_head_of_keys_have_it_each() -> None:
         layer(replace(LLAMA, kv_heads=heads), Layout(64, 1, tp=8), Software()) for heads in (8, 2)
     )
     assert one.products == shared.products
+
+
+def test_every_second_product_is_kept_under_selective_checkpointing() -> None:
+    """Of Llama 3 8B: the input, q, v, gate, down and what attention gives, 31,744 values of a
+    token, and a sum for each of its rows."""
+    arch = replace(LLAMA, vocab=128256)
+    saved = layer(arch, Layout(64, 1), Software()).saved
+    assert saved.every_second == arch.seq * (2 * 31744 + 4 * arch.heads)
+
+
+def test_fsdp_keeps_gradients_whole_between_the_passes_of_a_pipeline() -> None:
+    """Per parameter of a rank: 2 gathered, 4 summed up, and 12 of the 64 ranks that share."""
+    software, arch = Software(states="fsdp"), replace(LLAMA, layers=8)
+    layout = Layout(512, 1, dp_shard=64, pp=2, zero=1)
+    held = footprint_of(arch, layout, software, "bf16")
+    numel = held.gradients / 4
+    assert held.parameters == numel * (2 + 4 / 64)
+    assert held.optimizer == numel * 8 / 64

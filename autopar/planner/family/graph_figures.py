@@ -29,7 +29,7 @@ from autopar.cost_models.precision import stream_bytes
 from autopar.cost_models.recompute import Traffic
 from autopar.cost_models.software import Software
 from autopar.lowering.precision import at_precision
-from autopar.lowering.spread import Lowered, LoweredOp, lower
+from autopar.lowering.spread import Lowered, LoweredOp, LoweredTensor, lower
 from autopar.nouns.axes import TENSOR
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.mesh import Mesh
@@ -222,14 +222,32 @@ def _saved(ops: Sequence[LoweredOp], body: Lowered, fused: Fusion) -> Saved:
         for root in (places.root[name] for name in names):
             value = body.tensors[root]
             if value.tensor.differentiable and value.tensor.role != "parameter":
-                local = value.produced.local_shape(value.tensor.shape, body.mesh)
-                sizes[root] = math.prod(local) * DTYPE_BYTES[value.tensor.dtype]
+                sizes[root] = _size(value, body)
         kept = sum(kept_bytes(op.bound, extents(op.bound, op.strategy, body.mesh)))
         sizes[f"{op.op.name} keeps"] = float(kept)
     groups = dict.fromkeys((f.name for f in fields(Saved)), 0.0)
     for name, size in sizes.items():
         groups[_group(name)] += size
+    groups["every_second"] = _every_second(ops, body)
     return Saved(**groups)
+
+
+def _every_second(ops: Sequence[LoweredOp], body: Lowered) -> float:
+    """What torchtitan's selective checkpointing keeps: the layer's input, attention's result, and
+    the results of the first, third, fifth ... of its products."""
+    products = [op for op in ops if op.op.kind == "linear"]
+    names = [op.op.outputs[0] for op in products[::2]]
+    names += [op.op.outputs[0] for op in ops if op.op.kind == "attention"]
+    size = _size(body.tensors["x"], body)
+    for op in ops:
+        if op.op.kind == "attention" and op.bound is not None:
+            size += sum(kept_bytes(op.bound, extents(op.bound, op.strategy, body.mesh)))
+    return size + sum(_size(body.tensors[name], body) for name in names)
+
+
+def _size(value: LoweredTensor, body: Lowered) -> float:
+    local = value.produced.local_shape(value.tensor.shape, body.mesh)
+    return float(math.prod(local) * DTYPE_BYTES[value.tensor.dtype])
 
 
 def _group(name: str) -> str:
