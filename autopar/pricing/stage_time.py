@@ -10,7 +10,9 @@ seconds from the compute.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from autopar.cost_models.compute import update_time_s
 from autopar.nouns.cluster import Cluster
@@ -72,12 +74,44 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
+    """Seconds of a unit under a policy; ``unit``: its own figures."""
+
+    unit: Unit
     forward_s: float
     backward_s: float
     gather_s: float
     regather_s: float
     reduce_s: float
     reduce_last_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """The root, then every call of a block in order; each with how often there is one like it."""
+
+    calls: list[_Piece]
+    distinct: list[tuple[_Piece, int]]
+
+    @staticmethod
+    def of(
+        summary: Summary, state: StateSharding, cluster: Cluster, recompute: Recompute
+    ) -> _Pieces:
+        each = [*zip(summary.calls, recompute.by_call(len(summary.calls)), strict=True)]
+        counts = Counter(each)
+        bodies = {
+            call: _piece(summary.bodies[call[0]], state, cluster, call[1], root=False)
+            for call in counts
+        }
+        root = _piece(summary.root, state, cluster, NONE, root=True)
+        distinct = [(root, 1), *((bodies[call], count) for call, count in counts.items())]
+        return _Pieces([root, *(bodies[call] for call in each)], distinct)
+
+    def sum(self, figure: Callable[[_Piece], float]) -> float:
+        return sum(count * figure(piece) for piece, count in self.distinct)
+
+    def count(self, seconds: Callable[[_Piece], float]) -> int:
+        """Those that take any."""
+        return sum(count for piece, count in self.distinct if seconds(piece) > 0)
 
 
 def stage_time(
@@ -89,33 +123,34 @@ def stage_time(
 ) -> StageTime:
     """What the actions of one stage take; ``summary`` is of that stage alone. ``beside``: its
     gradients are reduced beside its last backward, as where the model is one stage."""
-    units = [summary.root, *(summary.bodies[name] for name in summary.calls)]
-    pieces = _pieces(summary, state, cluster, recompute)
-    if not state.fsdp:
-        reduced = _buckets_s(units, state, cluster)
-        pieces = [replace(p, reduce_last_s=s) for p, s in zip(pieces, reduced, strict=True)]
-    gathers, hides, contention = (
-        state.split.parameters,
-        _hides(state, cluster),
-        contention_of(cluster),
-    )
-    forward, total = _play(pieces, gathers, False, hides)
-    forward_s, backward_s = (sum(p.forward_s for p in pieces), sum(p.backward_s for p in pieces))
-    gathered_s = sum(p.gather_s for p in pieces)
+    pieces = _Pieces.of(summary, state, cluster, recompute)
+    reduced = _reduced_s(pieces, state, cluster)
+    gathers, hides = state.split.parameters, _hides(state, cluster)
+    contention = contention_of(cluster)
+    forward_s, backward_s = pieces.sum(_forward_s), pieces.sum(_backward_s)
+    gathered_s = pieces.sum(lambda p: p.gather_s)
+    behind_s = pieces.sum(lambda p: p.reduce_s + p.regather_s * gathers)
+    forward, total = forward_s, forward_s + backward_s
+    if behind_s or (gathers and gathered_s):
+        forward, total = _play(pieces.calls, None, gathers, hides)
     ahead = _Traffic(gathered_s * gathers, forward - forward_s)
-    behind_s = sum(p.reduce_s + p.regather_s * gathers for p in pieces)
     behind = _Traffic(behind_s, total - forward - backward_s)
     first = _Traffic()
     if state.fsdp and not gathers:
-        first = _Traffic(gathered_s, _play(pieces, True, False, hides)[0] - forward)
-    reduced_s = sum(p.reduce_last_s for p in pieces)
-    left_s = _play(pieces, gathers, True, hides)[1] - total if beside else reduced_s
+        first = _Traffic(gathered_s, _play(pieces.calls, None, True, hides)[0] - forward)
+    reduced_s = sum(reduced)
+    left_s = reduced_s
+    if beside and reduced_s:
+        left_s = _play(pieces.calls, reduced, gathers, hides)[1] - total
     last = _Traffic(reduced_s, left_s)
-    moved = sum(u.moved_forward_s for u in units), sum(u.moved_backward_s for u in units)
+    moved = (
+        pieces.sum(lambda p: p.unit.moved_forward_s),
+        pieces.sum(lambda p: p.unit.moved_backward_s),
+    )
     return StageTime(
         forward_s=forward_s + ahead.added_s(contention),
         backward_s=backward_s + behind.added_s(contention),
-        weights_s=sum(unit.weights_s for unit in units),
+        weights_s=pieces.sum(lambda p: p.unit.weights_s),
         reduce_s=last.added_s(contention),
         update_s=_optimizer_s(summary, state, cluster),
         late_s=_late_reduction_s(summary, state, cluster),
@@ -125,25 +160,36 @@ def stage_time(
         inline_s=moved,
         moved_s=ahead.moved_s + behind.moved_s,
         moved_once_s=first.moved_s + last.moved_s,
-        met=_meetings(units, pieces, gathers),
-        met_once=_meetings_once(pieces, state),
+        met=_meetings(pieces, gathers),
+        met_once=_meetings_once(pieces, reduced, state),
     )
 
 
-def _meetings(units: list[Unit], pieces: list[_Piece], gathers: bool) -> tuple[int, int]:
-    forward, backward = (sum(u.meetings[way] for u in units) for way in (0, 1))
+def _forward_s(piece: _Piece) -> float:
+    return piece.forward_s
+
+
+def _backward_s(piece: _Piece) -> float:
+    return piece.backward_s
+
+
+def _meetings(pieces: _Pieces, gathers: bool) -> tuple[int, int]:
+    forward, backward = (
+        sum(count * piece.unit.meetings[way] for piece, count in pieces.distinct) for way in (0, 1)
+    )
     if gathers:
-        forward += sum(p.gather_s > 0 for p in pieces)
-        backward += sum(p.regather_s > 0 for p in pieces)
-    return forward, backward + sum(p.reduce_s > 0 for p in pieces)
+        forward += pieces.count(lambda p: p.gather_s)
+        backward += pieces.count(lambda p: p.regather_s)
+    return forward, backward + pieces.count(lambda p: p.reduce_s)
 
 
-def _meetings_once(pieces: list[_Piece], state: StateSharding) -> tuple[int, int]:
-    last = sum(p.reduce_last_s > 0 for p in pieces)
+def _meetings_once(
+    pieces: _Pieces, reduced: Sequence[float], state: StateSharding
+) -> tuple[int, int]:
+    last = sum(seconds > 0 for seconds in reduced)
     if not state.fsdp:
         return 0, min(1, last)  # buckets are waited for once, at the end
-    gathered = 0 if state.split.parameters else sum(p.gather_s > 0 for p in pieces)
-    return gathered, last
+    return 0 if state.split.parameters else pieces.count(lambda p: p.gather_s), last
 
 
 def _hides(state: StateSharding, cluster: Cluster) -> bool:
@@ -152,8 +198,12 @@ def _hides(state: StateSharding, cluster: Cluster) -> bool:
     return not (state.fsdp and cluster.levels[-1].library == "gloo")
 
 
-def _play(units: list[_Piece], gather: bool, last: bool, hides: bool = True) -> tuple[float, float]:
+def _play(
+    units: Sequence[_Piece], last: Sequence[float] | None, gather: bool, hides: bool
+) -> tuple[float, float]:
     """Seconds of one microbatch's forward, and of all of it.
+
+    last: of the last one, what each unit reduces in it alone.
 
     Unit 0 is the root, gathered first and reduced last. The gather of a unit is issued when the
     unit before it starts to compute, so backward it goes ahead of that unit's reduction.
@@ -179,26 +229,14 @@ def _play(units: list[_Piece], gather: bool, last: bool, hides: bool = True) -> 
         compute = max(start, compute) + unit.forward_s
     forward = compute
     backward = units[::-1]
+    reduced = last[::-1] if last is not None else [0.0] * len(units)
     arrived = moved(forward, backward[0].regather_s) if gather else 0.0
-    for unit, following in zip(backward, [*backward[1:], None], strict=True):
+    for unit, own_s, following in zip(backward, reduced, [*backward[1:], None], strict=True):
         start = max(compute, arrived)
         arrived = moved(start, following.regather_s) if gather and following else 0.0
         compute = max(start, compute) + unit.backward_s
-        moved(compute, unit.reduce_s + (unit.reduce_last_s if last else 0.0))
+        moved(compute, unit.reduce_s + own_s)
     return forward, max(compute, communication)
-
-
-def _pieces(
-    summary: Summary, state: StateSharding, cluster: Cluster, recompute: Recompute
-) -> list[_Piece]:
-    """The root, and every call of a block in order."""
-    each = [*zip(summary.calls, recompute.by_call(len(summary.calls)), strict=True)]
-    bodies = {
-        (name, policy): _piece(summary.bodies[name], state, cluster, policy, root=False)
-        for name, policy in dict.fromkeys(each)
-    }
-    root = _piece(summary.root, state, cluster, NONE, root=True)
-    return [root, *(bodies[call] for call in each)]
 
 
 def _piece(unit: Unit, state: StateSharding, cluster: Cluster, policy: str, root: bool) -> _Piece:
@@ -215,6 +253,7 @@ def _piece(unit: Unit, state: StateSharding, cluster: Cluster, policy: str, root
         FULL: unit.forward_s + unit.moved_again_s,
     }[policy]
     return _Piece(
+        unit,
         forward_s=unit.forward_s + unit.moved_forward_s,
         backward_s=unit.backward_s + unit.moved_backward_s + again,
         gather_s=spent["gather_forward"],
@@ -224,19 +263,24 @@ def _piece(unit: Unit, state: StateSharding, cluster: Cluster, policy: str, root
     )
 
 
-def _buckets_s(units: list[Unit], state: StateSharding, cluster: Cluster) -> list[float]:
-    """For each unit, the seconds of the buckets that its gradients fill in the last backward.
+def _reduced_s(pieces: _Pieces, state: StateSharding, cluster: Cluster) -> list[float]:
+    """For each unit, what of its gradients is reduced in the last backward alone: its own, or
+    where nothing is sharded the buckets that they fill.
 
     Buckets are filled from the last unit to the first, as DistributedDataParallel does.
     """
-    seconds = [0.0] * len(units)
+    if state.fsdp:
+        return [piece.reduce_last_s for piece in pieces.calls]
+    seconds = [0.0] * len(pieces.calls)
+    if not state.mesh.sample_axes:
+        return seconds
+    sizes = {id(piece): _sizes(piece.unit, state) for piece, _ in pieces.distinct}
     sent: dict[str, float] = {}
     waiting: dict[str, float] = {}
     room = FIRST_BUCKET_BYTES
-    for i, unit in reversed(list(enumerate(units))):
-        for dtype, count in unit.trained.items():
-            for _, moved, _ in state.traffic(count, dtype):
-                waiting[moved.axis] = waiting.get(moved.axis, 0.0) + moved.size_bytes
+    for i, piece in reversed(list(enumerate(pieces.calls))):
+        for axis, size in sizes[id(piece)].items():
+            waiting[axis] = waiting.get(axis, 0.0) + size
         if max(waiting.values(), default=0.0) < room and i:
             continue
         room = BUCKET_BYTES
@@ -246,6 +290,15 @@ def _buckets_s(units: list[Unit], state: StateSharding, cluster: Cluster) -> lis
             sent[axis] = before + size
         waiting = {}
     return seconds
+
+
+def _sizes(unit: Unit, state: StateSharding) -> dict[str, float]:
+    """Bytes of a unit's gradients, by the axes over which they are reduced."""
+    sizes: dict[str, float] = {}
+    for dtype, count in unit.trained.items():
+        for _, moved, _ in state.traffic(count, dtype):
+            sizes[moved.axis] = sizes.get(moved.axis, 0.0) + moved.size_bytes
+    return sizes
 
 
 def _late_reduction_s(summary: Summary, state: StateSharding, cluster: Cluster) -> float:
