@@ -165,7 +165,7 @@ class Scope:
         )
 
     def _splits(self, op: Op, bound: BoundRule, factor: str) -> None:
-        if any(entry.factor == factor for entry in bound.rule.internal):
+        if bound.rule.moves_inside(factor):
             self._against(op, "takes statistics over the whole batch")
         self.choices[op.name] = factor
         for i, name in enumerate(op.outputs):
