@@ -23,10 +23,10 @@ class Implementation:
     """One way to run one op on pieces.
 
     runs:  what each rank does beside the plain call, for people.
-    calls: by backend that emits it, what the call is given beside the plain one's arguments:
-           ``vocabulary``, the factor's whole extent; ``axis`` or ``rows``, the axis that splits it
-           or a tuple of several; ``axes``, always a tuple. With nothing it is the plain call, whose
-           numbers are those of the piece.
+    calls: by framework whose programs have it, what the call is given beside the arguments of the
+           plain one: ``vocabulary``, the factor's whole extent; ``axis`` or ``rows``, the axis that
+           splits it or a tuple of several; ``axes``, always a tuple. With nothing it is the plain
+           call, whose numbers are those of the piece.
     lie:   how a rank's indices of the factor must lie; ``anyhow``: in several runs, too.
     roles: of the axes that the search gives to it; a batch flows over others by itself.
     work:  of the rank that has most to do, times an equal share; by the number of ranks.
