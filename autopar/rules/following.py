@@ -13,6 +13,7 @@ from autopar.rules.pieces import (
     cut_factor,
     leads,
     needs_more,
+    needs_order,
     places_before,
     stands_once,
 )
@@ -190,6 +191,8 @@ class Scope:
         if len(places) > 1:
             raise needs_more(op, max(behind, key=lambda name: behind[name]))
         own = next(iter(places), 1)
+        if own > 1 and needs_order(bound, factor):
+            raise needs_more(op, next(iter(behind)))
         for i, name in enumerate(op.inputs):
             if name in behind or name in self.alike or bound.operand_holder(i, factor) is None:
                 continue

@@ -50,7 +50,7 @@ TABLE: Mapping[str, Implementation] = MappingProxyType(
             {"pytorch": ("vocabulary", "axis"), "jax": ("axis",)},
         ),
         GLOBAL_COUNT: Implementation(
-            "a sum, divided by the count of all ranks", {"pytorch": (), "jax": ()}, "anyhow"
+            "its sum, divided by the count of all pieces", {"pytorch": (), "jax": ()}, "anyhow"
         ),
         SYNCHRONISED: Implementation("statistics of all ranks", {"pytorch": ("axes",)}, "anyhow"),
         CAUSAL_ROWS: Implementation(
