@@ -99,8 +99,11 @@ def _joined_and_sorted(m: Any, x: Any) -> Any:
 
 
 def _joined_and_attended(m: Any, x: Any) -> Any:
-    """Every token sees those of the samples before its own."""
-    return _attention(m, x.reshape(1, -1, WIDTH), is_causal=True).view(x.shape)
+    """Of a table, the tokens of the first sample see the first rows alone."""
+    q, k, _ = _heads(m, x.reshape(1, -1, WIDTH))
+    rows = m.places.weight.expand(1, -1, -1).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    mixed = F.scaled_dot_product_attention(q + k, rows, rows, is_causal=True)
+    return mixed.transpose(1, 2).flatten(2).view(x.shape)
 
 
 def _joined_and_summed(m: Any, x: Any) -> Any:
