@@ -29,9 +29,9 @@ BY_MATRIX = Costly(
     ("mm", "addmm", "linear", "_grouped_mm"),
     ("dot_general", "ragged_dot"),
 )
-"""JAX keeps all products, whatever their kind (a rule's cost is ``matmul``); in PyTorch batched ones
-of attention that is written out would keep the scores, and a ``matmul`` is kept where one factor is
-a matrix."""
+"""JAX keeps all products, whatever their kind (a rule's cost is ``matmul``). PyTorch keeps a
+``matmul`` where one factor is a matrix: batched ones of attention that is written out would keep
+the scores."""
 CONVOLUTION = Costly(("conv",), ("convolution",), ("conv_general_dilated",))
 ATTENTION = Costly(
     ("attention",),
