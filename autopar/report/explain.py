@@ -206,7 +206,7 @@ def explain(
         parts.append(Text(_STRATEGY))
     shown = (row for row in rows if row.compute_s or row.moved)
     if lines_of := dict.fromkeys(w for row in shown for w in words(row.kind, row.implementations)):
-        parts += [Text(), Text("What ranks do where more than a plain call is split", style="bold")]
+        parts += [Text(), Text("What each rank does beside the plain call", style="bold")]
         parts += [*(indented(Text(line)) for line in lines_of), Text()]
     if ranks > 1:
         parts.append(Text(f"of it: of the step of all {ranks} pipeline ranks together"))

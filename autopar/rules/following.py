@@ -187,12 +187,9 @@ class Scope:
                 cut, own = cut_factor(bound, bound.operands[i][dim], self.behind.get(name, 1))
                 if cut == factor:
                     behind[name] = own
-        places = {*behind.values()}
-        if len(places) > 1:
+        own = max(behind.values(), default=1)
+        if len({*behind.values()}) > 1 or (own > 1 and needs_order(bound, factor)):
             raise needs_more(op, max(behind, key=lambda name: behind[name]))
-        own = next(iter(places), 1)
-        if own > 1 and needs_order(bound, factor):
-            raise needs_more(op, next(iter(behind)))
         for i, name in enumerate(op.inputs):
             if name in behind or name in self.alike or bound.operand_holder(i, factor) is None:
                 continue
