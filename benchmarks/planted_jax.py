@@ -68,7 +68,7 @@ ERRORS: tuple[Planted, ...] = (
     _rule("the gradient of what all ranks read is not summed (jax)", "gpt tp",
         "rules.strategies:operand_placement", "DEFERRED if differentiable else WHOLE", "WHOLE"),
     _emission("a mean over pieces stays a mean (jax)", "ops replicate",
-        "expressions:_Writer._reduction", "here != count", "False"),
+        "expressions:_Writer._reduction", "self.counts_globally", "False"),
     _emission("a number first is written last (jax)", "ops replicate",
         "expressions:_Writer._operator", "sides.reverse()", "pass"),
     _emission("attention is written without its mask", "gpt tp",

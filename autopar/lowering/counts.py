@@ -23,6 +23,7 @@ from autopar.nouns.graph import Graph
 from autopar.nouns.kinds import DRAWS
 from autopar.nouns.sharding import Sharding
 from autopar.rules.resharding import Collective, Step, collectives, reshard
+from autopar.rules.strategies import Strategy
 
 
 def global_counts(graph: Graph) -> int:
@@ -79,7 +80,9 @@ def labels_only(lowered: Lowered, ops: Sequence[LoweredOp]) -> Lowered:
 
     def on_batch_axes(op: LoweredOp) -> LoweredOp:
         operands = tuple(_operand(lowered, tensors, o) for o in op.operands)
-        return replace(op, operands=operands, results=tuple(map(_of_batch, op.results)))
+        chosen = tuple((a, c) for a, c in op.strategy.choices if a in BATCH_AXES)
+        results = tuple(map(_of_batch, op.results))
+        return replace(op, strategy=Strategy(chosen), operands=operands, results=results)
 
     outputs = tuple(Operand(n, tensors[n].shared, (), False) for n in dict.fromkeys(labels))
     parts = tuple(map(on_batch_axes, reversed(kept)))

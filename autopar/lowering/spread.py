@@ -71,6 +71,11 @@ class LoweredOp:
     operands: tuple[Operand, ...]
     results: tuple[Sharding, ...]
 
+    @property
+    def implementations(self) -> Mapping[str, tuple[str, ...]]:
+        """By name what it runs by in place of its plain call, and the axes that ask for it."""
+        return {} if self.bound is None else self.strategy.implementations(self.bound.rule)
+
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
@@ -322,9 +327,10 @@ def internal_collectives(op: LoweredOp, mesh: Mesh) -> Iterator[tuple[str, Colle
     """(direction, collective) inside the op's own implementation under its strategy."""
     assert op.bound is not None
     local = extents(op.bound, op.strategy, mesh)
-    for inside in op.bound.rule.internal:
+    moves = ((each.factor, m) for each in op.bound.rule.implementations for m in each.moves)
+    for factor, inside in moves:
         for axis, choice in op.strategy.choices:
-            if choice == inside.factor and mesh.size(axis) > 1:
+            if choice == factor and mesh.size(axis) > 1:
                 names = factor_names(op.bound, inside.dims)
                 numel = math.prod(local[name] for name in names) * inside.count
                 size = numel * DTYPE_BYTES[inside.dtype]

@@ -8,6 +8,7 @@
         reads norm as dp_shard:S0 tp:D grad: tp R->D none/all_reduce [8, 128, 128]
       ...
       cross_entropy = cross_entropy(...) ...
+        runs vocabulary_parallel over tp
         runs all_reduce over tp, 4096 bytes, forward
       returns cross_entropy as dp_shard:P grad
 
@@ -16,7 +17,7 @@ type stands how the value is split where it is made. ``by`` gives the op's strat
 whose letters the strategy names. Below an op stand the operands that it reads otherwise than they
 are shared among readers; below a value how it is shared where that is not how it is made. A step
 is ``axis from->to forward/backward``, with the shape on one rank before it. What an op ``runs`` are
-the collectives of its own implementation (vocabulary-parallel losses, norms over all ranks).
+the implementations in place of its plain call, and their collectives.
 
 A rule is not read from its text, nor what it runs: the rule is the one that is registered, from
 which the same must follow.
@@ -100,8 +101,9 @@ class _Spread(Notes):
 
 
 def _runs(op: LoweredOp, mesh: Mesh) -> list[str]:
-    collectives = () if op.bound is None else internal_collectives(op, mesh)
-    return [f"runs {c.kind} over {c.axis}, {c.size_bytes} bytes, {way}" for way, c in collectives]
+    ways = [f"runs {name} over {', '.join(axes)}" for name, axes in op.implementations.items()]
+    moved = () if op.bound is None else internal_collectives(op, mesh)
+    return ways + [f"runs {c.kind} over {c.axis}, {c.size_bytes} bytes, {w}" for w, c in moved]
 
 
 def _which(op: Op, place: int) -> str:
@@ -247,7 +249,7 @@ class _Notes:
         cursor.end()
 
     def check_runs(self, place: int, op: LoweredOp) -> None:
-        """Whether the collectives inside of ``op`` are those that the text says."""
+        """Whether what is inside of ``op`` is what the text says."""
         expected, priced = _runs(op, self.mesh), self.runs.get(place, [])
         for i, line in enumerate(priced):
             if line.text not in expected[i : i + 1]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from autopar.lowering.precision import HALF, OWN_CASTS
 from autopar.lowering.spread import Lowered, LoweredOp, Operand
+from autopar.nouns import costly
 from autopar.nouns.graph import DTYPE_BYTES, Op
 from autopar.nouns.recompute import COMPUTE, FULL, NONE, POLICIES, SELECTIVE, keeps_routes
 from autopar.nouns.sharding import Sharding
@@ -107,17 +108,15 @@ def routes_bytes(body: Lowered) -> int:
 
 
 def keeps_result(op: LoweredOp) -> bool:
-    """Whether ``recompute=selective-op`` keeps what an op gives: the ops that programs run as a
-    product with a matrix, a convolution or fused attention
-    (`autopar.runtime.pytorch.recomputing`)."""
+    """Whether ``recompute=selective-op`` keeps what an op gives (`autopar.nouns.costly`)."""
     if op.bound is None:
         return False
     kind = op.op.kind
-    if kind == "attention":
+    if kind in costly.ATTENTION.kinds:
         return not op.op.attrs.get("dropout_p")
     by_matrix = kind == "matmul" and any(len(term) == 2 for term in op.bound.operands)
-    plain = kind in ("linear", "linear_t", "experts") or kind.removeprefix("aten::")[:4] == "conv"
-    return by_matrix or plain
+    convolved = kind.removeprefix("aten::").startswith(costly.CONVOLUTION.kinds)
+    return by_matrix or convolved or kind in costly.BY_MATRIX.kinds
 
 
 def products_bytes(body: Lowered) -> int:

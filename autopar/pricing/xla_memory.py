@@ -9,7 +9,7 @@ are one allocation as large as the worst moment of the step::
 
 The layers of a block are a loop, so what they keep is stacked arrays that are there until it ends.
 A layer keeps the results of products, lookups, attention and collectives that its backward pass
-reads or makes other tensors from (`autopar.runtime.jax.program.COSTLY`); all else is made again.
+reads or makes other tensors from (`autopar.nouns.costly`); all else is made again.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.lowering.spread import MICROBATCH, Lowered, LoweredOp
+from autopar.nouns import costly
 from autopar.nouns.graph import DTYPE_BYTES
 from autopar.nouns.recompute import Recompute, policies
 from autopar.pricing.activations import (
@@ -31,13 +32,7 @@ from autopar.pricing.activations import (
 )
 from autopar.pricing.state import StateSharding
 
-COSTLY = frozenset(
-    (
-        "conv", "attention", "embedding", "gather", "index_select", "cumsum", "argmax",
-        "max_pool", "jax::top_k", "jax::sort",
-    )
-)  # fmt: skip
-"""Kinds whose results a layer keeps, beside products."""
+_COSTLY = frozenset(kind for row in costly.TABLE for kind in row.kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +116,7 @@ def _is_moved(lowered: Lowered, place: str) -> bool:
 
 
 def _is_costly(op: LoweredOp) -> bool:
-    return op.bound is not None and (op.bound.rule.cost == "matmul" or op.op.kind in COSTLY)
+    return op.bound is not None and (op.bound.rule.cost == "matmul" or op.op.kind in _COSTLY)
 
 
 def _stacks(lowered: Lowered, root: Places, kept: Mapping[str, int]) -> int:

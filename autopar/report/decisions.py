@@ -8,9 +8,8 @@ from autopar.nouns.axes import OPS
 from autopar.nouns.graph import Graph
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import Plan, key
-from autopar.rules.implementations.table import restricted
 from autopar.rules.registry import bind
-from autopar.rules.strategies import NOTHING, choices
+from autopar.rules.strategies import NOTHING, choices, restricted
 
 
 def wrong_decision(plan: Plan, graph: Graph) -> str:
@@ -33,7 +32,7 @@ def _allowed(graph: Graph, mesh: Mesh) -> Iterator[tuple[str, str, str, dict[str
         for op in body.ops:
             if op.kind != "block":
                 bound = bind(op, body.tensors)
-                none = {NOTHING, *restricted(bound.rule.special)}
+                none = {NOTHING, *restricted(bound.rule)}
                 could = {a: choices(bound, mesh.size(a), differentiable=True) for a in axes}
                 named = {
                     a: [choice for choice in options if choice not in none]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import RenderableType
@@ -13,6 +13,7 @@ from rich.text import Text
 from autopar.lowering.spread import MICROBATCH, Lowered, Priced, activation_collectives
 from autopar.nouns.plan import Memory, key
 from autopar.pricing.prices import Prices
+from autopar.report.implementations import Running, objects, words
 from autopar.report.render import indented, table
 from autopar.report.revisit import Forbidden
 from autopar.report.units import duration, percent, size
@@ -47,6 +48,7 @@ class Explained:
     strategy: str
     compute_s: float
     moved: tuple[Moved, ...]
+    implementations: Running = field(default_factory=dict)
 
     @property
     def communication_s(self) -> float:
@@ -202,6 +204,10 @@ def explain(
         parts += [indented(Text(f"({'; '.join(legend)})"))] if legend else []
         parts += [*(indented(Text(rule)) for rule in rules), Text()]
         parts.append(Text(_STRATEGY))
+    shown = (row for row in rows if row.compute_s or row.moved)
+    if lines_of := dict.fromkeys(w for row in shown for w in words(row.kind, row.implementations)):
+        parts += [Text(), Text("What each rank does beside the plain call", style="bold")]
+        parts += [*(indented(Text(line)) for line in lines_of), Text()]
     if ranks > 1:
         parts.append(Text(f"of it: of the step of all {ranks} pipeline ranks together"))
     if alternatives:
@@ -227,6 +233,7 @@ def explain_object(
                 "source": row.source,
                 "rule": row.rule,
                 "strategy": row.strategy,
+                "implementations": objects(row.implementations),
                 "compute_s": row.compute_s,
                 "collectives": [
                     {
@@ -315,6 +322,7 @@ def _ops(
             str(op.strategy),
             compute_ps[name] * calls[lowered.block] / 1e12,
             tuple(move for place in places for move in moved.get(place, ())),
+            op.implementations,
         )
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autopar.nouns.graph import Op, Tensor
-from autopar.rules.implementations.table import CAUSAL_ROWS, ROWS
-from autopar.rules.notation import Kept, Rule, RuleError, RuleMaker
+from autopar.rules.implementations.table import CAUSAL_ROWS, LOCAL_REPEATS, ROWS
+from autopar.rules.notation import Implemented, Kept, Rule, RuleError, RuleMaker
 from autopar.rules.terms import text
 
 # The flash backward computes the scores again and then four products, against two forward
@@ -52,7 +52,7 @@ def _attention(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]
         saves=tuple(range(len(operands))),
         saves_results=(0,),
         keeps=(Kept(("b", *heads_kept, "s"), 4),),
-        special=(("s", CAUSAL_ROWS if op.attrs.get("causal") else ROWS),),
+        implementations=(Implemented("s", CAUSAL_ROWS if op.attrs.get("causal") else ROWS),),
         flop_terms=((2.0 * seen, (*space, "d")), (2.0 * seen, (*space, "e"))),
         backward=FLASH_BACKWARD,
         cost="attention",
@@ -82,8 +82,8 @@ def _repeat_heads(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, .
     del operands, results
     repeats = int(op.attrs["repeats"])
     heads = f"(g r={repeats})" if repeats > 1 else "g"
-    special = (("r", "local_repeats"),) if repeats > 1 else ()
-    return Rule(f"b g t d -> b {heads} t d", linear=True, flops=0.0, special=special)
+    split = (Implemented("r", LOCAL_REPEATS),) if repeats > 1 else ()
+    return Rule(f"b g t d -> b {heads} t d", linear=True, flops=0.0, implementations=split)
 
 
 ATTENTION: Mapping[str, Rule | RuleMaker] = {

@@ -199,13 +199,12 @@ def _factor(name: str, size: int, results: Sequence[Term], rule: Rule, notes: _N
         raise RuleError(f"rule {rule.text!r}: factor {name} is marked both + and !")
     kind: FactorKind = "summed" if "+" in marks else "whole" if "!" in marks else "parallel"
     held = [any(name in dim for dim in term) for term in results]
-    inside = any(entry.factor == name for entry in rule.internal)
     if kind == "summed" and any(held):
         raise RuleError(
             f"rule {rule.text!r}: factor {name} is marked + but a result has it; "
             "a factor that the op both sums and keeps must stay whole: mark it !"
         )
-    if kind == "parallel" and not all(held) and not inside and size > 1:
+    if kind == "parallel" and not all(held) and not rule.moves_inside(name) and size > 1:
         raise RuleError(
             f"rule {rule.text!r}: factor {name} is missing from a result; mark it + if the "
             "results are sums over it, ! if it must stay whole"

@@ -132,11 +132,10 @@ class _Finder:
                 by_factor.setdefault(factor, []).append(place)
             if len(factors) != 1:
                 joint.update(factors)
-        special = {f for f, _ in bound.rule.special} | {i.factor for i in bound.rule.internal}
         from_nothing = not op.inputs and op.kind not in FROM_NOTHING
         for name, places in by_factor.items():
             kind = bound.factors[name].kind
-            if kind == "whole" or name in joint or name in special or from_nothing:
+            if kind == "whole" or name in joint or bound.rule.implemented(name) or from_nothing:
                 self._keep(places)
                 continue
             self._join(places)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autopar.nouns.graph import Op, Tensor
-from autopar.rules.notation import Kept, Rule, RuleMaker
+from autopar.rules.implementations.table import LOCAL_GROUPS
+from autopar.rules.notation import Implemented, Kept, Rule, RuleMaker
 from autopar.rules.terms import letters, text
 
 
@@ -25,7 +26,7 @@ def _conv(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> 
     return Rule(
         text(terms, [["b", filters, *[f"{n}!" for n in out]]]),
         saves=(0, 1),
-        special=(("g", "local_groups"),) if many else (),
+        implementations=(Implemented("g", LOCAL_GROUPS),) if many else (),
         flop_terms=((2.0, space),),
         cost="conv",
     )

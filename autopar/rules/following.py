@@ -13,6 +13,7 @@ from autopar.rules.pieces import (
     cut_factor,
     leads,
     needs_more,
+    needs_order,
     places_before,
     stands_once,
 )
@@ -165,7 +166,7 @@ class Scope:
         )
 
     def _splits(self, op: Op, bound: BoundRule, factor: str) -> None:
-        if any(entry.factor == factor for entry in bound.rule.internal):
+        if bound.rule.moves_inside(factor):
             self._against(op, "takes statistics over the whole batch")
         self.choices[op.name] = factor
         for i, name in enumerate(op.outputs):
@@ -186,10 +187,9 @@ class Scope:
                 cut, own = cut_factor(bound, bound.operands[i][dim], self.behind.get(name, 1))
                 if cut == factor:
                     behind[name] = own
-        places = {*behind.values()}
-        if len(places) > 1:
+        own = max(behind.values(), default=1)
+        if len({*behind.values()}) > 1 or (own > 1 and needs_order(bound, factor)):
             raise needs_more(op, max(behind, key=lambda name: behind[name]))
-        own = next(iter(places), 1)
         for i, name in enumerate(op.inputs):
             if name in behind or name in self.alike or bound.operand_holder(i, factor) is None:
                 continue

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autopar.nouns.graph import Op, Tensor
-from autopar.rules.notation import Internal, Kept, Rule, RuleMaker
+from autopar.rules.implementations.table import LOCAL_GROUPS, SYNCHRONISED
+from autopar.rules.notation import Implemented, Internal, Kept, Rule, RuleMaker
 from autopar.rules.terms import accumulated, letters, positive, text
 
 # Nominal operations per element: statistics, normalising, scale and shift.
@@ -48,7 +49,7 @@ def _group_norm(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...
         text([image, *[[channels]] * (len(operands) - 1)], [image]),
         saves=tuple(range(min(len(operands), 2))),
         keeps=(Kept(("b", "g"), MEAN_AND_DEVIATION),),
-        special=(("g", "local_groups"),),
+        implementations=(Implemented("g", LOCAL_GROUPS),),
         flops=NORM_FLOPS,
         backward=2.0,
         cost="reduction",
@@ -68,21 +69,17 @@ def _batch_norm(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...
     training = bool(op.attrs.get("training", True))
     affine = bool(op.attrs.get("affine", len(operands) in (3, 5)))
     over = ["b", *spatial] if training else []
-    moved = accumulated(operands[0])
+    dtype = accumulated(operands[0])
+    moves = (
+        Internal("all_reduce", "forward", ("c",), 1, dtype),
+        Internal("all_reduce", "forward", ("c",), 1, dtype),
+        Internal("all_reduce", "backward", ("c",), 2, dtype),
+    )
     return Rule(
         text([image, *[["c"]] * (len(operands) - 1)], [image]),
         saves=tuple(i for i in range(len(operands)) if not (affine and i == 2)),
         keeps=(Kept(("c",), MEAN_AND_DEVIATION),) if training else (),
-        internal=tuple(
-            entry
-            for factor in over
-            for entry in (
-                Internal(factor, "all_reduce", "forward", ("c",), 1, moved),
-                Internal(factor, "all_reduce", "forward", ("c",), 1, moved),
-                Internal(factor, "all_reduce", "backward", ("c",), 2, moved),
-            )
-        ),
-        special=tuple((factor, "synchronised") for factor in over),
+        implementations=tuple(Implemented(factor, SYNCHRONISED, moves) for factor in over),
         flops=NORM_FLOPS,
         backward=2.0,
         cost="reduction",

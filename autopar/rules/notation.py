@@ -38,6 +38,7 @@ from typing import Any, Literal
 
 from autopar.nouns.errors import UserError
 from autopar.nouns.graph import Op, Tensor
+from autopar.rules.implementations.table import TABLE, Implementation
 
 FactorKind = Literal["parallel", "summed", "whole"]
 Cost = Literal["matmul", "attention", "conv", "elementwise", "reduction", "gather"]
@@ -74,18 +75,42 @@ class _Hashable:
 
 @dataclass(frozen=True, slots=True)
 class Internal(_Hashable):
-    """A collective inside the op's own implementation when an axis splits ``factor``.
+    """A collective inside an implementation of an op.
 
     The tensor it moves has the extents of ``dims`` (local, after the other axes' splits) times
     ``count``, in ``dtype``.
     """
 
-    factor: str
     kind: str
     direction: Literal["forward", "backward"]
     dims: tuple[str, ...]
     count: int
     dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Implemented(_Hashable):
+    """How an op runs where an axis splits ``factor``, which its plain call cannot be split by.
+
+    name:  of a row of `autopar.rules.implementations.table`.
+    moves: its collectives. A factor with some may be absent from the results, which are then whole.
+    """
+
+    factor: str
+    name: str
+    moves: tuple[Internal, ...] = ()
+
+    def __post_init__(self) -> None:
+        _Hashable.__post_init__(self)
+        if self.name not in TABLE:
+            raise RuleError(
+                f"an axis that splits {self.factor} makes the op run by {self.name!r}, which is "
+                f"no implementation: there are {', '.join(TABLE)}"
+            )
+
+    @property
+    def row(self) -> Implementation:
+        return TABLE[self.name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +133,7 @@ class Rule(_Hashable):
                 fixed values of the others, so a partial sum may pass through it.
     saves:      operands that the backward pass needs, by position; ``saves_results`` likewise.
     keeps:      what else the forward pass keeps for backward.
-    internal:   collectives of special implementations, by the factor that is split. Such a factor
-                may be absent from the results, which are then whole.
-    special:    (factor, name) of the implementation that takes the plain op's place where an axis
-                splits the factor: ``masked_lookup``, ``vocabulary_parallel``, ``global_count``,
-                ``synchronised``; ``local_groups``, ``local_repeats``: the attr counts local ones.
+    implementations: what takes the plain op's place where an axis splits a factor, if anything.
     flops:      forward floating-point operations per point of the iteration space (all factors).
     flop_terms: (coefficient, factors) pairs whose sum replaces that, where not every product runs
                 over all factors.
@@ -133,8 +154,7 @@ class Rule(_Hashable):
     saves: tuple[int, ...] = ()
     saves_results: tuple[int, ...] = ()
     keeps: tuple[Kept, ...] = ()
-    internal: tuple[Internal, ...] = ()
-    special: tuple[tuple[str, str], ...] = ()
+    implementations: tuple[Implemented, ...] = ()
     flops: float = 1.0
     flop_terms: tuple[tuple[float, tuple[str, ...]], ...] = ()
     products: tuple[int, ...] | None = None
@@ -143,6 +163,15 @@ class Rule(_Hashable):
     cost: Cost = "elementwise"
     view: bool = False
     defers: bool = True
+
+    def implemented(self, factor: str) -> Implemented | None:
+        """What takes the plain op's place where an axis splits ``factor``."""
+        return next((each for each in self.implementations if each.factor == factor), None)
+
+    def moves_inside(self, factor: str) -> bool:
+        """Whether an axis that splits ``factor`` makes ranks talk inside the op."""
+        implemented = self.implemented(factor)
+        return implemented is not None and bool(implemented.moves)
 
     def carries_partial(self, position: int) -> bool:
         """Whether a partial sum may enter at operand ``position`` and leave by the results."""
@@ -235,11 +264,15 @@ def told_apart(rule: Rule) -> Rule:
     return replace(
         rule,
         text=re.sub(_NAME, lambda match: of(match[0]), rule.text),
-        internal=tuple(
-            replace(i, factor=of(i.factor), dims=tuple(map(of, i.dims))) for i in rule.internal
-        ),
         keeps=tuple(replace(k, dims=tuple(map(of, k.dims))) for k in rule.keeps),
-        special=tuple((of(factor), name) for factor, name in rule.special),
+        implementations=tuple(
+            replace(
+                each,
+                factor=of(each.factor),
+                moves=tuple(replace(m, dims=tuple(map(of, m.dims))) for m in each.moves),
+            )
+            for each in rule.implementations
+        ),
         flop_terms=tuple((each, tuple(map(of, points))) for each, points in rule.flop_terms),
     )
 

@@ -29,6 +29,12 @@ def needs_more(op: Op, name: str) -> BatchMixed:
     )
 
 
+def needs_order(bound: BoundRule, factor: str) -> bool:
+    """Whether the op runs on pieces of ``factor`` by an implementation that counts its indices."""
+    implemented = bound.rule.implemented(factor)
+    return implemented is not None and implemented.row.lie == "contiguous"
+
+
 def cut_factor(bound: BoundRule, dim: Dim, behind: int) -> tuple[str | None, int]:
     """The factor of a dim that is cut, behind ``behind`` places of the dim, and behind how many of
     the factor's own; none in a dim of size one."""

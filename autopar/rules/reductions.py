@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autopar.nouns.graph import Op, Tensor
-from autopar.rules.notation import Rule, RuleMaker
+from autopar.rules.implementations.table import GLOBAL_COUNT
+from autopar.rules.notation import Implemented, Rule, RuleMaker
 from autopar.rules.terms import dims_of, letters, one_to_one, text
 
 
@@ -29,8 +30,8 @@ def _mean(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> 
     written = _reduced(op, operands, results, "+")
     rank = len(operands[0].shape)
     dims = dims_of(op, "dims", rank)
-    special = tuple((n, "global_count") for i, n in enumerate(letters(rank)) if i in dims)
-    return Rule(written, linear=True, special=special, cost="reduction")
+    split = tuple(Implemented(n, GLOBAL_COUNT) for i, n in enumerate(letters(rank)) if i in dims)
+    return Rule(written, linear=True, implementations=split, cost="reduction")
 
 
 def _largest(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Rule:

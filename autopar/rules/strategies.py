@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.nouns.axes import CONTEXT
+from autopar.nouns.axes import CONTEXT, Role
 from autopar.nouns.graph import Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding, split
-from autopar.rules.notation import BoundRule, Term
+from autopar.rules.notation import BoundRule, Rule, Term
 
 NOTHING = ""
 DEFER = "D"
@@ -40,6 +40,15 @@ class Strategy:
                 return choice
         return NOTHING
 
+    def implementations(self, rule: Rule) -> dict[str, tuple[str, ...]]:
+        """By name, the implementations that the op runs by: the axes that split their factors."""
+        chosen: dict[str, tuple[str, ...]] = {}
+        for axis, choice in self.choices:
+            implemented = rule.implemented(choice)
+            if implemented is not None:
+                chosen[implemented.name] = (*chosen.get(implemented.name, ()), axis)
+        return chosen
+
     def __str__(self) -> str:
         return " ".join(f"{a}:{c}" for a, c in self.choices) or "whole"
 
@@ -49,6 +58,11 @@ class Strategy:
             return Strategy()
         pairs = (part.split(":") for part in text.split())
         return Strategy(tuple((a, c) for a, c in pairs))
+
+
+def restricted(rule: Rule) -> frozenset[str]:
+    """Factors that no axis splits for which a plan may choose."""
+    return frozenset(e.factor for e in rule.implementations if Role.OPS not in e.row.roles)
 
 
 def choices(

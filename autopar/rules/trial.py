@@ -163,10 +163,8 @@ class _Trial:
         again = self._run(operands, cotangents, self.bound.factors)
         if not all(self._equal(a, b) for a, b in zip(whole.results, again.results, strict=True)):
             raise CannotRun("run twice, it makes different numbers")
-        inside = {entry.factor for entry in self.bound.rule.internal}
-        inside |= {factor for factor, _ in self.bound.rule.special}
         for name in self.bound.factors:
-            for ways in () if name in inside else self._ways(name):
+            for ways in () if self.bound.rule.implemented(name) else self._ways(name):
                 wrong = self._split(name, ways, operands, cotangents, whole)
                 if wrong:
                     return f"split {ways} ways over {name}, {wrong}"

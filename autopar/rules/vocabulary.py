@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
-from autopar.rules.notation import Internal, Kept, Rule, RuleMaker
+from autopar.rules.implementations.table import (
+    GLOBAL_COUNT,
+    MASKED_LOOKUP,
+    VOCABULARY_PARALLEL,
+)
+from autopar.rules.notation import Implemented, Internal, Kept, Rule, RuleMaker
 from autopar.rules.terms import accumulated, text
 
 LOSS_FLOPS = 8.0  # per logit: maximum, subtract, exponential, sum
@@ -38,13 +43,16 @@ def _cross_entropy(op: Op, operands: tuple[Tensor, ...], results: tuple[Tensor, 
             Kept(("t", "v"), DTYPE_BYTES[dtype]),
             *([Kept(("t",), 1)] if smooth else []),
         ),
-        internal=(
-            Internal("v", "all_reduce", "forward", ("t",), 1, dtype),
-            Internal("v", "all_reduce", "forward", ("t",), 3 if smooth else 2, dtype),
-        ),
-        special=(
-            ("v", "vocabulary_parallel"),
-            *([("t", "global_count")] if reduction == "mean" else []),
+        implementations=(
+            Implemented(
+                "v",
+                VOCABULARY_PARALLEL,
+                (
+                    Internal("all_reduce", "forward", ("t",), 1, dtype),
+                    Internal("all_reduce", "forward", ("t",), 3 if smooth else 2, dtype),
+                ),
+            ),
+            *([Implemented("t", GLOBAL_COUNT)] if reduction == "mean" else []),
         ),
         flops=LOSS_FLOPS,
         cost="reduction",
@@ -55,7 +63,7 @@ VOCABULARY: Mapping[str, Rule | RuleMaker] = {
     "embedding": Rule(
         "..., v~+ d -> ... d",
         saves=(0,),
-        special=(("v", "masked_lookup"),),
+        implementations=(Implemented("v", MASKED_LOOKUP),),
         flops=0.0,
         cost="gather",
     ),

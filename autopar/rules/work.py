@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from autopar.nouns.graph import DTYPE_BYTES, Op, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import Sharding
-from autopar.rules.implementations.table import most_work
-from autopar.rules.notation import BoundRule, Cost, Term
+from autopar.rules.notation import BoundRule, Cost, Rule, Term
 from autopar.rules.strategies import Strategy, flows, shardings
 
 Flags = tuple[bool, ...]
@@ -170,7 +169,7 @@ def flops(
     rule, local = bound.rule, extents(bound, strategy, mesh)
     terms = rule.flop_terms or ((rule.flops, tuple(local)),)
     forward = sum(c * math.prod(local[name] for name in names) for c, names in terms)
-    forward *= most_work(rule.special, split_ways(strategy, mesh)) if rule.special else 1.0
+    forward *= most_work(rule, split_ways(strategy, mesh)) if rule.implementations else 1.0
     into, out = flows(op, tensors)
     if not any(out) or not any(into):
         return forward, 0.0
@@ -178,6 +177,12 @@ def flops(
         chosen = into if rule.products is None else [into[i] for i in rule.products]
         return forward, forward * sum(chosen)
     return forward, forward * rule.backward
+
+
+def most_work(rule: Rule, ways: Mapping[str, int]) -> float:
+    """What the rank that has most does of an op, times an equal share. ``ways``: by factor."""
+    split = ((each, ways.get(each.factor, 1)) for each in rule.implementations)
+    return math.prod(each.row.work(n) for each, n in split if n > 1)
 
 
 def bytes_moved(

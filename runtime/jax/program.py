@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from autopar.nouns import costly
 from autopar.nouns.axes import SHARD
 from autopar.runtime.jax.attention import attention
 from autopar.runtime.jax.collectives import (
@@ -159,27 +160,18 @@ def derivative(
     return with_it
 
 
-COLLECTIVES = frozenset(("psum", "pmax", "all_gather", "reduce_scatter", "all_to_all"))
-COSTLY = frozenset(
-    (
-        "dot_general", "ragged_dot", "conv_general_dilated", "reduce_window_max", "name",
-        "dot_product_attention_fwd_wrapper", "gather", "sort", "top_k", "cumsum", "cumlogsumexp",
-        "cummax", "cummin", "cumprod", "argmax", "argmin",
-    )
-)  # fmt: skip
-"""Primitives whose results are worth their memory (``name``: attention's loop); the planner's
-`xla_memory` says so of ops."""
+_COSTLY = frozenset(name for row in costly.TABLE for name in row.primitives)
 
 
 def _costly(primitive: Any, *_: Any, **params: Any) -> bool:
     """What to keep: results of products, lookups, attention, and of collectives. All else is made
     again from them where backward reads it, in the kernel that does."""
-    return primitive.name in COSTLY or _only_moved(primitive, **params)
+    return primitive.name in _COSTLY or _only_moved(primitive, **params)
 
 
 def _only_moved(primitive: Any, *_: Any, **params: Any) -> bool:
     """What to keep: the results of collectives, gathered parameters apart."""
-    return primitive.name in COLLECTIVES and not _gathers(primitive, params)
+    return primitive.name in costly.COLLECTIVES.primitives and not _gathers(primitive, params)
 
 
 def _gathers(primitive: Any, params: Any) -> bool:

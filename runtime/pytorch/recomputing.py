@@ -16,9 +16,10 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from autopar.nouns import costly
 from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE
 from autopar.torch_private.modules import buffers_of
-from autopar.torch_private.ops import functional_collectives
+from autopar.torch_private.ops import functional_collectives, schema_of
 
 Context = AbstractContextManager[Any]
 
@@ -95,30 +96,14 @@ def _unchanged(held: Sequence[torch.Tensor], inner: Context) -> Iterator[None]:
 
 
 _COLLECTIVES = frozenset(
-    getattr(functional_collectives, name).default
-    for name in (
-        "all_reduce",
-        "all_gather_into_tensor",
-        "reduce_scatter_tensor",
-        "all_to_all_single",
-        "wait_tensor",
-    )
+    getattr(functional_collectives, name).default for name in costly.COLLECTIVES.torch
 )
-
-
-_PRODUCTS = frozenset(
-    getattr(torch.ops.aten, name).default
-    for name in ("mm", "addmm", "linear", "convolution", "_grouped_mm")
+_COSTLY = frozenset(
+    getattr(torch.ops.aten, name).default for row in costly.TABLE for name in row.torch
 )
-"""Batched products are not among them: those of attention that is written out make the scores."""
 _ATTENTION = {
-    getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default: place
-    for name, place in {
-        "flash_attention": 3,
-        "flash_attention_for_cpu": 3,
-        "efficient_attention": 5,
-        "cudnn_attention": 5,
-    }.items()
+    op: [argument.name for argument in schema_of(op).arguments].index("dropout_p")
+    for op in (getattr(torch.ops.aten, name).default for name in costly.ATTENTION.torch)
 }
 """With the place of the probability of dropout among the arguments."""
 
@@ -140,8 +125,7 @@ def _collectives(context: Any, op: Any, *args: Any, **kwargs: Any) -> Checkpoint
 
 def _products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     place = _ATTENTION.get(op)
-    kept = op in _PRODUCTS or op in _COLLECTIVES
+    kept = op in _COSTLY or op in _COLLECTIVES
     if place is not None:
-        # Dropout draws numbers: were it not run again, all that is drawn after it would differ.
         kept = not kwargs.get("dropout_p", args[place] if len(args) > place else 0.0)
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -498,6 +498,6 @@ def test_a_program_that_cannot_be_written_names_pins_that_were_planned(run: Run)
     words = ("plan", "model.py", "--cluster", "cluster.yaml", "--fix", "tp=2,dp_shard=2")
     code, said = run(*words, model=GROUPS)
     assert code == 2
-    assert "splits the groups of the convolution" in said
+    assert "by local_groups over tp" in said
     assert "--fix tp=1,dp_shard=2 plans: dp_replicate 2 x dp_shard 2" in said
     assert "not tried" not in said

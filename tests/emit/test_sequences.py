@@ -98,6 +98,14 @@ def _joined_and_sorted(m: Any, x: Any) -> Any:
     return rows.sort(0).values.view(x.shape)
 
 
+def _joined_and_attended(m: Any, x: Any) -> Any:
+    """Of a table, the tokens of the first sample see the first rows alone."""
+    q, k, _ = _heads(m, x.reshape(1, -1, WIDTH))
+    rows = m.places.weight.expand(1, -1, -1).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    mixed = F.scaled_dot_product_attention(q + k, rows, rows, is_causal=True)
+    return mixed.transpose(1, 2).flatten(2).view(x.shape)
+
+
 def _joined_and_summed(m: Any, x: Any) -> Any:
     rows = m.q(x).reshape(-1, WIDTH)
     return x * (rows - rows.mean(0)).view(x.shape)
@@ -171,6 +179,7 @@ BODIES: dict[str, Body] = {
     "normed over tokens": _normed_over_tokens,
     "joined": _joined,
     "joined and sorted": _joined_and_sorted,
+    "joined and attended": _joined_and_attended,
     "joined and summed": _joined_and_summed,
     "turned": _turned,
     "tokens first": _tokens_first,
@@ -184,7 +193,7 @@ LOSSES = {
         *(_moved_labels, _labels_of_others),
     )
 }
-REFUSED = {"joined and sorted"}
+REFUSED = {"joined and attended", "joined and sorted"}
 """What must be refused, since samples and tokens lie in one dim of which it needs the whole."""
 
 

@@ -63,6 +63,19 @@ def test_rows_add_up_to_the_objective(seed: int) -> None:
     assert listed_s == pytest.approx(total_ps / 1e12, rel=1e-9)
 
 
+def test_how_ops_run_stands_below_in_words() -> None:
+    lowered, prices, _ = any_plan(0)
+    rows = explained(lowered, prices)
+    text = to_text(explain(rows, {}, step_time_s=1e-3))
+    (loss,) = (row for row in rows if row.kind == "cross_entropy")
+    assert loss.implementations["global_count"] == ("microbatch", "dp_shard")
+    words = "its sum, divided by the count of all pieces"
+    assert f"cross_entropy over microbatch and dp_shard: {words} (global_count)" in text
+    (listed,) = (op for op in explain_object(rows, {})["ops"] if op["kind"] == "cross_entropy")
+    axes = ["microbatch", "dp_shard"]
+    assert {"name": "global_count", "axes": axes, "runs": words} in listed["implementations"]
+
+
 def test_the_tables_show_strategies_moves_and_the_closest_other_split() -> None:
     lowered, prices, _ = any_plan(0)
     rows = explained(lowered, prices)

@@ -17,7 +17,7 @@ from torch import Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.sharding import DEFERRED, PARTIAL, WHOLE, Placement, Sharding
 from autopar.rules.implementations.table import CAUSAL_ROWS
-from autopar.rules.notation import BoundRule, Rule
+from autopar.rules.notation import BoundRule
 from autopar.rules.strategies import Strategy, flows, shardings
 from tests.rules.drawing import Case
 from tests.rules.reference import Call, run
@@ -149,8 +149,7 @@ def _gradients(
     generator: torch.Generator,
 ) -> dict[int, Pieces]:
     """Gradients of all leaves, for result gradients that lie as the shardings say."""
-    inside = {entry.factor for entry in bound.rule.internal}
-    once = [i for i, a in enumerate(mesh.axes) if strategy.on(a) in inside]
+    once = [i for i, a in enumerate(mesh.axes) if bound.rule.moves_inside(strategy.on(a))]
     outputs: list[Tensor] = []
     weights: list[Tensor] = []
     for i, give in enumerate(gives):
@@ -182,9 +181,7 @@ def _run(
     gives: tuple[Sharding, ...],
 ) -> dict[Coordinate, tuple[Tensor, ...]]:
     """The op on every rank."""
-    chosen = {
-        special_for(bound.rule, c): axis for axis, c in strategy.choices if c in bound.factors
-    }
+    chosen = strategy.implementations(bound.rule)
     if "synchronised" in chosen:
         return _batch_norm(case, bound, strategy, mesh, leaves)
     if "vocabulary_parallel" in chosen:
@@ -201,11 +198,6 @@ def _run(
     return results
 
 
-def special_for(rule: Rule, factor: str) -> str:
-    """The implementation that splitting ``factor`` needs; "" where the plain op will do."""
-    return dict(rule.special).get(factor, "")
-
-
 def _local(
     shape: tuple[int, ...], sharding: Sharding, mesh: Mesh, at: Coordinate
 ) -> tuple[int, ...]:
@@ -220,9 +212,9 @@ def _local(
 def _local_attrs(
     case: Case, bound: BoundRule, strategy: Strategy, mesh: Mesh, at: Coordinate
 ) -> dict[str, Any]:
-    """What the special implementations of `Rule.special` know beside their operands."""
+    """What implementations know beside their operands."""
     attrs: dict[str, Any] = {}
-    for name in {special_for(bound.rule, c) for _, c in strategy.choices if c in bound.factors}:
+    for name in strategy.implementations(bound.rule):
         if name in ("masked_lookup", CAUSAL_ROWS):
             factor = "v" if name == "masked_lookup" else "s"
             start, size = 0, bound.factors[factor].size
@@ -249,11 +241,7 @@ def _local_attrs(
 
 def _talk(bound: BoundRule, strategy: Strategy, mesh: Mesh, name: str) -> list[int]:
     """Positions of the axes over which a special implementation's collectives run."""
-    return [
-        i
-        for i, a in enumerate(mesh.axes)
-        if strategy.on(a) in bound.factors and special_for(bound.rule, strategy.on(a)) == name
-    ]
+    return [mesh.axes.index(a) for a in strategy.implementations(bound.rule)[name]]
 
 
 def _batch_norm(

@@ -12,7 +12,7 @@ from autopar.nouns.graph import Op, Source, Tensor
 from autopar.nouns.mesh import Mesh
 from autopar.rules.advice import no_rule, suggestion
 from autopar.rules.binding import bind_rule
-from autopar.rules.notation import Internal, Kept, Rule, RuleError
+from autopar.rules.notation import Implemented, Internal, Kept, Rule, RuleError
 from autopar.rules.registry import UnruledOp, bind, registered_kinds, unregister
 from autopar.rules.strategies import Strategy, shardings, strategies
 
@@ -112,16 +112,27 @@ def test_what_a_rule_says_of_a_factor_follows_its_name() -> None:
     rule = Rule(
         "B S D, D -> B S D",
         keeps=(Kept(("B", "D"), 4),),
-        special=(("D", "local_groups"),),
         flop_terms=((2.0, ("B", "D")),),
-        internal=(Internal("D", "all_reduce", "forward", ("S", "D"), 1, "float32"),),
+        implementations=(
+            Implemented(
+                "D",
+                "synchronised",
+                (Internal("all_reduce", "forward", ("S", "D"), 1, "float32"),),
+            ),
+        ),
     )
     autopar.register_rule("mylib::scale", rule)
     bound = bind(OP, TENSORS).rule
     assert bound.keeps == (Kept(("B", "D_"), 4),)
-    assert bound.special == (("D_", "local_groups"),)
+    (implemented,) = bound.implementations
+    assert (implemented.factor, implemented.name) == ("D_", "synchronised")
+    assert implemented.moves[0].dims == ("S", "D_")
     assert bound.flop_terms == ((2.0, ("B", "D_")),)
-    assert (bound.internal[0].factor, bound.internal[0].dims) == ("D_", ("S", "D_"))
+
+
+def test_an_implementation_that_there_is_not_is_an_error_that_names_those_there_are() -> None:
+    with pytest.raises(RuleError, match="no implementation: there are masked_lookup, voc"):
+        Implemented("s", "ring_of_fire")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from autopar.emit.constants import literal, number, same
+from autopar.emit.implementations import arguments
 from autopar.emit.jax.errors import JaxEmitError
 from autopar.emit.sizes import NONE, Size, Sizes, product, slice_end
 from autopar.emit.text import (
@@ -25,8 +26,9 @@ from autopar.emit.text import (
     constant,
     tuple_text,
 )
-from autopar.lowering.spread import MICROBATCH, Lowered, LoweredOp
+from autopar.lowering.spread import Lowered, LoweredOp
 from autopar.rules.advice import unwritable
+from autopar.rules.implementations.table import GLOBAL_COUNT
 
 Shape = tuple[int, ...]
 
@@ -66,12 +68,13 @@ class _Writer:
     ) -> None:
         self.op = op.op
         self.lowered = lowered
-        self.strategy = op.strategy
         self.x = inputs
         self.attrs = op.op.attrs
         self.result = sizes.local(lowered, op.op.name, op.results[0])
         self.global_operands = [sizes.whole(lowered, o.name) for o in op.operands]
         self.operands = [sizes.local(lowered, o.name, o.wanted) for o in op.operands]
+        self.beside = arguments(op, "jax", self.global_operands.__getitem__)
+        self.counts_globally = GLOBAL_COUNT in op.implementations
 
     def write(self) -> Expr:
         kind = self.op.kind
@@ -111,14 +114,6 @@ class _Writer:
         dtype = str(self.attrs[name])
         return LIFTED.get(dtype) or literal(dtype)
 
-    def axes_on(self, factor: str) -> tuple[str, ...]:
-        """Axes that split ``factor`` of the op's rule, microbatches left out."""
-        return tuple(a for a, c in self.strategy.choices if c == factor and a != MICROBATCH)
-
-    def axis_argument(self, factor: str) -> list[str]:
-        axes = self.axes_on(factor)
-        return [f"axis={literal(axes[0] if len(axes) == 1 else axes)}"] if axes else []
-
     def _pair(self) -> list[str]:
         """The operands, with the number where the op has one."""
         if "other" not in self.attrs:
@@ -144,10 +139,8 @@ class _Writer:
         arguments = [] if len(dims) == rank else [literal(dims[0] if len(dims) == 1 else dims)]
         if self.attrs["keepdim"]:
             arguments.append("keepdims=True")
-        here, count = (
-            product(s[d] for d in dims) for s in (self.operands[0], self.global_operands[0])
-        )
-        if name == "mean" and here != count:
+        if self.counts_globally:
+            count = product(self.global_operands[0][d] for d in dims)
             total = self.method("sum", *arguments)
             divisor = count.factor if isinstance(count, Size) else count
             return Expr(f"{total.text} / {divisor}", PRODUCT, weight=self.weight)
@@ -165,13 +158,13 @@ class _Writer:
 
 
 def _embedding(w: _Writer) -> Expr:
-    return w.call("embedding", *w.all_given(), *w.axis_argument("v"))
+    return w.call("embedding", *w.all_given(), *w.beside)
 
 
 def _cross_entropy(w: _Writer) -> Expr:
     count = w.global_operands[1][0] if w.attrs["reduction"] == "mean" else 1
     zero = ["zero_outside=True"] if w.attrs.get("zero_outside") else []
-    return w.call("cross_entropy", *w.all_given(), f"count={count}", *w.axis_argument("v"), *zero)
+    return w.call("cross_entropy", *w.all_given(), f"count={count}", *w.beside, *zero)
 
 
 def _layer_norm(w: _Writer) -> Expr:
@@ -195,12 +188,6 @@ def _attention(w: _Writer) -> Expr:
 
 
 def _conv(w: _Writer) -> Expr:
-    if w.attrs["groups"] > 1 and any(w.axes_on(f) for f in ("g", "o", "c")):
-        raise JaxEmitError(
-            f"the plan splits the groups of the convolution at {w.op.source} over a model axis, "
-            "which the JAX backend does not do",
-            {"tp": "1"},
-        )
     plain = {"stride": {1}, "padding": {(0, 0)}, "dilation": {1}}
     names = [n for n, value in plain.items() if {*w.attrs[n]} != value]
     names += ["groups"] if w.attrs["groups"] > 1 else []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from autopar.emit.implementations import arguments
 from autopar.emit.pytorch import elementwise, experts, fourier, layers, reductions, shapes
 from autopar.emit.pytorch.generic import generic
 from autopar.emit.pytorch.site import Printer, Site
@@ -21,6 +23,7 @@ PRINTERS: Mapping[str, Printer] = {
 
 def expression(site: Site) -> Expr:
     """The expression for all results of ``site`` (a tuple where there are several)."""
+    site = replace(site, beside=arguments(site.at, "pytorch", site.whole))
     printer = PRINTERS.get(site.kind)
     expr = printer(site) if printer is not None else generic(site)
     reads = frozenset().union(*(a.reads for a in site.args), expr.reads)

@@ -8,7 +8,7 @@ from typing import Any
 
 from autopar.emit.constants import literal, number
 from autopar.emit.pytorch.site import HEAVY, LIGHT, EmitError, Layer, Printer, Site, dtype
-from autopar.emit.text import PRODUCT, UNARY, Expr, axes_text, axis_argument, call, tuple_text
+from autopar.emit.text import PRODUCT, UNARY, Expr, axis_argument, call, tuple_text
 
 # -- products and lookups ------------------------------------------------------------------------
 
@@ -96,16 +96,11 @@ def _embedding(site: Site) -> Expr:
     padding = site.attrs.get("padding_idx")
     padding = None if padding is not None and padding < 0 else padding
     given = [f"padding_idx={padding}"] if padding is not None else []
-    axes = site.axes_on(1, 0)
-    rows = f"vocabulary={site.whole(1)[0]}"
-    where = axis_argument(axes)
-    more = [rows, where] if axes else []
-    layer = _called(site, "Embedding", {"weight": site.args[1]}, [ids, *more], given)
+    layer = _called(site, "Embedding", {"weight": site.args[1]}, [ids, *site.beside], given)
     if layer is not None:
         return layer
-    if not axes:
-        return Expr(call("F.embedding", [ids, weight, *given]), weight=HEAVY)
-    return Expr(call("embedding", [ids, weight, rows, where, *given]), weight=HEAVY)
+    function = "embedding" if site.beside else "F.embedding"
+    return Expr(call(function, [ids, weight, *site.beside, *given]), weight=HEAVY)
 
 
 def _cross_entropy(site: Site) -> Expr:
@@ -120,12 +115,9 @@ def _cross_entropy(site: Site) -> Expr:
         given.append(f"ignore_index={site.attrs['ignore_index']}")
     if site.attrs.get("label_smoothing", 0.0):
         given.append(f"label_smoothing={literal(site.attrs['label_smoothing'])}")
-    axes = site.axes_on(0, 1)
-    if axes:
-        if len(site.whole(1)) != 1:
-            raise EmitError(f"{site.at.op.name}: labels that are probabilities need whole rows")
-        given += [f"vocabulary={site.whole(0)[1]}", axis_argument(axes)]
-    return Expr(call("cross_entropy", [logits, labels, *given]), weight=HEAVY)
+    if site.beside and len(site.whole(1)) != 1:
+        raise EmitError(f"{site.at.op.name}: labels that are probabilities need whole rows")
+    return Expr(call("cross_entropy", [logits, labels, *given, *site.beside]), weight=HEAVY)
 
 
 def _ctc_loss(site: Site) -> Expr:
@@ -147,9 +139,7 @@ def _attention(site: Site) -> Expr:
     if len(site.args) > 3:
         arguments.append(f"mask={site.args[3].text}")
     if site.attrs.get("causal"):
-        arguments.append("causal=True")
-        if rows := site.axes_on(0, 2):
-            arguments.append(f"rows={axes_text(rows)}")
+        arguments += ["causal=True", *site.beside]
     scale = site.attrs.get("scale")
     if scale is not None and not math.isclose(scale, site.operand(0)[-1] ** -0.5):
         arguments.append(f"scale={number(scale)}")
@@ -221,7 +211,9 @@ def _batch_norm(site: Site) -> Expr:
         options.append(f"momentum={literal(momentum)}")
     if eps != 1e-5:
         options.append(f"eps={literal(eps)}")
-    more = _statistics_over(site) if training else ["training=False"]
+    if any(o.steps for o in site.at.operands if site.role(o.name) == "buffer") and training:
+        raise EmitError(f"{site.at.op.name}: running statistics must be stored as they are used")
+    more = [*site.beside] if training else ["training=False"]
     names = ["weight", "bias"] if site.attrs.get("affine", len(site.args) in (3, 5)) else []
     names += ["running_mean", "running_var"] if len(site.args) - 1 > len(names) else []
     held = dict(zip(names, site.args[1:], strict=True))
@@ -232,19 +224,6 @@ def _batch_norm(site: Site) -> Expr:
     given = [f"{name}={arg.text}" for name, arg in held.items()]
     arguments = [site.args[0].text, *given, *options, *more]
     return Expr(call("batch_norm", arguments), weight=HEAVY)
-
-
-def _statistics_over(site: Site) -> list[str]:
-    """The axes that split what the statistics of a batch norm go over."""
-    if any(o.steps for o in site.at.operands if site.role(o.name) == "buffer"):
-        raise EmitError(f"{site.at.op.name}: running statistics must be stored as they are used")
-    split = site.at.operands[0].wanted
-    axes = [
-        a for a, p in split.placements if p.kind == "S" and p.dim != 1 and site.mesh.size(a) > 1
-    ]
-    if "microbatch" in axes:
-        raise EmitError(f"{site.at.op.name}: batch statistics cannot go over microbatches")
-    return [f"axes={tuple_text(axes)}"] if axes else []
 
 
 def _normalize(site: Site) -> Expr:

@@ -8,6 +8,7 @@ from autopar.emit.constants import literal, same
 from autopar.emit.pytorch.site import LIGHT, Printer, Site, dtype, model_part
 from autopar.emit.sizes import Size, product
 from autopar.emit.text import PRODUCT, Expr, call, tuple_text
+from autopar.rules.implementations.table import GLOBAL_COUNT
 
 
 def _dims(site: Site) -> tuple[int, ...]:
@@ -23,7 +24,7 @@ def _dims(site: Site) -> tuple[int, ...]:
 def _reduction(site: Site) -> Expr:
     dims = _dims(site)
     rank = len(site.whole(0))
-    name = "sum" if site.kind == "mean" and site.splits(0, dims) else site.kind
+    name = "sum" if GLOBAL_COUNT in site.at.implementations else site.kind
     keep = bool(site.attrs.get("keepdim"))
     arguments: list[str] = []
     if len(dims) < rank or keep or name == "var":

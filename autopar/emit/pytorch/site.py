@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,8 @@ class Site:
     ``count`` is the text of the global count that a mean divides by; ``half`` the dtype of compute
     where it is a half precision. ``layer(path, layer)``: whether the module at ``path`` is that
     layer, from here on. ``named``: the sizes that follow from the batch. ``define(hint, text)``:
-    the name of a function before the classes, from its arguments on ``text``.
+    the name of a function before the classes, from its arguments on ``text``. ``beside``: what the
+    call is given by how it runs (`autopar.emit.implementations`).
     """
 
     lowered: Lowered
@@ -51,6 +52,7 @@ class Site:
     layer: Callable[[str, Layer], bool] = lambda path, layer: False
     named: Sizes = NONE
     define: Callable[[str, str], str] = lambda hint, text: hint
+    beside: Sequence[str] = ()
 
     @property
     def attrs(self) -> Mapping[str, Any]:
@@ -105,11 +107,6 @@ class Site:
     def role(self, name: str) -> str:
         """``parameter``, ``buffer``, ``activation``, ..."""
         return self.lowered.graph.tensors[name].role
-
-    def axes_on(self, operand: int, dim: int) -> tuple[str, ...]:
-        """Axes that split ``dim`` of an operand, microbatches left out."""
-        axes = self.at.operands[operand].wanted.split_axes(dim)
-        return tuple(a for a in axes if a != "microbatch")
 
     def pieces(self, operand: int) -> frozenset[int]:
         """Dims of an operand that model axes split."""

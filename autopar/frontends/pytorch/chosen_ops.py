@@ -66,7 +66,7 @@ class Following:
         if factor is None or bound.factors[factor].kind == "whole":
             raise self.table.refused(node.kind)
         inner = {rows.inner for rows in given.values()}
-        if len(inner) > 1 or any(entry.factor == factor for entry in bound.rule.internal):
+        if len(inner) > 1 or bound.rule.moves_inside(factor):
             raise self.table.refused(node.kind)
         holders = [bound.holder(i, factor) for i in range(len(node.outputs))]
         if bound.factors[factor].kind == "summed" and all(d is None for d in holders):

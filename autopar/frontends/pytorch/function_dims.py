@@ -172,5 +172,4 @@ def _alike(graph: Graph, parts: Graph) -> bool:
 def _shape_of(bound: BoundRule) -> object:
     """What of a bound rule does not depend on extents."""
     kinds = {name: factor.kind for name, factor in bound.factors.items()}
-    rule = bound.rule
-    return bound.operands, bound.results, kinds, rule.special, [i.factor for i in rule.internal]
+    return bound.operands, bound.results, kinds, bound.rule.implementations

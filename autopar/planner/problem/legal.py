@@ -10,9 +10,8 @@ from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.planner.problem.bindings import Bindings
 from autopar.rules.cut import BatchCut
-from autopar.rules.implementations.table import restricted
 from autopar.rules.notation import BoundRule
-from autopar.rules.strategies import Strategy, flows, strategies
+from autopar.rules.strategies import Strategy, flows, restricted, strategies
 from autopar.rules.work import PRODUCTS
 
 
@@ -60,7 +59,7 @@ class Legal:
                 f"op {op.kind} at {op.source} cannot be cut by {self.mesh} (rule {bound})"
             )
         samples = self.cut.samples.choices[where]
-        taken = {samples, *restricted(bound.rule.special)} & bound.factors.keys()
+        taken = {samples, *restricted(bound.rule)} & bound.factors.keys()
         if taken:
             legal = [s for s in legal if all(s.on(a) not in taken for a in self.model_axes)]
         if self.even:

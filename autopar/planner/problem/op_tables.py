@@ -95,7 +95,6 @@ def _alike(
     inside the op, on which axes split which of the factors that have collectives of their own.
     """
     columns = []
-    inside = {moved.factor for moved in bound.rule.internal}
     for k, name in enumerate(names):
         factor = bound.factors.get(name)
         if factor is None:
@@ -104,7 +103,7 @@ def _alike(
         for i, ways in enumerate(mesh.sizes):
             local = np.where(chosen[:, i] == k, -(-local // ways), local)
         columns.append(local)
-        if name in inside:
+        if bound.rule.moves_inside(name):
             columns.append((chosen == k) @ (1 << np.arange(len(mesh.sizes), dtype=np.int64)))
     if not columns:
         return [0] * len(chosen), [0]
