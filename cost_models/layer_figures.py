@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from autopar.cost_models.collectives import Kind
 from autopar.cost_models.family import Arch
 from autopar.cost_models.layer_products import Product, split_product
-from autopar.cost_models.layout import Layout
 from autopar.cost_models.recompute import Traffic
 from autopar.cost_models.software import Software
+from autopar.nouns.layout import Layout
 
 # Backward traffic over forward's, as graphs of the family have it: a norm reads its input, the
 # gradient that comes and writes the one that goes, an addition hands its on; an activation reads

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.cost_models.family import Arch
-from autopar.cost_models.layout import Layout, fix_pairs
+from autopar.cost_models.pipeline_time import pipeline_of
 from autopar.cost_models.software import States
 from autopar.emit.exports.from_plan import machines, setup_of
 from autopar.emit.exports.held import TRAINERS, Held
@@ -18,6 +18,7 @@ from autopar.files import export_folder, plan_folder
 from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
+from autopar.nouns.layout import Layout, pairs_of
 from autopar.nouns.workload import Workload, training
 
 PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
@@ -82,7 +83,7 @@ def setup(asked: Asked) -> Setup:
         )
     cluster = load_cluster(asked.cluster)
     if asked.source is not None:
-        return _of_model(asked.source, asked.cluster, cluster, fix_pairs(asked.fix))
+        return _of_model(asked.source, asked.cluster, cluster, pairs_of(asked.fix))
     from autopar.planner.family.estimate import estimate_files
 
     precision = asked.precision or "bf16"
@@ -154,9 +155,9 @@ def of_layout(
         etp=x.etp,
         zero=x.zero,
         microbatches=x.microbatches,
-        recompute=x.recompute,
+        recompute=str(x.recompute),
         schedule=x.schedule if x.pp > 1 else "none",
-        interleave=x.pipeline(arch.layers).stages_per_rank,
+        interleave=pipeline_of(x, arch.layers).stages_per_rank,
         sequence_parallel=x.sequence_parallel and x.tp > 1,
         precision=PRECISIONS[precision],
         optimizer="adamw" if workload is None else workload.optimizer,

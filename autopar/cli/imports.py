@@ -8,14 +8,15 @@ from typing import Any
 
 from autopar.cli.progress import progress
 from autopar.cost_models.family import Arch
-from autopar.cost_models.layout import Layout, LayoutError, choices_of, layout_from_fix
 from autopar.files.imports.readers import read
 from autopar.files.imports.settings import Settings
 from autopar.nouns.axes import CONTEXT, PIPELINE, REPLICATE, SHARD, TENSOR
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
+from autopar.nouns.layout import Layout, LayoutError
 from autopar.planner.family.estimate import PRECISIONS, Estimate, estimate
 from autopar.planner.family.layouts import sweep
+from autopar.planner.family.pins import completed, read_pins
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +100,13 @@ def layout_of(settings: Settings, devices: int, global_batch: int | None = None)
             choices |= {REPLICATE: str(devices // taken), SHARD: "1"}
     batch = global_batch or settings.global_batch
     if batch is None and settings.batch_per_rank is not None:
-        ranks = layout_from_fix(choices_of({**choices, "microbatch": "1"}), devices, 1)
+        ranks = completed(read_pins({**choices, "microbatch": "1"}), devices, 1)
         batch = settings.batch_per_rank * ranks.dp
     if batch is None:
         raise LayoutError(
             f"the settings of {settings.trainer} do not say the batch: add --global-batch N"
         )
-    return layout_from_fix(choices_of(choices), devices, batch)
+    return completed(read_pins(choices), devices, batch)
 
 
 def _with_degrees(settings: Settings, layout: Layout) -> str:

@@ -10,8 +10,9 @@ from autopar.cost_models.family import Arch
 from autopar.cost_models.footprint import saved_bytes
 from autopar.cost_models.layer_figures import LayerFigures, by_formulas
 from autopar.cost_models.layer_products import Products
-from autopar.cost_models.layout import Layout, Recompute
 from autopar.cost_models.software import Software
+from autopar.nouns.layout import Layout
+from autopar.nouns.recompute import Recompute
 from autopar.nouns.style import Style
 from autopar.planner.family.graph_figures import figures_of, no_graph
 
@@ -48,14 +49,14 @@ def test_graph_and_formulas_agree(arch: Arch, style: Style, tp: int, split: bool
 )
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 def test_what_a_layer_keeps_is_what_the_formulas_count(
-    arch: Arch, style: Style, recompute: Recompute, precision: str
+    arch: Arch, style: Style, recompute: str, precision: str
 ) -> None:
     for software in (
         Software(style=style, attention="unfused", dropout=True),
         Software(style=style, selective="ops"),
     ):
         for tp, split in ((1, True), (8, True), (8, False)):
-            layout = Layout(64, 3, tp=tp, sequence_parallel=split, recompute=recompute)
+            layout = Layout(64, 3, tp=tp, sequence_parallel=split, recompute=Recompute(recompute))
             kept = figures_of(arch, layout, software, precision).saved
             graph, formulas = (
                 saved_bytes(arch, layout, software, precision=precision, kept=saved)

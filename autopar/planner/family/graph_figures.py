@@ -15,7 +15,6 @@ from autopar.cost_models.collectives import Kind
 from autopar.cost_models.family import Arch
 from autopar.cost_models.layer_figures import LayerFigures, Saved, by_formulas
 from autopar.cost_models.layer_products import Product
-from autopar.cost_models.layout import Layout
 from autopar.cost_models.precision import stream_bytes
 from autopar.cost_models.recompute import Traffic
 from autopar.cost_models.software import Software
@@ -23,6 +22,7 @@ from autopar.lowering.precision import at_precision
 from autopar.lowering.spread import Lowered, LoweredOp, lower
 from autopar.nouns.axes import CONTEXT, TENSOR
 from autopar.nouns.graph import DTYPE_BYTES
+from autopar.nouns.layout import Layout
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.plan import key
 from autopar.nouns.style import Style
