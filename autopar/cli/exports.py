@@ -106,7 +106,7 @@ def _of_model(model: str, cluster_ref: str, cluster: Cluster, fix: Mapping[str, 
     from autopar.cli.commands import framework_of
     from autopar.cli.unemitted import price
     from autopar.frontends.loading import load_workload
-    from autopar.planner.ask.fixed import unemitted
+    from autopar.planner.ask.pins import unemitted
 
     if not unemitted(fix, framework_of(model, fix)):
         raise UserError(

@@ -28,7 +28,7 @@ from autopar.nouns.layout import DEGREES, NAMES, Pins
 from autopar.nouns.recompute import COMPUTE, SELECTIVE
 from autopar.nouns.style import Style, style_of
 from autopar.nouns.workload import Workload
-from autopar.planner.ask.fixed import unemitted
+from autopar.planner.ask.pins import unemitted
 from autopar.planner.family.architecture import NotOfFamily, arch_of
 from autopar.planner.family.estimate import Estimate, estimate
 from autopar.planner.family.pins import completed, read_pins

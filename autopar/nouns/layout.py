@@ -128,14 +128,14 @@ def joined(texts: Mapping[str, object]) -> str:
 class Grammar:
     """What ``--fix`` takes.
 
-    names:   that may be pinned; ``note``: what is to be known of some.
+    names:   that may be pinned; ``alone``: others, whose layouts are priced without a program.
     words:   that a choice may be; a schedule that is not there may be anything.
     devices: that degrees make up, None where that is not known yet.
     """
 
     names: Sequence[str] = NAMES
     words: Mapping[str, Sequence[str]] = field(default_factory=lambda: WORDS)
-    note: str = ""
+    alone: Sequence[str] = ()
     devices: int | None = None
 
     def read(self, pairs: Mapping[str, str]) -> Pins:
@@ -148,10 +148,13 @@ class Grammar:
         return Pins(**{name: self._value(name, text) for name, text in pairs.items()})
 
     def _value(self, name: str, text: str) -> Any:
-        if name not in self.names:
+        names = (*self.names, *self.alone)
+        if name not in names:
+            alone = ", ".join((*self.alone, f"recompute={ATTENTION}"))
             raise LayoutError(
-                f"--fix {name}={text}: {name!r} cannot be fixed. {did_you_mean(name, self.names)}"
-                f"Choose among {', '.join(self.names)}{self.note}"
+                f"--fix {name}={text}: {name!r} cannot be fixed. {did_you_mean(name, names)}"
+                f"Choose among {', '.join(self.names)}"
+                + (f"; {alone} are priced alone, without a program" if self.alone else "")
             )
         if name in self.words:
             if text not in self.words[name]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autopar.cli import app as cli
-from autopar.planner.ask.fixed import unemitted
+from autopar.planner.ask.pins import unemitted
 
 ROOT = Path(__file__).parents[2]
 GPT = str(ROOT / "examples/02_gpt.py")

@@ -130,7 +130,7 @@ class CoreTrials:
         that needs least memory last."""
         if layout not in self._choices:
             zeros = [layout.zero]
-            if self.core.recompute is None and self.question.fixed.zero is None and layout.zero:
+            if self.core.recompute is None and self.question.pins.zero is None and layout.zero:
                 zeros = [*range(layout.zero, ZERO[-1].level + 1)]
             every = [
                 replace(layout, zero=zero, recompute=recompute)

@@ -111,7 +111,7 @@ class LowerBounds:
         life = model.solved.summary.lives[recompute.policy]
         share, process = overhead(model.solved.summary.packages, question.cluster.device)
         saved = min(m, pp) * life.saved / pp + life.peak - life.saved
-        for layout in layouts(shape.candidate.data, question.fixed):
+        for layout in layouts(shape.candidate.data, question.pins):
             if layout.recompute != recompute:
                 continue
             for one in (layout, offloaded(layout)) if question.offloads else (layout,):
