@@ -27,7 +27,7 @@ from autopar.nouns.style import Style, style_of
 from autopar.nouns.workload import Workload, training
 from autopar.planner.advice.fewer import Fewer, fewer
 from autopar.planner.advice.remedies import search_or_advise
-from autopar.planner.ask.candidates import Layout
+from autopar.planner.ask.candidates import StateLayout
 from autopar.planner.ask.dtypes import mixed_unit
 from autopar.planner.ask.pins import read_pins
 from autopar.planner.ask.question import Answer, Outcome, Question
@@ -333,7 +333,7 @@ def _plan(
     )
 
 
-def _only_stage(layout: Layout) -> Stage:
+def _only_stage(layout: StateLayout) -> Stage:
     return Stage(zero=layout.zero, recompute=layout.recompute, offload=layout.offload)
 
 

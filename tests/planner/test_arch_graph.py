@@ -21,7 +21,7 @@ from autopar.nouns.graph import Graph
 from autopar.nouns.layout import Pins
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import KEEP_ALL
-from autopar.planner.ask.candidates import Candidate, Layout, model_mesh
+from autopar.planner.ask.candidates import Candidate, StateLayout, model_mesh
 from autopar.planner.ask.question import Question
 from autopar.planner.family.architecture import arch_of
 from autopar.planner.family.graph.model import BATCH_DIMS, LAYER, NoGraph, graph_of, kinds_of
@@ -203,7 +203,7 @@ def test_the_written_sharding_is_as_good_as_a_searched_one(gated: bool) -> None:
     def cost(sequence_parallel: bool) -> int:
         lowered = lowered_of(question, spread_of(graph, mesh, sequence_parallel), candidate)
         prices = Prices(cluster, lowered.mesh, "bfloat16", question.fusion)
-        state = state_of(question, Layout(1, 128, 1, KEEP_ALL), candidate)
+        state = state_of(question, StateLayout(1, 128, 1, KEEP_ALL), candidate)
         return objective(lowered, prices, StatePrices(cluster, state, 0.0))
 
     assert solved.solution.cost <= cost(True) <= 1.002 * solved.solution.cost

@@ -17,7 +17,7 @@ from autopar.nouns.plan import Memory
 from autopar.nouns.recompute import Recompute
 from autopar.nouns.text.graph import fingerprint
 from autopar.planner.advice.fewer import fewer
-from autopar.planner.ask.candidates import Layout, candidates, layouts
+from autopar.planner.ask.candidates import StateLayout, candidates, layouts
 from autopar.planner.ask.pins import read_pins
 from autopar.planner.ask.question import Outcome, Question
 from autopar.planner.search.layouts import search_plan
@@ -247,7 +247,7 @@ def test_zero_levels_trade_memory_for_traffic() -> None:
 
 
 def test_layouts_of_one_data_rank_shard_nothing() -> None:
-    assert list(layouts(1, Pins(recompute=Recompute()))) == [Layout(1, 1, 0, Recompute())]
+    assert list(layouts(1, Pins(recompute=Recompute()))) == [StateLayout(1, 1, 0, Recompute())]
 
 
 def test_slow_links_change_the_choice() -> None:

@@ -16,7 +16,7 @@ from autopar.nouns.level import Level
 from autopar.nouns.recompute import KEEP_ALL
 from autopar.pipeline.actions import ScheduleError
 from autopar.pipeline.schedules.table import schedule
-from autopar.planner.ask.candidates import Candidate, Layout, candidates, layouts
+from autopar.planner.ask.candidates import Candidate, StateLayout, candidates, layouts
 from autopar.planner.ask.question import Outcome, Question
 from autopar.planner.ask.selections import orders, part_of, parts
 from autopar.planner.problem.solving import Solver
@@ -166,7 +166,7 @@ def test_a_faster_kind_never_makes_the_plan_slower(pins: dict[str, int | str]) -
 def test_stages_are_priced_as_on_a_cluster_of_their_kind() -> None:
     of = asked(MIXED, pp=4, tp=1, microbatch=1)
     (candidate,) = candidates(1, of.batch, of.pins)
-    model, layout = model_on(of, candidate), Layout(1, 1, 0, KEEP_ALL)
+    model, layout = model_on(of, candidate), StateLayout(1, 1, 0, KEEP_ALL)
     state = state_of(of, layout, candidate)
     made = schedule("1f1b", 4, 4)
     prices = PipelinePrices(model, of.cluster, state, KEEP_ALL, 4).staged(made)

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from autopar.nouns.axes import CONTEXT, PIPELINE, SAMPLES, TENSOR
+from autopar.nouns.layout import Pins
 from autopar.nouns.plan import Plan, RunnerUp
 
 DEGREES = (*SAMPLES, CONTEXT, TENSOR, PIPELINE)
@@ -18,15 +20,15 @@ RUNS = 2
 """Of each plan: two of the same one say what is noise."""
 
 
-def worth_trying(plan: Plan, samples: int, several: int) -> list[Mapping[str, str]]:
-    """The choices of at most ``several`` plans that lost and fit, as ``--fix`` has them, fastest
+def worth_trying(plan: Plan, samples: int, several: int) -> list[Pins]:
+    """The pins of at most ``several`` plans that lost and fit, fastest
     first; those that only recompute or offload more than another are left out.
 
     ``samples``: of a global batch.
     """
     first = plan.stages[0]
     seen = {(_sizes(plan.degrees), first.zero)}
-    chosen: list[Mapping[str, str]] = []
+    chosen: list[Pins] = []
     for lost in sorted(plan.runners_up, key=lambda lost: lost.step_time_s):
         if lost.zero is None or lost.memory_bytes > plan.prediction.memory_bytes.limit:
             continue
@@ -34,7 +36,7 @@ def worth_trying(plan: Plan, samples: int, several: int) -> list[Mapping[str, st
         if (sizes, lost.zero) in seen or len(chosen) == several:
             continue
         seen.add((sizes, lost.zero))
-        chosen.append(_choices(lost, dict(zip(DEGREES, sizes, strict=True)), samples))
+        chosen.append(_pins(lost, dict(zip(DEGREES, sizes, strict=True)), samples))
     return chosen
 
 
@@ -42,13 +44,17 @@ def _sizes(degrees: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(degrees.get(name, 1) for name in DEGREES)
 
 
-def _choices(lost: RunnerUp, degrees: Mapping[str, int], samples: int) -> Mapping[str, str]:
+def _pins(lost: RunnerUp, degrees: dict[str, Any], samples: int) -> Pins:
     ways = lost.microbatches
     for axis in SAMPLES:
         ways *= degrees[axis]
-    chosen = {name: str(size) for name, size in degrees.items()}
-    chosen |= {"zero": str(lost.zero), "recompute": str(lost.recompute), "offload": lost.offload}
-    return chosen | {"microbatch": str(max(1, samples // ways))}
+    return Pins(
+        zero=lost.zero,
+        recompute=lost.recompute,
+        offload=lost.offload,
+        microbatch=max(1, samples // ways),
+        **degrees,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ def _does_not_divide(devices: int, batch: int, pins: Pins, ranks: list[int]) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class StateLayout:
     """How the data ranks keep model state, and whether blocks run forward twice; ``offload`` as
     `Stage.offload`."""
 
@@ -126,7 +126,7 @@ class Layout:
         return Mesh((REPLICATE, SHARD, *model.axes), sizes)
 
 
-def layouts(data: int, pins: Pins, policies: Sequence[str] = POLICIES) -> Iterator[Layout]:
+def layouts(data: int, pins: Pins, policies: Sequence[str] = POLICIES) -> Iterator[StateLayout]:
     """Every state sharding of ``data`` ranks, the least sharded first; nothing is offloaded where
     that is not pinned: what does not fit then is tried so (`offloaded`). ``policies``: of
     recomputation, where none is pinned."""
@@ -137,9 +137,9 @@ def layouts(data: int, pins: Pins, policies: Sequence[str] = POLICIES) -> Iterat
                 continue
             for zero in (0,) if shard == 1 else ZERO_LEVELS[1:]:
                 if pins.zero in (None, zero):
-                    yield Layout(replicate, shard, zero, recompute, pins.offload or OFFLOAD[0])
+                    yield StateLayout(replicate, shard, zero, recompute, pins.offload or OFFLOAD[0])
 
 
-def offloaded(layout: Layout) -> Layout:
+def offloaded(layout: StateLayout) -> StateLayout:
     """The same with the optimizer's state in host memory."""
     return replace(layout, offload="optimizer")

@@ -12,7 +12,7 @@ from autopar.nouns.layout import LayoutError, Pins
 from autopar.nouns.plan import Memory, RunnerUp, Spread, Stage
 from autopar.nouns.problem import Solution
 from autopar.pipeline.actions import Lists
-from autopar.planner.ask.candidates import Candidate, Layout
+from autopar.planner.ask.candidates import Candidate, StateLayout
 from autopar.pricing.offload import obstacle as offload_obstacle
 from autopar.pricing.simulation import StepTime
 from autopar.rules.cut import BatchCut
@@ -84,7 +84,7 @@ class Sharded:
     """What is decided of a layout before it is priced."""
 
     candidate: Candidate
-    layout: Layout
+    layout: StateLayout
     spread: Spread
     lowered: Lowered
     solution: Solution

@@ -18,7 +18,7 @@ from autopar.nouns.layout import LayoutError, divisors
 from autopar.nouns.mesh import Mesh
 from autopar.nouns.recompute import COMPUTE, FULL, SELECTIVE, Recompute, policies
 from autopar.nouns.text.cluster import devices_text
-from autopar.planner.ask.candidates import Candidate, Layout, candidates, layouts, offloaded
+from autopar.planner.ask.candidates import Candidate, StateLayout, candidates, layouts, offloaded
 from autopar.planner.ask.question import Answer, Outcome, Question, Sharded
 from autopar.planner.ask.selections import orders, parts
 from autopar.planner.problem.solving import Solver
@@ -351,7 +351,7 @@ def _squeeze(question: Question, solved: Solved, tightest: Answer, solver: Solve
     return None
 
 
-def _answer(question: Question, solved: Solved, layout: Layout) -> Answer:
+def _answer(question: Question, solved: Solved, layout: StateLayout) -> Answer:
     state = state_of(question, layout, solved.candidate)
     memory = step_memory(solved.summary, state, layout.recompute, question.cluster.device)
     time = simulate(solved.summary, state, question.cluster, layout.recompute)

@@ -23,7 +23,7 @@ from autopar.nouns.layout import LayoutError
 from autopar.nouns.recompute import FULL, KEEP_ALL, Recompute
 from autopar.pipeline.actions import ScheduleError
 from autopar.pipeline.schedules.table import SCHEDULES, kind_of
-from autopar.planner.ask.candidates import Layout, candidates
+from autopar.planner.ask.candidates import StateLayout, candidates
 from autopar.planner.ask.pins import allows, splits
 from autopar.planner.ask.question import Answer, Question
 from autopar.planner.problem.solving import Solver
@@ -212,7 +212,7 @@ class Pipelines:
         stages = stages.staged(order.schedule, choices_of(best.stages, order.schedule))
         places = {name: i for i, name in enumerate(cuts.units)}
         ends = (*(places[stage.first] for stage in best.stages[1:]), len(cuts.units))
-        hidden = Layout(1, candidate.data, 1 if candidate.data > 1 else 0, KEEP_ALL)
+        hidden = StateLayout(1, candidate.data, 1 if candidate.data > 1 else 0, KEEP_ALL)
         held = StatePrices(question.cluster, state_of(question, hidden, candidate), 0.0)
         additive = objective(lowered, prices, held)
         answer = piped(question, best, stages, order, ends)
