@@ -19,7 +19,6 @@ from autopar.cost_models.pipeline_time import pipeline_of
 from autopar.cost_models.precision import is_narrow, stream_bytes
 from autopar.cost_models.software import Software
 from autopar.nouns.layout import Layout
-from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.recompute import ATTENTION, FULL, KEEP_ALL
 from autopar.nouns.zero import ZERO, over
 
@@ -194,7 +193,7 @@ def _states(
         parameters = 2 * whole + weight * (shard if split.gradients else whole)
     gradients = gradient * (shard if split.gradients else whole)
     optimizer = rest * (shard if split.optimizer else whole)
-    if x.offload != OFFLOAD[0]:
+    if x.offloads:
         parameters, optimizer = 2 * held, 0.0
         gradients /= 2
     return parameters, gradients, optimizer

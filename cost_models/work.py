@@ -26,7 +26,6 @@ from autopar.cost_models.recompute import run_again
 from autopar.cost_models.software import Software
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.layout import Layout
-from autopar.nouns.offload import OFFLOAD
 from autopar.nouns.zero import ZERO
 
 # Bytes of one element of a reduced gradient, by how the software holds its states.
@@ -211,7 +210,6 @@ def work_of(
         )
         if split.gradients:  # what is kept in parts is reduced in every microbatch
             scatter_layer_s, reduce_s = reduce_s / layers, 0.0
-    offloads = x.offload != OFFLOAD[0]
     states = rank_parameters / (x.dp_shard * x.cp if split.optimizer else 1)
     return Work(
         pipeline=pipeline,
@@ -240,8 +238,8 @@ def work_of(
         loss_bytes=layer.head.rows
         * layer.head.columns
         * {"eager": 16, "fused": 6, "chunked": 8}[software.loss],
-        optimizer_bytes=0.0 if offloads else states * 34,
-        offloaded_parameters=states if offloads else 0.0,
+        optimizer_bytes=0.0 if x.offloads else states * 34,
+        offloaded_parameters=states if x.offloads else 0.0,
         gradient_bytes=local * 2 * gradient_bytes,
         gradients_fused=float(software.states == "megatron"),
         moe_share=share,

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from autopar.cost_models.family import Arch
-from autopar.cost_models.pipeline_time import pipeline_of
 from autopar.cost_models.software import States
 from autopar.emit.exports.from_plan import machines, setup_of
 from autopar.emit.exports.held import TRAINERS, Held
@@ -143,22 +142,15 @@ def of_layout(
     return Setup(
         name=name,
         framework="" if workload is None else workload.framework,
-        global_batch=x.global_batch,
+        layout=replace(
+            x,
+            dp_replicate=x.dp if replicated else x.dp_replicate,
+            dp_shard=1 if replicated else x.dp_shard,
+            schedule=x.schedule if x.pp > 1 else "none",
+            sequence_parallel=x.sequence_parallel and x.tp > 1,
+        ),
         sequence=arch.seq,
         machines=machines(cluster, x.device_count),
-        dp_replicate=x.dp if replicated else x.dp_replicate,
-        dp_shard=1 if replicated else x.dp_shard,
-        tp=x.tp,
-        cp=x.cp,
-        ep=x.ep,
-        pp=x.pp,
-        etp=x.etp,
-        zero=x.zero,
-        microbatches=x.microbatches,
-        recompute=str(x.recompute),
-        schedule=x.schedule if x.pp > 1 else "none",
-        interleave=pipeline_of(x, arch.layers).stages_per_rank,
-        sequence_parallel=x.sequence_parallel and x.tp > 1,
         precision=PRECISIONS[precision],
         optimizer="adamw" if workload is None else workload.optimizer,
         clip_norm=None if workload is None else workload.clip_norm,

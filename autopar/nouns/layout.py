@@ -244,6 +244,11 @@ class Layout:
         """Microbatches of one step through one pipeline."""
         return max(1, round(self.global_batch / (self.dp * self.microbatch)))
 
+    @property
+    def offloads(self) -> bool:
+        """Whether the optimizer's state is in host memory."""
+        return self.offload != OFFLOAD[0]
+
     def pins(self) -> Pins:
         """All choices, but for those that most layouts leave alone and this one too."""
         every = {name: getattr(self, name) for name in NAMES if name != "microbatches"}
