@@ -79,12 +79,10 @@ def _state(setup: Setup) -> str:
 
 def _shards(setup: Setup) -> bool:
     """Whether FSDP2 has anything to split over."""
-    x = setup.layout
-    return x.zero > 0 and x.dp_shard * x.cp > 1
+    return setup.layout.zero > 0 and setup.layout.dp_shard * setup.layout.cp > 1
 
 
 def _settings(setup: Setup) -> dict[str, Any]:
-    x = setup.layout
     cpu = setup.machines.kind == "cpu"  # replicas alone, see `check`
     data_only = "MULTI_CPU" if cpu else "MULTI_GPU"
     settings: dict[str, Any] = {
@@ -93,21 +91,21 @@ def _settings(setup: Setup) -> dict[str, Any]:
         "mixed_precision": PRECISIONS[setup.precision],
         "num_machines": setup.machines.nodes,
         "machine_rank": 0,
-        "num_processes": x.device_count,
+        "num_processes": setup.layout.device_count,
         "use_cpu": cpu,
     }
     if _shards(setup):
         settings["fsdp_config"] = {
             "fsdp_version": 2,
-            "fsdp_reshard_after_forward": x.zero == 3,
+            "fsdp_reshard_after_forward": setup.layout.zero == 3,
             "fsdp_activation_checkpointing": recomputes(setup) != "none",
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }
-    if _shards(setup) or x.tp > 1 or x.cp > 1:
+    if _shards(setup) or setup.layout.tp > 1 or setup.layout.cp > 1:
         sizes = ("dp_replicate", "dp_shard", "tp", "cp")
         settings["parallelism_config"] = {
-            f"parallelism_config_{name}_size": getattr(x, name) for name in sizes
+            f"parallelism_config_{name}_size": getattr(setup.layout, name) for name in sizes
         }
     return settings
 

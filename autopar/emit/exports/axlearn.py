@@ -77,14 +77,13 @@ def _imports(setup: Setup) -> str:
 
 
 def _modifiers(setup: Setup) -> str:
-    x = setup.layout
     sizes = {
-        "pipeline": x.pp,
-        "data": x.dp_replicate,
-        "expert": x.ep,
-        "fsdp": x.dp_shard // x.ep,
-        "seq": x.cp,
-        "model": x.tp,
+        "pipeline": setup.layout.pp,
+        "data": setup.layout.dp_replicate,
+        "expert": setup.layout.ep,
+        "fsdp": setup.layout.dp_shard // setup.layout.ep,
+        "seq": setup.layout.cp,
+        "model": setup.layout.tp,
     }
     axes = ", ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
 
@@ -92,9 +91,9 @@ def _modifiers(setup: Setup) -> str:
         yield "MeshShapeModifier.default_config().set("
         yield f"    mesh_shape=mesh_shape_from_axes({axes}),"
         yield "),"
-        if x.microbatches > 1:
+        if setup.layout.microbatches > 1:
             yield "GradientAccumulationModifier.default_config().set("
-            yield f"    grad_acc_steps={x.microbatches},"
+            yield f"    grad_acc_steps={setup.layout.microbatches},"
             yield "),"
         if recomputes(setup) != "none":
             kept = {

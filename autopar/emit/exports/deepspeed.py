@@ -27,10 +27,9 @@ NAME = "deepspeed"
 
 def export(setup: Setup) -> Export:
     """Raises `Refused`."""
-    x = setup.layout
     _check(setup)
     specs = _layer_specs(setup)
-    unpaired = x.tp > 1 and bool(setup.parameters) and not specs
+    unpaired = setup.layout.tp > 1 and bool(setup.parameters) and not specs
     keeps = DEEPSPEED if setup.precision in HALF else FLOAT32
     left_out = not_carried(
         setup,
@@ -41,7 +40,7 @@ def export(setup: Setup) -> Export:
         if unpaired
         else "",
         "sequence parallelism over tp: AutoTP keeps activations whole"
-        if x.sequence_parallel and x.tp > 1
+        if setup.layout.sequence_parallel and setup.layout.tp > 1
         else "",
         "selective recompute: the model recomputes whole layers"
         if recomputes(setup) == "selective"
@@ -57,13 +56,12 @@ def export(setup: Setup) -> Export:
 
 
 def _settings(setup: Setup, specs: list[dict[str, Any]]) -> dict[str, Any]:
-    x = setup.layout
     settings: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": x.microbatch,
-        "gradient_accumulation_steps": x.microbatches,
+        "train_micro_batch_size_per_gpu": setup.layout.microbatch,
+        "gradient_accumulation_steps": setup.layout.microbatches,
         "zero_optimization": {"stage": _zero(setup)},
     }
-    if x.offloads and _zero(setup):
+    if setup.layout.offloads and _zero(setup):
         where = {"device": "cpu", "pin_memory": True}  # and updated there
         settings["zero_optimization"]["offload_optimizer"] = where
     if setup.precision in ("bfloat16", "float16"):
@@ -71,23 +69,22 @@ def _settings(setup: Setup, specs: list[dict[str, Any]]) -> dict[str, Any]:
     if setup.trains:
         settings["gradient_clipping"] = setup.clip_norm or 0.0
         settings["optimizer"] = _optimizer(setup)
-    if x.tp > 1:
-        tensor: dict[str, Any] = {"autotp_size": x.tp}
+    if setup.layout.tp > 1:
+        tensor: dict[str, Any] = {"autotp_size": setup.layout.tp}
         if specs:
             tensor["partition_config"] = {"use_default_specs": False, "layer_specs": specs}
         settings["tensor_parallel"] = tensor
-    if x.cp > 1:
-        settings["sequence_parallel_size"] = x.cp
-    if x.ep > 1:
-        settings["expert_parallel"] = {"enabled": True, "autoep_size": x.ep}
-        if x.etp > 1:
-            settings["expert_parallel"]["expert_tensor_parallel_size"] = x.etp
+    if setup.layout.cp > 1:
+        settings["sequence_parallel_size"] = setup.layout.cp
+    if setup.layout.ep > 1:
+        settings["expert_parallel"] = {"enabled": True, "autoep_size": setup.layout.ep}
+        if setup.layout.etp > 1:
+            settings["expert_parallel"]["expert_tensor_parallel_size"] = setup.layout.etp
     return settings
 
 
 def _zero(setup: Setup) -> int:
-    x = setup.layout
-    return x.zero if x.dp_shard * x.cp > 1 else 0
+    return setup.layout.zero if setup.layout.dp_shard * setup.layout.cp > 1 else 0
 
 
 def _optimizer(setup: Setup) -> dict[str, Any]:
@@ -118,7 +115,6 @@ def _layer_specs(setup: Setup) -> list[dict[str, Any]]:
 
 
 def _module(setup: Setup, left_out: tuple[str, ...], start: str) -> str:
-    x = setup.layout
     lines = [
         header(setup, "DeepSpeed 0.19", left_out) + f"# {start}",
         "from __future__ import annotations",
@@ -131,15 +127,15 @@ def _module(setup: Setup, left_out: tuple[str, ...], start: str) -> str:
     ]
     if recomputes(setup) == "full":
         lines.append("    model.gradient_checkpointing_enable()")
-    if x.cp > 1:
+    if setup.layout.cp > 1:
         lines += [
             "    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF",
             "",
             "    UlyssesSPAttentionHF.register_with_transformers(",
             "        model_name_or_path=model,",
             '        core_attn_implementation="flash_attention_2",',
-            f"        sequence_parallel_size={x.cp},",
-            f"        micro_batch_size={x.microbatch},",
+            f"        sequence_parallel_size={setup.layout.cp},",
+            f"        micro_batch_size={setup.layout.microbatch},",
             "    )",
         ]
     return "\n".join([*lines, "    return model"]) + "\n"

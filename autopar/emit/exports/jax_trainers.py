@@ -11,7 +11,6 @@ from autopar.emit.exports.text import refuse
 
 
 def check_mesh(setup: Setup, target: str) -> None:
-    x = setup.layout
     if setup.precision == "float64":
         raise refuse(
             target,
@@ -19,17 +18,17 @@ def check_mesh(setup: Setup, target: str) -> None:
             "it computes in bfloat16, float16 or float32",
             "Plan with precision='float32'",
         )
-    if x.dp_shard % x.ep:
+    if setup.layout.dp_shard % setup.layout.ep:
         raise refuse(
             target,
-            f"ep {x.ep}",
-            f"its expert axis splits tokens, so ep must divide dp_shard {x.dp_shard}",
+            f"ep {setup.layout.ep}",
+            f"its expert axis splits tokens, so ep must divide dp_shard {setup.layout.dp_shard}",
             "Lower ep, or move ranks to dp_shard",
         )
-    if x.etp > 1:
+    if setup.layout.etp > 1:
         raise refuse(
             target,
-            f"etp {x.etp}",
+            f"etp {setup.layout.etp}",
             "experts are split by the model axis",
             "Leave etp out",
         )

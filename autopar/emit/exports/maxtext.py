@@ -41,7 +41,6 @@ AXES = {
 
 def export(setup: Setup) -> Export:
     """``autopar.yml``, a configuration over MaxText's ``base.yml``. Raises `Refused`."""
-    x = setup.layout
     check_mesh(setup, NAME)
     check_stages(setup, NAME)
     model, known = models.named(setup, MODELS, "llama3-8b")
@@ -57,15 +56,15 @@ def export(setup: Setup) -> Export:
         if sizes is not None and not sizes_of.as_llama(sizes)
         else "",
         "" if kept == "bfloat16" else state_note(setup.held, FLOAT32, "MaxText"),
-        "ZeRO 2: gradients and parameters are split, as ZeRO 3" if x.zero == 2 else "",
+        "ZeRO 2: gradients and parameters are split, as ZeRO 3" if setup.layout.zero == 2 else "",
         "sequence parallelism over tp: MaxText decides by its rules"
-        if x.tp > 1 and not x.sequence_parallel
+        if setup.layout.tp > 1 and not setup.layout.sequence_parallel
         else "",
-        f"schedule {x.schedule}: MaxText plays its own, circular with interleave"
-        if x.pp > 1
+        f"schedule {setup.layout.schedule}: MaxText plays its own, circular with interleave"
+        if setup.layout.pp > 1
         else "",
         "recompute none: the least that MaxText recomputes is elementwise work"
-        if not x.recompute.runs_again
+        if not setup.layout.recompute.runs_again
         else "",
         selects_ops=True,
     )
@@ -76,7 +75,7 @@ def export(setup: Setup) -> Export:
         "hardware": setup.machines.kind,
         **_mesh(setup),
         **_batch(setup),
-        "remat_policy": REMAT.get(str(x.recompute), FULL),
+        "remat_policy": REMAT.get(str(setup.layout.recompute), FULL),
         "dtype": setup.precision,
         **({"weight_dtype": kept} if kept == "bfloat16" else {}),
     }
@@ -93,7 +92,6 @@ def export(setup: Setup) -> Export:
 
 def _mesh(setup: Setup) -> dict[str, Any]:
     """``ici_*`` inside a slice or node, ``dcn_*`` across them; a TPU pod is one slice."""
-    x = setup.layout
     options: dict[str, Any] = {}
     ways = within_nodes(setup)
     for name, axis in AXES.items():
@@ -101,18 +99,18 @@ def _mesh(setup: Setup) -> dict[str, Any]:
         if setup.machines.kind == "tpu":
             inside, across = inside * across, 1
         if name == "dp_shard":
-            if x.zero == 1:
+            if setup.layout.zero == 1:
                 axis = "data"
                 inside *= ways["dp_replicate"][0]
                 across *= ways["dp_replicate"][1]
-            elif x.ep > 1:
-                inside, across = _less(inside, across, x.ep)
+            elif setup.layout.ep > 1:
+                inside, across = _less(inside, across, setup.layout.ep)
         for network, size in (("ici", inside), ("dcn", across)):
             options[f"{network}_{axis}_parallelism"] = size
-    if x.zero == 1:
+    if setup.layout.zero == 1:
         options |= {"ici_fsdp_parallelism": 1, "shard_optimizer_over_data": True}
-    if x.ep > 1:
-        options["ici_expert_parallelism"] = x.ep
+    if setup.layout.ep > 1:
+        options["ici_expert_parallelism"] = setup.layout.ep
     return {n: size for n, size in options.items() if size > 1 or n == "ici_fsdp_parallelism"}
 
 
@@ -126,17 +124,18 @@ def _less(inside: int, across: int, ep: int) -> tuple[int, int]:
 
 
 def _batch(setup: Setup) -> dict[str, Any]:
-    x = setup.layout
     options: dict[str, Any] = {}
-    if x.pp > 1:
-        options["per_device_batch_size"] = x.global_batch / x.device_count
-        options["num_pipeline_microbatches"] = x.microbatches
+    if setup.layout.pp > 1:
+        options["per_device_batch_size"] = setup.layout.global_batch / setup.layout.device_count
+        options["num_pipeline_microbatches"] = setup.layout.microbatches
         options["num_layers_per_pipeline_stage"] = (setup.layers or 0) // setup.stages
         if setup.stages_per_rank > 1:
             options["num_pipeline_repeats"] = setup.stages_per_rank
     else:
-        options["per_device_batch_size"] = x.global_batch / x.device_count / x.microbatches
-        options["gradient_accumulation_steps"] = x.microbatches
+        options["per_device_batch_size"] = (
+            setup.layout.global_batch / setup.layout.device_count / setup.layout.microbatches
+        )
+        options["gradient_accumulation_steps"] = setup.layout.microbatches
     if setup.sequence:
         options["max_target_length"] = setup.sequence
     return options

@@ -104,17 +104,16 @@ def _training(setup: Setup) -> Iterator[str]:
 
 
 def _state(setup: Setup) -> Iterator[str]:
-    x = setup.layout
-    if x.zero == 0:
+    if setup.layout.zero == 0:
         yield "--overlap-grad-reduce"
         return
     yield "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
-    if x.zero >= 2:
-        strategy = STRATEGIES[x.zero]
+    if setup.layout.zero >= 2:
+        strategy = STRATEGIES[setup.layout.zero]
         yield f"--use-megatron-fsdp --data-parallel-sharding-strategy {strategy}"
         yield "--no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor"
-    if x.dp_replicate > 1:
-        yield f"--num-distributed-optimizer-instances {x.dp_replicate}"
+    if setup.layout.dp_replicate > 1:
+        yield f"--num-distributed-optimizer-instances {setup.layout.dp_replicate}"
 
 
 def _recompute(setup: Setup) -> Iterator[str]:
@@ -127,20 +126,18 @@ def _recompute(setup: Setup) -> Iterator[str]:
 
 def sequence_parallel(setup: Setup) -> bool:
     """Experts beside tp assert it."""
-    x = setup.layout
-    return x.tp > 1 and (x.sequence_parallel or x.ep > 1)
+    return setup.layout.tp > 1 and (setup.layout.sequence_parallel or setup.layout.ep > 1)
 
 
 def gaps(setup: Setup) -> Iterator[str]:
     """What Megatron-Core does not take, whoever calls it."""
-    x = setup.layout
     keeps = MEGATRON if setup.precision in HALF else FLOAT32
     yield state_note(setup.held, keeps, "Megatron")
     if (sizes := sized(setup)) is not None and sizes.unusual:
         yield f"{sizes.unusual} of the model: no argument here says it"
-    if x.ep > 1 and x.tp > 1 and not x.sequence_parallel:
+    if setup.layout.ep > 1 and setup.layout.tp > 1 and not setup.layout.sequence_parallel:
         yield "sequence_parallel=off: with experts beside tp Megatron asserts that it is on"
-    if x.dp_replicate > 1 and x.zero >= 2:
+    if setup.layout.dp_replicate > 1 and setup.layout.zero >= 2:
         yield "what Megatron-FSDP splits over dp_replicate: nothing (its outer strategy no_shard)"
 
 

@@ -117,14 +117,13 @@ def _once(parameters: Iterable[StoredTensor]) -> dict[str, StoredTensor]:
 
 def _spec(p: StoredTensor, setup: Setup, sharded: bool) -> str:
     """``P('dp_shard', 'tp')``; ``sharded``: over dp_shard too, where our programs cut."""
-    x = setup.layout
     axes: list[list[str]] = [[] for _ in p.shape]
-    mesh = Mesh(("tp",), (x.tp,))
+    mesh = Mesh(("tp",), (setup.layout.tp,))
     for axis, placement in p.sharding.placements:
         if placement.kind == "S" and mesh.size(axis) > 1:
             axes[placement.dim].append(axis)
-    if sharded and x.dp_shard > 1:
-        cut = even_cut(p.sharding.local_shape(p.shape, mesh), x.dp_shard)
+    if sharded and setup.layout.dp_shard > 1:
+        cut = even_cut(p.sharding.local_shape(p.shape, mesh), setup.layout.dp_shard)
         if cut is not None:
             axes[cut].append("dp_shard")
     return _text(axes)

@@ -64,19 +64,18 @@ def not_carried(
 ) -> tuple[str, ...]:
     """What no other trainer takes of this setup, and ``more`` that this one does not. ``offloads``:
     it takes where the optimizer's state is; ``selects_ops``: as of `recomputes`."""
-    x = setup.layout
     notes = []
-    if x.offloads and not offloads:
+    if setup.layout.offloads and not offloads:
         notes.append(
             "offload=optimizer (its state in host memory): a device's memory may be short without"
         )
-    if x.recompute.count is not None:
-        notes.append(f"recompute={x.recompute}: full for all layers takes its place")
-    if x.recompute == Recompute(COMPUTE):
+    if setup.layout.recompute.count is not None:
+        notes.append(f"recompute={setup.layout.recompute}: full for all layers takes its place")
+    if setup.layout.recompute == Recompute(COMPUTE):
         notes.append(
             "recompute=compute (all but what collectives gave runs again): full takes its place"
         )
-    if x.recompute == Recompute(SELECTIVE) and not selects_ops:
+    if setup.layout.recompute == Recompute(SELECTIVE) and not selects_ops:
         notes.append(
             f"recompute={SELECTIVE} (all but products, attention and what collectives gave runs "
             "again): full takes its place"

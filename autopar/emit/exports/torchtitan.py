@@ -105,19 +105,20 @@ def export(setup: Setup) -> Export:
 
 def _left_out(setup: Setup, model: str) -> tuple[str, ...]:
     """``model``: the sentence of one that stands in for the user's."""
-    x = setup.layout
-    zero = "ZeRO 1: gradients are split too, as ZeRO 2" if x.zero == 1 else ""
-    if x.zero == 0 and x.cp > 1:
+    zero = "ZeRO 1: gradients are split too, as ZeRO 2" if setup.layout.zero == 1 else ""
+    if setup.layout.zero == 0 and setup.layout.cp > 1:
         zero = "ZeRO 0: FSDP splits over cp too, as ZeRO 2"
     return not_carried(
         setup,
         model,
         "" if _narrow(setup) else state_note(setup.held, FLOAT32, "torchtitan"),
         zero,
-        f"recompute {x.recompute}: SelectiveAC keeps by its own rule"
+        f"recompute {setup.layout.recompute}: SelectiveAC keeps by its own rule"
         if recomputes(setup, selects_ops=True) == "selective"
         else "",
-        f"etp {x.etp}: experts are not split over tp here" if x.etp > 1 else "",
+        f"etp {setup.layout.etp}: experts are not split over tp here"
+        if setup.layout.etp > 1
+        else "",
         selects_ops=True,
     )
 
@@ -129,9 +130,8 @@ def _narrow(setup: Setup) -> bool:
 
 
 def _pipeline(setup: Setup) -> list[str]:
-    x = setup.layout
-    lines = [f"    p.pipeline_parallel_degree = {x.pp}"]
-    if x.pp == 1:
+    lines = [f"    p.pipeline_parallel_degree = {setup.layout.pp}"]
+    if setup.layout.pp == 1:
         return lines
     stages = [
         [f"*layers[{stage[0]}:{stage[-1] + 1}]"] if stage else [] for stage in stage_layers(setup)
@@ -144,8 +144,8 @@ def _pipeline(setup: Setup) -> list[str]:
         "    p.module_fqns_per_model_part = [",
         *(f"        [{', '.join(stage)}]," for stage in stages),
         "    ]",
-        f'    p.pipeline_parallel_schedule = "{SCHEDULES[x.schedule]}"',
-        f"    p.pipeline_parallel_microbatch_size = {x.microbatch}",
+        f'    p.pipeline_parallel_schedule = "{SCHEDULES[setup.layout.schedule]}"',
+        f"    p.pipeline_parallel_microbatch_size = {setup.layout.microbatch}",
     ]
 
 
@@ -195,11 +195,10 @@ def _check(setup: Setup) -> None:
 
 
 def _check_stages(setup: Setup) -> None:
-    x = setup.layout
     if setup.layers is None:
         raise refuse(
             NAME,
-            f"pp {x.pp}",
+            f"pp {setup.layout.pp}",
             "a stage is a list of layers and the model has none that repeat",
             "Export a model with repeated layers, or pp=1",
         )
@@ -210,19 +209,19 @@ def _check_stages(setup: Setup) -> None:
             f"the model has {setup.layers} layers",
             f"Lower pp or interleave to at most {setup.layers} stages",
         )
-    if x.schedule not in SCHEDULES:
+    if setup.layout.schedule not in SCHEDULES:
         raise refuse(
             NAME,
-            f"schedule {x.schedule}",
+            f"schedule {setup.layout.schedule}",
             f"it plays {', '.join(SCHEDULES)} by torch's names",
             "Give schedule=1f1b",
         )
-    many = x.schedule not in ("1f1b", "gpipe")
+    many = setup.layout.schedule not in ("1f1b", "gpipe")
     if many != (setup.stages_per_rank > 1):
         raise refuse(
             NAME,
-            f"schedule {x.schedule} with interleave {setup.stages_per_rank}",
-            f"{SCHEDULES[x.schedule]} takes "
+            f"schedule {setup.layout.schedule} with interleave {setup.stages_per_rank}",
+            f"{SCHEDULES[setup.layout.schedule]} takes "
             f"{'two or more stages' if many else 'one stage'} on a rank",
             f"Give {'interleave=2' if many else 'schedule=interleaved-1f1b'}",
         )

@@ -91,20 +91,19 @@ def training_arguments(output_dir: str, **more: Any) -> TrainingArguments:
 
 
 def _config(setup: Setup) -> Iterator[str]:
-    x = setup.layout
-    shard = x.zero > 0 and x.dp_shard > 1
-    yield f"tp_size={x.tp},"
-    if x.tp > 1:
+    shard = setup.layout.zero > 0 and setup.layout.dp_shard > 1
+    yield f"tp_size={setup.layout.tp},"
+    if setup.layout.tp > 1:
         yield f"tp_plan={_block(_tensor_plan(setup))},"
-    yield f"fsdp_size={x.dp_shard},"
-    yield f"dp_replicate_size={x.dp_replicate},"
-    if shard and x.zero < 3:
+    yield f"fsdp_size={setup.layout.dp_shard},"
+    yield f"dp_replicate_size={setup.layout.dp_replicate},"
+    if shard and setup.layout.zero < 3:
         names = dict.fromkeys(wildcard(p.instance) for p in setup.parameters if p.instance)
         yield f"fsdp_plan={_block(dict.fromkeys(names, 'keep_full_weight'))},"
     if setup.precision == "bfloat16":
         yield "fsdp_mixed_precision=True,"
-    yield f"pp_size={x.pp},"
-    yield f"ep_size={x.ep},"
+    yield f"pp_size={setup.layout.pp},"
+    yield f"ep_size={setup.layout.ep},"
 
 
 def _tensor_plan(setup: Setup) -> dict[str, str] | str:
