@@ -17,7 +17,7 @@ from autopar.files import export_folder, plan_folder
 from autopar.files.cluster_file import load_cluster
 from autopar.nouns.cluster import Cluster
 from autopar.nouns.errors import UserError
-from autopar.nouns.layout import Layout, pairs_of
+from autopar.nouns.layout import Layout, pairs_of, pairs_text
 from autopar.nouns.workload import Workload, training
 
 PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
@@ -109,7 +109,7 @@ def _of_model(model: str, cluster_ref: str, cluster: Cluster, fix: Mapping[str, 
 
     if not unemitted(fix, framework_of(model, fix)):
         raise UserError(
-            f"programs can run all of --fix {','.join(f'{n}={v}' for n, v in fix.items())}: plan "
+            f"programs can run all of --fix {pairs_text(fix)}: plan "
             f"{model} with it (`autopar plan`) and export the folder"
         )
     estimate = price(model, cluster_ref, fix).estimate

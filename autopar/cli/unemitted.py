@@ -49,7 +49,7 @@ class Unemitted:
     @property
     def why(self) -> str:
         """One sentence for whoever expects a program."""
-        return f"no backend emits {_listing(self.choices)} yet, so no program is written"
+        return f"no backend emits {','.join(self.choices)} yet, so no program is written"
 
     def to_text(self) -> str:
         """The report as plain text."""
@@ -99,8 +99,8 @@ def price(
         derived = arch_of(captured.graph, samples, model)
     except NotOfFamily as error:
         raise NotOfFamily(
-            f"--fix {_listing(choices)}: no backend emits that yet, and {model} cannot be priced "
-            f"as a transformer: {error}. Leave {_listing(choices)} out, or price figures of your "
+            f"--fix {','.join(choices)}: no backend emits that yet, and {model} cannot be priced "
+            f"as a transformer: {error}. Leave {','.join(choices)} out, or price figures of your "
             "own with `autopar estimate --arch`"
         ) from None
     layout = completed(pinned, cluster.device_count, samples)
@@ -119,7 +119,7 @@ def without_effect(options: Mapping[str, object], choices: tuple[str, ...]) -> s
     if not given:
         return ""
     return (
-        f"{given[0]} has no effect with --fix {_listing(choices)}, which no backend emits yet: the "
+        f"{given[0]} has no effect with --fix {','.join(choices)}, which no backend emits yet: the "
         f"{PRICED_BY} prices that layout alone; leave {given[0]} out"
     )
 
@@ -128,7 +128,7 @@ def _parsed(fix: Mapping[str, str], choices: tuple[str, ...]) -> Pins:
     """Pins of figures; ``schedule=none`` is one stage's."""
     if (recompute := fix.get("recompute")) in (COMPUTE, SELECTIVE):
         raise UserError(
-            f"--fix recompute={recompute}: with {_listing(choices)}, which no backend emits yet, "
+            f"--fix recompute={recompute}: with {','.join(choices)}, which no backend emits yet, "
             "there is recompute none, selective or full"
         )
     kept = {
@@ -184,7 +184,3 @@ def _state_notes(
     if frozen:
         notes.append(f"{frozen:,} frozen parameters are priced as trained")
     return tuple(notes)
-
-
-def _listing(choices: tuple[str, ...]) -> str:
-    return ",".join(choices)

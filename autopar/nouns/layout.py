@@ -85,7 +85,7 @@ class Pins:
 
     def __str__(self) -> str:
         """``tp=2,zero=3``, which `Grammar.read` reads."""
-        return joined(self.texts())
+        return pairs_text(self.texts())
 
 
 NAMES = tuple(one.name for one in fields(Pins))
@@ -119,7 +119,7 @@ def pairs_of(texts: Iterable[str]) -> dict[str, str]:
     return pairs
 
 
-def joined(texts: Mapping[str, object]) -> str:
+def pairs_text(texts: Mapping[str, object]) -> str:
     """The inverse of `pairs_of`."""
     return ",".join(f"{name}={value}" for name, value in texts.items())
 

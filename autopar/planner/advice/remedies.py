@@ -16,7 +16,7 @@ from autopar.cost_models.catalogue import catalogue
 from autopar.cost_models.physics import Impossible
 from autopar.nouns.axes import PIPELINE, SHARD
 from autopar.nouns.errors import DoesNotFit
-from autopar.nouns.layout import LayoutError, Pins, joined
+from autopar.nouns.layout import LayoutError, Pins, pairs_text
 from autopar.nouns.mesh import Mesh
 from autopar.planner.ask.pins import DEGREES
 from autopar.planner.ask.question import Answer, Outcome, Question
@@ -136,7 +136,7 @@ def _without(question: Question, *names: str) -> _Change:
     if actions is not None and {PIPELINE, "schedule"} & {*names}:
         pins, actions = pins.without(PIPELINE, "schedule"), None
     texts = question.pins.texts()
-    words = joined({name: texts[name] for name in names})
+    words = pairs_text({name: texts[name] for name in names})
     return _Change(f"without --fix {words}", replace(question, pins=pins, actions=actions))
 
 
@@ -161,7 +161,7 @@ def _more_devices(question: Question) -> Iterator[_Change]:
         if _least_state(question, devices) > cluster.memory_bytes:
             continue
         words = (
-            f"{devices} devices in place of {cluster.device_count}, joined "
+            f"{devices} devices in place of {cluster.device_count}, pairs_text "
             f"by {cluster.levels[-1].name} too"
         )
         yield _Change(words, replace(question, cluster=resized(cluster, devices)))

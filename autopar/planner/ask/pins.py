@@ -14,7 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from autopar.nouns.axes import CONTEXT, EXPERT, PIPELINE, REPLICATE, SHARD, TENSOR
-from autopar.nouns.layout import WORDS, Grammar, LayoutError, Pins, alternatives, divisors, joined
+from autopar.nouns.layout import (
+    WORDS,
+    Grammar,
+    LayoutError,
+    Pins,
+    alternatives,
+    divisors,
+    pairs_text,
+)
 from autopar.nouns.recompute import ATTENTION, POLICIES
 from autopar.pipeline.actions import Lists
 from autopar.pipeline.schedules.table import SCHEDULES
@@ -149,12 +157,12 @@ def _check(pins: Pins, devices: int) -> None:
         only = " or ".join(map(str, shards))
         if pins.zero == 0:
             raise LayoutError(
-                f"--fix zero=0 splits nothing over dp_shard, but --fix {joined(given)} leaves "
+                f"--fix zero=0 splits nothing over dp_shard, but --fix {pairs_text(given)} leaves "
                 f"dp_shard={only}; choose zero=1, 2 or 3, or dp_replicate in its place"
             )
         raise LayoutError(
             f"--fix zero={pins.zero} splits over dp_shard, but on {devices} devices "
-            f"{'--fix ' + joined(given) + ' leaves ' if given else ''}dp_shard={only}; choose "
+            f"{'--fix ' + pairs_text(given) + ' leaves ' if given else ''}dp_shard={only}; choose "
             "zero=0 or other degrees"
         )
     product = math.prod(given.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -78,9 +79,7 @@ def completed(pins: Pins, devices: int, global_batch: int | None = None) -> Layo
 def _degrees(pins: Pins, devices: int) -> dict[str, Any]:
     degrees = {name: getattr(pins, name) or 1 for name in DEGREES}
     if pins.dp_shard is None:
-        named = 1
-        for name in _NAMED_FIRST:
-            named *= degrees[name]
+        named = math.prod(degrees[name] for name in _NAMED_FIRST)
         rest, left = divmod(devices, named)
         if left or rest == 0:
             raise LayoutError(
